@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     from drafters.eagle import EagleDrafter
     from drafters.heads.block import BlockHead
     from drafters.marginals import MarginalDrafter
-    from drafters.medusa import MedusaDrafter
-    from drafters.medusa_heads import MedusaHeads
+    from drafters.medusa import MedusaDrafter, MedusaHeads
     from drafters.merged import MergedDrafter
     from drafters.model import ModelDrafter
     from drafters.mtp import MTPDrafter
@@ -30,7 +29,7 @@ else:  # a type checker would take any name for defined
             "ChoiceDrafter": "drafters.choice",
             "MarginalDrafter": "drafters.marginals",
             "MedusaDrafter": "drafters.medusa",
-            "MedusaHeads": "drafters.medusa_heads",
+            "MedusaHeads": "drafters.medusa",
             "MergedDrafter": "drafters.merged",
             "ModelDrafter": "drafters.model",
             "NGramDrafter": "drafters.ngram",

@@ -61,7 +61,7 @@ class AdaptiveSession(Session):
     def __init__(self, session: Session, policy: LengthPolicy):
         self.session, self.policy = session, policy
         self.hidden_layers, self.top_tokens = session.hidden_layers, session.top_tokens
-        self.models = session.models
+        self.models, self.caches, self.lookback = session.models, session.caches, session.lookback
 
     def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
         """Begin a request with both."""
@@ -85,6 +85,10 @@ class AdaptiveSession(Session):
         self.session.prepare(shown)
         tree = self.session.propose(shown)
         return tree.limited(shown.max_depth) if (room < tree.max_depth).any() else tree
+
+    def held(self, slot: int, length: int) -> int:
+        """See ``Session.held``."""
+        return self.session.held(slot, length)
 
     def release(self, slot: int) -> None:
         """Forget the request."""

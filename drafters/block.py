@@ -3,31 +3,41 @@
 DFlash (arXiv 2602.06036), DSpark (arXiv 2607.05147), and trees over what their places say (DDTree, arXiv 2604.12989).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from transformers import DynamicCache
 
 from drafters.heads.block import BlockHead
 from drafters.heads.block_files import load_block
-from drafters.heads.block_wide import widened
 from drafters.heads.bound import lengthen, row_of
-from drafters.heads.trained_on import trained_on
-from drafters.own_model import OwnModelDrafter, layers_given
+from drafters.heads.training import (
+    Anchors,
+    Borrowed,
+    Prediction,
+    TargetStates,
+    TextBatch,
+    TrainedHead,
+    additive,
+    frozen_copy,
+    most_frequent,
+    output_of,
+    take_output,
+)
+from drafters.own_model import Loaded, Options, OwnModelDrafter, layers_given
 from specdec.arguments import instance, whole
-from specdec.cache.formats import check_format
 from specdec.drafting.block_scorer import BlockScorer
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.scored import ScoredSession
 from specdec.drafting.vocabulary import MOST_PADDING, VocabularyMap
 from specdec.execution.module import ModuleCaller
 from specdec.inflate import signal_width
-from specdec.interfaces import Sizes
-from specdec.target.runner import ModelRunner
+from specdec.interfaces import Drafter, Sizes
 from specdec.target.target import Target
-from specdec.types import DraftSampling
 
 
 class BlockDrafter(OwnModelDrafter):
@@ -42,18 +52,11 @@ class BlockDrafter(OwnModelDrafter):
         tree: A tree builder, or what ``TreeShape.of`` takes; None for a chain of all tokens that a block predicts. With
             ``ExpansionTree(nodes, depth, width=nodes)`` and a head without a Markov head, the tree is DDTree's: the
             most probable paths of all.
-        sampling: How siblings are drawn for sampled requests: ``"iid"``, ``"without_replacement"``,
-            ``"deterministic"`` or ``"coupled"``; None for ``"deterministic"`` with a tree of the most probable paths,
-            and ``"iid"`` otherwise.
-        temperature: The drafter's own; None follows each request.
         block_size: Places of a block; None for as many as in training. Fewer work, more do not help.
         mask_token_id: The mask token, in place of the one that the head's files name.
         hidden_layers: The target's hidden states that the head reads, numbered as in ``Drafter.hidden_layers``, in
             place of those that its files name.
-        name: Shown in error messages.
-        attention: See ``ModelRunner``; for the head's forwards.
-        optimize: See ``ModelRunner``; for the head's forwards.
-        kv_cache: See ``ModelRunner``; for the head's keys and values.
+        **options: See ``Options``.
 
     Raises:
         ValueError: An argument is of the wrong type or out of its range, or the tree is deeper than a block.
@@ -64,15 +67,10 @@ class BlockDrafter(OwnModelDrafter):
         head: BlockHead,
         tree: AnyTree | None = None,
         *,
-        sampling: DraftSampling | str | None = None,
-        temperature: float | None = None,
         block_size: int | None = None,
         mask_token_id: int | None = None,
         hidden_layers: Sequence[int] | None = None,
-        name: str = "",
-        attention: str = "auto",
-        optimize: bool = True,
-        kv_cache: str | None = None,
+        **options: Unpack[Options],
     ):
         instance("head", head, BlockHead, "a head, or load one with BlockDrafter.from_pretrained(…)")
         config = head.config
@@ -88,10 +86,7 @@ class BlockDrafter(OwnModelDrafter):
                 f"the tree is {builder.max_depth} deep and a block of {self.block_size} places predicts {self.tokens} "
                 f"tokens: give a shallower tree"
             )
-        name = name or type(head).__name__
-        super().__init__(
-            builder, sampling, temperature, name=name, attention=attention, optimize=optimize, kv_cache=kv_cache
-        )
+        super().__init__(builder, **{**options, "name": options.get("name") or type(head).__name__})
         self.head = head
         chosen = layers_given(hidden_layers)
         self.hidden_layers = head.hidden_layers if chosen is None else chosen
@@ -104,98 +99,49 @@ class BlockDrafter(OwnModelDrafter):
         path: str | Path,
         *,
         shape: AnyTree | None = None,
-        sampling: DraftSampling | str | None = None,
-        temperature: float | None = None,
         block_size: int | None = None,
         mask_token_id: int | None = None,
         hidden_layers: Sequence[int] | None = None,
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
-        attention: str = "auto",
-        optimize: bool = True,
-        kv_cache: str | None = None,
-        any_target: bool = False,
-        revision: str | None = None,
-        subfolder: str | None = None,
-        token: str | bool | None = None,
-        cache_dir: str | Path | None = None,
-        force_download: bool = False,
-        local_files_only: bool = False,
+        **options: Unpack[Loaded],
     ) -> "BlockDrafter":
         """Load a head from a folder, the hub, or this package (``"bundled/…"``), in any layout of ``block_files``.
 
         Args:
             path: A folder, a name on the hub, or ``bundled/…``.
             shape: ``tree`` of the class.
-            sampling: See the class.
-            temperature: See the class.
             block_size: See the class.
             mask_token_id: See the class.
             hidden_layers: See the class.
             dtype: What to load the head in; None for its own. ``bind`` copies it to the target's dtype and device.
             device: Where to load it; None for the CPU.
-            attention: See the class.
-            optimize: See the class.
-            kv_cache: See the class.
-            any_target: Whether it may run on another target than the one that its ``training.json`` names.
-            revision: Branch, tag or commit of the hub repository.
-            subfolder: Folder of the checkpoint within the local folder or the hub repository.
-            token: For a repository that is not public.
-            cache_dir: Where downloaded files are kept.
-            force_download: Download files again even if they are there.
-            local_files_only: Use only files that are there, without asking the hub.
+            **options: See ``Loaded``.
 
         Raises:
             ValueError: There is no such head, or it is of another kind or incomplete; or as the class.
         """
-        check_format(kv_cache)  # before anything is loaded
-        where: dict[str, Any] = {
-            "revision": revision,
-            "subfolder": subfolder,
-            "token": token,
-            "cache_dir": cache_dir,
-            "force_download": force_download,
-            "local_files_only": local_files_only,
-        }
-        head = load_block(
-            path,
-            dtype=dtype,
-            device=device or "cpu",
-            hidden_layers=layers_given(hidden_layers),
-            mask_token_id=mask_token_id,
-            **where,
-        )
-        drafter = cls(
-            head,
-            shape,
-            sampling=sampling,
-            temperature=temperature,
-            block_size=block_size,
-            name=str(path),
-            attention=attention,
-            optimize=optimize,
-            kv_cache=kv_cache,
-        )
-        if not any_target:
-            drafter.trained_on = trained_on(path, **where)
-        return drafter
+        chosen = layers_given(hidden_layers)
+
+        def load(**where: Any) -> BlockHead:
+            return load_block(
+                path, dtype=dtype, device=device, hidden_layers=chosen, mask_token_id=mask_token_id, **where
+            )
+
+        return cls.loaded(path, load, shape, {**options, "block_size": block_size})
 
     def bind(self, target: Target, sizes: Sizes) -> ScoredSession:
         """Check that the head fits the target, and allocate its cache."""
         head, width = self.head, target.model.config.get_text_config(decoder=True).hidden_size
         inflated = signal_width(target.model) < width
         if inflated and head.config.hidden_size == signal_width(target.model):
-            head = widened(head, width)  # it costs what such a target's head would
+            head = head.widened(width)  # it costs what such a target's head would
         self._check_fit(head, target, inflated=inflated)
         self.check_trained_on(target)
         head = head.bound(target.model)
         lengthen(head, sizes.max_length)
         runner = self.runner_for(head, "head", sizes, max_nodes=self.block_size - 1)
         vocabulary = VocabularyMap(runner.vocab_size, target.vocab_size, head.draft_ids)
-        scorer = self._scorer(head, runner, target)
-        return ScoredSession(self, scorer, vocabulary, target.device, sizes, hidden_layers=self.hidden_layers)
-
-    def _scorer(self, head: BlockHead, runner: ModelRunner, target: Target) -> BlockScorer:
         config, markov, confidence = head.config, head.markov_head, head.confidence_head
         condition = None if markov is None else ModuleCaller(markov, optimize=self.optimize)
         judge = None if confidence is None else ModuleCaller(confidence, optimize=self.optimize)
@@ -205,7 +151,7 @@ class BlockDrafter(OwnModelDrafter):
             known = markov.embed(tokens) if confidence.rank and markov is not None else None
             return torch.sigmoid(judge(hidden, known))
 
-        return BlockScorer(
+        scorer = BlockScorer(
             runner,
             places=self.block_size,
             shifted=config.shifted,
@@ -221,65 +167,249 @@ class BlockDrafter(OwnModelDrafter):
             confidence=None if confidence is None else accepted,
             version=lambda: tuple(each.version for each in (condition, judge) if each is not None),
         )
+        return ScoredSession(self, scorer, vocabulary, target.device, sizes, hidden_layers=self.hidden_layers)
 
     def _check_fit(self, head: BlockHead, target: Target, *, inflated: bool) -> None:
-        """Refuse a target that the head was not made for.
-
-        Raises:
-            ValueError: Says what does not fit.
-        """
-        config = head.config
-        text = target.model.config.get_text_config(decoder=True)
-        embeddings = target.model.get_input_embeddings() if head.embed_tokens is None else head.embed_tokens
-        rows = embeddings.weight.shape[0]  # type: ignore[union-attr]
+        """Refuse a target that the head was not made for; says what does not fit."""
+        config, text = head.config, target.model.config.get_text_config(decoder=True)
+        this, that = f"the head {self.name}", f"the target {target.name}"
+        remedy = "give a head that was trained on this target"
+        embeddings: Any = target.model.get_input_embeddings() if head.embed_tokens is None else head.embed_tokens
+        output: Any = target.model.get_output_embeddings() if head.lm_head is None else head.lm_head
+        rows, columns, ids = embeddings.weight.shape[0], output.weight.shape[0], head.draft_ids
         if self.mask_token_id >= rows:
             raise ValueError(
-                f"the head {self.name} fills its places with the mask token {self.mask_token_id}, and the embeddings "
-                f"have {rows} rows: give mask_token_id=…, or a head that was trained on this target"
+                f"{this} fills its places with the mask token {self.mask_token_id}, and the embeddings have {rows} "
+                f"rows: give mask_token_id=…, or a head that was trained on this target"
             )
-        wrong = [layer for layer in self.hidden_layers if not 0 <= layer < text.num_hidden_layers]
-        if wrong:
+        if any(not 0 <= layer < text.num_hidden_layers for layer in self.hidden_layers):
             raise ValueError(
-                f"the head {self.name} reads the hidden states {list(self.hidden_layers)} and the target {target.name} "
-                f"has {text.num_hidden_layers} layers, whose inputs are 0 to {text.num_hidden_layers - 1}: give "
-                f"hidden_layers=…, or a head that was trained on this target"
+                f"{this} reads the hidden states {list(self.hidden_layers)} and {that} has {text.num_hidden_layers} "
+                f"layers, whose inputs are 0 to {text.num_hidden_layers - 1}: give hidden_layers=…, or a head that was "
+                f"trained on this target"
             )
         if not inflated and config.target_layers not in (None, text.num_hidden_layers):
             raise ValueError(
-                f"the head {self.name} was trained on a target of {config.target_layers} layers, and {target.name} has "
-                f"{text.num_hidden_layers}: give a head that was trained on this target"
+                f"{this} was trained on a target of {config.target_layers} layers, and {target.name} has "
+                f"{text.num_hidden_layers}: {remedy}"
             )
         read = len(self.hidden_layers) * text.hidden_size
         if head.feature_width != read:
             raise ValueError(
-                f"the head {self.name} reads {head.feature_width} channels per position, and "
-                f"{len(self.hidden_layers)} hidden states of the target {target.name} have {read}: give a head that "
-                f"was trained on this target"
+                f"{this} reads {head.feature_width} channels per position, and {len(self.hidden_layers)} hidden states "
+                f"of {that} have {read}: {remedy}"
             )
-        borrows = head.embed_tokens is None or head.lm_head is None
-        if borrows and config.hidden_size != text.hidden_size:
+        if (head.embed_tokens is None or head.lm_head is None) and config.hidden_size != text.hidden_size:
             raise ValueError(
-                f"the head {self.name} is {config.hidden_size} wide and borrows the embeddings or the output layer of "
-                f"the target {target.name}, which is {text.hidden_size} wide: give a head that was trained on this "
-                f"target"
+                f"{this} is {config.hidden_size} wide and borrows the embeddings or the output layer of {that}, which "
+                f"is {text.hidden_size} wide: {remedy}"
             )
-        output = target.model.get_output_embeddings() if head.lm_head is None else head.lm_head
-        columns = output.weight.shape[0]  # type: ignore[union-attr]
-        full = head.draft_ids is None
-        if full and (
-            abs(columns - target.vocab_size) > MOST_PADDING or (config.markov_rank and columns != config.columns)
-        ):
-            raise ValueError(
-                f"the head {self.name} drafts {config.columns} tokens and the target {target.name} has "
-                f"{target.vocab_size}: give a head that was trained on this target"
-            )
+        padded = abs(columns - target.vocab_size) <= MOST_PADDING
+        if ids is None and (not padded or (config.markov_rank and columns != config.columns)):
+            raise ValueError(f"{this} drafts {config.columns} tokens and {that} has {target.vocab_size}: {remedy}")
         if abs(config.vocab_size - target.vocab_size) > MOST_PADDING:  # as its files state it, if it borrows all layers
             raise ValueError(
-                f"the head {self.name} is for a vocabulary of {config.vocab_size} tokens and the target {target.name} "
-                f"has {target.vocab_size}: give a head that was trained on this target"
+                f"{this} is for a vocabulary of {config.vocab_size} tokens and {that} has {target.vocab_size}: {remedy}"
             )
-        if head.draft_ids is not None and int(head.draft_ids[-1]) >= target.vocab_size:
+        if ids is not None and int(ids[-1]) >= target.vocab_size:
+            raise ValueError(f"{this} drafts the token {int(ids[-1])} and {that} has {target.vocab_size}: {remedy}")
+
+
+class TrainedBlock(TrainedHead):
+    """A ``BlockHead``. ``shifted`` and ``markov_rank`` make it DFlash's or DSpark's.
+
+    A block begins at an anchor: its root's token is known, and the target's states of everything before it. Some
+    anchors are drawn from every row, and all their blocks run in one forward: each sees its own context and its own
+    slots.
+
+    Args:
+        name: A head to go on from; None for new weights.
+        block_size: Places of a block.
+        shifted: Whether slot j predicts the token of slot j + 1 (DSpark: ``block_size`` tokens), or its own (DFlash:
+            one token less).
+        anchors: Blocks that are trained per row of a step.
+        hidden_layers: The target's states that are read; None for the usual ones.
+        mask_token_id: The token of the slots that are to be filled; None for the target's last id.
+        draft_vocabulary: How many tokens the head can draft: the most frequent supervised ones. None for all.
+        layers: Decoder layers.
+        intermediate_size: Width of the MLPs; None for the target's.
+        causal: Whether a slot sees only those before it.
+        owns_output: Whether it has an output layer of its own, which begins as the target's; a reduced vocabulary needs
+            one.
+        markov_rank: Width of the Markov head; 0 for none.
+        markov_head_type: ``"vanilla"``, ``"gated"`` or ``"rnn"``.
+        confidence: Whether there is a confidence head.
+        confidence_with_markov: Whether it reads the Markov head's embedding of the token before.
+        confidence_weight: How much its loss counts.
+
+    Raises:
+        ValueError: An argument is out of its range.
+    """
+
+    title = "block drafter's head"
+    head: BlockHead
+    _borrowed: tuple[Any, Any]
+
+    def __init__(
+        self,
+        *,
+        name: str | None = None,
+        block_size: int = 8,
+        shifted: bool = False,
+        anchors: int = 64,
+        hidden_layers: Sequence[int] | None = None,
+        mask_token_id: int | None = None,
+        draft_vocabulary: int | None = None,
+        layers: int = 2,
+        intermediate_size: int | None = None,
+        causal: bool = False,
+        owns_output: bool = False,
+        markov_rank: int = 0,
+        markov_head_type: str = "vanilla",
+        confidence: bool = False,
+        confidence_with_markov: bool = True,
+        confidence_weight: float = 1.0,
+    ):
+        super().__init__(max(block_size if shifted else block_size - 1, 1))
+        if block_size < (1 if shifted else 2):
+            raise ValueError(f"head.block_size={block_size}: give at least {1 if shifted else 2}")
+        if anchors < 1:
+            raise ValueError(f"head.anchors={anchors}: give at least 1")
+        if markov_head_type not in ("vanilla", "gated", "rnn"):
+            raise ValueError(f"head.markov_head_type={markov_head_type!r}: give vanilla, gated or rnn")
+        self.name, self.blocks, self.shifted = name, anchors, shifted
+        self.draft_columns = draft_vocabulary if name is None else None
+        self.confidence_weight = confidence_weight if confidence else 0.0
+        self.options: dict[str, Any] = {
+            "block_size": block_size,
+            "shifted": shifted,
+            "hidden_layers": None if hidden_layers is None else tuple(hidden_layers),
+            "mask_token_id": mask_token_id,
+            "layers": layers,
+            "causal": causal,
+            "owns_output": owns_output or draft_vocabulary is not None,
+            "markov_rank": markov_rank,
+            "markov_head_type": markov_head_type,
+            "confidence": confidence,
+            "confidence_with_markov": confidence_with_markov and markov_rank > 0,
+        }
+        if intermediate_size is not None:
+            self.options["intermediate_size"] = intermediate_size
+
+    def begin(self, target: Target, counts: Int[Tensor, " vocab"] | None) -> None:
+        """Make or load the head, in float32.
+
+        Raises:
+            ValueError: A loaded head has blocks of another kind, or a mask token is not one of the target's.
+        """
+        mask = self.options["mask_token_id"]
+        if mask is not None and not 0 <= mask < target.vocab_size:
             raise ValueError(
-                f"the head {self.name} drafts the token {int(head.draft_ids[-1])} and the target {target.name} has "
-                f"{target.vocab_size} tokens: give a head that was trained on this target"
+                f"head.mask_token_id={mask}: the target {target.name} has the tokens 0 to {target.vocab_size - 1}"
             )
+        if self.name is not None:
+            head = load_block(self.name).float()
+            if (head.config.block_size, head.config.shifted) != (self.options["block_size"], self.shifted):
+                raise ValueError(
+                    f"head.name={self.name!r} has blocks of {head.config.block_size} slots with "
+                    f"shifted={head.config.shifted}: give head.block_size and head.shifted to match"
+                )
+        else:
+            ids = most_frequent(counts, self.draft_columns)
+            head = BlockHead.for_target(target.model, draft_ids=ids, **self.options).float()
+            take_output(head, target)
+        self.head, self.hidden_layers = head, head.hidden_layers
+        # In a tuple, so that nothing is registered twice.
+        self._borrowed = (
+            head.embed_tokens or Borrowed(target.model.get_input_embeddings()),
+            head.lm_head or Borrowed(output_of(target.model)),
+        )
+
+    def anchors(self, batch: TextBatch, generator: torch.Generator) -> Anchors:
+        """A sample of the positions where a draft can begin, as many per row."""
+        return Anchors.everywhere(batch, self.depths).sampled(batch, self.blocks, generator)
+
+    def forward(self, batch: TextBatch, states: TargetStates, anchors: Anchors) -> Prediction:
+        """Runs the context of all rows, then all blocks behind it."""
+        head = self.head
+        hidden = self.filled([states.hidden[layer].to(head.dtype) for layer in self.hidden_layers], batch, anchors)
+        previous, confidence, markov = batch.tokens.flatten()[anchors.places(batch)], None, head.markov_head
+        if head.confidence_head is not None:
+            known = markov.embed(previous) if markov is not None and head.confidence_head.rank else None
+            confidence = head.confidence_head(hidden, known)
+        found, state = list(hidden.unbind(1)), None
+        if markov is not None and markov.state_width:  # it carries a state down the text's own tokens
+            state = hidden.new_zeros(len(hidden), markov.state_width)
+            for depth, inner in enumerate(hidden.unbind(1)):
+                found[depth] = torch.cat([inner, state], -1)
+                state = markov(previous[:, depth], inner, state)[1]
+        return Prediction(found, confidence)
+
+    def logits(
+        self, states: Float[Tensor, "place width"], previous: Int[Tensor, " place"], depth: int
+    ) -> Float[Tensor, "place column"]:
+        """The slots' logits, with the Markov head's part."""
+        width = self.head.config.hidden_size
+        hidden, state = states[:, :width], states[:, width:]
+        logits = self.head.logits_of(hidden, self._borrowed[1])
+        if self.head.markov_head is not None:
+            logits = logits + self.head.markov_head(previous, hidden, state if state.shape[1] else None)[0]
+        return logits.float()
+
+    def drafter(self) -> Drafter:
+        """A chain of a whole block."""
+        return BlockDrafter(frozen_copy(self.head), optimize=False)
+
+    def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
+        """Write the head in bfloat16."""
+        frozen_copy(self.head, torch.bfloat16).save_pretrained(folder)
+
+    def filled(
+        self, states: list[Float[Tensor, "row position hidden"]], batch: TextBatch, anchors: Anchors
+    ) -> Float[Tensor, "anchor depth hidden"]:
+        """The normed outputs of the slots that predict a token, for a block at every anchor, as many in every row."""
+        head, (rows, length) = self.head, batch.tokens.shape
+        size, count = head.config.block_size, len(anchors.index) // rows
+        cache = DynamicCache()
+        head(features=torch.cat(states, -1), position_ids=batch.positions, past_key_values=cache)
+        roots = anchors.index.view(rows, count)
+        slots = torch.full((rows, count, size), head.config.mask_token_id, device=roots.device)
+        slots[:, :, 0] = batch.tokens.flatten()[roots]
+        ahead = torch.arange(size, device=roots.device)
+        place = roots - torch.arange(rows, device=roots.device)[:, None] * length
+        seen = block_mask(place, batch.documents, size, causal=head.config.causal)
+        found = head.run(
+            self._borrowed[0](slots.flatten(1)),
+            position_ids=(batch.positions.flatten()[roots][:, :, None] + ahead).flatten(1),
+            attention_mask=additive(seen, head.dtype),
+            past_key_values=cache,
+        )
+        hidden = found[-1].unflatten(1, (count, size)).flatten(0, 1)
+        return hidden if head.config.shifted else hidden[:, 1:]
+
+
+def block_mask(
+    places: Int[Tensor, "row block"], documents: Int[Tensor, "row position"], size: int, *, causal: bool
+) -> Bool[Tensor, "row slot key"]:
+    """Return the visibility of the slots of packed blocks: their document before the anchor, and their own block.
+
+    With three positions, an anchor at 2 and two slots, the keys are the positions 0, 1, 2 and then the slots: both
+    slots see 0, 1 and both slots (a causal block's first slot does not see the second).
+
+    Args:
+        places: Where the anchors are in their rows.
+        documents: The documents of the rows.
+        size: Places of a block.
+        causal: Whether a slot sees only those before it, and itself.
+    """
+    rows, blocks = places.shape
+    length = documents.shape[1]
+    own = documents.gather(1, places)
+    before = torch.arange(length, device=places.device) < places[:, :, None]
+    context = before & (documents[:, None] == own[:, :, None])
+    context = context[:, :, None].expand(rows, blocks, size, length).flatten(1, 2)
+    slot = torch.arange(blocks * size, device=places.device)
+    together = slot[:, None] // size == slot // size
+    if causal:
+        together = together & (slot[:, None] >= slot)
+    return torch.cat([context, together.expand(rows, -1, -1)], -1)

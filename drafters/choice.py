@@ -8,7 +8,7 @@ import torch
 from drafters.combined import CombinedDrafter, CombinedSession, wider
 from specdec.arguments import instance, number
 from specdec.batch import Batch
-from specdec.drafting.rated import RatedDrafter, RatedSession
+from specdec.drafting.lookup import RatedDrafter, RatedSession
 from specdec.interfaces import Drafter, Session, Sizes
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
@@ -110,14 +110,7 @@ class ChoiceSession(CombinedSession):
 
 
 def _merged(found: DraftTree, drafted: DraftTree, rows: np.ndarray, batch: Batch) -> DraftTree:
-    """Returns one batch of trees from two.
-
-    Args:
-        found: The look-up's trees, for all rows.
-        drafted: The model's, for some rows.
-        rows: Which rows these are.
-        batch: All rows.
-    """
+    """Returns one batch of trees from two."""
     width = max(found.width, drafted.width)
     index = torch.from_numpy(rows).to(batch.device, non_blocking=True)
 

@@ -60,11 +60,18 @@ class CombinedSession(Session):
         self.hidden_layers = tuple(dict.fromkeys((*first.hidden_layers, *second.hidden_layers)))
         self.top_tokens = max(first.top_tokens, second.top_tokens)
         self.models = *first.models, *second.models
+        self.caches = *first.caches, *second.caches
+        if first.lookback is not None and second.lookback is not None:
+            self.lookback = max(first.lookback, second.lookback)
 
     def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
         """Begin the request in both parts."""
         for part in self.parts:
             part.admit(slot, prompt_ids, sampling)
+
+    def held(self, slot: int, length: int) -> int:
+        """See ``Session.held``."""
+        return min(part.held(slot, length) for part in self.parts)
 
     def release(self, slot: int) -> None:
         """End the request in both parts."""

@@ -4,23 +4,25 @@ EAGLE-1 (Li et al. 2024, arXiv 2401.15077), EAGLE-2 (the same heads, another tre
 2503.01840) and EAGLE-3.1 (arXiv 2605.09992).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from drafters.feature import FeatureDrafter
 from drafters.heads.base import FeatureHead
-from drafters.heads.eagle import EagleHead
-from drafters.heads.eagle3 import Eagle3Head, default_layers
-from drafters.heads.eagle_files import load_eagle
-from drafters.heads.trained_on import trained_on
-from drafters.own_model import layers_given
+from drafters.heads.eagle import Eagle3Head, EagleHead, default_layers
+from drafters.heads.eagle_files import load_eagle, save_eagle
+from drafters.heads.training import take_output
+from drafters.heads.unrolled import TrainedFeatureHead
+from drafters.own_model import Loaded, Options, layers_given
 from specdec.arguments import instance
 from specdec.drafting.builders import AnyTree, ExpansionTree, tree_of
+from specdec.interfaces import Drafter
 from specdec.target.target import Target
-from specdec.types import DraftSampling
 
 
 class EagleDrafter(FeatureDrafter):
@@ -29,15 +31,8 @@ class EagleDrafter(FeatureDrafter):
     Args:
         head: The head.
         shape: A tree builder, or what ``TreeShape.of`` takes; None for EAGLE-2's tree of 59 nodes.
-        sampling: How siblings are drawn for sampled requests: ``"iid"``, ``"without_replacement"``,
-            ``"deterministic"`` or ``"coupled"``; None for ``"deterministic"`` with a tree of the most probable paths,
-            and ``"iid"`` with a shape.
-        temperature: The drafter's own; None follows each request.
         hidden_layers: The target's hidden states that the head reads, in place of those that its files name.
-        name: Shown in error messages.
-        attention: See ``ModelRunner``; for the head's forwards.
-        optimize: See ``ModelRunner``; for the head's forwards.
-        kv_cache: See ``ModelRunner``; for the head's keys and values.
+        **options: See ``Options``.
 
     Raises:
         ValueError: An argument is of the wrong type or out of its range.
@@ -48,25 +43,13 @@ class EagleDrafter(FeatureDrafter):
         head: EagleHead | Eagle3Head,
         shape: AnyTree | None = None,
         *,
-        sampling: DraftSampling | str | None = None,
-        temperature: float | None = None,
         hidden_layers: tuple[int, ...] | None = None,
-        name: str = "",
-        attention: str = "auto",
-        optimize: bool = True,
-        kv_cache: str | None = None,
+        **options: Unpack[Options],
     ):
         instance("head", head, (EagleHead, Eagle3Head), "a head, or load one with EagleDrafter.from_pretrained(…)")
         self._layers = layers_given(hidden_layers)
         super().__init__(
-            head,
-            ExpansionTree() if shape is None else tree_of(shape),
-            sampling=sampling,
-            temperature=temperature,
-            name=name or type(head).__name__,
-            attention=attention,
-            optimize=optimize,
-            kv_cache=kv_cache,
+            head, ExpansionTree() if shape is None else tree_of(shape), **{"name": type(head).__name__, **options}
         )
 
     @classmethod
@@ -75,78 +58,32 @@ class EagleDrafter(FeatureDrafter):
         path: str | Path,
         *,
         shape: AnyTree | None = None,
-        sampling: DraftSampling | str | None = None,
-        temperature: float | None = None,
         hidden_layers: Sequence[int] | None = None,
         embeddings: str = "auto",
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
-        attention: str = "auto",
-        optimize: bool = True,
-        kv_cache: str | None = None,
-        any_target: bool = False,
-        revision: str | None = None,
-        subfolder: str | None = None,
-        token: str | bool | None = None,
-        cache_dir: str | Path | None = None,
-        force_download: bool = False,
-        local_files_only: bool = False,
+        **options: Unpack[Loaded],
     ) -> "EagleDrafter":
         """Load a head from a folder, the hub, or this package.
 
         Args:
             path: See ``load_eagle``.
             shape: See the class.
-            sampling: See the class.
-            temperature: See the class.
             hidden_layers: See the class.
-            embeddings: ``"own"`` for the checkpoint's, ``"target"`` for the target's; ``"auto"`` takes the
-                checkpoint's if it has some and they are finite.
+            embeddings: See ``load_eagle``.
             dtype: What to load the weights in; ``bind`` casts them to the target's.
             device: Where to load them; None for the CPU, from where ``bind`` copies them to the target's device.
-            attention: See the class.
-            optimize: See the class.
-            kv_cache: See the class.
-            any_target: Whether it may run on another target than the one that its ``training.json`` names.
-            revision: Branch, tag or commit of the hub repository.
-            subfolder: Folder of the checkpoint within the local folder or the hub repository.
-            token: For a repository that is not public.
-            cache_dir: Where downloaded files are kept.
-            force_download: Download files again even if they are there.
-            local_files_only: Use only files that are there, without asking the hub.
+            **options: See ``Loaded``.
 
         Raises:
             ValueError: There is no such checkpoint, or it is none of an EAGLE head, or incomplete.
         """
-        where: dict[str, Any] = {
-            "revision": revision,
-            "subfolder": subfolder,
-            "token": token,
-            "cache_dir": cache_dir,
-            "force_download": force_download,
-            "local_files_only": local_files_only,
-        }
-        head = load_eagle(
-            path,
-            hidden_layers=layers_given(hidden_layers),
-            embeddings=embeddings,
-            dtype=dtype,
-            device=device or "cpu",
-            **where,
-        )
-        drafter = cls(
-            head,
-            shape,
-            sampling=sampling,
-            temperature=temperature,
-            name=str(path),
-            attention=attention,
-            optimize=optimize,
-            kv_cache=kv_cache,
-        )
-        if not any_target:
-            drafter.trained_on = trained_on(path, **where)
-        return drafter
+        chosen = layers_given(hidden_layers)
+
+        def load(**where: Any) -> EagleHead | Eagle3Head:
+            return load_eagle(path, hidden_layers=chosen, embeddings=embeddings, dtype=dtype, device=device, **where)
+
+        return cls.loaded(path, load, shape, options)
 
     def layers_for(self, head: FeatureHead, target: Target) -> tuple[int, ...]:
         """Returns those that were given, else the head's own, else the usual ones."""
@@ -156,3 +93,77 @@ class EagleDrafter(FeatureDrafter):
             return head.hidden_layers
         assert target.num_layers is not None
         return default_layers(target.num_layers)
+
+
+class TrainedEagle3(TrainedFeatureHead):
+    """EAGLE-3's head, trained with the training-time test, and 3.1's.
+
+    Args:
+        name: A head to go on from; None for new weights.
+        depths: Steps of the training-time test, and tokens of the drafts that are measured.
+        hidden_layers: The target's states that are fused; None for an early, a middle and a late one.
+        draft_vocabulary: How many tokens the head can draft: the most frequent supervised ones. None for all.
+        layers: Decoder layers.
+        intermediate_size: Width of the MLP; None for the target's.
+        norm_before_residual: Whether the residual stream begins with the normed feature.
+        norm_each: Whether each captured state has a norm of its own (3.1).
+        feeds_normed: Whether the normed output is fed back (3.1).
+        output_from_target: Whether a new output layer begins as the target's.
+        detached: See ``TrainedFeatureHead``.
+    """
+
+    title = "EAGLE-3 head"
+
+    def __init__(
+        self,
+        *,
+        name: str | None = None,
+        depths: int = 7,
+        hidden_layers: Sequence[int] | None = None,
+        draft_vocabulary: int | None = None,
+        layers: int = 1,
+        intermediate_size: int | None = None,
+        norm_before_residual: bool = False,
+        norm_each: bool = False,
+        feeds_normed: bool = False,
+        output_from_target: bool = True,
+        detached: bool = False,
+    ):
+        super().__init__(depths, detached=detached)
+        self.name, self.layers = name, None if hidden_layers is None else tuple(hidden_layers)
+        self.draft_columns = draft_vocabulary if name is None else None
+        self.output_from_target = output_from_target
+        self.options: dict[str, Any] = {
+            "layers": layers,
+            "intermediate_size": intermediate_size,
+            "norm_before_residual": norm_before_residual,
+            "norm_each": norm_each,
+            "feeds_normed": feeds_normed,
+        }
+
+    def make(self, target: Target, draft_ids: Int[Tensor, " column"] | None) -> FeatureHead:
+        """A new head, or the one that was named."""
+        if self.name is not None:
+            head = load_eagle(self.name, hidden_layers=self.layers)
+            if not isinstance(head, Eagle3Head):
+                raise ValueError(
+                    f"head.name={self.name!r} is an EAGLE-1 head, which is not trained here: give an EAGLE-3 one"
+                )
+            return head
+        count = target.num_layers or 0
+        # In a shallow target the usual three would coincide.
+        usual = default_layers(count) if count >= 7 else tuple(sorted({min(1, count - 1), count // 2, count - 1}))
+        head = Eagle3Head.for_target(
+            target.model, hidden_layers=self.layers or usual, draft_ids=draft_ids, **self.options
+        )
+        if self.output_from_target:
+            take_output(head, target)
+        return head
+
+    def drafter(self) -> Drafter:
+        """A chain of the head's."""
+        return EagleDrafter(self.copied(), self.depths, optimize=False)
+
+    def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
+        """Write the head in bfloat16, in EAGLE's own layout."""
+        save_eagle(self.copied().to(torch.bfloat16), folder, notes=facts)

@@ -1,13 +1,12 @@
 """What EAGLE's heads and MTP modules have in common as drafters: they read the target's hidden states."""
 
+from typing import Unpack
+
 import torch
 
 from drafters.heads.base import FeatureHead
 from drafters.heads.bound import lengthen, row_of
-from drafters.heads.eagle import EagleHead
-from drafters.heads.eagle3 import Eagle3Head
-from drafters.heads.widened import widened
-from drafters.own_model import OwnModelDrafter
+from drafters.own_model import Options, OwnModelDrafter
 from specdec.drafting.builders import TreeBuilder
 from specdec.drafting.feature_scorer import FeatureScorer
 from specdec.drafting.scored import ScoredSession
@@ -16,7 +15,6 @@ from specdec.execution.module import ModuleCaller
 from specdec.inflate import signal_width
 from specdec.interfaces import Sizes
 from specdec.target.target import Target
-from specdec.types import DraftSampling
 
 
 class FeatureDrafter(OwnModelDrafter):
@@ -25,29 +23,11 @@ class FeatureDrafter(OwnModelDrafter):
     Args:
         head: The head, which ``bind`` does not change; None if a subclass's ``head_for`` loads it.
         tree: The tree builder.
-        sampling: See ``OwnModelDrafter``.
-        temperature: See ``OwnModelDrafter``.
-        name: See ``OwnModelDrafter``.
-        attention: See ``OwnModelDrafter``.
-        optimize: See ``OwnModelDrafter``.
-        kv_cache: See ``OwnModelDrafter``.
+        **options: See ``Options``.
     """
 
-    def __init__(
-        self,
-        head: FeatureHead | None,
-        tree: TreeBuilder,
-        *,
-        sampling: DraftSampling | str | None,
-        temperature: float | None,
-        name: str,
-        attention: str,
-        optimize: bool,
-        kv_cache: str | None,
-    ):
-        super().__init__(
-            tree, sampling, temperature, name=name, attention=attention, optimize=optimize, kv_cache=kv_cache
-        )
+    def __init__(self, head: FeatureHead | None, tree: TreeBuilder, **options: Unpack[Options]):
+        super().__init__(tree, **options)
         self._head = head
 
     def bind(self, target: Target, sizes: Sizes) -> ScoredSession:
@@ -86,16 +66,12 @@ class FeatureDrafter(OwnModelDrafter):
         return head.hidden_layers
 
     def _fitted(self, head: FeatureHead, layers: tuple[int, ...], target: Target) -> FeatureHead:
-        """Return the head, which may have to be as wide as an inflated target.
-
-        Raises:
-            ValueError: The target is not the one that the head was made for; says what does not fit.
-        """
+        """Return the head, which may have to be as wide as an inflated target."""
         remedy = "give a head that was trained on this target"
         width = target.model.config.get_text_config(decoder=True).hidden_size
         signal = signal_width(target.model)
-        if head.captured_width != width and isinstance(head, EagleHead | Eagle3Head) and head.captured_width == signal:
-            head = widened(head, width)  # the target is inflated, and its head costs what such a target's would
+        if head.captured_width == signal < width:
+            head = head.widened(width)  # the target is inflated, and its head costs what such a target's would
         if head.captured_width != width:
             raise ValueError(
                 f"the head {self.name} reads hidden states of width {head.captured_width} and those of the target "
@@ -121,11 +97,7 @@ class FeatureDrafter(OwnModelDrafter):
         return head
 
     def _check_vocabulary(self, head: FeatureHead, target: Target) -> None:
-        """Compare what the head has of the vocabulary with the target's: layers, or else what its files state.
-
-        Raises:
-            ValueError: They differ by more than padding.
-        """
+        """Compare what the head has of the vocabulary with the target's: layers, or else what its files state."""
         remedy = "give a head that was trained on this target"
         ids, output, embeddings = head.draft_ids, head.lm_head, head.model.embed_tokens
         if ids is not None and int(ids.max()) >= target.vocab_size:

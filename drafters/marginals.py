@@ -11,12 +11,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from drafters.medusa import DEFAULT_SHAPE
+from drafters.heads.last_state import DEFAULT_SHAPE
 from specdec.arguments import flag, number, whole
 from specdec.batch import Batch
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.scored import ScoredDrafter, ScoredSession
-from specdec.drafting.scorer import PerDepthScorer
+from specdec.drafting.scorer import Scorer
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.forward import ForwardBatch, Wants
 from specdec.interfaces import Sizes
@@ -31,7 +31,7 @@ from specdec.types import DraftSampling, Outcome
 _PAIR = 2  # nodes above the continuations: the last committed token, and the root
 
 
-class MarginalScorer(PerDepthScorer):
+class MarginalScorer(Scorer):
     """Scores every depth with the average of what the target says after many continuations.
 
     Its cache holds keys and values of the committed tokens, which it forwards as they become final. In a round it
@@ -47,7 +47,8 @@ class MarginalScorer(PerDepthScorer):
         max_batch_size: The number of slots.
     """
 
-    needs_state = True
+    per_depth, needs_state = True, True
+    lookback = 1  # the last token is kept
 
     def __init__(
         self,
@@ -60,6 +61,7 @@ class MarginalScorer(PerDepthScorer):
         max_batch_size: int,
     ):
         self.model = self.runner = runner
+        self.caches = (runner.cache,)
         self.max_depth = depth
         self._knows_root, self._temperature = knows_root, temperature
         self._greedy = temperature < GREEDY_BELOW
@@ -128,15 +130,11 @@ class MarginalScorer(PerDepthScorer):
             )
         ).scores
 
-    def release(self, slot: int) -> None:
-        """Clear a row: its entries may be NaN."""
-        self.runner.cache.clear(slot)
-
     def prepare(self, batch: Batch) -> Hashable:
         """Nothing is needed from the host."""
         return self.runner.version
 
-    def observe(self, outcome: Outcome, nodes: Int[Tensor, "batch depth"] | None, *, in_place: bool) -> None:
+    def observe(self, outcome: Outcome, nodes: Int[Tensor, "batch depth"] | None) -> None:
         """Forward what has become final, and keep every row's last token.
 
         In rows without any, keys are written behind what they have, where nothing is read before it is written.
@@ -225,6 +223,7 @@ class MarginalDrafter(ScoredDrafter):
             max_length=sizes.max_length,
             max_nodes=_PAIR + self.samples * depth,
             optimize=self.optimize,
+            paging=sizes.paging,
         )
         scorer = MarginalScorer(
             runner,

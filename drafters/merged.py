@@ -107,11 +107,7 @@ def merged(first: DraftTree, second: DraftTree) -> DraftTree:
 
 
 def _places(first: DraftTree, second: DraftTree) -> tuple[Int[Tensor, "batch node"], Bool[Tensor, "batch drafted"]]:
-    """Returns behind which node of the merged tree the children of each node of the second tree go, root included.
-
-    Returns:
-        The nodes, and which drafted nodes of the second tree repeat one of the first.
-    """
+    """Returns behind which node of the merged tree the children of each node of the second tree go, root included."""
     batch = len(first.tokens)
     place = torch.arange(first.width - 1, first.width + second.width - 1, device=first.tokens.device)
     place = place.repeat(batch, 1)

@@ -1,28 +1,45 @@
-"""A small causal LM that drafts a chain or a tree.
+"""A small causal LM that drafts a chain or a tree, and its training.
 
 Leviathan et al. 2023 (arXiv 2211.17192) for chains, SpecInfer (arXiv 2305.09781) for trees; with noise that the target
-shares, Daliri et al. 2024 (arXiv 2408.07978).
+shares, Daliri et al. 2024 (arXiv 2408.07978); distilled from the target, DistillSpec (arXiv 2310.08461).
 """
 
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Unpack
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from drafters.own_model import OwnModelDrafter
+from drafters.heads.files import Where
+from drafters.heads.training import (
+    Anchors,
+    Prediction,
+    TargetStates,
+    TextBatch,
+    TrainedHead,
+    additive,
+    frozen_copy,
+    output_of,
+)
+from drafters.own_model import Options, OwnModelDrafter, Settings
 from specdec.cache.formats import check_format
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.model_scorer import ModelScorer
-from specdec.drafting.scored import ScoredSession, law_of
+from specdec.drafting.scored import ScoredSession
 from specdec.drafting.vocabulary import VocabularyMap, check_same_vocabulary
-from specdec.interfaces import Sizes
+from specdec.interfaces import Drafter, Sizes
 from specdec.placement import main_device
 from specdec.quantization.stored import output_width
-from specdec.target.loading import load_model, load_tokenizer
+from specdec.target.loading import load, load_model, load_tokenizer
 from specdec.target.support import check_model, check_tokenizer
 from specdec.target.target import Target
-from specdec.types import DraftSampling
+
+
+class LoadedModel(Where, Settings, total=False):
+    """Where the files of a small model are, and ``Settings``."""
 
 
 class ModelDrafter(OwnModelDrafter):
@@ -35,15 +52,8 @@ class ModelDrafter(OwnModelDrafter):
         model: The drafting model, on the target's device. Logits wider or narrower than the target's (padded
             vocabularies) are cut or filled up with zero probability.
         shape: What ``TreeShape.of`` takes (a chain's length, branching factors, or paths), or a tree builder.
-        sampling: How siblings are drawn for sampled requests: ``"iid"``, ``"without_replacement"``,
-            ``"deterministic"`` (the top k) or ``"coupled"`` (the first k with the target's noise, for
-            ``SharedNoiseVerifier``). Greedy requests always get the top k.
-        temperature: The drafter's own; None follows each request. 0 means ``"deterministic"``.
         tokenizer: The model's tokenizer, to check its vocabulary against the target's.
-        name: Shown in error messages.
-        attention: See ``ModelRunner``; for this model's forwards.
-        optimize: See ``ModelRunner``; for this model's forwards.
-        kv_cache: See ``ModelRunner``; for this model's keys and values. It may differ from the target's.
+        **options: See ``Options``.
 
     Raises:
         ValueError: An argument is of the wrong type or out of its range.
@@ -54,26 +64,12 @@ class ModelDrafter(OwnModelDrafter):
         model: PreTrainedModel,
         shape: AnyTree = 4,
         *,
-        sampling: DraftSampling | str = DraftSampling.IID,
-        temperature: float | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
-        name: str = "",
-        attention: str = "auto",
-        optimize: bool = True,
-        kv_cache: str | None = None,
+        **options: Unpack[Options],
     ):
         check_model("model", model, "ModelDrafter.from_pretrained")
         check_tokenizer(tokenizer)
-        name = name or model.config.model_type
-        super().__init__(
-            tree_of(shape),
-            law_of(sampling),
-            temperature,
-            name=name,
-            attention=attention,
-            optimize=optimize,
-            kv_cache=kv_cache,
-        )
+        super().__init__(tree_of(shape), **{**options, "name": options.get("name") or model.config.model_type})
         self.model, self.tokenizer = model, tokenizer
 
     @classmethod
@@ -82,62 +78,34 @@ class ModelDrafter(OwnModelDrafter):
         name_or_path: str,
         *,
         shape: AnyTree = 4,
-        sampling: DraftSampling | str = DraftSampling.IID,
-        temperature: float | None = None,
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
         device_map: str | Mapping[str, Any] | None = None,
         max_memory: Mapping[Any, Any] | None = None,
         quantization: str | None = None,
         quantization_check: bool = True,
-        attention: str = "auto",
-        optimize: bool = True,
-        kv_cache: str | None = None,
-        revision: str | None = None,
-        subfolder: str | None = None,
-        token: str | bool | None = None,
-        cache_dir: str | None = None,
-        force_download: bool = False,
-        local_files_only: bool = False,
         trust_remote_code: bool = False,
+        **options: Unpack[LoadedModel],
     ) -> "ModelDrafter":
-        """Load the model and its tokenizer; arguments as for ``Target.from_pretrained`` and the class."""
-        options: dict[str, Any] = {
-            "device_map": device_map,
-            "max_memory": max_memory,
-            "revision": revision,
-            "subfolder": subfolder,
-            "token": token,
-            "cache_dir": cache_dir,
-            "force_download": force_download,
-            "local_files_only": local_files_only,
-            "trust_remote_code": trust_remote_code,
-        }
-        options = {name: value for name, value in options.items() if value not in (None, False)}
-        check_format(kv_cache)  # before the model is loaded
+        """Load the model and its tokenizer; arguments as for ``Target.from_pretrained``, ``Where`` and ``Settings``."""
+        given: dict[str, Any] = dict(options)
+        files = {"device_map": device_map, "max_memory": max_memory, "trust_remote_code": trust_remote_code}
+        files |= {key: given.pop(key) for key in Where.__annotations__ if key in given}
+        files = {name: value for name, value in files.items() if value not in (None, False)}
+        check_format(given.get("kv_cache"))  # before the model is loaded
         model = load_model(
             name_or_path,
             dtype=dtype,
             device=device,
             quantization=quantization,
             quantization_check=quantization_check,
-            **options,
+            **files,
         )
         try:
-            tokenizer = load_tokenizer(name_or_path, **options)
+            tokenizer = load_tokenizer(name_or_path, **files)
         except ValueError:
             tokenizer = None  # many drafters ship without one; then only the widths can be compared
-        return cls(
-            model,
-            shape,
-            sampling=sampling,
-            temperature=temperature,
-            tokenizer=tokenizer,
-            name=name_or_path,
-            attention=attention,
-            optimize=optimize,
-            kv_cache=kv_cache,
-        )
+        return cls(model, shape, tokenizer=tokenizer, name=name_or_path, **given)
 
     def bind(self, target: Target, sizes: Sizes) -> ScoredSession:
         """Check vocabulary and device, and allocate the cache."""
@@ -151,3 +119,88 @@ class ModelDrafter(OwnModelDrafter):
         vocabulary = VocabularyMap(runner.vocab_size, target.vocab_size)
         scorer = ModelScorer(runner, max_batch_size=sizes.max_batch_size, to_model=vocabulary.to_drafter)
         return ScoredSession(self, scorer, vocabulary, target.device, sizes)
+
+
+class TrainedLM(TrainedHead):
+    """A model of any decoder-only architecture of transformers; with ``name``, one that is trained already.
+
+    Args:
+        name: A folder or a name on the hub to go on from; None for new weights.
+        architecture: The architecture of new weights: a ``model_type`` of transformers, such as ``"llama"``.
+        config: Its sizes, in the words of that architecture's configuration. Vocabulary and special tokens are the
+            target's.
+        depths: The length of the drafts that are measured while training. One token at a time is trained.
+
+    Raises:
+        ValueError: There is neither a name nor a configuration, or an argument is out of its range.
+    """
+
+    title = "causal LM"
+    autoregressive = True
+    head: PreTrainedModel
+
+    def __init__(
+        self,
+        *,
+        name: str | None = None,
+        architecture: str = "llama",
+        config: Mapping[str, Any] | None = None,
+        depths: int = 4,
+    ):
+        super().__init__(depths)
+        if (name is None) == (not config):
+            raise ValueError("head: give head.config (the sizes of a new model) or head.name (one to go on from)")
+        self.name, self.architecture, self.sizes = name, architecture, dict(config or {})
+        self.tokenizer: PreTrainedTokenizerBase | None = None
+
+    def begin(self, target: Target, counts: Int[Tensor, " vocab"] | None) -> None:
+        """Make or load the model, in float32.
+
+        Raises:
+            ValueError: The loaded model's vocabulary is narrower than the target's.
+        """
+        self.tokenizer = target.tokenizer
+        if self.name is not None:
+            self.head = load(self.name, dtype="float32", device="cpu").model
+        else:
+            given: Any = target.model.config.get_text_config(decoder=True)
+            special = {key: getattr(given, key, None) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+            config = AutoConfig.for_model(
+                self.architecture,
+                **{"vocab_size": target.vocab_size, "tie_word_embeddings": True, **special, **self.sizes},
+            )
+            self.head = AutoModelForCausalLM.from_config(config).float()
+        width = output_of(self.head).weight.shape[0]
+        if width != target.vocab_size:
+            raise ValueError(
+                f"the head has {width} tokens and the target {target.name} has {target.vocab_size}: "
+                f"give a model of the target's vocabulary"
+            )
+
+    def anchors(self, batch: TextBatch, generator: torch.Generator) -> Anchors:
+        """Every position with a supervised successor: a model needs no state of the target."""
+        return Anchors.everywhere(batch, 1, before=0)
+
+    def forward(self, batch: TextBatch, states: TargetStates, anchors: Anchors) -> Prediction:
+        """The model's last states at the anchors."""
+        mask = additive(batch.visible(), torch.float32) if batch.packed else None
+        output = self.head.base_model(
+            input_ids=batch.tokens, attention_mask=mask, position_ids=batch.positions, use_cache=False
+        )
+        return Prediction([output.last_hidden_state.flatten(0, 1)[anchors.index]])
+
+    def logits(
+        self, states: Float[Tensor, "place width"], previous: Int[Tensor, " place"], depth: int
+    ) -> Float[Tensor, "place column"]:
+        """The output layer's."""
+        return output_of(self.head)(states).float()
+
+    def drafter(self) -> Drafter:
+        """A chain of the model's own."""
+        return ModelDrafter(frozen_copy(self.head), self.depths, optimize=False)
+
+    def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
+        """Write the model in bfloat16, with the target's tokenizer."""
+        frozen_copy(self.head, torch.bfloat16).save_pretrained(folder)
+        if self.tokenizer is not None:
+            self.tokenizer.save_pretrained(folder)

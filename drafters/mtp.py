@@ -1,58 +1,46 @@
 """Drafts with the modules for multi-token prediction that many models ship with (DeepSeek-V3, arXiv 2412.19437)."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, Unpack
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from drafters.feature import FeatureDrafter
 from drafters.heads.base import FeatureHead
 from drafters.heads.mtp import MTPHead
-from drafters.heads.mtp_files import MTPFiles
-from drafters.heads.trained_on import trained_on
-from specdec.arguments import instance
+from drafters.heads.mtp_files import check_hidden, load_mtp, save_mtp
+from drafters.heads.unrolled import TrainedFeatureHead
+from drafters.own_model import Loaded, Options
+from specdec.arguments import instance, whole
 from specdec.drafting.builders import AnyTree, tree_of
+from specdec.interfaces import Drafter
 from specdec.target.target import Target
-from specdec.types import DraftSampling
+
+Load = Callable[[PreTrainedModel], MTPHead]
 
 
 class MTPDrafter(FeatureDrafter):
     """Drafts with one module, which reads its own output for the second token and those after it.
 
     Args:
-        head: The module, or where it is found when the target is known (``from_pretrained``).
+        head: The module, or what loads it when the target is known (``from_pretrained``).
         shape: A tree builder, or what ``TreeShape.of`` takes. Modules are trained to look one or a few tokens ahead.
-        sampling: How siblings are drawn for sampled requests: ``"iid"``, ``"without_replacement"``,
-            ``"deterministic"`` or ``"coupled"``; None for ``"deterministic"`` with a tree of the most probable paths,
-            and ``"iid"`` with a shape.
-        temperature: The drafter's own; None follows each request.
-        attention: See ``ModelRunner``; for the module's forwards.
-        optimize: See ``ModelRunner``; for the module's forwards.
-        kv_cache: See ``ModelRunner``; for the module's keys and values.
+        **options: See ``Options``.
 
     Raises:
         ValueError: An argument is of the wrong type or out of its range.
     """
 
-    def __init__(
-        self,
-        head: MTPHead | MTPFiles,
-        shape: AnyTree = 3,
-        *,
-        sampling: DraftSampling | str | None = None,
-        temperature: float | None = None,
-        attention: str = "auto",
-        optimize: bool = True,
-        kv_cache: str | None = None,
-    ):
-        instance("head", head, (MTPHead, MTPFiles), "a module, or load one with MTPDrafter.from_pretrained(…)")
-        self._files = head if isinstance(head, MTPFiles) else None
+    def __init__(self, head: MTPHead | Load, shape: AnyTree = 3, **options: Unpack[Options]):
+        self._load: Load | None = None if isinstance(head, nn.Module) or not callable(head) else head
+        if self._load is None:
+            instance("head", head, MTPHead, "a module, or load one with MTPDrafter.from_pretrained(…)")
         super().__init__(
-            head if isinstance(head, MTPHead) else None,
-            tree_of(shape),
-            sampling=sampling,
-            temperature=temperature,
-            name="MTP module" if self._files is None or not self._files.name else self._files.name,
-            attention=attention,
-            optimize=optimize,
-            kv_cache=kv_cache,
+            head if isinstance(head, MTPHead) else None, tree_of(shape), **{"name": "MTP module", **options}
         )
 
     @classmethod
@@ -63,18 +51,7 @@ class MTPDrafter(FeatureDrafter):
         shape: AnyTree = 3,
         module: int = 0,
         hidden_state: str = "auto",
-        sampling: DraftSampling | str | None = None,
-        temperature: float | None = None,
-        attention: str = "auto",
-        optimize: bool = True,
-        kv_cache: str | None = None,
-        any_target: bool = False,
-        revision: str | None = None,
-        subfolder: str | None = None,
-        token: str | bool | None = None,
-        cache_dir: str | Path | None = None,
-        force_download: bool = False,
-        local_files_only: bool = False,
+        **options: Unpack[Loaded],
     ) -> "MTPDrafter":
         """Take the module from files. They are read by ``bind``, because a module is made like the target's layers.
 
@@ -85,40 +62,80 @@ class MTPDrafter(FeatureDrafter):
             hidden_state: Which state of the target the module reads first, ``"after_norm"`` or ``"before_norm"``;
                 ``"auto"`` for what the checkpoint's family is known to read. The wrong one costs acceptance and nothing
                 else, so try both.
-            sampling: See the class.
-            temperature: See the class.
-            attention: See the class.
-            optimize: See the class.
-            kv_cache: See the class.
-            any_target: Whether it may run on another target than the one that its ``training.json`` names.
-            revision: Branch, tag or commit of the hub repository.
-            subfolder: Folder of the checkpoint within the local folder or the hub repository.
-            token: For a repository that is not public.
-            cache_dir: Where downloaded files are kept.
-            force_download: Download files again even if they are there.
-            local_files_only: Use only files that are there, without asking the hub.
+            **options: See ``Loaded``.
         """
-        where = {
-            "revision": revision,
-            "subfolder": subfolder,
-            "token": token,
-            "cache_dir": cache_dir,
-            "force_download": force_download,
-            "local_files_only": local_files_only,
-        }
-        drafter = cls(
-            MTPFiles(path, module=module, hidden_state=hidden_state, where=where),
-            shape,
-            sampling=sampling,
-            temperature=temperature,
-            attention=attention,
-            optimize=optimize,
-            kv_cache=kv_cache,
-        )
-        if path is not None and not any_target:
-            drafter.trained_on = trained_on(path, **where)
-        return drafter
+        number, state = whole("module", module, least=0), check_hidden(hidden_state)
+
+        def load(**where: Any) -> Load:
+            def load_for(target: PreTrainedModel) -> MTPHead:
+                place = path or target.config.name_or_path
+                if not place:
+                    raise ValueError(
+                        "the target was not loaded from files, so its MTP module cannot be found: give the folder that "
+                        "it is in"
+                    )
+                return load_mtp(place, target, module=number, hidden_state=state, **where)
+
+            return load_for
+
+        return cls.loaded(path, load, shape, options)
 
     def head_for(self, target: Target) -> FeatureHead:
         """Return the module that was given, or else read it from its files."""
-        return self.head if self._files is None else self._files.load(target.model)
+        return self.head if self._load is None else self._load(target.model)
+
+
+class TrainedMTP(TrainedFeatureHead):
+    """A module: new, or a checkpoint's own, trained further (FastMTP, arXiv 2509.18362).
+
+    Its later steps are those of EAGLE's training-time test, which is what the engine runs: a module reads its own
+    output, and the keys that it has written for the draft so far.
+
+    Args:
+        name: A module to go on from (a folder or a name on the hub; it may be the target's own); None for new weights.
+        module: Which of the checkpoint's modules, from 0.
+        depths: How many tokens a draft has.
+        hidden_state: Which state of the target is read: ``"after_norm"`` or ``"before_norm"``; ``"auto"`` for what the
+            checkpoint's family is known to read, and after the norm for new weights.
+        detached: See ``TrainedFeatureHead``.
+
+    Raises:
+        ValueError: An argument is out of its range.
+    """
+
+    title = "MTP module"
+
+    def __init__(
+        self,
+        *,
+        name: str | None = None,
+        module: int = 0,
+        depths: int = 3,
+        hidden_state: str = "auto",
+        detached: bool = False,
+    ):
+        super().__init__(depths, detached=detached)
+        self.name, self.module, self.hidden_state = name, module, check_hidden(hidden_state)
+        self._fusion: tuple[nn.Module, ...] = ()
+
+    def make(self, target: Target, draft_ids: Int[Tensor, " column"] | None) -> FeatureHead:
+        """A new module, or the one that was named."""
+        if self.name is not None:
+            head = load_mtp(self.name, target.model, module=self.module, hidden_state=self.hidden_state)
+        else:
+            before = self.hidden_state == "before_norm"
+            head = MTPHead.for_target(target.model, hidden_first=True, before_norm=before)
+        self._fusion = (head.bound(target.model).model.fusion,)
+        return head
+
+    def fused(self, states: list[Float[Tensor, "row position hidden"]]) -> Float[Tensor, "row position width"]:
+        """The target's state, with the weight of its norm undone where the module reads it from before."""
+        return self._fusion[0](states[0])
+
+    def drafter(self) -> Drafter:
+        """A chain of the module's."""
+        return MTPDrafter(self.copied(), self.depths, optimize=False)
+
+    def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
+        """Write the module in bfloat16, by itself."""
+        save_mtp(self.copied().to(torch.bfloat16), folder, notes=facts)

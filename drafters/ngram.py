@@ -10,7 +10,7 @@ from jaxtyping import Int
 
 from specdec.arguments import whole
 from specdec.batch import Batch
-from specdec.drafting.host_trees import chains
+from specdec.drafting.lookup import chains
 from specdec.interfaces import StatelessDrafter
 from specdec.shape import MOST_NODES
 from specdec.tree import DraftTree
@@ -84,13 +84,7 @@ class NGramDrafter(StatelessDrafter):
         lengths: Int[np.ndarray, " batch"],
         depth: Int[np.ndarray, " batch"],
     ) -> Int[np.ndarray, "batch branch depth"] | None:
-        """Returns each row's branches, -1 padded; None if no row has any.
-
-        Args:
-            tokens: The sequences.
-            lengths: Index of each row's last token.
-            depth: Tokens that each row may draft.
-        """
+        """Returns each row's branches, -1 padded; None if no row has any."""
         matches = self._matches(tokens, np.where(depth > 0, lengths, 0))
         if matches is None:
             return None
@@ -143,12 +137,7 @@ class NGramDrafter(StatelessDrafter):
     def _choose(
         self, continuations: Int[np.ndarray, "batch match depth"], sizes: Int[np.ndarray, "batch match"]
     ) -> Int[np.ndarray, "batch branch depth"]:
-        """Returns the branches; a row that has fewer than another gets empty ones at the end.
-
-        Args:
-            continuations: The continuations, the best first, -1 padded.
-            sizes: Their lengths; 0 if there is none.
-        """
+        """Returns the branches; a row that has fewer than another gets empty ones at the end."""
         rows = np.arange(len(sizes))
         longest = sizes.max(1)
         uncovered = sizes > 0

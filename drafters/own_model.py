@@ -1,8 +1,13 @@
 """What drafters have in common that run a model of their own: a small causal LM, or a head."""
 
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypedDict
+
 from transformers import PreTrainedModel
 
-from drafters.heads.trained_on import TrainedOn
+from drafters.heads.files import Where
+from drafters.heads.trained_on import TrainedOn, trained_on
 from specdec.arguments import flag, wholes
 from specdec.cache.formats import check_format
 from specdec.drafting.builders import ExpansionTree, TreeBuilder
@@ -11,6 +16,43 @@ from specdec.interfaces import Sizes
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 from specdec.types import DraftSampling
+
+
+class Settings(TypedDict, total=False):
+    """Settings of every drafter with a model of its own.
+
+    Attributes:
+        sampling: How siblings are drawn for sampled requests: ``"iid"``, ``"without_replacement"``,
+            ``"deterministic"`` (the most probable tokens) or ``"coupled"`` (the first with the target's noise, for
+            ``SharedNoiseVerifier``); None for ``"deterministic"`` with a tree of the most probable paths, and ``"iid"``
+            otherwise. Greedy requests always get the most probable tokens.
+        temperature: The drafter's own; None follows each request. 0 means ``"deterministic"``.
+        attention: See ``ModelRunner``; for the model's forwards.
+        optimize: See ``ModelRunner``; for the model's forwards.
+        kv_cache: See ``ModelRunner``; for the model's keys and values. It may differ from the target's.
+    """
+
+    sampling: DraftSampling | str | None
+    temperature: float | None
+    attention: str
+    optimize: bool
+    kv_cache: str | None
+
+
+class Options(Settings, total=False):
+    """``Settings``, and the name that is shown in error messages."""
+
+    name: str
+
+
+class Loaded(Where, Settings, total=False):
+    """Settings of every head that is loaded from files: where they are (``Where``), and ``Settings``.
+
+    Attributes:
+        any_target: Whether it may run on another target than the one that its ``training.json`` names.
+    """
+
+    any_target: bool
 
 
 def layers_given(hidden_layers: object) -> tuple[int, ...] | None:
@@ -28,13 +70,7 @@ class OwnModelDrafter(ScoredDrafter):
 
     Args:
         tree: The tree builder.
-        sampling: See ``ScoredDrafter``; None for ``"deterministic"`` with a tree of the most probable paths, and
-            ``"iid"`` otherwise.
-        temperature: See ``ScoredDrafter``.
-        name: Shown in error messages.
-        attention: See ``ModelRunner``.
-        optimize: See ``ModelRunner``.
-        kv_cache: See ``ModelRunner``.
+        sampling, temperature, name, attention, optimize, kv_cache: See ``Options``.
 
     Raises:
         ValueError: An argument is of the wrong type or out of its range.
@@ -43,13 +79,13 @@ class OwnModelDrafter(ScoredDrafter):
     def __init__(
         self,
         tree: TreeBuilder,
-        sampling: DraftSampling | str | None,
-        temperature: float | None,
         *,
-        name: str,
-        attention: str,
-        optimize: bool,
-        kv_cache: str | None,
+        sampling: DraftSampling | str | None = None,
+        temperature: float | None = None,
+        name: str = "",
+        attention: str = "auto",
+        optimize: bool = True,
+        kv_cache: str | None = None,
     ):
         if sampling is None:
             sampling = DraftSampling.DETERMINISTIC if isinstance(tree, ExpansionTree) else DraftSampling.IID
@@ -59,8 +95,31 @@ class OwnModelDrafter(ScoredDrafter):
         self.optimize = flag("optimize", optimize)
         self.trained_on: TrainedOn | None = None
 
+    @classmethod
+    def loaded(cls, path: str | Path | None, load: Callable[..., Any], shape: Any, given: Mapping[str, Any]) -> Any:
+        """Return a drafter with a head from files.
+
+        Args:
+            path: The files' place; None for those of the target.
+            load: Loads the head, given what there is of ``Where``.
+            shape: The drafter's tree.
+            given: ``Loaded``, and other arguments of the drafter.
+
+        Raises:
+            ValueError: There is no such head, or an argument is wrong.
+        """
+        options = dict(given)
+        where: Any = {key: options.pop(key) for key in Where.__annotations__ if key in options}
+        any_target = options.pop("any_target", False)
+        check_format(options.get("kv_cache"))  # before anything is loaded
+        make: Any = cls
+        drafter = make(load(**where), shape, **({} if path is None else {"name": str(path)}), **options)
+        if path is not None and not any_target:
+            drafter.trained_on = trained_on(path, **where)
+        return drafter
+
     def check_trained_on(self, target: Target) -> None:
-        """Refuse another target than the one that the files name, which ``from_pretrained`` has noted.
+        """Refuse another target than the one that the files name.
 
         Raises:
             ValueError: It is another one.
@@ -89,6 +148,7 @@ class OwnModelDrafter(ScoredDrafter):
                 attention=self.attention,
                 optimize=self.optimize,
                 kv_cache=self.kv_cache,
+                paging=sizes.paging,
             )
         except ValueError as error:
             raise ValueError(f"the {kind} {self.name}: {error}") from error

@@ -107,6 +107,8 @@ class TokenRecyclingDrafter(Drafter):
 class RecyclingSession(Session):
     """The tables of successors of one engine."""
 
+    lookback = 0
+
     def __init__(self, drafter: TokenRecyclingDrafter, target: Target, sizes: Sizes):
         self._drafter, self.top_tokens = drafter, drafter.successors
         self._is_shared = drafter.scope == "shared"

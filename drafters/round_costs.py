@@ -1,8 +1,15 @@
-"""How long rounds take on this machine: by the depth of their drafts, or by the number of nodes that they verify."""
+"""How long rounds take on this machine: by the depth of their drafts, or by the number of nodes that they verify.
+
+``time_rounds`` is the one timer of rounds: calibrations, costs of trees and the engine's benchmark use it, too.
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
+
+import torch
 
 from drafters.adaptive import AdaptiveDrafter
 from specdec.drafting.costs import RoundCosts, smallest
@@ -13,8 +20,124 @@ from specdec.interfaces import Drafter, Verifier
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 
-_WARM = 3
-"""Rounds of each kind before any is timed."""
+WARM = 3
+"""Turns before any round counts."""
+STAGES = ("draft", "verify", "accept", "commit")
+"""The stages of a round."""
+
+TimedRound = Mapping[str, float]
+"""``rows``, drafted ``nodes`` and ``depth`` per row, ``seconds`` in all and of every stage, ``emitted`` tokens before
+any cut, ``tokens`` after it. From ``time_rounds`` also ``context``: positions in a row's cache, on average."""
+
+
+def now(device: torch.device) -> float:
+    """Return the time at which everything is done that was asked of a device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def begin(
+    engine: Engine, prompts: Sequence[Sequence[int]], sampling: Sequence[SamplingParams], *, speculate: bool = True
+) -> tuple[list[int], int]:
+    """Submit prompts and play until every request has had a round; return their ids, and the tokens emitted so far.
+
+    Raises:
+        ValueError: A request ends with an error.
+    """
+    pairs = zip(prompts, sampling, strict=True)
+    ids = [engine.submit(list(prompt), own, speculate=speculate) for prompt, own in pairs]
+    missing, emitted = set(ids), 0
+    while missing and engine.unfinished:
+        steps = engine.step()
+        _check(steps)
+        missing -= {step.request for step in steps}
+        emitted += sum(step.accepted + 1 for step in steps)
+    return ids, emitted
+
+
+def time_round(engine: Engine) -> dict[str, float]:
+    """Play one round of the running requests and return what it took; see ``TimedRound``.
+
+    Raises:
+        ValueError: A request ends with an error.
+    """
+    device = engine.target.device
+    start = now(device)
+    steps = engine.step()
+    seconds = now(device) - start
+    _check(steps)
+    return {
+        "rows": len(steps),
+        "nodes": max(step.proposed_nodes for step in steps),
+        "depth": max(step.proposed_depth for step in steps),
+        "seconds": seconds,
+        **{stage: steps[0].seconds.get(stage, 0.0) for stage in STAGES},
+        "emitted": sum(step.accepted + 1 for step in steps),
+        "tokens": sum(len(step.token_ids) for step in steps),
+    }
+
+
+def _check(steps: Sequence[Any]) -> None:
+    errors = [step.error for step in steps if step.error is not None]
+    if errors:
+        raise ValueError(f"rounds could not be timed: {errors[0]}")
+
+
+def time_rounds(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    sampling: SamplingParams,
+    rounds: int,
+    *,
+    kinds: Sequence[Callable[[], object]] = (lambda: None,),
+    in_a_row: int = 1,
+    anew: bool = False,
+    speculate: bool = True,
+) -> list[list[TimedRound]]:
+    """Return timed rounds of full batches, by kind.
+
+    Rounds of all kinds take turns, forwards and backwards, so that whatever else the machine does meets all of them
+    alike, and so does what a drafter has to catch up with after a round of another kind.
+
+    Args:
+        engine: Plays them.
+        prompts: Token ids to go on from, which are used again where the batch has more rows.
+        sampling: The requests' parameters, but for their length.
+        rounds: How many rounds of every kind are timed, at most: fewer where there is little room behind the prompts.
+        kinds: For every kind, what is called before a round of it.
+        in_a_row: Rounds of a kind in every turn, of which the last one is timed.
+        anew: Whether every turn begins behind the prompts again, and not behind what was emitted so far.
+        speculate: Whether anything is drafted.
+
+    Raises:
+        ValueError: A request ends with an error.
+    """
+    rows = engine.max_batch_size
+    given = [prompts[row % len(prompts)] for row in range(rows)]
+    room = max(1, engine.max_length - max(map(len, given)))
+    own = replace(sampling, max_new_tokens=room, ignore_eos=True, stop=(), stop_token_ids=(), n=1, seed=0)
+    found: list[list[TimedRound]] = [[] for _ in kinds]
+    ids: list[int] = []
+    context = 0.0
+    for turn in range(rounds + WARM):
+        if anew or not ids:
+            for each in ids:
+                engine.abort(each)
+            ids, emitted = begin(engine, given, [own] * rows, speculate=speculate)
+            context = (sum(map(len, given)) + emitted) / rows - 1  # the root is not in the cache yet
+        for kind in range(len(kinds))[:: 1 if turn % 2 else -1]:
+            for repeated in range(in_a_row):
+                if engine.unfinished < rows:
+                    break
+                kinds[kind]()
+                timed = time_round(engine)
+                if turn >= WARM and repeated == in_a_row - 1 and engine.unfinished == rows:
+                    found[kind].append({**timed, "context": context})
+                context += timed["emitted"] / rows
+    for each in ids:
+        engine.abort(each)
+    return found
 
 
 def measure_costs(
@@ -27,9 +150,7 @@ def measure_costs(
     rounds: int = 12,
     **options: Any,
 ) -> RoundCosts:
-    """Returns how long rounds take on this machine, with drafts of every depth.
-
-    Rounds of all depths take turns, so that what else the machine does falls on all of them.
+    """Return how long rounds take on this machine, with drafts of every depth.
 
     Args:
         target: The target.
@@ -43,15 +164,9 @@ def measure_costs(
     Raises:
         ValueError: There is no prompt, or an argument does not fit.
     """
-    depths = range(drafter.max_depth + 1)
-
-    def play(engine: Engine, depth: int) -> None:
-        session: Any = engine.session
-        session.policy.depth = depth
-
-    tokens = {depth: depth + 1 for depth in depths}
+    tokens = {depth: depth + 1 for depth in range(drafter.max_depth + 1)}
     limited = AdaptiveDrafter(drafter, FixedLength(0))
-    table = _timed(target, limited, verifier, prompts, rows, rounds, tokens, play, options)
+    table = _table(target, limited, verifier, prompts, rows, rounds, tokens, "depth", options)
     return _costs(target, drafter, rows, table)
 
 
@@ -65,28 +180,24 @@ def measure_node_costs(
     rounds: int = 12,
     **options: Any,
 ) -> RoundCosts:
-    """Returns how long rounds take on this machine that draft whole trees and verify some of their nodes.
+    """Return how long rounds take on this machine that draft whole trees and verify some of their nodes.
 
     Arguments and errors are those of ``measure_costs``. The drafter's own policy stays as it is.
     """
     sizes = node_sizes(drafter.max_nodes)
-
-    def play(engine: Engine, nodes: int) -> None:
-        session: Any = engine.session
-        session.policy.nodes = nodes
-
     tokens = {nodes: min(nodes, drafter.max_depth) + 1 for nodes in sizes}
-    table = _timed(target, drafter.pruned_by(FirstNodes()), verifier, prompts, rows, rounds, tokens, play, options)
+    limited = drafter.pruned_by(FirstNodes())
+    table = _table(target, limited, verifier, prompts, rows, rounds, tokens, "nodes", options)
     return _costs(target, drafter, rows, table, nodes=sizes)
 
 
 def node_sizes(most: int) -> tuple[int, ...]:
-    """Returns the numbers of nodes that are measured: few, and close together where there are few."""
+    """Return the numbers of nodes that are measured: few, and close together where there are few."""
     steps = [0, 1, 2, 3] + [size for power in range(2, 12) for size in (2**power, 3 * 2 ** (power - 1))]
     return tuple(sorted({size for size in steps if size < most} | {most}))
 
 
-def _timed(
+def _table(
     target: Target,
     drafter: Drafter,
     verifier: Verifier,
@@ -94,57 +205,32 @@ def _timed(
     rows: Sequence[int],
     rounds: int,
     tokens: Mapping[int, int],
-    play: Callable[[Engine, int], None],
+    size_name: str,
     options: Mapping[str, Any],
 ) -> tuple[tuple[float, ...], ...]:
-    """Returns the seconds of rounds, by batch size and by size of their drafts.
+    """Return the seconds of rounds by batch size and by size of their drafts.
 
-    Args:
-        target: The target.
-        drafter: Drafts.
-        verifier: The acceptance rule.
-        prompts: Token ids to go on from.
-        rows: Batch sizes.
-        rounds: How many rounds of each kind are timed.
-        tokens: The sizes to measure, and the most tokens that a round of each may emit.
-        play: Sets the size of the next round's drafts.
-        options: For ``Engine``.
+    ``tokens`` has the most tokens that a round of each size emits; ``size_name`` is the attribute of the session's
+    policy that sets the size.
     """
     if not prompts:
         raise ValueError("costs of rounds are measured on prompts, and there are none: give at least one")
     emitted = sum(tokens.values()) + max(tokens.values())
     table = []
     for count in sorted(set(rows)):
-        given = [list(prompts[row % len(prompts)]) for row in range(count)]
-        longest = max(map(len, given))
-        with Engine(
-            target, drafter, verifier, max_batch_size=count, **{"max_length": longest + emitted, **options}
-        ) as engine:
+        longest = max(len(prompts[row % len(prompts)]) for row in range(count))
+        own = {"max_length": longest + emitted, **options}
+        with Engine(target, drafter, verifier, max_batch_size=count, **own) as engine:
             engine.warm_up()  # rounds of a run are captured, so these are to be, too
-            sampling = SamplingParams(max_new_tokens=min(emitted, engine.max_length - longest), ignore_eos=True)
-            times: dict[int, list[float]] = {size: [] for size in tokens}
-            for turn in range(rounds + _WARM):
-                # Anew every time: behind what was emitted so far, rounds would take longer and longer.
-                ids = [engine.submit(prompt, sampling) for prompt in given]
-                while not any(step.round for step in engine.step()):
-                    pass  # the prompts are in the cache after this
-                # Forwards and backwards in turn: what a drafter has to catch up with depends on the round before.
-                for size in list(tokens)[:: 1 if turn % 2 else -1]:
-                    if engine.unfinished < count:
-                        break  # there is no room for more
-                    play(engine, size)
-                    begin = time.perf_counter()
-                    engine.step()
-                    if turn >= _WARM:
-                        times[size].append(time.perf_counter() - begin)
-                for each in ids:
-                    engine.abort(each)
-        if not all(times.values()):
-            raise ValueError(
-                f"max_length={engine.max_length} leaves no room to time rounds behind prompts of {longest} tokens: "
-                f"give at least {longest + emitted}, or shorter prompts"
-            )
-        table.append(tuple(smallest(each) for each in times.values()))
+            session: Any = engine.session
+            kinds = [partial(setattr, session.policy, size_name, size) for size in tokens]
+            timed = time_rounds(engine, prompts, SamplingParams(), rounds, kinds=kinds, anew=True)
+            if not all(timed):
+                raise ValueError(
+                    f"max_length={engine.max_length} leaves no room to time rounds behind prompts of {longest} tokens: "
+                    f"give at least {longest + emitted}, or shorter prompts"
+                )
+        table.append(tuple(smallest([each["seconds"] for each in kind]) for kind in timed))
     return tuple(table)
 
 

@@ -12,8 +12,7 @@ from jaxtyping import Float
 from drafters.suffix_tree import Draft, SuffixTree, Text
 from specdec.arguments import flag, number, whole
 from specdec.batch import Batch
-from specdec.drafting.host_trees import chains, trees
-from specdec.drafting.rated import RatedDrafter, RatedSession
+from specdec.drafting.lookup import RatedDrafter, RatedSession, chains, trees
 from specdec.interfaces import Sizes
 from specdec.requests import SamplingParams
 from specdec.shape import MOST_NODES
@@ -115,6 +114,8 @@ class SuffixSession(RatedSession):
     """The suffix trees of the running requests of one engine, and the shared one."""
 
     reads_host = True
+
+    lookback = 0
 
     def __init__(self, drafter: SuffixDrafter, sizes: Sizes):
         self._drafter = drafter
@@ -248,13 +249,7 @@ class _Request:
 
 
 class _Outputs:
-    """The outputs of many requests in one tree, of which the oldest are forgotten.
-
-    Args:
-        tree_depth: See ``SuffixTree``.
-        most_requests: Finished outputs that are kept.
-        most_tokens: Their tokens.
-    """
+    """The outputs of many requests in one tree, of which the oldest are forgotten."""
 
     def __init__(self, tree_depth: int, most_requests: int, most_tokens: int):
         self.tree = SuffixTree(tree_depth)

@@ -277,16 +277,7 @@ class SuffixTree:
             text.open = [each for each in text.open if each.text is text and each.start + each.length > place]
 
     def _split(self, cursor: Cursor, text: Text, place: int) -> Node:
-        """Make a node where a cursor stands in an edge; what is below it stays the old node.
-
-        Args:
-            cursor: The cursor.
-            text: Its text.
-            place: Where its suffix ends in the text.
-
-        Returns:
-            The new node.
-        """
+        """Make a node where a cursor stands in an edge; what is below it stays the old node."""
         node, below = cursor.node, cursor.left
         length, parent, depth = node.length - below, node.parent, place - cursor.start
         assert parent is not None and parent.children is not None, "the root has no edge"

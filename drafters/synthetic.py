@@ -76,6 +76,8 @@ class SyntheticDrafter(Drafter):
 class SyntheticSession(Session):
     """The continuation of each running prompt, in one engine."""
 
+    lookback = 0
+
     def __init__(self, drafter: SyntheticDrafter, target: Target, sizes: Sizes):
         self._drafter, self._target, self._max_length = drafter, target, sizes.max_length
         self._plain: dict[tuple[tuple[int, ...], float], tuple[int, ...]] = {}

@@ -6,10 +6,9 @@ that is known.
 """
 
 from experiments.config.launch import Command
-from experiments.config.settings import AccuracySettings
 from experiments.config.words import with_lists
 
-accuracy = Command("accuracy", AccuracySettings, rewrite=with_lists)
+accuracy = Command("accuracy", rewrite=with_lists)
 main = accuracy.main
 
 if __name__ == "__main__":

@@ -7,9 +7,8 @@ checksums.
 """
 
 from experiments.config.launch import Command
-from experiments.config.settings import BundleSettings
 
-bundle = Command("bundle", BundleSettings)
+bundle = Command("bundle")
 main = bundle.main
 
 if __name__ == "__main__":

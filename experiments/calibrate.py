@@ -7,9 +7,8 @@ fitted to, and writes a file. ``experiments.run costs=FILE`` then predicts every
 """
 
 from experiments.config.launch import Command
-from experiments.config.settings import CalibrateSettings
 
-calibrate = Command("calibrate", CalibrateSettings)
+calibrate = Command("calibrate")
 main = calibrate.main
 
 if __name__ == "__main__":

@@ -7,9 +7,8 @@ check.
 """
 
 from experiments.config.launch import Command
-from experiments.config.settings import CheckDrafterSettings
 
-check_drafter = Command("check_drafter", CheckDrafterSettings)
+check_drafter = Command("check_drafter")
 main = check_drafter.main
 
 if __name__ == "__main__":

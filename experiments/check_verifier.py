@@ -12,9 +12,8 @@ follow the target.
 """
 
 from experiments.config.launch import Command
-from experiments.config.settings import CheckVerifierSettings
 
-check_verifier = Command("check_verifier", CheckVerifierSettings)
+check_verifier = Command("check_verifier")
 main = check_verifier.main
 
 if __name__ == "__main__":

@@ -5,10 +5,9 @@ one needs no brackets. ``format=md,csv,latex,html,parquet`` says how the table i
 """
 
 from experiments.config.launch import Command
-from experiments.config.settings import CompareSettings
 from experiments.config.words import with_lists
 
-compare = Command("compare", CompareSettings, rewrite=with_lists)
+compare = Command("compare", rewrite=with_lists)
 main = compare.main
 
 if __name__ == "__main__":

@@ -5,9 +5,8 @@ prompts, greedy and sampled, and a table and pictures say how they compare.
 """
 
 from experiments.config.launch import Command
-from experiments.config.settings import DemoSettings
 
-demo = Command("demo", DemoSettings)
+demo = Command("demo")
 main = demo.main
 
 if __name__ == "__main__":

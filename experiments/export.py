@@ -6,7 +6,6 @@ takes its place, and the command that serves it is printed.
 """
 
 from experiments.config.launch import Command
-from experiments.config.settings import ExportSettings
 
 
 def _without_kinds(words: list[str]) -> list[str]:
@@ -17,7 +16,7 @@ def _without_kinds(words: list[str]) -> list[str]:
     return words
 
 
-export = Command("export", ExportSettings, rewrite=_without_kinds)
+export = Command("export", rewrite=_without_kinds)
 main = export.main
 
 if __name__ == "__main__":

@@ -6,9 +6,8 @@ another mask token.
 """
 
 from experiments.config.launch import Command
-from experiments.config.settings import InspectDrafterSettings
 
-inspect_drafter = Command("inspect_drafter", InspectDrafterSettings)
+inspect_drafter = Command("inspect_drafter")
 main = inspect_drafter.main
 
 if __name__ == "__main__":

@@ -9,10 +9,9 @@ tokens per second is printed and written in a form that a run takes, and measure
 from functools import partial
 
 from experiments.config.launch import Command
-from experiments.config.settings import OptimizeTreeSettings
 from experiments.config.words import with_folders
 
-optimize_tree = Command("optimize_tree", OptimizeTreeSettings, rewrite=partial(with_folders, name="trace"))
+optimize_tree = Command("optimize_tree", rewrite=partial(with_folders, name="trace"))
 main = optimize_tree.main
 
 if __name__ == "__main__":

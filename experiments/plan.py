@@ -6,9 +6,8 @@ a million tokens cost. No weights are loaded, and no GPU is needed.
 """
 
 from experiments.config.launch import Command
-from experiments.config.settings import PlanSettings
 
-plan = Command("plan", PlanSettings)
+plan = Command("plan")
 main = plan.main
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ distribution, except where in the text their rounds begin; a lossy rule's own co
 """
 
 from experiments.config.launch import Command
-from experiments.config.settings import ReplaySettings
 from experiments.config.words import with_folders
 
 
@@ -21,7 +20,7 @@ def _rewrite(words: list[str]) -> list[str]:
     ]
 
 
-replay = Command("replay", ReplaySettings, rewrite=_rewrite)
+replay = Command("replay", rewrite=_rewrite)
 main = replay.main
 
 if __name__ == "__main__":

@@ -6,9 +6,8 @@ is that of a greedy target that would answer exactly so: any target whose answer
 """
 
 from experiments.config.launch import Command
-from experiments.config.settings import ReplayTextSettings
 
-replay_text = Command("replay_text", ReplayTextSettings)
+replay_text = Command("replay_text")
 main = replay_text.main
 
 if __name__ == "__main__":

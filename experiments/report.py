@@ -8,10 +8,9 @@ category, what made them, pictures, and every output token by token, with the dr
 from functools import partial
 
 from experiments.config.launch import Command
-from experiments.config.settings import ReportSettings
 from experiments.config.words import with_folders
 
-report = Command("report", ReportSettings, rewrite=partial(with_folders, name="runs"))
+report = Command("report", rewrite=partial(with_folders, name="runs"))
 main = report.main
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig
 
 from experiments.config.launch import Command
-from experiments.config.settings import RunSettings
 
 if TYPE_CHECKING:
     from experiments.results.summary import Summary
@@ -29,7 +28,7 @@ def objective(config: DictConfig, summary: "Summary") -> float | None:
     raise ValueError(f"objective={config.objective}: this run has none, because {config.method} finished no prompt")
 
 
-run = Command("run", RunSettings, objective=objective)
+run = Command("run", objective=objective)
 main = run.main
 
 if __name__ == "__main__":

@@ -7,10 +7,9 @@ draft tree, with p and q, where the run was made with ``trace=true``. Without ``
 from functools import partial
 
 from experiments.config.launch import Command
-from experiments.config.settings import ShowSettings
 from experiments.config.words import with_folders
 
-show = Command("show", ShowSettings, rewrite=partial(with_folders, name="run", several=False))
+show = Command("show", rewrite=partial(with_folders, name="run", several=False))
 main = show.main
 
 if __name__ == "__main__":

@@ -7,9 +7,8 @@ goes on with a training that was interrupted.
 """
 
 from experiments.config.launch import Command
-from experiments.config.settings import TrainSettings
 
-train = Command("train", TrainSettings)
+train = Command("train")
 main = train.main
 
 if __name__ == "__main__":

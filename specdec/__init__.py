@@ -6,6 +6,7 @@ from specdec.exports import on_first_use
 
 if TYPE_CHECKING:
     from specdec.batch import Batch
+    from specdec.cache.pages import Paging
     from specdec.engine.engine import Engine
     from specdec.engine.scheduler import Scheduler
     from specdec.forward import ForwardBatch, ForwardOutput, Wants
@@ -33,6 +34,7 @@ else:  # a type checker would take any name for defined
             "ModelRunner": "specdec.target.runner",
             "Noise": "specdec.types",
             "Outcome": "specdec.types",
+            "Paging": "specdec.cache.pages",
             "SamplingParams": "specdec.requests",
             "Scheduler": "specdec.engine.scheduler",
             "Session": "specdec.interfaces",
@@ -65,6 +67,7 @@ __all__ = [
     "ModelRunner",
     "Noise",
     "Outcome",
+    "Paging",
     "SamplingParams",
     "Scheduler",
     "Session",

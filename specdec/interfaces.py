@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from specdec.cache.pages import Paging
 from specdec.requests import Request, SamplingParams
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness, Noise, Outcome, Verdict
 
 if TYPE_CHECKING:
     from specdec.batch import Batch
+    from specdec.cache.base import Cache
     from specdec.target.runner import ModelRunner
     from specdec.target.target import Target
 
@@ -29,11 +31,13 @@ class Sizes:
         max_length: The number of positions in a slot.
         leaf_probs: Whether q is wanted at every node, leaves included (``Verifier.needs_leaf_probs``). Only a drafter
             that ``has_leaf_probs`` is asked for it.
+        paging: The size and the number of the pages of every cache; None for a row per slot.
     """
 
     max_batch_size: int
     max_length: int
     leaf_probs: bool = False
+    paging: Paging | None = None
 
 
 class Session(ABC):
@@ -51,12 +55,19 @@ class Session(ABC):
         top_tokens: How many of the target's most probable successors it wants in ``Outcome`` for every node that was
             verified, rejected ones too; by the target's own logits, before all processing.
         models: The models that it runs: runners, with a cache of their own, or modules. Memory is counted by them.
+        caches: The caches of these models, in which every committed token has a place. The engine shares beginnings in
+            them, and clears them when a request ends.
+        lookback: How many of the last tokens before its first round a request must show to the session, because it
+            keeps something of them outside of its caches. With a beginning that is shared it observes no others. None
+            if it must observe every token, so that its requests share nothing.
     """
 
     reads_host: bool = False
     hidden_layers: tuple[int, ...] = ()
     top_tokens: int = 0
     models: "tuple[ModelRunner | nn.Module, ...]" = ()
+    caches: "tuple[Cache, ...]" = ()
+    lookback: int | None = None
 
     def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:  # noqa: B027
         """Begin a request in ``slot``; ``observe`` will report its prompt."""
@@ -98,6 +109,10 @@ class Session(ABC):
         """
         return tree
 
+    def held(self, slot: int, length: int) -> int:
+        """Return how many of the slot's first ``length`` committed positions are right in all of its caches."""
+        return length
+
     def release(self, slot: int) -> None:  # noqa: B027
         """Forget the request in ``slot``, which has ended."""
 
@@ -114,7 +129,7 @@ class Drafter(ABC):
         is_paths: Whether its drafts are paths of one length that share only the root.
         has_leaf_probs: Whether it can also give q at the leaves.
         adapts: Whether its drafts may depend on more than the request itself (its tokens, parameters and random
-            numbers): on other requests, or on how earlier rounds went. ``specdec.drafter_checks`` reads it.
+            numbers): on other requests, or on how earlier rounds went. ``specdec.checks.drafter`` reads it.
     """
 
     max_nodes: int
@@ -143,6 +158,8 @@ class StatelessDrafter(Drafter, Session):
 
     A subclass writes ``propose``, and sets ``reads_host`` if that reads ``batch.host``.
     """
+
+    lookback = 0
 
     def bind(self, target: "Target", sizes: Sizes) -> Session:
         """Return the drafter itself, which fits every target."""

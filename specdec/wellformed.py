@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specdec.batch import Batch
 from specdec.interfaces import Drafter
+from specdec.machine import dtype_name
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
 
@@ -69,28 +70,32 @@ def flaws(tree: DraftTree, drafter: Drafter, batch: Batch, *, leaf_probs: bool =
         batch: What it was asked for.
         leaf_probs: Whether the drafter was bound with ``leaf_probs=True``.
     """
-    found = [Flaw(Form.TENSORS, None, None, what) for what in _tensors(tree, batch)][:1]
-    if found:
-        return found
-    for check in (
-        structure(tree),
-        _root(tree, batch),
-        _tokens(tree, batch.vocab_size),
-        _size(tree, drafter),
-    ):
-        found += list(check)[:1]
-        if found:
-            return found
+    for flaw in _fatal(tree, drafter, batch):
+        return [flaw]
     drafted = tree.valid & batch.drafting[:, None] & (torch.arange(tree.width, device=batch.device) > 0)
     every = tree.valid & batch.drafting[:, None] & ~_begins(tree, batch)[:, None] if leaf_probs else None
-    for check in (
-        _shape(tree, drafter, drafted),
-        _laws(tree, drafter, drafted, batch),
-        _siblings(tree, drafted),
-        draft_probs_flaws(tree, drafted, every=every),
-    ):
-        found += check
-    return found
+    return [
+        *_shape(tree, drafter, drafted),
+        *_laws(tree, drafter, drafted, batch),
+        *_siblings(tree, drafted),
+        *draft_probs_flaws(tree, drafted, every=every),
+    ]
+
+
+def _fatal(tree: DraftTree, drafter: Drafter, batch: Batch) -> Iterator[Flaw]:
+    """Yields flaws after which nothing else means anything; each check may rely on those before it."""
+    yield from (Flaw(Form.TENSORS, None, None, what) for what in _tensors(tree, batch))
+    yield from structure(tree)
+    yield from first_flaw(
+        Form.ROOT,
+        tree.tokens[:, :1] != batch.roots[:, None],
+        lambda row, _: (
+            f"its token is {int(tree.tokens[row, 0])}, and node 0 must be the root, the last token of the sequence, "
+            f"which is {int(batch.roots[row])}"
+        ),
+    )
+    yield from token_flaws(tree, batch.vocab_size)
+    yield from _size(tree, drafter)
 
 
 def _begins(tree: DraftTree, batch: Batch) -> Bool[Tensor, " batch"]:
@@ -102,41 +107,40 @@ def _begins(tree: DraftTree, batch: Batch) -> Bool[Tensor, " batch"]:
 
 
 def _tensors(tree: DraftTree, batch: Batch) -> Iterator[str]:
-    """Yields what is wrong with the tensors of a tree."""
     if not isinstance(tree, DraftTree):
         yield f"propose returned {type(tree).__name__}: return a DraftTree"
         return
     rows, width = len(batch), tree.tokens.shape[1] if tree.tokens.ndim == 2 else 0
     if width == 0 or tree.tokens.shape[0] != rows:
-        yield f"tokens has the shape {_dims(tree.tokens)}: give [batch, node], with a row for each of the {rows} slots"
+        shape = list(tree.tokens.shape)
+        yield f"tokens has the shape {shape}: give [batch, node], with a row for each of the {rows} slots"
         return
     parents = tree.topology.parents
     if parents.ndim != 2 or parents.shape[0] not in (1, rows) or parents.shape[1] != width:
-        yield f"parents has the shape {_dims(parents)} and tokens {_dims(tree.tokens)}: give a parent for every node"
+        shapes = f"parents has the shape {list(parents.shape)} and tokens {list(tree.tokens.shape)}"
+        yield f"{shapes}: give a parent for every node"
         return
-    wanted = {
-        "tokens": (tree.tokens, (rows, width), (torch.int64,)),
-        "parents": (parents, tuple(parents.shape), (torch.int64,)),
-        "valid": (tree.valid, (rows, width), (torch.bool,)),
-        "law": (tree.law, (rows, width), (torch.int8,)),
-        "draft_probs": (tree.draft_probs, (rows, width, batch.vocab_size), (torch.float32, torch.float64)),
-    }
-    for name, (tensor, shape, dtypes) in wanted.items():
+    for name, tensor, shape, dtypes in (
+        ("tokens", tree.tokens, (rows, width), (torch.int64,)),
+        ("parents", parents, tuple(parents.shape), (torch.int64,)),
+        ("valid", tree.valid, (rows, width), (torch.bool,)),
+        ("law", tree.law, (rows, width), (torch.int8,)),
+        ("draft_probs", tree.draft_probs, (rows, width, batch.vocab_size), (torch.float32, torch.float64)),
+    ):
         if tensor is None:
             continue
         if tuple(tensor.shape) != shape:
-            yield f"{name} has the shape {_dims(tensor)}: give {list(shape)}"
+            yield f"{name} has the shape {list(tensor.shape)}: give {list(shape)}"
         elif tensor.dtype not in dtypes:
-            yield f"{name} is {_short(tensor.dtype)}: give {_short(dtypes[0])}"
+            yield f"{name} is {dtype_name(tensor.dtype)}: give {dtype_name(dtypes[0])}"
         elif tensor.device != batch.device:
             yield f"{name} is on {tensor.device} and the slots are on {batch.device}: build the tree on batch.device"
 
 
 def structure(tree: DraftTree) -> Iterator[Flaw]:
     """Yields what is wrong with the parents of a tree's nodes, and with which of them are valid."""
-    index = torch.arange(tree.width, device=tree.tokens.device)
-    parents = tree.parents
-    yield from _first(
+    index, parents = torch.arange(tree.width, device=tree.tokens.device), tree.parents
+    yield from first_flaw(
         Form.PARENTS,
         (parents != -1) & (index == 0) | ((parents >= index) | (parents < 0)) & (index > 0),
         lambda row, node: (
@@ -146,27 +150,17 @@ def structure(tree: DraftTree) -> Iterator[Flaw]:
         ),
     )
     above = tree.valid.gather(1, parents.clamp(0, tree.width - 1))
-    yield from _first(
+    yield from first_flaw(
         Form.VALID,
         (tree.valid & ~above) | (~tree.valid & (index == 0)),
         lambda row, node: "it is valid and its parent is not" if node else "it is the root, which must be valid",
     )
 
 
-def _root(tree: DraftTree, batch: Batch) -> list[Flaw]:
-    return _first(
-        Form.ROOT,
-        tree.tokens[:, :1] != batch.roots[:, None],
-        lambda row, _: (
-            f"its token is {int(tree.tokens[row, 0])}, and node 0 must be the root, the last token of the sequence, "
-            f"which is {int(batch.roots[row])}"
-        ),
-    )
-
-
-def _tokens(tree: DraftTree, vocab: int) -> list[Flaw]:
+def token_flaws(tree: DraftTree, vocab: int) -> list[Flaw]:
+    """Return the first node whose token is none of the vocabulary."""
     # All nodes: the target runs those that are not valid, too.
-    return _first(
+    return first_flaw(
         Form.TOKENS,
         (tree.tokens < 0) | (tree.tokens >= vocab),
         lambda row, node: (
@@ -183,7 +177,7 @@ def _size(tree: DraftTree, drafter: Drafter) -> Iterator[Flaw]:
         return
     depth = depths(tree.parents)
     for bound, source in ((drafter.max_depth, "announced"), (tree.max_depth, "gave the tree")):
-        yield from _first(
+        yield from first_flaw(
             Form.SIZE,
             tree.valid & (depth > bound),
             lambda row, node, bound=bound, source=source: (
@@ -191,7 +185,7 @@ def _size(tree: DraftTree, drafter: Drafter) -> Iterator[Flaw]:
             ),
         )
     rank = _same_parent(tree, tree.valid).tril(-1).sum(-1)
-    yield from _first(
+    yield from first_flaw(
         Form.SIZE,
         tree.valid & (rank >= tree.max_children) & (tree.parents >= 0),
         lambda row, node: (
@@ -201,22 +195,21 @@ def _size(tree: DraftTree, drafter: Drafter) -> Iterator[Flaw]:
     )
 
 
+def shape_flaws(tree: DraftTree, counted: Bool[Tensor, "batch node"], what: str) -> list[Flaw]:
+    """Return the first of the counted nodes that has an earlier sibling among them."""
+    return first_flaw(Form.SHAPE, _same_parent(tree, counted).tril(-1).any(-1), lambda row, node: what)
+
+
 def _shape(tree: DraftTree, drafter: Drafter, drafted: Bool[Tensor, "batch node"]) -> list[Flaw]:
     if drafter.is_chain:
-        siblings = _same_parent(tree, drafted).tril(-1).any(-1)
-        return _first(Form.SHAPE, siblings, lambda row, node: "it has a sibling, and the drafter says is_chain=True")
+        return shape_flaws(tree, drafted, "it has a sibling, and the drafter says is_chain=True")
     if not drafter.is_paths:
         return []
-    siblings = _same_parent(tree, drafted & (tree.parents > 0)).tril(-1).any(-1)
-    found = _first(
-        Form.SHAPE,
-        siblings,
-        lambda row, node: "it has a sibling below the first level, and the drafter says is_paths=True",
-    )
-    depth = depths(tree.parents)
-    has_child = torch.zeros_like(drafted).long().scatter_add(1, tree.parents.clamp(min=0), drafted.long()) > 0
+    below = "it has a sibling below the first level, and the drafter says is_paths=True"
+    depth, index = depths(tree.parents), tree.parents.clamp(min=0)
+    has_child = torch.zeros_like(index).scatter_add(1, index, drafted.long()) > 0
     short = drafted & ~has_child & (depth < (depth * drafted).amax(-1, keepdim=True))
-    return found or _first(
+    return shape_flaws(tree, drafted & (tree.parents > 0), below) or first_flaw(
         Form.SHAPE, short, lambda row, node: "its path is shorter than another, and the drafter says is_paths=True"
     )
 
@@ -225,7 +218,7 @@ def _laws(tree: DraftTree, drafter: Drafter, drafted: Bool[Tensor, "batch node"]
     known = torch.zeros(256, dtype=torch.bool, device=batch.device)
     known[[int(law) for law in drafter.laws]] = True
     greedy = (batch.sampling.temperature == 0)[:, None] & (tree.law == DraftSampling.DETERMINISTIC)
-    return _first(
+    return first_flaw(
         Form.LAWS,
         drafted & ~known[tree.law.long() & 255] & ~greedy,
         lambda row, node: (
@@ -240,7 +233,7 @@ def _siblings(tree: DraftTree, drafted: Bool[Tensor, "batch node"]) -> list[Flaw
     law = tree.law
     apart = (law[:, :, None] == law[:, None, :]) | (law == DraftSampling.WITHOUT_REPLACEMENT)[:, :, None]
     twice = same & apart & (law != DraftSampling.IID)[:, :, None]
-    return _first(
+    return first_flaw(
         Form.SIBLINGS,
         twice.any(-1),
         lambda row, node: (
@@ -264,7 +257,7 @@ def draft_probs_flaws(
     q = tree.draft_probs
     if q is None:
         needed = drawn if every is None else drawn | every
-        return _first(
+        return first_flaw(
             Form.Q,
             needed,
             lambda row, node: (
@@ -280,11 +273,13 @@ def draft_probs_flaws(
     read = torch.zeros_like(drawn).long().scatter_add(1, parents, drawn.long()) > 0
     if every is not None:
         read = read | every
-    found = _first(Form.Q, read & (distribution_flaw(q) > 0), lambda row, node: f"q after it {describe(q[row, node])}")
+    found = first_flaw(
+        Form.Q, read & (distribution_flaw(q) > 0), lambda row, node: f"q after it {describe(q[row, node])}"
+    )
     if found:
         return found
     chance = q.gather(1, parents[..., None].expand(-1, -1, q.shape[2])).gather(2, tree.tokens[..., None])[..., 0]
-    return _first(
+    return first_flaw(
         Form.POSSIBLE,
         drawn & ~(chance > 0),
         lambda row, node: (
@@ -293,10 +288,10 @@ def draft_probs_flaws(
     )
 
 
-def distribution_flaw(rows: Float[Tensor, "*rows vocab"]) -> Int[Tensor, "*rows"]:
+def distribution_flaw(rows: Float[Tensor, "*rows vocab"], tolerance: float = SUM_TOLERANCE) -> Int[Tensor, "*rows"]:
     """Return 0 for rows that are distributions, and another number for all others."""
     bad = ~torch.isfinite(rows).all(-1) | (rows < 0).any(-1)
-    return (bad | ~((rows.double().sum(-1) - 1).abs() <= SUM_TOLERANCE)).long()
+    return (bad | ~((rows.double().sum(-1) - 1).abs() <= tolerance)).long()
 
 
 def describe(row: Float[Tensor, " vocab"]) -> str:
@@ -323,22 +318,10 @@ def _same_parent(tree: DraftTree, counted: Bool[Tensor, "batch node"]) -> Bool[T
     return (tree.parents[:, :, None] == tree.parents[:, None, :]) & counted[:, :, None] & counted[:, None, :]
 
 
-def _first(check: Form, wrong: Bool[Tensor, "batch node"], what: Callable[[int, int], str]) -> list[Flaw]:
+def first_flaw(check: Form, wrong: Bool[Tensor, "batch node"], what: Callable[[int, int], str]) -> list[Flaw]:
     """Return the first node that is wrong as a flaw; ``what`` words it, from row and node."""
-    where = wrong.nonzero()
-    if not len(where):
-        return []
-    row, node = where[0].tolist()
-    return [Flaw(check, row, node, what(row, node))]
+    return [Flaw(check, row, node, what(row, node)) for row, node in wrong.nonzero()[:1].tolist()]
 
 
 def _law(number: int) -> str:
     return DraftSampling(number).name if number in tuple(DraftSampling) else str(number)
-
-
-def _dims(tensor: Tensor) -> str:
-    return str(list(tensor.shape))
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -16,12 +16,11 @@ from drafters.choice import ChoiceDrafter
 from drafters.eagle import EagleDrafter
 from drafters.heads.base import FeatureHead
 from drafters.heads.block import BlockHead
-from drafters.heads.eagle import EagleHead
-from drafters.heads.eagle3 import Eagle3Head
+from drafters.heads.eagle import Eagle3Head, EagleHead
 from drafters.heads.mtp import MTPHead
+from drafters.hydra import HydraDrafter, HydraHeads
 from drafters.marginals import MarginalDrafter
-from drafters.medusa import MedusaDrafter
-from drafters.medusa_heads import MedusaHeads
+from drafters.medusa import MedusaDrafter, MedusaHeads
 from drafters.merged import MergedDrafter
 from drafters.model import ModelDrafter
 from drafters.mtp import MTPDrafter
@@ -69,6 +68,22 @@ def medusa_heads(model: PreTrainedModel, num_heads: int = 3) -> MedusaHeads:
     for head in heads.heads:
         head[-1].weight.data.copy_(weight)
         torch.nn.init.normal_(head[0].linear.weight, std=0.2)
+    return heads
+
+
+def hydra_heads(model: PreTrainedModel, num_heads: int = 3, num_layers: int = 1) -> HydraHeads:
+    """Heads that mostly say what the target does after the hidden state, and depend on their tokens, too."""
+    weight = model.get_output_embeddings().weight
+    torch.manual_seed(7)
+    heads = HydraHeads(
+        num_heads=num_heads, hidden_size=weight.shape[1], vocab_size=weight.shape[0], num_layers=num_layers
+    )
+    for name, parameter in heads.named_parameters():
+        if name.startswith("lm_head.") and name.endswith("weight"):
+            parameter.data.copy_(weight)
+        elif name.endswith("res_connection.weight"):
+            torch.nn.init.normal_(parameter, std=0.1)
+            parameter.data[:, : weight.shape[1]].fill_diagonal_(1.0)
     return heads
 
 
@@ -139,6 +154,7 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
     ),
     "marginals": lambda target, distance=DISTANCE: MarginalDrafter(TREE, samples=3, sampling="without_replacement"),
     "medusa": lambda target, distance=DISTANCE: MedusaDrafter(medusa_heads(target), TREE),
+    "hydra": lambda target, distance=DISTANCE: HydraDrafter(hydra_heads(target), TREE, sampling="without_replacement"),
     "eagle_tree_without_replacement": lambda target, distance=DISTANCE: EagleDrafter(
         eagle_head(target), TREE, sampling="without_replacement"
     ),

@@ -179,6 +179,8 @@ class Neighbours(HonestTop):
 class _Remembers(HonestTop):
     """Drafts the tokens after one that it has noted for each slot."""
 
+    lookback = None
+
     def bind(self, target: Target, sizes: Sizes) -> Session:
         self.noted = torch.zeros(sizes.max_batch_size, dtype=torch.long)
         return super().bind(target, sizes)
@@ -206,6 +208,18 @@ class NeverForgets(_Remembers):
         self.noted[outcome.slots] = (self.noted[outcome.slots] + counts) % len(self.table)
 
 
+class NeedsTheBeginning(_Remembers):
+    """Counts the tokens of its request, and says that a beginning that is shared need not be shown to it."""
+
+    lookback = 0
+
+    def admit(self, slot: int, prompt_ids: object, sampling: SamplingParams) -> None:
+        self.noted[slot] = 0
+
+    def observe(self, outcome: Outcome) -> None:
+        self.noted[outcome.slots] = (self.noted[outcome.slots] + outcome.counts) % len(self.table)
+
+
 class Drifts(_Remembers):
     """Counts the tokens of the sequence, and forgets the root of every round."""
 
@@ -220,6 +234,7 @@ class Drifts(_Remembers):
 class ClearsByProduct(HonestTop):
     """Adds up hidden states, and begins anew with a product by zero, after which NaN is still NaN."""
 
+    lookback = None
     hidden_layers = (-1,)
 
     def bind(self, target: Target, sizes: Sizes) -> Session:
@@ -376,6 +391,7 @@ BEHAVIOUR: dict[type[Honest], str] = {
     Neighbours: "independent of batch mates",
     LastPiece: "independent of the prompt's pieces",
     NeverForgets: "a slot is used again",
+    NeedsTheBeginning: "shared beginnings",
     Drifts: "no drift",
     SaysChosen: "chosen tokens use no randomness",
     NoLeaves: "q at the leaves",

@@ -17,6 +17,7 @@ class Wrapped(Session):
         self.inner = inner
         self.reads_host, self.models = inner.reads_host, inner.models
         self.hidden_layers, self.top_tokens = inner.hidden_layers, inner.top_tokens
+        self.caches, self.lookback = inner.caches, inner.lookback
 
     def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
         self.inner.admit(slot, prompt_ids, sampling)
@@ -32,6 +33,9 @@ class Wrapped(Session):
 
     def trimmed(self, tree: DraftTree) -> DraftTree:
         return self.inner.trimmed(tree)
+
+    def held(self, slot: int, length: int) -> int:
+        return self.inner.held(slot, length)
 
     def release(self, slot: int) -> None:
         self.inner.release(slot)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from drafters.ngram import NGramDrafter
+from specdec.checks.reference import reference_decode
 from specdec.engine import rounds
 from specdec.engine.engine import Engine
-from specdec.exactness.reference import reference_decode
 from specdec.requests import SamplingParams
 from specdec.target.loading import load
 from specdec.target.target import Target

@@ -10,8 +10,8 @@ from torch import Tensor
 from specdec.attention import BACKENDS
 from specdec.attention.tree_attention import Seen, tree_attention
 from specdec.cache.base import Cache, Stored
+from specdec.checks.reference import reference_decode
 from specdec.engine.engine import Engine
-from specdec.exactness.reference import reference_decode
 from specdec.forward import ForwardBatch
 from specdec.requests import SamplingParams
 from specdec.target.facts import find

@@ -75,10 +75,6 @@ def test_a_room_that_grows_is_noticed() -> None:
 
 # ---------------------------------------------------------------- circles of imports
 
-CIRCLES: list[set[str]] = [
-    {"specdec.physics.reading", "specdec.physics.shape"},  # ModelShape.of reads a configuration, which makes a shape
-]
-
 
 def import_graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
     """The modules that every module imports, inside of functions and for type checkers alone included."""
@@ -112,7 +108,7 @@ def circles(graph: Mapping[str, set[str]]) -> list[set[str]]:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     found = circles(import_graph({name: path.read_text() for name, path in SOURCES.items()}))
-    assert found == CIRCLES
+    assert not found
 
 
 def test_a_circle_is_found_wherever_its_imports_stand() -> None:
@@ -136,7 +132,7 @@ COMPONENTS = {
 
 ASKED = {
     "drafters.heads.block: Cache",  # its module is called with transformers' caches, too
-    "drafters.medusa: StaticTree",
+    "drafters.heads.last_state: StaticTree",
     "drafters.own_model: ExpansionTree",
     "experiments.commands.run: CostAwareLength",
     "experiments.commands.run: FixedLength",
@@ -152,7 +148,6 @@ ASKED = {
     "experiments.inspecting.kinds: MedusaDrafter",
     "experiments.inspecting.kinds: ModelDrafter",
     "experiments.measuring.accounting: BlockDrafter",
-    "experiments.measuring.accounting: Drafter",
     "experiments.measuring.conditions: Drafter",
     "experiments.session.policies: AdaptiveDrafter",
     "experiments.session.policies: CostAwareLength",
@@ -274,15 +269,14 @@ def test_questions_and_deep_classes_are_noticed() -> None:
 
 # ---------------------------------------------------------------- pages
 
-MOST_WORDS, MOST_PAGES, ALL_WORDS = 3_000, 16, 48_000
+MOST_WORDS, MOST_PAGES, ALL_WORDS = 3_000, 16, 41_000
 LONG = {
-    "docs/costs.md": 3_800,
-    "docs/drafters.md": 5_600,
-    "docs/engine.md": 5_700,
-    "docs/experiments.md": 4_600,
-    "docs/measurements.md": 4_300,
-    "docs/results.md": 5_600,
-    "docs/why-decoding-is-slow.md": 4_300,
+    "docs/drafters.md": 4_350,
+    "docs/engine.md": 4_500,
+    "docs/experiments.md": 3_650,
+    "docs/measurements.md": 3_850,
+    "docs/results.md": 4_400,
+    "docs/why-decoding-is-slow.md": 3_950,
 }
 """Pages that are longer, and their own limits."""
 

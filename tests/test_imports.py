@@ -21,15 +21,15 @@ LAYERS = (
     ("requests", "topology", "inflate"),
     ("tree", "sampling"),
     ("forward", "batch", "coupling", "tree_parts"),
-    ("interfaces", "cache"),
+    ("cache",),
+    ("interfaces",),
     ("acceptance", "attention", "wellformed", "attributes"),
     ("execution",),
     ("quantization",),
     ("target",),
     ("drafting", "doctor"),
     ("engine",),
-    ("exactness", "generation"),
-    ("drafter_checks", "physics"),
+    ("checks", "generation", "physics"),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from specdec.batch import Batch
-from specdec.drafting import draws
-from specdec.drafting.builders import SampledTree, StaticTree, TreeBuilder, sampled
+from specdec.drafting.builders import SampledTree, StaticTree, TreeBuilder, sampled, static
 from specdec.drafting.costs import RoundCosts
 from specdec.drafting.drawing import Drawing
 from specdec.drafting.policies import ConfidenceNodes, CostAwareNodes, NodePolicy
@@ -105,7 +104,7 @@ def worlds(
 ) -> Iterator[tuple[float, DraftTree]]:
     """All trees that a round may draft, with their probabilities."""
     choices, scorer = Choices(), Table(q)
-    monkeypatch.setattr(draws, "draw", choices.draw)
+    monkeypatch.setattr(static, "draw", choices.draw)
     monkeypatch.setattr(sampled, "draw_with_total", choices.with_total)
     vocab = len(q(()))
     slots = slots_of([[1, 0]], vocab_size=vocab, params=[SamplingParams(temperature=1.0)])

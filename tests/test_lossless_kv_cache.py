@@ -16,9 +16,9 @@ from drafters.model import ModelDrafter
 from specdec.cache.base import Segment
 from specdec.cache.formats import FORMATS
 from specdec.cache.quantized import QuantizedSlotCache
-from specdec.drafter_checks.check import check_drafter
+from specdec.checks.drafter import check_drafter
+from specdec.checks.reference import reference_decode
 from specdec.engine.engine import Engine
-from specdec.exactness.reference import reference_decode
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 from specdec.types import Noise
@@ -79,7 +79,7 @@ PAIRS = [(drafter, verifier) for verifier, drafter in STRONGEST.items()] + [
 @pytest.mark.parametrize(
     ("kv_cache", "drafter", "verifier"),
     [
-        complete(kv_cache, drafter, verifier, strong=(drafter, verifier) in STRONG[kv_cache])
+        complete(kv_cache, drafter, verifier, strong=(drafter, verifier) in STRONG.get(kv_cache, ()))
         for kv_cache, (drafter, verifier) in product(FORMATS, PAIRS)
     ],
 )

@@ -12,8 +12,8 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
+from specdec.checks.reference import reference_decode
 from specdec.engine.engine import Engine
-from specdec.exactness.reference import reference_decode
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from tests.components import DRAFTERS, STRONGEST, fitting

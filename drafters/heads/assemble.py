@@ -1,20 +1,158 @@
-"""From the tensors of a checkpoint to a head: sizes are read off the tensors, and what is missing is named."""
+"""From the tensors of a checkpoint to a head and back: sizes are read off the tensors, and what is missing is named.
 
-from collections.abc import Mapping
+A head's table of names is a sequence of pairs, the beginning of our name of a tensor and that of the public one. The
+first pair that fits counts; a tensor that fits none has its own name. It is read forwards to write a checkpoint, and
+backwards to load one.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from torch import Tensor
-from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
+from jaxtyping import Int
+from torch import Tensor, nn
+from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from specdec.arguments import number, shown, whole
 from specdec.target.loading import listed
 
-_Head = TypeVar("_Head", bound=PreTrainedModel)
+Names = Sequence[tuple[str, str]]
+_Head = TypeVar("_Head", bound=nn.Module)
 _Config = TypeVar("_Config", bound=PreTrainedConfig)
 _PLAIN_THETA = 10000.0  # what a configuration without a rope_theta means, whatever the target's is
+_LAYER = re.compile(r"layers\.(\d+)\.")
+
+
+def public_name(key: str, names: Names) -> str:
+    """Returns the public name of one of our tensors."""
+    ours, theirs = next((pair for pair in names if key.startswith(pair[0])), ("", ""))
+    return theirs + key.removeprefix(ours)
+
+
+def named(tensors: Mapping[str, Tensor], names: Names) -> dict[str, Tensor]:
+    """Returns tensors by their public names."""
+    return {public_name(key, names): tensor for key, tensor in tensors.items()}
+
+
+def fill(name: str, head: _Head, tensors: Mapping[str, Tensor], names: Names = ()) -> _Head:
+    """Put a checkpoint's tensors into a head that was made on the ``meta`` device.
+
+    Args:
+        name: The checkpoint's, for messages.
+        head: The head.
+        tensors: The tensors by their public names.
+        names: The table of names.
+
+    Returns:
+        The head, on the CPU.
+
+    Raises:
+        ValueError: A tensor is missing, superfluous, of another shape or not finite; names it as the checkpoint does.
+    """
+    wanted = head.state_dict()
+    ours = {public_name(key, names): key for key in wanted}
+    missing = [key for key in ours if key not in tensors]
+    if missing:
+        raise ValueError(f"{name} is incomplete: {listed(missing)} {'is' if len(missing) == 1 else 'are'} missing")
+    unknown = [key for key in tensors if key not in ours]
+    if unknown:
+        raise ValueError(
+            f"{name} holds {listed(unknown)}, which {type(head).__name__} does not have: it is a checkpoint of another "
+            f"kind"
+        )
+    for key, tensor in tensors.items():
+        if tensor.shape != wanted[ours[key]].shape:
+            raise ValueError(
+                f"{name}: the tensor {key} has the shape {list(tensor.shape)} and the others call for "
+                f"{list(wanted[ours[key]].shape)}"
+            )
+        if not finite(tensor):  # all drafts would be worthless, and nothing else would tell
+            raise ValueError(
+                f"{name}: the tensor {key} holds NaN or infinity: its training diverged or the file is damaged, give "
+                f"another checkpoint"
+            )
+    head.load_state_dict({ours[key]: tensor for key, tensor in tensors.items()}, assign=True)
+    return head.eval()
+
+
+def finite(tensor: Tensor | None) -> bool:
+    """Returns whether a tensor is there and has no NaN, which some trainings leave where they borrow, nor infinity."""
+    if tensor is None:
+        return False
+    if not tensor.is_floating_point() or not tensor.numel() or tensor.dtype.itemsize == 1:  # no aminmax for fp8
+        return True
+    # One pass without a mask as large as the tensor; NaN makes both ends NaN.
+    return all(bool(end.isfinite()) for end in torch.aminmax(tensor))
+
+
+def take_draft_ids(
+    name: str, tensors: dict[str, Tensor], outputs: Sequence[str] = ("lm_head.weight",)
+) -> Int[Tensor, " column"] | None:
+    """Takes the map of a reduced vocabulary out of the tensors, and puts the rows of output layers in order.
+
+    ``d2t`` holds differences: column i is token ``i + d2t[i]``. ``t2d`` marks the same tokens.
+
+    Args:
+        name: The checkpoint's, for messages.
+        tensors: Its tensors, which are changed.
+        outputs: The names of the layers that have a row per column; the first one must be there.
+
+    Returns:
+        The target's id of every column, ascending; None for the whole vocabulary.
+
+    Raises:
+        ValueError: The maps do not name distinct tokens, or contradict each other or the output layer.
+    """
+    offsets, marks, ids = tensors.pop("d2t", None), tensors.pop("t2d", None), tensors.pop("draft_ids", None)
+    if offsets is not None:
+        ids = torch.arange(len(offsets)) + offsets.long()
+        if len(ids.unique()) < len(ids) or int(ids.min()) < 0:
+            raise ValueError(
+                f"{name}: d2t does not lead to distinct tokens: it must hold differences, token - column, not tokens"
+            )
+    if marks is not None:
+        marked = marks.bool().nonzero()[:, 0]
+        if ids is not None and not torch.equal(ids.sort().values, marked):
+            if offsets is not None and torch.equal(offsets.long().sort().values, marked):
+                raise ValueError(
+                    f"{name}: its d2t holds tokens, and must hold differences, token - column: store "
+                    f"d2t - torch.arange(len(d2t))"
+                )
+            raise ValueError(f"{name}: d2t and t2d name different tokens: one of the two belongs to another checkpoint")
+        ids = marked if ids is None else ids
+    if ids is None:
+        return None
+    if outputs[0] not in tensors:
+        raise ValueError(
+            f"{name} is incomplete: it has a vocabulary of {len(ids)} tokens of its own (d2t) and no {outputs[0]}, "
+            f"which cannot be tied to the target's"
+        )
+    rows = tensors[outputs[0]].shape[0]
+    if rows != len(ids):
+        raise ValueError(
+            f"{name}: its output layer has {rows} columns, and d2t or t2d names {len(ids)} tokens: one of them "
+            f"belongs to another checkpoint"
+        )
+    ids, order = ids.sort()
+    tensors |= {key: tensors[key][order] for key in outputs if key in tensors and len(tensors[key]) == len(order)}
+    return ids
+
+
+def draft_id_tensors(ids: Int[Tensor, " column"] | None, vocab_size: int) -> dict[str, Tensor]:
+    """Returns ``d2t`` and ``t2d`` of a reduced vocabulary."""
+    if ids is None:
+        return {}
+    ids = ids.cpu()
+    marks = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, ids, True)
+    return {"d2t": ids - torch.arange(len(ids)), "t2d": marks}
+
+
+def count_layers(tensors: Iterable[str]) -> int:
+    """Returns the number of decoder layers, whatever the configuration says."""
+    return 1 + max((int(match[1]) for match in map(_LAYER.match, tensors) if match), default=0)
 
 
 def config_of(name: str, stored: Mapping[str, Any], tensors: Mapping[str, Tensor], layer: str) -> PreTrainedConfig:
@@ -37,22 +175,14 @@ def config_of(name: str, stored: Mapping[str, Any], tensors: Mapping[str, Tensor
             f"{name}: the tensor {layer}self_attn.o_proj.weight is for hidden states of width {width}, and "
             f"{layer}mlp.gate_proj.weight reads {reads} channels: they belong to different checkpoints"
         )
-    kind = Qwen3Config if norms_queries(tensors, layer) else LlamaConfig
     config = made(
         name,
-        kind,
+        Qwen3Config if norms_queries(tensors, layer) else LlamaConfig,
         vocab_size=count_of(name, stored, "vocab_size") or 1,
-        hidden_size=width,
-        intermediate_size=needed(name, tensors, f"{layer}mlp.gate_proj.weight").shape[0],
-        **heads_of(name, stored, tensors, layer, width),
         hidden_act=stored.get("hidden_act") or "silu",
         max_position_embeddings=stored.get("max_position_embeddings") or 2048,
         rms_norm_eps=stored.get("rms_norm_eps") or 1e-6,
-        rope_parameters=rope_of(name, stored),
-        attention_bias=f"{layer}self_attn.q_proj.bias" in tensors,
-        num_hidden_layers=1,
-        bos_token_id=None,
-        eos_token_id=None,
+        **sizes_of(name, stored, tensors, layer, width),
     )
     config.output_bias = f"{layer}self_attn.o_proj.bias" in tensors
     config.mlp_bias = f"{layer}mlp.gate_proj.bias" in tensors
@@ -64,17 +194,12 @@ def norms_queries(tensors: Mapping[str, Tensor], layer: str) -> bool:
     return f"{layer}self_attn.q_norm.weight" in tensors
 
 
-def heads_of(
+def sizes_of(
     name: str, stored: Mapping[str, Any], tensors: Mapping[str, Tensor], layer: str, width: int
 ) -> dict[str, Any]:
-    """Returns the numbers of attention heads and their width, as fields of a configuration.
+    """Returns the fields of a configuration that the tensors of decoder layers tell, and their rotary embedding.
 
-    Args:
-        name: See ``config_of``.
-        stored: See ``config_of``.
-        tensors: See ``config_of``.
-        layer: See ``config_of``.
-        width: The width of hidden states.
+    Arguments as for ``config_of``; ``width`` is that of hidden states.
 
     Raises:
         ValueError: A tensor that is needed is missing, or widths do not fit each other.
@@ -93,9 +218,16 @@ def heads_of(
             f"{head_dim}: correct head_dim or num_attention_heads in its config.json"
         )
     return {
+        "hidden_size": width,
+        "intermediate_size": needed(name, tensors, f"{layer}mlp.gate_proj.weight").shape[0],
+        "num_hidden_layers": count_layers(tensors),
         "num_attention_heads": queries // head_dim,
         "num_key_value_heads": keys // head_dim,
         "head_dim": head_dim,
+        "attention_bias": f"{layer}self_attn.q_proj.bias" in tensors,
+        "rope_parameters": rope_of(name, stored),
+        "bos_token_id": None,
+        "eos_token_id": None,
     }
 
 
@@ -157,71 +289,3 @@ def needed(name: str, tensors: Mapping[str, Tensor], key: str) -> Tensor:
     if key not in tensors:
         raise ValueError(f"{name} is incomplete: the tensor {key} is missing")
     return tensors[key]
-
-
-def fill(name: str, head: _Head, tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> _Head:
-    """Put a checkpoint's tensors into a head that was made on the ``meta`` device.
-
-    Args:
-        name: The checkpoint's, for messages.
-        head: The head.
-        tensors: The tensors, by the head's names.
-        names: What the checkpoint calls them, where it has other names.
-
-    Returns:
-        The head, on the CPU.
-
-    Raises:
-        ValueError: Tensors are missing, or superfluous, or of another shape, or not finite; names them as the
-            checkpoint does.
-    """
-    wanted = head.state_dict()
-    missing = [names.get(key, key) for key in wanted if key not in tensors]
-    if missing:
-        raise ValueError(f"{name} is incomplete: {listed(missing)} {'is' if len(missing) == 1 else 'are'} missing")
-    unknown = [names.get(key, key) for key in tensors if key not in wanted]
-    if unknown:
-        raise ValueError(
-            f"{name} holds {listed(unknown)}, which {type(head).__name__} does not have: "
-            f"it is a checkpoint of another kind"
-        )
-    for key, tensor in tensors.items():
-        if tensor.shape != wanted[key].shape:
-            raise ValueError(
-                f"{name}: the tensor {names.get(key, key)} has the shape {list(tensor.shape)} and the others call for "
-                f"{list(wanted[key].shape)}"
-            )
-        check_finite(name, names.get(key, key), tensor)
-    head.load_state_dict(dict(tensors), assign=True, strict=False)
-    # Frequencies are no weights, and were not computed on the meta device.
-    body: Any = head.base_model
-    body.rotary_emb = type(body.rotary_emb)(head.config)
-    return head.eval()
-
-
-def finite(tensor: Tensor | None) -> bool:
-    """Returns whether a tensor is there and has no NaN, which some trainings leave where they borrow, nor infinity."""
-    if tensor is None:
-        return False
-    if not tensor.is_floating_point() or not tensor.numel() or tensor.dtype.itemsize == 1:  # no aminmax for fp8
-        return True
-    # One pass without a mask as large as the tensor; NaN makes both ends NaN.
-    return all(bool(end.isfinite()) for end in torch.aminmax(tensor))
-
-
-def check_finite(name: str, key: str, tensor: Tensor) -> None:
-    """Refuse weights that would make all drafts worthless, and nothing else would tell.
-
-    Args:
-        name: The checkpoint's, for messages.
-        key: What the checkpoint calls the tensor.
-        tensor: The tensor.
-
-    Raises:
-        ValueError: It holds NaN or infinity.
-    """
-    if not finite(tensor):
-        raise ValueError(
-            f"{name}: the tensor {key} holds NaN or infinity: its training diverged or the file is damaged, give "
-            f"another checkpoint"
-        )

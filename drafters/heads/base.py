@@ -227,5 +227,9 @@ class FeatureHead(PreTrainedModel):
         )
 
     def bound(self, target: PreTrainedModel) -> "FeatureHead":
-        """Returns the same head beside its target; see ``bound.bound``."""
+        """The same head beside its target; see ``bound.bound``."""
         return bound(self, target)
+
+    def widened(self, width: int) -> "FeatureHead":
+        """The same head for wider hidden states of the target, where there is one; else itself."""
+        return self

@@ -18,7 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as rotated
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
-from drafters.heads.bound import bound
+from drafters.heads.bound import bound, widened, wider_config
 from drafters.heads.markov import ConfidenceHead, MarkovHead
 from specdec.cache.base import Cache
 
@@ -222,10 +222,6 @@ class BlockHead(PreTrainedModel):
             head.draft_ids.copy_(draft_ids)
         return head
 
-    def features_of(self, states: list[Float[Tensor, "batch position hidden"]]) -> Float[Tensor, "batch position all"]:
-        """Returns what ``forward`` takes as ``features``: hidden states in the order of ``hidden_layers``."""
-        return torch.cat(states, dim=-1)
-
     def forward(
         self,
         input_ids: Int[Tensor, "batch node"] | None = None,
@@ -243,7 +239,8 @@ class BlockHead(PreTrainedModel):
 
         Args:
             input_ids: The places' tokens, as the target's ids. Not read for context.
-            features: The target's hidden states at committed positions (``features_of``).
+            features: The target's hidden states at committed positions, side by side in the order of
+                ``hidden_layers``.
             attention_mask: For places: None for causal; or as transformers' models take it, for example complete and
                 additive, ``[batch, 1, node, key]``. Context attends to nothing.
             position_ids: Absolute positions; None counts on from what the cache holds.
@@ -257,7 +254,6 @@ class BlockHead(PreTrainedModel):
             For places their logits, ``[batch, node, column]``, without a Markov head's part; for context nothing but
             the cache.
         """
-        config = self.config
         given = features if features is not None else inputs_embeds if input_ids is None else input_ids
         assert given is not None, "give features, tokens or embeddings"
         if past_key_values is None and (use_cache or features is not None):
@@ -268,43 +264,50 @@ class BlockHead(PreTrainedModel):
         if features is not None:
             self._read(features, position_ids, past_key_values)
             return CausalLMOutputWithPast(past_key_values=past_key_values)
-        if inputs_embeds is None:
+        embeds: Any = inputs_embeds
+        if embeds is None:
             if self.embed_tokens is None:
                 raise ValueError("this head has no embeddings: it borrows the target's, call BlockHead.bound first")
-            inputs_embeds = self.embed_tokens(input_ids)
-        hidden: Any = inputs_embeds
+            embeds = self.embed_tokens(input_ids)
+        states = self.run(
+            embeds,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        return CausalLMOutputWithPast(
+            logits=self.logits_of(states[-1][:, -logits_to_keep:] if logits_to_keep else states[-1]),
+            past_key_values=past_key_values,
+            hidden_states=tuple(states) if output_hidden_states else None,
+        )
+
+    def run(
+        self, inputs_embeds: Float[Tensor, "batch node hidden"], *, attention_mask: Any, **kwargs: Any
+    ) -> list[Float[Tensor, "batch node hidden"]]:
+        """Returns the inputs of all layers and, last, the normed output of places; arguments as for ``forward``."""
+        config = self.config
+        hidden = inputs_embeds
         if config.input_embedding_scale != 1:
             hidden = hidden * config.input_embedding_scale
-        masks = attention_mask
+        masks, positions = attention_mask, kwargs["position_ids"]
         if not isinstance(masks, dict):
-            wanted = {
+            wanted: dict[str, Any] = {
                 "config": config,
                 "inputs_embeds": hidden,
                 "attention_mask": attention_mask,
-                "past_key_values": past_key_values,
-                "position_ids": position_ids,
+                "past_key_values": kwargs["past_key_values"],
+                "position_ids": positions,
             }
             make = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}
             masks = {kind: make[kind](**wanted) for kind in dict.fromkeys(config.layer_types or ())}
-        rotary = self.rotary_emb(hidden, position_ids)
+        rotary = self.rotary_emb(hidden, positions)
         states: list[Tensor] = []
         for layer, kind in zip(self.layers, config.layer_types or (), strict=True):
             states.append(hidden)
-            hidden = layer(
-                hidden,
-                attention_mask=masks[kind],
-                position_ids=position_ids,
-                past_key_values=past_key_values,
-                use_cache=use_cache,
-                position_embeddings=rotary,
-                **kwargs,
-            )
-        hidden = self.norm(hidden)
-        return CausalLMOutputWithPast(
-            logits=self.logits_of(hidden[:, -logits_to_keep:] if logits_to_keep else hidden),
-            past_key_values=past_key_values,
-            hidden_states=(*states, hidden) if output_hidden_states else None,
-        )
+            hidden = layer(hidden, attention_mask=masks[kind], position_embeddings=rotary, **kwargs)
+        return [*states, self.norm(hidden)]
 
     def _read(self, features: Float[Tensor, "batch node width"], positions: Tensor, cache: Any) -> None:
         """Write the keys and values of context to the cache."""
@@ -321,11 +324,14 @@ class BlockHead(PreTrainedModel):
             else:
                 cache.update(keys, values, index)
 
-    def logits_of(self, hidden: Float[Tensor, "*some hidden"]) -> Float[Tensor, "*some column"]:
-        """Returns the logits of normed hidden states."""
-        if self.lm_head is None:
+    def logits_of(
+        self, hidden: Float[Tensor, "*some hidden"], output: nn.Module | None = None
+    ) -> Float[Tensor, "*some column"]:
+        """Returns the logits of normed hidden states, by the head's own output layer unless another one is given."""
+        layer = output or self.lm_head
+        if layer is None:
             raise ValueError("this head has no output layer: it borrows the target's, call BlockHead.bound first")
-        logits = self.lm_head(hidden)
+        logits = layer(hidden)
         if self.config.output_multiplier != 1:
             logits = logits * self.config.output_multiplier
         cap = self.config.final_logit_softcapping
@@ -334,6 +340,23 @@ class BlockHead(PreTrainedModel):
     def bound(self, target: PreTrainedModel) -> "BlockHead":
         """Returns the same head beside its target; see ``bound.bound``."""
         return bound(self, target)
+
+    def widened(self, width: int) -> "BlockHead":
+        """Returns the same head for wider hidden states of the target; see ``bound.widened``."""
+        factor = width / self.config.hidden_size
+        config = wider_config(self.config, factor)
+        config.target_hidden_size, rank = width, self.config.markov_rank
+
+        def parts(name: str) -> tuple[int, int]:
+            if name == "fc.weight":
+                return len(self.hidden_layers), 0
+            if name == "confidence_head.proj.weight":
+                return 1, rank if self.config.confidence_with_markov else 0
+            return 1, rank if name == "markov_head.gate_proj.weight" else 0  # the hidden state comes first
+
+        larger = BlockHead(config)
+        larger.draft_ids = self.draft_ids
+        return widened(self, larger, factor, parts)
 
 
 def default_layers(target_layers: int, count: int) -> list[int]:

@@ -1,28 +1,41 @@
 """The folder layouts of block drafters' heads: z-lab's, DeepSpec's and SpecForge's, speculators', and our own.
 
-All of them name the tensors alike; what differs is ``config.json``. Sizes are read off the tensors, because uploaded
+All of them name the tensors as we do; what differs is ``config.json``. Sizes are read off the tensors, because uploaded
 configurations are often wrong about them.
 """
 
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
-from drafters.heads.assemble import count_of, fill, finite, heads_of, made, needed, norms_queries, rope_of, section
+from drafters.heads.assemble import (
+    count_layers,
+    count_of,
+    draft_id_tensors,
+    fill,
+    finite,
+    made,
+    needed,
+    norms_queries,
+    section,
+    sizes_of,
+    take_draft_ids,
+)
 from drafters.heads.block import BlockConfig, BlockHead, default_layers
 from drafters.heads.bound import move
-from drafters.heads.eagle_layouts import draft_ids_of
-from drafters.heads.files import Checkpoint
-from drafters.heads.markov import KINDS
+from drafters.heads.files import Checkpoint, ServedFor, Where, check_layout, write
 from specdec.arguments import whole, wholes
 from specdec.target.loading import resolve_device, resolve_dtype
 
+LAYOUTS = ("own", "z-lab", "deepspec", "speculators", "sglang")
+"""This project's own; z-lab's for heads in place and SpecForge's for shifted ones (SGLang, vLLM); DeepSpec's (SGLang,
+vLLM); speculators' (vLLM); z-lab's or DeepSpec's, if SGLang can serve the head."""
+
 _IGNORED = re.compile(r"(?:.*\.)?rotary_emb\.inv_freq|verifier_(?:lm_head|norm)\.weight")
-_LAYER = re.compile(r"layers\.(\d+)\.")
 _COPIED = ("hidden_act", "rms_norm_eps", "max_position_embeddings", "vocab_size", "sliding_window", "layer_types")
 
 
@@ -30,54 +43,52 @@ def load_block(
     path: str | Path,
     *,
     dtype: str | torch.dtype | None = None,
-    device: str | torch.device = "cpu",
+    device: str | torch.device | None = None,
     hidden_layers: tuple[int, ...] | None = None,
     mask_token_id: int | None = None,
-    **where: Any,
+    **where: Unpack[Where],
 ) -> BlockHead:
     """Load a block drafter's head in any of the known layouts.
 
     Args:
         path: A folder, a name on the hub, or ``bundled/…``.
         dtype: What to load it in; None for the checkpoint's own.
-        device: Where to put it.
+        device: Where to put it; None for the CPU.
         hidden_layers: The target's hidden states that it reads, numbered as in ``Drafter.hidden_layers``, in place of
             those that its files name.
         mask_token_id: In place of the one that its files name.
-        **where: See ``Checkpoint``.
+        **where: See ``Where``.
 
     Raises:
         ValueError: There is no such checkpoint, it is of another kind, it is incomplete, or its numbers contradict each
             other.
     """
-    resolved = None if dtype is None else resolve_dtype(dtype)
-    place = resolve_device(device)
+    resolved, place = None if dtype is None else resolve_dtype(dtype), resolve_device(device or "cpu")
     checkpoint = Checkpoint(path, **where)
-    name = checkpoint.name
-    tensors = {
-        key.removeprefix("model."): tensor
-        for key, tensor in checkpoint.tensors().items()
-        if not _IGNORED.fullmatch(key)
-    }
+    name, tensors = checkpoint.name, {}
+    for key, tensor in checkpoint.tensors().items():
+        if not _IGNORED.fullmatch(key):
+            tensors[key.removeprefix("model.")] = tensor
     layers, block = _described(name, checkpoint.config, tensors)
     if hidden_layers is not None:
         block["hidden_layers"] = list(hidden_layers)
     if mask_token_id is not None:
         block["mask_token_id"] = mask_token_id
-    ids = _ordered(name, tensors)
-    settings = block | _sizes(name, layers, tensors, ids)
+    ids = take_draft_ids(name, tensors, _COLUMNS)
+    settings = block | _sizes(name, layers, tensors, reduced=ids is not None)
     _check(name, settings, tensors)
-    if settings["draft_vocab_size"] is not None and ids is None:
-        raise ValueError(
-            f"{name} is incomplete: its logits have {settings['draft_vocab_size']} columns of a vocabulary of "
-            f"{settings['vocab_size']}, and d2t, which says whose they are, is missing"
-        )
-    reduced = {} if ids is None or settings["draft_vocab_size"] is None else {"draft_ids": ids}
+    if not settings["owns_embeddings"]:
+        tensors.pop("embed_tokens.weight", None)
+    if settings["draft_vocab_size"] is not None:
+        if ids is None:
+            raise ValueError(
+                f"{name} is incomplete: its logits have {settings['draft_vocab_size']} columns of a vocabulary of "
+                f"{settings['vocab_size']}, and d2t, which says whose they are, is missing"
+            )
+        tensors["draft_ids"] = ids
     with torch.device("meta"):
         head = BlockHead(made(name, BlockConfig, **settings))
-    head = _filled(name, head, tensors | reduced)
-    move(head, place, resolved if isinstance(resolved, torch.dtype) else None)
-    return head
+    return move(fill(name, head, tensors), place, resolved if isinstance(resolved, torch.dtype) else None)
 
 
 def _described(
@@ -100,62 +111,54 @@ def _described(
             raise ValueError(
                 f"{name} is a speculators folder of the type {kind!r}: BlockDrafter takes dflash and dspark"
             )
-        layers = section(name, stored, "transformer_layer_config")
-        shifted = bool(stored.get("sample_from_anchor", kind == "dspark"))
-        ids = _first(name, stored, "aux_hidden_state_layer_ids", "eagle_aux_hidden_state_layer_ids")
-        block = _block(name, stored, stored, shifted=shifted)
+        layers, key = section(name, stored, "transformer_layer_config"), "aux_hidden_state_layer_ids"
+        key = key if stored.get(key) is not None else f"eagle_{key}"
         sliding = not stored.get("sliding_window_non_causal", False)
-        return layers, block | {"hidden_layers": ids, "causal": _causal(name, layers, full=False, sliding=sliding)}
+        return layers, {
+            **_stored_block(name, stored, shifted=bool(stored.get("sample_from_anchor", kind == "dspark"))),
+            "hidden_layers": _ids(name, stored, key),
+            "causal": _causal(name, layers, full=False, sliding=sliding),
+        }
     if "target_layer_ids" in stored and not inner:  # DeepSpec's, whatever its name: "DFlash", too, is shifted there
-        block = _block(name, stored, stored, shifted=True)
-        ids = _first(name, stored, "target_layer_ids")
-        ids = None if ids is None else [layer + 1 for layer in ids]
-        return stored, block | {"hidden_layers": ids, "causal": _one_way(name, stored, stored.get("is_causal"))}
-    if inner or architecture.startswith("DFlash"):
-        projector = inner.get("projector_type") or "dflash"
+        given, projector = stored, "dspark"
+    elif inner or architecture.startswith("DFlash"):
+        given, projector = {**stored, **inner}, inner.get("projector_type") or "dflash"
         if projector not in ("dflash", "dspark"):
             raise ValueError(f"{name} has the projector_type {projector!r}: BlockDrafter takes dflash and dspark")
-        block = _block(name, inner, stored, shifted=projector == "dspark")
-        ids = _first(name, inner, "target_layer_ids") or _first(name, stored, "target_layer_ids")
-        total = count_of(name, stored, "num_target_layers")
-        if ids is None and total is not None:
-            ids = default_layers(total, 1 + max((int(m[1]) for m in map(_LAYER.match, tensors) if m), default=0))
-        causal = _one_way(name, stored, inner.get("is_causal", stored.get("is_causal")))
-        ids = None if ids is None else [layer + 1 for layer in ids]
-        return stored, block | {"hidden_layers": ids, "target_layers": total, "causal": causal}
-    raise ValueError(
-        f"{name} is no block drafter: its config.json has neither dflash_config (z-lab, SpecForge), nor "
-        f"target_layer_ids (DeepSpec), nor speculators_model_type (speculators), nor the model_type "
-        f"{BlockConfig.model_type!r}"
-    )
+    else:
+        raise ValueError(
+            f"{name} is no block drafter: its config.json has neither dflash_config (z-lab, SpecForge), nor "
+            f"target_layer_ids (DeepSpec), nor speculators_model_type (speculators), nor the model_type "
+            f"{BlockConfig.model_type!r}"
+        )
+    outputs, total = _ids(name, given, "target_layer_ids"), count_of(name, stored, "num_target_layers")
+    if outputs is None and total is not None:
+        outputs = default_layers(total, count_layers(tensors))
+    causal = given.get("is_causal")  # without it, only sliding layers are causal
+    return stored, {
+        **_stored_block(name, given, shifted=projector == "dspark"),
+        "hidden_layers": None if outputs is None else [layer + 1 for layer in outputs],
+        "target_layers": total,
+        "causal": _causal(name, stored, full=bool(causal), sliding=causal is None or causal),
+    }
 
 
-def _block(name: str, inner: Mapping[str, Any], outer: Mapping[str, Any], *, shifted: bool) -> dict[str, Any]:
-    """Returns the fields of a block that all published layouts call alike, in an inner dict or at the top."""
-    both = {**outer, **inner}
-    size = both.get("block_size")
-    if size is None:
+def _stored_block(name: str, given: Mapping[str, Any], *, shifted: bool) -> dict[str, Any]:
+    """The fields of a block that all published layouts call alike."""
+    if given.get("block_size") is None:
         raise ValueError(f"{name}: its config.json has no block_size: add it, as the head was trained")
-    found: dict[str, Any] = {"block_size": size, "mask_token_id": both.get("mask_token_id"), "shifted": shifted}
-    found["target_hidden_size"] = both.get("target_hidden_size")
-    for key in ("input_embedding_scale", "output_multiplier", "final_logit_softcapping"):
-        if both.get(key) is not None:
-            found[key] = both[key]
-    if both.get("markov_head_type"):
-        found["markov_head_type"] = both["markov_head_type"]
-    return found
+    always = {key: given.get(key) for key in ("block_size", "mask_token_id", "target_hidden_size")}
+    return always | {"shifted": shifted} | {key: given[key] for key in _OPTIONAL if given.get(key)}
+
+
+_OPTIONAL = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping", "markov_head_type")
 
 
 def _causal(name: str, layers: Mapping[str, Any], *, full: bool, sliding: bool) -> bool:
-    """Returns whether places see only those before them, in all layers of the types that there are.
-
-    Raises:
-        ValueError: It differs between layers, which one mask for all of a block cannot say.
-    """
+    """Whether places see only those before them, in all layers of the types that there are."""
     of_type = {"full_attention": full, "sliding_attention": sliding}
-    types = set(layers.get("layer_types") or ["full_attention"])
-    found = {of_type.get(each, full) for each in types}
-    if len(found) > 1:
+    found = {of_type.get(each, full) for each in layers.get("layer_types") or ["full_attention"]}
+    if len(found) > 1:  # one mask for all of a block cannot say it
         raise ValueError(
             f"{name}: its sliding layers see a block one way and its full layers both ways, which is not supported: "
             f"set is_causal in its config.json if it was trained otherwise"
@@ -163,31 +166,18 @@ def _causal(name: str, layers: Mapping[str, Any], *, full: bool, sliding: bool) 
     return found.pop()
 
 
-def _one_way(name: str, layers: Mapping[str, Any], causal: bool | None) -> bool:
-    """Returns ``_causal`` of layouts with ``is_causal``: without it, only sliding layers are causal."""
-    return _causal(name, layers, full=bool(causal), sliding=causal is None or causal)
-
-
-def _first(name: str, stored: Mapping[str, Any], *keys: str) -> list[int] | None:
-    """Returns the layer ids under the first of some keys that a ``config.json`` has; None if it has none.
-
-    Raises:
-        ValueError: They are no numbers.
-    """
-    key = next((key for key in keys if stored.get(key) is not None), None)
+def _ids(name: str, stored: Mapping[str, Any], key: str) -> list[int] | None:
+    """The layer ids that a ``config.json`` has under a key; None if it has none."""
     remedy = "correct it to a list of whole numbers"
-    return None if key is None else list(wholes(f"{name}: its config.json has {key}", stored[key], remedy))
+    said = f"{name}: its config.json has {key}"
+    return None if stored.get(key) is None else list(wholes(said, stored[key], remedy))
 
 
-def _sizes(name: str, layers: Mapping[str, Any], tensors: Mapping[str, Tensor], ids: Tensor | None) -> dict[str, Any]:
-    """Returns the fields of ``BlockConfig`` that the tensors tell, or else what ``config.json`` says of the layers.
-
-    Raises:
-        ValueError: A tensor that is needed is missing, or widths do not fit each other.
-    """
+def _sizes(name: str, layers: Mapping[str, Any], tensors: Mapping[str, Tensor], *, reduced: bool) -> dict[str, Any]:
+    """The fields of ``BlockConfig`` that the tensors tell, or else what ``config.json`` says of the layers."""
     first = "layers.0."
     width = needed(name, tensors, "fc.weight").shape[0]
-    heads = heads_of(name, layers, tensors, first, width)
+    sizes = sizes_of(name, layers, tensors, first, width)
     found: dict[str, Any] = {key: layers[key] for key in _COPIED if layers.get(key) is not None}
     embeddings, output = tensors.get("embed_tokens.weight"), tensors.get("lm_head.weight")
     owns_embeddings = embeddings is not None and finite(embeddings)
@@ -195,10 +185,12 @@ def _sizes(name: str, layers: Mapping[str, Any], tensors: Mapping[str, Tensor], 
         found["vocab_size"] = embeddings.shape[0]
     markov = tensors.get("markov_head.markov_w1.weight")
     if markov is not None:
-        found |= {"markov_rank": markov.shape[1], "markov_head_type": _markov_kind(tensors)}
+        kinds = {"markov_head.gate_proj.weight": "gated", "markov_head.joint_proj.weight": "rnn"}
+        kind = next((kind for key, kind in kinds.items() if key in tensors), "vanilla")
+        found |= {"markov_rank": markov.shape[1], "markov_head_type": kind}
         found["markov_biases"] = any(key in tensors for key in _MARKOV_BIASES)
         found.setdefault("vocab_size", markov.shape[0])
-    if output is not None and ids is None:
+    if output is not None and not reduced:
         found.setdefault("vocab_size", output.shape[0])
     if "vocab_size" not in found:
         raise ValueError(f"{name}: its config.json has no vocab_size: add that of its target")
@@ -206,14 +198,9 @@ def _sizes(name: str, layers: Mapping[str, Any], tensors: Mapping[str, Tensor], 
     judge = tensors.get("confidence_head.proj.weight")
     return found | {
         "layer_kind": "qwen3" if norms_queries(tensors, first) else "llama",
-        "hidden_size": width,
-        "intermediate_size": needed(name, tensors, f"{first}mlp.gate_proj.weight").shape[0],
-        "num_hidden_layers": 1 + max(int(m[1]) for m in map(_LAYER.match, tensors) if m),
-        **heads,
-        "attention_bias": f"{first}self_attn.q_proj.bias" in tensors,
+        **sizes,
         "mlp_bias": f"{first}mlp.gate_proj.bias" in tensors,
         "use_sliding_window": "sliding_attention" in (layers.get("layer_types") or ()),
-        "rope_parameters": rope_of(name, layers),
         "draft_vocab_size": None if columns == found["vocab_size"] else columns,
         "owns_embeddings": owns_embeddings,
         "owns_output": output is not None,
@@ -221,8 +208,6 @@ def _sizes(name: str, layers: Mapping[str, Any], tensors: Mapping[str, Tensor], 
         "confidence_with_markov": judge is not None and judge.shape[1] > width,
         "tie_word_embeddings": False,
         "pad_token_id": None,
-        "bos_token_id": None,
-        "eos_token_id": None,
     }
 
 
@@ -230,20 +215,8 @@ _COLUMNS = ("lm_head.weight", "markov_head.markov_w2.weight")
 _MARKOV_BIASES = ("markov_head.gate_proj.bias", "markov_head.joint_proj.bias")
 
 
-def _markov_kind(tensors: Mapping[str, Tensor]) -> str:
-    """Returns which of ``markov.KINDS`` a Markov head is."""
-    vanilla, gated, rnn = KINDS
-    if "markov_head.gate_proj.weight" in tensors:
-        return gated
-    return rnn if "markov_head.joint_proj.weight" in tensors else vanilla
-
-
 def _check(name: str, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Refuse numbers that contradict each other.
-
-    Raises:
-        ValueError: Says which, and what to give.
-    """
+    """Refuse numbers that contradict each other."""
     places = settings.get("block_size", 2)
     whole(f"{name}: its config.json has block_size", places, least=1 if settings.get("shifted") else 2)
     mask, vocabulary = settings.get("mask_token_id"), settings["vocab_size"]
@@ -261,8 +234,7 @@ def _check(name: str, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]
         raise ValueError(
             f"{name}: its config.json does not say which hidden states of the target it reads: give hidden_layers=…"
         )
-    if not isinstance(ids, list | tuple) or any(type(layer) is not int for layer in ids):
-        raise ValueError(f"{name}: {ids!r} are no numbers of hidden states: give hidden_layers=[…]")
+    wholes(f"{name}: hidden_layers", ids, "give hidden_layers=[…]")
     if min(ids) < 0:
         raise ValueError(f"{name} reads the hidden states {ids}, and there are none before 0: give hidden_layers=…")
     width = count_of(name, settings, "target_hidden_size") or settings["hidden_size"]
@@ -280,42 +252,134 @@ def _check(name: str, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]
         )
 
 
-def _ordered(name: str, tensors: dict[str, Tensor]) -> Tensor | None:
-    """Returns the target's id of every column of a reduced vocabulary, ascending; None for a full one.
+def save_block(head: BlockHead, folder: str | Path, *, layout: str = "own", served: ServedFor | None = None) -> None:
+    """Write ``config.json`` and ``model.safetensors``.
 
-    Takes ``d2t``, ``t2d`` or our ``draft_ids`` out of the tensors, and puts the rows of the output layers in order.
-
-    Raises:
-        ValueError: The two tables contradict each other, or the head has no output layer of its own.
-    """
-    ids = draft_ids_of(name, tensors)
-    for key in ("d2t", "t2d"):
-        tensors.pop(key, None)
-    own = tensors.pop("draft_ids", None)
-    ids = own if ids is None else ids
-    if ids is None:
-        return None
-    ordered, order = ids.sort()
-    if "lm_head.weight" not in tensors:
-        raise ValueError(
-            f"{name} is incomplete: it has a vocabulary of {len(ids)} tokens of its own (d2t) and no lm_head.weight, "
-            f"which cannot be the target's"
-        )
-    for key in _COLUMNS:
-        if key in tensors and tensors[key].shape[0] == len(ids):
-            tensors[key] = tensors[key][order]
-    return ordered
-
-
-def _filled(name: str, head: BlockHead, tensors: Mapping[str, Tensor]) -> BlockHead:
-    """Put tensors into a head that was made on the ``meta`` device. Embeddings that it borrows are left out.
+    Args:
+        head: The head.
+        folder: Where to; it is made if it is not there.
+        layout: One of ``LAYOUTS``.
+        served: The target, which speculators' layout has to name.
 
     Raises:
-        ValueError: Tensors are missing, or superfluous, or of another shape.
+        ValueError: There is no such layout, or it cannot say what this head is.
     """
-    wanted = head.state_dict()
-    kept = {key: tensor for key, tensor in tensors.items() if key in wanted or key != "embed_tokens.weight"}
-    unknown = [key for key in kept if key not in wanted]
-    if unknown:
-        raise ValueError(f"{name} holds {', '.join(unknown[:4])}, which a block drafter does not have")
-    return fill(name, head, kept, {})
+    check_layout(layout, LAYOUTS)
+    if layout == "own":
+        head.save_pretrained(folder)
+        return
+    described = {
+        "z-lab": _z_lab,
+        "deepspec": _deepspec,
+        "speculators": lambda each: _speculators(each, served or ServedFor(target="")),
+        "sglang": _sglang,
+    }
+    tensors = dict(head.state_dict())
+    ids = draft_id_tensors(tensors.pop("draft_ids", None), head.config.vocab_size)
+    write(folder, tensors | ids, described[layout](head))
+
+
+def _layers(head: BlockHead) -> dict[str, Any]:
+    """Return the settings of the layers in all layouts; the base of RoPE twice, as old and new versions look for it."""
+    config = head.config
+    names = (
+        "attention_bias", "head_dim", "hidden_act", "hidden_size", "intermediate_size", "layer_types",
+        "max_position_embeddings", "mlp_bias", "num_attention_heads", "num_hidden_layers", "num_key_value_heads",
+        "rms_norm_eps", "rope_parameters", "sliding_window", "use_sliding_window", "vocab_size",
+    )  # fmt: skip
+    rope: Any = config.rope_parameters
+    dtype = str(next(head.parameters()).dtype).removeprefix("torch.")
+    return {
+        "model_type": config.layer_kind,
+        **{name: getattr(config, name) for name in names},
+        "rope_theta": rope["rope_theta"],
+        "tie_word_embeddings": False,
+        "dtype": dtype,
+    }
+
+
+def _outputs(head: BlockHead) -> list[int]:
+    """Returns the layers whose outputs the head reads; -1 for the embeddings."""
+    return [layer - 1 for layer in head.hidden_layers]
+
+
+def _block(head: BlockHead) -> dict[str, Any]:
+    """Return the settings that have one name in all layouts."""
+    config = head.config
+    plain = {"input_embedding_scale": 1, "output_multiplier": 1, "final_logit_softcapping": None}
+    changed = {name: getattr(config, name) for name, usual in plain.items() if getattr(config, name) != usual}
+    return {"block_size": config.block_size, "mask_token_id": config.mask_token_id, **changed}
+
+
+def _markov(head: BlockHead) -> dict[str, Any]:
+    config = head.config
+    return {
+        "markov_rank": config.markov_rank,
+        "markov_head_type": config.markov_head_type,
+        "enable_confidence_head": config.confidence,
+        "confidence_head_with_markov": config.confidence_with_markov,
+    }
+
+
+def _z_lab(head: BlockHead) -> dict[str, Any]:
+    config = head.config
+    inner = {**_block(head), "target_layer_ids": _outputs(head)}
+    if config.shifted:
+        inner |= {"projector_type": "dspark", **_markov(head)}
+    elif config.markov_rank:
+        raise ValueError("z-lab's layout has no Markov head in place: this project's own layout has")
+    more = {"block_size": config.block_size, "is_causal": config.causal, "dflash_config": inner}
+    if config.target_layers is not None:
+        more["num_target_layers"] = config.target_layers
+    return {"architectures": ["DFlashDraftModel"], **_layers(head), **more}
+
+
+def _deepspec(head: BlockHead) -> dict[str, Any]:
+    config = head.config
+    if not config.shifted:
+        raise ValueError("DeepSpec's layout is for heads whose places predict the next one's token: give z-lab's")
+    more = {"target_layer_ids": _outputs(head), "is_causal": config.causal}
+    return {"architectures": ["Qwen3DSparkModel"], **_layers(head), **_block(head), **_markov(head), **more}
+
+
+def _sglang(head: BlockHead) -> dict[str, Any]:
+    """SGLang serves the head with the target's embeddings and output layer, and would leave the rest out silently."""
+    config = head.config
+    kind = "DSPARK" if config.shifted else "DFLASH"
+    for wrong, words in (
+        (config.owns_output, "output layer of their own, nor a reduced vocabulary"),
+        (config.owns_embeddings, "embeddings of their own"),
+        (config.layer_kind != "qwen3", "layers without norms of queries and keys, such as Llama's"),
+        (config.mlp_bias, "biases in the MLPs"),
+        (config.target_hidden_size not in (None, config.hidden_size), "width that is not the target's"),
+        (config.causal, "places that see a block one way"),
+        (config.input_embedding_scale != 1 or config.output_multiplier != 1, "factors of embeddings or logits"),
+        (config.final_logit_softcapping is not None, "capped logits"),
+        (config.shifted and not config.markov_rank, "shifted places without a Markov head"),
+        (config.markov_rank and not config.shifted, "Markov head in place"),
+    ):
+        if wrong:
+            raise ValueError(f"SGLang's {kind} heads have no {words}, and this one has: give native or speculators")
+    return _deepspec(head) if config.shifted else _z_lab(head)
+
+
+def _speculators(head: BlockHead, served: ServedFor) -> dict[str, Any]:
+    config = head.config
+    if config.causal and "full_attention" in (config.layer_types or ()):
+        raise ValueError("speculators' layout has no full layers that see a block one way: z-lab's layout has")
+    if config.markov_rank and not config.shifted:
+        raise ValueError("speculators' layout has no Markov head in place: this project's own layout has")
+    kind, architecture = ("dspark", "DSparkDraftModel") if config.shifted else ("dflash", "DFlashDraftModel")
+    layers = _layers(head)
+    return {
+        **served.speculators(kind, architecture, config.tokens),
+        "dtype": layers["dtype"],
+        "transformer_layer_config": layers,
+        "aux_hidden_state_layer_ids": list(head.hidden_layers),
+        "draft_vocab_size": config.columns,
+        "target_hidden_size": config.target_hidden_size,
+        "sample_from_anchor": config.shifted,
+        "sliding_window_non_causal": not config.causal,
+        **_block(head),
+        **(_markov(head) if config.shifted else {}),
+    }

@@ -1,6 +1,7 @@
-"""A head beside its target: on its device, with what it borrows, for its positions and its tokens."""
+"""A head beside its target: on its device, with what it borrows, as wide as it, and for its positions and tokens."""
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -8,14 +9,28 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-_Head = TypeVar("_Head", bound=PreTrainedModel)
+_Head = TypeVar("_Head", bound=nn.Module)
 
 
-def move(head: PreTrainedModel, device: torch.device, dtype: torch.dtype | None) -> None:
+def move(head: _Head, device: torch.device | str, dtype: torch.dtype | None) -> _Head:
     """Move a head to a device and cast it, but not the frequencies of its rotary embedding, which stay in float32."""
+    body: Any = getattr(head, "base_model", None)
+    rotary = getattr(body, "rotary_emb", None)
+    if rotary is not None:  # made anew, because a head on the meta device has not computed its frequencies
+        body.rotary_emb = nn.Identity()
     nn.Module.to(head, device=device, dtype=dtype)
-    body: Any = head.base_model
-    body.rotary_emb = type(body.rotary_emb)(head.config).to(device)
+    if rotary is not None:
+        body.rotary_emb = type(rotary)(body.config).to(device)
+    return head
+
+
+def beside(head: _Head, device: torch.device, dtype: torch.dtype) -> _Head:
+    """Returns the head if it is on this device and in this dtype, otherwise a copy that is."""
+    if all(each.device == device and each.dtype is dtype for each in head.parameters()):
+        return head
+    twin = copy.deepcopy(head)
+    twin.zero_grad()  # a head in training was copied with its gradients
+    return move(twin.requires_grad_(False), device, dtype).eval()
 
 
 def bound(head: _Head, target: PreTrainedModel) -> _Head:
@@ -27,18 +42,70 @@ def bound(head: _Head, target: PreTrainedModel) -> _Head:
         head: A head. Its ``base_model`` has ``embed_tokens`` and it has ``lm_head``; None for what is borrowed.
         target: The target.
     """
-    device, dtype = target.device, target.dtype
-    fits = all(each.device == device and each.dtype is dtype for each in head.parameters())
-    shared = [*head.parameters(), *head.buffers()] if fits else []
-    twin: Any = copy.deepcopy(head, {id(each): each for each in shared})
-    if not fits:
-        twin.zero_grad()  # a head in training was copied with its gradients
-        move(twin.requires_grad_(False), device, dtype)
+    placed = beside(head, target.device, target.dtype)
+    shared = [*placed.parameters(), *placed.buffers()]
+    twin: Any = copy.deepcopy(placed, {id(each): each for each in shared})
     if twin.base_model.embed_tokens is None:
         twin.base_model.embed_tokens = target.get_input_embeddings()
     if twin.lm_head is None:
         twin.lm_head = target.get_output_embeddings()
     return twin.eval()
+
+
+def wider_config(config: Any, factor: float) -> Any:
+    """Returns the configuration of decoder layers for wider hidden states, of which only the first channels count.
+
+    Raises:
+        ValueError: The width does not grow to a whole number.
+    """
+    twin = copy.deepcopy(config)
+    twin.hidden_size, twin.intermediate_size = (
+        round(config.hidden_size * factor),
+        round(config.intermediate_size * factor),
+    )
+    if twin.hidden_size != config.hidden_size * factor:
+        raise ValueError(
+            f"the head's width {config.hidden_size} does not grow by {factor:g}, as the inflated target's did, to a "
+            f"whole number: inflate the target to another width"
+        )
+    groups = config.num_attention_heads // config.num_key_value_heads
+    twin.num_key_value_heads = math.ceil(config.num_key_value_heads * factor)
+    twin.num_attention_heads = twin.num_key_value_heads * groups
+    twin.rms_norm_eps = config.rms_norm_eps / factor
+    return twin
+
+
+def widened(
+    head: nn.Module, larger: _Head, factor: float, parts: Callable[[str], tuple[int, int]] = lambda name: (1, 0)
+) -> _Head:
+    """Fill a larger head so that it computes the same from hidden states of which only the first channels count.
+
+    It is for a target inflated by ``specdec.inflate``: new channels and new attention heads are zero. What an RMSNorm
+    divides by shrinks with the share of channels that carry signal, so its weights shrink likewise.
+
+    Args:
+        head: The head; it is not changed.
+        larger: A head of the same kind for a larger width.
+        factor: How much wider it is.
+        parts: What a weight reads, by its name: how many equal states side by side, and how many more channels behind.
+    """
+    epsilon = getattr(getattr(head, "config", None), "rms_norm_eps", None)
+    with torch.no_grad():
+        for name, new in larger.named_parameters():
+            old, owner = head.get_parameter(name).detach(), larger.get_submodule(name.rpartition(".")[0])
+            if type(owner).__name__.endswith("RMSNorm"):
+                if old.shape == new.shape:  # it norms single attention heads, which are as wide as before
+                    setattr(owner, "variance_epsilon", epsilon)  # noqa: B010
+                else:
+                    old = old * factor**-0.5
+            count, behind = parts(name)
+            new.zero_()
+            rooms = new.split((new.shape[-1] - behind, behind), dim=-1)
+            for part, room in zip(old.split((old.shape[-1] - behind, behind), dim=-1), rooms, strict=True):
+                for each, place in zip(part.chunk(count, dim=-1), room.chunk(count, dim=-1), strict=True):
+                    place[tuple(slice(size) for size in each.shape)] = each
+    first = next(head.parameters())
+    return move(larger.requires_grad_(False), first.device, first.dtype).eval()
 
 
 def lengthen(head: PreTrainedModel, max_length: int) -> None:

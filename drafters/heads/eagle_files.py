@@ -1,38 +1,56 @@
-"""The folder layouts of EAGLE heads, read and written: EAGLE-1/2, EAGLE-3 and 3.1, speculators', DeepSpec's.
+"""The folder layouts of EAGLE heads, read and written: EAGLE-1/2, EAGLE-3 and 3.1, speculators', DeepSpec's, SGLang's.
 
 What a checkpoint is, is read off its tensors; its ``config.json`` is asked only for what they cannot tell.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
+from transformers import Qwen3Config
 
-from drafters.heads.assemble import config_of, count_of, fill, finite, needed, section
-from drafters.heads.bound import move
-from drafters.heads.eagle import EagleHead
-from drafters.heads.eagle3 import Eagle3Head
-from drafters.heads.eagle_layouts import (
-    count_layers,
-    draft_ids_of,
-    flag_of,
-    layers_of,
-    our_name,
-    public_config,
-    public_name,
+from drafters.heads.assemble import (
+    Names,
+    config_of,
+    count_of,
+    draft_id_tensors,
+    fill,
+    finite,
+    named,
+    needed,
+    section,
+    take_draft_ids,
 )
-from drafters.heads.files import OURS, Checkpoint
+from drafters.heads.bound import move
+from drafters.heads.eagle import Eagle3Head, EagleHead
+from drafters.heads.files import OURS, Checkpoint, ServedFor, Where, check_layout, write
+from specdec.arguments import wholes
 from specdec.drafting.vocabulary import MOST_PADDING
 from specdec.target.loading import resolve_device, resolve_dtype
 
+LAYOUTS = ("native", "speculators", "sglang")
+"""EAGLE's own; speculators' (vLLM); EAGLE's with what SGLang reads otherwise."""
+
+TOKENS = 5
+"""Drafted tokens per round that a server is told, if nothing else is said."""
+
 EMBEDDINGS = ("auto", "own", "target")
 _LAYER = re.compile(r"(?:midlayer|layers\.0)\.")
-_IGNORED = re.compile(r"d2t|t2d|.*rotary_emb\.inv_freq|verifier_(?:lm_head|norm)\.weight")
+_IGNORED = re.compile(r".*rotary_emb\.inv_freq|(?:model\.)?verifier_(?:lm_head|norm)\.weight")
+
+
+def _names(first: str) -> Names:
+    """The table of names; ``first`` is what the names of the first layer's tensors begin with."""
+    return (
+        ("model.fusion.norm.norms.", "fc_norm."),
+        ("model.fusion.norm.", "input_norm."),
+        ("model.fusion.linear.", "fc."),
+        ("model.layers.0.", first),
+        ("model.", ""),
+    )
 
 
 def load_eagle(
@@ -41,8 +59,8 @@ def load_eagle(
     hidden_layers: tuple[int, ...] | None = None,
     embeddings: str = "auto",
     dtype: str | torch.dtype | None = None,
-    device: str | torch.device = "cpu",
-    **where: Any,
+    device: str | torch.device | None = None,
+    **where: Unpack[Where],
 ) -> EagleHead | Eagle3Head:
     """Load a head of EAGLE-1, 2, 3 or 3.1.
 
@@ -53,86 +71,75 @@ def load_eagle(
         embeddings: ``"own"`` takes the checkpoint's, ``"target"`` the target's; ``"auto"`` the checkpoint's if it has
             some and they are finite.
         dtype: What to load them in; None for the checkpoint's own.
-        device: Where to put them.
-        **where: See ``Checkpoint``.
+        device: Where to put them; None for the CPU.
+        **where: See ``Where``.
 
     Raises:
         ValueError: There is no such checkpoint, or it is none of an EAGLE head, or incomplete.
     """
     if embeddings not in EMBEDDINGS:
         raise ValueError(f"embeddings={embeddings!r}: give one of {', '.join(EMBEDDINGS)}")
-    resolved = None if dtype is None else resolve_dtype(dtype)
-    place = resolve_device(device)
+    resolved, place = None if dtype is None else resolve_dtype(dtype), resolve_device(device or "cpu")
     checkpoint = Checkpoint(path, **where)
-    tensors = {name.removeprefix("model."): tensor for name, tensor in checkpoint.tensors().items()}
-    ours = checkpoint.json(OURS) or {}
+    name, tensors = checkpoint.name, {}
+    for key, tensor in checkpoint.tensors(lambda key: not _IGNORED.fullmatch(key)).items():
+        tensors[key.removeprefix("model.")] = tensor
+    own = tensors.get("embed_tokens.weight")
+    if embeddings == "own" and not finite(own):
+        raise ValueError(f"embeddings='own' and {name} has none that are finite: give 'target'")
+    if embeddings == "target" or not finite(own):
+        tensors.pop("embed_tokens.weight", None)
     if _fuses(tensors):
-        head = _eagle3(checkpoint, tensors, ours, hidden_layers, embeddings)
-    elif "fc.weight" in tensors and any(_LAYER.match(name) for name in tensors):
+        head = _eagle3(checkpoint, tensors, hidden_layers)
+    elif "fc.weight" in tensors and any(_LAYER.match(key) for key in tensors):
         if hidden_layers is not None:
             raise ValueError(
-                f"hidden_layers={list(hidden_layers)} and {checkpoint.name} is an EAGLE-1 head, which reads the last "
-                f"hidden state: leave hidden_layers out"
+                f"hidden_layers={list(hidden_layers)} and {name} is an EAGLE-1 head, which reads the last hidden "
+                f"state: leave hidden_layers out"
             )
-        head = _eagle1(checkpoint, tensors, embeddings)
+        head = _eagle1(checkpoint, tensors)
     else:
-        shown = ", ".join(sorted(tensors)[:3]) or "none"
         raise ValueError(
-            f"{checkpoint.name} is no EAGLE head: it has no tensors fc.weight and midlayer.* (or layers.0.*); "
-            f"its tensors are {shown} …"
+            f"{name} is no EAGLE head: it has no tensors fc.weight and midlayer.* (or layers.0.*); its tensors are "
+            f"{', '.join(sorted(tensors)[:3]) or 'none'} …"
         )
-    move(head, place, resolved if isinstance(resolved, torch.dtype) else head.dtype)
-    return head
+    return move(head, place, resolved if isinstance(resolved, torch.dtype) else head.dtype)
 
 
 def _fuses(tensors: Mapping[str, Tensor]) -> bool:
-    """Returns whether tensors are EAGLE-3's, whatever may be missing: its first layer reads two widths side by side."""
+    """Whether tensors are EAGLE-3's, whatever may be missing: its first layer reads two widths side by side."""
     if any(name.startswith("midlayer.") or name == "layers.0.hidden_norm.weight" for name in tensors):
         return True
     queries, output = (tensors.get(f"layers.0.self_attn.{part}_proj.weight") for part in "qo")
     return queries is not None and output is not None and queries.shape[1] == 2 * output.shape[0]
 
 
-def _eagle1(checkpoint: Checkpoint, tensors: dict[str, Tensor], embeddings: str) -> EagleHead:
+def _eagle1(checkpoint: Checkpoint, tensors: dict[str, Tensor]) -> EagleHead:
     name = checkpoint.name
     config = config_of(name, checkpoint.config, tensors, "layers.0.")
-    config.num_hidden_layers = count_layers(tensors)
-    own, tensors = _embeddings(name, tensors, embeddings)
-    tensors.pop("lm_head.weight", None)  # the target's, where a copy was saved
-    joined = needed(name, tensors, "fc.weight").shape
+    for key in ("lm_head.weight", "d2t", "t2d"):  # the target's, where a copy was saved
+        tensors.pop(key, None)
+    joined, embeddings = needed(name, tensors, "fc.weight").shape, tensors.get("embed_tokens.weight")
     if joined[1] != 2 * joined[0]:
         raise ValueError(
             f"{name}: fc.weight joins {joined[1]} channels to {joined[0]}, and EAGLE-1's joins two hidden sizes to one"
         )
-    if own:
-        config.vocab_size = tensors["embed_tokens.weight"].shape[0]
+    if embeddings is not None:
+        config.vocab_size = embeddings.shape[0]
     with torch.device("meta"):
-        head = EagleHead(config, fusion_bias="fc.bias" in tensors, owns_embeddings=own)
-    kept = {key: tensor for key, tensor in tensors.items() if not _IGNORED.fullmatch(key)}
-    names = {f"model.{key}": key for key in kept}
-    wanted = {key: key.removeprefix("model.") for key in head.state_dict()}
-    fill(name, head, {ours: kept[theirs] for ours, theirs in names.items()}, wanted | names)
-    return head
+        head = EagleHead(config, fusion_bias="fc.bias" in tensors, owns_embeddings=embeddings is not None)
+    return fill(name, head, tensors, [("model.", "")])
 
 
-def _eagle3(
-    checkpoint: Checkpoint,
-    tensors: dict[str, Tensor],
-    ours: Mapping[str, Any],
-    hidden_layers: tuple[int, ...] | None,
-    embeddings: str,
-) -> Eagle3Head:
-    name, stored = checkpoint.name, checkpoint.config
+def _eagle3(checkpoint: Checkpoint, tensors: dict[str, Tensor], hidden_layers: tuple[int, ...] | None) -> Eagle3Head:
+    name, stored, ours = checkpoint.name, checkpoint.config, checkpoint.json(OURS) or {}
     layers = section(name, stored, "transformer_layer_config") or stored
     first = "midlayer." if any(key.startswith("midlayer.") for key in tensors) else "layers.0."
     config = config_of(name, layers, tensors, first)
-    config.num_hidden_layers = count_layers(tensors)
-    own, tensors = _embeddings(name, tensors, embeddings)
     width = config.hidden_size
-    if own and tensors["embed_tokens.weight"].shape[1] != width:
-        raise ValueError(
-            f"{name}: its embeddings have width {tensors['embed_tokens.weight'].shape[1]} and its layers {width}"
-        )
+    embeddings, marks = tensors.get("embed_tokens.weight"), tensors.get("t2d")
+    if embeddings is not None and embeddings.shape[1] != width:
+        raise ValueError(f"{name}: its embeddings have width {embeddings.shape[1]} and its layers {width}")
     joined = needed(name, tensors, "fc.weight").shape[1]
     captured_width = ours.get("captured_width") or count_of(name, stored, "target_hidden_size") or width
     if joined % captured_width:
@@ -150,117 +157,204 @@ def _eagle3(
     for flag, key in (("norm_before_fc", "input_norm.weight"), ("fc_norm", "fc_norm.0.weight")):
         if stored.get(flag) is True:
             needed(name, tensors, key)
-    ids = draft_ids_of(name, tensors)
-    if ids is not None and "lm_head.weight" in tensors:
-        rows = tensors["lm_head.weight"].shape[0]
-        if rows != len(ids):
+    ids = take_draft_ids(name, tensors)
+    if embeddings is not None:
+        config.vocab_size = embeddings.shape[0]
+        if marks is not None and abs(len(marks) - config.vocab_size) > MOST_PADDING:
             raise ValueError(
-                f"{name}: its output layer has {rows} columns, and d2t or t2d names {len(ids)} tokens: one of them "
-                f"belongs to another checkpoint"
+                f"{name}: its t2d marks the tokens of a vocabulary of {len(marks)} and its embeddings have "
+                f"{config.vocab_size}: one of them belongs to another checkpoint"
             )
-        order = ids.argsort()
-        ids, tensors["lm_head.weight"] = ids[order], tensors["lm_head.weight"][order]
-    if ids is not None and "lm_head.weight" not in tensors:
-        raise ValueError(
-            f"{name} is incomplete: it has a vocabulary of {len(ids)} tokens of its own (d2t) and no lm_head.weight, "
-            f"which cannot be tied to the target's"
-        )
-    if "embed_tokens.weight" in tensors:
-        config.vocab_size = tensors["embed_tokens.weight"].shape[0]
+    elif marks is not None:
+        config.vocab_size = len(marks)
     elif ids is None and "lm_head.weight" in tensors:
         config.vocab_size = tensors["lm_head.weight"].shape[0]
-    if "t2d" in tensors:
-        _check_marks(name, len(tensors["t2d"]), config, own=own)
     with torch.device("meta"):
         head = Eagle3Head(
             config,
             hidden_layers=chosen,
             captured=captured,
             captured_width=captured_width,
-            norm_before_residual=flag_of(stored, ours, "norm_before_residual"),
+            norm_before_residual=_flag(stored, ours, "norm_before_residual"),
             norm_joined="input_norm.weight" in tensors,
             norm_each="fc_norm.0.weight" in tensors,
-            feeds_normed=flag_of(stored, ours, "norm_output"),
+            feeds_normed=_flag(stored, ours, "norm_output"),
             fusion_bias="fc.bias" in tensors,
-            owns_embeddings=own,
+            owns_embeddings=embeddings is not None,
             owns_output="lm_head.weight" in tensors,
             draft_ids=ids,
         )
-    kept = {key: tensor for key, tensor in tensors.items() if not _IGNORED.fullmatch(key)}
-    names = {our_name(key): key for key in kept}
-    wanted = {key: public_name(key, first) for key, _ in head.named_parameters()}
-    fill(name, head, {mine: kept[theirs] for mine, theirs in names.items()}, wanted | names)
-    return head
+    return fill(name, head, tensors, _names(first))
 
 
-def _check_marks(name: str, marks: int, config: Any, *, own: bool) -> None:
-    """Compare the length of t2d with the embeddings, or take it for the vocabulary's size where there are none.
+def layers_of(
+    stored: Mapping[str, Any], ours: Mapping[str, Any], *, name: str = "the checkpoint"
+) -> tuple[int, ...] | None:
+    """The hidden states of the target that a checkpoint names, numbered as inputs of layers; None if none.
+
+    The key's name decides what a number means. ``target_layer_ids`` are outputs of layers. With
+    ``eagle_aux_hidden_state_layer_ids``, published checkpoints mean inputs (2, N/2, N-3) or outputs (1, N/2-1, N-4); a
+    first number of 1 tells.
 
     Raises:
-        ValueError: They are for different vocabularies.
+        ValueError: What it names are no numbers.
     """
-    if not own:
-        config.vocab_size = marks
-    elif abs(marks - config.vocab_size) > MOST_PADDING:
-        raise ValueError(
-            f"{name}: its t2d marks the tokens of a vocabulary of {marks} and its embeddings have {config.vocab_size}: "
-            f"one of them belongs to another checkpoint"
-        )
+    remedy = "correct it to a list of whole numbers, or give hidden_layers=[…]"
+    if ours.get("hidden_layers") is not None:
+        return wholes(f"{name}: its {OURS} has hidden_layers", ours["hidden_layers"], remedy)
+    said = f"{name}: its config.json has"
+    if stored.get("target_layer_ids") is not None:
+        return tuple(layer + 1 for layer in wholes(f"{said} target_layer_ids", stored["target_layer_ids"], remedy))
+    key = "eagle_aux_hidden_state_layer_ids"
+    ids = section(name, stored, "eagle_config").get(key) or stored.get(key)
+    if not ids:
+        return None
+    ids = wholes(f"{said} {key}", ids, remedy)
+    return tuple(layer + (ids[0] == 1) for layer in ids)
 
 
-def _embeddings(name: str, tensors: dict[str, Tensor], embeddings: str) -> tuple[bool, dict[str, Tensor]]:
-    """Returns whether a head keeps its own embeddings, and the tensors without those that it does not."""
-    stored = tensors.get("embed_tokens.weight")
-    if embeddings == "own" and not finite(stored):
-        raise ValueError(f"embeddings='own' and {name} has none that are finite: give 'target'")
-    own = embeddings == "own" or (embeddings == "auto" and finite(stored))
-    return own, {key: tensor for key, tensor in tensors.items() if own or key != "embed_tokens.weight"}
+def _flag(stored: Mapping[str, Any], ours: Mapping[str, Any], key: str) -> bool:
+    """Whether our notes say yes to a setting, or else ``config.json``, or else its EAGLE section."""
+    inner = stored.get("eagle_config") or {}
+    return bool(ours.get(key, stored.get(key, inner.get(key, False))))
 
 
-def save_eagle(head: EagleHead | Eagle3Head, path: str | Path, *, notes: Mapping[str, Any] | None = None) -> None:
-    """Write a head as its authors' code writes it, and ``specdec.json`` beside it.
-
-    Args:
-        head: The head.
-        path: A folder, which is made if need be.
-        notes: More to keep in ``specdec.json``, such as the target's name and the training data.
-    """
-    first = "midlayer." if isinstance(head, Eagle3Head) and len(head.model.layers) == 1 else "layers.0."
-    write_eagle(head, path, config=public_config(head), first=first, notes=notes)
-
-
-def write_eagle(
+def save_eagle(
     head: EagleHead | Eagle3Head,
-    path: str | Path,
+    folder: str | Path,
     *,
-    config: Mapping[str, Any],
-    first: str,
+    layout: str = "native",
+    served: ServedFor | None = None,
     notes: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a head's tensors, and ``specdec.json``, beside a configuration.
+    """Write ``config.json``, ``model.safetensors`` and ``specdec.json``.
 
     Args:
         head: The head.
-        path: A folder, which is made if need be.
-        config: What ``config.json`` is to say.
-        first: What the names of the first layer's tensors begin with.
-        notes: More to keep in ``specdec.json``.
+        folder: Where to; it is made if it is not there.
+        layout: One of ``LAYOUTS``.
+        served: The target, which speculators' layout has to name.
+        notes: More to keep in ``specdec.json``, such as the target's name and the training data.
+
+    Raises:
+        ValueError: There is no such layout, or it cannot say what this head is.
     """
-    folder = Path(path)
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {public_name(key, first): value.detach().clone().contiguous() for key, value in head.named_parameters()}
-    ours: dict[str, Any] = {"family": "eagle3" if isinstance(head, Eagle3Head) else "eagle", **(notes or {})}
-    if isinstance(head, Eagle3Head):
-        if head.draft_ids is not None:
-            ids = head.draft_ids.cpu()
-            tensors["d2t"] = ids - torch.arange(len(ids))
-            tensors["t2d"] = torch.zeros(head.config.vocab_size, dtype=torch.bool).index_fill(0, ids, True)
+    check_layout(layout, LAYOUTS)
+    three = isinstance(head, Eagle3Head)
+    first = "midlayer." if three and len(head.model.layers) == 1 and layout != "speculators" else "layers.0."
+    tensors, ours = dict(head.named_parameters()), {"family": "eagle3" if three else "eagle", **(notes or {})}
+    if three:
         ours |= {
             "hidden_layers": head.hidden_layers,
             "captured_width": head.captured_width,
             "norm_before_residual": head.norm_before_residual,
             "norm_output": head.feeds_normed,
         }
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    (folder / OURS).write_text(json.dumps(ours, indent=2) + "\n")
+        tensors |= draft_id_tensors(head.draft_ids, head.config.vocab_size)
+    config = _config(head)
+    if layout == "speculators":
+        config = _speculators(head, config, served or ServedFor(target=""))
+    elif layout == "sglang":
+        config |= _sglang(head)
+    write(folder, named(tensors, _names(first)), config, ours=ours)
+
+
+def _config(head: EagleHead | Eagle3Head) -> dict[str, Any]:
+    """``config.json`` with the keys that EAGLE's, SGLang's and vLLM's loaders read."""
+    config: Any = head.config
+    copied = (
+        *("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+        *("num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps"),
+        *("attention_bias", "vocab_size"),
+    )
+    public = {
+        "architectures": ["LlamaForCausalLM"],
+        **{name: getattr(config, name) for name in copied},
+        "rope_theta": config.rope_parameters["rope_theta"],
+        "rope_parameters": dict(config.rope_parameters),
+        "tie_word_embeddings": False,
+        "torch_dtype": str(head.dtype).removeprefix("torch."),
+    }
+    if not isinstance(head, Eagle3Head):
+        return public | {"bias": head.fusion_bias}
+    ids = None if head.hidden_layers is None else list(head.hidden_layers)
+    return public | {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        **_own(head),
+        "eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": ids},
+    }
+
+
+def _own(head: Eagle3Head) -> dict[str, Any]:
+    """The names that all layouts of EAGLE-3 share."""
+    return {
+        "draft_vocab_size": head.config.vocab_size if head.draft_ids is None else len(head.draft_ids),
+        "target_hidden_size": head.captured_width,
+        "norm_before_residual": head.norm_before_residual,
+        "norm_before_fc": head.norm_joined,
+        "fc_norm": head.norm_each,
+        "norm_output": head.feeds_normed,
+    }
+
+
+def _speculators(head: EagleHead | Eagle3Head, public: dict[str, Any], served: ServedFor) -> dict[str, Any]:
+    if not isinstance(head, Eagle3Head):
+        raise ValueError("speculators' layout has no EAGLE-1 heads: give native or sglang")
+    layers = _known_layers(head)
+    if len(set(layers)) < len(layers):
+        raise ValueError(f"the head fuses the hidden states {list(layers)}, and speculators refuses duplicates")
+    if head.fusion_bias:
+        raise ValueError("speculators' layout has no bias where the hidden states are fused: give native")
+    if not head.owns_output:
+        raise ValueError("speculators' EAGLE-3 heads have an output layer, and this one borrows the target's")
+    own, dtype = _own(head), public.pop("torch_dtype")
+    left_out = ("architectures", "eagle_config", *own)
+    return {
+        **served.speculators("eagle3", "Eagle3Speculator", TOKENS),
+        "dtype": dtype,
+        "transformer_layer_config": {k: v for k, v in public.items() if k not in left_out} | {"dtype": dtype},
+        **own,
+        "eagle_aux_hidden_state_layer_ids": list(layers),
+    }
+
+
+def _sglang(head: EagleHead | Eagle3Head) -> dict[str, Any]:
+    """The differences in SGLang's layout: it counts hidden states as outputs of layers."""
+    if isinstance(head.config, Qwen3Config):
+        raise ValueError("SGLang's EAGLE heads have Llama's layers, and this one norms queries and keys, as Qwen3 does")
+    if head.owns_embeddings:
+        raise ValueError(
+            "SGLang gives every EAGLE head the target's embeddings, and this one has its own: load it with "
+            "embeddings=target if they are the target's"
+        )
+    if not isinstance(head, Eagle3Head):
+        if not head.fusion_bias:
+            raise ValueError("SGLang's EAGLE-1 heads have a bias in fc, and this one has none: give native")
+        return {"architectures": ["LlamaForCausalLMEagle"]}
+    layers = _known_layers(head)
+    if len(head.model.layers) > 1:
+        raise ValueError(f"SGLang's EAGLE-3 heads have one layer, and this one has {len(head.model.layers)}")
+    if min(layers) < 1:
+        raise ValueError(f"SGLang reads outputs of layers, and this head reads the embeddings (layers {list(layers)})")
+    for flag, words in (
+        (head.norm_before_residual, "a residual stream that begins with the normed feature (norm_before_residual)"),
+        (head.norm_joined, "one norm over all fused states (norm_before_fc)"),
+        (not head.owns_output, "an output layer that is borrowed from the target"),
+    ):
+        if flag:
+            raise ValueError(f"SGLang's EAGLE-3 heads do not have {words}: give native or speculators")
+    outputs = [layer - 1 for layer in layers]
+    inner = {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": outputs}
+    return {"bias": head.fusion_bias, "num_aux_hidden_states": head.captured, "eagle_config": inner}
+
+
+def _known_layers(head: Eagle3Head) -> tuple[int, ...]:
+    """The hidden states that a head fuses."""
+    if head.hidden_layers is None:
+        raise ValueError("the head's files do not say which hidden states of the target it fuses: give hidden_layers")
+    if min(head.hidden_layers) < 0:
+        raise ValueError(
+            f"the head fuses the hidden states {list(head.hidden_layers)}, and serving engines do not hand out -1, the "
+            f"last one after its norm: give native"
+        )
+    return head.hidden_layers

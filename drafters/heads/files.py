@@ -2,12 +2,14 @@
 
 import json
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from specdec import bundled
@@ -21,40 +23,65 @@ OURS = "specdec.json"
 """A file of ours beside ``config.json``: what the public keys cannot say without doubt."""
 
 
+class Where(TypedDict, total=False):
+    """Where a checkpoint is, besides its name.
+
+    Attributes:
+        revision: Branch, tag or commit of the hub repository.
+        subfolder: Folder of the checkpoint within the local folder or the hub repository.
+        token: For a repository that is not public.
+        cache_dir: Where downloaded files are kept.
+        force_download: Download files again even if they are there.
+        local_files_only: Use only files that are there, without asking the hub.
+    """
+
+    revision: str | None
+    subfolder: str | None
+    token: str | bool | None
+    cache_dir: str | Path | None
+    force_download: bool
+    local_files_only: bool
+
+
 class Checkpoint:
     """Finds and reads the files of one checkpoint.
 
     Args:
-        path: A folder, a name on the hub, or ``bundled/…``.
-        subfolder: Folder of the checkpoint within.
-        **download: What ``hf_hub_download`` takes: ``revision``, ``token``, ``cache_dir``, ``force_download`` and
-            ``local_files_only``.
+        path: A folder, a name on the hub, or ``bundled/…``; with ``weights``, also a file of weights.
+        weights: The names that its file of weights may have; such a checkpoint needs no ``config.json``. None for those
+            of transformers.
+        **where: See ``Where``.
 
     Attributes:
         name: What was given as ``path``.
-        config: Its ``config.json``.
+        config: Its ``config.json``; empty if there is none.
 
     Raises:
         ValueError: There is no such folder or repository, or no ``config.json`` in it.
     """
 
-    def __init__(self, path: str | Path, *, subfolder: str | None = None, **download: Any):
+    def __init__(self, path: str | Path, *, weights: Sequence[str] | None = None, **where: Unpack[Where]):
         self.name = str(path)
         resolved = bundled.resolve(self.name)
+        self._weights, self._indices, self._away = tuple(weights or WEIGHTS), () if weights else INDICES, ""
+        if weights and Path(resolved).is_file():
+            resolved, self._weights = str(Path(resolved).absolute().parent), (Path(resolved).name,)
+        subfolder = where.pop("subfolder", None)
         self._folder = Path(resolved) / (subfolder or "") if looks_local(resolved) else None
+        download: Any = where
         self._repository, self._subfolder, self._download = resolved, subfolder, download
         if self._folder is not None and not self._folder.is_dir():
             raise ValueError(f"no checkpoint at {self.name!r}: there is no such folder")
         config = self.json("config.json")
-        if config is None:
-            raise ValueError(f"no checkpoint at {self.name!r}: there is no config.json")
-        self.config: dict[str, Any] = config
+        if config is None and weights is None:
+            raise ValueError(f"no checkpoint at {self.name!r}: {self._away or 'there is no config.json'}")
+        self.config: dict[str, Any] = config or {}
 
     def find(self, file: str) -> Path | None:
         """Returns a file's place on this machine, after a download if need be; None if there is no such file.
 
         Raises:
-            ValueError: The hub cannot be reached, or refuses.
+            ValueError: The hub refuses.
         """
         if self._folder is not None:
             return self._folder / file if (self._folder / file).is_file() else None
@@ -68,12 +95,9 @@ class Checkpoint:
 
         try:
             return Path(hf_hub_download(self._repository, file, subfolder=self._subfolder, **self._download))
-        except LocalEntryNotFoundError as error:
-            if file != "config.json":
-                return None  # the repository is in the cache without this file
-            raise ValueError(
-                f"no checkpoint at {self.name!r}: not a local folder, and the hub cannot be reached"
-            ) from error
+        except LocalEntryNotFoundError:  # perhaps the repository is in the cache without this file
+            self._away = "not a local folder, and the hub cannot be reached"
+            return None
         except EntryNotFoundError:
             return None
         except (HfHubHTTPError, HFValidationError, OSError) as error:
@@ -101,7 +125,7 @@ class Checkpoint:
         Raises:
             ValueError: There are no weights, or they cannot be read.
         """
-        for index in INDICES:
+        for index in self._indices:
             listing = self.json(index)
             if listing is not None:
                 return sorted(listing["weight_map"])
@@ -115,15 +139,18 @@ class Checkpoint:
         Raises:
             ValueError: There are no weights, or they cannot be read.
         """
-        for index in INDICES:
+        for index in self._indices:
             listing = self.json(index)
             if listing is not None:
                 files = sorted({file for name, file in listing["weight_map"].items() if wanted(name)})
                 break
         else:
-            files = [file for file in WEIGHTS if self.find(file) is not None][:1]
+            single = next((file for file in self._weights if self.find(file) is not None), None)
+            files = [single] if single is not None else []
             if not files:
-                raise ValueError(f"{self.name} has no weights: there is neither {' nor '.join(WEIGHTS)}")
+                raise ValueError(
+                    f"{self.name} has no weights: {self._away or 'there is neither ' + ' nor '.join(self._weights)}"
+                )
         found: dict[str, Tensor] = {}
         for file in files:
             path = self.find(file)
@@ -145,3 +172,82 @@ def _read(path: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
     if not isinstance(stored, Mapping) or not all(isinstance(tensor, Tensor) for tensor in stored.values()):
         raise ValueError(f"{path} is not a dict of tensors: give a checkpoint as a training wrote it")
     return {name: tensor for name, tensor in stored.items() if wanted(name)}
+
+
+def write(
+    folder: str | Path,
+    tensors: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    *,
+    ours: Mapping[str, Any] | None = None,
+    file: str = WEIGHTS[0],
+) -> None:
+    """Write a checkpoint.
+
+    Args:
+        folder: Where to; it is made if need be.
+        tensors: The tensors by their public names.
+        config: What ``config.json`` is to say.
+        ours: What ``specdec.json`` is to say; None for no such file.
+        file: The name of the file of weights.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    # Clones, because safetensors refuses tensors that share memory.
+    stored = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+    save_file(stored, folder / file, metadata={"format": "pt"})
+    for name, said in (("config.json", config), (OURS, ours)):
+        if said is not None:
+            (folder / name).write_text(json.dumps(said, indent=2, default=str) + "\n")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedFor:
+    """The target that a drafter is served with.
+
+    Attributes:
+        target: Its name on the hub, or its folder. vLLM loads it by this name.
+        architectures: What its ``config.json`` calls its class; empty if that is not known.
+        tokens: How many tokens a server is to draft per round; None for what the head was made for.
+    """
+
+    target: str
+    architectures: tuple[str, ...] = ()
+    tokens: int | None = None
+
+    def speculators(self, kind: str, architecture: str, tokens: int) -> dict[str, Any]:
+        """The entries of ``config.json`` for every drafter in speculators' layout.
+
+        Args:
+            kind: ``speculators_model_type``.
+            architecture: The name of the class.
+            tokens: Drafted tokens per round if that is not given.
+
+        Raises:
+            ValueError: The target has no name, and vLLM refuses a folder that does not name it.
+        """
+        if not self.target:
+            raise ValueError("speculators' layout names the target that is served: give its name")
+        proposal = {"proposal_type": "greedy", "speculative_tokens": self.tokens or tokens}
+        return {
+            "architectures": [architecture],
+            "speculators_model_type": kind,
+            "speculators_version": "0.9.0",  # whose layout is written
+            "tie_word_embeddings": False,
+            "speculators_config": {
+                "algorithm": kind,
+                "proposal_methods": [{**proposal, "verifier_accept_k": 1, "accept_tolerance": 0.0}],
+                "default_proposal_method": "greedy",
+                "verifier": {"name_or_path": self.target, "architectures": list(self.architectures)},
+            },
+        }
+
+
+def check_layout(layout: str, layouts: Sequence[str]) -> None:
+    """Refuse a layout that there is not.
+
+    Raises:
+        ValueError: Names those that there are.
+    """
+    if layout not in layouts:
+        raise ValueError(f"layout={layout!r}: give one of {', '.join(layouts)}")

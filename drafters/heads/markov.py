@@ -77,23 +77,6 @@ class MarkovHead(nn.Module):
         gate = torch.sigmoid(gate)
         return self.markov_w2(torch.tanh(output)), gate * state + (1 - gate) * torch.tanh(candidate)
 
-    def along(
-        self, previous: Int[Tensor, "*some place"], hidden: Float[Tensor, "*some place hidden"]
-    ) -> Float[Tensor, "*some place column"]:
-        """Returns what to add to the logits of consecutive places, given the tokens before them, as in training.
-
-        Args:
-            previous: The token before every place.
-            hidden: The hidden states of the places.
-        """
-        if not self.state_width:
-            return self(previous, hidden)[0]
-        state, found = None, []
-        for place in range(previous.shape[-1]):
-            bias, state = self(previous[..., place], hidden[..., place, :], state)
-            found.append(bias)
-        return torch.stack(found, dim=-2)
-
 
 class ConfidenceHead(nn.Module):
     """Predicts, before a place's token is drawn, how likely it is to be accepted if everything before it was.

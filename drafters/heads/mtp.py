@@ -121,11 +121,7 @@ def _config_like(target: PreTrainedModel) -> PreTrainedConfig:
 
 
 def _like_the_targets(target: PreTrainedModel, config: PreTrainedConfig) -> tuple[Any, nn.Module]:
-    """Returns a new decoder layer of the kind of the target's last one, and a rotary embedding.
-
-    Raises:
-        ValueError: The target's layers are of another form.
-    """
+    """Returns a new decoder layer of the kind of the target's last one, and a rotary embedding."""
     decoder: Any = target.get_decoder()
     layers, rotary, settings = getattr(decoder, "layers", None), getattr(decoder, "rotary_emb", None), vars(config)
     usual = layers is not None and hasattr(layers[-1], "input_layernorm") and hasattr(decoder, "norm")

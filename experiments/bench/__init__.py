@@ -15,8 +15,7 @@ NAMES = {
     "startup": "starts of processes",
     "accounting": "what counting bytes and predictions costs per round",
     "gpu": "the tests marked gpu, then the engine's benchmark",
-    "gallery": "the pictures of the documentation, from the runs that they show",
-    "evidence": "the tables and pictures of the pages of results, from runs",
+    "evidence": "the tables and pictures of the documentation, from runs",
     "chapter": "docs/why-decoding-is-slow.md, with all of its numbers",
 }
 """The benchmarks, and what each measures or makes."""

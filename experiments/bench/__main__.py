@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-from experiments.bench import NAMES
+import experiments.bench as package
 from experiments.bench.options import did_you_mean, refuse
 
 
@@ -11,15 +11,12 @@ def main() -> None:
     """Run the benchmark that the first word names; the other words are its options."""
     words = sys.argv[1:]
     if not words or words[0] in ("-h", "--help", "help"):
-        import experiments.bench as package
-
-        print(f"{(package.__doc__ or '').strip()}\n\nbenchmarks:")
-        for name, about in NAMES.items():
-            print(f"  {name:<14} {about}")
+        listed = "\n".join(f"  {name:<14} {about}" for name, about in package.NAMES.items())
+        print(f"{(package.__doc__ or '').strip()}\n\nbenchmarks:\n{listed}")
         return
     name = words[0]
-    if name not in NAMES:
-        refuse(ValueError(f"there is no benchmark {name!r}{did_you_mean(name, NAMES)}"))
+    if name not in package.NAMES:
+        refuse(ValueError(f"there is no benchmark {name!r}{did_you_mean(name, package.NAMES)}"))
     sys.argv[1:] = words[1:]
     importlib.import_module(f"experiments.bench.{name}").main()
 

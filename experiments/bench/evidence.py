@@ -1,65 +1,98 @@
-"""The tables and pictures of the documentation's pages of results, from runs.
+"""The tables and pictures of the documentation, from runs (``make gallery`` makes those that are pictures alone).
 
-Each study is a command of ``experiments`` in a process of its own, kept in ``work``; what is there is not run again.
-Its table and pictures replace what stands between the study's two marks in its page. Use an idle machine: only
-``heads``, ``ceiling`` and ``markov_trees`` are about lengths, which do not depend on load.
+Each study is a command of ``experiments`` in a process of its own, kept in ``work``; what is complete there is not run
+again. Its pictures are copied into ``images``; its table, if it has one, replaces what stands between the study's two
+marks in its page. Use an idle machine: only ``heads``, ``ceiling`` and ``markov_trees`` are about lengths, which do not
+depend on load.
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.bench.gallery import Study, copy_pictures, run
 from experiments.bench.options import option, read_options, refuse
 from experiments.reporting.run_tables import methods_document
 from experiments.results.runs import load_run
 
-COSTS = Path("docs/costs.md")
-FELT = Path("docs/measurements.md")
-RESULTS = Path("docs/results.md")
+ROOT = Path(__file__).parents[2]
+COSTS, FELT, RESULTS = Path("docs/costs.md"), Path("docs/measurements.md"), Path("docs/results.md")
 LENGTHS = "Tokens per round by drafted nodes, a panel per temperature"
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """A study and where it stands.
+class Study:
+    """A command, its pictures, and where what it found stands.
 
     Attributes:
-        study: The command.
-        page: The page.
+        asked: The command as a reader types it, behind ``python -m``; where it writes is added.
+        pictures: Where each picture stands below the study's folder, by its name in the documentation.
+        sweep: It is a sweep, whose folder is named differently.
+        page: The page with its table; None if only its pictures are shown.
         text: The file of the study's folder with what it found, in Markdown; None for the table of a run's methods.
-        captions: What each picture shows, by its name in the study's folder.
+        captions: Descriptions of the pictures, in their order.
     """
 
-    study: Study
-    page: Path
+    asked: str
+    pictures: dict[str, str]
+    sweep: bool = False
+    page: Path | None = None
     text: str | None = None
-    captions: Mapping[str, str] = field(default_factory=lambda: {"nodes": LENGTHS})
+    captions: Sequence[str] = (LENGTHS,)
+
+    def command(self, folder: Path) -> list[str]:
+        """Return the command line that writes into a folder."""
+        where = [f"out={folder}", f"hydra.run.dir={folder.parent / 'hydra'}"]
+        return [sys.executable, "-m", *self.asked.split(), *([f"hydra.sweep.dir={folder}"] if self.sweep else where)]
 
 
-def _experiment(name: str, page: Path, caption: str, *, sweep: bool = False) -> Evidence:
+def _experiment(name: str, page: Path, caption: str, *, sweep: bool = False) -> Study:
     """Return an experiment that writes a text and a picture of its own name."""
-    study = Study("experiments.run", [f"experiment={name}"], {name: name}, sweep)
-    return Evidence(study, page, f"{name}.md", {name: caption})
+    return Study(f"experiments.run experiment={name}", {name: name}, sweep, page, f"{name}.md", [caption])
 
 
-_METHODS = {"methods": "Tokens per round and speedup of every drafter, with intervals", "nodes": LENGTHS}
+GALLERY = {
+    "demo": Study(
+        "experiments.demo race=null",
+        {"demo_speedup": "speedup", "demo_acceptance": "acceptance_by_position", "demo_time": "time"},
+    ),
+    "bundled": Study(
+        "experiments.demo race=null target.inflate=null target.dtype=float32 sampling.max_new_tokens=96",
+        {"bundled_speedup": "speedup"},
+    ),
+    "ablation": Study(
+        "experiments.run experiment=ablate_acceptance",
+        {f"ablation_{name}": name for name in ("comparison", "acceptance", "heat_map")},
+        sweep=True,
+    ),
+    "verifiers": Study(
+        "experiments.run experiment=verifiers",
+        {"verifiers": "replay", "verifiers_reach": "reach/model_drafter.shape_3_2_1_1_iid_T1"},
+        sweep=True,
+    ),
+}
+"""Pictures alone."""
 STUDIES = {
-    "drafters": Evidence(
-        Study("experiments.run", ["experiment=drafters"], {"drafters": "methods", "drafters_nodes": "nodes"}),
-        RESULTS,
-        captions=_METHODS,
+    "drafters": Study(
+        "experiments.run experiment=drafters",
+        {"drafters": "methods", "drafters_nodes": "nodes"},
+        page=RESULTS,
+        captions=["Tokens per round and speedup of every drafter, with intervals", LENGTHS],
     ),
     **{
-        name: Evidence(Study("experiments.run", [f"experiment={name}"], {name: "nodes"}), RESULTS)
+        name: Study(f"experiments.run experiment={name}", {name: "nodes"}, page=RESULTS)
         for name in ("heads", "ceiling", "markov_trees")
     },
-    "calibration": Evidence(
-        Study("experiments.calibrate", ["target.inflate=110m"], {"calibration": "predicted"}),
-        COSTS,
-        "calibration.md",
-        {"predicted": "Predicted against measured seconds of every forward, and their ratios"},
+    "calibration": Study(
+        "experiments.calibrate target.inflate=110m",
+        {"calibration": "predicted"},
+        page=COSTS,
+        text="calibration.md",
+        captions=["Predicted against measured seconds of every forward, and their ratios"],
     ),
     "batch_sweep": _experiment(
         "batch_sweep", FELT, "Throughput over one user's time per token, and speedup by batch size", sweep=True
@@ -73,6 +106,7 @@ STUDIES = {
     "ingredients": _experiment(
         "ingredients", RESULTS, "Tokens per second of every rung, and every ingredient by itself"
     ),
+    **GALLERY,
 }
 
 
@@ -80,19 +114,42 @@ STUDIES = {
 class Options:
     """The command line."""
 
-    only: tuple[str, ...] = option(tuple(STUDIES), "which studies", choices=tuple(STUDIES))
+    only: tuple[str, ...] = option(
+        tuple(name for name in STUDIES if name not in GALLERY), "which studies", choices=tuple(STUDIES)
+    )
     work: Path = option(Path("outputs/evidence"), "folder of the runs")
     images: Path = option(Path("docs/images"), "folder of the pictures")
+    format: str = option("png", "which of the two files of each picture", choices=("png", "svg"))
 
 
-def block(evidence: Evidence, folder: Path) -> str:
+def run(study: Study, folder: Path) -> float:
+    """Run a study unless its pictures are there; return the seconds that it took.
+
+    Raises:
+        ValueError: The command failed, or left a picture out.
+    """
+    begin, module = time.perf_counter(), study.asked.split()[0]
+    if not all((folder / f"{picture}.png").exists() for picture in study.pictures.values()):
+        shutil.rmtree(folder, ignore_errors=True)
+        command = study.command(folder)
+        print(" ".join(["python", *command[1:]]), flush=True)
+        done = subprocess.run(command, cwd=ROOT, check=False)
+        if done.returncode:
+            raise ValueError(f"{module} ended with exit code {done.returncode}: see above")
+    missing = [picture for picture in study.pictures.values() if not (folder / f"{picture}.png").exists()]
+    if missing:
+        raise ValueError(f"{module} left no {missing[0]}.png in {folder}")
+    return time.perf_counter() - begin
+
+
+def block(study: Study, folder: Path) -> str:
     """Return the part of the page about a finished study: its table, and its pictures."""
-    shown = evidence.study.pictures.items()
-    pictures = [f"![{evidence.captions[picture]}](images/{name}.png)" for name, picture in shown]
-    if evidence.text is None:
+    shown = zip(study.pictures, study.captions, strict=True)
+    pictures = [f"![{caption}](images/{name}.png)" for name, caption in shown]
+    if study.text is None:
         return "\n\n".join([methods_document(load_run(folder)).rstrip(), *pictures])
-    text = (folder / evidence.text).read_text(encoding="utf-8").rstrip()
-    return "\n\n".join([f"`{evidence.study.asked}`: {text}", *pictures])
+    text = (folder / study.text).read_text(encoding="utf-8").rstrip()
+    return "\n\n".join([f"`python -m {study.asked}`: {text}", *pictures])
 
 
 def placed(page: str, name: str, text: str) -> str:
@@ -109,19 +166,19 @@ def placed(page: str, name: str, text: str) -> str:
 
 
 def main() -> None:
-    """Run what is missing, and write the pages."""
+    """Run what is missing, copy the pictures, and write the pages."""
     options = read_options(Options, __doc__)
+    options.images.mkdir(parents=True, exist_ok=True)
     try:
         for name in options.only:
-            evidence, folder = STUDIES[name], options.work.resolve() / name
-            seconds = run(evidence.study, folder)
-            text = placed(evidence.page.read_text(encoding="utf-8"), name, block(evidence, folder))
-            copy_pictures(evidence.study, folder, options.images)
-            evidence.page.write_text(text, encoding="utf-8")
-            print(f"{name}: {evidence.page} is up to date after {seconds:.0f} s", flush=True)
+            study, folder = STUDIES[name], options.work.resolve() / name
+            seconds = run(study, folder)
+            if study.page is not None:
+                text = placed(study.page.read_text(encoding="utf-8"), name, block(study, folder))
+                study.page.write_text(text, encoding="utf-8")
+            for shown, picture in study.pictures.items():
+                shutil.copyfile(folder / f"{picture}.{options.format}", options.images / f"{shown}.{options.format}")
+            done = f"{len(study.pictures)} pictures in {options.images}" if study.page is None else study.page
+            print(f"{name}: {done} made after {seconds:.0f} s", flush=True)
     except ValueError as error:
         refuse(error)
-
-
-if __name__ == "__main__":
-    main()

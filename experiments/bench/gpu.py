@@ -7,7 +7,6 @@ import importlib.util
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -18,34 +17,19 @@ NEEDED = (
 """The modules that the tests and the benchmark import."""
 
 
-def missing(needed: Sequence[str] = NEEDED) -> list[str]:
-    """Return the packages that are not installed."""
-    lacking = [module for module in needed if importlib.util.find_spec(module) is None]
+def missing() -> list[str]:
+    """Return the packages that are not installed, as one installs them."""
+    lacking = [module for module in NEEDED if importlib.util.find_spec(module) is None]
     return [{"yaml": "pyyaml"}.get(module, module) for module in lacking]
 
 
-def gpu_tests(folder: Path = ROOT / "tests") -> list[Path]:
+def gpu_tests(folder: Path = ROOT / "tests") -> list[str]:
     """Return the test files with tests that need a GPU.
 
     Only these are collected: others import what a machine for measurements need not have.
     """
     marked = re.compile(r"^\s*(?:@|pytestmark = \[?|.*marks=\[?)pytest\.mark\.gpu\b", re.MULTILINE)
-    return sorted(path for path in folder.rglob("test_*.py") if marked.search(path.read_text(encoding="utf-8")))
-
-
-def commands(files: Sequence[Path], options: Sequence[str]) -> list[list[str]]:
-    """Return the command lines of the tests and of the benchmark.
-
-    Args:
-        files: The test files.
-        options: Options of the engine's benchmark.
-    """
-    # A warning of some package in a version of its own is no failure of what is tested.
-    tests = ["-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default"]
-    return [
-        [sys.executable, *tests, *(str(file) for file in files)],
-        [sys.executable, "-m", "experiments.bench", "engine", *options],
-    ]
+    return sorted(str(path) for path in folder.rglob("test_*.py") if marked.search(path.read_text(encoding="utf-8")))
 
 
 def main() -> None:
@@ -53,15 +37,16 @@ def main() -> None:
     if any(word in ("-h", "--help", "help") for word in sys.argv[1:]):
         print((__doc__ or "").strip())
         return
-    lacking = missing()
-    if lacking:
+    if lacking := missing():
         sys.exit(f"error: {' and '.join(lacking)} not installed in {sys.executable}: pip install {' '.join(lacking)}")
     import torch
 
     if not torch.cuda.is_available():
         sys.exit(f"error: torch {torch.__version__} sees no GPU here: run it on a machine that has one")
+    # A warning of some package in a version of its own is no failure of what is tested.
+    tests = ["-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default", *gpu_tests()]
     codes = []
-    for command in commands(gpu_tests(), sys.argv[1:]):
-        print("$", " ".join(command[1:]), flush=True)
-        codes.append(subprocess.run(command, cwd=ROOT).returncode)
+    for words in (tests, ["-m", "experiments.bench", "engine", *sys.argv[1:]]):
+        print("$", " ".join(words), flush=True)
+        codes.append(subprocess.run([sys.executable, *words], cwd=ROOT).returncode)
     sys.exit(max(abs(code) for code in codes))

@@ -8,26 +8,26 @@ The second table counts how many outputs of the bundled drafters leave plain dec
 ``outputs`` says: without invariant mode these are near-ties of the dtype, with it there must be none.
 """
 
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from drafters.medusa import MedusaDrafter
-from drafters.model import ModelDrafter
 from drafters.ngram import NGramDrafter
 from experiments.bench.models import (
     bundled_target,
-    chain_scores,
+    forward_figures,
     llama_110m,
     set_threads,
+    small_model,
     some_tokens,
     stdlib_prompts,
 )
 from experiments.bench.options import option, read_options
-from experiments.bench.timing import in_turns, show, where
+from experiments.bench.timing import show, where
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter
 from specdec.requests import SamplingParams
@@ -35,13 +35,11 @@ from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 from verifiers.block import TraversalVerifier
 
-DRAFTERS: dict[str, Callable[[str], Drafter]] = {
-    "ngram": lambda dtype: NGramDrafter(max_draft_tokens=6, branches=2),
-    "model": lambda dtype: ModelDrafter.from_pretrained("bundled/drafter", shape=[2, 2, 1], dtype=dtype),
-    "medusa": lambda dtype: MedusaDrafter.from_pretrained("bundled/medusa", dtype=dtype),
+DRAFTERS: dict[str, Callable[[Target], Drafter]] = {
+    "ngram": lambda target: NGramDrafter(max_draft_tokens=6, branches=2),
+    "model": lambda target: small_model(target, [2, 2, 1], dtype=target.dtype),
+    "medusa": lambda target: MedusaDrafter.from_pretrained("bundled/medusa", dtype=target.dtype),
 }
-CAPTURED = 26
-"""As often as a forward comes before it is captured, and once more."""
 
 
 @dataclass(frozen=True)
@@ -57,24 +55,21 @@ class Options:
     threads: int | None = option(None, "CPU threads; null: torch's choice", least=1)
 
 
-def compare(model: PreTrainedModel, nodes: int, *, prefix: int, repeats: int) -> list[list[float]]:
-    """Return the seconds of forwards as usual and in invariant mode, which take turns."""
-    runners = [
-        ModelRunner(model, max_batch_size=1, max_length=prefix + 1, max_nodes=nodes, invariant=invariant)
-        for invariant in (False, True)
-    ]
-    tokens = some_tokens(nodes, runners[0].vocab_size).to(model.device)
-    for _ in range(CAPTURED):
-        chain_scores(runners[0], tokens, prefix)
-    return in_turns([lambda r=runner: chain_scores(r, tokens, prefix) for runner in runners], repeats, model.device)
+def forward_row(name: str, model: PreTrainedModel, nodes: int, given: Options) -> dict[str, str]:
+    """Return milliseconds of forwards as usual and in invariant mode, and their ratio."""
+    sizes: dict[str, Any] = {"max_batch_size": 1, "max_length": given.prefix + 1, "max_nodes": nodes}
+    ways = {"as usual": False, "invariant": True}
+    runners = {way: ModelRunner(model, **sizes, invariant=invariant) for way, invariant in ways.items()}
+    tokens = some_tokens(nodes, runners["as usual"].vocab_size).to(model.device)
+    return {"model": name, "nodes": str(nodes), **forward_figures(runners, tokens, given.prefix, given.repeats)}
 
 
-def divergences(target: Target, drafter: str, *, dtype: str, invariant: bool, outputs: int, tokens: int) -> int:
+def divergences(target: Target, drafter: str, given: Options, *, invariant: bool) -> int:
     """Return how many greedy outputs differ from plain decoding's on the same engine, in batches of four."""
-    prompts = stdlib_prompts(target, outputs, 48)
-    sampling = SamplingParams(max_new_tokens=tokens, ignore_eos=True)
-    made = DRAFTERS[drafter](dtype)
-    with Engine(target, made, TraversalVerifier(), max_batch_size=4, max_length=1024, invariant=invariant) as engine:
+    prompts = stdlib_prompts(target, given.outputs, 48)
+    sampling = SamplingParams(max_new_tokens=given.tokens, ignore_eos=True)
+    sizes: dict[str, Any] = {"max_batch_size": 4, "max_length": 1024}
+    with Engine(target, DRAFTERS[drafter](target), TraversalVerifier(), **sizes, invariant=invariant) as engine:
         sides = [engine.generate(prompts, sampling, speculate=speculate) for speculate in (True, False)]
     return sum(a.token_ids != b.token_ids for a, b in zip(*sides, strict=True))
 
@@ -87,28 +82,17 @@ def main() -> None:
         "110M Llama": llama_110m().to(getattr(torch, given.dtype)),
         "bundled target": bundled_target(dtype=given.dtype).model,
     }
-    rows = []
-    for name, model in models.items():
-        for nodes in given.nodes:
-            usual, invariant = compare(model, nodes, prefix=given.prefix, repeats=given.repeats)
-            ratio = statistics.median(b / a for a, b in zip(usual, invariant, strict=True))
-            medians = [f"{1000 * statistics.median(each):.1f}" for each in (usual, invariant)]
-            timed = dict(zip(("as usual, ms", "invariant, ms"), medians, strict=True))
-            rows.append({"model": name, "nodes": str(nodes), **timed, "invariant / as usual": f"{ratio:.2f}"})
-    title = f"One verify forward in {given.dtype} behind {given.prefix} tokens, {where()}, median of {given.repeats}"
-    show(title, rows)
+    rows = [forward_row(name, model, nodes, given) for name, model in models.items() for nodes in given.nodes]
+    show(
+        f"One verify forward in {given.dtype} behind {given.prefix} tokens, {where()}, median of {given.repeats}", rows
+    )
     if not given.outputs:
         return
     rows = []
     for scheme in (None, "int8"):
         target = bundled_target(dtype=given.dtype, quantization=scheme)
         for drafter in DRAFTERS:
-            options = {"dtype": given.dtype, "outputs": given.outputs, "tokens": given.tokens}
-            usual, invariant = (divergences(target, drafter, invariant=mode, **options) for mode in (False, True))
-            counts = {"differ as usual": str(usual), "differ in invariant mode": str(invariant)}
+            usual, invariant = (str(divergences(target, drafter, given, invariant=mode)) for mode in (False, True))
+            counts = {"differ as usual": usual, "differ in invariant mode": invariant}
             rows.append({"weights": scheme or given.dtype, "drafter": drafter, **counts})
     show(f"Outputs of {given.tokens} tokens that leave plain decoding's, of {given.outputs}; batches of 4", rows)
-
-
-if __name__ == "__main__":
-    main()

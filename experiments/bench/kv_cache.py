@@ -7,17 +7,16 @@ caches take turns, round after round; it shows medians, and medians of the round
 """
 
 import math
-import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from experiments.bench.models import chain_scores, llama_110m, set_threads
+from experiments.bench.models import chain_scores, forward_figures, llama_110m, set_threads
 from experiments.bench.options import option, read_options
-from experiments.bench.timing import NOTHING, in_turns, show, where
+from experiments.bench.timing import NOTHING, show, where
 from experiments.datasets.context import Context
 from specdec.cache.formats import FORMATS
 from specdec.machine import dtype_name
@@ -27,8 +26,6 @@ from specdec.target.target import Target
 CACHES: tuple[str | None, ...] = (None, *FORMATS)
 PIECE = 64
 """Tokens per forward of the first table."""
-CAPTURED = 30
-"""Forwards of a size before those that are timed."""
 
 
 @dataclass(frozen=True)
@@ -50,19 +47,21 @@ def logits_of(runner: ModelRunner, tokens: Tensor) -> Tensor:
     return torch.cat([chain_scores(runner, tokens[None, at : at + PIECE], at)[0].float() for at in starts])
 
 
-def closeness(name: str, dtype: str, prompts: int, tokens: int) -> list[dict[str, str]]:
+def closeness(name: str, given: Options) -> list[dict[str, str]]:
     """Return a row per format: how far a model with that cache is from the same model with its own."""
-    target = Target.from_pretrained(name, dtype=dtype)
+    target = Target.from_pretrained(name, dtype=given.dtype)
     assert target.tokenizer is not None, "the bundled models have one"
-    texts = [prompt.turns[0] for prompt in Context(count=prompts, tokens=tokens, longest=tokens).load()][:prompts]
-    rows = [target.tokenizer(text, return_tensors="pt")["input_ids"][0, -tokens:] for text in texts]
-    runners = [ModelRunner(target.model, max_batch_size=1, max_length=tokens, kv_cache=cache) for cache in CACHES]
-    own, *others = [[logits_of(runner, row.to(target.device)).log_softmax(-1) for row in rows] for runner in runners]
+    pieces = Context(count=given.prompts, tokens=given.tokens, longest=given.tokens).load()[: given.prompts]
+    ids = [target.tokenizer(piece.turns[0], return_tensors="pt")["input_ids"][0, -given.tokens :] for piece in pieces]
+    own: list[Tensor] = []
     lines = []
-    for cache, runner, found in zip(CACHES, runners, [own, *others], strict=True):
+    for cache in CACHES:
+        runner = ModelRunner(target.model, max_batch_size=1, max_length=given.tokens, kv_cache=cache)
+        found = [logits_of(runner, row.to(target.device)).log_softmax(-1) for row in ids]
+        own = own or found
         kl = torch.cat([(p.exp() * (p - q)).sum(-1) for p, q in zip(own, found, strict=True)])
         same = torch.cat([p.argmax(-1) == q.argmax(-1) for p, q in zip(own, found, strict=True)])
-        loss = torch.cat([-q[:-1].gather(1, row[1:, None])[:, 0] for q, row in zip(found, rows, strict=True)])
+        loss = torch.cat([-q[:-1].gather(1, row[1:, None])[:, 0] for q, row in zip(found, ids, strict=True)])
         moved = [f"{kl.mean():.2g}", f"{kl.quantile(0.99):.2g}", f"{same.float().mean():.2%}"]
         mean, most, top = moved if cache is not None else [NOTHING] * 3
         lines.append(
@@ -75,26 +74,18 @@ def closeness(name: str, dtype: str, prompts: int, tokens: int) -> list[dict[str
     return lines
 
 
-def times(model: PreTrainedModel, keys: int, nodes: Sequence[int], repeats: int, dtype: str) -> list[dict[str, str]]:
+def times(model: PreTrainedModel, keys: int, given: Options) -> list[dict[str, str]]:
     """Return a row per number of nodes: milliseconds of a forward behind ``keys`` entries, for every cache."""
-    runners = [
-        ModelRunner(model, max_batch_size=1, max_length=keys + 1, max_nodes=max(nodes), kv_cache=cache)
-        for cache in CACHES
-    ]
+    sizes: dict[str, Any] = {"max_batch_size": 1, "max_length": keys + 1, "max_nodes": max(given.nodes)}
+    runners = {cache or given.dtype: ModelRunner(model, **sizes, kv_cache=cache) for cache in CACHES}
     prompt = torch.randint(0, model.config.vocab_size, (1, keys), generator=torch.Generator().manual_seed(0))
-    for runner in runners:
+    for runner in runners.values():
         for start in range(0, keys, 512):
             chain_scores(runner, prompt[:, start : start + 512], start)
-    lines = []
-    for count in nodes:
-        sides = [lambda r=runner, n=count: chain_scores(r, prompt[:, :n], keys) for runner in runners]
-        own, *others = taken = in_turns(sides, repeats, warm_up=CAPTURED)
-        names = [cache or dtype for cache in CACHES]
-        medians = {f"{name},\nms": f"{1000 * statistics.median(e):.1f}" for name, e in zip(names, taken, strict=True)}
-        ratios = [statistics.median(b / a for a, b in zip(own, each, strict=True)) for each in others]
-        shown = {f"{name} /\n{dtype}": f"{ratio:.2f}" for name, ratio in zip(FORMATS, ratios, strict=True)}
-        lines.append({"keys": str(keys), "nodes": str(count), **medians, **shown})
-    return lines
+    return [
+        {"keys": str(keys), "nodes": str(nodes)} | forward_figures(runners, prompt[:, :nodes], keys, given.repeats)
+        for nodes in given.nodes
+    ]
 
 
 def main() -> None:
@@ -102,15 +93,10 @@ def main() -> None:
     given = read_options(Options, __doc__)
     set_threads(given.threads)
     title = f"Distributions with a quantized cache, {given.prompts} pieces of {given.tokens} tokens"
-    names = ("bundled/target", "bundled/drafter")
-    show(title, [row for name in names for row in closeness(name, given.dtype, given.prompts, given.tokens)])
+    show(title, [row for name in ("bundled/target", "bundled/drafter") for row in closeness(name, given)])
     if not given.keys:
         return
     model = llama_110m().to(getattr(torch, given.dtype))
-    model.config.max_position_embeddings = max(*given.keys, 0) + 1 + max(given.nodes)
-    rows = [row for keys in given.keys for row in times(model, keys, given.nodes, given.repeats, given.dtype)]
+    model.config.max_position_embeddings = max(given.keys) + 1 + max(given.nodes)
+    rows = [row for keys in given.keys for row in times(model, keys, given)]
     show(f"One forward of a random 110M Llama, {where()}, median of {given.repeats}", rows)
-
-
-if __name__ == "__main__":
-    main()

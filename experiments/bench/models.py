@@ -1,7 +1,8 @@
 """The models that are measured, and prompts: real shapes with random weights, and the bundled ones."""
 
 import copy
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from drafters import ModelDrafter
+from experiments.bench.timing import in_turns
 from experiments.datasets.prompt import choose
 from experiments.datasets.stdlib import Stdlib
 from specdec.forward import ForwardBatch
@@ -21,6 +23,7 @@ from specdec.topology import Topology
 
 BUNDLED = "bundled"
 
+_LARGE = {"vocab_size": 128256, "num_key_value_heads": 8, "max_position_embeddings": 131072}
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {
         "vocab_size": 512, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2,
@@ -32,20 +35,18 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "llama-1b": {
-        "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131072,
+        **_LARGE, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
         "tie_word_embeddings": True,
     },
     "llama-8b": {
-        "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131072,
+        **_LARGE, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
     },
     "llama-70b": {
-        "vocab_size": 128256, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
-        "num_attention_heads": 64, "num_key_value_heads": 8, "max_position_embeddings": 131072,
+        **_LARGE, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64,
     },
 }  # fmt: skip
 """Llama shapes by name: a toy, the 110M shape of the other benchmarks, Llama-3.2-1B, Llama-3.1-8B and -70B."""
+ENDLESS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
 
 def dtype_for(name: str, device: torch.device) -> torch.dtype:
@@ -68,7 +69,7 @@ def make_target(
     """
     if name == BUNDLED:
         return bundled_target(device=device, dtype=dtype, quantization=quantization)
-    config = LlamaConfig(**SHAPES[name], bos_token_id=None, eos_token_id=None, pad_token_id=None)
+    config = LlamaConfig(**SHAPES[name], **ENDLESS)
     shown = name if quantization is None else f"{name} in {quantization}"
     return Target(_random_llama(config, device, dtype, quantization, seed), name=f"random {shown}")
 
@@ -77,7 +78,7 @@ def llama_110m(vocab_size: int = 32000, *, device: torch.device | str = "cpu", *
     """Return random weights in bf16: 12 layers of 768 channels, 110 million parameters in all (tied embeddings)."""
     torch.manual_seed(0)
     sizes = {**SHAPES["110m"], "vocab_size": vocab_size, **changes}
-    config = LlamaConfig(**sizes, bos_token_id=None, eos_token_id=None, pad_token_id=None)
+    config = LlamaConfig(**sizes, **ENDLESS)
     model = LlamaForCausalLM(config).to(device=device, dtype=torch.bfloat16).eval()  # pyright: ignore
     model.generation_config.eos_token_id = None
     return model
@@ -134,7 +135,7 @@ def make_draft_model(target: Target, seed: int = 1) -> LlamaForCausalLM:
         vocab_size=target.vocab_size, hidden_size=64 * heads, intermediate_size=160 * heads,
         num_hidden_layers=max(1, of.num_hidden_layers // 8), num_attention_heads=heads, num_key_value_heads=heads,
         max_position_embeddings=of.max_position_embeddings, tie_word_embeddings=True,
-        bos_token_id=None, eos_token_id=None, pad_token_id=None,
+        **ENDLESS,
     )  # fmt: skip
     return _random_llama(config, target.device, target.dtype, None, seed)
 
@@ -202,6 +203,29 @@ def chain_scores(runner: ModelRunner, tokens: Tensor, prefix: int) -> Tensor:
 def some_tokens(count: int, vocab: int) -> Tensor:
     """Return random tokens ``[1, count]``, the same ones for every call with this count."""
     return torch.randint(0, vocab, (1, count), generator=torch.Generator().manual_seed(count))
+
+
+CAPTURED = 30
+"""Forwards of a size before those that are timed: the engine captures one that came so often."""
+
+
+def forward_figures(
+    runners: Mapping[str, ModelRunner], tokens: Tensor, prefix: int, repeats: int, *, least: bool = False
+) -> dict[str, str]:
+    """Return milliseconds of forwards over a chain of tokens, and their ratios to those of the first runner.
+
+    The runners, given by name, take turns. Times are medians and ratios the medians of the turns' ratios; with
+    ``least``, both are of the shortest times.
+    """
+    sides = [lambda r=runner: chain_scores(r, tokens, prefix) for runner in runners.values()]
+    times = dict(zip(runners, in_turns(sides, repeats, tokens.device, warm_up=CAPTURED), strict=True))
+    first, *others = runners
+    typical = min if least else statistics.median
+    figures = {f"{name}, ms": f"{1000 * typical(each):.1f}" for name, each in times.items()}
+    for name in others:
+        pairs = [(min(times[name]), min(times[first]))] if least else zip(times[name], times[first], strict=True)
+        figures[f"{name} / {first}"] = f"{statistics.median(a / b for a, b in pairs):.2f}"
+    return figures
 
 
 def set_threads(threads: int | None) -> None:

@@ -13,13 +13,14 @@ from typing import Any, NoReturn, TypeVar, cast, get_args, get_origin
 
 Options = TypeVar("Options")
 
-_CONVERT: dict[Any, tuple[Any, str, str]] = {
+_KINDS: dict[Any, tuple[Any, str, str]] = {
     int: (int, "an integer", "a list of integers, such as [1,2]"),
     float: (float, "a number", "a list of numbers, such as [1,2]"),
     bool: (lambda text: {"true": True, "false": False}[text.lower()], "true or false", ""),
     str: (str, "a text", "a list of texts, such as [a,b]"),
     Path: (lambda text: Path(text).expanduser(), "a path", ""),
 }
+"""By type: how a word is read, and what is asked for where it cannot be, for one and for several."""
 
 
 def option(default: Any, text: str, *, least: int | None = None, choices: Sequence[object] = ()) -> Any:
@@ -35,12 +36,7 @@ def option(default: Any, text: str, *, least: int | None = None, choices: Sequen
 
 
 def read_options(schema: type[Options], doc: str | None) -> Options:
-    """Return the options of this process's command line; ``--help`` and errors end the process.
-
-    Args:
-        schema: A dataclass whose fields are made by ``option``.
-        doc: The benchmark's docstring, which ``--help`` shows above the options.
-    """
+    """Return the options of this process's command line; errors end it, and ``--help``, which shows ``doc``."""
     if any(word in ("-h", "--help", "help") for word in sys.argv[1:]):
         print(help_text(schema, doc))
         sys.exit(0)
@@ -76,10 +72,9 @@ def parse(schema: type[Options], words: Sequence[str]) -> Options:
 
 def help_text(schema: type[Any], doc: str | None) -> str:
     """Return the docstring, and an option per line with its default."""
-    lines = [(doc or "").strip(), "", "options:"]
-    for field in dataclasses.fields(schema):
-        lines.append(f"  {f'{field.name}={_shown(field.default)}':<36} {field.metadata['text']}")
-    return "\n".join(lines)
+    shown = {field.name: f"{field.name}={_shown(field.default)}" for field in dataclasses.fields(schema)}
+    lines = [f"  {shown[field.name]:<36} {field.metadata['text']}" for field in dataclasses.fields(schema)]
+    return "\n".join([(doc or "").strip(), "", "options:", *lines])
 
 
 def did_you_mean(name: str, known: Iterable[object]) -> str:
@@ -95,7 +90,7 @@ def _read(field: dataclasses.Field[Any], text: str) -> Any:
         return None
     (kind,) = (each for each in kinds if each is not NoneType)
     several = get_origin(kind) is tuple
-    convert, one, many = _CONVERT[get_args(kind)[0] if several else kind]
+    convert, one, many = _KINDS[get_args(kind)[0] if several else kind]
     parts = [part.strip() for part in text.strip("[]").split(",") if part.strip()] if several else [text]
     try:
         found = [convert(part) for part in parts]

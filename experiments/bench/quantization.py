@@ -14,23 +14,23 @@ All sides take turns. A time is the least of its runs, because other programs on
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from experiments.bench.models import chain_scores, llama_110m, set_threads, some_tokens
+from experiments.bench.models import chain_scores, forward_figures, llama_110m, set_threads, some_tokens
 from experiments.bench.options import option, read_options
 from experiments.bench.timing import in_turns, show, where
 from specdec.execution.packing import PackedWeight, can_pack
 from specdec.llama_shapes import SHAPES
 from specdec.quantization import METHODS, dispatch, quantize
-from specdec.quantization.dispatch import DispatchedLinear
-from specdec.quantization.hardware import hardware, obstacle
+from specdec.quantization.speed import hardware, obstacle
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 
@@ -54,22 +54,6 @@ class Options:
     only: tuple[str, ...] = option(("layers", "model"), "tables to measure", choices=("layers", "model"))
 
 
-@contextmanager
-def kernels_only() -> Iterator[None]:
-    """Use the kernels for any number of rows."""
-    before = dispatch.kernel_rows
-    dispatch.kernel_rows = lambda *arguments, **options: 1 << 30
-    try:
-        yield
-    finally:
-        dispatch.kernel_rows = before
-
-
-def least_times(sides: Sequence[Callable[[], object]], repeats: int) -> list[float]:
-    """Return the least milliseconds of each side, which take turns."""
-    return [1000 * min(times) for times in in_turns(sides, repeats)]
-
-
 @torch.inference_mode()
 def layers_table(options: Options, dtype: torch.dtype) -> None:
     """Print a row per shape and number of rows."""
@@ -79,14 +63,16 @@ def layers_table(options: Options, dtype: torch.dtype) -> None:
         generator = torch.Generator().manual_seed(0)
         count = max(1, _WEIGHTS // (out * width))
         weights = [torch.randn(out, width, generator=generator).to(dtype) for _ in range(count)]
-        packed = [PackedWeight(weight, [weight]) for weight in weights] if can_pack(weights[0]) else []
-        quantized = {scheme: [METHODS[scheme](weight, None) for weight in weights] for scheme in options.schemes}
+        layers: list[Callable[[Tensor], Tensor]] = [partial(F.linear, weight=weight) for weight in weights]
+        if can_pack(weights[0]):
+            layers = [partial(PackedWeight(weight, [weight]), bias=None) for weight in weights]
+        quantized = [[METHODS[scheme](weight, None) for weight in weights] for scheme in options.schemes]
         for rows in options.rows:
             inputs = torch.randn(rows, width, generator=generator).to(dtype)
-            sides: list[Callable[[], object]] = [lambda x=inputs, w=weights, p=packed: full(x, w, p)]
-            for made in quantized.values():
-                sides += [lambda x=inputs, y=made: [layer(x) for layer in y], lambda x=inputs, y=made: by_kernel(x, y)]
-            least = [each / count for each in least_times(sides, options.repeats)]
+            sides = [partial(products, inputs, layers)]
+            for made in quantized:
+                sides += [partial(products, inputs, made), partial(by_kernel, inputs, made)]
+            least = [1000 * min(times) / count for times in in_turns(sides, options.repeats)]
             timed = {f"{name}, ms": f"{each:.3f}" for name, each in zip(names, least, strict=True)}
             ratios = {
                 f"{scheme} / {options.dtype}": f"{least[1 + 2 * index] / least[0]:.2f}"
@@ -96,17 +82,16 @@ def layers_table(options: Options, dtype: torch.dtype) -> None:
     show(f"One linear layer, {where()}, least of {options.repeats}", found)
 
 
-def full(inputs: Tensor, weights: Sequence[Tensor], packed: Sequence[PackedWeight]) -> list[Tensor]:
-    """Return full precision's products."""
-    return [each(inputs, None) for each in packed] if packed else [F.linear(inputs, weight) for weight in weights]
+def products(inputs: Tensor, layers: Sequence[Callable[[Tensor], Tensor] | nn.Module]) -> None:
+    """Multiply by every layer."""
+    for layer in layers:
+        layer(inputs)
 
 
-def by_kernel(inputs: Tensor, layers: Sequence[torch.nn.Module]) -> None:
+def by_kernel(inputs: Tensor, layers: Sequence[nn.Module]) -> None:
     """Multiply by the kernels, whatever the number of rows."""
-    with kernels_only():
-        for layer in layers:
-            assert isinstance(layer, DispatchedLinear)
-            layer(inputs)
+    with patch.object(dispatch, "kernel_rows", lambda *arguments, **options: 1 << 30):
+        products(inputs, layers)
 
 
 def model_table(options: Options, dtype: torch.dtype) -> None:
@@ -117,38 +102,30 @@ def model_table(options: Options, dtype: torch.dtype) -> None:
         target = Target.from_pretrained("bundled/target", dtype=dtype, device="cpu", inflate=options.inflate)
         model, name = target.model, target.name
     models = {options.dtype: model}
-    for scheme in options.schemes:
-        models[scheme] = quantize(copy.deepcopy(model), scheme, check=False)
-    most = max(options.rows)
-    runners = {each: _runner(found, most) for each, found in models.items()}
-    errors = {each: rms_errors(found, options.rows) for each, found in models.items()}
+    models |= {scheme: quantize(copy.deepcopy(model), scheme, check=False) for scheme in options.schemes}
+    runners = {each: _runner(found, options) for each, found in models.items()}
+    errors = {each: rms_errors(found, options) for each, found in models.items()}
     table = []
     for index, rows in enumerate(options.rows):
         tokens = some_tokens(rows, runners[options.dtype].vocab_size)
-        sides = [lambda r=runner, t=tokens: chain_scores(r, t, PREFIX) for runner in runners.values()]
-        for side in sides:
-            for _ in range(25):  # the engine captures a forward that came so often
-                side()
-        least = dict(zip(runners, least_times(sides, options.repeats), strict=True))
-        timed = {f"{each}, ms": f"{found:.1f}" for each, found in least.items()}
-        ratios = {f"{s} / {options.dtype}": f"{least[s] / least[options.dtype]:.2f}" for s in options.schemes}
+        figures = forward_figures(runners, tokens, PREFIX, options.repeats, least=True)
         off = {f"RMS error, {each}": f"{found[index]:.4f}" for each, found in errors.items()}
-        table.append({"rows": str(rows), **timed, **ratios, **off})
+        table.append({"rows": str(rows), **figures, **off})
     show(f"One verify forward of {name}, {where()}, least of {options.repeats}", table)
     for each, runner in runners.items():
         per, read = runner.bytes_per_weight, runner.weight_bytes()
         print(f"{each}: {per:.3f} bytes per weight for one token ({read / 1e6:.0f} MB)")
 
 
-def _runner(model: PreTrainedModel, rows: int) -> ModelRunner:
-    return ModelRunner(model, max_batch_size=1, max_length=PREFIX + 1, max_nodes=rows)
+def _runner(model: PreTrainedModel, options: Options) -> ModelRunner:
+    return ModelRunner(model, max_batch_size=1, max_length=PREFIX + 1, max_nodes=max(options.rows))
 
 
-def rms_errors(model: PreTrainedModel, rows: Sequence[int]) -> list[float]:
+def rms_errors(model: PreTrainedModel, options: Options) -> list[float]:
     """Return how far logits are from float64's, in their standard deviations, for each number of rows."""
-    runner, reference = (_runner(each, max(rows)) for each in (model, copy.deepcopy(model).double()))
+    runner, reference = (_runner(each, options) for each in (model, copy.deepcopy(model).double()))
     found = []
-    for count in rows:
+    for count in options.rows:
         tokens = some_tokens(count, runner.vocab_size)
         expected = chain_scores(reference, tokens, PREFIX)
         off = chain_scores(runner, tokens, PREFIX).double() - expected
@@ -168,7 +145,3 @@ def main() -> None:
     for name, make in {"layers": layers_table, "model": model_table}.items():
         if name in options.only:
             make(options, dtype)
-
-
-if __name__ == "__main__":
-    main()

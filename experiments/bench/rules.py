@@ -9,6 +9,7 @@ no table can be made beforehand.
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
@@ -53,33 +54,27 @@ def fits(rule: Verifier, shape: TreeShape, law: DraftSampling) -> bool:
 def drafted(
     shape: TreeShape, law: DraftSampling, *, per_row: bool = False, batch: int = 3
 ) -> tuple[DraftTree, torch.Tensor]:
-    """Return random drafts and p.
+    """Return random drafts and p, of a shape whose nodes were all drawn by one law.
 
-    Args:
-        shape: The shape of every row's tree.
-        law: How every node was drawn.
-        per_row: Whether every row has parents of its own, so that the host does not know the shape.
-        batch: The number of rows.
+    With ``per_row``, every row has parents of its own, so that the host does not know the shape.
     """
     generator = torch.Generator().manual_seed(0)
     nodes = shape.num_nodes + 1
     p, q = torch.rand(2, batch, nodes, VOCAB, generator=generator).softmax(-1)
     tokens = torch.randint(0, VOCAB, (batch, nodes), generator=generator)
-    draft_probs = None if law is DraftSampling.DETERMINISTIC else q
     # Without replacement, q may run out of tokens: drafters say which siblings exist.
     marked = law is DraftSampling.WITHOUT_REPLACEMENT and not shape.is_chain
     valid = torch.ones_like(tokens, dtype=torch.bool) if marked else None
+    drawn: dict[str, Any] = {
+        "sampling": law,
+        "draft_probs": None if law is DraftSampling.DETERMINISTIC else q,
+        "valid": valid,
+    }
     if not per_row:
-        return DraftTree.from_shape(shape, tokens, sampling=law, draft_probs=draft_probs, valid=valid), p
-    tree = DraftTree.build(
-        tokens,
-        torch.tensor([shape.parents]).repeat(batch, 1),
-        valid=valid,
-        sampling=law,
-        draft_probs=draft_probs,
-        max_depth=shape.max_depth,
-        max_children=shape.max_children,
-    )
+        return DraftTree.from_shape(shape, tokens, **drawn), p
+    parents = torch.tensor([shape.parents]).repeat(batch, 1)
+    deep, wide = shape.max_depth, shape.max_children
+    tree = DraftTree.build(tokens, parents, **drawn, max_depth=deep, max_children=wide)
     _ = tree.depth, tree.ancestors  # the verify forward has made them
     return tree, p
 

@@ -11,22 +11,30 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from matplotlib.ticker import EngFormatter, MaxNLocator
 from transformers import LlamaForCausalLM
 
 from experiments.bench.models import llama_110m
 from experiments.bench.options import option, read_options
 from experiments.bench.timing import show, timed
+from experiments.reporting import style
 from specdec.acceptance import accept
 from specdec.forward import ForwardBatch
-from specdec.physics.shape import ModelShape
+from specdec.physics.reading import read_shape
 from specdec.target.runner import ModelRunner
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
 from verifiers import RejectionVerifier
+
+USUAL = {"context": 256, "batch": 1, "nodes": 8, "vocab": 32000}
+"""Tokens in the cache per row, rows, drafted nodes, vocabulary."""
+AXES: dict[str, tuple[str, list[int]]] = {
+    "context": ("tokens in the cache", [128, 512, 1024, 2048, 4096, 8000]),
+    "batch": ("rows", [1, 2, 4, 8, 16]),
+    "nodes": ("drafted nodes", [1, 4, 8, 16, 32, 64]),
+    "vocab": ("vocabulary", [4000, 16000, 32000, 64000, 128000]),
+}
 
 
 @dataclass(frozen=True)
@@ -37,49 +45,30 @@ class Options:
     repeats: int = option(7, "rounds that are timed at each point", least=1)
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One point: tokens in the cache per row, rows, drafted nodes, vocabulary."""
-
-    context: int = 256
-    batch: int = 1
-    nodes: int = 8
-    vocab: int = 32000
-
-
-AXES: dict[str, tuple[str, list[int]]] = {
-    "context": ("tokens in the cache", [128, 512, 1024, 2048, 4096, 8000]),
-    "batch": ("rows", [1, 2, 4, 8, 16]),
-    "nodes": ("drafted nodes", [1, 4, 8, 16, 32, 64]),
-    "vocab": ("vocabulary", [4000, 16000, 32000, 64000, 128000]),
-}
-
-
-def model_for(setting: Setting) -> LlamaForCausalLM:
+def model_for(vocab: int) -> LlamaForCausalLM:
     """Return twelve layers of 768 channels, grouped-query attention, bf16, random weights."""
-    return llama_110m(setting.vocab, num_key_value_heads=4, tie_word_embeddings=False)
+    return llama_110m(vocab, num_key_value_heads=4, tie_word_embeddings=False)
 
 
-def round_of(model: LlamaForCausalLM, setting: Setting) -> tuple[Callable[[], object], float, float]:
+def round_of(
+    model: LlamaForCausalLM, *, context: int, batch: int, nodes: int, vocab: int
+) -> tuple[Callable[[], object], float, float]:
     """Return a round as a function, the bytes that it has to move, and its operations."""
-    length, nodes = setting.context + setting.nodes + 1, setting.nodes + 1
-    runner = ModelRunner(model, max_batch_size=setting.batch, max_length=length + 1, max_nodes=setting.nodes)
-    slots, lengths = np.arange(setting.batch), np.full(setting.batch, setting.context)
-    tokens = torch.randint(0, setting.vocab, (setting.batch, nodes))
-    q = torch.full((setting.batch, nodes, setting.vocab), 1 / setting.vocab)
-    tree = DraftTree.from_shape(TreeShape.chain(setting.nodes), tokens, sampling=DraftSampling.IID, draft_probs=q)
-    uniforms = torch.rand(setting.batch, 2, dtype=torch.float64)
-    verifier = RejectionVerifier()
+    length = context + nodes + 1
+    runner = ModelRunner(model, max_batch_size=batch, max_length=length + 1, max_nodes=nodes)
+    tokens = torch.randint(0, vocab, (batch, nodes + 1))
+    q = torch.full((batch, nodes + 1, vocab), 1 / vocab)
+    tree = DraftTree.from_shape(TreeShape.chain(nodes), tokens, sampling=DraftSampling.IID, draft_probs=q)
+    forward = ForwardBatch.of_tree(tree, host_slots=np.arange(batch), host_lengths=np.full(batch, context))
+    uniforms = torch.rand(batch, 2, dtype=torch.float64)
 
     @torch.inference_mode()
     def one_round() -> object:
-        logits = runner.run(ForwardBatch.of_tree(tree, host_slots=slots, host_lengths=lengths)).scores
-        return accept(verifier, tree, logits.float().softmax(-1), uniforms)
+        return accept(RejectionVerifier(), tree, runner.run(forward).scores.float().softmax(-1), uniforms)
 
-    shape, rows = ModelShape.of(model.config), tokens.numel()
+    shape, rows = read_shape(model.config), tokens.numel()
     # bf16 logits once; float32 probabilities written and read.
-    moved = runner.weight_bytes(rows) + runner.bytes_per_token * setting.batch * length
-    moved += rows * setting.vocab * (2 + 4 + 4 + 4)
+    moved = runner.weight_bytes(rows) + runner.bytes_per_token * batch * length + rows * vocab * (2 + 4 + 4 + 4)
     products = 2 * rows * (shape.layer_weights + shape.output_weights)
     return one_round, moved, products + rows * length * shape.pair_flops
 
@@ -89,45 +78,38 @@ def main() -> None:
     given = read_options(Options, __doc__)
     given.out.mkdir(parents=True, exist_ok=True)
     a, b = torch.randn(1024, 2048).bfloat16(), torch.randn(2048, 2048).bfloat16()
-    speed = 2 * 1024 * 2048 * 2048 / timed(lambda: a @ b, repeats=9).seconds  # of a large product
+    speed = 2 * 1024 * 2048 * 2048 / timed(lambda: a @ b, repeats=9)["seconds"]  # of a large product
     rows: list[dict[str, str]] = []
-    plt.switch_backend("Agg")
-    figure, panels = plt.subplots(1, len(AXES), figsize=(15, 3.6), constrained_layout=True)
-    for (axis, (label, values)), panel in zip(AXES.items(), panels, strict=True):
-        found: list[tuple[float, float, float]] = []
-        model = model_for(Setting())
-        for value in values:
-            setting = Setting(**{axis: value})
-            model = model_for(setting) if axis == "vocab" else model
-            one_round, size, operations = round_of(model, setting)
-            found.append((timed(one_round, repeats=given.repeats, limit=1e9, warm_up=1).seconds, size, operations))
-        measured, moved, computed = np.array(found).T
-        by_bytes = moved * measured[0] / moved[0]
-        bound = by_bytes + (computed - computed[0]) / speed
-        for i, value in enumerate(values):
-            rows.append(
+    with style.styled():
+        figure = style.new_figure(style.PAGE, 2.4)
+        for (axis, (label, values)), panel in zip(AXES.items(), figure.subplots(1, len(AXES)), strict=True):
+            found: list[tuple[float, float, float]] = []
+            model = model_for(USUAL["vocab"])
+            for value in values:
+                model = model_for(value) if axis == "vocab" else model
+                one_round, size, operations = round_of(model, **{**USUAL, axis: value})
+                seconds = timed(one_round, repeats=given.repeats, limit=1e9, warm_up=1)["seconds"]
+                found.append((seconds, size, operations))
+            measured, moved, computed = np.array(found).T
+            by_bytes = moved * measured[0] / moved[0]
+            bound = by_bytes + (computed - computed[0]) / speed
+            rows += [
                 {
                     "axis": axis, "value": str(value), "round (ms)": f"{1e3 * measured[i]:.1f}",
                     "MB moved": f"{moved[i] / 1e6:.0f}", "GFLOP": f"{computed[i] / 1e9:.1f}",
                     "ms per MB": f"{measured[i] / by_bytes[i]:.2f}",
                     "of bytes and arithmetic": f"{measured[i] / bound[i]:.2f}",
                 }
-            )  # fmt: skip
-        panel.plot(values, 1e3 * measured, "o-", label="measured")
-        panel.plot(values, 1e3 * by_bytes, "--", color="gray", label="bytes to move (scaled)")
-        panel.plot(values, 1e3 * bound, ":", color="black", label="bytes and arithmetic")
-        panel.set(xlabel=label, ylim=(0, None))
-        panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        panel.xaxis.set_major_formatter(EngFormatter(sep=""))
-        panel.set_title(f"cost by {label}", fontsize=10)
-    panels[0].set_ylabel("one round (ms)")
-    panels[0].legend(fontsize=8)
-    threads = torch.get_num_threads()
-    figure.suptitle(f"One verify round of a random 110M Llama in bf16, {threads} CPU threads", fontsize=11)
-    figure.savefig(given.out / "scaling.png", dpi=120)
+                for i, value in enumerate(values)
+            ]  # fmt: skip
+            panel.plot(values, 1e3 * measured, "o-", label="measured")
+            panel.plot(values, 1e3 * by_bytes, "--", color="gray", label="bytes to move (scaled)")
+            panel.plot(values, 1e3 * bound, ":", color="black", label="bytes and arithmetic")
+            panel.set(xlabel=label, ylim=(0, None))
+        figure.axes[0].set_ylabel("one round (ms)")
+        style.legend(figure, *figure.axes[0].get_legend_handles_labels())
+        threads = torch.get_num_threads()
+        style.title(figure, "A round by its sizes", f"a random 110M Llama in bf16, {threads} CPU threads")
+        path = style.save(figure, given.out / "scaling.png")
     show("A round by its sizes", rows)
-    print(f"wrote {given.out / 'scaling.png'}")
-
-
-if __name__ == "__main__":
-    main()
+    print(f"wrote {path}")

@@ -9,8 +9,10 @@ process of its own, and a ratio above 1 means that this checkout is the faster o
 """
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -43,31 +45,28 @@ def chosen(parts: tuple[str, ...]) -> dict[str, Workload]:
     return found
 
 
-def beside_plain(options: Options, device: torch.device) -> Iterator[tuple[str, list[float], list[float]]]:
-    """Yield every drafting workload's name, its seconds, and those of plain decoding on the same engine."""
-    for name, workload in chosen(options.only).items():
-        if workload.method != "plain":
-            play = Player(workload, str(device)).play
-            sides = [play, lambda p=play: p(speculate=False)]
-            ours, theirs = in_turns(sides, options.repeats, device, warm_up=2)
-            yield f"{name} / plain", ours, theirs
+Comparison = tuple[str, float | None, Callable[[], object], Callable[[], object]]
+"""A name, the least speedup that is wanted, and our side and theirs."""
 
 
-def beside_checkout(options: Options, device: torch.device) -> Iterator[tuple[str, list[float], list[float]]]:
-    """Yield every workload's name, its seconds in this checkout, and those in the other one.
+def comparisons(options: Options, device: torch.device, open_until: ExitStack) -> Iterator[Comparison]:
+    """Yield every workload beside plain decoding on the same engine, or beside itself in the other checkout.
 
     Raises:
         ValueError: There is no checkout, or it cannot play a workload.
     """
-    assert options.against is not None
-    here, where = Path(__file__).parents[2], str(device)
-    with Checkout(options.against, where) as theirs, Checkout(here, where) as ours:
-        for name in chosen(options.only):
-            seconds: tuple[list[float], list[float]] = ([], [])
-            for repeat in range(2 + options.repeats):  # the first two are for warming up
-                for which in (0, 1) if repeat % 2 else (1, 0):
-                    seconds[which].append((ours, theirs)[which].seconds(name))
-            yield f"this checkout / {options.against.name}: {name}", seconds[0][2:], seconds[1][2:]
+    workloads = chosen(options.only)
+    if options.against is None:
+        for name, workload in workloads.items():
+            if workload.method != "plain":
+                play = Player(workload, str(device)).play
+                yield f"{name} / plain", workload.bar, play, partial(play, speculate=False)
+        return
+    paths = Path(__file__).parents[2], options.against
+    ours, theirs = (open_until.enter_context(Checkout(path, str(device))) for path in paths)
+    for name in workloads:
+        about = f"this checkout / {options.against.name}: {name}"
+        yield about, None, partial(ours.play, name), partial(theirs.play, name)
 
 
 def main() -> None:
@@ -78,15 +77,16 @@ def main() -> None:
         device = resolve_device(options.device)
         if device.type == "cuda" and not torch.cuda.is_available():
             raise ValueError(f"device={options.device}: there is no GPU that this build of torch can use")
-        for name, ours, theirs in (beside_plain if options.against is None else beside_checkout)(options, device):
-            ratios, total = [b / a for a, b in zip(ours, theirs, strict=True)], sum(theirs) / sum(ours)
-            spread = f"{min(ratios):.2f}, {statistics.median(ratios):.2f}, {max(ratios):.2f}"
-            bar = None if options.against is not None else WORKLOADS[name.removesuffix(" / plain")].bar
-            verdict = "" if bar is None else f">= {bar} {'reached' if total >= bar else 'MISSED'}"
-            row = {"comparison": name, "ratio of totals": f"{total:.2f}", "per repeat: min, median, max": spread}
-            rows.append({**row, "bar": missed(verdict, wrong="MISSED" in verdict)})
-            # The table comes at the end, which may be many minutes away.
-            print(f"{name}: {total:.2f} ({spread}) {verdict}", flush=True)
+        with ExitStack() as open_until:
+            for name, bar, *sides in comparisons(options, device, open_until):
+                ours, theirs = in_turns(sides, options.repeats, device, warm_up=2)
+                ratios, total = [b / a for a, b in zip(ours, theirs, strict=True)], sum(theirs) / sum(ours)
+                spread = f"{min(ratios):.2f}, {statistics.median(ratios):.2f}, {max(ratios):.2f}"
+                verdict = "" if bar is None else f">= {bar} {'reached' if total >= bar else 'MISSED'}"
+                row = {"comparison": name, "ratio of totals": f"{total:.2f}", "per repeat: min, median, max": spread}
+                rows.append({**row, "bar": missed(verdict, wrong="MISSED" in verdict)})
+                # The table comes at the end, which may be many minutes away.
+                print(f"{name}: {total:.2f} ({spread}) {verdict}", flush=True)
     except ValueError as error:
         refuse(error)
     where = f"{torch.get_num_threads()} threads" if device.type == "cpu" else torch.cuda.get_device_name(device)

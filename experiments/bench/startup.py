@@ -32,26 +32,18 @@ class Options:
     repeats: int = option(5, "times that every process is started", least=1)
 
 
-def commands() -> dict[str, list[str]]:
-    """Return the command line of every process that is timed, by what it does."""
-    asked = {words: ["-m", f"experiments.{words.split()[0]}", *words.split()[1:]] for words in QUESTIONS}
-    return {name: [sys.executable, *words] for name, words in ({k: ["-c", v] for k, v in CODE.items()} | asked).items()}
-
-
 def main() -> None:
     """Time all processes and print the table."""
     options = read_options(Options, __doc__)
+    commands = {name: ["-c", code] for name, code in CODE.items()}
+    commands |= {words: ["-m", *f"experiments.{words}".split()] for words in QUESTIONS}
     silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "check": False}
-    sides = [lambda c=command: subprocess.run(c, **silent) for command in commands().values()]
+    sides = [lambda w=words: subprocess.run([sys.executable, *w], **silent) for words in commands.values()]
     # The first turn is for byte code and the system's file cache.
-    medians = dict(zip(commands(), map(statistics.median, in_turns(sides, options.repeats)), strict=True))
+    medians = dict(zip(commands, map(statistics.median, in_turns(sides, options.repeats)), strict=True))
     rows = [
         {"process": name, "seconds": f"{found:.2f}", "of the base": f"{found / medians[BASE]:.2f}"}
         for name, found in medians.items()
     ]
     title = f"Starts of processes, medians of {options.repeats}; load average {os.getloadavg()[0]:.1f}"
     show(title, rows, f"base: {BASE}")
-
-
-if __name__ == "__main__":
-    main()

@@ -10,7 +10,7 @@ import gc
 import time
 import tracemalloc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from drafters.suffix_tree import SuffixTree, Text
@@ -59,93 +59,12 @@ class Trie:
         for token in tokens:
             moved = []
             for cursor in (*self.cursors, 0):
-                key = cursor, token
-                node = nodes.get(key)
-                if node is None:
-                    node = nodes[key] = len(counts)
+                node = nodes.setdefault((cursor, token), len(counts))
+                if node == len(counts):
                     counts.append(0)
                 counts[node] += 1
                 moved.append(node)
             self.cursors = moved[1 - self.depth :]
-
-
-@dataclass(frozen=True)
-class Curve:
-    """The figures of one structure, point by point.
-
-    Attributes:
-        name: For the legend.
-        tokens: How many tokens it holds at each point.
-        microseconds: Per token, over the stretch before that point: of this process alone, without garbage collection.
-        megabytes: Memory that it takes at that point.
-        look_up: Microseconds of a look-up there; empty where none is measured.
-    """
-
-    name: str
-    tokens: list[int] = field(default_factory=list)
-    microseconds: list[float] = field(default_factory=list)
-    megabytes: list[float] = field(default_factory=list)
-    look_up: list[float] = field(default_factory=list)
-
-
-def text_of(count: int, tokenizer: Callable[[str], Sequence[int]]) -> list[int]:
-    """Return tokens, whose second half repeats the first."""
-    tokens: list[int] = []
-    for path in training_files():
-        tokens += tokenizer(read_source(path))
-        if 2 * len(tokens) >= count:
-            break
-    half = tokens[: count // 2]
-    return half + half
-
-
-def measured(name: str, make: Callable[[], Tree | Trie], tokens: Sequence[int], points: int) -> Curve:
-    """Measure time in one pass and memory, which makes everything slow, in another."""
-    curve, stretch = Curve(name), len(tokens) // points
-    gc.collect()
-    gc.disable()  # else it goes through all objects of all imported modules in the middle of a stretch
-    made = make()
-    for point in range(points):
-        begin = time.process_time()
-        for start in range(point * stretch, (point + 1) * stretch, PIECE):
-            made.extend(tokens[start : start + PIECE])
-        curve.tokens.append((point + 1) * stretch)
-        curve.microseconds.append(1e6 * (time.process_time() - begin) / stretch)
-        if isinstance(made, Tree):
-            curve.look_up.append(1e6 * timed(made.look_up, repeats=9, warm_up=0).seconds)
-    gc.enable()
-    del made
-    gc.collect()
-    tracemalloc.start()
-    made = make()
-    for point in range(points):
-        made.extend(tokens[point * stretch : (point + 1) * stretch])
-        curve.megabytes.append(tracemalloc.get_traced_memory()[0] / 1e6)
-    tracemalloc.stop()
-    return curve
-
-
-def draw(curves: Sequence[Curve], depth: int, path: Path) -> Path:
-    """Draw time and memory by tokens."""
-    with style.styled():
-        figure = style.new_figure(style.PAGE, 2.6)
-        time_panel, memory_panel = figure.subplots(1, 2)
-        for index, curve in enumerate(curves):
-            kept = {"color": style.color(index), "marker": style.marker(index), "markersize": 3, "label": curve.name}
-            tokens = [count / 1000 for count in curve.tokens]
-            time_panel.plot(tokens, curve.microseconds, **kept)
-            memory_panel.plot(tokens, curve.megabytes, **kept)
-        for panel, label in ((time_panel, "time per token (µs)"), (memory_panel, "memory (MB)")):
-            panel.set_xlabel("tokens in the tree (thousands)")
-            panel.set_ylabel(label)
-            panel.set_ylim(bottom=0)
-        style.legend(figure, *time_panel.get_legend_handles_labels())
-        style.title(
-            figure,
-            "What a token costs a suffix tree as it grows",
-            f"strings of up to {depth} tokens; the second half of the text repeats the first",
-        )
-        return style.save(figure, path)
 
 
 @dataclass(frozen=True)
@@ -158,28 +77,81 @@ class Options:
     points: int = option(20, "points of a curve", least=2)
 
 
+def text_of(count: int, tokenizer: Callable[[str], Sequence[int]]) -> list[int]:
+    """Return tokens, whose second half repeats the first."""
+    tokens: list[int] = []
+    for path in training_files():
+        tokens += tokenizer(read_source(path))
+        if 2 * len(tokens) >= count:
+            break
+    return 2 * tokens[: count // 2]
+
+
+def measured(make: Callable[[int], Tree | Trie], tokens: Sequence[int], options: Options) -> list[dict[str, float]]:
+    """Measure time in one pass and memory, which makes everything slow, in another; return a row per point.
+
+    ``time``: microseconds per token over the stretch before that point, of this process alone, without garbage
+    collection. ``memory``: megabytes at that point. ``look_up``: microseconds of a look-up there, of the tree.
+    """
+    stretch = len(tokens) // options.points
+    starts = range(0, options.points * stretch, stretch)
+    found: list[dict[str, float]] = []
+    gc.collect()
+    gc.disable()  # else it goes through all objects of all imported modules in the middle of a stretch
+    made = make(options.depth)
+    for first in starts:
+        begin = time.process_time()
+        for start in range(first, first + stretch, PIECE):
+            made.extend(tokens[start : start + PIECE])
+        spent = time.process_time() - begin
+        found.append({"tokens": first + stretch, "time": 1e6 * spent / stretch})
+        if isinstance(made, Tree):
+            found[-1]["look_up"] = 1e6 * timed(made.look_up, repeats=9, warm_up=0)["seconds"]
+    gc.enable()
+    del made
+    gc.collect()
+    tracemalloc.start()
+    made = make(options.depth)
+    for first, point in zip(starts, found, strict=True):
+        made.extend(tokens[first : first + stretch])
+        point["memory"] = tracemalloc.get_traced_memory()[0] / 1e6
+    tracemalloc.stop()
+    return found
+
+
+def draw(curves: dict[str, list[dict[str, float]]], depth: int, path: Path) -> Path:
+    """Draw time and memory by tokens."""
+    with style.styled():
+        figure = style.new_figure(style.PAGE, 2.6)
+        labels = {"time": "time per token (µs)", "memory": "memory (MB)"}
+        for (name, label), panel in zip(labels.items(), figure.subplots(1, 2), strict=True):
+            for index, (structure, points) in enumerate(curves.items()):
+                xs, ys = [point["tokens"] / 1000 for point in points], [point[name] for point in points]
+                panel.plot(xs, ys, markersize=3, label=structure, **style.looks(index))
+            panel.set(xlabel="tokens in the tree (thousands)", ylabel=label)
+            panel.set_ylim(bottom=0)
+        style.legend(figure, *figure.axes[0].get_legend_handles_labels())
+        about = f"strings of up to {depth} tokens; the second half of the text repeats the first"
+        style.title(figure, "What a token costs a suffix tree as it grows", about)
+        return style.save(figure, path)
+
+
 def main() -> None:
     """Measure, print a table, and write ``suffix.png``."""
     options = read_options(Options, __doc__)
     options.out.mkdir(parents=True, exist_ok=True)
     tokenizer = load_tokenizer("bundled/target")
     tokens = text_of(options.tokens, lambda text: tokenizer(text, verbose=False)["input_ids"])
-    makers = {"compressed edges": Tree, "one entry per string": Trie}
-    curves = [
-        measured(name, lambda make=make: make(options.depth), tokens, options.points) for name, make in makers.items()
-    ]
+    makers: dict[str, Callable[[int], Tree | Trie]] = {"compressed edges": Tree, "one entry per string": Trie}
+    curves = {name: measured(make, tokens, options) for name, make in makers.items()}
     rows = [
         {
-            "structure": curve.name, "tokens": f"{curve.tokens[point]:,}",
-            "µs per token": f"{curve.microseconds[point]:.1f}", "memory (MB)": f"{curve.megabytes[point]:.1f}",
-            "look-up (µs)": f"{curve.look_up[point]:.0f}" if curve.look_up else NOTHING,
+            "structure": name, "tokens": f"{curve[point]['tokens']:,}",
+            "µs per token": f"{curve[point]['time']:.1f}", "memory (MB)": f"{curve[point]['memory']:.1f}",
+            "look-up (µs)": f"{curve[point]['look_up']:.0f}" if "look_up" in curve[point] else NOTHING,
         }
-        for curve in curves
+        for name, curve in curves.items()
         for point in sorted({0, options.points // 2 - 1, options.points - 1})
     ]  # fmt: skip
     show(f"Strings of up to {options.depth} tokens", rows)
     print(f"wrote {draw(curves, options.depth, options.out / 'suffix.png')}")
-
-
-if __name__ == "__main__":
-    main()

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import rich.box
 import rich.table
@@ -12,50 +13,28 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-from specdec.target.runner import ModelRunner
+from drafters.round_costs import now
 
 CPU = torch.device("cpu")
 NOTHING = "-"
 """The text of a cell without a figure."""
 
 
-def now(device: torch.device = CPU) -> float:
-    """Return the time at which everything is done that was asked of a device."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
-@dataclass(frozen=True)
-class Timing:
-    """The times of one call, made several times.
-
-    Attributes:
-        seconds: Median over the calls that count.
-        best: The shortest of them.
-        first: The first call of all: what is done once is in it (choosing kernels, capturing).
-        once: Seconds that the calls before the counted ones took beyond the median: the cost of what is done once.
-        calls: How many calls count.
-    """
-
-    seconds: float
-    best: float
-    first: float
-    once: float
-    calls: int
-
-
 def timed(
     call: Callable[[], object], device: torch.device = CPU, *, repeats: int, limit: float = 10.0, warm_up: int = 3
-) -> Timing:
+) -> dict[str, Any]:
     """Time a call.
 
     Args:
         call: The work.
-        device: What to wait for.
+        device: The device to wait for.
         repeats: Calls that count, at most.
         limit: Seconds for all calls together; at least one counts, however long it takes.
         warm_up: Calls before those that count. Where a single call takes a third of the limit, the first one is all.
+
+    Returns:
+        ``seconds``: the median over the ``calls`` that count, of which ``best`` is the shortest. ``first``: the first
+        call of all. ``once``: what the calls before the counted ones took beyond the median, such as choosing kernels.
     """
     began = time.perf_counter()
 
@@ -64,15 +43,14 @@ def timed(
         call()
         return now(device) - start
 
-    before = [one()]
+    before, counted = [one()], []
     while len(before) < warm_up and time.perf_counter() - began < limit / 3:
         before.append(one())
-    counted = [one()]
-    while len(counted) < repeats and time.perf_counter() - began < limit:
+    while not counted or (len(counted) < repeats and time.perf_counter() - began < limit):
         counted.append(one())
     middle = statistics.median(counted)
     once = max(0.0, sum(before) - middle * len(before))
-    return Timing(middle, min(counted), before[0], once, len(counted))
+    return {"seconds": middle, "best": min(counted), "first": before[0], "once": once, "calls": len(counted)}
 
 
 def in_turns(
@@ -94,12 +72,7 @@ def in_turns(
 
 @dataclass
 class Budget:
-    """Seconds that a benchmark may take, and what it left out to keep to them.
-
-    Attributes:
-        total: Seconds.
-        left_out: What was not measured, and why.
-    """
+    """Seconds that a benchmark may take, and what it ``left_out`` to keep to them, with the reasons."""
 
     total: float
     left_out: list[dict[str, str]] = field(default_factory=list)
@@ -110,9 +83,9 @@ class Budget:
         """Seconds that are left."""
         return self.total - (time.perf_counter() - self._began)
 
-    def skip(self, what: str, why: str) -> None:
-        """Note that something is not measured."""
-        self.left_out.append({"what": what, "why": why})
+    def skip(self, what: str, why: object) -> None:
+        """Note that something is not measured; of a reason, its first line."""
+        self.left_out.append({"what": what, "why": str(why).split("\n", 1)[0]})
 
     def spent(self, what: str) -> bool:
         """Return whether no time is left, in which case something is noted as not measured."""
@@ -127,32 +100,15 @@ class Budget:
 
 
 @contextmanager
-def forward_seconds(device: torch.device, *runners: ModelRunner) -> Iterator[list[float]]:
-    """Add up the time inside the forwards of these runners' models, and nothing around them; then, their number.
-
-    A forward that is replayed as a part of something larger is not seen. It waits for the device before and after each
-    forward, so the whole takes longer on a GPU than it otherwise would.
-    """
-    spent = [0.0, 0]
-
-    def timed_forward(run: Callable[..., object]) -> Callable[..., object]:
-        def forward(*arguments: object) -> object:
-            start = now(device)
-            outputs = run(*arguments)
-            spent[0] += now(device) - start
-            spent[1] += 1
-            return outputs
-
-        return forward
-
-    executors = [runner.executor for runner in runners]
-    for executor in executors:
-        vars(executor)["run"] = timed_forward(executor.run)
+def runs_wrapped(parts: Sequence[object], wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """During the ``with`` block, the method ``run`` of some objects is what ``wrap`` makes of it."""
+    for part in parts:
+        vars(part)["run"] = wrap(part.run)  # pyright: ignore[reportAttributeAccessIssue]
     try:
-        yield spent
+        yield
     finally:
-        for executor in executors:
-            vars(executor).pop("run", None)
+        for part in parts:
+            vars(part).pop("run", None)
 
 
 def show(title: str, rows: Sequence[Mapping[str, str | Text]], *notes: str) -> None:
@@ -172,11 +128,6 @@ def ms(seconds: float | None) -> str:
     if seconds is None:
         return NOTHING
     return f"{1000 * seconds:.{3 if seconds < 1e-3 else 2 if seconds < 0.1 else 0}f}"
-
-
-def percent(share: float | None) -> str:
-    """Return a share as a number of percent."""
-    return NOTHING if share is None else f"{100 * share:.1f}"
 
 
 def missed(text: str, *, wrong: bool = True) -> Text:

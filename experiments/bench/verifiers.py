@@ -10,22 +10,21 @@ parameters of a target whose forward takes that long, scaled from the forward of
 ``only=[operations]`` counts the operations of ``accept`` instead: on a GPU each is at least one kernel launch.
 """
 
+import itertools
 import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-import numpy as np
 import torch
-from rich.text import Text
 
-from experiments.bench.models import llama_110m
+from experiments.bench.models import chain_scores, llama_110m, some_tokens
 from experiments.bench.options import option, read_options
 from experiments.bench.rules import LAWS, NAMES, drafted, fits, make_rules, work_of
 from experiments.bench.rules import SHAPES as COUNTED
-from experiments.bench.timing import missed, show, timed, where
+from experiments.bench.timing import NOTHING, missed, show, timed, where
 from specdec.acceptance import accept
-from specdec.forward import ForwardBatch
 from specdec.interfaces import Verifier
 from specdec.random import draw
 from specdec.target.runner import ModelRunner
@@ -83,9 +82,8 @@ def make_case(nodes: int, vocab: int, batch: int, *, chain: bool, law: DraftSamp
     size = (batch, shape.num_nodes + 1, vocab)
     # Log-probabilities of a text's next token are about that spread; the drafter's are its own, on top.
     logits = 2.5 * torch.randn(size, generator=generator)
-    p = logits.softmax(-1)
     q = (logits + 0.8 * torch.randn(size, generator=generator)).softmax(-1)
-    return Case(shape, law, draw_tokens(shape, law, q, generator), p, q)
+    return Case(shape, law, draw_tokens(shape, law, q, generator), logits.softmax(-1), q)
 
 
 def draw_tokens(shape: TreeShape, law: DraftSampling, q: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -107,9 +105,7 @@ def draw_tokens(shape: TreeShape, law: DraftSampling, q: torch.Tensor, generator
 def cases_of(rule: Verifier, nodes: int) -> list[tuple[bool, DraftSampling]]:
     """Return chains of the first law that the rule takes, and trees of every sampled one, or the deterministic one."""
     found: list[tuple[bool, DraftSampling]] = []
-    if rule.noise is Noise.SHARED:
-        return found
-    for chain in (True, False):
+    for chain in (True, False) if rule.noise is not Noise.SHARED else ():
         taken = [law for law in reversed(LAWS) if fits(rule, shape_of(nodes, chain=chain), law)]
         sampled = [law for law in taken if law is not DraftSampling.DETERMINISTIC]
         found += [(chain, law) for law in (taken[:1] if chain else sampled or taken)]
@@ -119,7 +115,8 @@ def cases_of(rule: Verifier, nodes: int) -> list[tuple[bool, DraftSampling]]:
 def time_rule(rule: Verifier, case: Case, repeats: int) -> float:
     """Return the seconds of a round's acceptance."""
     uniforms = torch.rand(len(case.tokens), 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    return timed(lambda: accept(rule, case.tree(), case.p, uniforms), repeats=repeats, limit=1e9, warm_up=2).seconds
+    call = lambda: accept(rule, case.tree(), case.p, uniforms)  # noqa: E731
+    return timed(call, repeats=repeats, limit=1e9, warm_up=2)["seconds"]
 
 
 def accepted_by(rules: Sequence[Verifier], case: Case, *, draws: int, limit: float = 1.0) -> list[float]:
@@ -142,38 +139,19 @@ def accepted_by(rules: Sequence[Verifier], case: Case, *, draws: int, limit: flo
 def forward_time(vocab: int, nodes: int, repeats: int) -> float:
     """Return the seconds of a verify forward of a random 110M target in bf16, behind 128 tokens."""
     runner = ModelRunner(llama_110m(vocab), max_batch_size=1, max_length=256, max_nodes=nodes)
-    tokens = torch.randint(0, vocab, (1, 128), generator=torch.Generator().manual_seed(0))
-    slots = np.zeros(1, dtype=np.int64)
-    runner.run(ForwardBatch.of_chunk(tokens, host_slots=slots, host_lengths=slots))
-    tree = DraftTree.from_shape(TreeShape.chain(nodes), torch.zeros(1, nodes + 1, dtype=torch.long))
-    batch = ForwardBatch.of_tree(tree, host_slots=slots, host_lengths=np.full(1, 128))
-    return timed(lambda: runner.run(batch), repeats=repeats, limit=1e9, warm_up=2).seconds
+    tokens = some_tokens(nodes + 1, vocab)
+    chain_scores(runner, some_tokens(128, vocab), 0)
+    return timed(lambda: chain_scores(runner, tokens, 128), repeats=repeats, limit=1e9, warm_up=2)["seconds"]
 
 
-@dataclass(frozen=True)
-class Row:
-    """A rule on a case: its seconds and accepted tokens, and those of rejection sampling."""
-
-    rule: str
-    exactness: str
-    vocab: int
-    nodes: int
-    batch: int
-    case: str
-    took: float
-    accepted: float
-    base_took: float
-    base_accepted: float
-
-    @property
-    def pays(self) -> str:
-        """From which length of a round on, in milliseconds; or in words."""
-        cost, gain = self.took - self.base_took, self.accepted - self.base_accepted
-        if self.rule == "rejection":
-            return "-"
-        if gain <= 1e-4:
-            return "never" if cost > 0 else "cheaper"
-        return "always" if cost <= 0 else f"{1e3 * break_even(cost, gain, self.base_accepted):.2f}"
+def pays(row: dict[str, Any]) -> str:
+    """Return from which length of a round on a rule pays, in milliseconds; or in words."""
+    cost, gain = row["took"] - row["base_took"], row["accepted"] - row["base_accepted"]
+    if row["rule"] == "rejection":
+        return NOTHING
+    if gain <= 1e-4:
+        return "never" if cost > 0 else "cheaper"
+    return "always" if cost <= 0 else f"{1e3 * break_even(cost, gain, row['base_accepted']):.2f}"
 
 
 def break_even(cost: float, gain: float, accepted: float) -> float:
@@ -192,11 +170,14 @@ def rows(
     batches: Sequence[int],
     repeats: int,
     draws: int = 64,
-) -> Iterator[Row]:
-    """Yield all cases, rejection sampling timed beside every rule."""
+) -> Iterator[dict[str, Any]]:
+    """Yield a row per rule and case, rejection sampling timed beside every rule.
+
+    A row has the case, the seconds that the rule ``took`` and the tokens that it ``accepted``, and both of rejection
+    sampling (``base_``).
+    """
     base = RejectionVerifier()
-    sizes = [(vocab, count, batch) for vocab in vocabularies for count in nodes for batch in batches]
-    for vocab, count, batch in sizes:
+    for vocab, count, batch in itertools.product(vocabularies, nodes, batches):
         kinds = {kind for rule in rules.values() for kind in cases_of(rule, count)}
         for chain, law in sorted(kinds, reverse=True):
             case = make_case(count, vocab, batch, chain=chain, law=law)
@@ -210,8 +191,11 @@ def rows(
                     accepted, base_accepted = accepted_by([rule, base], case, draws=draws)
                 except ValueError:  # a linear program is for tiny vocabularies
                     continue
-                about = name, rule.exactness.value, vocab, count, batch, f"{drafts}, {_words(law)}"
-                yield Row(*about, took, accepted, base_took, base_accepted)
+                yield {
+                    "rule": name, "exactness": rule.exactness.value, "vocab": vocab, "nodes": count, "batch": batch,
+                    "case": f"{drafts}, {_words(law)}", "took": took, "accepted": accepted, "base_took": base_took,
+                    "base_accepted": base_accepted,
+                }  # fmt: skip
 
 
 def _words(law: DraftSampling) -> str:
@@ -223,38 +207,38 @@ def main() -> None:
     options = read_options(Options, __doc__)
     if "operations" in options.only:
         _count(options.rules)
-    if "costs" not in options.only:
-        return
+    if "costs" in options.only:
+        with torch.inference_mode():
+            _costs(options)
+
+
+def _costs(options: Options) -> None:
     rules = make_rules(options.rules)
-    with torch.inference_mode():
-        forward = forward_time(*BAR, options.repeats)
-        about = f"forward of a 110M target, bf16, {BAR[1]} nodes, vocabulary {BAR[0]}, batch 1: {1e3 * forward:.1f} ms"
-        found = []
-        for row in rows(rules, options.vocabularies, options.nodes, options.batches, options.repeats):
-            found.append(_cells(row, forward))
-            # The table comes at the end, which may be many minutes away.
-            print(" · ".join(str(cell) for cell in list(found[-1].values())[:7]), "tokens", flush=True)
-        show(f"{where()}; {about}", found)
-        cheap = {name: rule for name, rule in rules.items() if name in CHEAP}
-        for row in rows(cheap, BAR[:1], BAR[1:], [1], 3 * options.repeats, 1):
-            share = row.took / forward
-            print(
-                f"{row.rule}, {row.case}, vocabulary {row.vocab}, {row.nodes} nodes: {1e3 * row.took:.2f} ms, "
-                f"{share:.1%} of the forward (<= {SHARE:.0%} {'reached' if share <= SHARE else 'MISSED'})"
-            )
-
-
-def _cells(row: Row, forward: float) -> dict[str, str | Text]:
-    """Return a rule's figures on a case, beside the seconds of a forward of the 110M target."""
-    size = f"{float(row.pays) / 1e3 / forward * 110:,.0f}M" if row.pays[0].isdigit() else ""
-    return {
-        "vocab": str(row.vocab), "nodes": str(row.nodes), "batch": str(row.batch), "drafts": row.case,
-        "rule (exactness)": missed(f"{row.rule} ({row.exactness})", wrong=row.exactness != "exact"),
-        "ms": f"{1e3 * row.took:.3f}", "accepted": f"{row.accepted:.3f}",
-        "over\nrejection": f"{row.accepted - row.base_accepted:+.3f}",
-        "of a 110M\nforward": f"{row.took / forward:.1%}", "pays from a\nround of, ms": row.pays,
-        "or a\ntarget of": size,
-    }  # fmt: skip
+    forward = forward_time(*BAR, options.repeats)
+    about = f"forward of a 110M target, bf16, {BAR[1]} nodes, vocabulary {BAR[0]}, batch 1: {1e3 * forward:.1f} ms"
+    found = []
+    for row in rows(rules, options.vocabularies, options.nodes, options.batches, options.repeats):
+        least = pays(row)
+        cells = {
+            **{name: str(row[name]) for name in ("vocab", "nodes", "batch")}, "drafts": row["case"],
+            "rule (exactness)": missed(f"{row['rule']} ({row['exactness']})", wrong=row["exactness"] != "exact"),
+            "ms": f"{1e3 * row['took']:.3f}", "accepted": f"{row['accepted']:.3f}",
+            "over\nrejection": f"{row['accepted'] - row['base_accepted']:+.3f}",
+            "of a 110M\nforward": f"{row['took'] / forward:.1%}", "pays from a\nround of, ms": least,
+            "or a\ntarget of": f"{float(least) / 1e3 / forward * 110:,.0f}M" if least[0].isdigit() else "",
+        }  # fmt: skip
+        found.append(cells)
+        # The table comes at the end, which may be many minutes away.
+        print(" · ".join(str(cell) for cell in list(cells.values())[:7]), "tokens", flush=True)
+    show(f"{where()}; {about}", found)
+    cheap = {name: rule for name, rule in rules.items() if name in CHEAP}
+    for row in rows(cheap, BAR[:1], BAR[1:], [1], 3 * options.repeats, 1):
+        share = row["took"] / forward
+        verdict = f"<= {SHARE:.0%} {'reached' if share <= SHARE else 'MISSED'}"
+        sizes = f"vocabulary {row['vocab']}, {row['nodes']} nodes"
+        print(
+            f"{row['rule']}, {row['case']}, {sizes}: {1e3 * row['took']:.2f} ms, {share:.1%} of the forward ({verdict})"
+        )
 
 
 def _count(names: Sequence[str]) -> None:
@@ -262,16 +246,11 @@ def _count(names: Sequence[str]) -> None:
     for name, rule in make_rules([name for name in names if name != "transport"]).items():
         for law in (law for law in LAWS if law in rule.samplings):
             row = {"rule": name, "drafts": _words(law)}
-            for per_row in (False, True):
-                for title, shape in COUNTED.items():
-                    text = "-"
-                    if fits(rule, shape, law):
-                        work_of(rule, *drafted(shape, law, per_row=per_row))  # tables of a shape are made once
-                        text = str(work_of(rule, *drafted(shape, law, per_row=per_row)).launches)
-                    row[title + (",\nper row" if per_row else "")] = text
+            for per_row, (title, shape) in itertools.product((False, True), COUNTED.items()):
+                text = NOTHING
+                if fits(rule, shape, law):
+                    work_of(rule, *drafted(shape, law, per_row=per_row))  # tables of a shape are made once
+                    text = str(work_of(rule, *drafted(shape, law, per_row=per_row)).launches)
+                row[title + (",\nper row" if per_row else "")] = text
             found.append(row)
     show("Operations per accepted round", found)
-
-
-if __name__ == "__main__":
-    main()

@@ -8,12 +8,13 @@ import verifiers.rejection  # noqa: F401 (a rule that fits is looked for among t
 from experiments.config.pairs import check_files
 from experiments.config.sections import build, plain
 from experiments.reporting import terminal
-from experiments.reporting.drafter import drafter_table, steps_shown
+from experiments.reporting.checks import drafter_table
+from experiments.reporting.progress import steps_shown
 from experiments.session.engines import settle
 from experiments.session.methods import check_components
 from experiments.session.policies import paced
-from specdec.drafter_checks import Finding, Status
-from specdec.drafter_checks import check_drafter as tried
+from specdec.checks.drafter import Finding, Status
+from specdec.checks.drafter import check_drafter as tried
 from specdec.interfaces import Drafter
 from specdec.target.target import Target
 

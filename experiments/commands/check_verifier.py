@@ -8,7 +8,7 @@ from rich.console import Console
 from experiments.config.sections import build
 from experiments.measuring.exactness import LAWS, SHARED_LEVEL, Case, SharedCase, cases, shared_cases, work_of
 from experiments.reporting import terminal
-from experiments.reporting.exactness import Progress, exactness_table, shared_table
+from experiments.reporting.checks import DraftProgress, exactness_table, shared_table
 from experiments.results.checked import remember, ships, stated_exactness
 from specdec.engine.doors import check_verifier as check_rule
 from specdec.interfaces import Verifier
@@ -34,7 +34,7 @@ def check_verifier(config: DictConfig) -> list[Case] | list[SharedCase]:
     temperatures = list(config.temperatures)
     work = work_of(rule, config.vocab, config.tables, temperatures, seed=config.seed)
     work.check_time(config.vocab, config.max_minutes)
-    with Progress(work) as progress:
+    with DraftProgress(work) as progress:
         done = list(cases(rule, config.vocab, config.tables, config.seed, temperatures, advance=progress.advance))
     if not done:
         raise ValueError(f"{name} takes none of the drafts that are tried: chains and trees, {_words(list(LAWS))}")
@@ -66,7 +66,7 @@ def _check_shared(rule: Verifier, config: DictConfig) -> list[SharedCase]:
     work = work_of(rule, config.vocab, config.tables, temperatures, seed=config.seed)
     work.check_time(config.vocab, config.max_minutes)
     settings = (config.vocab, config.tables, config.seed, temperatures, streams)
-    with Progress(work) as progress:
+    with DraftProgress(work) as progress:
         done = list(shared_cases(rule, *settings, advance=progress.advance))
     console = terminal.console(NARROW)
     console.print(terminal.render(shared_table(rule, done), terminal.Frame.TIGHT))

@@ -21,9 +21,10 @@ from experiments.reporting.tokens import show_race
 from experiments.results.metrics import distinct_n_gram_rate
 from experiments.results.origin import MANIFEST
 from experiments.results.summary import Summary
-from experiments.results.token_texts import token_bytes
-from experiments.session.assembly import Report, measure_methods, title
+from experiments.results.texts import token_bytes
+from experiments.session.assembly import measure_methods, title
 from experiments.session.engines import settle
+from experiments.session.measurement import Report
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
@@ -83,11 +84,7 @@ def fit_to_machine(config: DictConfig) -> str | None:
 
 
 def seconds_needed(config: DictConfig) -> float:
-    """The seconds that a measurement would take, estimated from plain decoding that is warm: the median of a few times.
-
-    Args:
-        config: With the sections of ``conf/demo.yaml``.
-    """
+    """The seconds that a measurement would take: the median of a few times of plain decoding that is warm."""
     target: Target = build(config, "target")
     engine = Engine(target, max_length=int(config.engine.max_length or 512))
     assert target.tokenizer is not None, "the demonstration's targets have one"

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
+from transformers import AutoConfig, PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
 import specdec
-from drafters.heads.served_for import ServedFor
+from drafters.heads.files import ServedFor
 from experiments.config.sections import plain, typed
-from experiments.exporting.kinds import DSPARK, KINDS, MTP, check_format, kind_of
-from experiments.exporting.reading import Found, Source, config_of, notes_of, read
-from experiments.exporting.writing import Destination, write
+from experiments.exporting.kinds import DSPARK, KINDS, MTP, Found, Source, check_format, kind_of, notes_of, read
+from experiments.exporting.writing import check_folder, write
 from experiments.reporting import terminal
-from experiments.reporting.exporting import facts_of
+from experiments.reporting.checks import facts_of
 from experiments.results.revision import revision_of
 from specdec import bundled
 
@@ -32,15 +32,14 @@ def export(config: DictConfig) -> list[Path]:
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     source = typed(Source, plain(config, "drafter"), "drafter")
     folder = Path(config.out).expanduser()
-    to = Destination(folder=folder, format=config.format, overwrite=config.overwrite)
-    to.check(source.name)  # before anything is read
+    check_folder(folder, source.name, overwrite=config.overwrite)  # before anything is read
     kind = kind_of(source.name)
     check_format(kind, source.name, config.format)
     given = plain(config, "target").get("name")
     target = given or str(notes_of(source.name).get("target") or "")
     if config.format == "speculators" and not target:
         raise ValueError("format=speculators names the target, and the drafter's files do not: give target.name=NAME")
-    target_config = config_of(target)
+    target_config = _config_of(target)
     if given is not None and target_config is None and Path(given).exists():
         raise ValueError(f"target.name={given}: there is no config.json of a model that transformers knows")
     found = read(source, kind, target_config)
@@ -55,12 +54,12 @@ def export(config: DictConfig) -> list[Path]:
     notes: dict[str, Any] = {"exported_from": source.name, "exported_by": f"specdec {specdec.__version__}"}
     if target:
         notes |= {"target": target, "target_revision": revision_of(target)}
-    written = write(found, to, served, target=target_config, notes=notes)
-    _say(found, to, served, written, known=target_config is not None)
+    written = write(found, folder, config.format, served, target=target_config, notes=notes)
+    _say(found, folder, config.format, served, written, known=target_config is not None)
     return written
 
 
-def _say(found: Found, to: Destination, served: ServedFor, written: list[Path], *, known: bool) -> None:
+def _say(found: Found, folder: Path, layout: str, served: ServedFor, written: list[Path], *, known: bool) -> None:
     out = terminal.console()
     title = KINDS[found.kind].title.removeprefix("an ").removeprefix("a ")
     terminal.say(out, f"{title[0].upper()}{title[1:]}: {facts_of(found)}")
@@ -71,7 +70,7 @@ def _say(found: Found, to: Destination, served: ServedFor, written: list[Path], 
             out, f"the configuration of {served.target} is not on this machine, so it was not compared with it"
         )
     module: Any = found.module
-    if found.kind == DSPARK and to.format == "speculators" and module.config.markov_head_type != "vanilla":
+    if found.kind == DSPARK and layout == "speculators" and module.config.markov_head_type != "vanilla":
         terminal.say(out, f"vLLM serves vanilla Markov heads, and this one is {module.config.markov_head_type}")
     if found.kind == MTP:
         terminal.say(
@@ -80,31 +79,38 @@ def _say(found: Found, to: Destination, served: ServedFor, written: list[Path], 
     terminal.list_written(out, written)
     terminal.say(out, "read back and compared: equal")
     tokens = served.tokens or KINDS[found.kind].tokens(found.module)
-    for engine, line in _commands(found.kind, to, served.target, tokens):
+    for engine, line in _commands(found.kind, folder, layout, served.target, tokens):
         out.print(f"{engine}: {line}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _commands(kind: str, to: Destination, target: str, tokens: int) -> Iterator[tuple[str, str]]:
+def _commands(kind: str, folder: Path, layout: str, target: str, tokens: int) -> Iterator[tuple[str, str]]:
     """Engines, and the command with which each serves what was written.
 
     Args:
-        kind: The kind of drafter.
-        to: Where it was written, and how.
         target: The target's name; empty if it is not known.
-        tokens: Drafted tokens per round.
     """
-    model, known, place = shlex.quote(target) if target else "TARGET", KINDS[kind], shlex.quote(str(to.folder))
-    if to.format == "speculators" and kind != MTP:
+    model, known, place = shlex.quote(target) if target else "TARGET", KINDS[kind], shlex.quote(str(folder))
+    if layout == "speculators" and kind != MTP:
         yield "vLLM", f"vllm serve {place}"
-    if known.vllm is not None and to.format != "sglang":
-        setting = {"method": known.vllm, "model": str(to.folder), "num_speculative_tokens": tokens}
+    if known.vllm is not None and layout != "sglang":
+        setting = {"method": known.vllm, "model": str(folder), "num_speculative_tokens": tokens}
         if kind == DSPARK:
             setting["draft_sample_method"] = "probabilistic"
         yield "vLLM", f"vllm serve {model} --speculative-config {shlex.quote(json.dumps(setting))}"
-    if known.sglang is not None and to.format == "sglang":
+    if known.sglang is not None and layout == "sglang":
         line = f"python -m sglang.launch_server --model-path {model} --speculative-algorithm {known.sglang}"
         line += f" --speculative-draft-model-path {place}"
         if "mask_token_id" not in known.takes:  # a block's length is in its configuration
             line += f" --speculative-num-steps {tokens} --speculative-eagle-topk 1"
             line += f" --speculative-num-draft-tokens {tokens + 1}"
         yield "SGLang", line
+
+
+def _config_of(target: str) -> PreTrainedConfig | None:
+    """A target's configuration; None if it has no name, or is neither here nor to be had."""
+    if not target:
+        return None
+    try:
+        return AutoConfig.from_pretrained(bundled.resolve(target))
+    except (OSError, ValueError):
+        return None

@@ -14,8 +14,8 @@ from experiments.inspecting.facts import facts_of, trained_on
 from experiments.inspecting.kinds import USUAL, kind_of
 from experiments.inspecting.search import Inspection, inspect
 from experiments.reporting import terminal
-from experiments.reporting.drafter import steps_shown
-from experiments.reporting.inspection import facts_table, predictions_table, tried_table, verdict
+from experiments.reporting.checks import facts_table, predictions_table, tried_table, verdict
+from experiments.reporting.progress import steps_shown
 from experiments.session.engines import settle
 from experiments.session.methods import check_components
 from specdec.interfaces import Drafter

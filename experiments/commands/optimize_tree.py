@@ -1,7 +1,7 @@
 """The best tree shapes of a trace: rates, costs, shapes, and what they bring when they are run."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,10 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from experiments.config.sections import bootstrap_of, build
-from experiments.config.settings import MeasuringSettings
 from experiments.datasets.prompt import choose
 from experiments.measuring.rounds import measure_tree_costs, shapes_to_measure
 from experiments.reporting import terminal
 from experiments.reporting.best_tree import (
-    Measured,
     Optimized,
     measured_table,
     print_advice,
@@ -25,18 +23,20 @@ from experiments.reporting.best_tree import (
 )
 from experiments.reporting.run_plots import RUN_PLOTS
 from experiments.reporting.run_tables import comparison_table
+from experiments.results.frame import Figures
 from experiments.results.manifest import device_name
 from experiments.results.records import Record
 from experiments.results.runs import records_of
 from experiments.results.statistics import Bootstrap, ratio_of_sums
 from experiments.results.summary import Summary
-from experiments.session.assembly import Report, encode_warmup, measure_methods
+from experiments.session.assembly import encode_warmup, measure_methods
 from experiments.session.engines import new_engine, settle
+from experiments.session.measurement import Report
 from experiments.session.methods import check_components
 from experiments.session.traced import Traced, changed_run, old_shape, read_traces
 from experiments.tracing.rates import record
-from specdec.drafting.best_shapes import best_shapes
-from specdec.drafting.tree_costs import TreeCosts, fastest
+from specdec.drafting.best_shapes import best_shapes, fastest
+from specdec.drafting.costs import TreeCosts
 from specdec.engine.engine import Engine
 from specdec.physics.calibrated import CalibratedRounds, is_calibrated
 from specdec.shape import TreeShape
@@ -44,6 +44,11 @@ from specdec.target.target import Target
 
 MEASURE, NO_COSTS = "measure", "none"
 NEW, OLD = "new", "old"
+_CARRIED = (
+    *("target", "verifier", "sampling", "dataset", "tracker", "engine", "contenders", "bootstrap", "seed", "threads"),
+    *("warmup_prompts", "resume", "trace", "trace_dropped", "chat_template", "progress_every", "title"),
+)
+"""Settings of the traced run that a measurement of two trees has, too."""
 
 
 def optimize_tree(config: DictConfig) -> list[Optimized]:
@@ -125,11 +130,6 @@ def _measured_costs(
 def check_costs(costs: TreeCosts, path: str, changed: DictConfig) -> None:
     """Refuse costs that were measured on something else than what is going to run.
 
-    Args:
-        costs: What a file holds.
-        path: The file.
-        changed: What is going to run.
-
     Raises:
         ValueError: Names what differs.
     """
@@ -147,13 +147,12 @@ def check_costs(costs: TreeCosts, path: str, changed: DictConfig) -> None:
         )
 
 
-def _measured(changed: DictConfig, optimized: Optimized, out: Path, bootstrap: Bootstrap) -> dict[str, Measured]:
+def _measured(changed: DictConfig, optimized: Optimized, out: Path, bootstrap: Bootstrap) -> dict[str, Figures]:
     """What the old and the new tree bring on the traced run's prompts, by name."""
     methods = {NEW: _with_shape(changed.drafter, optimized.best.shape)}
     if not optimized.same:
         methods = {OLD: _with_shape(changed.drafter, optimized.old), **methods}
-    known = {field.name for field in fields(MeasuringSettings)}
-    settings = {name: changed[name] for name in changed if name in known}
+    settings = {name: changed[name] for name in _CARRIED if name in changed}
     folder = out / f"measured_T{optimized.temperature:g}"
     config = OmegaConf.create({**settings, "methods": methods, "out": str(folder)})
     summary = measure_methods(
@@ -165,7 +164,7 @@ def _measured(changed: DictConfig, optimized: Optimized, out: Path, bootstrap: B
     return {name: _of_method(name, summary, records, bootstrap) for name in methods}
 
 
-def _of_method(name: str, summary: Summary, records: Sequence[Record], bootstrap: Bootstrap) -> Measured:
+def _of_method(name: str, summary: Summary, records: Sequence[Record], bootstrap: Bootstrap) -> Figures:
     """Figures of a method; tokens per round over those rounds alone whose drafts the output's end did not cut."""
     found = next(method for method in summary.methods if method.method == name)
     own = [record for record in records if record.method == name and record.error is None]
@@ -178,7 +177,7 @@ def _of_method(name: str, summary: Summary, records: Sequence[Record], bootstrap
                 prompts.append(each.prompt)
                 emitted.append(1 + expected)
     ones = [1.0] * len(emitted)
-    return Measured(
+    return Figures(
         tokens=sum(emitted) / len(emitted),
         tokens_interval=bootstrap.over_prompts(ratio_of_sums, prompts, [emitted, ones]),
         prompts=len(set(prompts)),

@@ -3,11 +3,10 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig
 
-from experiments.config.sections import plain
+from experiments.config.sections import listed, plain
 from experiments.planning.drafting import drafter_class, plan_drafter
 from experiments.planning.formats import choose_formats, inflated
 from experiments.planning.measured import ChainCosts, check_file, device_of
@@ -55,7 +54,7 @@ def question_of(config: DictConfig) -> Question:
     """
     target, engine = plain(config, "target"), plain(config, "engine")
     costs = None if config.costs is None else CalibratedRounds.load(config.costs)
-    devices = _devices(config.devices)
+    devices = read_devices(TABLE) | ({} if config.devices is None else read_devices(Path(config.devices)))
     device = _device(config, costs, devices)
     name = str(target["name"])
     given = inflated(read_config(name), target["inflate"])
@@ -96,11 +95,11 @@ def question_of(config: DictConfig) -> Question:
         device=device,
         roof=device.roof(formats.computes, measured=config.measured),
         measured=config.measured or device.name not in devices,
-        batches=_listed(config.batch),
+        batches=listed(config, "batch"),
         context=context,
         output=config.output,
         drafter=plan_drafter(plain(config, "drafter"), shape, formats, target_name=name),
-        acceptance=_acceptance(config.acceptance),
+        acceptance=plain(config, "acceptance"),
         longest=config.longest,
         usable=config.usable * (device.memory if config.memory is None else config.memory),
         prefill_chunk=engine["prefill_chunk"],
@@ -109,10 +108,6 @@ def question_of(config: DictConfig) -> Question:
         price=config.price,
         costs=None if costs is None else ChainCosts(costs),
     )
-
-
-def _devices(file: str | None) -> dict[str, Device]:
-    return read_devices(TABLE) | ({} if file is None else read_devices(Path(file)))
 
 
 def _device(config: DictConfig, costs: CalibratedRounds | None, devices: Mapping[str, Device]) -> Device:
@@ -134,11 +129,3 @@ def _context(asked: int | None, shape: ModelShape, costs: CalibratedRounds | Non
     if longest is not None and asked > longest:
         raise ValueError(f"context={asked}: the model has {longest} positions, give at most so many")
     return asked
-
-
-def _listed(value: Any) -> list[int]:
-    return [value] if isinstance(value, int) else [int(each) for each in value]
-
-
-def _acceptance(value: Any) -> float | list[float]:
-    return float(value) if isinstance(value, int | float) else [float(each) for each in value]

@@ -37,11 +37,8 @@ def replay_runs(
     """Ask rules about the drafts of traced runs; print and write what they say.
 
     Args:
-        folders: Folders of runs with traces.
-        rules: The rules, by name.
         out: Folder for ``replay.md``, ``.csv``, ``.json``, ``.png`` and the folder ``reach``.
         baseline: Name of the rule that differences are over.
-        bootstrap: Settings of the intervals.
 
     Raises:
         ValueError: A folder has no trace, or no rule fits.

@@ -12,13 +12,13 @@ from experiments.config.groups import labelled
 from experiments.config.sections import bootstrap_of, build, listed, plain
 from experiments.datasets.answered import Answered, answered
 from experiments.measuring.forced import Forced, TextTarget
-from experiments.reporting.replay_text import report_texts
-from experiments.results.texts import LookUp, Rounds, look_up
+from experiments.reporting.replay_text import look_up, report_texts
+from experiments.results.frame import Figures
 from specdec.interfaces import Drafter
 from specdec.target.loading import load_tokenizer
 
 
-def replay_text(config: DictConfig) -> list[LookUp]:
+def replay_text(config: DictConfig) -> list[Figures]:
     """Replay the configuration's drafters over its texts; print tables, and write them with a picture.
 
     Raises:
@@ -41,12 +41,15 @@ def replay_text(config: DictConfig) -> list[LookUp]:
     target = TextTarget(tokenizer, str(config.tokenizer))
     drafters = labelled("drafter", plain(config, "drafters"))
     made = {label: Forced(_built(section), target, longest) for label, section in drafters.items()}
-    done: list[LookUp] = []
+    done: list[Figures] = []
     screen = Console(stderr=True)
     for label, forced in made.items():
         shown = track(encoded, label, console=screen, transient=True, disable=not screen.is_terminal)
         played = [(category, forced.replay(prompt, answer)) for category, prompt, answer in shown]
-        counted = [Rounds(name, len(each.accepted), each.tokens, sum(each.nodes)) for name, each in played]
+        counted = [
+            Figures(category=name, rounds=len(each.accepted), tokens=each.tokens, nodes=sum(each.nodes))
+            for name, each in played
+        ]
         done.append(look_up(label, counted, bootstrap))
     report_texts(done, Path(config.out), files=files, tokenizer=target.name, bootstrap=bootstrap)
     return done

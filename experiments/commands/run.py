@@ -7,18 +7,17 @@ from functools import partial
 from omegaconf import DictConfig
 
 from experiments.config.sections import bootstrap_of, build, plain
-from experiments.measuring.ingredients import ingredients_of
+from experiments.measuring.conditions import ingredients_of
 from experiments.measuring.measure import Contender
-from experiments.reporting.ingredients import report_ingredients
-from experiments.reporting.policies import loss_table
+from experiments.reporting.ingredients import check_ladder, report_ingredients
+from experiments.reporting.policies import loss_table, policy_losses
 from experiments.reporting.requests import in_flight_plot, requests_plot, requests_table
 from experiments.reporting.run_plots import RUN_PLOTS, category_plot, methods_plot, nodes_plot
 from experiments.reporting.run_tables import category_table, comparison_table, methods_table, run_table
 from experiments.reporting.table import Table
-from experiments.results.ingredients import check_ladder
-from experiments.results.policy_losses import policy_losses
 from experiments.results.summary import Summary
-from experiments.session.assembly import Ended, Report, Shown, measure_methods
+from experiments.session.assembly import measure_methods
+from experiments.session.measurement import Ended, Report, Shown
 from experiments.session.policies import policy_of
 from specdec.drafting.policies import CostAwareLength, FixedLength, LengthPolicy
 from specdec.engine.engine import Engine
@@ -74,7 +73,7 @@ def _report_on_ladder(config: DictConfig) -> Report:
         return report_ingredients(ended.folder, ended.records, order, labels, bootstrap_of(config))
 
     def opening(contenders: Sequence[Contender], jobs: object) -> None:
-        check_ladder({each.method: ingredients_of(each) for each in contenders}, order)
+        check_ladder({each.method: ingredients_of(each.engine, speculate=each.speculate) for each in contenders}, order)
 
     return Report(tables=lambda summary, title: [], plots={}, opening=opening, studies=[study])
 

@@ -110,12 +110,7 @@ def choose_records(
     """The records that are asked for, in the run's order.
 
     Args:
-        records: All of the run.
-        prompt: Id or number.
         method: Its name; None for all that draft, or plain decoding where there is nothing else.
-        temperature: None for all.
-        turn: None for all.
-        sample: Number of the sample.
 
     Raises:
         ValueError: There is none. Says what there is.

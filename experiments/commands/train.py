@@ -9,6 +9,7 @@ import torch
 from accelerate import Accelerator
 from omegaconf import DictConfig
 
+from drafters.heads.training import TrainedHead
 from experiments.config import job
 from experiments.config.sections import build, component_of, plain, plain_whole, typed
 from experiments.reporting.progress import Every, TrainingProgress, say_result
@@ -23,7 +24,6 @@ from experiments.training.data.document import Document, Documents, Source
 from experiments.training.data.packing import Rows, token_counts
 from experiments.training.data.regenerate import RegenerateConfig, prompts_of, regenerate, with_originals
 from experiments.training.fitting import FitConfig
-from experiments.training.heads.base import TrainedHead
 from experiments.training.loop import BEST, LAST, Plan, Training
 from experiments.training.losses import Loss
 from experiments.training.served import ServedConfig, served
@@ -67,7 +67,9 @@ def train(config: DictConfig) -> Path:
     FrozenTarget(target)  # refuses targets that nothing can be trained for, before text is read and written
     documents = source.load(target, unanswered=rewritten is not None)
     if rewritten is not None:
-        engine = _engine(target, rewritten, _drafter(config, drafter))
+        faster = build(config, "regenerate.drafter") if (drafter or {}).get("_target_") is not None else None
+        rule = RejectionVerifier() if faster is not None else None
+        engine = Engine(target, faster, rule, max_batch_size=rewritten.batch_size)
         documents = _rewritten(documents, engine, rewritten, config.seed, accelerator)
         # The engine has packed this target's weights, which rounds differently; what is trained must not depend on it.
         target = build(config, "target")
@@ -170,18 +172,6 @@ def _made(config: DictConfig, section: str) -> Any:
         named = config[section].get("_target_")
         raise ValueError(f"{section}._target_={named!r} is no {kind.__module__}.{kind.__name__}: give a subclass of it")
     return made
-
-
-def _drafter(config: DictConfig, options: Any) -> Any:
-    """Returns the drafter that speeds the target's writing up; None without one."""
-    if not options or options.get("_target_") is None:
-        return None
-    return build(config, "regenerate.drafter")
-
-
-def _engine(target: Target, settings: RegenerateConfig, drafter: Any) -> Engine:
-    rule = RejectionVerifier() if drafter is not None else None
-    return Engine(target, drafter, rule, max_batch_size=settings.batch_size)
 
 
 def _rewritten(

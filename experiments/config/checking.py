@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, is_dataclass
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, Unpack, get_args, get_origin, get_type_hints
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,13 @@ def check_arguments(component: Any, options: Mapping[str, Any], within: str = ""
     """Check arguments by name against the signature of what takes them.
 
     Args:
-        component: A class or function.
         options: Its arguments. ``_args_`` and ``_partial_`` are Hydra's.
-        within: Name of the section, for messages.
         given_first: Whether the first argument comes from elsewhere.
 
     Raises:
         ValueError: An argument is unknown, missing or wrong. Says what was given and what to give.
     """
-    parameters = inspect.signature(component).parameters
+    parameters = parameters_of(component)
     prefix = f"{within}." if within else ""
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         for name in options:
@@ -70,12 +68,7 @@ _WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "tex
 
 
 def in_words(kind: Any, value: Any = None) -> str:
-    """The values that an annotation allows, behind "give".
-
-    Args:
-        kind: The annotation.
-        value: A wrong one.
-    """
+    """The values that an annotation allows, behind "give"."""
     parts = get_args(kind)
     if get_origin(kind) is Annotated:
         words = [each.words for each in parts[1:] if isinstance(each, Wanted) and each.words]
@@ -110,6 +103,19 @@ def _of_list(kind: Any) -> Any:
     """The type of a list's elements, as in ``int | list[int]``; an ellipsis for anything else."""
     bare = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     return get_args(bare)[0] if get_origin(bare) is list else ...
+
+
+def parameters_of(component: Any) -> dict[str, inspect.Parameter]:
+    """The parameters of a component, with those that ``**options: Unpack[…]`` stands for."""
+    found: dict[str, inspect.Parameter] = {}
+    for name, parameter in inspect.signature(component).parameters.items():
+        if get_origin(parameter.annotation) is Unpack:
+            hints = get_type_hints(get_args(parameter.annotation)[0], include_extras=True)
+            only = inspect.Parameter.KEYWORD_ONLY
+            found |= {key: inspect.Parameter(key, only, default=None, annotation=kind) for key, kind in hints.items()}
+        else:
+            found[name] = parameter
+    return found
 
 
 def _is_needed(parameter: inspect.Parameter) -> bool:

@@ -21,7 +21,6 @@ def option_names(group: str, searchpath: Sequence[str] | None = None) -> list[st
     """The names that ``group=…`` accepts.
 
     Args:
-        group: Name of the group.
         searchpath: Further folders, as in ``hydra.searchpath``; None for those of the job that runs.
     """
     with _hydra():
@@ -33,7 +32,6 @@ def sections(group: str, given: Any, searchpath: Sequence[str] | None = None) ->
     """Several components of one group, each as the section that describes it, by a label.
 
     Args:
-        group: Name of the group.
         given: A list, or a single entry: the name of an option; ``{name: OPTION, argument: value, …}`` for an option
             with other arguments; ``{_target_: package.module.Class, argument: value, …}`` for a class that has no
             file. None for all options.

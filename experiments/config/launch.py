@@ -23,6 +23,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 from experiments.config import job, ranks, words
 from experiments.config.checking import did_you_mean
 from experiments.config.sections import CONF, check_settings
+from experiments.config.settings import settings_of
 from experiments.reporting import style
 from specdec.origin import at, own_place, place
 
@@ -37,20 +38,17 @@ _shown: list[str] = []  # the errors of this process
 
 @dataclass(frozen=True)
 class Command:
-    """A command NAME: ``conf/NAME.yaml``, its settings, and ``experiments.commands.NAME.NAME``, which does the work.
+    """A command NAME: ``conf/NAME.yaml``, and ``experiments.commands.NAME.NAME``, which does the work.
 
     Called with a configuration, it checks the settings, and only then imports what does the work.
 
     Attributes:
-        name: Its name.
-        settings: Dataclass of its settings.
         rewrite: Puts the words of the command line into words that Hydra takes, or raises ValueError.
         objective: The figure of a job for a sweeper that searches for the best setting, from the job's configuration
             and result.
     """
 
     name: str
-    settings: type
     rewrite: Callable[[list[str]], list[str]] | None = None
     objective: Callable[[DictConfig, Any], float | None] | None = None
 
@@ -60,7 +58,7 @@ class Command:
         Raises:
             ValueError: A setting is wrong.
         """
-        check_settings(config, self.settings)
+        check_settings(config, settings_of(self.name))
         work = import_module(f"experiments.commands.{self.name}")
         return getattr(work, self.name)(config)
 
@@ -81,12 +79,6 @@ def launch(
     An error is shown when it happens, and a sweep goes on with its next job. ``HYDRA_FULL_ERROR=1`` shows errors
     with tracebacks instead, and stops at the first. Exits with 1 after an error and with 130 after Ctrl-C. Components
     may come from modules in the working directory, also where a console script was called.
-
-    Args:
-        task: Work on a composed configuration.
-        config_name: Name of the primary configuration.
-        rewrite: As in ``Command``.
-        objective: As in ``Command``.
     """
     tracebacks = os.environ.get(_FULL) == "1"
     _shown.clear()

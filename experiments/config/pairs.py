@@ -56,48 +56,35 @@ def check_files(config: DictConfig) -> None:
 def check_reachable(pair: str, names: Sequence[str]) -> None:
     """Look for the files of a pair, on this machine and on the hub.
 
-    Args:
-        pair: Its name.
-        names: Its folders, or names on the hub.
-
     Raises:
         ValueError: The hub has to be asked, and cannot be reached or refuses.
     """
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        RepositoryNotFoundError,
+    )
+
     from experiments.results.revision import revision_of  # it imports the hub's client
 
     away = [name for name in names if revision_of(name) is None]
     for name in away:
-        error = _asked(name)
-        if error is None:
-            continue
-        if _refused(error):
+        try:
+            hf_hub_download(name, "config.json")  # the smallest file of a model
+        except (GatedRepoError, RepositoryNotFoundError) as error:
             raise ValueError(
                 f"pair={pair}: the hub has no {name} for you: accept its terms at huggingface.co/{name} and log in "
                 f"with 'hf auth login', or correct the name"
-            )
-        commands = " and ".join(f"'hf download {each}'" for each in away)
-        raise ValueError(
-            f"pair={pair}: {' and '.join(away)} {'is' if len(away) == 1 else 'are'} not on this machine, and the hub "
-            f"cannot be reached: download with {commands} where it can, or give folders as target.name=… drafter.name=…"
-        )
-
-
-def _asked(name: str) -> Exception | None:
-    """Returns what went wrong when the hub was asked for the smallest file of a model; None if nothing did."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    try:
-        hf_hub_download(name, "config.json")
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
-        return error
-    return None
-
-
-def _refused(error: Exception) -> bool:
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
-
-    return isinstance(error, GatedRepoError | RepositoryNotFoundError)
+            ) from error
+        except (HfHubHTTPError, HFValidationError, OSError) as error:
+            commands = " and ".join(f"'hf download {each}'" for each in away)
+            raise ValueError(
+                f"pair={pair}: {' and '.join(away)} {'is' if len(away) == 1 else 'are'} not on this machine, and the "
+                f"hub cannot be reached: download with {commands} where it can, or give folders as target.name=… "
+                f"drafter.name=…"
+            ) from error
 
 
 def _file_of(pair: str) -> Path | None:

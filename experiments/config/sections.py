@@ -116,11 +116,6 @@ def bootstrap_of(config: DictConfig) -> "Bootstrap":
 def typed(kind: type[Made], options: dict[str, Any], within: str = "") -> Made:
     """A dataclass from plain settings, with the dataclasses in its fields.
 
-    Args:
-        kind: The dataclass.
-        options: Its fields, by name.
-        within: Name of the section, for messages.
-
     Raises:
         ValueError: A field is unknown, missing or of the wrong type.
     """
@@ -164,10 +159,6 @@ def component_of(config: DictConfig, section: str) -> tuple[Any, dict[str, Any]]
 def locate(name: Any, within: str) -> Callable[..., Any]:
     """The class or function of a dotted name. An error that its module raises is passed on.
 
-    Args:
-        name: Such as ``my_package.my_module.MyDrafter``.
-        within: Name of the section, for messages.
-
     Raises:
         ValueError: There is no such module, nothing of this name in it, or something that cannot be called.
     """
@@ -203,7 +194,6 @@ def build(config: DictConfig, section: str) -> Any:
 
     Args:
         config: The whole, so that references between sections resolve.
-        section: Dotted name of the section.
 
     Raises:
         ValueError: A value is of the wrong type, or the component refuses its arguments.

@@ -25,11 +25,7 @@ _LINE = "COMP_LINE"
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The overrides and bare words of a command line, and its flags with their values.
-
-    Args:
-        arguments: The command line, without the program's name.
-    """
+    """The overrides and bare words of a command line, and its flags with their values."""
     overrides: list[str] = []
     flags: list[str] = []
     for before, word in zip(["", *arguments], arguments, strict=False):

@@ -20,9 +20,6 @@ class OtherEngine(ABC):
         exactness: What its authors promise about the output, in the words of ``Record.exactness``.
         tells_tokens: Whether the tokens of its outputs are its own. Else they are made from its text again, and are
             not compared with plain decoding's token for token.
-        target: The model that it decodes with; ``bind`` sets it.
-        max_batch_size: The largest number of prompts per call; ``bind`` sets it.
-        max_length: The largest number of tokens of prompt and output together; ``bind`` sets it.
     """
 
     exactness: str = DECLARED
@@ -36,7 +33,6 @@ class OtherEngine(ABC):
         """Prepare for a run.
 
         Args:
-            target: The model that it is to decode with.
             max_batch_size: The largest number of prompts per call.
             max_length: The largest number of tokens of prompt and output together.
 
@@ -60,8 +56,6 @@ class OtherEngine(ABC):
         """Decode prompts, at most ``max_batch_size`` of them, and return their completions in order.
 
         Args:
-            prompts: Token ids.
-            sampling: One per prompt.
             speculate: Our engine's switch, which means nothing here.
         """
 
@@ -71,9 +65,6 @@ class OtherEngine(ABC):
         """The completion of an output, cut at stop tokens, stop strings and the length like our engine's.
 
         Args:
-            prompt: The prompt's tokens.
-            sampling: The request's parameters.
-            output: The tokens that the engine emitted.
             rounds: Tokens per round; empty if the engine does not say.
         """
         ends = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else self.target.eos_token_ids)

@@ -27,8 +27,6 @@ class HfGenerate(OtherEngine):
         assistant: The small model that drafts, for assisted generation: a folder, a name on the hub, or ``bundled/…``.
         num_tokens: The number of tokens that are drafted per round: by the assistant (always the same number), or
             without one by prompt lookup, where the prompt or output has a match. None decodes without drafts.
-        dtype: The assistant's dtype.
-        device: The assistant's device.
         options: More arguments of ``generate``, such as ``{cache_implementation: static}``.
 
     Raises:

@@ -23,7 +23,6 @@ def rows(file: str, setting: str = "dataset.file") -> Iterator[tuple[int, Any]]:
     Args:
         file: A path; ``hf://datasets/OWNER/NAME[@REVISION]/PATH``, a file on the hub; or ``OWNER/NAME``, a dataset
             on the hub with a single such file (or a single one of its test split).
-        setting: The setting that named it, for messages.
 
     Raises:
         ValueError: There is no such file, or it is not what its name says.

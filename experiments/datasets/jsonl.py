@@ -54,7 +54,8 @@ class Jsonl(Selection):
             raise ValueError(f'{where} is not a JSON object: give {{"turns": ["…"]}} or {{"prompt": "…"}}')
         key = next((key for key in ("turns", *self.fields) if key in row), None)
         if key is None:
-            raise ValueError(f"{where} has {_neither(['turns', *self.fields])}")
+            *others, last = [f'"{each}"' for each in ("turns", *self.fields)]
+            raise ValueError(f"{where} has neither {', '.join(others)} nor {last}")
         value = row[key]
         if key == "turns" or isinstance(value, list):
             turns, chat = value, True
@@ -66,14 +67,5 @@ class Jsonl(Selection):
             turns, chat = [self.template.replace("{}", value)], self.chat
         category = str(row.get("category") or self.category)
         category = (self.tasks or {}).get(category, category)
-        return Prompt(id=_id(row, number), turns=tuple(turns), category=category, chat=chat)
-
-
-def _id(row: Any, number: int) -> str:
-    given = row if isinstance(row, dict) else {}
-    return str(next((given[key] for key in _IDS if given.get(key) is not None), number))
-
-
-def _neither(keys: Sequence[str]) -> str:
-    quoted = [f'"{key}"' for key in keys]
-    return f"neither {', '.join(quoted[:-1])} nor {quoted[-1]}"
+        own = next((row[key] for key in _IDS if row.get(key) is not None), number)
+        return Prompt(id=str(own), turns=tuple(turns), category=category, chat=chat)

@@ -65,7 +65,7 @@ class Selection:
         per_category: Prompts to take of every category, in place of ``count``; a category that has fewer gives all.
         only: Categories to take, or one of them; None for all.
         too_long: What becomes of a prompt that does not fit into the engine: ``"skip"``, ``"cut"`` or ``"fail"``
-            (``experiments.measuring.fitting``).
+            (``experiments.measuring.jobs``).
         seed: Seed of the choice.
     """
 

@@ -1,19 +1,66 @@
-"""The kinds of drafters that can be exported, as one table; and which kind a folder holds."""
+"""The kinds of drafters that can be exported, as one table: how each is recognized, read, written and served."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from drafters.heads.eagle_export import TOKENS as EAGLE_TOKENS
-from drafters.heads.files import Checkpoint
-from drafters.heads.mtp_export import TOKENS as MTP_TOKENS
-from drafters.heads.mtp_files import FAMILIES
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from drafters.heads import eagle_files, mtp_files
+from drafters.heads.block_files import load_block, save_block
+from drafters.heads.files import OURS, Checkpoint, ServedFor
+from drafters.heads.trained_on import TRAINING
+from drafters.medusa import FILES as MEDUSA_FILES
+from drafters.medusa import MedusaHeads
 from specdec import bundled
-from specdec.target.loading import looks_local
+from specdec.target.loading import load_model, load_tokenizer, looks_local, resolve_dtype
 
 MEDUSA, EAGLE, EAGLE3, MTP, DFLASH, DSPARK, LM = "medusa", "eagle", "eagle3", "mtp", "dflash", "dspark", "lm"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where a drafter comes from, and what is to hold in place of what its files say.
+
+    Attributes:
+        name: A folder, a name on the hub, or ``bundled/…``.
+        hidden_layers: The target's hidden states that it reads, numbered as in ``Drafter.hidden_layers``.
+        mask_token_id: The mask token.
+        embeddings: See ``load_eagle``.
+        dtype: What to cast the weights to; None keeps the files' own.
+    """
+
+    name: str
+    hidden_layers: Sequence[int] | None = None
+    mask_token_id: int | None = None
+    embeddings: str = "auto"
+    dtype: str | None = None
+
+    @property
+    def layers(self) -> tuple[int, ...] | None:
+        """``hidden_layers`` as a tuple."""
+        return None if self.hidden_layers is None else tuple(self.hidden_layers)
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """A drafter that was read.
+
+    Attributes:
+        kind: One of ``KINDS``.
+        module: Its weights.
+        notes: What its files say of its training: target, head, seeds, …
+        tokenizer: That of a small LM, if it has one.
+    """
+
+    kind: str
+    module: nn.Module
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    tokenizer: PreTrainedTokenizerBase | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +70,8 @@ class Kind:
     Attributes:
         title: In words.
         formats: What it is written in: as its authors write it, for vLLM in speculators' layout, for SGLang.
+        read: Loads its module, in a dtype, for a target.
+        write: Writes its module to a folder in a format, for a target that serves it.
         why_not: Why it is not written in the others.
         takes: Settings of ``Source`` that it has a use for.
         vllm, sglang: Its name in the engines' settings; None where it is not served by itself.
@@ -34,6 +83,8 @@ class Kind:
 
     title: str
     formats: tuple[str, ...]
+    read: Callable[[Source, torch.dtype | None, PreTrainedConfig | None], Any]
+    write: Callable[[Any, Path, str, ServedFor, PreTrainedConfig | None], None]
     tokens: Callable[[Any], int]
     why_not: Mapping[str, str] = field(default_factory=dict)
     takes: tuple[str, ...] = ()
@@ -43,17 +94,52 @@ class Kind:
     width: str | None = None
     facts: tuple[str, ...] = ()
 
-    @property
-    def reads_layers(self) -> bool:
-        """Whether it reads chosen hidden states of the target."""
-        return "hidden_layers" in self.takes
+
+def _write_medusa(heads: MedusaHeads, folder: Path, layout: str, served: ServedFor, target: Any) -> None:
+    heads.base_model = served.target or heads.base_model
+    heads.save_pretrained(folder)
 
 
-_EAGLE_CONFIG = tuple(
-    f"config.{name}" for name in ("rope_parameters", "rms_norm_eps", "hidden_act", "num_hidden_layers", "vocab_size")
+def _read_mtp(source: Source, dtype: torch.dtype | None, target: PreTrainedConfig | None) -> Any:
+    module: Any = mtp_files.load_mtp(source.name, _like_target(source.name, target))
+    return module.to(dtype)
+
+
+def _write_mtp(module: Any, folder: Path, layout: str, served: ServedFor, target: PreTrainedConfig | None) -> None:
+    decoder = None if target is None else target.get_text_config(decoder=True).to_dict()
+    mtp_files.save_mtp(module, folder, layout=layout, served=served, target_config=decoder)
+
+
+def _write_block(head: Any, folder: Path, layout: str, served: ServedFor, target: Any) -> None:
+    native = "deepspec" if head.config.shifted else "z-lab"
+    save_block(head, folder, layout=native if layout == "native" else layout, served=served)
+
+
+def _read_lm(source: Source, dtype: torch.dtype | None, target: Any) -> Any:
+    stored = AutoConfig.from_pretrained(bundled.resolve(source.name)).dtype
+    return load_model(source.name, dtype=dtype or stored or "auto", device="cpu")
+
+
+_EAGLE: dict[str, Any] = {
+    "read": lambda source, dtype, target: eagle_files.load_eagle(
+        source.name, hidden_layers=source.layers, embeddings=source.embeddings, dtype=dtype
+    ),
+    "write": lambda head, folder, layout, served, target: eagle_files.save_eagle(
+        head, folder, layout=layout, served=served
+    ),
+    "tokens": lambda module: eagle_files.TOKENS,
+    "width": "captured_width",
+}
+_EAGLE_FACTS = (
+    *("fusion_bias", "owns_embeddings", "fed_back", "config.rope_parameters", "config.rms_norm_eps"),
+    *("config.hidden_act", "config.num_hidden_layers", "config.vocab_size"),
 )
 _BLOCK: dict[str, Any] = {
     "formats": ("native", "speculators", "sglang"),
+    "read": lambda source, dtype, target: load_block(
+        source.name, hidden_layers=source.layers, mask_token_id=source.mask_token_id, dtype=dtype
+    ),
+    "write": _write_block,
     "tokens": lambda module: module.config.tokens,
     "bounded": True,
     "takes": ("hidden_layers", "mask_token_id"),
@@ -72,6 +158,8 @@ KINDS: Mapping[str, Kind] = MappingProxyType({
     MEDUSA: Kind(
         title="Medusa heads",
         formats=("native",),
+        read=lambda source, dtype, target: MedusaHeads.from_pretrained(source.name, dtype=dtype),
+        write=_write_medusa,
         why_not={"speculators": "speculators has no layout for them", "sglang": "SGLang does not serve them"},
         tokens=lambda module: module.num_heads,
         bounded=True,
@@ -82,31 +170,31 @@ KINDS: Mapping[str, Kind] = MappingProxyType({
         title="an EAGLE-1 head",
         formats=("native", "sglang"),
         why_not={"speculators": "speculators has no layout for it"},
-        tokens=lambda module: EAGLE_TOKENS,
         takes=("embeddings",),
         vllm="eagle",
         sglang="EAGLE",
-        width="captured_width",
-        facts=("fusion_bias", "owns_embeddings", "fed_back", *_EAGLE_CONFIG),
+        facts=_EAGLE_FACTS,
+        **_EAGLE,
     ),
     EAGLE3: Kind(
         title="an EAGLE-3 head",
         formats=("native", "speculators", "sglang"),
-        tokens=lambda module: EAGLE_TOKENS,
         takes=("embeddings", "hidden_layers"),
         vllm="eagle3",
         sglang="EAGLE3",
-        width="captured_width",
         facts=(
             *("hidden_layers", "captured", "captured_width", "norm_before_residual", "norm_joined", "norm_each"),
-            *("feeds_normed", "fusion_bias", "owns_embeddings", "owns_output", *_EAGLE_CONFIG),
+            *("feeds_normed", "owns_output", *_EAGLE_FACTS),
         ),
+        **_EAGLE,
     ),
     MTP: Kind(
         title="an MTP module",
         formats=("native", "speculators"),
+        read=_read_mtp,
+        write=_write_mtp,
         why_not={"sglang": "SGLang reads modules from the target's own folder only"},
-        tokens=lambda module: MTP_TOKENS,
+        tokens=lambda module: mtp_files.TOKENS,
         width="captured_width",
         facts=("before_norm", "model.hidden_first"),
     ),
@@ -115,6 +203,8 @@ KINDS: Mapping[str, Kind] = MappingProxyType({
     LM: Kind(
         title="a small causal LM",
         formats=("native", "sglang"),
+        read=_read_lm,
+        write=lambda model, folder, layout, served, target: model.save_pretrained(folder),
         why_not={"speculators": "speculators has no layout for it, and vLLM serves its own folder"},
         tokens=lambda module: 4,
         vllm="draft_model",
@@ -122,7 +212,6 @@ KINDS: Mapping[str, Kind] = MappingProxyType({
     ),
 })  # fmt: skip
 
-_MEDUSA_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 _LAYER = ("midlayer.", "layers.0.")
 
 
@@ -143,17 +232,14 @@ def check_format(kind: str, name: str, given: str) -> None:
 def kind_of(name: str) -> str:
     """The kind of drafter that a folder holds, by the names of its tensors. DSpark heads are DFlash heads here.
 
-    Args:
-        name: A folder, a name on the hub, or ``bundled/…``.
-
     Raises:
         ValueError: There is no such folder, or it holds none.
     """
     path = bundled.resolve(name)
-    if looks_local(path) and (Path(path).is_file() or any((Path(path) / file).is_file() for file in _MEDUSA_FILES)):
+    if looks_local(path) and (Path(path).is_file() or any((Path(path) / file).is_file() for file in MEDUSA_FILES)):
         return MEDUSA
     checkpoint = Checkpoint(name)
-    if any(checkpoint.find(file) is not None for file in _MEDUSA_FILES):
+    if any(checkpoint.find(file) is not None for file in MEDUSA_FILES):
         return MEDUSA
     names = [each.removeprefix("model.") for each in checkpoint.names()]
 
@@ -166,7 +252,8 @@ def kind_of(name: str) -> str:
         return DFLASH if has("hidden_norm.weight") else EAGLE
     config = checkpoint.config
     layers = (config.get("text_config") or config).get("num_hidden_layers", 0)
-    prefixes = [each.format(layer=layers, module=0) for family in FAMILIES.values() for each in family.prefixes]
+    families = mtp_files.FAMILIES.values()
+    prefixes = [each.format(layer=layers, module=0) for family in families for each in family.prefixes]
     if has(*(each.removeprefix("model.") for each in prefixes)):
         return MTP
     if config.get("model_type") and has("embed_tokens.", "transformer.wte.", "wte.", "embed_in."):
@@ -176,3 +263,59 @@ def kind_of(name: str) -> str:
         f"{name} holds no drafter that is known here, its tensors are {shown} …: give the folder of a small model, "
         f"or of Medusa, EAGLE, MTP, DFlash or DSpark heads"
     )
+
+
+def read(source: Source, kind: str, target: PreTrainedConfig | None = None) -> Found:
+    """A drafter, on the CPU.
+
+    Args:
+        source: Where it is.
+        kind: What it is, as ``kind_of`` says; it takes DSpark heads for DFlash heads, which is all the same here.
+        target: The configuration of its target, whose layers an MTP module's is like; None for the one that is stored
+            with the module.
+
+    Raises:
+        ValueError: It is incomplete, or the source says what this kind has no use for.
+    """
+    given = {"hidden_layers": source.hidden_layers, "mask_token_id": source.mask_token_id}
+    given["embeddings"] = None if source.embeddings == "auto" else source.embeddings
+    for setting, value in given.items():
+        if value is not None and setting not in KINDS[kind].takes:
+            raise ValueError(
+                f"drafter.{setting}: {source.name} holds {KINDS[kind].title}, which has none; leave it out"
+            )
+    dtype = None if source.dtype is None else resolve_dtype(source.dtype)
+    module = KINDS[kind].read(source, dtype if isinstance(dtype, torch.dtype) else None, target)
+    if kind in (DFLASH, DSPARK):
+        kind = DSPARK if module.config.shifted else DFLASH
+    notes = ({"target": module.base_model} if kind == MEDUSA else {}) | notes_of(source.name)
+    return Found(kind, module, notes, _tokenizer(source.name) if kind == LM else None)
+
+
+def notes_of(name: str) -> dict[str, Any]:
+    """The facts that were written beside a drafter's weights when it was trained or exported, if any were."""
+    try:
+        checkpoint = Checkpoint(name)
+    except ValueError:  # Medusa's heads need no config.json
+        return {}
+    return {**(checkpoint.json(TRAINING) or {}), **(checkpoint.json(OURS) or {})}
+
+
+def _like_target(name: str, target: PreTrainedConfig | None) -> PreTrainedModel:
+    """A model without weights whose layers an MTP module's is like: the target's, or what the module's files say."""
+    config = target
+    if config is None:
+        stored = dict(Checkpoint(name).config)
+        kind = stored.pop("model_type", None)
+        if kind is None:
+            raise ValueError(f"{name} does not say what its target's layers are: give target.name=FOLDER")
+        config = AutoConfig.for_model(kind, **stored)
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)
+
+
+def _tokenizer(name: str) -> PreTrainedTokenizerBase | None:
+    try:
+        return load_tokenizer(name)
+    except ValueError:
+        return None  # many drafters ship without one

@@ -17,13 +17,8 @@ class Accuracy:
     """A method's mean score on one task, beside plain decoding's on the same documents.
 
     Attributes:
-        task: The benchmark.
         metric: Its score, with lm-eval's filter of the answer: ``exact_match, strict-match``.
-        documents: Documents that both have answered.
-        plain: Plain decoding's mean score.
         plain_interval: Its bootstrap interval over documents; None with one document.
-        accuracy: The method's mean score.
-        interval: Its interval.
         difference: What the method has more.
         difference_interval: Its interval. The same documents are drawn for both.
         better, worse: Documents that the method scores higher, or lower, on.

@@ -29,9 +29,7 @@ class SpecdecLM(TemplateLM):
 
     Args:
         engine: The engine; its target needs a tokenizer.
-        speculate: Whether it drafts.
         max_new_tokens: Tokens of an answer, where a task does not say how many.
-        seed: Seed of sampled answers.
 
     Attributes:
         steps: All rounds of all answers.
@@ -152,10 +150,7 @@ def evaluate(model: SpecdecLM, *, tasks: Sequence[str], include: str | None, see
     """lm-eval's results of a model, with the scores of single documents.
 
     Args:
-        model: The model.
-        tasks: Names of tasks.
         include: A folder with more tasks; None for lm-eval's own alone.
-        seed: Seed of the choice of worked examples.
         options: More arguments of ``lm_eval.simple_evaluate``.
 
     Raises:

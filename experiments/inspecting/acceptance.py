@@ -47,7 +47,6 @@ class Acceptance:
     Attributes:
         rates: The probability Σ min(p, q) that depth d is accepted, given that all above is; nan where nothing stood.
         reached: How likely depth d - 1 was to be accepted, given the drafted tokens.
-        prompts: The prompt of every round.
         unigram: The acceptance at depth 1 of a drafter that knows nothing but how frequent tokens are here.
     """
 
@@ -83,7 +82,6 @@ class Gain:
     """The difference in tokens per round between two ways to run a drafter.
 
     Attributes:
-        tokens: The mean difference.
         error: Its standard error over rounds.
         counts: Whether it is more than chance and more than a trifle.
     """
@@ -112,7 +110,6 @@ def prompts_of(target: Target, given: Sequence[str] | None, seed: int) -> list[l
     Args:
         target: The target. One without a tokenizer gets random tokens.
         given: Texts; None for the built-in ones.
-        seed: The seed of random tokens.
 
     Raises:
         ValueError: No prompt has two tokens.
@@ -136,11 +133,8 @@ def play(target: Target, drafter: Drafter, prompts: Sequence[Sequence[int]], *, 
     """Let the target go on from prompts with a drafter's help, at temperature 1.
 
     Args:
-        target: The target.
         drafter: Drafts chains.
-        prompts: The tokens of each prompt.
         tokens: How many tokens are written after each, unless a text ends earlier.
-        seed: The seed of what is written.
 
     Raises:
         ValueError: The drafter drafts trees, or the texts are too short for it to draft anything.

@@ -8,7 +8,7 @@ from torch import nn
 
 from drafters.block import BlockDrafter
 from drafters.feature import FeatureDrafter
-from drafters.heads.eagle3 import Eagle3Head
+from drafters.heads.eagle import Eagle3Head
 from drafters.heads.files import INDICES, OURS, WEIGHTS, Checkpoint
 from drafters.heads.mtp import MTPHead
 from drafters.medusa import MedusaDrafter
@@ -38,7 +38,6 @@ def facts_of(drafter: Drafter, target: Target, checkpoint: Checkpoint | None) ->
 
     Args:
         drafter: One trained model.
-        target: The target.
         checkpoint: Its files; None if it was not loaded from any.
     """
     module: Any = _module(drafter, target)

@@ -8,8 +8,7 @@ from typing import Any
 from drafters.block import BlockDrafter
 from drafters.eagle import EagleDrafter
 from drafters.feature import FeatureDrafter
-from drafters.heads.eagle import EagleHead
-from drafters.heads.eagle3 import Eagle3Head
+from drafters.heads.eagle import Eagle3Head, EagleHead
 from drafters.medusa import MedusaDrafter
 from drafters.model import ModelDrafter
 from drafters.mtp import MTPDrafter
@@ -54,8 +53,6 @@ class Usual:
     Attributes:
         first: The acceptance at depth 1, in chat and in mathematics or code.
         lengths: Simulated or served length of a chain, likewise.
-        depth: The length of that chain.
-        source: Whose figures these are.
     """
 
     first: tuple[float, float]
@@ -117,8 +114,6 @@ def alternatives(drafter: Drafter, target: Target, given: Collection[str] = ()) 
     """Yields the likeliest other ways to load a drafter, at most three kinds of them.
 
     Args:
-        drafter: As it was loaded.
-        target: The target.
         given: Names of the settings that stand in place of what its files say, which are tried without.
     """
     for name, mistake in (("hidden_layers", Mistake.LAYERS), ("mask_token_id", Mistake.MASK_TOKEN)):

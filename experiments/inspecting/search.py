@@ -27,7 +27,6 @@ class Inspection:
     """The result of inspecting a drafter.
 
     Attributes:
-        drafter: As it was loaded.
         loaded: What is accepted of it.
         tried: The alternatives, best first.
         refused: Those that the drafter or the target refused, and why.
@@ -64,12 +63,7 @@ def inspect(
 
     Args:
         make: Loads the drafter anew, with some settings changed. It drafts chains.
-        target: The target.
-        prompts: The tokens of the prompts that the target goes on from.
-        tokens: How many tokens are written after each.
-        seed: The seed of what is written.
         given: See ``alternatives``.
-        progress: Called with what is being tried.
 
     Raises:
         ValueError: The drafter is no trained model, or does not fit the target, or drafts trees.

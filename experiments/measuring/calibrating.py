@@ -1,7 +1,7 @@
 """Calibrates costs of rounds: measures, fits, checks, and says how well the fit predicts what it has not seen."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
@@ -10,15 +10,15 @@ import torch
 
 from experiments.measuring.conditions import conditions_of, least_work
 from experiments.measuring.forwards import Grid, Timed, measure_forwards
-from experiments.measuring.peaks import Peaks, measure_peaks, printed_peaks
-from experiments.measuring.rounds import TimedRound, measure_rounds
+from experiments.measuring.peaks import measure_peaks, printed_peaks
+from experiments.measuring.rounds import measure_rounds
 from experiments.results.manifest import versions
 from specdec.drafting.costs import smallest
 from specdec.interfaces import Drafter, Verifier
 from specdec.memory import total_memory
 from specdec.physics.calibrated import Box, CalibratedRounds
 from specdec.physics.plausible import check_possible
-from specdec.physics.step_cost import Errors, PartCost, StepCost, StepSize, TimedPart, TimedStep, fit_part, fit_step
+from specdec.physics.step_cost import Errors, StepCost, StepSize, fit_part, fit_step
 from specdec.requests import SamplingParams
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
@@ -75,7 +75,7 @@ def calibrate(
     progress: Callable[[str], None] = lambda text: None,
     **options: Any,
 ) -> CalibratedRounds:
-    """Returns the fitted costs of rounds of a target, and of a drafter, on this machine.
+    """Return the fitted costs of rounds of a target, and of a drafter, on this machine.
 
     Args:
         target: The target.
@@ -100,14 +100,13 @@ def calibrate(
         **{name: options[name] for name in ("attention", "optimize", "kv_cache", "invariant") if name in options},
     )
     progress("what the device can do at best")
-    peaks = _peaks(target)
+    peaks = measure_peaks(target.device, target.dtype, seconds=0.5)
     points = plan.grid.forwards() + plan.held_out.forwards(held_out=True)
     points = [each for each in points if each.context + each.queries <= runner.cache.max_length or not each.prompt]
     timed = measure_forwards(runner, points, seconds=plan.seconds, seed=plan.seed, progress=progress)
-    peaks = peaks.better(_peaks(target))
-    ends = plan.ranges
-    if ends is None:
-        ends = CPU_RANGES if target.device.type == "cpu" else GPU_RANGES
+    peaks = peaks.better(measure_peaks(target.device, target.dtype, seconds=0.5))
+    usual = CPU_RANGES if target.device.type == "cpu" else GPU_RANGES
+    ends = usual if plan.ranges is None else plan.ranges
     rounds = [each for each in timed if not each.forward.prompt]
     pieces = [each for each in timed if each.forward.prompt]
     cost, found = _fitted(rounds, ends)
@@ -121,38 +120,24 @@ def calibrate(
         check_possible(cost, sizes, least, peaks.roof, cache_bytes=peaks.cache_bytes)
     conditions = conditions_of(target, runner, drafter)
     del runner
-    parts = _Parts()
+    parts: dict[str, Any] = {}
     if plan.rounds:
         parts, more = _measure_parts(target, drafter, verifier, prompt, plan, cost, ends, sampling, progress, options)
         errors |= more
+    costs = {True: prefill or cost, False: cost}
     return CalibratedRounds(
         conditions=conditions,
         box=plan.box,
         target=cost,
         prefill=prefill,
-        drafting=parts.drafting,
-        judging=parts.judging,
-        host=parts.host,
-        depths=parts.depths,
-        deepest=parts.deepest,
         errors=errors,
         peaks={**peaks.facts(), **printed_peaks(target.device, target.dtype), "memory": total_memory(target.device)},
         work={} if least is None else asdict(least),
         versions={**versions(), "clock": _clock(target.device)},
-        measured=tuple(_row(each, prefill if each.forward.prompt and prefill is not None else cost) for each in timed),
+        measured=tuple(_row(each, costs[each.forward.prompt]) for each in timed),
         note=_note(timed),
+        **parts,
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Parts:
-    """The parts of rounds besides the target's forward; see ``CalibratedRounds``."""
-
-    drafting: PartCost | None = None
-    judging: PartCost = field(default_factory=lambda: PartCost(fixed=0.0))
-    host: float = 0.0
-    depths: tuple[tuple[int, int], ...] = ()
-    deepest: int = 0
 
 
 def _measure_parts(
@@ -166,68 +151,56 @@ def _measure_parts(
     sampling: SamplingParams | None,
     progress: Callable[[str], None],
     options: dict[str, Any],
-) -> tuple[_Parts, dict[str, dict[str, Errors]]]:
-    """Returns the other parts and their errors, and those of the forward's prediction in these rounds."""
-    grid = plan.grid
-    contexts = sorted({min(grid.context), sorted(grid.context)[len(grid.context) // 2]})
+) -> tuple[dict[str, Any], dict[str, dict[str, Errors]]]:
+    """Return the parts of rounds besides the forward, and their errors and those of the forward's prediction there."""
+    batches, contexts = sorted(plan.grid.batch), sorted(plan.grid.context)
     timed = measure_rounds(
         target,
         drafter,
         verifier,
         prompt,
-        batches=sorted({min(grid.batch), sorted(grid.batch)[len(grid.batch) // 2], max(grid.batch)}),
-        contexts=contexts,
+        batches=sorted({batches[0], batches[len(batches) // 2], batches[-1]}),
+        contexts=sorted({contexts[0], contexts[len(contexts) // 2]}),
         rounds=plan.rounds,
         sampling=sampling,
         progress=progress,
         **options,
     )
+    drafts = [each for each in timed if each["depth"]]
+    parts: dict[str, Any] = {"host": smallest([each["host"] for each in timed])}
     errors: dict[str, dict[str, Errors]] = {}
-    judging = fit_part([_part(each, each.judge) for each in timed])
-    errors["judging"] = {"fit": _part_errors(judging, timed, [each.judge for each in timed])}
-    drafts = [each for each in timed if each.depth]
-    drafting = None
-    if drafts and any(each.draft > 0 for each in drafts):
-        drafting = fit_part([_part(each, each.draft) for each in drafts], ends=ends)
-        errors["drafting"] = {"fit": _part_errors(drafting, drafts, [each.draft for each in drafts])}
+    for name, rounds, stages, own in (
+        ("judging", timed, ("accept", "commit"), ()),
+        ("drafting", drafts, ("draft",), ends),
+    ):
+        seconds = [sum(each[stage] for stage in stages) for each in rounds]
+        if name == "judging" or any(seconds):
+            sizes = [
+                {"levels": e["depth"], "tokens": e["rows"] * e["nodes"], "positions": e["rows"] * e["context"]}
+                for e in rounds
+            ]
+            parts[name] = fit_part(sizes, seconds, ends=own)
+            errors[name] = {"fit": Errors.of([parts[name].seconds(**size) for size in sizes], seconds)}
     predicted = [
-        cost.seconds(StepSize.of(rows=each.batch, queries=each.nodes + 1, context=each.context)) for each in timed
-    ]
-    errors["target in rounds"] = {"held_out": Errors.of(predicted, [each.verify for each in timed])}
-    depths = sorted({(each.nodes, each.depth) for each in drafts})
-    return (
-        _Parts(
-            drafting=drafting,
-            judging=judging,
-            host=smallest([each.host for each in timed]),
-            deepest=max((each.depth for each in drafts), default=0),
-            depths=() if all(nodes == depth for nodes, depth in depths) else tuple(depths),
-        ),
-        errors,
-    )
-
-
-def _part(each: TimedRound, seconds: float) -> TimedPart:
-    return TimedPart(
-        levels=each.depth, tokens=each.batch * each.nodes, positions=each.batch * each.context, seconds=seconds
-    )
-
-
-def _part_errors(cost: PartCost, timed: Sequence[TimedRound], measured: Sequence[float]) -> Errors:
-    predicted = [
-        cost.seconds(levels=each.depth, tokens=each.batch * each.nodes, positions=each.batch * each.context)
+        cost.seconds(StepSize.of(rows=each["rows"], queries=each["nodes"] + 1, context=each["context"]))
         for each in timed
     ]
-    return Errors.of(predicted, measured)
+    errors["target in rounds"] = {"held_out": Errors.of(predicted, [each["verify"] for each in timed])}
+    depths = sorted({(int(each["nodes"]), int(each["depth"])) for each in drafts})
+    if any(nodes != depth for nodes, depth in depths):
+        parts["depths"] = tuple(depths)
+    parts["deepest"] = max((depth for _, depth in depths), default=0)
+    return parts, errors
 
 
 def _fitted(timed: Sequence[Timed], ends: Sequence[int]) -> tuple[StepCost, dict[str, Errors]]:
-    """Returns the cost that fits the points which are not held out, and its errors at both kinds."""
+    """Return the cost that fits the points which are not held out, and its errors at both kinds."""
     kinds = {
         "fit": [each for each in timed if not each.forward.held_out],
         "held_out": [each for each in timed if each.forward.held_out],
     }
-    cost = fit_step([TimedStep(size=each.forward.size, seconds=each.seconds) for each in kinds["fit"]], ends=ends)
+    fitted = kinds["fit"]
+    cost = fit_step([each.forward.size for each in fitted], [each.seconds for each in fitted], ends=ends)
     errors = {
         name: Errors.of([cost.seconds(each.forward.size) for each in group], [each.seconds for each in group])
         for name, group in kinds.items()
@@ -237,21 +210,14 @@ def _fitted(timed: Sequence[Timed], ends: Sequence[int]) -> tuple[StepCost, dict
 
 
 def _row(each: Timed, cost: StepCost) -> tuple[float, ...]:
+    """A row of ``CalibratedRounds.measured``."""
     point = each.forward
-    predicted = cost.seconds(point.size)
-    return (
-        point.batch,
-        point.context,
-        point.queries - 1,
-        each.seconds,
-        predicted,
-        int(point.held_out),
-        int(point.prompt),
-    )
+    sizes = point.batch, point.context, point.queries - 1
+    return *sizes, each.seconds, cost.seconds(point.size), int(point.held_out), int(point.prompt)
 
 
 def _note(timed: Sequence[Timed]) -> str:
-    """Returns why the measurement may be little to build on; empty where nothing speaks against it."""
+    """Return why the measurement may be little to build on; empty where nothing speaks against it."""
     passes, drift = min(each.passes for each in timed), median(each.drift for each in timed)
     said = []
     if passes < 5:
@@ -266,12 +232,8 @@ def _note(timed: Sequence[Timed]) -> str:
     return "; ".join(said)
 
 
-def _peaks(target: Target) -> Peaks:
-    return measure_peaks(target.device, target.dtype, seconds=0.5)
-
-
 def _clock(device: torch.device) -> str | None:
-    """Returns the processor's clock where the system tells it."""
+    """Return the processor's clock where the system tells it."""
     if device.type == "cuda":
         return None
     try:

@@ -1,4 +1,4 @@
-"""The conditions under which a target runs here, as cost files keep and compare them; and the least it must do."""
+"""The conditions under which an engine runs here, as cost files and comparisons state them; and its least work."""
 
 import hashlib
 import json
@@ -8,8 +8,10 @@ from transformers import PreTrainedModel
 
 from experiments.results.manifest import device_name
 from specdec.drafting.costs import Conditions
+from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter
 from specdec.physics.plausible import LeastWork
+from specdec.physics.reading import read_shape
 from specdec.physics.shape import ModelShape
 from specdec.quantization import quantization_of
 from specdec.target.runner import ModelRunner
@@ -20,13 +22,7 @@ _NOT_COST = {"_name_or_path", "transformers_version", "architectures", "eos_toke
 
 
 def conditions_of(target: Target, runner: ModelRunner, drafter: Drafter | None = None) -> Conditions:
-    """Returns the conditions of rounds on this machine.
-
-    Args:
-        target: The target.
-        runner: Runs it.
-        drafter: What drafts; the one beside a policy counts as itself.
-    """
+    """Return the conditions of rounds on this machine, of a target, its runner and what drafts."""
     return Conditions(
         device=device_name(target.device),
         dtype=str(target.dtype).removeprefix("torch."),
@@ -41,16 +37,19 @@ def conditions_of(target: Target, runner: ModelRunner, drafter: Drafter | None =
     )
 
 
-def drafter_name(drafter: Drafter | None) -> str | None:
-    """Returns a drafter's name in cost files; a policy beside it is not part of the name."""
-    if drafter is None:
-        return None
+def without_policy(drafter: Drafter | None) -> Drafter | None:
+    """Return the drafter beside a policy; others are returned as they are."""
     inner = getattr(drafter, "drafter", None)
-    return type(inner if isinstance(inner, Drafter) else drafter).__name__
+    return inner if isinstance(inner, Drafter) else drafter
+
+
+def drafter_name(drafter: Drafter | None) -> str | None:
+    """Return a drafter's name in cost files; a policy beside it is not part of the name."""
+    return None if drafter is None else type(without_policy(drafter)).__name__
 
 
 def fingerprint(target: Target) -> str:
-    """Returns a text that is equal for targets whose forwards cost alike: of the configuration and the stored bytes."""
+    """Return a text that is equal for targets whose forwards cost alike: of the configuration and the stored bytes."""
     config = target.model.config.to_dict()
     kept = {name: value for name, value in config.items() if name not in _NOT_COST}
     text = json.dumps([kept, round(target.bytes_per_weight, 4)], sort_keys=True, default=str)
@@ -58,15 +57,15 @@ def fingerprint(target: Target) -> str:
 
 
 def shape_of(model: PreTrainedModel) -> ModelShape | None:
-    """Returns a model's shape; None if it is of a kind that no work is known for."""
+    """Return a model's shape; None if it is of a kind that no work is known for."""
     try:
-        return ModelShape.of(model.config)
+        return read_shape(model.config)
     except (ValueError, AttributeError, TypeError, KeyError):
         return None
 
 
 def least_work(target: Target, runner: ModelRunner) -> LeastWork | None:
-    """Returns the least work of every forward of the target; None if its shape is not known.
+    """Return the least work of every forward of the target; None if its shape is not known.
 
     Bytes are those that the runner reads, which are fewer than the model's own where it multiplies by smaller copies.
     With windows, the last positions alone are read, so that no bound follows from the others.
@@ -81,3 +80,30 @@ def least_work(target: Target, runner: ModelRunner) -> LeastWork | None:
         token_flops=2.0 * (shape.active_weights + shape.output_weights),
         pair_flops=0.0 if windowed else float(shape.pair_flops),
     )
+
+
+def ingredients_of(engine: object, *, speculate: bool) -> dict[str, str]:
+    """Return the ingredients of a method's speed by name, as ``experiments.reporting.ingredients.LEVERS`` has them.
+
+    Of another engine, only the name is known.
+    """
+    if not isinstance(engine, Engine):
+        return {"engine": type(engine).__name__}
+    runner, target = engine.runner, engine.target
+    dtype, quantization = str(target.dtype).removeprefix("torch."), quantization_of(target.model)
+    drafter = engine.drafter if speculate else None
+    name = (drafter_name(drafter) or "").removesuffix("Drafter")
+    forwards = ["packed", "captured"] if runner.executor.captures else []
+    forwards += [f"{engine.recording} recorded"] if engine.recording != "off" else []
+    forwards += ["invariant"] if runner.invariant else []
+    return {
+        "target": target.name.removesuffix(f" in {quantization}"),
+        "attention": runner.attention_name,
+        "forwards": ", ".join(forwards) or "the model's own code",
+        "weights": quantization or dtype,
+        "dtype": dtype,
+        "KV cache": runner.kv_cache or dtype,
+        "drafter": "none" if drafter is None else f"{name}, up to {drafter.max_nodes} tokens",
+        "batch": str(engine.max_batch_size),
+        "threads": str(torch.get_num_threads()),
+    }

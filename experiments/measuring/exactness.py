@@ -10,10 +10,10 @@ from functools import lru_cache
 
 import torch
 
-from specdec.exactness.drafts import MOST_NUMBERS, enumerate_drafts, num_drafts, sample_drafts
-from specdec.exactness.outcomes import enumerate_outcome, outcome
-from specdec.exactness.shared import check_shared, expected_coupled
-from specdec.exactness.tables import ROW_KINDS, Tables
+from specdec.checks.drafts import MOST_NUMBERS, enumerate_drafts, num_drafts, sample_drafts
+from specdec.checks.outcomes import enumerate_outcome, outcome
+from specdec.checks.shared import check_shared, expected_coupled
+from specdec.checks.tables import ROW_KINDS, Tables
 from specdec.interfaces import Verifier
 from specdec.tree import TreeShape
 from specdec.types import DraftSampling, Noise
@@ -58,8 +58,6 @@ Part = tuple[str, DraftSampling]
 """A shape's name and a law: drafts of one kind."""
 SHARED_LEVEL = 1e-6
 """p-values below this are taken for a bias, not for chance, over all cases."""
-
-
 _FEW = 50_000
 """Drafts that take no time worth estimating, unless a rule is very slow."""
 _FEW_SAMPLES, _SAMPLES = 32, 1024
@@ -70,17 +68,13 @@ _SLOW = 1.0
 
 @dataclass(frozen=True)
 class Case:
-    """One row of the table: means over its tables.
+    """One row of the table: drafts of a shape and a law, over tables of a kind of rows at a temperature.
 
     Attributes:
-        shape: Name of the tree.
-        law: How drafts are drawn.
-        rows: Kind of the tables' rows.
-        temperature: Temperature of p and q.
         tv: Largest total variation to the target, or to what the rule is EXACT_WRT.
         target_tv: Largest total variation to the target.
-        accepted: The rule's expected accepted tokens.
-        known: Expected accepted tokens of the known rules that take such drafts, by name.
+        accepted: The rule's expected accepted tokens, on average over the tables.
+        known: The same of the known rules that take such drafts, by name.
     """
 
     shape: str
@@ -95,13 +89,9 @@ class Case:
 
 @dataclass(frozen=True)
 class SharedCase:
-    """One row of the table of a rule with shared noise.
+    """One row of the table of a rule with shared noise, likewise.
 
     Attributes:
-        shape: Name of the tree.
-        law: How drafts are drawn.
-        rows: Kind of the tables' rows.
-        temperature: Temperature of p and q.
         differing: Outputs that are not plain decoding's.
         p_value: The smallest p-value of plain decoding against the target's distribution.
         accepted: Mean accepted tokens per round; for COUPLED drafts in closed form.
@@ -127,7 +117,7 @@ def cases(
     *,
     advance: Callable[[Part], object] = lambda part: None,
 ) -> Iterator[Case]:
-    """Every combination of a shape, a law, tables and a temperature that the rule takes.
+    """Yield every combination of a shape, a law, tables and a temperature that the rule takes.
 
     Args:
         rule: The rule.
@@ -165,7 +155,7 @@ def shared_cases(
     *,
     advance: Callable[[Part], object] = lambda part: None,
 ) -> Iterator[SharedCase]:
-    """Every combination for a rule with shared noise, with all ways of drafting; arguments as for ``cases``."""
+    """Yield every combination for a rule with shared noise, with all ways of drafting; arguments as for ``cases``."""
     for part, rows, temperature in _combinations(rule, SHARED_LAWS, temperatures):
         shape, law = SHAPES[part[0]], part[1]
         differing, p_value, accepted, rejection = 0, 1.0, 0.0, 0.0
@@ -204,13 +194,10 @@ def _tables(vocab: int, depth: int, seed: int, rows: str, temperature: float) ->
 
 
 def takes(rule: Verifier, shape: TreeShape, law: DraftSampling) -> bool:
-    """The rule takes drafts of this shape that are drawn so."""
+    """Return whether the rule takes drafts of this shape that are drawn so."""
     return law in rule.samplings and (
         shape.is_chain or not (rule.chain_only or (rule.paths_only and not shape.is_paths))
     )
-
-
-# How much work a check is, known before it begins.
 
 
 @dataclass(frozen=True)
@@ -265,7 +252,7 @@ class Work:
 
 
 def work_of(rule: Verifier, vocab: int, tables: int, temperatures: Sequence[float], *, seed: int = 0) -> Work:
-    """Returns the work of ``cases``, or of ``shared_cases`` for a rule with shared noise.
+    """Return the work of ``cases``, or of ``shared_cases`` for a rule with shared noise.
 
     The latter takes long because of the known rule that it is compared with, over all drafts.
 
@@ -311,14 +298,9 @@ def check_size(parts: Sequence[Part], vocab: int) -> None:
 
 
 def pace_of(rule: Verifier, part: Part, vocab: int, seed: int, clock: Callable[[], float] = time.thread_time) -> float:
-    """Seconds per draft that a rule and the known ones take together, from a sample of drafts.
+    """Return the seconds per draft that a rule and the known ones take together, from a sample of drafts.
 
-    Args:
-        rule: The rule.
-        part: The drafts.
-        vocab: Tokens of the tables.
-        seed: Seed of tables and sample.
-        clock: Tells the time in seconds; the processor's own by default, which other programs do not disturb.
+    The clock is the processor's own by default, which other programs do not disturb.
     """
     shape, law = SHAPES[part[0]], part[1]
     made = Tables.random(vocab, shape.max_depth, seed=seed)
@@ -343,7 +325,7 @@ def pace_of(rule: Verifier, part: Part, vocab: int, seed: int, clock: Callable[[
 
 
 def roughly(seconds: float) -> str:
-    """A time in words that are precise enough for an estimate."""
+    """Return a time in words that are precise enough for an estimate."""
     for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"

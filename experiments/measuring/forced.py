@@ -64,27 +64,18 @@ class Successors:
             self._counts[token][following] += 1
 
     def likeliest(self, token: int, count: int, first: int | None = None) -> list[int]:
-        """Returns so many successors of a token, the most frequent first; -1 for those that are not known.
+        """Return so many successors of a token, the most frequent first; -1 for those that are not known.
 
-        Args:
-            token: The token.
-            count: How many.
-            first: One that is known to be the likeliest.
+        ``first`` is one that is known to be the likeliest.
         """
-        ranked = [following for following, _ in self._counts[token].most_common(count)]
-        if first is not None:
-            ranked = [first, *(following for following in ranked if following != first)]
-        return (ranked + [-1] * count)[:count]
+        known = [] if first is None else [first]
+        ranked = [following for following, _ in self._counts[token].most_common(count) if following != first]
+        return (known + ranked + [-1] * count)[:count]
 
 
 @dataclass(frozen=True)
 class TextRounds:
-    """The rounds of one text.
-
-    Attributes:
-        accepted: The number of accepted tokens of every round.
-        nodes: The number of drafted nodes of every round.
-    """
+    """The rounds of one text: the numbers of accepted tokens and of drafted nodes of every round."""
 
     accepted: list[int]
     nodes: list[int]
@@ -123,12 +114,7 @@ class Forced:
         self.successors = Successors()
 
     def replay(self, prompt: Sequence[int], answer: Sequence[int]) -> TextRounds:
-        """Returns the rounds in which an answer is emitted.
-
-        Args:
-            prompt: At least one token.
-            answer: What follows.
-        """
+        """Return the rounds in which an answer is emitted behind a prompt of at least one token."""
         session = self.session
         table = SlotTable(1, self.longest, self.vocab, torch.device("cpu"))
         wanted = SamplingParams(max_new_tokens=len(answer)).seeded(0)
@@ -180,7 +166,7 @@ class Forced:
         return found
 
     def _said(self, tree: DraftTree, path: list[int], emitted: list[int]) -> Int[Tensor, "batch node rank"] | None:
-        """Returns the likeliest tokens behind every node, as the drafter wants them."""
+        """Return the likeliest tokens behind every node, as the drafter wants them."""
         count = self.session.top_tokens
         if not count:
             return None
@@ -204,7 +190,7 @@ def _prefilled(batch: Batch, prompt: Sequence[int]) -> Outcome:
 
 
 def walk(tree: DraftTree, answer: Sequence[int]) -> list[int]:
-    """Returns the nodes that go on like the answer, and leaves its last token to the target."""
+    """Return the nodes that go on like the answer, and leaves its last token to the target."""
     nodes = list(zip(tree.parents[0].tolist(), tree.tokens[0].tolist(), tree.valid[0].tolist(), strict=True))
     path, at = [], 0
     for token in answer[:-1]:

@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 import torch
 
-from specdec.cache.base import Cache
+from drafters.round_costs import now
 from specdec.drafting.costs import smallest
 from specdec.execution import replay
 from specdec.forward import ForwardBatch, bucket_of
@@ -27,12 +28,9 @@ LEAST_PASSES = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Forward:
-    """One point.
+    """One point: rows, tokens per row (nodes with the root, or a piece of a prompt), positions in every row's cache.
 
     Attributes:
-        batch: Rows.
-        queries: Tokens per row: nodes with the root, or a piece of a prompt.
-        context: Positions in every row's cache.
         prompt: Whether it is a piece of a prompt, whose logits are not computed.
         held_out: Whether it is kept out of the fit, to see how well that predicts.
     """
@@ -51,13 +49,9 @@ class Forward:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """The points of a calibration: all combinations of some sizes.
+    """The points of a calibration: all combinations of rows, positions in the cache and drafted nodes per row.
 
-    Attributes:
-        batch: Numbers of rows.
-        context: Positions in every row's cache.
-        drafted: Drafted nodes per row.
-        chunk: Lengths of pieces of prompts.
+    ``chunk`` has the lengths of pieces of prompts, which are timed in one row.
     """
 
     batch: Sequence[int]
@@ -66,30 +60,20 @@ class Grid:
     chunk: Sequence[int] = ()
 
     def forwards(self, *, held_out: bool = False) -> list[Forward]:
-        """Returns the points. Pieces of prompts are of one row, behind nothing and behind the shorter contexts."""
-        rounds = [
-            Forward(batch=batch, queries=nodes + 1, context=context, held_out=held_out)
-            for batch in self.batch
-            for nodes in self.drafted
-            for context in self.context
-        ]
+        """Return the points. Pieces of prompts stand behind nothing and behind the shorter contexts."""
+        rounds = product(self.batch, [nodes + 1 for nodes in self.drafted], self.context, [False])
         before = sorted({0, *self.context[:-1]}) if not held_out else sorted(self.context)
-        prompts = [
-            Forward(batch=1, queries=chunk, context=context, prompt=True, held_out=held_out)
-            for chunk in self.chunk
-            for context in before
+        return [
+            Forward(batch=batch, queries=queries, context=context, prompt=prompt, held_out=held_out)
+            for batch, queries, context, prompt in (*rounds, *product([1], self.chunk, before, [True]))
         ]
-        return rounds + prompts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """A point that was timed.
+    """A point that was timed: the lower quartile of its times, and how often it was timed.
 
     Attributes:
-        forward: The point.
-        seconds: The lower quartile of its times.
-        passes: How often it was timed.
         drift: Its time in the later half of the passes over that in the earlier half.
     """
 
@@ -107,12 +91,12 @@ def measure_forwards(
     seed: int = 0,
     progress: Callable[[str], None] = lambda text: None,
 ) -> list[Timed]:
-    """Returns how long some forwards take.
+    """Return how long some forwards take.
 
     Args:
         runner: The target over a cache that is large enough.
         points: What to time.
-        seconds: About how long to measure; at least three passes are made.
+        seconds: About how long to measure; at least ``LEAST_PASSES`` passes are made.
         seed: Of the order.
         progress: Called with how far it is.
     """
@@ -130,9 +114,9 @@ def measure_forwards(
         while passes < LEAST_PASSES or time.perf_counter() - began < seconds:
             for index in random.permutation(len(points)):
                 point = points[index]
-                start = _now(runner.device)
+                start = now(runner.device)
                 calls[point]()
-                times[point].append(_now(runner.device) - start)
+                times[point].append(now(runner.device) - start)
             passes += 1
             progress(f"forwards: pass {passes}, {max(0.0, seconds - time.perf_counter() + began):.0f} s left")
     return [_timed(point, found) for point, found in times.items()]
@@ -145,37 +129,28 @@ def _timed(point: Forward, seconds: Sequence[float]) -> Timed:
 
 
 def forward_batch(point: Forward, vocab: int, device: torch.device) -> ForwardBatch:
-    """Returns a forward of random tokens: a piece of a prompt, or a tree in which every node has two children."""
+    """Return a forward of random tokens: a piece of a prompt, or a tree in which every node has two children."""
     tokens = torch.randint(0, vocab, (point.batch, point.queries), device=device)
     slots, lengths = np.arange(point.batch), np.full(point.batch, point.context)
     if point.prompt:
         return ForwardBatch.of_chunk(tokens, host_slots=slots, host_lengths=lengths)
-    if point.queries == 1:
-        tree = DraftTree.root_only(tokens[:, 0])
-    else:
-        tree = DraftTree.from_shape(_binary(point.queries), tokens)
+    tree = DraftTree.root_only(tokens[:, 0])
+    if point.queries > 1:
+        paths: list[tuple[int, ...]] = [()]
+        for node in range(1, point.queries):
+            paths.append((*paths[(node - 1) // 2], (node - 1) % 2))
+        tree = DraftTree.from_shape(TreeShape.from_paths(paths[1:]), tokens)
     return ForwardBatch.of_tree(tree, host_slots=slots, host_lengths=lengths)
-
-
-def _binary(nodes: int) -> TreeShape:
-    paths: list[tuple[int, ...]] = [()]
-    for node in range(1, nodes):
-        paths.append((*paths[(node - 1) // 2], (node - 1) % 2))
-    return TreeShape.from_paths(paths[1:])
 
 
 def fill(runner: ModelRunner) -> None:
     """Write random numbers into all of a runner's cache: zeros are not what a device usually reads."""
-    cache: Cache = runner.cache
     with torch.inference_mode():
-        for layer in range(len(runner.facts.layers)):
-            for tensor in cache.stored(layer):
-                if tensor is None:
-                    continue
-                if tensor.is_floating_point() and tensor.element_size() > 1:
-                    tensor.normal_() if tensor.ndim == 4 else tensor.fill_(0.01)
-                elif tensor.dtype in (torch.int8, torch.uint8):
-                    tensor.random_(0, 100)
+        for tensor in runner.cache.tensors:
+            if tensor.is_floating_point() and tensor.element_size() > 1:
+                tensor.normal_() if tensor.shape[-1] > 1 else tensor.fill_(0.01)  # the factors of codes
+            elif tensor.dtype in (torch.int8, torch.uint8):
+                tensor.random_(0, 100)
 
 
 @contextmanager
@@ -196,44 +171,37 @@ def captured_at_once(after: int = 1) -> Iterator[None]:
 
 
 def _call(runner: ModelRunner, point: Forward) -> Callable[[], object]:
-    """Returns a function that runs a point as rounds do: on a GPU as a CUDA graph, if it can be captured."""
+    """Return a function that runs a point as rounds do: on a GPU as a CUDA graph, if it can be captured."""
     batch = forward_batch(point, runner.vocab_size, runner.device)
-    if runner.device.type != "cuda" or point.prompt or runner.invariant:
-        return lambda: runner.run(batch)
-    # A recorded round reads a number of positions that is rounded up.
-    batch = replace(batch, key_bound=bucket_of(point.context + point.queries))
-    try:
-        return as_graph(runner, batch)
-    except RuntimeError:  # a part of this forward cannot be captured: it is timed as it is
-        torch.cuda.synchronize(runner.device)
-        return lambda: runner.run(batch)
+    if not point.prompt and runner.device.type == "cuda":
+        # A recorded round reads a number of positions that is rounded up.
+        batch = replace(batch, key_bound=bucket_of(point.context + point.queries))
+    graph = None if point.prompt else as_graph(runner, batch)
+    return graph or (lambda: runner.run(batch))
 
 
-def as_graph(runner: ModelRunner, batch: ForwardBatch) -> Callable[[], object]:
-    """Returns a function that replays a forward as a CUDA graph, as the engine's rounds do.
+def as_graph(runner: ModelRunner, batch: ForwardBatch) -> Callable[[], object] | None:
+    """Return a function that replays a forward as a CUDA graph, as the engine's rounds do; None if it cannot be one.
 
     Args:
         runner: Runs it.
         batch: A forward whose lengths the host does not know.
-
-    Raises:
-        RuntimeError: It cannot be captured.
     """
+    if runner.device.type != "cuda" or runner.invariant:
+        return None
     for _ in range(3):  # chooses kernels, and fills what is computed once per topology
         runner.run(batch)
     torch.cuda.synchronize(runner.device)
     graph = torch.cuda.CUDAGraph()
-    with torch.inference_mode(), torch.cuda.graph(graph):
-        kept = runner.run(batch)
+    try:
+        with torch.inference_mode(), torch.cuda.graph(graph):
+            kept = runner.run(batch)
+    except RuntimeError:  # a part of this forward cannot be captured
+        torch.cuda.synchronize(runner.device)
+        return None
 
     def replayed() -> object:
         graph.replay()
         return kept
 
     return replayed
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()

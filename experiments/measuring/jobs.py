@@ -1,4 +1,4 @@
-"""Jobs: one sample of one prompt each, tokenized turn by turn."""
+"""Jobs: one sample of one prompt each, tokenized turn by turn; and prompts that do not fit into the engine."""
 
 import hashlib
 import time
@@ -14,18 +14,19 @@ from specdec.requests import SamplingParams
 
 BETWEEN_TURNS = "\n\n"
 """Separates an answer from the next turn where the target has no chat template."""
+_LEAST = 16
+"""Tokens that a shortened turn must keep; a conversation of which less would be left is left out."""
+_GAP = "\n[...]\n"
+"""Stands for the middle of a turn that was taken out."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One turn of one sample of one prompt, tokenized.
+    """One turn of one sample of one prompt, tokenized; turns and samples are counted from 0.
 
     Attributes:
-        prompt: The prompt.
-        sample: Number of the sample, from 0.
-        prompt_ids: What the engine is given.
+        prompt_ids: The engine's input.
         sampling: With the turn's own random stream.
-        turn: Number of the turn, from 0.
         ingestion: How many seconds it took to make tokens of the text: chat template, tokenizer, check of the length.
     """
 
@@ -45,7 +46,7 @@ def prepare(
     max_length: int,
     template: Mapping[str, Any] | None = None,
 ) -> tuple[list[Job], list[tuple[Job, str]]]:
-    """The first turn's job of every prompt and sample, and those that the engine would refuse, with the reason.
+    """Return the first turn's job of every prompt and sample, and those that the engine would refuse, with the reason.
 
     A job's random stream comes from prompt, turn and sample, so its output does not depend on which other prompts
     are in the run.
@@ -75,21 +76,17 @@ def prepare(
 def follow(
     job: Job, answers: Sequence[str], tokenizer: PreTrainedTokenizerBase, template: Mapping[str, Any] | None = None
 ) -> Job:
-    """The job of the turn that comes after these answers."""
+    """Return the job of the turn that comes after these answers."""
     turn = len(answers)
     begin = time.perf_counter()
     ids = render(job.prompt, tokenizer, answers, template=template)
-    return replace(
-        job,
-        turn=turn,
-        prompt_ids=ids,
-        ingestion=time.perf_counter() - begin,
-        sampling=replace(job.sampling, stream=stream_of(job.prompt.id, turn, job.sample)),
-    )
+    spent = time.perf_counter() - begin
+    sampling = replace(job.sampling, stream=stream_of(job.prompt.id, turn, job.sample))
+    return replace(job, turn=turn, prompt_ids=ids, ingestion=spent, sampling=sampling)
 
 
 def too_long(job: Job, max_length: int) -> str | None:
-    """Why the engine would refuse the job; None if it would not."""
+    """Return why the engine would refuse the job; None if it would not."""
     if len(job.prompt_ids) + job.sampling.max_new_tokens <= max_length:
         return None
     return (
@@ -105,7 +102,7 @@ def render(
     *,
     template: Mapping[str, Any] | None = None,
 ) -> tuple[int, ...]:
-    """The tokens of the turn that follows these answers, with all that was said before it.
+    """Return the tokens of the turn that follows these answers, with all that was said before it.
 
     A conversation goes through the tokenizer's chat template if it has one. Otherwise the turns and answers are one
     running text, with a blank line before every later turn: turn, answer, blank line, turn.
@@ -119,7 +116,8 @@ def render(
     said = prompt.turns[: len(answers) + 1]
     if prompt.chat and tokenizer.chat_template:
         if prompt.last_tokens is not None:  # of what the user says: the template comes on top
-            said = (_cut(said[0], prompt, tokenizer), *said[1:])
+            ids = tuple(tokenizer(said[0], add_special_tokens=False)["input_ids"])
+            said = (str(tokenizer.decode(list(_last_of(ids, prompt, tokenizer)))), *said[1:])
         messages = [{"role": "user", "content": said[0]}]
         for answer, turn in zip(answers, said[1:], strict=True):
             messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": turn}]
@@ -129,15 +127,11 @@ def render(
         return tuple(tokenizer(str(text), add_special_tokens=False)["input_ids"])  # the template wrote them
     pairs = zip(answers, said[1:], strict=True)
     ids = tuple(encode_prompt(tokenizer, said[0] + "".join(a + BETWEEN_TURNS + turn for a, turn in pairs)))
-    return ids if prompt.last_tokens is None else last_of(ids, prompt, tokenizer)
+    return ids if prompt.last_tokens is None else _last_of(ids, prompt, tokenizer)
 
 
-def last_of(ids: tuple[int, ...], prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """The last ``prompt.last_tokens`` tokens. One that the tokenizer puts before every text stays in front of them.
-
-    Raises:
-        ValueError: The text has fewer.
-    """
+def _last_of(ids: tuple[int, ...], prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """The last ``prompt.last_tokens`` tokens. One that the tokenizer puts before every text stays in front of them."""
     size = prompt.last_tokens
     assert size is not None
     if len(ids) < size:
@@ -146,13 +140,124 @@ def last_of(ids: tuple[int, ...], prompt: Prompt, tokenizer: PreTrainedTokenizer
     return first + ids[len(ids) - (size - len(first)) :]
 
 
-def _cut(text: str, prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The last ``prompt.last_tokens`` tokens of a text, as text."""
-    ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
-    return str(tokenizer.decode(list(last_of(ids, prompt, tokenizer))))
-
-
 def stream_of(prompt_id: str, turn: int, sample: int) -> int:
-    """A random stream's number, the same on every machine: 62 bits of a hash."""
+    """Return a random stream's number, the same on every machine: 62 bits of a hash."""
     digest = hashlib.blake2b(f"{prompt_id}\0{turn}\0{sample}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 2
+
+
+# ---------------------------------------------------------------- prompts that are too long
+
+_DONE = {
+    "cut": ("shortened", "dataset.too_long=skip leaves them out"),
+    "skipped": ("left out", "dataset.too_long=cut shortens them"),
+    "failing": ("counted as failed", "dataset.too_long=skip leaves them out, cut shortens them"),
+}
+"""The fates of long prompts, in words, and the setting to change."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitting:
+    """The prompts of a run, and what became of those that are too long.
+
+    Attributes:
+        prompts: The prompts that are run, shortened ones included. With ``"fail"`` also those that the engine will
+            refuse.
+        sentence: A sentence for the reader, with the setting to change; None if everything fits.
+        facts: The same for the manifest; None if everything fits.
+    """
+
+    prompts: list[Prompt]
+    sentence: str | None = None
+    facts: dict[str, int] | None = None
+
+
+def fit(
+    prompts: Sequence[Prompt],
+    sampling: SamplingParams,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_length: int,
+    policy: str = "skip",
+    template: Mapping[str, Any] | None = None,
+) -> Fitting:
+    """Apply ``dataset.too_long`` to the prompts that do not fit.
+
+    A conversation has to fit as a whole, with answers of full length. ``"skip"`` leaves a long prompt out. ``"cut"``
+    keeps the end of a text that is to be continued; of a conversation it takes the middle out of the longest turn,
+    because the task is stated at the beginning or at the end (the same is done in LongBench, Bai et al. 2023).
+    ``"fail"`` leaves it as it is: the engine refuses it, and it counts as a failure of every method.
+
+    Args:
+        prompts: The chosen prompts.
+        sampling: For the length of the outputs.
+        tokenizer: The target's.
+        max_length: Tokens that the engine has for a request.
+        policy: ``"skip"``, ``"cut"`` or ``"fail"``.
+        template: Further arguments of the chat template.
+
+    Raises:
+        ValueError: No prompt is left.
+    """
+    made: list[Prompt] = []
+    counts = dict.fromkeys(_DONE, 0)
+    longest = 0
+    for prompt in prompts:
+        needed = needed_tokens(prompt, sampling, tokenizer, template)
+        if needed <= max_length:
+            made.append(prompt)
+            continue
+        longest = max(longest, needed)
+        shortened = _shorten(prompt, sampling, tokenizer, max_length, template) if policy == "cut" else None
+        kept = prompt if policy == "fail" else shortened
+        counts["failing" if policy == "fail" else "skipped" if kept is None else "cut"] += 1
+        made += [] if kept is None else [kept]
+    if not longest:
+        if not prompts:
+            raise ValueError("there are no prompts")
+        return Fitting(prompts=made)
+    hint = next(_DONE[name][1] for name, count in counts.items() if count)
+    sentence = (
+        f"{sum(counts.values())} of {len(prompts)} prompts do not fit into engine.max_length={max_length} "
+        f"with sampling.max_new_tokens={sampling.max_new_tokens} (the longest needs {longest}): "
+        f"{', '.join(f'{count} {_DONE[name][0]}' for name, count in counts.items() if count)}; {hint}"
+    )
+    if not made:
+        raise ValueError(f"no prompt fits: {sentence}")
+    facts = {**counts, "of": len(prompts), "longest": longest, "room": max_length}
+    return Fitting(prompts=made, sentence=sentence, facts=facts)
+
+
+def needed_tokens(
+    prompt: Prompt,
+    sampling: SamplingParams,
+    tokenizer: PreTrainedTokenizerBase,
+    template: Mapping[str, Any] | None = None,
+) -> int:
+    """Return the tokens that a prompt may come to: all of its turns, and an output of full length for each."""
+    turns = len(prompt.turns)
+    return len(render(prompt, tokenizer, [""] * (turns - 1), template=template)) + turns * sampling.max_new_tokens
+
+
+def _shorten(
+    prompt: Prompt,
+    sampling: SamplingParams,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    template: Mapping[str, Any] | None,
+) -> Prompt | None:
+    """The prompt as it fits; None where hardly anything would be left of it."""
+    if not prompt.chat:
+        left = max_length - sampling.max_new_tokens
+        return replace(prompt, last_tokens=left) if left >= _LEAST else None
+    tokens = [list(tokenizer(turn, add_special_tokens=False)["input_ids"]) for turn in prompt.turns]
+    which = max(range(len(tokens)), key=lambda turn: len(tokens[turn]))
+    ids, keep = tokens[which], len(tokens[which])
+    while (over := needed_tokens(prompt, sampling, tokenizer, template) - max_length) > 0:
+        keep -= over  # text that is tokenized again may have some tokens more, so this may take a second step
+        if keep < _LEAST:
+            return None
+        head, tail = ids[: keep // 2], ids[len(ids) - (keep - keep // 2) :]
+        text = str(tokenizer.decode(head)) + _GAP + str(tokenizer.decode(tail))
+        prompt = replace(prompt, turns=(*prompt.turns[:which], text, *prompt.turns[which + 1 :]))
+    return prompt

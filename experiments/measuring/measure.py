@@ -1,20 +1,17 @@
 """The measuring loop: every method on every prompt, interleaved batch by batch, on the clock."""
 
-import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-import torch
-
+from drafters.round_costs import now
 from experiments.contenders.base import OtherEngine
 from experiments.measuring.accounting import Account, Accountant
 from experiments.measuring.divergence import find_divergence
-from experiments.measuring.energy import EnergyMeter
 from experiments.measuring.jobs import Job, follow, too_long
-from experiments.measuring.load import LoadMeter
+from experiments.measuring.meters import EnergyMeter, LoadMeter, counters_of
 from experiments.measuring.watch import Watch, watching
 from experiments.results import metrics
 from experiments.results.checked import stated_exactness
@@ -99,12 +96,12 @@ def measure(
 
 
 def slots_of(contenders: Sequence[Contender]) -> int:
-    """Returns how many prompts make a batch of the measurement: as many as the largest engine has slots."""
+    """Return how many prompts make a batch of the measurement: as many as the largest engine has slots."""
     return max(contender.engine.max_batch_size for contender in contenders)
 
 
 def failure(contender: Contender, job: Job, error: str) -> Record:
-    """The record of a job that did not run; it belongs to no batch (-1)."""
+    """Return the record of a job that did not run; it belongs to no batch (-1)."""
     return _record(contender, _Answer(job, error=error), -1, None)
 
 
@@ -113,13 +110,12 @@ _FEW = 512
 
 
 def _warm_up(contenders: Sequence[Contender], prompts: Sequence[Sequence[int]], jobs: Sequence[Job]) -> None:
-    size, sampling = slots_of(contenders), jobs[0].sampling
+    size, sampling = slots_of(contenders), replace(jobs[0].sampling, stream=None)
     many = sum(job.sampling.max_new_tokens for job in jobs) >= _FEW
     for contender in contenders:
         for start in range(0, len(prompts), size):
             batch = prompts[start : start + size]
-            own = [replace(sampling, stream=None)] * len(batch)
-            contender.engine.generate(batch, own, speculate=contender.speculate)
+            contender.engine.generate(batch, [sampling] * len(batch), speculate=contender.speculate)
         if prompts and many and isinstance(contender.engine, Engine):
             contender.engine.warm_up()  # sizes of drafts that the prompts did not show
 
@@ -140,10 +136,9 @@ def _measure_batch(
             for c in [*contenders[first:], *contenders[:first]]
         }
         for contender in contenders:
+            known = {} if contender.reference == contender.method else answers.get(contender.reference or "", {})
             for row, answer in answers[contender.method].items():
-                known = {} if contender.reference == contender.method else answers.get(contender.reference or "", {})
-                plain = known.get(row)
-                write(_record(contender, answer, number, plain))
+                write(_record(contender, answer, number, known.get(row)))
 
 
 @dataclass(frozen=True)
@@ -151,28 +146,23 @@ class _Answer:
     """The outcome of one turn.
 
     Attributes:
-        job: What the engine was given.
-        done: What it returned; None if the call raised or was not made.
+        job: The engine's input.
+        done: The engine's result; None if the call raised or was not made.
         error: Why it counts for nothing.
         traceback: Where an exception came from.
-        seconds: Time of the whole call.
-        stage_seconds: Time of each stage in the whole call.
-        watch: What was seen of the whole call.
-        load: How busy the machine was meanwhile.
-        account: What the whole call had to do.
-        row: Its place in the call.
+        row: Its place in the call. The other attributes are of the whole call.
     """
 
     job: Job
     done: Completion | None = None
     error: str | None = None
     traceback: str | None = None
+    row: int = 0
     seconds: float | None = None
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     watch: Watch = field(default_factory=Watch)
     load: Mapping[str, float] = field(default_factory=dict)
     account: Account = field(default_factory=Account)
-    row: int = 0
 
     @property
     def failed(self) -> bool:
@@ -181,13 +171,7 @@ class _Answer:
 
 @dataclass
 class _Conversation:
-    """One contender's course of one job.
-
-    Attributes:
-        first: The job of the first turn.
-        answers: Texts of its answers.
-        broken: Why it cannot go on.
-    """
+    """One contender's course of one job: the first turn's job, the texts of its answers, and why it cannot go on."""
 
     first: Job
     answers: list[str] = field(default_factory=list)
@@ -209,14 +193,16 @@ def _take_turn(
         if turn >= len(job.prompt.turns):
             continue
         if turn and conversation.broken is None:
-            job = _next(contender, conversation, template)
+            tokenizer = contender.engine.target.tokenizer
+            assert tokenizer is not None, "the first turn was tokenized"
+            job = follow(job, conversation.answers, tokenizer, template)
+            conversation.broken = too_long(job, contender.engine.max_length)
         if conversation.broken is None:
             jobs[row] = job
         else:
             answers[row] = _Answer(replace(job, turn=turn), error=conversation.broken)
-    answers |= _run(contender, jobs, trace)
-    for row in jobs:
-        answer = answers[row]
+    for row, answer in _run(contender, jobs, trace).items():
+        answers[row] = answer
         if answer.failed or answer.done is None:
             conversations[row].broken = f"turn {turn + 1} failed"
         else:
@@ -224,51 +210,37 @@ def _take_turn(
     return dict(sorted(answers.items()))
 
 
-def _next(contender: Contender, conversation: _Conversation, template: Mapping[str, Any] | None) -> Job:
-    """The conversation's next job; it is broken if that does not fit."""
-    engine = contender.engine
-    assert engine.target.tokenizer is not None, "the first turn was tokenized"
-    job = follow(conversation.first, conversation.answers, engine.target.tokenizer, template)
-    conversation.broken = too_long(job, engine.max_length)
-    return job
-
-
 def _run(contender: Contender, jobs: Mapping[int, Job], trace: TraceWriter | None) -> dict[int, _Answer]:
     """One timed call of the engine."""
     if not jobs:
         return {}
-    engine = contender.engine
-    prompts = [job.prompt_ids for job in jobs.values()]
-    sampling = [job.sampling for job in jobs.values()]
-    _synchronize(engine.target.device)
+    engine, device, batch = contender.engine, contender.engine.target.device, list(jobs.values())
+    prompts, sampling = [job.prompt_ids for job in batch], [job.sampling for job in batch]
+    # Energy is that of the device which the target is said to be on: it says nothing of a target on several.
+    own = isinstance(engine, Engine) and not is_spread(engine.target.model) and not engine.runner.agreement.shared
+    now(device)
     try:
-        batch = list(jobs.values())
         with watching(engine, contender.method, batch, trace, speculate=contender.speculate) as watch:
-            meter = LoadMeter()
-            energy = EnergyMeter(engine.target.device, None if _is_here(engine) else ())
-            begin = watch.began = time.perf_counter()
+            load, energy = LoadMeter(), EnergyMeter(counters_of(device) if own else ())
+            watch.began = now(device)
             completions = engine.generate(prompts, sampling, speculate=contender.speculate)
-            _synchronize(engine.target.device)
-            seconds = time.perf_counter() - begin - watch.seconds
+            seconds = now(device) - watch.began - watch.seconds
             watch.joules = energy.stop() if not watch.seconds else None  # looking uses energy, too
-            load = meter.stop()
+            busy = load.stop()
     except Exception as error:  # a failed prompt must not end a run of hours; it is counted and shown
         if isinstance(engine, Engine) and engine.runner.agreement.shared:
             raise  # the other processes of this target may be in the middle of a forward that needs this one
         text, where = described(error), traceback.format_exc()
         return {row: _Answer(job, error=text, traceback=where) for row, job in jobs.items()}
-    stages = _stages(completions)
+    stages = metrics.stage_seconds(step for done in completions for step in done.steps)
+    if COMPLETION in stages:  # our engine's begin with the checks of its prompts
+        stages["ingestion"] = sum(done.timestamps.ingestion for done in completions if done.timestamps is not None)
     account = Account() if contender.accountant is None else contender.accountant.of_call(completions)
-    shared = {"seconds": seconds, "stage_seconds": stages, "watch": watch, "load": load, "account": account}
+    shared = {"seconds": seconds, "stage_seconds": stages, "watch": watch, "load": busy, "account": account}
     return {
         row: _Answer(job, done, row=place, **shared)
         for place, ((row, job), done) in enumerate(zip(jobs.items(), completions, strict=True))
     }
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _record(contender: Contender, answer: _Answer, batch: int, plain: _Answer | None) -> Record:
@@ -288,13 +260,6 @@ def _record(contender: Contender, answer: _Answer, batch: int, plain: _Answer | 
         return Record(**known, finish_reason="error", error=answer.error, traceback=answer.traceback)
     rounds = metrics.decided(done.steps)
     far = answer.watch.distances.get(job.sampling.stream or 0, [])[: len(rounds)]
-    other = contender.engine
-    compared = None if isinstance(other, OtherEngine) and not other.tells_tokens else _comparable(answer, plain)
-    different = None
-    if compared is not None:
-        different = find_divergence(
-            contender.engine, job, done.token_ids, compared.token_ids, exactness=contender.exactness
-        )
     return Record(
         **known,
         token_ids=done.token_ids,
@@ -306,52 +271,36 @@ def _record(contender: Contender, answer: _Answer, batch: int, plain: _Answer | 
         load=answer.load,
         joules=answer.watch.joules,
         **_moments(answer, done),
+        **_compared(contender, answer, plain),
         accepted=tuple(step.accepted for step in rounds),
-        expected_accepted=tuple(round(step.expected_accepted, 6) for step in rounds),
+        expected_accepted=_rounded([step.expected_accepted for step in rounds], 6),
         proposed_depth=tuple(step.proposed_depth for step in rounds),
         proposed_nodes=tuple(step.proposed_nodes for step in rounds),
-        distance_tv=tuple(_rounded(each.tv) for each in far),
-        distance_kl=tuple(_rounded(each.kl) for each in far),
-        equals_plain=different is None if compared is not None else None,
-        divergence=different.index if different is not None else None,
-        tokens_at_divergence=different.tokens if different is not None else (),
-        texts_at_divergence=different.texts if different is not None else (),
-        margin=different.margin if different is not None else None,
-        tie_bound=different.tie_bound if different is not None else None,
+        distance_tv=_rounded([each.tv for each in far], 6),
+        distance_kl=_rounded([each.kl for each in far], 6),
         work={name: float(f"{value:.6g}") for name, value in answer.account.work.items()},
-        round_seconds=_row(answer.account.seconds, answer.row),
-        predicted_seconds=_row(answer.account.predicted, answer.row),
+        round_seconds=_rounded(answer.account.seconds[answer.row] if answer.account.seconds else (), 7),
+        predicted_seconds=_rounded(answer.account.predicted[answer.row] if answer.account.predicted else (), 7),
     )
 
 
-def _row(values: Sequence[Sequence[float | None]], row: int) -> tuple[Any, ...]:
-    """One request's seconds, to a tenth of a microsecond; empty where there are none."""
-    return tuple(None if value is None else round(value, 7) for value in values[row]) if values else ()
+def _rounded(values: Sequence[float | None], digits: int) -> tuple[Any, ...]:
+    return tuple(None if value is None else round(value, digits) for value in values)
 
 
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 6)
-
-
-def _comparable(answer: _Answer, plain: _Answer | None) -> Completion | None:
-    """Plain decoding's answer, where the other one should equal it: greedy, and to the very same prompt."""
+def _compared(contender: Contender, answer: _Answer, plain: _Answer | None) -> dict[str, Any]:
+    """The comparison with plain decoding, where the output should equal it: greedy, and to the very same prompt."""
+    engine, done = contender.engine, answer.done
+    if isinstance(engine, OtherEngine) and not engine.tells_tokens:
+        return {}
     if plain is None or plain.failed or answer.failed or not answer.job.sampling.greedy:
-        return None
+        return {}
     # Different answers make different prompts of the next turn, after which nothing is to be compared.
-    return plain.done if plain.job.prompt_ids == answer.job.prompt_ids else None
-
-
-def _is_here(engine: Engine | OtherEngine) -> bool:
-    """Whether all of the work is done by the one device that the target is said to be on."""
-    return isinstance(engine, Engine) and not is_spread(engine.target.model) and not engine.runner.agreement.shared
-
-
-def _stages(completions: Sequence[Completion]) -> dict[str, float]:
-    """Seconds by stage in a call; those of our engine begin with the checks of its prompts."""
-    stages = metrics.stage_seconds(step for done in completions for step in done.steps)
-    if COMPLETION in stages:
-        stages["ingestion"] = sum(done.timestamps.ingestion for done in completions if done.timestamps is not None)
-    return stages
+    if plain.done is None or done is None or plain.job.prompt_ids != answer.job.prompt_ids:
+        return {}
+    exactness = contender.exactness
+    found = find_divergence(engine, answer.job, done.token_ids, plain.done.token_ids, exactness=exactness)
+    return {"equals_plain": not found, **found}
 
 
 def _moments(answer: _Answer, done: Completion) -> dict[str, Any]:

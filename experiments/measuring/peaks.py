@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import cache
 from pathlib import Path
 
 import torch
 
+from drafters.round_costs import now
 from specdec.memory import free_memory
 from specdec.physics.bounds import Roof
 from specdec.physics.devices import read_devices, row_of
@@ -36,26 +37,20 @@ class Peaks:
         return Roof(max(self.copy, self.read), self.flops)
 
     def better(self, other: "Peaks") -> "Peaks":
-        """Returns the best of two measurements, which were perhaps disturbed."""
-        return Peaks(
-            max(self.copy, other.copy), max(self.read, other.read), max(self.flops, other.flops), self.cache_bytes
-        )
+        """Return the best of two measurements, which were perhaps disturbed."""
+        return Peaks(*map(max, astuple(self), astuple(other)))
 
     def facts(self) -> dict[str, float]:
-        """Returns the figures by name."""
+        """Return the figures by name."""
         return asdict(self)
 
 
 def measure_peaks(device: torch.device, dtype: torch.dtype, *, seconds: float, largest: int | None = None) -> Peaks:
-    """Measure a device.
+    """Measure a device, for about ``seconds`` per figure.
 
-    Args:
-        device: The device.
-        dtype: Of the product. A processor without instructions for 16-bit numbers widens them, so there float32's
-            product is tried as well, and the faster one counts: a forward may reach that.
-        seconds: Time for each of the three figures.
-        largest: Bytes of the copied memory at most; None for 4 GiB on a GPU, and elsewhere for 512 MiB or eight times
-            the caches.
+    ``largest`` bounds the bytes of the copied memory; None for 4 GiB on a GPU, and elsewhere for 512 MiB or eight times
+    the caches. A processor without instructions for 16-bit numbers widens them, so there float32's product is tried
+    beside the one in ``dtype``, and the faster one counts: a forward may reach that.
     """
     caches = cache_bytes(device)
     wanted = 4 << 30 if device.type == "cuda" else max(512 << 20, 8 * caches)
@@ -82,24 +77,18 @@ def measure_peaks(device: torch.device, dtype: torch.dtype, *, seconds: float, l
 
 @cache
 def quick_peaks(device: torch.device, dtype: torch.dtype, threads: int) -> Peaks:
-    """Returns ``brief_peaks``, measured once per process.
-
-    Args:
-        device: The device.
-        dtype: What products compute in.
-        threads: Of the processor: another number has other peaks.
-    """
+    """Return ``brief_peaks``, measured once per process and number of the processor's threads."""
     return brief_peaks(device, dtype)
 
 
 def brief_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
-    """Returns peaks that are measured in about half a second."""
+    """Return peaks that are measured in about half a second."""
     largest = 1 << 30 if device.type == "cuda" else max(64 << 20, 4 * cache_bytes(device))
     return measure_peaks(device, dtype, seconds=0.1, largest=largest)
 
 
 def printed_peaks(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
-    """Returns ``printed_bandwidth`` and ``printed_flops`` of a device's maker; empty if it is in no table.
+    """Return ``printed_bandwidth`` and ``printed_flops`` of a device's maker; empty if it is in no table.
 
     A GPU is recognized by its name, and by its memory where the table has several of that name.
     """
@@ -117,7 +106,7 @@ def printed_peaks(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
 
 
 def cache_bytes(device: torch.device, root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
-    """Returns the size of the last cache before a device's memory; 0 if the system does not say."""
+    """Return the size of the last cache before a device's memory; 0 if the system does not say."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).L2_cache_size)
     sizes = []
@@ -130,18 +119,12 @@ def cache_bytes(device: torch.device, root: Path = Path("/sys/devices/system/cpu
 
 
 def _best(call: Callable[[], object], device: torch.device, limit: float) -> float:
-    """Returns the shortest of a call's times, of at least three and at most fifty."""
-
-    def now() -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter()
-
+    """Return the shortest of a call's times, of at least three and at most fifty."""
     call()
-    began = now()
+    began = now(device)
     times: list[float] = []
     while len(times) < 3 or (len(times) < 50 and time.perf_counter() - began < limit):
-        start = now()
+        start = now(device)
         call()
-        times.append(now() - start)
+        times.append(now(device) - start)
     return min(times)

@@ -6,18 +6,11 @@ from dataclasses import dataclass, replace
 from experiments.results.sources import Source
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
-from specdec.types import Step
 
 
 @dataclass(frozen=True)
 class Emitted:
-    """A token of an output.
-
-    Attributes:
-        token: Its id.
-        source: Where it came from.
-        seconds: When its round ended, from when the request took its slot.
-    """
+    """A token of an output, its source, and the seconds from when the request took its slot to its round's end."""
 
     token: int
     source: Source
@@ -26,14 +19,7 @@ class Emitted:
 
 @dataclass(frozen=True)
 class Lane:
-    """One method's course.
-
-    Attributes:
-        method: Its name.
-        tokens: Its output.
-        rounds: How many target forwards it took.
-        seconds: How long it took, prefill included.
-    """
+    """One method's course: its output, how many target forwards it took, and how long, prefill included."""
 
     method: str
     tokens: tuple[Emitted, ...]
@@ -57,16 +43,10 @@ def run_lane(method: str, engine: Engine, prompt: Sequence[int], sampling: Sampl
     steps = list(engine.stream([list(prompt)], once, speculate=speculate))
     if steps[-1].finish_reason == "error":
         raise RuntimeError(f"{method}: {steps[-1].error}")
-    tokens = [
-        Emitted(token, _source(step, place), step.elapsed)
-        for step in steps
-        for place, token in enumerate(step.token_ids)
-    ]
+    tokens: list[Emitted] = []
+    for step in steps:
+        # A recovered and a bonus token look the same here: drawn by the rule.
+        drawn = Source.EITHER if step.proposed_nodes else Source.TARGET
+        for place, token in enumerate(step.token_ids):
+            tokens.append(Emitted(token, Source.ACCEPTED if place < step.accepted else drawn, step.elapsed))
     return Lane(method, tuple(tokens), len(steps), steps[-1].elapsed)
-
-
-def _source(step: Step, place: int) -> Source:
-    """The source of one of a round's tokens; a recovered and a bonus token look the same here: drawn by the rule."""
-    if place < step.accepted:
-        return Source.ACCEPTED
-    return Source.EITHER if step.proposed_nodes else Source.TARGET

@@ -38,7 +38,7 @@ class Watch:
     distances: dict[int, list[Distance]] = field(default_factory=dict)
 
     def without_looking(self, moment: float) -> float:
-        """Returns when something would have happened if nobody had looked: earlier by all looks before it."""
+        """Return when something would have happened if nobody had looked: earlier by all looks before it."""
         before = bisect_right(self.looks, moment, key=lambda look: look[0])
         return moment - (self.looks[before - 1][1] if before else 0.0)
 
@@ -81,20 +81,16 @@ def watching(
 
 
 def trace_keys(seen: Round, method: str, exactness: Exactness, jobs: Mapping[int, Job]) -> list[TraceKey | None]:
-    """The key of each row of a batch; None for a row that did not draft or whose round ended in an error.
+    """Return the key of each row of a batch; None for a row that did not draft or whose round ended in an error.
 
-    Args:
-        seen: The round.
-        method: The method's name.
-        exactness: What its verifier promises.
-        jobs: The jobs, by their random streams.
+    ``jobs`` are the method's jobs by their random streams, ``exactness`` what its verifier promises.
     """
-    keys: list[TraceKey | None] = []
     verdict = seen.verdict
     stop = torch.nn.functional.pad(verdict.path, (1, 0)).gather(1, verdict.num_accepted[:, None])[:, 0]
     kept = (verdict.num_accepted, verdict.expected_accepted, verdict.valid, stop, verdict.next_token)
-    columns = [column.tolist() for column in kept]
-    for request, accepted, expected, valid, end, following in zip(seen.requests, *columns, strict=True):
+    keys: list[TraceKey | None] = []
+    rows = zip(seen.requests, *(column.tolist() for column in kept), strict=True)
+    for request, accepted, expected, valid, end, following in rows:
         if request is None or not valid:
             keys.append(None)
             continue

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec import bundled
-from specdec.physics.reading import MissingSizeError
+from specdec.physics.reading import MissingSizeError, read_shape
 from specdec.physics.shape import ModelShape
 
 FILE = "config.json"
@@ -54,12 +54,12 @@ def shape_of(config: Mapping[str, Any], name: str) -> ModelShape:
         ValueError: It is no decoder, or lacks a size that transformers does not know either.
     """
     try:
-        return ModelShape.of(config)
+        return read_shape(config)
     except MissingSizeError as missing:
         completed = _completed(config)
         if completed is None:
             raise ValueError(f"{name}: {missing}") from missing
-        return ModelShape.of(completed)
+        return read_shape(completed)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
 

@@ -1,6 +1,5 @@
 """The report of benchmarks: a table of scores beside plain decoding's, and its files."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -9,8 +8,9 @@ from typing import Any
 from experiments.grading.accuracy import Accuracy
 from experiments.reporting import terminal
 from experiments.reporting.cells import lossiness
-from experiments.reporting.formats import USUAL, write_formats
-from experiments.reporting.table import Cell, Column, Table
+from experiments.reporting.formats import USUAL, document, write_formats, write_texts
+from experiments.reporting.table import Cell, Table, left
+from experiments.results.origin import json_text
 from experiments.results.statistics import Interval
 
 
@@ -25,58 +25,37 @@ def report_accuracy(
     formats: Sequence[str] = USUAL,
     title: str = "",
 ) -> None:
-    """Print and write scores.
-
-    Args:
-        rows: One per task and metric.
-        out: Folder for ``accuracy.json`` and the table.
-        method: The method's name.
-        exactness: What its rule promises.
-        length: Its mean acceptance length; None if nothing was generated.
-        confidence: Level of the intervals.
-        formats: How the table is written.
-        title: Title of the table.
-    """
+    """Print and write scores."""
     notes = [f"intervals at {confidence:.0%}, over documents; the difference is paired"]
     if length is not None:
         notes.append(f"{method}: {length:.2f} tokens per round")
-    table = accuracy_table(rows, title, Cell(method, emphasis=lossiness(exactness)), notes)
-    console = terminal.console()
+    table, console = accuracy_table(rows, title, Cell(method, emphasis=lossiness(exactness)), notes), terminal.console()
     console.print(terminal.render(table, terminal.Frame.NARROW))
-    out.mkdir(parents=True, exist_ok=True)
     facts = {"title": title, "method": method, "exactness": exactness, "mean_acceptance_length": length}
     contents = {**facts, "confidence": confidence, "rows": [asdict(each) for each in rows]}
-    (out / "accuracy.json").write_text(json.dumps(contents, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    text = "\n".join([table.markdown(), *(f"- {note}" for note in notes)]) + "\n"
+    texts = write_texts(out, {"accuracy.json": json_text(contents)})
+    text = document(table, notes)
     written = write_formats(formats, out, "accuracy", document=text, table=table, figures=lambda: _figures(rows))
-    terminal.list_written(console, [*written, out / "accuracy.json"])
+    terminal.list_written(console, [*written, *texts])
 
 
 def accuracy_table(rows: Sequence[Accuracy], title: str, method: Cell, notes: list[str]) -> Table:
     """A row per task and metric."""
-    columns = (
-        Column("task", "left"),
-        Column("metric", "left", fold=True),
-        Column("method", "left"),
-        Column("documents"),
-        Column("plain"),
-        Column("score"),
-        Column("difference"),
-        Column("better;\nworse"),
+    return Table.of(
+        rows,
+        [
+            (left("task"), lambda each: each.task),
+            (left("metric", fold=True), lambda each: each.metric),
+            (left("method"), lambda each: method),
+            ("documents", lambda each: f"{each.documents}"),
+            ("plain", lambda each: _score(each.plain, each.plain_interval, sign="")),
+            ("score", lambda each: _score(each.accuracy, each.interval, sign="")),
+            ("difference", lambda each: _score(each.difference, each.difference_interval, sign="+")),
+            ("better;\nworse", lambda each: f"{each.better}; {each.worse}"),
+        ],
+        title=title,
+        notes=notes,
     )
-    table = Table(columns, title, notes)
-    for each in rows:
-        table.add(
-            each.task,
-            each.metric,
-            method,
-            f"{each.documents}",
-            _score(each.plain, each.plain_interval, sign=""),
-            _score(each.accuracy, each.interval, sign=""),
-            _score(each.difference, each.difference_interval, sign="+"),
-            f"{each.better}; {each.worse}",
-        )
-    return table
 
 
 def _score(value: float, bounds: Interval | None, *, sign: str) -> Cell:

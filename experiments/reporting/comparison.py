@@ -1,7 +1,6 @@
 """A comparison of runs: its table, its remarks, its pictures, and the files that it leaves."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ from experiments.reporting.two_way import report_two_way
 from experiments.reporting.verdicts import counted, say_verdict, sentence, warning
 from experiments.results.comparison import Row, best_of, commit_of, differences, make_rows, title
 from experiments.results.lossless import NOT_LOSSLESS
-from experiments.results.plain_json import json_text
+from experiments.results.origin import json_text
 from experiments.results.runs import Run
 
 if TYPE_CHECKING:
@@ -53,12 +52,12 @@ def report_comparison(
         raise ValueError(f"the runs {'; '.join(mixed)}: allow_mixed=true compares them all the same")
     rows, about = make_rows(runs), title(runs)
     notes = [*(f"MIXED: the runs {text}" for text in mixed), *remarks(runs), *missing, *_verdicts(rows)]
-    console = terminal.console()
-    console.print(terminal.render(comparison_table(rows, about), terminal.Frame.NARROW))
+    table, console = comparison_table(rows, about), terminal.console()
+    console.print(terminal.render(table, terminal.Frame.NARROW))
     # A picture has no room for a list of folders.
     told = [note.partition(" in ")[0] if note.startswith("NOISY") else note for note in notes]
     subtitle = "; ".join([about, *(note for note in told if note.startswith(("MIXED", "INCOMPLETE", "NOISY")))])
-    figures = [{"name": ", ".join(row.name), "folder": str(row.run.folder), **asdict(row.method)} for row in rows]
+    figures = [{"name": ", ".join(row.name), "folder": str(row.run.folder), **row.method} for row in rows]
     written = write_texts(out, {"comparison.json": json_text({"title": about, "notes": notes, "rows": figures})})
     noise = [note for note in notes if note.startswith("NOISY")]
     written += report_two_way(rows, out, subtitle, console, notes=noise)
@@ -68,31 +67,26 @@ def report_comparison(
         formats,
         out,
         "comparison",
-        document=_document(comparison_table(rows, about), runs, notes),
+        document=_document(table, runs, notes),
         # Runs of different targets, datasets or dtypes have no best among them.
         table=comparison_table(rows, about, show_best=not mixed, notes=notes),
         figures=lambda: comparison_figures(rows),
     )
-    for plot, name in ((comparison_plot, "comparison.png"), (acceptance_lines, "acceptance.png")):
-        path = plot(rows, out / name, subtitle)
-        written += [path] if path is not None else []
-    terminal.list_written(console, written)
+    pictures = [comparison_plot(rows, out / "comparison.png", subtitle)]
+    pictures.append(acceptance_lines(rows, out / "acceptance.png", subtitle))
+    terminal.list_written(console, [*written, *(path for path in pictures if path is not None)])
     return rows
 
 
 def comparison_table(rows: Sequence[Row], text: str, *, show_best: bool = False, notes: Sequence[str] = ()) -> Table:
-    """A row per method, temperature and run.
-
-    Args:
-        rows: The rows.
-        text: The title.
-        show_best: Make the best figures stand out, by temperature (``best_of``).
-        notes: Further sentences below the table.
-    """
+    """A row per method, temperature and run."""
     rules = sorted({row.method.exactness for row in rows if row.method.exactness is not None})
-    best = _best(rows) if show_best else {}
-    runs = list({row.run.folder: row.run for row in rows}.values())
-    spread = sorted(run.summary.noise.spread or 0.0 for run in runs if run.summary.noise and run.summary.noise.spread)
+    figures = ["mean_acceptance_length", "speedup"]
+    if len({row.run.manifest["device"] for row in rows}) == 1:  # else the devices would win, not the methods
+        figures.append("tokens_per_second")
+    best = {figure: [id(rows[n]) for n in best_of(rows, figure)] for figure in figures} if show_best else {}
+    noises = [run.summary.noise for run in {row.run.folder: row.run for row in rows}.values()]
+    spread = sorted(noise.spread for noise in noises if noise is not None and noise.spread)
     varies = " to ".join(dict.fromkeys(f"±{value:.0%}" for value in (*spread[:1], *spread[-1:])))
     about = [
         f"intervals at {rows[0].run.summary.confidence:.0%}",
@@ -100,10 +94,9 @@ def comparison_table(rows: Sequence[Row], text: str, *, show_best: bool = False,
         *([BOLD] if any(best.values()) else []),
         *([f"timings vary by {varies} between batches"] if varies else []),
     ]
-    places = {id(row): place for place, row in enumerate(rows)}
 
     def leads(row: Row, figure: str) -> bool:
-        return places[id(row)] in best.get(figure, ())
+        return id(row) in best.get(figure, ())
 
     def speed(row: Row) -> Cell:
         emphasis = Emphasis.BEST if leads(row, "tokens_per_second") else Emphasis.NONE
@@ -132,28 +125,19 @@ def comparison_table(rows: Sequence[Row], text: str, *, show_best: bool = False,
     )
 
 
-def _best(rows: Sequence[Row]) -> dict[str, set[int]]:
-    """Numbers of the rows that have the best figure of their temperature, by figure."""
-    figures = ["mean_acceptance_length", "speedup"]
-    if len({row.run.manifest["device"] for row in rows}) == 1:  # else the devices would win, not the methods
-        figures.append("tokens_per_second")
-    return {figure: best_of(rows, figure) for figure in figures}
-
-
 def comparison_figures(rows: Sequence[Row]) -> "pandas.DataFrame":
     """The figures behind the table in full precision: the columns of ``results.load(…).runs``, and the row's name."""
     # Imported when asked for: pandas takes a while, and a sweep's jobs do not need it.
     import pandas
 
-    from experiments.results import schema
-    from experiments.results.data import method_rows, typed
+    from experiments.results.data import RUNS, method_rows, typed
 
     figures = [
         {"name": ", ".join(row.name), **found}
         for row in rows
-        for found in method_rows(asdict(row.run.summary), row.run.folder, row.run.manifest, [asdict(row.method)])
+        for found in method_rows(row.run.summary, row.run.folder, row.run.manifest, [row.method])
     ]
-    return typed(pandas.DataFrame(figures), {"name": "string", **schema.RUNS})
+    return typed(pandas.DataFrame(figures), {"name": "string", **RUNS})
 
 
 def _document(table: Table, runs: Sequence[Run], notes: Sequence[str]) -> str:
@@ -169,24 +153,10 @@ def _document(table: Table, runs: Sequence[Run], notes: Sequence[str]) -> str:
     )
 
 
-def _too_long(runs: Sequence[Run]) -> list[str]:
-    """What became of prompts that did not fit, each once."""
-    told = []
-    for facts in (run.manifest.get("too_long") for run in runs):
-        if facts:
-            done = [f"{facts[key]} {word}" for key, word in _TOO_LONG.items() if facts[key]]
-            told.append(f"of {facts['of']}, {' and '.join(done)} (room for {facts['room']} tokens)")
-    return list(dict.fromkeys(told))
-
-
 def _verdicts(rows: Sequence[Row]) -> list[str]:
     """Losslessness in sentences: one on all rows, and one on each that is not lossless."""
     overall = counted([row.method for row in rows])
-    bad = [
-        sentence(", ".join(row.name), row.method.lossless)
-        for row in rows
-        if row.method.lossless is not None and row.method.not_lossless
-    ]
+    bad = [sentence(", ".join(row.name), row.method.lossless) for row in rows if row.method.not_lossless]
     return [*([] if overall is None else [overall]), *bad]
 
 
@@ -202,26 +172,29 @@ def remarks(runs: Sequence[Run]) -> list[str]:
         notes.append(
             f"The runs were made on different devices ({', '.join(devices)}): compare no tokens/s across them."
         )
-    noisy = [short(run.folder) for run in runs if run.summary.noise is not None and run.summary.noise.noisy]
+    noisy = [short(run.folder) for run in runs if _is_noisy(run)]
     if noisy:
         notes.append(
             f"NOISY TIMINGS in {len(noisy)} of {len(runs)} runs ({', '.join(noisy[:3])}{', …' if noisy[3:] else ''}): "
             f"repeat them on an idle machine before you rely on tokens/s and speedup."
         )
-    notes += [f"Prompts that were too long: {text}." for text in _too_long(runs)]
+    for facts in (run.manifest.get("too_long") for run in runs):
+        if facts:
+            done = " and ".join(f"{facts[key]} {word}" for key, word in _TOO_LONG.items() if facts[key])
+            room = f"(room for {facts['room']} tokens)"
+            notes.append(f"Prompts that were too long: of {facts['of']}, {done} {room}.")
     notes += [f"{short(run.folder)}: {text}" for run in runs for text in warnings_of(run.summary)]
     failed = sum(run.summary.failed for run in runs)
     if failed:
         notes.append(f"{failed} prompts failed, and count nowhere: see the runs' own tables.")
-    return notes
+    return list(dict.fromkeys(notes))
 
 
 def conditions_of(runs: Sequence[Run], *facts: Callable[[Run], str]) -> list[str]:
     """Target, dtype, device and further facts of a sweep's runs, each run's own where they differ, and warnings."""
     shared = (lambda run: run.manifest["target"]["name"], lambda run: run.manifest["dtype"])
     values = [{fact(run) for run in runs} for fact in (*shared, lambda run: run.manifest["device"], *facts)]
-    unfinished = sum(not run.summary.complete for run in runs)
-    noisy = sum(run.summary.noise is not None and run.summary.noise.noisy for run in runs)
+    unfinished, noisy = (sum(map(each, runs)) for each in (lambda run: not run.summary.complete, _is_noisy))
     return [
         *(" or ".join(sorted(each)) for each in values),
         *([f"INCOMPLETE: {unfinished} of {len(runs)} runs"] if unfinished else []),
@@ -229,16 +202,16 @@ def conditions_of(runs: Sequence[Run], *facts: Callable[[Run], str]) -> list[str
     ]
 
 
-@style.styled()
+def _is_noisy(run: Run) -> bool:
+    return run.summary.noise is not None and run.summary.noise.noisy
+
+
 def comparison_plot(rows: Sequence[Row], path: Path, subtitle: str) -> Path | None:
     """Mean acceptance length and speedup with their intervals, a line per method and settings; None without any."""
-    if not rows:
-        return None
-    confidence = rows[0].run.summary.confidence
     return length_and_speedup(
         [(", ".join(row.name), row.method) for row in rows],
         path,
-        f"Acceptance and speed over plain decoding, with {confidence:.0%} intervals",
+        f"Acceptance and speed over plain decoding, with {rows[0].run.summary.confidence if rows else 0:.0%} intervals",
         subtitle,
         alarm=_alarm(rows),
     )
@@ -253,18 +226,16 @@ def acceptance_lines(rows: Sequence[Row], path: Path, subtitle: str) -> Path | N
     names = list(dict.fromkeys(", ".join(row.name) for row in rows))
     temperatures = sorted({row.method.temperature for row in rows})
     figure, panels = style.by_temperature(temperatures, per_panel=2.2, more=0.8 + 0.07 * len(names))
-    handles = {}
-    for row in rows:
+    for row in sorted(rows, key=lambda row: names.index(", ".join(row.name))):
         name, values = ", ".join(row.name), row.method.acceptance_by_position.unconditional
         index = names.index(name)
         line = _LINES[index // len(style.COLORS) % len(_LINES)]
-        places = range(1, len(values) + 1)
-        (handles[name],) = panels[row.method.temperature].plot(places, values, linestyle=line, **style.looks(index))
+        looks, places = {"label": style.wrapped(name, 50), **style.looks(index)}, range(1, len(values) + 1)
+        panels[row.method.temperature].plot(places, values, linestyle=line, **looks)
     for panel in panels.values():
         style.positions(panel, label="position in the draft")
     panels[temperatures[0]].set_ylabel("rounds that accepted so far,\nof those that drafted so far")
-    listed = [name for name in names if name in handles]
-    style.legend(figure, [handles[name] for name in listed], [style.wrapped(name, 50) for name in listed])
+    style.legend_of(figure, *panels.values())
     style.title(figure, "Acceptance by position in the draft (1 = first drafted token)", subtitle, alarm=_alarm(rows))
     return style.save(figure, path)
 

@@ -4,16 +4,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from experiments.measuring.held import Held, Peak
+from experiments.measuring.meters import Held, Peak
 from experiments.planning.memory import RunMemory
 from experiments.reporting.cells import NOTHING, percent, signed_percent
 from experiments.reporting.table import Column, Table
+from experiments.results.frame import Figures
 from experiments.results.summary import Summary
-from experiments.results.utilization import STAGES, Prediction, StageUse, Utilization
+from experiments.results.utilization import IMPOSSIBLE, STAGES
 from specdec.slot_memory import written_bytes
 
 TITLE = "Use of the device"
-Line = tuple[str, Callable[[Utilization], str]]
+Line = tuple[str, Callable[[Figures], str]]
 
 
 def utilization_table(summary: Summary, title: str = TITLE) -> Table | None:
@@ -51,24 +52,28 @@ def above_roof(summary: Summary) -> list[str]:
         for method in summary.methods
         if method.utilization is not None
         for stage, use in method.utilization.stages.items()
-        if use.impossible
+        if use.note.startswith(IMPOSSIBLE)
     ]
 
 
-def _of_stage(stage: str, cell: Callable[[StageUse], str]) -> Callable[[Utilization], str]:
+def _of_stage(stage: str, cell: Callable[[Figures], str]) -> Callable[[Figures], str]:
     return lambda use: NOTHING if stage not in use.stages else cell(use.stages[stage])
 
 
-def _measured(use: StageUse) -> str:
-    return f"{percent(use.mbu)}; {percent(use.mfu)}{' (caches)' if use.note and not use.impossible else ''}"
+def _measured(use: Figures) -> str:
+    return f"{percent(use.mbu)}; {percent(use.mfu)}{' (caches)' if _cached(use) else ''}"
 
 
-def _prediction_lines(known: Sequence[Prediction]) -> list[Line]:
-    def line(name: str, cell: Callable[[Prediction], str]) -> Line:
+def _cached(use: Figures) -> bool:
+    return bool(use.note) and not use.note.startswith(IMPOSSIBLE)
+
+
+def _prediction_lines(known: Sequence[Figures]) -> list[Line]:
+    def line(name: str, cell: Callable[[Figures], str]) -> Line:
         return name, lambda use: NOTHING if use.prediction is None else cell(use.prediction)
 
-    def residual(part: str) -> Callable[[Prediction], str]:
-        return lambda p: f"{1000 * p.residual[part] / p.rounds:+.3f}" if p.rounds else NOTHING
+    def residual(part: str) -> Callable[[Figures], str]:
+        return lambda p: f"{1000 * (p.measured[part] - p.predicted[part]) / p.rounds:+.3f}" if p.rounds else NOTHING
 
     lines = [
         line("predicted rounds; outside of the costs", lambda p: f"{p.rounds}; {p.outside}"),
@@ -78,28 +83,27 @@ def _prediction_lines(known: Sequence[Prediction]) -> list[Line]:
     for part, said in (("draft", "draft"), ("verify", "verify"), ("judge", "accept and commit")):
         lines.append(line(f"  measured less predicted, {said}, ms per round", residual(part)))
     if any(each.prefill_predicted is not None for each in known):
-        lines.append(line("  prefill, off by", lambda p: signed_percent(p.prefill_error)))
+        lines.append(line("  prefill, off by", _prefill_error))
     return lines
 
 
-def _notes(uses: Sequence[Utilization]) -> list[str]:
+def _prefill_error(found: Figures) -> str:
+    known = found.prefill_predicted is not None and found.prefill_measured
+    return signed_percent(found.prefill_predicted / found.prefill_measured - 1 if known else None)
+
+
+def _notes(uses: Sequence[Figures]) -> list[str]:
     if not any(use.stages for use in uses):
         return ["what the device does at best was not measured (peaks=none)"]
     notes = ["MBU: bytes of weights, keys and values that had to move, over what the memory could have moved meanwhile"]
     notes.append("MFU: operations of all verified nodes, over what the device could have computed meanwhile")
-    if any(use.note and not use.impossible for each in uses for use in each.stages.values()):
+    if any(_cached(use) for each in uses for use in each.stages.values()):
         notes.append("(caches): so little data that the caches may hold it, for which the memory is no bound")
     return notes
 
 
 def memory_table(planned: RunMemory, held: Held | None = None, peak: Peak | None = None) -> Table:
-    """A row for the memory that was planned before anything was loaded, and one for what is held.
-
-    Args:
-        planned: The plan.
-        held: What was allocated; None before anything is loaded.
-        peak: The most memory that there was at once.
-    """
+    """A row for the memory that was planned before anything was loaded, and one for what is held."""
     rows = f"{planned.rows} rows" if planned.rows > 1 else "one row"
     engines = f", {len(planned.methods)} engines" if len(planned.methods) > 1 else ""
     headings = ("weights", "drafter", "KV\ncache", "drafter's\nKV", "draft\nnodes", "activations", "copies", "total")

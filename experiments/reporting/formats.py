@@ -1,10 +1,11 @@
-"""The files that reports leave: tables in the formats that their readers use, documents, and figures."""
+"""What reports leave: tables and sentences on the terminal, documents, figures, and tables in many formats."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from experiments.reporting.table import Table
+from experiments.results.origin import json_text
 
 if TYPE_CHECKING:
     import pandas
@@ -13,6 +14,34 @@ ENDINGS = {"md": "md", "csv": "csv", "latex": "tex", "html": "html", "parquet": 
 """The formats, and how the names of their files end."""
 FORMATS = tuple(ENDINGS)
 USUAL = ("md", "csv")
+
+
+def publish(
+    out: Path,
+    name: str,
+    *,
+    tables: Sequence[Table],
+    document: str,
+    figures: Mapping[str, Any],
+    said: Sequence[str] = (),
+    more: Mapping[str, str] | None = None,
+    pictures: Iterable[Path] = (),
+    files: Iterable[Path] = (),
+) -> None:
+    """Print tables and sentences, write a report's files, and list these.
+
+    ``document`` is the report in Markdown (empty for none); ``more`` has further texts, by the names of their files;
+    ``pictures`` and ``files`` are made when the texts are written.
+    """
+    from experiments.reporting import terminal  # it imports rich, and settings only want the names of the formats
+
+    console = terminal.console()
+    for table in tables:
+        console.print(terminal.render(table, terminal.Frame.NARROW))
+    terminal.say(console, *said)
+    texts = {f"{name}.md": document} if document else {}
+    written = write_texts(out, {**texts, f"{name}.json": json_text(figures), **(more or {})})
+    terminal.list_written(console, [*written, *pictures, *files])
 
 
 def write_formats(
@@ -26,13 +55,8 @@ def write_formats(
 ) -> list[Path]:
     """Write a table in some formats, and return the files.
 
-    Args:
-        formats: Names of ``FORMATS``.
-        out: The folder.
-        name: Name of the files, without ending.
-        document: The table in Markdown, with the sentences around it.
-        table: The table for LaTeX and HTML, which show what is best.
-        figures: Makes the figures behind the table, in full precision, for CSV and Parquet.
+    ``document`` has the table in Markdown with the sentences around it; ``table`` is for LaTeX and HTML, which show
+    what is best; ``figures`` makes those behind it in full precision, for CSV and Parquet.
     """
     from experiments.reporting import html, latex
 

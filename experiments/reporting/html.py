@@ -2,28 +2,11 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from pathlib import Path
 
 from experiments.reporting.table import Cell, Column, Emphasis, Table
 
-_STYLE = """
-:root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; padding: 0 1rem; width: fit-content; max-width: 100%; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-caption { text-align: left; font-weight: 600; padding-bottom: .7rem; }
-th, td { padding: .3rem .7rem; text-align: right; vertical-align: top; white-space: nowrap; }
-th { vertical-align: bottom; font-weight: 600; }
-.left { text-align: left; }
-.fold { white-space: normal; }
-thead { border-block: 2px solid; }
-tbody { border-bottom: 1px solid; }
-tbody:last-of-type { border-bottom-width: 2px; }
-small { opacity: .75; font-size: .85em; font-weight: 400; }
-.best, .missed { font-weight: 700; }
-.lossy { font-style: italic; }
-.missed { color: light-dark(#b00020, #ff8a80); }
-ul { padding-left: 1.2rem; max-width: 60rem; }
-""".strip()
+_STYLE = Path(__file__).with_name("table.css")
 
 
 def element(tag: str, *content: str, **attributes: str | None) -> str:
@@ -43,13 +26,7 @@ def element(tag: str, *content: str, **attributes: str | None) -> str:
 
 
 def table(made: Table, *, categories: Sequence[str] = (), sortable: bool = False) -> str:
-    """A table: its title as the caption, a body for each section, the notes as a list below.
-
-    Args:
-        made: The table.
-        categories: The category of every row, for the page's filter.
-        sortable: Give its headings buttons that sort the rows.
-    """
+    """A table: its title as the caption, a body for each section, the notes as a list below."""
     headings = [_heading(column, sortable=sortable) for column in made.columns]
     bodies: list[list[str]] = [[]]
     for number, row in enumerate(made.rows):
@@ -68,7 +45,7 @@ def page(made: Table) -> str:
     head = [
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">',
         element("title", escape(made.title)),
-        element("style", _STYLE),
+        element("style", _STYLE.read_text(encoding="utf-8").strip()),
     ]
     return f'<!doctype html>\n<html lang="en">{element("head", *head)}\n{element("body", table(made))}</html>\n'
 

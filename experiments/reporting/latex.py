@@ -27,12 +27,7 @@ _MARKS = {
 
 
 def render(table: Table, label: str) -> str:
-    r"""A ``table`` environment; the table's title and notes are its caption.
-
-    Args:
-        table: The table.
-        label: What ``\ref`` calls it.
-    """
+    r"""A ``table`` environment; the table's title and notes are its caption."""
     # Width is scarce on paper: a column in which no row says anything is left out.
     numbers = range(len(table.columns))
     kept = [number for number in numbers if not table.rows or any(row[number].line != "-" for row in table.rows)]

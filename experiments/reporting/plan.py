@@ -4,18 +4,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from experiments.planning.answers import Phase, Request, Room, Speculation
+from experiments.planning.answers import Phase, Request, Speculation
 from experiments.planning.drafting import short_count
 from experiments.planning.measured import OUTSIDE
 from experiments.planning.plan import Plan
-from experiments.reporting.table import NOTHING, Cell, Column, Emphasis, Table, left
+from experiments.reporting.table import NOTHING, Cell, Emphasis, Table, left
 from specdec.physics.bounds import CACHES
 from specdec.physics.capacity import kv_bytes_per_position, weight_bytes, windowed_kv_bytes
+from specdec.physics.reading import COUNTED
 from specdec.physics.serving import load_seconds
 
 DISK = 7e9
 """Bytes per second of a fast disk, from which weights are loaded."""
-RequestRow = tuple[int, str, Request | None]
+Line = tuple[str, Callable[[Any], Cell | str]]
 _GIGA = 1e9
 _SHOWN = (256, 1024, 4096, 16_384, 65_536)
 """Contexts whose break-even is said in words."""
@@ -30,31 +31,37 @@ def tables(plan: Plan) -> list[Table]:
 def memory_table(plan: Plan) -> Table:
     """The memory of every batch, by purpose."""
     asked = plan.asked
-    kv = kv_bytes_per_position(asked.shape, asked.precision)
-    weights = weight_bytes(asked.shape, asked.precision)
-    columns: list[tuple[Column | str, Callable[[Room], Cell | str]]] = [
-        ("rows", lambda room: f"{room.batch:,}"),
-        ("weights", lambda room: gigabytes(room.memory.weights)),
-        ("KV cache", lambda room: gigabytes(room.memory.kv)),
-        ("drafter's\nweights", lambda room: gigabytes(room.memory.drafter)),
-        ("drafter's\nKV", lambda room: gigabytes(room.memory.drafter_kv)),
-        ("draft\nnodes", lambda room: gigabytes(room.memory.scratch)),
-        ("activations", lambda room: gigabytes(room.memory.activations)),
-        ("total", lambda room: gigabytes(room.memory.total)),
-        (left("fits"), lambda room: "yes" if room.fits else Cell("NO", emphasis=Emphasis.MISSED)),
-        ("longest that fits\n(positions)", lambda room: f"{room.longest:,}" if room.longest else "none"),
-    ]
-    without = {5} if asked.drafter is None else set()
-    without |= {3, 4} if asked.drafter is None or asked.drafter.model is None else set()
+    shape, precision = asked.shape, asked.precision
+    kv = kv_bytes_per_position(shape, precision)
+    parts = {"weights": "weights", "KV cache": "kv"}
+    if asked.drafter is not None and asked.drafter.model is not None:
+        parts |= {"drafter's\nweights": "drafter", "drafter's\nKV": "drafter_kv"}
+    parts |= {"draft\nnodes": "scratch"} if asked.drafter is not None else {}
+    parts |= {"activations": "activations", "total": "total"}
+    sizes = [(name, lambda room, part=part: gigabytes(getattr(room.memory, part))) for name, part in parts.items()]
+    slots, paged = plan.most_rows, plan.most_paged_rows
+    room = (
+        f"{slots:,} such slots fit, or {paged:,} rows in pages of {asked.page} if they are half as long on average"
+        if paged
+        else "not even one row fits"
+    )
+    whole, least = kv * asked.context, windowed_kv_bytes(shape, precision, asked.context)
+    dropped = f"one that drops what has left a window takes {least / whole:.0%} of it"
     return Table.of(
         plan.rooms,
-        [column for number, column in enumerate(columns) if number not in without],
+        [
+            ("rows", lambda room: f"{room.batch:,}"),
+            *sizes,
+            (left("fits"), lambda room: "yes" if room.fits else Cell("NO", emphasis=Emphasis.MISSED)),
+            ("longest that fits\n(positions)", lambda room: f"{room.longest:,}" if room.longest else "none"),
+        ],
         title=f"Memory in GB, slots of {asked.context:,} positions; {asked.usable / _GIGA:.4g} GB may be used",
         notes=[
             f"a position takes {kv / 1024:,.4g} KiB of KV cache",
-            _room_in_words(plan),
-            *_windows_in_words(plan),
-            f"loading the weights from a disk of {DISK / _GIGA:.0f} GB/s takes {load_seconds(weights, DISK):.3g} s",
+            room,
+            *([f"slots keep whole rows in all layers: {dropped}"] if least < whole else []),
+            f"loading the weights from a disk of {DISK / _GIGA:.0f} GB/s takes "
+            f"{load_seconds(weight_bytes(shape, precision), DISK):.3g} s",
         ],
     )
 
@@ -64,41 +71,36 @@ def phase_table(plan: Plan) -> Table:
 
     Measured costs take the place of three columns, because a line has only so much room.
     """
-    asked = plan.asked
+    asked, first = plan.asked, plan.phases[0]
 
     def rate(phase: Phase) -> str:
-        if not phase.tokens:
-            return ""
         seconds = phase.seconds if asked.costs is None else phase.predicted
-        return NOTHING if seconds is None else f"{phase.tokens / seconds:,.0f}"
+        return "" if not phase.tokens else NOTHING if seconds is None else f"{phase.tokens / seconds:,.0f}"
 
     def attention(phase: Phase) -> str:
         flops = phase.work.total.flops
         return f"{phase.work.attention_flops / flops if flops else 0.0:.0%}"
 
-    sizes: list[tuple[Column | str, Callable[[Phase], Cell | str]]] = [
+    flops: Line = ("TFLOP", lambda phase: f"{phase.work.total.flops / 1e12:,.3g}")
+    sizes: list[Line] = [
         ("weights\nGB", lambda phase: gigabytes(phase.work.weight_bytes)),
         ("KV\nGB", lambda phase: gigabytes(phase.work.kv_read_bytes + phase.work.kv_write_bytes)),
         ("other\nGB", lambda phase: gigabytes(phase.work.activation_bytes + phase.work.logit_bytes)),
-        ("TFLOP", lambda phase: f"{phase.work.total.flops / 1e12:,.3g}"),
+        flops,
         ("of these\nattention", attention),
     ]
-    predicted: list[tuple[Column | str, Callable[[Phase], Cell | str]]] = []
+    predicted: list[Line] = []
     notes = [
         "tokens/s are over all rows",
         f"prompts are prefilled in chunks of {asked.prefill_chunk:,} tokens, and each reads the weights",
     ]
     if asked.costs is not None:
         notes.append("predicted drafts include the decision about them")
-        sizes = [("GB", lambda phase: gigabytes(phase.work.total.bytes)), sizes[3]]
+        sizes = [("GB", lambda phase: gigabytes(phase.work.total.bytes)), flops]
         predicted = [
-            ("predicted\nms", lambda phase: NOTHING if phase.predicted is None else _ms(phase.predicted)),
-            (
-                "over the\nleast",
-                lambda phase: NOTHING if phase.predicted is None or phase.ratio is None else f"{phase.ratio:.2f}",
-            ),
+            ("predicted\nms", lambda phase: _ms(phase.predicted)),
+            ("over the\nleast", lambda phase: NOTHING if phase.predicted is None else _number(phase.ratio, ".2f")),
         ]
-    first = plan.phases[0]
     return Table.of(
         plan.phases,
         [
@@ -120,10 +122,21 @@ def phase_table(plan: Plan) -> Table:
 def speculation_table(plan: Plan) -> Table:
     """The length of the best draft for every batch, and its gain."""
     measured = plan.asked.costs is not None
-    headings = ["rows", "best draft\n(tokens)", "tokens\nper round", "draft\nms", "verify\nms", "target\nefficiency"]
-    headings += ["speedup", *(["by least\ntimes"] if measured else []), "tokens/s", "plainly"]
-    table = Table(
-        [Column(heading) for heading in headings],
+    bound = [("by least\ntimes", lambda each: f"{each.bound.drafted}: {each.bound.speedup:.2f}x")] if measured else []
+    columns: list[Line] = [
+        ("best draft\n(tokens)", lambda each: f"{each.best.drafted}" if each.best.drafted else "none pays"),
+        ("tokens\nper round", lambda each: f"{each.tokens:.2f}"),
+        ("draft\nms", lambda each: _ms(each.draft_seconds)),
+        ("verify\nms", lambda each: _ms(each.verify_seconds)),
+        ("target\nefficiency", lambda each: f"{each.efficiency:.2f}"),
+        ("speedup", lambda each: f"{each.best.speedup:.2f}x"),
+        *bound,
+        ("tokens/s", lambda each: f"{each.tokens_per_second:,.0f}"),
+        ("plainly", lambda each: f"{each.tokens_per_second / each.best.speedup:,.0f}"),
+    ]
+    return Table.of(
+        list(zip(plan.asked.batches, plan.speculations, strict=True)),
+        [("rows", lambda row: f"{row[0]:,}"), *((name, _known(cell)) for name, cell in columns)],
         title=f"Speculation, at {plan.asked.context:,} positions per row and acceptance {acceptance_in_words(plan)}",
         notes=[
             f"drafts of up to {plan.longest} tokens, in a chain",
@@ -133,23 +146,6 @@ def speculation_table(plan: Plan) -> Table:
             *_too_many(plan),
         ],
     )
-    for batch, each in zip(plan.asked.batches, plan.speculations, strict=True):
-        if each is None:
-            table.add(f"{batch:,}", *[NOTHING] * (len(headings) - 1))
-            continue
-        table.add(
-            f"{each.batch:,}",
-            f"{each.best.drafted}" if each.best.drafted else "none pays",
-            f"{each.tokens:.2f}",
-            _ms(each.draft_seconds),
-            _ms(each.verify_seconds),
-            f"{each.efficiency:.2f}",
-            f"{each.best.speedup:.2f}x",
-            *([f"{each.bound.drafted}: {each.bound.speedup:.2f}x"] if measured else []),
-            f"{each.tokens_per_second:,.0f}",
-            f"{each.tokens_per_second / each.best.speedup:,.0f}",
-        )
-    return table
 
 
 def request_table(plan: Plan) -> Table:
@@ -158,34 +154,35 @@ def request_table(plan: Plan) -> Table:
     methods = {"plain": plan.requests(speculate=False)}
     if asked.drafter is not None:
         methods["speculative"] = plan.requests(speculate=True)
-    rows = [(batch, name, each[place]) for place, batch in enumerate(asked.batches) for name, each in methods.items()]
+    rows = [(batch, each[place], name) for place, batch in enumerate(asked.batches) for name, each in methods.items()]
     notes = ["the rows of a batch arrive together and are prefilled first", *_prefill_unknown(plan)]
+    columns: list[Line] = [
+        ("prefill\ns", lambda request: _number(request.prefill_seconds, ",.3g")),
+        ("per token\nms", lambda request: _ms(request.per_token)),
+        ("request\ns", lambda request: _number(request.seconds, ",.3g")),
+        ("prefill's\nshare", lambda request: _number(request.prefill_share, ".0%")),
+        ("tokens/s\nper row", lambda request: _rate(1 / request.per_token)),
+        ("tokens/s", lambda request: f"{request.tokens_per_second:,.0f}"),
+    ]
     if asked.price is not None:
         notes.append(f"output tokens, prefill included, at {asked.price:g} per hour and no idle time")
-
-    def known(cell: Callable[[Request], str]) -> Callable[[RequestRow], str]:
-        return lambda row: NOTHING if row[2] is None else cell(row[2])
-
-    price: list[tuple[Column | str, Callable[[RequestRow], Cell | str]]] = [
-        ("price of a\nmillion tokens", known(lambda request: _figure(request.price)))
-    ]
+        columns.append(("price of a\nmillion tokens", lambda request: _number(request.price, ",.3g")))
     return Table.of(
         rows,
         [
-            ("rows", lambda row: f"{row[0]:,}" if row[1] == "plain" else ""),
-            (left("method"), lambda row: row[1]),
-            ("prefill\ns", known(lambda request: _figure(request.prefill_seconds))),
-            ("per token\nms", known(lambda request: _ms(request.per_token))),
-            ("request\ns", known(lambda request: _figure(request.seconds))),
-            ("prefill's\nshare", known(lambda request: _share(request.prefill_share))),
-            ("tokens/s\nper row", known(lambda request: _rate(1 / request.per_token))),
-            ("tokens/s", known(lambda request: f"{request.tokens_per_second:,.0f}")),
-            *(price if asked.price is not None else []),
+            ("rows", lambda row: f"{row[0]:,}" if row[2] == "plain" else ""),
+            (left("method"), lambda row: row[2]),
+            *((name, _known(cell)) for name, cell in columns),
         ],
         title=f"A request of {asked.prompt:,} prompt and {asked.output:,} output tokens",
         notes=[*notes, *_too_many(plan)],
         section=lambda row: row[0],
     )
+
+
+def _known(cell: Callable[[Any], Cell | str]) -> Callable[[Any], Cell | str]:
+    """The cell of what stands second in a row, or a dash where that is not known."""
+    return lambda row: NOTHING if row[1] is None else cell(row[1])
 
 
 def head_lines(plan: Plan) -> list[str]:
@@ -206,7 +203,7 @@ def head_lines(plan: Plan) -> list[str]:
             f"What a step reads ({read} GB) is not much larger than the device's last "
             f"cache ({device.cache / 1e6:.0f} MB), which is faster than its memory: the times do not hold for it."
         )
-    if not shape.is_counted:
+    if shape.kind not in COUNTED:
         lines.append(
             f"The sizes are read by the names that most models use: for model_type {shape.kind!r} nobody has compared "
             f"them with the model."
@@ -260,16 +257,15 @@ def _critical_in_words(plan: Plan) -> str:
     """The context from which on memory is the limit at every batch, for plain steps and for those that verify."""
     plain = plan.critical_context(0)
     drafted = plan.fixed if plan.asked.drafter is not None else 0
-    verify = plan.critical_context(drafted) if drafted else plain
     never = "bound by operations if there are many rows, at every context: attention alone is above the ridge"
     if plain is None:
         return f"A step is {never}."
     text = f"From a context of {plain:,.0f} on, a plain step is bound by memory however many rows there are"
-    if not drafted:
-        return f"{text}."
-    if verify is None:
-        return f"{text}; one that verifies a draft of {drafted} is {never}."
-    return f"{text}; one that verifies a draft of {drafted} from {verify:,.0f} on."
+    if drafted:
+        verify = plan.critical_context(drafted)
+        text += f"; one that verifies a draft of {drafted} "
+        text += f"is {never}" if verify is None else f"from {verify:,.0f} on"
+    return f"{text}."
 
 
 def _slower(batch: int | None, most: int | None) -> str:
@@ -286,27 +282,6 @@ def _prefill_unknown(plan: Plan) -> list[str]:
     return [
         f"pieces of prompts of {between(costs.rounds.box.chunk)} tokens were measured, all rows together: give "
         f"engine.prefill_chunk={costs.rounds.box.chunk[1]} and a prompt of whole pieces, or calibrate larger ones"
-    ]
-
-
-def _room_in_words(plan: Plan) -> str:
-    """How many slots there is room for, and how many rows if memory is given out in pages."""
-    slots, paged = plan.most_rows, plan.most_paged_rows
-    if not paged:
-        return "not even one row fits"
-    return (
-        f"{slots:,} such slots fit, or {paged:,} rows in pages of {plan.asked.page} if they are half as long on average"
-    )
-
-
-def _windows_in_words(plan: Plan) -> list[str]:
-    """The size of a cache that drops what has left the windows, if that is less."""
-    shape, precision, context = plan.asked.shape, plan.asked.precision, plan.asked.context
-    whole, least = kv_bytes_per_position(shape, precision) * context, windowed_kv_bytes(shape, precision, context)
-    if least >= whole:
-        return []
-    return [
-        f"slots keep whole rows in all layers: one that drops what has left a window takes {least / whole:.0%} of it"
     ]
 
 
@@ -332,20 +307,16 @@ def gigabytes(size: float) -> str:
     return "0" if not size else f"{size / _GIGA:,.3g}" if size >= 1e6 else "<0.001"
 
 
-def _figure(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:,.3g}"
-
-
-def _share(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.0%}"
+def _number(value: float | None, form: str) -> str:
+    return NOTHING if value is None else f"{value:{form}}"
 
 
 def _rate(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"
 
 
-def _ms(seconds: float) -> str:
-    return "0" if not seconds else f"{1e3 * seconds:,.3g}"
+def _ms(seconds: float | None) -> str:
+    return NOTHING if seconds is None else f"{1e3 * seconds:,.3g}" if seconds else "0"
 
 
 def figures_of(plan: Plan) -> dict[str, Any]:

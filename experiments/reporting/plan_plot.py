@@ -83,20 +83,21 @@ def pays(plan: Plan, path: Path) -> Path:
     figure = style.new_figure(style.PAGE, 4.6)
     axes = figure.subplots()
     norm = Normalize(1.0, max(1.1, float(known.max(initial=1.0))))
-    image = axes.imshow(speed, cmap="cividis", norm=norm, aspect="auto", origin="lower")
-    for row, batch in enumerate(grid.best):
-        for column, each in enumerate(batch):
-            if each is None:
-                axes.text(column, row, "-", ha="center", va="center", color=style.FAINT, zorder=4)
-                continue
-            color = style.ink(image.cmap, float(norm(each.speedup)))
-            text = f"{each.drafted}\n{each.speedup:.2f}x" if each.drafted else "none"
-            axes.text(column, row, text, ha="center", va="center", color=color, fontsize=style.SMALLEST, zorder=4)
-            if not grid.fits[row][column]:
-                corner = (column - 0.5, row - 0.5)
-                axes.add_patch(
-                    Rectangle(corner, 1, 1, fill=False, hatch="///", edgecolor="white", linewidth=0, alpha=0.35)
-                )
+    image = style.matrix(
+        axes,
+        speed.tolist(),
+        {
+            (row, column): "-" if each is None else f"{each.drafted}\n{each.speedup:.2f}x" if each.drafted else "none"
+            for row, batch in enumerate(grid.best)
+            for column, each in enumerate(batch)
+        },
+        norm,
+        "cividis",
+    )
+    axes.invert_yaxis()
+    for row, column in zip(*np.nonzero(~np.isnan(speed) & ~np.array(grid.fits)), strict=True):
+        corner, looks = (column - 0.5, row - 0.5), {"hatch": "///", "edgecolor": "white", "linewidth": 0, "alpha": 0.35}
+        axes.add_patch(Rectangle(corner, 1, 1, fill=False, **looks))
     handles: list[object] = [Patch(facecolor="#808080", hatch="///", edgecolor="white")]
     labels = ["slots do not fit in the memory"]
     if len(known) < speed.size:
@@ -110,8 +111,6 @@ def pays(plan: Plan, path: Path) -> Path:
     axes.set_yticks(range(len(grid.batches)), [f"{each:,}" for each in grid.batches])
     axes.set_xlabel("context (positions per row)")
     axes.set_ylabel("batch (rows)")
-    for side in axes.spines.values():
-        side.set_visible(False)
     figure.colorbar(image, ax=axes, pad=0.01, aspect=30).set_label("speedup of the best draft")
     style.legend(figure, handles, labels)
     assert asked.drafter is not None

@@ -4,15 +4,97 @@ from collections.abc import Mapping, Sequence
 
 from experiments.reporting.cells import NOTHING, between, number
 from experiments.reporting.table import Cell, Emphasis, Table, left
-from experiments.results.policy_losses import EVERYTHING, PolicyLoss
-from experiments.results.statistics import Interval
+from experiments.results import timing
+from experiments.results.frame import Figures, Frame, Outputs, frame_of
+from experiments.results.statistics import Bootstrap, Interval
 from specdec.drafting.calibration import Calibration
+from specdec.drafting.costs import RoundCosts
 
 AIM = 0.02
 """The share of its speed that a policy may lose."""
+EVERYTHING = "all"
+"""Stands for all categories."""
 
 
-def loss_table(losses: Sequence[PolicyLoss], confidence: float) -> Table | None:
+def policy_losses(
+    outputs: Outputs,
+    *,
+    fixed: Sequence[str],
+    by_depth: Sequence[str],
+    others: Sequence[str],
+    costs: RoundCosts | None,
+    rows: int,
+    bootstrap: Bootstrap,
+) -> list[Figures]:
+    """Return the losses by category, then those over all.
+
+    ``by_depth`` names the methods whose rounds cost what their depth says, ``rows`` is the batch size.
+
+    The best fixed length is chosen on the very prompts that it is compared on, which no policy could do: of several
+    lengths that are equally good, the luckiest wins. So the loss by the clock is rather too large.
+
+    Returns:
+        ``loss``: the share by which the policy's tokens per second are lower than those of ``best``, the fixed length
+        that is fastest by the clock on this category, with its interval over prompts; negative where it is faster.
+        ``modelled_best``, ``modelled_loss``: the same where every round takes the time that was measured for its depth,
+        free of what else the machine did. ``mean_depth``: how deep its drafts were.
+    """
+    frame = frame_of(outputs)
+    categories = sorted(set(frame.category))
+    found = []
+    for temperature in sorted(set(frame.temperature)):
+        for category in [*(categories if len(categories) > 1 else []), EVERYTHING]:
+            members = categories if category == EVERYTHING else [category]
+            chosen = frame[(frame.temperature == temperature) & frame.category.isin(members)]
+            of = {method: chosen[chosen.method == method] for method in (*fixed, *others)}
+            best, _ = _fastest({name: timing.tokens_per_second(timing.timed_calls(of[name], None)) for name in fixed})
+            if best is None:
+                continue
+            modelled = {name: _modelled(of[name], costs, rows) for name in by_depth if name in of}
+            modelled_best, top = _fastest({name: modelled.get(name) for name in fixed})
+            for policy in others:
+                timed = timing.timed_calls(of[policy], of[best])
+                ratio, interval = timing.speedup(timed), timing.speedup_interval(timed, bootstrap)
+                if ratio is None:
+                    continue
+                own, depths = modelled.get(policy), _depths(of[policy])
+                found.append(
+                    Figures(
+                        category=category,
+                        temperature=float(temperature),
+                        policy=policy,
+                        best=best,
+                        loss=1 - ratio,
+                        interval=None if interval is None else (1 - interval[1], 1 - interval[0]),
+                        modelled_best=modelled_best,
+                        modelled_loss=1 - own / top if own and top else None,
+                        mean_depth=sum(depths) / len(depths) if depths else 0.0,
+                    )
+                )
+    return found
+
+
+def _fastest(speeds: Mapping[str, float | None]) -> tuple[str | None, float]:
+    """The method of the largest speed, and that."""
+    known = {name: speed for name, speed in speeds.items() if speed}
+    return max(known.items(), key=lambda each: each[1], default=(None, 0.0))
+
+
+def _depths(own: Frame) -> list[int]:
+    return [depth for depths in own.proposed_depth for depth in depths]
+
+
+def _modelled(own: Frame, costs: RoundCosts | None, rows: int) -> float | None:
+    """Return the tokens per second of rounds that take what was measured for their depth."""
+    good = own[~own.failed]
+    depths = _depths(good)
+    if costs is None or costs.nodes is not None or not depths or max(depths) > costs.max_depth:
+        return None
+    seconds = costs.seconds(rows, costs.max_depth)
+    return float(good.tokens.sum()) / float(seconds[depths].sum())
+
+
+def loss_table(losses: Sequence[Figures], confidence: float) -> Table | None:
     """A row per category and policy; None where nothing is compared."""
     if not losses:
         return None
@@ -61,7 +143,7 @@ def calibration_table(calibrations: Mapping[str, Calibration]) -> Table | None:
     )
 
 
-def _worst(losses: Sequence[PolicyLoss]) -> list[str]:
+def _worst(losses: Sequence[Figures]) -> list[str]:
     """A sentence per policy: the most that it loses on any category."""
     said = []
     for policy in dict.fromkeys(each.policy for each in losses):
@@ -71,7 +153,7 @@ def _worst(losses: Sequence[PolicyLoss]) -> list[str]:
         sentence = f"{policy} loses at most {clock.loss:.1%} by the clock ({clock.category})"
         known = [each for each in some if each.modelled_loss is not None]
         if known:
-            by_costs = max(known, key=lambda each: each.modelled_loss or 0.0)
+            by_costs = max(known, key=lambda each: each.modelled_loss)
             sentence += f", and {by_costs.modelled_loss:.1%} by the costs of rounds ({by_costs.category})"
         said.append(sentence)
     return said

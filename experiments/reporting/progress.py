@@ -1,28 +1,22 @@
-"""How far a run or a training is: a bar on a terminal; elsewhere (a batch system's log, nohup) a line now and then."""
+"""How far a run, a check or a training is: a bar on a terminal; elsewhere (in a log) a line now and then."""
 
 import re
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, median_low
 from types import TracebackType
 from typing import Self, TextIO
 
+import rich.progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TextColumn, TimeElapsedColumn
 
-from experiments.reporting.terminal import short
+from experiments.reporting import terminal
 
 Clock = Callable[[], float]
 _UNITS = {"s": 1, "m": 60, "h": 3600}
@@ -34,9 +28,24 @@ def duration(seconds: float) -> str:
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60}:{whole % 60:02d} min"
-    return f"{whole // 3600}:{whole % 3600 // 60:02d} h"
+    unit, words = (60, "min") if whole < 3600 else (3600, "h")
+    return f"{whole // unit}:{whole % unit * 60 // unit:02d} {words}"
+
+
+@contextmanager
+def steps_shown(first: str) -> Iterator[Callable[[str], None]]:
+    """Show which step a command is at, from the first: in one line of a terminal, elsewhere in a line for each step."""
+    screen, begin = Console(stderr=True), time.monotonic()
+
+    def say(step: str) -> None:
+        terminal.say(screen, f"{time.monotonic() - begin:.0f} s: {step}")
+
+    if not screen.is_terminal:
+        say(first)
+        yield say
+        return
+    with screen.status(first) as status:
+        yield status.update
 
 
 @dataclass(frozen=True)
@@ -63,24 +72,30 @@ class Every:
         return cls(seconds=int(found[1]) * _UNITS[found[2]])
 
 
-class _Display:
-    """A bar or lines, in a ``with`` block. Nothing of a bar is left on a terminal.
-
-    Args:
-        columns: The bar's columns.
-        every: How often a line is written where there is no terminal.
-        file: Where it is shown.
-        clock: The time in seconds.
-        shown: False shows nothing.
-    """
+class Progress:
+    """Shows how much is done, in a ``with`` block. Nothing of a bar is left on a terminal."""
 
     def __init__(
-        self, columns: Sequence[ProgressColumn], every: Every | None, file: TextIO, clock: Clock, *, shown: bool = True
+        self,
+        total: int,
+        unit: str = "prompts",
+        *,
+        passed: int = 0,
+        every: Every | None = None,
+        file: TextIO | None = None,
+        clock: Clock = time.monotonic,
+        shown: bool = True,
+        columns: Sequence[ProgressColumn] = (TextColumn("left:"), rich.progress.TimeRemainingColumn()),
     ):
-        self._every, self._file, self._clock, self._shown = every, file, clock, shown
-        screen = Console(file=file)
-        self._bar = Progress(*columns, console=screen, transient=True) if shown and screen.is_terminal else None
-        self._said, self._said_at = 0, clock()
+        self._total, self._unit, self._passed = total, unit, passed
+        self._every, self._clock, self._shown = every, clock, shown
+        self._file = file if file is not None else sys.stderr
+        screen = Console(file=self._file)
+        counted = [TextColumn(unit), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), *columns]
+        bar = rich.progress.Progress(*counted, console=screen, transient=True)
+        self._bar = bar if shown and screen.is_terminal else None
+        self._task = bar.add_task(unit, total=total, left="", loss="")
+        self._said, self._said_at, self._began = 0, clock(), clock()
 
     def __enter__(self) -> Self:
         if self._bar is not None:
@@ -92,6 +107,17 @@ class _Display:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+    def update(self, done: int) -> None:
+        """So much is done."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done)
+        elif done > self._passed and self._line_is_due(done):
+            elapsed = self._clock() - self._began
+            left = elapsed / (done - self._passed) * (self._total - done)
+            self._line(
+                f"{done} of {self._total} {self._unit}, {duration(elapsed)} elapsed, about {duration(left)} left"
+            )
 
     def _line_is_due(self, done: int) -> bool:
         """Whether to write a line now; if so, the next one is due later."""
@@ -112,59 +138,17 @@ class _Display:
             print(text, file=self._file, flush=True)
 
 
-class PromptProgress(_Display):
-    """Shows how many prompts are done, in a ``with`` block.
-
-    Args:
-        total: Prompts in all.
-        passed: Those that an earlier attempt has done, which take no time now.
-        every: How often a line is written where there is no terminal.
-        file: Where it is shown.
-        clock: The time in seconds.
-    """
-
-    def __init__(
-        self,
-        total: int,
-        *,
-        passed: int = 0,
-        every: Every | None = None,
-        file: TextIO | None = None,
-        clock: Clock = time.monotonic,
-    ):
-        columns = [TextColumn("prompts"), BarColumn(), MofNCompleteColumn()]
-        columns += [TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn()]
-        super().__init__(columns, every, file if file is not None else sys.stderr, clock)
-        self._total, self._passed, self._began = total, passed, clock()
-        if self._bar is not None:
-            self._task = self._bar.add_task("prompts", total=total)
-
-    def update(self, done: int) -> None:
-        """So many prompts are done."""
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done)
-        elif done > self._passed and self._line_is_due(done):
-            elapsed = self._clock() - self._began
-            left = elapsed / (done - self._passed) * (self._total - done)
-            self._line(f"{done} of {self._total} prompts, {duration(elapsed)} elapsed, about {duration(left)} left")
-
-
 class TimeLeft:
     """Estimates the time that is left from the median of the newest steps: a pause is one slow step among them.
 
     An earlier attempt, and its speed, is no part of it.
-
-    Args:
-        total: Steps in all.
-        measured_every: Steps between two measurements.
-        clock: The time in seconds.
     """
 
     def __init__(self, total: int, measured_every: int, clock: Clock = time.monotonic):
         self._total, self._measured_every, self._clock = total, measured_every, clock
         self._steps: deque[float] = deque(maxlen=_STEPS)
         self._measurements: deque[float] = deque(maxlen=_MEASUREMENTS)
-        self._last = clock()
+        self.begin()
 
     def begin(self) -> None:
         """The first step begins."""
@@ -192,16 +176,8 @@ class TimeLeft:
         return self._last - before
 
 
-class TrainingProgress(_Display):
+class TrainingProgress(Progress):
     """Shows how far a training is, in a ``with`` block, and a line for every measurement.
-
-    Args:
-        total: Steps in all.
-        title: The head that is trained, in one line.
-        every: How often a line is written where there is no terminal; its number means steps.
-        shown: False in all processes but the main one.
-        measured_every: Steps between two measurements.
-        clock: The time in seconds.
 
     Attributes:
         last: The newest figures, by name.
@@ -218,13 +194,11 @@ class TrainingProgress(_Display):
         measured_every: int,
         clock: Clock = time.monotonic,
     ):
-        columns = [TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
-        columns += [TextColumn("{task.fields[left]}"), TextColumn("{task.fields[loss]}")]
-        super().__init__(columns, every, sys.stderr, clock, shown=shown)
+        columns = [TextColumn(f"{{task.fields[{name}]}}") for name in ("left", "loss")]
+        super().__init__(total, "steps", every=every, clock=clock, shown=shown, columns=columns)
         self.last: dict[str, float] = {}
         self.best: tuple[int, Mapping[str, float]] | None = None
-        self._total, self._title = total, title
-        self._left = TimeLeft(total, measured_every, clock)
+        self._title, self._left = title, TimeLeft(total, measured_every, clock)
 
     def __enter__(self) -> Self:
         if self._shown:
@@ -236,7 +210,7 @@ class TrainingProgress(_Display):
         self._said, self._said_at = passed, self._clock()
         self._left.begin()
         if self._bar is not None:
-            self._task = self._bar.add_task("steps", total=self._total, completed=passed, left="", loss="")
+            self._bar.update(self._task, completed=passed)
         if passed:
             self._line(f"goes on after step {passed}")
 
@@ -277,4 +251,4 @@ def say_result(progress: TrainingProgress, folder: Path, written: Sequence[Path]
         step, figures = progress.best
         print(f"best: step {step}, served length {figures['served_length']:.3f}")
     there = [f"{path.name}/" for path in written if path.exists()]
-    print(f"wrote into {short(folder)}: {', '.join(there)} and training.jsonl")
+    print(f"wrote into {terminal.short(folder)}: {', '.join(there)} and training.jsonl")

@@ -1,27 +1,21 @@
 """The report of a replay: its tables, its remarks, its pictures, and the files that it leaves."""
 
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from experiments.reporting import style, terminal
+from experiments.reporting import style
 from experiments.reporting.cells import NOTHING, between, lossiness, number, signed
-from experiments.reporting.formats import document, write_texts
+from experiments.reporting.formats import document, publish
 from experiments.reporting.table import Cell, Column, Emphasis, Table, left
 from experiments.results.comparison import commit_of
 from experiments.results.lossless import promises_exact
 from experiments.tracing.figures import DraftSetFigures, RuleFigures
 from experiments.tracing.orderings import Ordering
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.colors import Normalize
-    from matplotlib.image import AxesImage
 
 CONTEXTS = (
     "One-round expectations on identical contexts: those that the rule which ran has led to. Another rule would have "
@@ -31,22 +25,6 @@ REACH = "reach"
 """The folder of the pictures of acceptance by position, one for every kind of drafts."""
 _SAME = 0.005
 """Rules whose lines are nowhere further apart than this are drawn as one line with all their names."""
-COLUMNS = (
-    Column("T"),
-    left("drafts", fold=True, max_width=22),
-    left("rule (exactness)", fold=True, min_width=16),
-    *map(
-        Column,
-        (
-            "accepted\nper round",
-            "over the\nbaseline",
-            "at\nleast 1",
-            "its\nbound",
-            "at least\n2, 3, …",
-            "TV; KL\nfrom p",
-        ),
-    ),
-)
 
 
 def report_replay(
@@ -58,60 +36,58 @@ def report_replay(
     confidence: float,
     manifests: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Print a replay's tables, and write ``replay.md``, ``.csv``, ``.json``, ``.png`` and a folder of pictures.
-
-    Args:
-        done: Figures of all drafts.
-        found: The published orderings.
-        out: The folder to write to.
-        baseline: Name of the rule that gains are over.
-        confidence: Level of the intervals.
-        manifests: The manifests of the runs that were traced.
-    """
+    """Print a replay's tables, and write ``replay.md``, ``.csv``, ``.json``, ``.png`` and a folder of pictures."""
     first = manifests[0]
     title = f"{first['target']['name']} ({first['dtype']}) on {first['device']}, {first['prompts']} prompts"
     notes = [CONTEXTS, *remarks(done)]
     rules, named = (replay_table(done, title, confidence, every_row=each) for each in (False, True))
     ordered = [ordering_table(found, confidence)] if found else []
-    console = terminal.console()
-    for table in (rules, *ordered):
-        console.print(terminal.render(table, terminal.Frame.NARROW))
-    terminal.say(console, *notes)
     commits = ", ".join(sorted({commit_of(manifest) for manifest in manifests}))
     about = f"{title}; intervals at {confidence:.0%} over prompts."
-    content = {
-        "title": title,
-        "notes": notes,
-        "drafts": [_figures(each) for each in done],
-        "orderings": [asdict(each) for each in found],
-    }
-    texts = {
-        "replay.md": document(about, named, *ordered, notes, f"Drafts made at commit {commits}."),
-        "replay.csv": named.csv(),
-        "replay.json": json.dumps(content, indent=2, ensure_ascii=False) + "\n",
-    }
-    written = [*write_texts(out, texts), gain_plot(done, out / "replay.png", title, baseline=baseline)]
-    (out / REACH).mkdir(exist_ok=True)
-    for each in done:
-        name = re.sub(r"[^\w.]+", "_", f"{each.label} T{each.drafts.temperature:g}").strip("_")
-        written.append(reach_plot(each, out / REACH / f"{name}.png", title))
-    terminal.list_written(console, written)
+
+    def pictures() -> Iterator[Path]:
+        yield gain_plot(done, out / "replay.png", title, baseline=baseline)
+        (out / REACH).mkdir(exist_ok=True)
+        for each in done:
+            name = re.sub(r"[^\w.]+", "_", f"{each.label} T{each.drafts.temperature:g}").strip("_")
+            yield reach_plot(each, out / REACH / f"{name}.png", title)
+
+    publish(
+        out,
+        "replay",
+        tables=[rules, *ordered],
+        document=document(about, named, *ordered, notes, f"Drafts made at commit {commits}."),
+        figures={
+            "title": title,
+            "notes": notes,
+            "drafts": [_figures(each) for each in done],
+            "orderings": [asdict(each) for each in found],
+        },
+        said=notes,
+        more={"replay.csv": named.csv()},
+        pictures=pictures(),
+    )
 
 
 def replay_table(done: Sequence[DraftSetFigures], title: str, confidence: float, *, every_row: bool = False) -> Table:
     """A row per rule and drafts.
 
-    Args:
-        done: Figures of all drafts.
-        title: The conditions.
-        confidence: Level of the intervals.
-        every_row: Name temperature and drafts in every row, for media that draw no sections; else in their first.
+    With ``every_row`` temperature and drafts stand in every row, for media that draw no sections.
     """
     notes = [
         f"accepted per round: expected accepted tokens, intervals at {confidence:.0%} over prompts, differences paired",
         "TV; KL: how far the distribution of a round's first token is from p, for rules that are not exact",
     ]
-    table = Table(COLUMNS, f"Rules on identical drafts: {title}", notes)
+    headings = (
+        "accepted\nper round",
+        "over the\nbaseline",
+        "at\nleast 1",
+        "its\nbound",
+        "at least\n2, 3, …",
+        "TV; KL\nfrom p",
+    )
+    columns = [Column("T"), left("drafts", fold=True, max_width=22), left("rule (exactness)", fold=True, min_width=16)]
+    table = Table([*columns, *map(Column, headings)], f"Rules on identical drafts: {title}", notes)
     for each in done:
         for index, row in enumerate(each.rows):
             head = (f"{each.drafts.temperature:g}", each.label) if index == 0 or every_row else ("", "")
@@ -209,17 +185,20 @@ def gain_plot(done: Sequence[DraftSetFigures], path: Path, subtitle: str, *, bas
     rules.sort(key=lambda rule: not promises_exact(rule[1]))  # stable: the others keep their order
     gains = [row.gain for each in done for row in each.rows if row.gain is not None and promises_exact(row.exactness)]
     norm = TwoSlopeNorm(0.0, vmin=min([-0.01, *gains]), vmax=max([0.01, *gains]))
-    height = 0.9 + (0.25 + 0.19 * len(rules)) * len(temperatures) + 0.35
-    figure = style.new_figure(style.PAGE, height)
+    figure = style.new_figure(style.PAGE, 1.25 + (0.25 + 0.19 * len(rules)) * len(temperatures))
     panels = figure.subplots(len(temperatures), 1, sharex=True, squeeze=False)[:, 0]
     lossy = sum(not promises_exact(kind) for _, kind in rules)
     for panel, temperature in zip(panels, temperatures, strict=True):
-        cells: dict[tuple[str, str], dict[str, RuleFigures]] = {}
-        for each in done:
-            if each.drafts.temperature == temperature:
-                for row in each.rows:
-                    cells.setdefault((row.rule, row.exactness), {})[each.label] = row
-        image = _matrix(panel, [cells.get(rule, {}) for rule in rules], kinds, norm)
+        values = [[np.nan] * len(kinds) for _ in rules]
+        texts = {(y, x): "-" for y in range(len(rules)) for x in range(len(kinds))}
+        for each in (each for each in done if each.drafts.temperature == temperature):
+            for row in each.rows:
+                at = (rules.index((row.rule, row.exactness)), kinds.index(each.label))
+                exact = promises_exact(row.exactness)
+                if exact:
+                    values[at[0]][at[1]] = row.gain or 0.0
+                texts[at] = f"{row.accepted:.2f}{'*' if exact and _sure(row) else ''}"
+        image = style.matrix(panel, values, texts, norm, "PuOr")
         panel.set_yticks(range(len(rules)), [rule if kind == "exact" else f"{rule} ({kind})" for rule, kind in rules])
         panel.set_ylabel(f"T = {temperature:g}")
         if 0 < lossy < len(rules):
@@ -230,32 +209,6 @@ def gain_plot(done: Sequence[DraftSetFigures], path: Path, subtitle: str, *, bas
     about = f"one-round expectations on identical contexts; * the interval of the gain excludes zero; {subtitle}"
     style.title(figure, "Expected accepted tokens per round, by rule and drafts", about)
     return style.save(figure, path)
-
-
-def _matrix(
-    panel: "Axes", rows: Sequence[dict[str, RuleFigures]], kinds: Sequence[str], norm: "Normalize"
-) -> "AxesImage":
-    exact = {
-        (x, y): row.gain or 0.0
-        for y, found in enumerate(rows)
-        for x, kind in enumerate(kinds)
-        if (row := found.get(kind)) is not None and promises_exact(row.exactness)
-    }
-    colors = [[exact.get((x, y), np.nan) for x in range(len(kinds))] for y in range(len(rows))]
-    image = panel.imshow(colors, cmap="PuOr", norm=norm, aspect="auto")
-    for y, found in enumerate(rows):
-        for x, kind in enumerate(kinds):
-            row, gain = found.get(kind), exact.get((x, y))
-            if row is None:
-                panel.text(x, y, "-", ha="center", va="center", color=style.FAINT)
-                continue
-            ink = style.FAINT if gain is None else style.ink(image.cmap, float(norm(gain)))
-            slant = "italic" if gain is None else "normal"
-            text = f"{row.accepted:.2f}{'*' if gain is not None and _sure(row) else ''}"
-            panel.text(x, y, text, ha="center", va="center", fontsize=style.SMALLEST, color=ink, style=slant)
-    panel.tick_params(length=0)
-    panel.spines[:].set_visible(False)
-    return image
 
 
 @style.styled()
@@ -279,7 +232,7 @@ def reach_plot(each: DraftSetFigures, path: Path, subtitle: str) -> Path:
         axes.hlines(each.bound, 0.8, 1.2, color="black", linewidth=1.6, label=label)
     style.positions(axes)
     axes.set_ylabel("rounds that accepted so far")
-    style.legend(figure, *axes.get_legend_handles_labels(), ncols=1)
+    style.legend_of(figure, axes, ncols=1)
     style.title(figure, f"{each.label}, T = {each.drafts.temperature:g}", subtitle)
     return style.save(figure, path)
 

@@ -8,7 +8,8 @@ from experiments.reporting import style
 from experiments.reporting.cells import NOTHING, lossiness, number, percent, three_digits
 from experiments.reporting.run_plots import names_of, plot_title
 from experiments.reporting.table import Cell, Column, Table, left
-from experiments.results.requests import LEVELS, RequestFigures, Spread
+from experiments.results.frame import Figures
+from experiments.results.requests import LEVELS
 from experiments.results.summary import MethodSummary, Summary
 
 if TYPE_CHECKING:
@@ -23,16 +24,11 @@ WAITING_SHOWN = 0.1
 _MOST_COLUMNS = 4
 """Methods up to which the table has a column for each; with more it has a row."""
 
-Known = tuple[MethodSummary, RequestFigures]
+Known = tuple[MethodSummary, Figures]
 
 
 def requests_table(summary: Summary, title: str = TITLE) -> Table | None:
-    """A column per method, or a row where there are many; None if no engine told when anything happened.
-
-    Args:
-        summary: All figures of the run.
-        title: The title.
-    """
+    """A column per method, or a row where there are many; None if no engine told when anything happened."""
     known = _known(summary)
     if not known:
         return None
@@ -65,11 +61,11 @@ def _known(summary: Summary) -> list[Known]:
     return [(method, requests) for method, requests in found if requests.ttft is not None]
 
 
-def _lines(figures: Sequence[RequestFigures]) -> list[tuple[str, Callable[[RequestFigures], str]]]:
+def _lines(figures: Sequence[Figures]) -> list[tuple[str, Callable[[Figures], str]]]:
     """Names and cells of the rows; what nobody asked for is left out."""
     limited = any(found.goodput is not None for found in figures)
     priced = any(found.price_per_million_tokens is not None for found in figures)
-    lines: list[tuple[str, Callable[[RequestFigures], str], bool]] = [
+    lines: list[tuple[str, Callable[[Figures], str], bool]] = [
         ("TTFT, ms: p50; p99", lambda f: milliseconds(f.ttft), True),
         ("  interval of p50", lambda f: _interval(f.ttft), True),
         ("  without the queue", lambda f: milliseconds(f.engine_ttft), True),
@@ -82,7 +78,7 @@ def _lines(figures: Sequence[RequestFigures]) -> list[tuple[str, Callable[[Reque
         ("requests/s", lambda f: number(f.requests_per_second), True),
         ("output tokens/s; with prompts", lambda f: _pair(f.output_tokens_per_second, f.total_tokens_per_second), True),
         ("tokens/s of one user", lambda f: number(f.user_tokens_per_second, 1), True),
-        ("requests in flight; waiting", _in_flight, True),
+        ("requests in flight; waiting", in_flight, True),
         ("requests within all limits", _attainment, limited),
         ("  goodput, requests/s", lambda f: number(f.goodput.per_second) if f.goodput else NOTHING, limited),
         ("device hours per million tokens", lambda f: number(f.device_hours_per_million_tokens, 3), True),
@@ -92,12 +88,12 @@ def _lines(figures: Sequence[RequestFigures]) -> list[tuple[str, Callable[[Reque
     return [(name, cell) for name, cell, shown in lines if shown]
 
 
-def milliseconds(spread: Spread | None) -> str:
+def milliseconds(spread: Figures | None) -> str:
     """Median and 99th percentile, with three digits that count."""
     return NOTHING if spread is None else f"{three_digits(1000 * spread.p50)}; {three_digits(1000 * spread.p99)}"
 
 
-def _interval(spread: Spread | None) -> str:
+def _interval(spread: Figures | None) -> str:
     if spread is None or spread.p50_interval is None:
         return NOTHING
     return " to ".join(three_digits(1000 * end) for end in spread.p50_interval)
@@ -107,22 +103,22 @@ def _pair(first: float | None, second: float | None) -> str:
     return f"{number(first, 1)}; {number(second, 1)}"
 
 
-def _shares(found: RequestFigures) -> str:
+def _shares(found: Figures) -> str:
     names = ("queue", "prefill", "decode")
     return "; ".join(percent(found.phase_shares.get(name)) for name in names) if found.phase_shares else NOTHING
 
 
-def _in_flight(found: RequestFigures) -> str:
-    if found.concurrency is None:
-        return NOTHING
-    return f"{found.concurrency.running:.2f}; {found.concurrency.waiting:.2f}"
+def in_flight(found: Figures, digits: int = 2) -> str:
+    """Requests in slots and in the queue, as averages over time."""
+    known = found.concurrency
+    return NOTHING if known is None else f"{known.running:.{digits}f}; {known.waiting:.{digits}f}"
 
 
-def _attainment(found: RequestFigures) -> str:
+def _attainment(found: Figures) -> str:
     return NOTHING if found.goodput is None else percent(found.goodput.attainment)
 
 
-def _energy(found: RequestFigures) -> str:
+def _energy(found: Figures) -> str:
     return NOT_MEASURED if found.joules_per_token is None else f"{found.joules_per_token:.3g}"
 
 
@@ -188,7 +184,7 @@ def in_flight_plot(summary: Summary, path: Path, subtitle: str) -> Path | None:
     return style.save(figure, path)
 
 
-def _panel(axes: "Axes", spreads: Sequence[Spread | None]) -> None:
+def _panel(axes: "Axes", spreads: Sequence[Figures | None]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     for row, spread in enumerate(spreads):

@@ -88,13 +88,7 @@ def comparison_table(summary: Summary, title: str) -> Table:
 
 
 def methods_table(summary: Summary, title: str, labels: Mapping[str, str]) -> Table:
-    """A row per method and temperature, by temperature, readable without the run's configuration.
-
-    Args:
-        summary: All figures of the run.
-        title: The title.
-        labels: What methods are called, by name; others are called by their names.
-    """
+    """A row per method and temperature, by temperature, readable without the run's configuration."""
     methods = sorted(summary.methods, key=lambda m: m.temperature)
     gains = [method.gain for method in methods if method.gain is not None]
     rules = sorted({method.exactness for method in methods if method.exactness is not None})

@@ -9,7 +9,7 @@ Matplotlib is imported when something is drawn: it takes a while.
 
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
-    from matplotlib.colors import Colormap
+    from matplotlib.colors import Colormap, Normalize
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 COLUMN, PAGE = 3.4, 7.0
 """Widths in inches: one column of a two-column paper, and both."""
@@ -38,26 +39,7 @@ WRONG = "#d00000"
 TITLES: ContextVar[bool] = ContextVar("titles", default=True)
 """Whether pictures have titles. A paper's have none: its captions say the same. Alarms stay."""
 
-_RC: dict[Any, Any] = {
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.labelsize": 8,
-    "xtick.labelsize": SMALLEST,
-    "ytick.labelsize": SMALLEST,
-    "legend.fontsize": SMALLEST,
-    "legend.frameon": False,
-    "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.7,
-    "grid.alpha": 0.3,
-    "grid.linewidth": 0.6,
-    "lines.linewidth": 1.3,
-    "lines.markersize": 4.5,
-    "savefig.dpi": 200,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "specdec",  # the same picture is the same file
-}
+_STYLE = Path(__file__).with_name("pictures.mplstyle")
 _CHARACTERS_PER_INCH = 16.5
 """At 8 points, in the mean."""
 
@@ -67,7 +49,7 @@ def styled() -> Iterator[None]:
     """During the ``with`` block, figures are made and saved in this style."""
     import matplotlib as mpl
 
-    with mpl.rc_context(_RC):
+    with mpl.rc_context(fname=_STYLE):
         yield
 
 
@@ -96,11 +78,7 @@ def new_figure(width: float, height: float) -> "Figure":
 def title(figure: "Figure", text: str, subtitle: str, *, alarm: str = "") -> None:
     """Title a picture: what it shows, and under which conditions, in as many lines as that takes.
 
-    Args:
-        figure: The picture, with its panels.
-        text: What it shows.
-        subtitle: The conditions.
-        alarm: What a reader must not miss: a red line above the title, which stands there without a title too.
+    The alarm is what a reader must not miss: a red line above the title, which stands there without a title too.
     """
     width = round(figure.get_figwidth() * _CHARACTERS_PER_INCH)
     lines = [*textwrap.wrap(text, width), *textwrap.wrap(subtitle, width)] if TITLES.get() else []
@@ -110,17 +88,8 @@ def title(figure: "Figure", text: str, subtitle: str, *, alarm: str = "") -> Non
         return
     # The title has a single color: its first line is left free, and the warning stands there.
     made = figure.suptitle("\n".join([" ", *lines]), fontsize=8)
-    note = figure.axes[0].annotate(
-        alarm,
-        xy=(0.5, 1.0),
-        xycoords=made,
-        ha="center",
-        va="top",
-        color=WRONG,
-        fontsize=9,
-        fontweight="bold",
-        annotation_clip=False,
-    )
+    looks: dict[str, Any] = {"color": WRONG, "fontsize": 9, "fontweight": "bold", "ha": "center", "va": "top"}
+    note = figure.axes[0].annotate(alarm, (0.5, 1.0), xycoords=made, annotation_clip=False, **looks)
     note.set_in_layout(False)  # the title has its place already: the panel must not make room again
 
 
@@ -131,6 +100,13 @@ def legend(figure: "Figure", handles: Sequence[object], labels: Sequence[str], *
         longest = max((len(line) for label in listed for line in label.splitlines()), default=1) + 6
         ncols = max(1, min(len(listed), int(figure.get_figwidth() * _CHARACTERS_PER_INCH * 1.1 // longest)))
     figure.legend(list(listed.values()), list(listed), loc="outside lower center", ncols=ncols)  # pyright: ignore[reportArgumentType]
+
+
+def legend_of(figure: "Figure", *panels: "Axes", ncols: int | None = None) -> None:
+    """The same, of all that has a label in some panels."""
+    found = [zip(*panel.get_legend_handles_labels(), strict=True) for panel in panels]
+    listed = {label: handle for pairs in found for handle, label in pairs}
+    legend(figure, list(listed.values()), list(listed), ncols=ncols)
 
 
 def wrapped(text: str, width: int) -> str:
@@ -175,15 +151,7 @@ def save(figure: "Figure", path: Path) -> Path:
 
 
 def note(axes: "Axes", text: str, at: tuple[float, float], place: tuple[float, float] = (4, 0), **more: Any) -> None:
-    """Write small letters beside a point, on white paper so that lines behind them do not disturb.
-
-    Args:
-        axes: The panel.
-        text: What to write.
-        at: The point.
-        place: How far from it, in points.
-        more: Further settings of the annotation.
-    """
+    """Write small letters beside a point, on white paper so that lines behind them do not disturb."""
     paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.3, "alpha": 0.85}
     settings: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": SMALLEST, "bbox": paper}
     axes.annotate(text, at, xytext=place, **{**settings, **more})
@@ -193,22 +161,70 @@ Point = tuple[float, float | None, tuple[float, float] | None]
 """A row, its value and the value's interval; None where it is not known."""
 
 
-def dots(axes: "Axes", points: Sequence[Point], index: int, label: str = "", **more: Any) -> None:
-    """Draw values with their intervals along rows, each with its figure behind it.
-
-    Args:
-        axes: The panel.
-        points: The rows and values; those that are not known are left out.
-        index: Number of the series, for its colour and marker.
-        label: The series' name in the legend.
-        more: Colour and marker, if they are not the series' own.
-    """
+def dots(
+    axes: "Axes", points: Iterable[Point], index: int, label: str = "", *, numbers: bool = True, **more: Any
+) -> None:
+    """Draw values with their intervals along rows, each with its figure behind it."""
     drawn = {**looks(index), **more}
     known = [(y, value, bounds or (value, value)) for y, value, bounds in points if value is not None]
     axes.plot([value for _, value, _ in known], [y for y, _, _ in known], label=label, linestyle="none", **drawn)
     for y, value, (low, high) in known:
         axes.hlines(y, low, high, color=drawn["color"], linewidth=1.3)
-        note(axes, f"{value:.2f}", (max(value, high), y), color=drawn["color"])
+        if numbers:
+            note(axes, f"{value:.2f}", (max(value, high), y), color=drawn["color"])
+
+
+@styled()
+def rows_plot(
+    path: Path,
+    names: Sequence[str],
+    panels: Mapping[str, Mapping[str, Sequence[Point]]],
+    *,
+    about: str,
+    subtitle: str,
+    alarm: str = "",
+    numbers: bool = True,
+) -> Path:
+    """Draw figures with their intervals along named rows, beside the line of plain decoding at 1.
+
+    ``panels`` has the series of every panel by name, by the label of the panel's axis.
+    """
+    count = max(map(len, panels.values()))
+    figure = new_figure(PAGE, 1.1 + (0.12 + 0.13 * count) * len(names))
+    drawn = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axes, (label, series) in zip(drawn, panels.items(), strict=True):
+        for index, (name, points) in enumerate(series.items()):
+            offset = 0.0 if count == 1 else -0.3 + 0.6 * index / (count - 1)
+            moved = [(row + offset, value, bounds) for row, value, bounds in points]
+            dots(axes, moved, index, name, numbers=numbers)
+        baseline(axes, vertical=True)
+        axes.set_xlabel(label)
+        axes.margins(x=0.14)
+        axes.grid(axis="x")
+        for row in range(len(names) - 1):
+            axes.axhline(row + 0.5, color=SEPARATOR, linewidth=0.6)
+    name_rows(drawn[0], names, 34, lines=False)
+    legend_of(figure, drawn[0])
+    title(figure, about, subtitle, alarm=alarm)
+    return save(figure, path)
+
+
+def matrix(
+    axes: "Axes",
+    values: Sequence[Sequence[float]],
+    texts: Mapping[tuple[int, int], str],
+    norm: "Normalize",
+    colors: str,
+) -> "AxesImage":
+    """Draw a coloured cell for every value that is not NaN, with texts by row and column, and return the image."""
+    image = axes.imshow(values, cmap=colors, norm=norm, aspect="auto")
+    for (y, x), text in texts.items():
+        value = values[y][x]
+        shade = FAINT if value != value else ink(image.cmap, float(norm(value)))
+        axes.text(x, y, text, ha="center", va="center", fontsize=SMALLEST, color=shade, zorder=4)
+    axes.tick_params(which="both", length=0)
+    axes.spines[:].set_visible(False)
+    return image
 
 
 def name_rows(axes: "Axes", names: Sequence[str], width: int, *, lines: bool = True) -> None:
@@ -242,14 +258,7 @@ def positions(axes: "Axes", *, label: str = "position in the draft (1 = first dr
 def by_temperature(
     temperatures: Sequence[float], *, per_panel: float, more: float, across: int = 2
 ) -> tuple["Figure", Mapping[float, "Axes"]]:
-    """A figure with a titled panel per temperature, in common axes, and the panels.
-
-    Args:
-        temperatures: The temperatures.
-        per_panel: Height of a line of panels in inches.
-        more: Height of the rest.
-        across: Panels side by side, at most.
-    """
+    """A figure with a titled panel per temperature, in common axes, and the panels."""
     across = min(across, len(temperatures))
     down = -(-len(temperatures) // across)
     figure = new_figure(PAGE if across > 1 else COLUMN, more + per_panel * down)

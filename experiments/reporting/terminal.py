@@ -31,12 +31,7 @@ class Frame(Enum):
 
 
 def console(width: int = PIPE_WIDTH, *, shown: bool = True) -> Console:
-    """The terminal in its own width; a file or pipe in the given one.
-
-    Args:
-        width: Characters per line where there is no terminal.
-        shown: False: nothing is printed, and ``export_text`` returns what would have been.
-    """
+    """The terminal in its own width; a file or pipe in the given one."""
     if not shown:
         return Console(width=width, file=io.StringIO(), record=True)
     return Console(width=None if sys.stdout.isatty() else width, record=True)

@@ -16,7 +16,7 @@ from rich.tree import Tree
 from experiments.measuring.race import Lane
 from experiments.results.lossless import explained
 from experiments.results.sources import Source
-from experiments.results.token_texts import in_context, text_of
+from experiments.results.texts import in_context, text_of
 from experiments.tracing.outputs import Output
 from experiments.tracing.rounds import DraftedRound, Odds
 
@@ -62,13 +62,7 @@ def colored(console: Console) -> bool:
 
 
 def output_view(output: Output, texts: Mapping[int, bytes], *, colors: bool) -> RenderableType:
-    """One output with its title, and a legend of what occurs in it.
-
-    Args:
-        output: The output.
-        texts: The texts of its tokens.
-        colors: Color the tokens; else mark them.
-    """
+    """One output with its title, and a legend of what occurs in it."""
     record = output.record
     turn = f", turn {record.turn}" if record.turn else ""
     sample = f", sample {record.sample}" if record.sample else ""
@@ -132,16 +126,7 @@ def show_race(
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Show the lanes, each at its own speed; a file or a pipe gets the end at once.
-
-    Args:
-        console: Where to show it.
-        lanes: Plain decoding first.
-        texts: The texts of tokens.
-        title: Target and settings.
-        clock: Tells the time in seconds.
-        sleep: Waits for so many seconds.
-    """
+    """Show the lanes, each at its own speed; a file or a pipe gets the end at once."""
     colors = colored(console)
     end = max(lane.seconds for lane in lanes)
 

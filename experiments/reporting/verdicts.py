@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from experiments.results.lossless import NOT_LOSSLESS, Divergence, Lossless, Verdict
+from experiments.results.frame import Figures
+from experiments.results.lossless import NOT_LOSSLESS, Verdict
 from experiments.results.summary import MethodSummary, Summary
 
 
@@ -22,7 +23,7 @@ def say_verdict(console: Console, line: str, *, bad: bool) -> None:
     console.print(Text(line, style="bold red" if bad else ""))
 
 
-def sentence(name: str, lossless: Lossless) -> str:
+def sentence(name: str, lossless: Figures) -> str:
     """The verdict on a method, with its evidence."""
     count = f"{lossless.compared} output{'s' if lossless.compared != 1 else ''}"
     if lossless.verdict is Verdict.EQUAL:
@@ -41,7 +42,7 @@ def sentence(name: str, lossless: Lossless) -> str:
     )
 
 
-def place(found: Divergence) -> str:
+def place(found: Figures) -> str:
     """Where an output leaves plain decoding's, both tokens, and by how much."""
     turn = f", turn {found.turn + 1}," if found.turn else ""
     where = f"on {found.prompt}{turn} at output token {found.index}"

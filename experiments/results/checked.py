@@ -14,7 +14,7 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import specdec
 from experiments.results.lossless import DECLARED, EXACT
-from experiments.results.plain_json import json_text
+from experiments.results.origin import json_text
 
 if TYPE_CHECKING:
     from specdec.interfaces import Verifier
@@ -54,31 +54,27 @@ def is_checked(rule: "Verifier") -> bool:
     Raises:
         ValueError: The project's file is damaged.
     """
-    path = checked_file()
-    known = _read(path) if path.is_file() else {}
+    known = _read(checked_file())
     return bool(known) and digest(rule) in known
 
 
 def remember(rule: "Verifier", **how: object) -> Path | None:
     """Remember that a rule has passed its check.
 
-    Args:
-        rule: The rule.
-        **how: How it was checked.
-
     Returns:
-        The file that remembers it; None where the rule's source cannot be read, so that an edit could not be noticed.
+        The file that remembers it, and how it was checked; None where the rule's source cannot be read, so that an
+        edit could not be noticed.
     """
     found = digest(rule)
     if found is None:
         return None
     path = checked_file()
-    known = _read(path) if path.is_file() else {}
+    known = _read(path)
     known[found] = {
         "rule": f"{type(rule).__module__}.{type(rule).__qualname__}",
         "arguments": {name: repr(value) for name, value in getattr(rule, "__dict__", {}).items()},
         "checked": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "specdec": _version(),
+        "specdec": specdec.__version__,
         **how,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,38 +97,27 @@ def digest(rule: "Verifier") -> str | None:
     The code is that of the modules that define its class and the bases of it, and of the project's other modules that
     those use. The framework's and installed packages' code is not read: specdec's version stands for it.
     """
-    sources = [_source(module) for module in _modules(type(rule))]
-    if not sources or None in sources:
-        return None
     kind = type(rule)
-    parts = [
-        str(_version()),
-        f"{kind.__module__}.{kind.__qualname__}",
-        _canonical(getattr(rule, "__dict__", repr(rule))),
-        *map(str, sources),
-    ]
-    return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
-
-
-def _modules(kind: type) -> list[ModuleType]:
-    """The modules of a class and its bases, and those that they use, by name; only such as belong to the project."""
-    waiting = [sys.modules.get(each.__module__) for each in kind.__mro__ if not _is_core(each.__module__)]
-    found: dict[str, ModuleType] = {}
+    waiting = [sys.modules.get(each.__module__) for each in kind.__mro__]
+    modules: dict[str, ModuleType] = {}
     while waiting:
         module = waiting.pop()
-        if module is None or module.__name__ in found:
+        if module is None or module.__name__ in modules or _is_core(module.__name__):
             continue
-        found[module.__name__] = module
-        waiting += _used(module)
-    return [found[name] for name in sorted(found)]
-
-
-def _used(module: ModuleType) -> Iterator[ModuleType]:
-    """The project's modules from which a module has names."""
-    for value in list(vars(module).values()):
-        used = value if isinstance(value, ModuleType) else sys.modules.get(getattr(value, "__module__", None) or "")
-        if used is not None and not _is_core(used.__name__) and _is_project(used):
-            yield used
+        modules[module.__name__] = module
+        for value in list(vars(module).values()):
+            named = getattr(value, "__module__", None) or ""
+            used = value if isinstance(value, ModuleType) else sys.modules.get(named)
+            waiting += [used] if used is not None and _is_project(used) else []
+    try:
+        sources = [Path(modules[name].__file__ or "").read_text(encoding="utf-8") for name in sorted(modules)]
+    except (AttributeError, OSError):
+        return None  # no file, as in an interactive session
+    if not sources:
+        return None
+    arguments = _canonical(getattr(rule, "__dict__", repr(rule)))
+    parts = [specdec.__version__, f"{kind.__module__}.{kind.__qualname__}", arguments, *sources]
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
 
 
 def _is_core(module: str) -> bool:
@@ -144,17 +129,6 @@ def _is_project(module: ModuleType) -> bool:
     file = getattr(module, "__file__", None)
     is_python = module.__name__.partition(".")[0] in sys.stdlib_module_names
     return not is_python and file is not None and not {"site-packages", "dist-packages"}.intersection(Path(file).parts)
-
-
-def _source(module: ModuleType) -> str | None:
-    """A module's source as it is on the disk; None where there is none, as in an interactive session."""
-    file = getattr(module, "__file__", None)
-    if file is None or not file.endswith(".py"):
-        return None
-    try:
-        return Path(file).read_text(encoding="utf-8")
-    except OSError:
-        return None
 
 
 def _canonical(value: Any, above: tuple[int, ...] = ()) -> str:
@@ -182,6 +156,8 @@ def _canonical(value: Any, above: tuple[int, ...] = ()) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
     try:
         rules = json.loads(path.read_text(encoding="utf-8"))["rules"]
         if isinstance(rules, dict):
@@ -190,7 +166,3 @@ def _read(path: Path) -> dict[str, Any]:
     except (KeyError, TypeError, ValueError) as error:
         problem = f"{type(error).__name__}: {error}"
     raise ValueError(f"{path} is damaged ({problem}): remove it, and check your rules again")
-
-
-def _version() -> str:
-    return specdec.__version__

@@ -2,16 +2,15 @@
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from experiments.results.frame import Frame
+from experiments.results.frame import Figures, Frame
 from experiments.results.records import PLAIN
 from experiments.results.runs import Run
 from experiments.results.statistics import Bootstrap
-from experiments.results.summary import CategorySummary, MethodSummary, entrant
-from experiments.results.timing import CALL, Entrant, winner
+from experiments.results.summary import MethodSummary
+from experiments.results.timing import CALL, winner
 
 _SAME: dict[str, Callable[[Run], str]] = {
     "target": lambda run: run.manifest["target"]["name"],
@@ -24,15 +23,10 @@ _NOT_SETTINGS = ("out=", "resume=", "hydra.", "experiment=", "tracker", "trace",
 """Overrides that name no row: they do not change what is measured, or the columns say it already."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """One method at one temperature in one run.
+class Row(NamedTuple):
+    """One method at one temperature in one run, beside plain decoding of the same run.
 
-    Attributes:
-        name: The method and the settings in which its run differs from the others.
-        run: Where it was measured.
-        method: Its figures.
-        plain: Plain decoding's, of the same run.
+    Its name is the method and the settings in which its run differs from the others.
     """
 
     name: tuple[str, ...]
@@ -45,20 +39,20 @@ def differences(runs: Sequence[Run]) -> list[str]:
     """What should be alike in all runs and is not, as parts of a sentence."""
     found = []
     for name, value in _SAME.items():
-        if len({value(run) for run in runs}) > 1:
-            # Each value once, with the first run that has it.
-            first = {value(run): run for run in reversed(runs)}
+        # Each value once, with the first run that has it.
+        first = {value(run): run for run in reversed(runs)}
+        if len(first) > 1:
             alike = sorted(first.values(), key=list(runs).index)
-            own = _own_settings(alike, "dataset") if name == "dataset" else [""] * len(alike)
+            own = _own_settings(alike) if name == "dataset" else [""] * len(alike)
             values = [f"{_SHOWN[name](run)}{more} ({run.folder.name})" for run, more in zip(alike, own, strict=True)]
             more = f" and {len(values) - 3} more" if len(values) > 3 else ""
             found.append(f"differ in their {name}: {', '.join(values[:3])}{more}")
     return found
 
 
-def _own_settings(runs: Sequence[Run], section: str) -> list[str]:
-    """Returns in words what every run has set differently from others in a section; empty where nothing is."""
-    settings = [run.manifest["config"].get(section) or {} for run in runs]
+def _own_settings(runs: Sequence[Run]) -> list[str]:
+    """In words what every run has set differently from others in its dataset; empty where nothing is."""
+    settings = [run.manifest["config"].get("dataset") or {} for run in runs]
     names = [name for name in settings[0] if len({str(each.get(name)) for each in settings}) > 1]
     # What the dataset's name says already is not repeated.
     names = [name for name in names if name not in ("file", "seed", "count", "_target_")]
@@ -92,15 +86,14 @@ def make_rows(runs: Sequence[Run]) -> list[Row]:
     rows = []
     for run, own in zip(runs, distinguishing([run.manifest for run in runs]), strict=True):
         plain = {m.temperature: m for m in run.summary.methods if m.method == PLAIN}
-        methods = [m for m in run.summary.methods if m.method != PLAIN] or list(plain.values())
-        for method in methods:
-            parts = [part for part in own if part != f"drafter={method.method}"]
-            # Temperature has a column, unless several of a run's share a row's name.
-            parts = [part for part in parts if not part.startswith("sampling.temperature=")]
+        for method in [m for m in run.summary.methods if m.method != PLAIN] or plain.values():
+            # Temperature has a column.
+            unsaid = (f"drafter={method.method}", "sampling.temperature=")
+            parts = [part for part in own if part != unsaid[0] and not part.startswith(unsaid[1])]
             rows.append(Row((method.label, *parts), run, method, plain.get(method.temperature)))
     names = [(row.name, row.method.temperature) for row in rows]
     if len(set(names)) < len(names):
-        rows = [Row((*row.name, row.run.folder.name), row.run, row.method, row.plain) for row in rows]
+        rows = [row._replace(name=(*row.name, row.run.folder.name)) for row in rows]
     return sorted(rows, key=lambda row: row.method.temperature)
 
 
@@ -109,25 +102,31 @@ def best_of(rows: Sequence[Row], figure: str) -> set[int]:
 
     Rules that are not exact do not compete, because giving up exactness buys speed, nor do outputs that turned out not
     to be lossless. A row is the best only where the paired interval of its lead over the next one leaves out 0.
-
-    Args:
-        rows: The rows.
-        figure: ``mean_acceptance_length``, ``speedup`` or ``tokens_per_second``.
     """
     found: set[int] = set()
     for temperature in {row.method.temperature for row in rows}:
         rivals = [n for n, row in enumerate(rows) if row.method.temperature == temperature and row.method.competes]
-        best = winner(figure, [_entrant(rows[n], figure) for n in rivals], _bootstrap(rows))
+        best = _winner(figure, [(rows[n].method, rows[n], "") for n in rivals])
         found |= set() if best is None else {rivals[best]}
     return found
 
 
-def _entrant(row: Row, figure: str) -> Entrant:
-    return entrant(row.method, figure, row.run.of(row.method), row.run.plain(row.method))
+def _winner(figure: str, rivals: Sequence[tuple[Figures, Row, str]]) -> int | None:
+    """The number of the best of some figures, each with its row, and its category if it is of one alone."""
+    entrants = []
+    for figures, row, category in rivals:
+        frames = (row.run.of(row.method), row.run.plain(row.method))
+        if category:
+            frames = tuple(None if each is None else _of_category(each, category) for each in frames)
+        entrants.append((figures, *frames))
+    settings = rivals[0][1].run.manifest["config"]["bootstrap"] if rivals else {}
+    return winner(figure, entrants, Bootstrap(**settings))
 
 
-def _bootstrap(rows: Sequence[Row]) -> Bootstrap:
-    return Bootstrap(**rows[0].run.manifest["config"]["bootstrap"])
+def _of_category(own: Frame, category: str) -> Frame:
+    """The calls of one category alone: the time of a mixed one belongs to none."""
+    alone = own.groupby(CALL).category.transform("nunique") == 1
+    return own[alone & (own.category == category)]
 
 
 def distinguishing(manifests: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -151,62 +150,70 @@ def commit_of(manifest: Mapping[str, Any]) -> str:
 # ---------------------------------------------------------------- figures by two settings
 
 DRAFTER, TEMPERATURE, CATEGORY = "drafter", "temperature", "category"
-
 _FILLED = 0.5
 """A grid of which less than this share is known says nothing."""
 
 
-@dataclass(frozen=True)
-class Grid:
-    """Figures by two settings.
+class Grid(NamedTuple):
+    """Figures by two settings: the names of those of the rows and the columns, and their values in order.
 
-    Attributes:
-        row: Name of the setting of the rows.
-        column: Name of the setting of the columns.
-        rows: Its values, from top to bottom.
-        columns: Its values, from left to right.
-        fixed: The other settings in which the runs differ, with their value in this grid.
-        cells: The figures, by row and column; a combination that was not run has none.
-        best: The row and column of the largest speedup; None where chance may have made it the largest (``best_of``).
+    ``fixed`` has the other settings in which the runs differ, with their value in this grid; ``cells`` the figures, by
+    row and column (a combination that was not run has none); ``best`` the place of the largest speedup, or None where
+    chance may have made it the largest.
     """
 
     row: str
     column: str
     rows: tuple[str, ...]
     columns: tuple[str, ...]
-    fixed: tuple[tuple[str, str], ...]
-    cells: dict[tuple[str, str], MethodSummary | CategorySummary]
+    fixed: dict[str, str]
+    cells: dict[tuple[str, str], MethodSummary]
     best: tuple[str, str] | None = None
 
     @property
     def conditions(self) -> str:
         """The fixed settings in words; empty if there are none."""
-        return ", ".join(f"{name}={value}" for name, value in self.fixed)
+        return ", ".join(f"{name}={value}" for name, value in self.fixed.items())
 
 
-def grids(rows: Sequence[Row]) -> list[Grid]:
+def grids(rows: Sequence[Row], *, by_category: bool = False) -> list[Grid]:
     """The grids of a comparison; none if its runs differ in fewer than two settings, or do not fill a grid.
 
     The two settings with the most values are the rows and the columns. For every combination of the others there is
-    a grid of its own: nothing is averaged over settings.
+    a grid of its own: nothing is averaged over settings. ``by_category``
+    puts the prompts' categories into the rows; there is no grid unless every one has several prompts in every run.
     """
     named = _settings_of(rows)
-    return _grids([(settings, row.method, row, "") for settings, row in zip(named, rows, strict=True)], _axes(named))
-
-
-def category_grids(rows: Sequence[Row]) -> list[Grid]:
-    """The same with the prompts' categories as rows; none unless every category has several prompts in every run."""
-    named = _settings_of(rows)
     axes = _axes(named)
-    entries = [
-        ({**settings, CATEGORY: category}, found, row, category)
-        for settings, row in zip(named, rows, strict=True)
-        for category, found in sorted(row.method.by_category.items())
-    ]
-    # One prompt gives no interval, and says nothing of its category.
-    if not axes or not entries or any(figures.mean_acceptance_length_interval is None for _, figures, _, _ in entries):
+    entries = [(settings, row.method, row, "") for settings, row in zip(named, rows, strict=True)]
+    if by_category:
+        entries = [
+            ({**settings, CATEGORY: category}, found, row, category)
+            for settings, method, row, _ in entries
+            for category, found in sorted(method.by_category.items())
+        ]
+        # One prompt gives no interval, and says nothing of its category.
+        if not axes or any(found.mean_acceptance_length_interval is None for _, found, *_ in entries):
+            return []
+        axes = [CATEGORY, *axes]
+    if len(axes) < 2 or not entries:
         return []
-    return _grids(entries, [CATEGORY, *axes], first=CATEGORY)
+    values = {name: _ordered([settings[name] for settings, *_ in entries]) for name in axes}
+    if len({tuple(settings[name] for name in axes) for settings, *_ in entries}) < len(entries):
+        return []  # the runs differ in something besides: two would share a cell
+    row, column, *others = axes
+    made = []
+    for combination in itertools.product(*(values[name] for name in others)):
+        fixed = dict(zip(others, combination, strict=True))
+        own = [entry for entry in entries if fixed.items() <= entry[0].items()]
+        places = [(settings[row], settings[column]) for settings, *_ in own]
+        rivals = [number for number, entry in enumerate(own) if entry[2].method.competes]
+        best = _winner("speedup", [own[number][1:] for number in rivals])
+        cells = {place: entry[1] for place, entry in zip(places, own, strict=True)}
+        best_place = None if best is None else places[rivals[best]]
+        made += [Grid(row, column, values[row], values[column], fixed, cells, best_place)] if own else []
+    size = len(values[row]) * len(values[column]) * len(made)
+    return made if sum(len(grid.cells) for grid in made) >= _FILLED * size else []
 
 
 def _settings_of(rows: Sequence[Row]) -> list[dict[str, str]]:
@@ -242,53 +249,6 @@ def _axes(named: Sequence[Mapping[str, str]]) -> list[str]:
     names = list(dict.fromkeys(name for settings in named for name in settings))
     sizes = {name: len({settings.get(name) for settings in named}) for name in names}
     return sorted((name for name in names if sizes[name] > 1), key=lambda name: -sizes[name])
-
-
-Entry = tuple[dict[str, str], MethodSummary | CategorySummary, Row, str]
-"""Settings, figures, the row that they are of, and its category; empty for all."""
-
-
-def _grids(entries: Sequence[Entry], axes: Sequence[str], first: str = "") -> list[Grid]:
-    if len(axes) < 2:
-        return []
-    row, column, *others = [first, *(name for name in axes if name != first)] if first else axes
-    values = {name: _ordered([settings[name] for settings, *_ in entries]) for name in axes}
-    places = [tuple(settings[name] for name in axes) for settings, *_ in entries]
-    if len(set(places)) < len(places):
-        return []  # the runs differ in something besides: two would share a cell
-    made = []
-    for combination in itertools.product(*(values[name] for name in others)):
-        fixed = dict(zip(others, combination, strict=True))
-        own = {
-            (entry[0][row], entry[0][column]): entry
-            for entry in entries
-            if all(entry[0][name] == value for name, value in fixed.items())
-        }
-        if own:
-            cells = {place: found for place, (_, found, _, _) in own.items()}
-            made.append(Grid(row, column, values[row], values[column], tuple(fixed.items()), cells, _best_cell(own)))
-    size = len(values[row]) * len(values[column])
-    full = made and sum(len(grid.cells) for grid in made) >= _FILLED * size * len(made)
-    return made if full else []
-
-
-def _best_cell(own: Mapping[tuple[str, str], Entry]) -> tuple[str, str] | None:
-    """The place of the largest speedup among exact methods; None where chance may have made it the largest."""
-    rivals = [place for place, (_, _, row, _) in own.items() if row.method.competes]
-    entrants = []
-    for _, found, row, category in (own[place] for place in rivals):
-        frames = (row.run.of(row.method), row.run.plain(row.method))
-        if category:
-            frames = tuple(None if each is None else _of_category(each, category) for each in frames)
-        entrants.append(Entrant(value=found.speedup, interval=found.speedup_interval, own=frames[0], plain=frames[1]))
-    best = winner("speedup", entrants, _bootstrap([row for _, _, row, _ in own.values()]))
-    return None if best is None else rivals[best]
-
-
-def _of_category(own: Frame, category: str) -> Frame:
-    """The calls of one category alone: the time of a mixed one belongs to none."""
-    alone = own.groupby(CALL).category.transform("nunique") == 1
-    return own[alone & (own.category == category)]
 
 
 def _ordered(values: Sequence[str]) -> tuple[str, ...]:

@@ -9,31 +9,101 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, fields
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pandas
 
-from experiments.results import metrics, schema
+from experiments.results import metrics
 from experiments.results.frame import Frame, frame_of, rounds_of
 from experiments.results.origin import flatten, read_manifest
 from experiments.results.records import RECORDS, read_records
 from experiments.results.runs import SUMMARY, by_number, folders_below, load_run
-from experiments.results.summary import MethodSummary
+from experiments.results.summary import SCHEMA
 
 Read = TypeVar("Read")
 
-_KEPT = {field.name for field in fields(MethodSummary)}
+
+def _columns(text: str) -> dict[str, str]:
+    """Columns by name, from lines of a type and the columns of that type, in the frame's order."""
+    lines = (line.partition(": ") for line in text.strip().splitlines())
+    return {name: kind for kind, _, names in lines for name in names.split()}
+
+
+# The columns of the frames and their types; docs/measurements.md says what they mean. A name with ``*`` stands for as
+# many columns as the runs have: one per position of the draft, package or setting.
+RUNS = _columns("""\
+string: run method exactness
+float64: temperature
+bool: complete
+int64: planned finished failed tokens rounds
+float64: confidence mean_acceptance_length mean_acceptance_length_low mean_acceptance_length_high
+float64: expected_mean_acceptance_length draft_acceptance_rate proposed_depth_per_round proposed_nodes_per_round
+float64: distance_tv distance_tv_low distance_tv_high distance_kl noise_spread other_cores
+boolean: noisy
+int64: timed_prompts
+float64: seconds tokens_per_second speedup speedup_low speedup_high distinct_4_gram_rate
+float64: wasted useful_mfu predicted_error
+float64: requests_per_second total_tokens_per_second user_tokens_per_second concurrency waiting attainment goodput
+float64: device_hours_per_million_tokens price_per_million_tokens joules_per_token
+Int64: equal_to_plain compared_with_plain
+string: lossless
+Int64: divergences unexplained
+float64: largest_margin tie_bound
+string: target
+Int64: parameters
+string: dtype device
+Int64: threads
+string: system processor gpus
+Int64: prompts
+string: prompts_hash
+datetime64[us, UTC]: started
+string: git_commit
+boolean: git_dirty
+string: overrides
+float64: stage_seconds.* mbu.* mfu.*
+float64: ttft.* engine_ttft.* queue.* tpot.* chunk_gap.* token_gap.* e2e.* phase_share.* stage_share.*
+Int64: finish.*
+float64: acceptance_at.* conditional_acceptance_at.*
+Int64: rounds_at.*
+string: version.* override.*
+any: config.*
+""")
+
+PROMPTS = _columns("""\
+category: run method exactness
+float64: temperature
+string: prompt
+category: category
+int64: turn sample batch prompt_tokens tokens rounds accepted
+float64: expected_accepted
+int64: proposed_depth proposed_nodes
+float64: mean_acceptance_length batch_seconds ingestion arrived admitted prefilled first_token finished
+float64: ttft engine_ttft tpot e2e
+category: finish_reason
+bool: failed
+string: error
+boolean: equals_plain
+Int64: divergence
+float64: margin tie_bound
+string: text
+""")
+
+ROUNDS = _columns("""\
+category: run method
+float64: temperature
+category: prompt category
+int64: turn sample round accepted
+float64: expected_accepted
+int64: proposed_depth proposed_nodes
+float64: distance_tv distance_kl seconds predicted_seconds emitted_at
+Int64: emitted
+""")
 
 
 class Results:
-    """The runs that ``load`` found, as three frames. docs/measurements.md lists their columns.
-
-    Args:
-        manifests: The manifest of every run, by its folder.
-    """
+    """The runs that ``load`` found, as three frames. docs/measurements.md lists their columns."""
 
     def __init__(self, manifests: Mapping[Path, Mapping[str, Any]]):
         self.manifests = dict(manifests)
@@ -61,17 +131,17 @@ class Results:
     def runs(self) -> Frame:
         """A row for every method at every temperature in every run."""
         found = _readable(self.manifests, lambda folder: method_rows(_summary(folder), folder, self.manifests[folder]))
-        return typed(pandas.DataFrame([row for rows in found for row in rows]), schema.RUNS)
+        return typed(pandas.DataFrame([row for rows in found for row in rows]), RUNS)
 
     @cached_property
     def prompts(self) -> Frame:
         """A row for every record: one output of one method."""
-        return self._of_records(_prompts, schema.PROMPTS)
+        return self._of_records(_prompts, PROMPTS)
 
     @cached_property
     def rounds(self) -> Frame:
         """A row for every round of every output that did not fail."""
-        return self._of_records(rounds_of, schema.ROUNDS)
+        return self._of_records(rounds_of, ROUNDS)
 
     def _of_records(self, view: Callable[[Frame], Frame], columns: Mapping[str, str]) -> Any:
         # One run's records at a time: all of them together may not fit into memory.
@@ -130,12 +200,11 @@ def _summary(folder: Path) -> dict[str, Any]:
     try:
         if path.stat().st_mtime_ns >= (folder / RECORDS).stat().st_mtime_ns:
             summary = json.loads(path.read_text(encoding="utf-8"))
-            # Another version's summary may lack a figure; the records have everything.
-            if all(method.keys() >= _KEPT for method in summary["methods"]):
+            if summary["schema"] == SCHEMA:  # another version's may lack a figure; the records have everything
                 return summary
     except (FileNotFoundError, KeyError, TypeError, ValueError):
         pass  # never written, or cut short: the records decide
-    return asdict(load_run(folder).summary)
+    return load_run(folder).summary
 
 
 def _prompts(frame: Frame) -> Frame:
@@ -177,14 +246,7 @@ def _column(name: str) -> str:
 def method_rows(
     summary: Mapping[str, Any], folder: Path, manifest: Mapping[str, Any], methods: Iterable[Mapping[str, Any]] = ()
 ) -> list[dict[str, Any]]:
-    """Return rows of the frame ``runs``, with further columns that the schema leaves out.
-
-    Args:
-        summary: A run's, as plain mappings.
-        folder: The run's.
-        manifest: What made it.
-        methods: Methods of it, as plain mappings; empty for all.
-    """
+    """Return rows of the frame ``runs``, with further columns that the schema leaves out."""
     whole = {name: summary[name] for name in ("complete", "planned", "confidence")} | _origin(folder, manifest)
     noise = summary.get("noise") or {}
     whole |= {"noise_spread": noise.get("spread"), "other_cores": noise.get("other_cores"), "noisy": noise.get("noisy")}

@@ -24,7 +24,7 @@ in_order       True                            nothing happened before what must
 Latencies are empty where the engine does not tell its moments; those that need the end, where the request failed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from itertools import chain, pairwise
 from typing import Any
@@ -40,6 +40,20 @@ Frame = Any
 Outputs = Iterable[Record] | Frame
 """Records, or the frame that was made of them."""
 
+
+class Figures(dict[str, Any]):
+    """Figures by name, which can be read as attributes too: ``found.speedup``. As JSON they are what a file has."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"there is no figure {name!r} among {', '.join(self)}") from None
+
+    def __or__(self, more: Mapping[str, Any]) -> "Figures":  # type: ignore[override]
+        return Figures({**self, **more})
+
+
 ROUND_COLUMNS = {
     "accepted": "accepted",
     "expected_accepted": "expected_accepted",
@@ -53,47 +67,40 @@ ROUND_COLUMNS = {
     "emitted": "emitted",
 }
 """The columns of ``rounds_of`` that a round has for itself, and the fields of the record that hold them as lists."""
-_WHOLE = {"accepted": "int64", "proposed_depth": "int64", "proposed_nodes": "int64", "emitted": "Int64"}
 KEYS = ("run", "method", "temperature", "prompt", "category", "turn", "sample")
 """The columns that a round shares with its output."""
 
 _FIELDS = tuple(field.name for field in fields(Record))
-_NUMBERS = (
-    *("seconds", "joules", "arrived", "admitted", "prefilled", "finished", "ingestion", "margin", "tie_bound"),
-    "temperature",
-)
+_TYPES = {
+    **dict.fromkeys(("seconds", "joules", "arrived", "admitted", "prefilled", "finished", "ingestion"), "float64"),
+    **dict.fromkeys(("margin", "tie_bound", "temperature"), "float64"),
+    **dict.fromkeys(("turn", "sample", "batch", "prompt_tokens"), "int64"),
+    "equals_plain": "boolean",
+    "divergence": "Int64",
+}
+_WHOLE = {"accepted": "int64", "proposed_depth": "int64", "proposed_nodes": "int64", "emitted": "Int64"}
 
 
 def frame_of(outputs: Outputs, run: str = "") -> Frame:
-    """Return the frame of some records; a frame is returned as it is.
-
-    Args:
-        outputs: Records of one run.
-        run: The run's name.
-    """
+    """Return the frame of some records of one run, under the run's name; a frame is returned as it is."""
     if isinstance(outputs, pandas.DataFrame):
         return outputs
     records = list(outputs)
     frame = pandas.DataFrame({name: [getattr(record, name) for record in records] for name in _FIELDS}, dtype=object)
-    for name in _NUMBERS:
-        frame[name] = frame[name].astype("float64")
-    for name in ("turn", "sample", "batch", "prompt_tokens"):
-        frame[name] = frame[name].astype("int64")
-    frame["equals_plain"] = frame["equals_plain"].astype("boolean")
-    frame["divergence"] = frame["divergence"].astype("Int64")
-    frame["run"] = run
-    frame["failed"] = frame["finish_reason"] == "error"
+    frame = frame.astype(_TYPES).assign(run=run, failed=frame.finish_reason == "error")
     for name, counted in (("tokens", "token_ids"), ("rounds", "accepted")):
         frame[name] = frame[counted].map(len).astype("int64")
     return _with_latencies(frame)
 
 
 def _with_latencies(frame: Frame) -> Frame:
+    def column(values: Iterable[Any], dtype: type) -> pandas.Series:
+        return pandas.Series(list(values), frame.index, dtype=dtype)
+
     told = frame[["arrived", "admitted", "prefilled"]].notna().all(axis=1)
-    first = pandas.Series([moments[0] if moments else np.nan for moments in frame.emitted_at], frame.index, dtype=float)
-    emitted = pandas.Series([sum(counts) for counts in frame.emitted], frame.index, dtype=float)
+    first = column((moments[0] if moments else np.nan for moments in frame.emitted_at), float)
+    emitted = column(map(sum, frame.emitted), float)
     end = frame.finished.where(~frame.failed)
-    gaps = [tuple(after - before for before, after in pairwise(moments)) for moments in frame.emitted_at]
     latencies = {
         "first_token": first,
         "queue": frame.admitted - frame.arrived,
@@ -103,20 +110,19 @@ def _with_latencies(frame: Frame) -> Frame:
         "e2e": end - frame.arrived,
         "slot_time": end - frame.admitted,
     }
-    columns = {name: values.where(told) for name, values in latencies.items()}
-    columns["chunk_gap"] = pandas.Series(gaps, frame.index, dtype=object)
-    columns["token_gap"] = pandas.Series(
-        [
-            tuple(gap / count for gap, count in zip(own, counts[1:], strict=False) for _ in range(count))
-            for own, counts in zip(gaps, frame.emitted, strict=True)
-        ],
-        frame.index,
-        dtype=object,
+    gaps = [tuple(after - before for before, after in pairwise(moments)) for moments in frame.emitted_at]
+    by_token = (
+        tuple(gap / count for gap, count in zip(own, counts[1:], strict=False) for _ in range(count))
+        for own, counts in zip(gaps, frame.emitted, strict=True)
     )
     moments = zip(frame.arrived, frame.admitted, frame.prefilled, frame.emitted_at, end, strict=True)
-    ordered = [_in_order([a, b, c, *seen, last]) for a, b, c, seen, last in moments]
-    columns["in_order"] = pandas.Series(ordered, frame.index, dtype=bool)
-    return frame.assign(told=told, **columns)
+    return frame.assign(
+        told=told,
+        **{name: values.where(told) for name, values in latencies.items()},
+        chunk_gap=column(gaps, object),
+        token_gap=column(by_token, object),
+        in_order=column((_in_order([a, b, c, *seen, last]) for a, b, c, seen, last in moments), bool),
+    )
 
 
 def _in_order(moments: Iterable[float]) -> bool:

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
@@ -15,14 +15,13 @@ def seconds_of(value: object) -> float:
     Raises:
         ValueError: It is neither, or not above 0.
     """
-    wanted = "give seconds above 0, or a number with a unit (us, ms, s, min) such as 200ms"
     if isinstance(value, str):
         match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(us|ms|s|min)?\s*", value)
         found = float(match[1]) * _UNITS[match[2] or "s"] if match else math.nan
     else:
         found = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
     if not (math.isfinite(found) and found > 0):
-        raise ValueError(wanted)
+        raise ValueError("give seconds above 0, or a number with a unit (us, ms, s, min) such as 200ms")
     return found
 
 
@@ -40,17 +39,6 @@ class Limits:
     tpot: float | None = None
     e2e: float | None = None
 
-    @classmethod
-    def of(cls, section: Mapping[str, Any] | None) -> "Limits | None":
-        """Return the limits of a configuration's section ``sla``; None if it sets none.
-
-        Raises:
-            ValueError: A limit is no duration above 0.
-        """
-        known = [field.name for field in fields(cls)]
-        given = {name: seconds_of(section[name]) for name in known if (section or {}).get(name) is not None}  # type: ignore[index]
-        return cls(**given) if given else None
-
     def __str__(self) -> str:
         words = {"TTFT": self.ttft, "TPOT": self.tpot, "e2e": self.e2e}
         return ", ".join(f"{name} ≤ {_short(value)}" for name, value in words.items() if value is not None)
@@ -58,20 +46,20 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What a user asks of requests.
-
-    Attributes:
-        limits: Limits on their latencies; None if there are none.
-        price: What the device costs per hour, in any currency; None if it is not given.
-    """
+    """What a user asks of requests: limits on their latencies, and what the device costs per hour, in any currency."""
 
     limits: Limits | None = None
     price: float | None = None
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "Terms":
-        """Return the terms of a run's configuration."""
-        return cls(limits=Limits.of(config.get("sla")), price=config.get("price"))
+        """Return the terms of a run's configuration.
+
+        Raises:
+            ValueError: A limit is no duration above 0.
+        """
+        given = {name: seconds_of(value) for name, value in (config.get("sla") or {}).items() if value is not None}
+        return cls(limits=Limits(**given) if given else None, price=config.get("price"))
 
 
 def _short(seconds: float) -> str:

@@ -1,13 +1,12 @@
 """The verdict on an exact rule at temperature 0: is the output plain decoding's, token for token?"""
 
 import math
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import pandas
 
-from experiments.results.frame import Frame, Outputs, frame_of
-from experiments.results.records import Record
+from experiments.results.frame import Figures, Frame, Outputs, frame_of
 
 EXACT = "exact"
 """What a rule promises whose output follows the target, where a check has confirmed it."""
@@ -47,93 +46,46 @@ class Verdict(StrEnum):
     """Some differ by more than the dtype explains: the method is broken."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Divergence:
-    """Where a greedy output first differs from plain decoding's.
-
-    Attributes:
-        prompt, turn, sample: Whose output it is.
-        index: Number of the output token, from 0.
-        tokens: The method's token and plain decoding's; None where that output has ended. Empty if not recorded.
-        texts: The two as text.
-        margin: How far the lower of the two is below the largest logit, in nats (``Record.margin``).
-        tie_bound: The margin that the dtype explains at this place, in nats.
-    """
-
-    prompt: str
-    turn: int = 0
-    sample: int = 0
-    index: int
-    tokens: tuple[int | None, ...] = ()
-    texts: tuple[str | None, ...] = ()
-    margin: float | None
-    tie_bound: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lossless:
-    """The verdict on one method, with its evidence.
-
-    Attributes:
-        verdict: What the comparison shows.
-        compared: Outputs that were compared with plain decoding's.
-        divergences: Those of them that differ.
-        unexplained: Those of the divergences that are larger than the dtype explains.
-        largest_margin: The margin of the worst divergence, in nats; None without divergences, or where one output
-            ends and the other goes on after the same tokens, which no dtype explains.
-        tie_bound: The margin that the dtype explains at that very place, in nats; None without divergences.
-        worst: The worst divergence: of those that the dtype does not explain, or else of all, that of the largest
-            margin.
-    """
-
-    verdict: Verdict
-    compared: int = 0
-    divergences: int
-    unexplained: int
-    largest_margin: float | None
-    tie_bound: float | None
-    worst: Divergence | None = None
-
-
-def judge(outputs: Outputs) -> Lossless | None:
+def judge(outputs: Outputs) -> Figures | None:
     """The verdict over one method's outputs at one temperature; None where nothing could be compared.
 
     Sampled outputs, outputs of lossy rules and failures are not compared. There is no verdict either where a margin
     stands without the bound that it is judged by.
+
+    Returns:
+        ``verdict``; ``compared`` outputs, of which ``divergences`` differ and ``unexplained`` differ by more than the
+        dtype explains; the ``worst`` divergence, with its ``largest_margin`` and ``tie_bound`` in nats. The margin is
+        None without divergences, or where one output ends and the other goes on, which no dtype explains.
     """
     frame = frame_of(outputs)
     compared = frame[~frame.failed & frame.equals_plain.notna() & frame.exactness.map(promises_equality).astype(bool)]
     divergent = compared[~compared.equals_plain.astype(bool)]
     if compared.empty or (divergent.margin.notna() & divergent.tie_bound.isna()).any():
         return None
-    if divergent.empty:
-        return Lossless(
-            verdict=Verdict.EQUAL,
-            compared=len(compared),
-            divergences=0,
-            unexplained=0,
-            largest_margin=None,
-            tie_bound=None,
-        )
     listed = divergences_of(divergent)
     unexplained = sum(not explained(each) for each in listed)
-    worst = max(listed, key=lambda each: (not explained(each), _margin(each)))
-    return Lossless(
-        verdict=Verdict.NOT_LOSSLESS if unexplained else Verdict.TIES,
+    worst = max(listed, key=lambda each: (not explained(each), _margin(each)), default=None)
+    differing = Verdict.NOT_LOSSLESS if unexplained else Verdict.TIES
+    return Figures(
+        verdict=Verdict.EQUAL if divergent.empty else differing,
         compared=len(compared),
         divergences=len(divergent),
         unexplained=unexplained,
-        largest_margin=worst.margin,
-        tie_bound=worst.tie_bound,
+        largest_margin=None if worst is None else worst.margin,
+        tie_bound=None if worst is None else worst.tie_bound,
         worst=worst,
     )
 
 
-def divergences_of(frame: Frame) -> tuple[Divergence, ...]:
-    """Return where the outputs of a frame leave plain decoding's, as far as they do."""
+def divergences_of(frame: Frame) -> list[Figures]:
+    """Return where the outputs of a frame leave plain decoding's, as far as they do.
+
+    Each has ``prompt``, ``turn`` and ``sample``; ``index``, the number of the output token, from 0; ``tokens`` and
+    ``texts``, the method's and plain decoding's; ``margin`` and ``tie_bound`` as in ``Record``.
+    """
     found = frame[frame.divergence.notna()]
-    return tuple(
-        Divergence(
+    return [
+        Figures(
             prompt=row.prompt,
             turn=row.turn,
             sample=row.sample,
@@ -144,11 +96,11 @@ def divergences_of(frame: Frame) -> tuple[Divergence, ...]:
             tie_bound=None if pandas.isna(row.tie_bound) else row.tie_bound,
         )
         for row in found.itertuples()
-    )
+    ]
 
 
-def explained(divergence: Divergence | Record) -> bool:
-    """Whether a divergence is within what the dtype explains at its place.
+def explained(divergence: Any) -> bool:
+    """Whether a divergence, or the one of a record, is within what the dtype explains at its place.
 
     A bound of 0 explains nothing: it comes from an invariant engine, where even a margin of 0 is no excuse, because
     equal logits are decided by the token's id.
@@ -156,5 +108,5 @@ def explained(divergence: Divergence | Record) -> bool:
     return bool(divergence.tie_bound) and _margin(divergence) <= divergence.tie_bound
 
 
-def _margin(divergence: Divergence | Record) -> float:
+def _margin(divergence: Any) -> float:
     return math.inf if divergence.margin is None else divergence.margin

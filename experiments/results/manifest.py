@@ -17,8 +17,7 @@ from typing import Any
 import torch
 
 import specdec
-from experiments.results.origin import MANIFEST, read_manifest
-from experiments.results.plain_json import json_text
+from experiments.results.origin import MANIFEST, json_text, read_manifest
 
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "hydra-core", "wandb")
 MOST_CHANGES = 50
@@ -37,13 +36,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def write_manifest(folder: Path, config: Mapping[str, Any], **facts: object) -> dict[str, Any]:
-    """Write ``manifest.json`` into a run's folder, and return it.
-
-    Args:
-        folder: The run's.
-        config: Resolved.
-        **facts: What only the run knows: dtype, device, number of prompts, …
-    """
+    """Write ``manifest.json`` into a run's folder, and return it."""
     manifest = {"command": sys.argv, "config": dict(config), **_circumstances(), **facts}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, default=str) + "\n", encoding="utf-8")
     return manifest
@@ -90,9 +83,13 @@ def note_in_manifest(folder: Path, **facts: object) -> None:
 
 def versions() -> dict[str, str | None]:
     """Python's and the packages' versions; None for one that is not installed."""
-    return {"python": platform.python_version(), "specdec": getattr(specdec, "__version__", None)} | {
-        name: _version(name) for name in PACKAGES
-    }
+    found: dict[str, str | None] = {"python": platform.python_version(), "specdec": specdec.__version__}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
 
 
 def machine() -> dict[str, Any]:
@@ -115,13 +112,11 @@ def device_name(device: torch.device) -> str:
 
 def git_state(folder: Path) -> dict[str, Any] | None:
     """Commit, and whether files differ from it; None outside a clone."""
-    commit = _git(folder, "rev-parse", "HEAD")
-    changes = _git(folder, "status", "--porcelain")
+    found = project_state(folder)
     # A package installed inside some other repository must not report that one's commit.
-    top = _git(folder, "rev-parse", "--show-toplevel")
-    if commit is None or changes is None or top is None or Path(top).resolve() != folder.resolve():
+    if found is None or found["commit"] is None or Path(found["folder"]).resolve() != folder.resolve():
         return None
-    return {"commit": commit, "dirty": bool(changes)}
+    return {name: found[name] for name in ("commit", "dirty")}
 
 
 def project_state(folder: Path) -> dict[str, Any] | None:
@@ -146,13 +141,6 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None  # no git on this machine, or a repository too slow to ask
     return done.stdout.rstrip() if done.returncode == 0 else None
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _processor() -> str:

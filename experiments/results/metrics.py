@@ -6,12 +6,11 @@ figure that has nothing to be computed from is None.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pandas
 
-from experiments.results.frame import Frame
+from experiments.results.frame import Figures, Frame
 
 if TYPE_CHECKING:
     from specdec.types import Step  # for types only: results are read where specdec and torch are not installed
@@ -58,33 +57,23 @@ def proposed_per_round(proposed: "pandas.Series") -> float | None:
     return float(proposed.mean()) or None if len(proposed) else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class AcceptanceByPosition:
-    """Acceptance at positions 1, 2, … of the draft; entry 0 is position 1.
-
-    Attributes:
-        unconditional: Rounds that accepted at least i tokens, over rounds that proposed a depth of at least i.
-        conditional: The same among rounds that accepted at least i-1 tokens; None where there is no such round.
-        rounds: Rounds that proposed a depth of at least i.
-    """
-
-    unconditional: tuple[float, ...]
-    conditional: tuple[float | None, ...]
-    rounds: tuple[int, ...]
-
-
-def acceptance_by_position(rounds: Frame) -> AcceptanceByPosition:
-    """Acceptance at every position that any round proposed.
+def acceptance_by_position(rounds: Frame) -> Figures:
+    """Acceptance at positions 1, 2, … of the draft, as far as any round proposed; entry 0 is position 1.
 
     Rounds (depth 2, accepted 2), (depth 2, accepted 0), (depth 1, accepted 1): position 1 was accepted in 2 of 3,
     position 2 in 1 of 2; of the rounds that proposed it, only the first had accepted position 1: conditionally 1 of 1.
+
+    Returns:
+        ``unconditional``: rounds that accepted at least i tokens, over rounds that proposed a depth of at least i;
+        ``conditional``: the same among rounds that accepted at least i-1 tokens, None where there is no such round;
+        ``rounds``: rounds that proposed a depth of at least i.
     """
     deepest = int(rounds.proposed_depth.max()) if len(rounds) else 0
     proposed = [rounds.accepted[rounds.proposed_depth >= position] for position in range(1, deepest + 1)]
     counts = [
         (len(own), int((own >= place - 1).sum()), int((own >= place).sum())) for place, own in enumerate(proposed, 1)
     ]
-    return AcceptanceByPosition(
+    return Figures(
         unconditional=tuple(accepted / count for count, _, accepted in counts),
         conditional=tuple(accepted / reached if reached else None for _, reached, accepted in counts),
         rounds=tuple(count for count, _, _ in counts),

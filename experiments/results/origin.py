@@ -1,6 +1,7 @@
-"""What made a result, read back from its manifest. Needs the standard library only."""
+"""What made a result, read back from its manifest; and figures as JSON. Needs the standard library only."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -49,3 +50,16 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, 
         if key not in _FREE and old.get(key, "nothing") != new.get(key, "nothing"):
             return key, old.get(key, "nothing"), new.get(key, "nothing")
     return None
+
+
+def json_text(value: Any) -> str:
+    """The value as indented JSON with a line break at its end. A number that JSON does not have becomes null."""
+    return json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False, default=str) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value

@@ -22,52 +22,46 @@ GREEDY_BELOW = 1e-5
 class Record:
     """One method's output for one prompt, and how it came about.
 
+    Records that share a batch carry the same figures of the batch as a whole (``seconds``, ``stage_seconds``, ``load``,
+    ``joules``, ``work``): do not add them up over records. Moments are seconds since the batch's call began, on one
+    monotonic clock; None for an engine that does not tell.
+
     Attributes:
-        prompt: Id of the prompt.
-        turn: Number of the turn, from 0: a conversation has a record for each.
-        category: Its category.
-        sample: Number of the sample, from 0.
+        prompt, category: Id and category of the prompt.
+        turn, sample: Numbers, from 0: a conversation has a record for each turn.
         method: Name of the method.
         exactness: What its verifier promises (``Exactness``), or "exact (declared)"; None for plain decoding.
         temperature: The request's temperature.
         batch: Number of the batch that it ran in, equal for all methods; one turn of it is the unit that was timed.
             -1 for a prompt that did not run.
         prompt_tokens: Length of the prompt.
-        token_ids: The output.
-        text: The output.
+        token_ids, text: The output.
         finish_reason: ``"stop"``, ``"length"`` or ``"error"``.
-        error: With ``"error"``: what happened. The record is a failure, and its figures count nowhere.
-        traceback: Where an exception came from.
-        seconds: Wall time of the whole batch, from prompts to outputs; None if it failed as a whole. Records that
-            share a batch carry the same figure: do not add it up over them.
-        stage_seconds: Time of each stage, for the whole batch likewise.
+        error, traceback: With ``"error"``: what happened, and where. The record is a failure: its figures count not.
+        seconds: Wall time of the batch, from prompts to outputs; None if it failed as a whole.
+        stage_seconds: Time of each stage.
         load: How busy the machine was meanwhile, in cores: ``own`` (this process), ``others`` (all others; of a short
             time it may be below 0), and how many ``cores`` there are. Empty where that is not known.
-        joules: Energy of the whole batch likewise; None where no counter tells (``experiments.measuring.energy``).
+        joules: Energy; None where no counter tells (``experiments.measuring.meters``).
         arrived, admitted, prefilled, finished: When the request was given to the engine, took its slot, had its prompt
-            in the cache, and when the host saw its last tokens: seconds since the batch's call began, on one monotonic
-            clock. None for an engine that does not tell.
-        emitted_at: When the host saw tokens, round by round, on the same clock.
-        emitted: How many tokens these were, after cuts.
-        ingestion: Seconds of template and tokenizer for this request, which ran before the call and are not in
-            ``seconds``.
-        accepted: Accepted tokens of every round, before any cut.
-        expected_accepted: Their expectations.
-        proposed_depth: Depth of every round's longest branch.
-        proposed_nodes: Drafted nodes of every round.
+            in the cache, and when the host saw its last tokens.
+        emitted_at, emitted: When the host saw tokens, round by round, and how many these were, after cuts.
+        ingestion: Seconds of template and tokenizer for this request, which ran before the call.
+        accepted, expected_accepted: Accepted tokens of every round, before any cut, and their expectations.
+        proposed_depth, proposed_nodes: Depth of every round's longest branch, and its drafted nodes.
         distance_tv, distance_kl: For a lossy rule, how far the distribution of every round's first token is from p
             (``experiments.tracing.distance``); empty for an exact rule.
         equals_plain: The output is the one of plain decoding; None where that is not to be expected (sampled, or a
             later turn after answers that differed) or cannot be known.
         divergence: Index of the first output token that differs.
-        tokens_at_divergence: The method's token and plain decoding's there; None where that output has ended.
-        texts_at_divergence: The two as text.
-        margin: How far the lower of the two differing tokens is below the largest logit there, in nats: near 0, a tie
-            of this dtype. None if one output ends where the other goes on, or if a token is impossible there.
-        tie_bound: The largest margin that this dtype explains at that place, in nats (``specdec.exactness.ties``).
-        work: What the batch had to do, by stage, and predicted seconds (``experiments.measuring.accounting``). Records
-            that share a batch carry the same figures. Empty where nothing was counted.
-        round_seconds: Seconds of every round: of its stages, prefill left out. Rows that share a round carry the same.
+        tokens_at_divergence, texts_at_divergence: The method's token and plain decoding's there; None where that
+            output has ended.
+        margin: How far the lower of the two is below the largest logit there, in nats: near 0, a tie of this dtype.
+            None if one output ends where the other goes on, or if a token is impossible there.
+        tie_bound: The largest margin that this dtype explains at that place (``specdec.checks.ties``).
+        work: What the batch had to do, by stage, and predicted seconds (``experiments.measuring.accounting``). Empty
+            where nothing was counted.
+        round_seconds: Seconds of every round: of its stages, prefill left out. Rows that share a round have the same.
         predicted_seconds: What calibrated costs say of every round; None outside of their box, empty without costs.
     """
 

@@ -20,13 +20,9 @@ SUMMARY = "summary.json"
 
 @dataclass(frozen=True)
 class Run:
-    """What a run's folder holds.
+    """What a run's folder holds: what made the results, all figures, computed again from the records, and these.
 
-    Attributes:
-        folder: The folder.
-        manifest: What made the results.
-        summary: All figures, computed again from the records.
-        frame: The records; None for a run that was put together by hand.
+    The frame is None for a run that was put together by hand.
     """
 
     folder: Path
@@ -34,18 +30,16 @@ class Run:
     summary: Summary
     frame: Frame | None = field(default=None, repr=False, compare=False)
 
-    def of(self, method: MethodSummary) -> Frame | None:
-        """Return the outputs of one of its methods, at the method's temperature."""
-        return self._outputs(method.method, method.temperature)
+    def of(self, method: MethodSummary, name: str | None = None) -> Frame | None:
+        """Return the outputs of one of its methods, or of the one of another name, at the method's temperature."""
+        if self.frame is None:
+            return None
+        wanted = method.method if name is None else name
+        return self.frame[(self.frame.method == wanted) & (self.frame.temperature == method.temperature)]
 
     def plain(self, method: MethodSummary) -> Frame | None:
         """Return plain decoding's outputs, at the method's temperature."""
-        return self._outputs(PLAIN, method.temperature)
-
-    def _outputs(self, method: str, temperature: float) -> Frame | None:
-        if self.frame is None:
-            return None
-        return self.frame[(self.frame.method == method) & (self.frame.temperature == temperature)]
+        return self.of(method, PLAIN)
 
 
 def load_run(folder: Path) -> Run:
@@ -105,15 +99,14 @@ def find_folders(given: Sequence[str]) -> list[Path]:
     twice: dict[Path, None] = {}
     for text in given:
         folders = [Path(text)]
-        if not folders[0].exists() and any(character in text for character in "*?["):
+        if not folders[0].exists() and glob.has_magic(text):
             folders = [path for path in map(Path, glob.glob(text, recursive=True)) if path.is_dir()]
             if not folders:
                 raise ValueError(f"no folder matches {text!r}: give folders of runs, or a pattern that matches some")
-        for folder in sorted(folders, key=by_number):
-            for job in jobs_of(folder):
-                if job.resolve() in found:
-                    twice[found[job.resolve()]] = None
-                found.setdefault(job.resolve(), job)
+        for job in (job for folder in sorted(folders, key=by_number) for job in jobs_of(folder)):
+            if job.resolve() in found:
+                twice[found[job.resolve()]] = None
+            found.setdefault(job.resolve(), job)
     if twice:
         print(f"given more than once, and taken once: {', '.join(map(str, twice))}", file=sys.stderr)
     return list(found.values())

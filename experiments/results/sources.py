@@ -1,8 +1,8 @@
 """Where each token of an output came from: accepted from the draft, or drawn by the rule after it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from experiments.results.records import Record
 
@@ -22,15 +22,10 @@ class Source(StrEnum):
     """Nothing was drafted in its round: it was drawn from p, as in plain decoding."""
 
 
-@dataclass(frozen=True)
-class SourcedToken:
-    """A token of an output.
+class SourcedToken(NamedTuple):
+    """A token of an output, and the number of the round that emitted it, from 0.
 
-    Attributes:
-        token: Its id.
-        round: Number of the round that emitted it, from 0.
-        depth: Its place in the round, from 1: an accepted token's depth in the draft tree.
-        source: Where it came from.
+    Its depth is its place in the round, from 1: an accepted token's depth in the draft tree.
     """
 
     token: int
@@ -42,11 +37,8 @@ class SourcedToken:
 def sourced(record: Record, at_leaf: Sequence[bool] = ()) -> list[SourcedToken]:
     """The tokens of an output, each with its source.
 
-    A round emits its accepted tokens and one more; the last round's may be cut.
-
-    Args:
-        record: The output, and what every round accepted.
-        at_leaf: Whether each round's accepted path ended at a leaf of its tree, where a trace tells.
+    A round emits its accepted tokens and one more; the last round's may be cut. ``at_leaf`` says whether each round's
+    accepted path ended at a leaf of its tree, where a trace tells.
     """
     found: list[SourcedToken] = []
     left = iter(record.token_ids)

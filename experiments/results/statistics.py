@@ -41,11 +41,11 @@ class Bootstrap:
         if self.seed < 0:
             raise ValueError(f"bootstrap.seed={self.seed}: give an integer of at least 0")
 
-    def interval(self, statistic: Statistic, columns: Sequence[ArrayLike]) -> Interval | None:
-        """The interval of a statistic of paired columns; None with fewer than two prompts.
+    def intervals(self, statistic: Statistic, columns: Sequence[ArrayLike]) -> list[Interval] | None:
+        """The intervals of several statistics of paired columns; None with fewer than two prompts.
 
         Args:
-            statistic: What is computed from the columns.
+            statistic: Computes them from the columns: ``[statistic, resample]``, or ``[resample]`` for a single one.
             columns: One value per prompt each. The same prompts are drawn in every column.
         """
         data = tuple(np.asarray(column, dtype=np.float64) for column in columns)
@@ -65,8 +65,13 @@ class Bootstrap:
             rng=np.random.default_rng(self.seed),
             batch=1000,
         )
-        low, high = result.confidence_interval
-        return float(low), float(high)
+        low, high = map(np.atleast_1d, result.confidence_interval)
+        return list(zip(low.tolist(), high.tolist(), strict=True))
+
+    def interval(self, statistic: Statistic, columns: Sequence[ArrayLike]) -> Interval | None:
+        """The interval of a single statistic, likewise."""
+        found = self.intervals(statistic, columns)
+        return None if found is None else found[0]
 
     def over_prompts(
         self, statistic: Statistic, prompts: Sequence[Hashable], columns: Sequence[ArrayLike]
@@ -97,23 +102,14 @@ def ratio_of_sums(numerators: np.ndarray, denominators: np.ndarray, *, axis: int
     return numerators.sum(axis) / denominators.sum(axis)
 
 
-def throughput_ratio(
-    tokens: np.ndarray,
-    seconds: np.ndarray,
-    baseline_tokens: np.ndarray,
-    baseline_seconds: np.ndarray,
-    *,
-    axis: int = -1,
-) -> np.ndarray | np.floating:
-    """A method's tokens per second over its baseline's: the speedup."""
-    return ratio_of_sums(tokens, seconds, axis=axis) / ratio_of_sums(baseline_tokens, baseline_seconds, axis=axis)
+def throughput_ratio(*columns: np.ndarray, axis: int = -1) -> np.ndarray | np.floating:
+    """Speedup, from tokens, seconds, the baseline's tokens and its seconds."""
+    return ratio_of_sums(*columns[:2], axis=axis) / ratio_of_sums(*columns[2:], axis=axis)
 
 
-def difference_of_means(
-    first: np.ndarray, first_counts: np.ndarray, second: np.ndarray, second_counts: np.ndarray, *, axis: int = -1
-) -> np.ndarray | np.floating:
-    """The mean of all values on one side less the mean on the other, from sums and counts by prompt."""
-    return ratio_of_sums(first, first_counts, axis=axis) - ratio_of_sums(second, second_counts, axis=axis)
+def difference_of_means(*columns: np.ndarray, axis: int = -1) -> np.ndarray | np.floating:
+    """The mean of all values on one side less the mean on the other, from each side's sums and counts by prompt."""
+    return ratio_of_sums(*columns[:2], axis=axis) - ratio_of_sums(*columns[2:], axis=axis)
 
 
 def mean_of_all(values: Sequence[float | None] | pandas.Series) -> float | None:

@@ -3,13 +3,13 @@
 A call is a turn of a batch: what the engine was given together, and what was timed as one.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas
 
-from experiments.results.frame import Frame, rounds_of
+from experiments.results.frame import Figures, Frame, rounds_of
 from experiments.results.statistics import Bootstrap, Interval, ratio_of_sums, throughput_ratio
 
 STAGES = ("ingestion", "prefill", "draft", "verify", "accept", "commit", "completion")
@@ -41,12 +41,7 @@ def calls_of(own: Frame) -> Frame:
 
 
 def timed_calls(own: Frame, baseline: Frame | None) -> Frame:
-    """Return the calls without a failure in either, with ``baseline_tokens`` and ``baseline_seconds``.
-
-    Args:
-        own: The frame of one method at one temperature.
-        baseline: That of the method that it is compared with; None for none.
-    """
+    """Return the calls without a failure in either method, beside the baseline's tokens and seconds if it is given."""
     calls = calls_of(own)
     calls = calls[~calls.failed]
     if baseline is None:
@@ -77,64 +72,16 @@ def speedup_interval(timed: Frame, bootstrap: Bootstrap) -> Interval | None:
     return bootstrap.over_prompts(throughput_ratio, timed.prompts, columns)
 
 
-def tokens_per_second_interval(timed: Frame, bootstrap: Bootstrap) -> Interval | None:
-    """The interval of ``tokens_per_second`` likewise."""
-    return bootstrap.over_prompts(ratio_of_sums, timed.prompts, [timed.tokens, timed.seconds])
-
-
 def stage_seconds(timed: Frame) -> dict[str, float]:
-    """Seconds by stage over all calls; the wall time that no stage has is ``other``."""
-    totals = ordered(pandas.DataFrame(list(timed.stages)).sum().to_dict())
+    """Seconds by stage over all calls, in the order of a round; the wall time that no stage has is ``other``."""
+    found = pandas.DataFrame(list(timed.stages)).sum().to_dict()
+    totals = {name: found[name] for name in [*(s for s in STAGES if s in found), *sorted({*found}.difference(STAGES))]}
     return totals and totals | {"other": max(0.0, float(timed.seconds.sum()) - sum(totals.values()))}
 
 
-def ordered(stages: Mapping[str, float]) -> dict[str, float]:
-    """Return stages in the order of a round, which is not the order in which they first occurred."""
-    names = [stage for stage in STAGES if stage in stages] + sorted(set(stages).difference(STAGES))
-    return {name: stages[name] for name in names}
-
-
-def acceptance_sums(own: Frame, accepted: str = "accepted") -> Frame:
-    """Return ``emitted`` tokens and ``rounds`` of every prompt, in the order of the prompts.
-
-    Args:
-        own: The frame of one method at one temperature.
-        accepted: The column that is counted: ``accepted`` or ``expected_accepted``.
-    """
-    rounds = rounds_of(own)
-    sums = rounds.groupby("prompt", sort=False)[accepted].agg(["sum", "size"])
-    return pandas.DataFrame({"emitted": sums["sum"] + sums["size"], "rounds": sums["size"]})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gain:
-    """A method's figure less that of another method, on the prompts that both have finished.
-
-    Attributes:
-        over: The other method.
-        tokens: The difference, of mean acceptance lengths in tokens per round.
-        interval: Its paired interval over prompts: the same prompts are drawn for both methods.
-    """
-
-    over: str
-    tokens: float
-    interval: Interval | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entrant:
-    """A method that may be the best in a figure.
-
-    Attributes:
-        value, interval: Its figure.
-        own: Its frame at one temperature; None where that is not at hand.
-        plain: Plain decoding's, in the same run.
-    """
-
-    value: float | None
-    interval: Interval | None
-    own: Frame | None = None
-    plain: Frame | None = None
+Entrant = tuple[Figures, Frame | None, Frame | None]
+"""A method that may be the best in a figure: its figures, its frame at one temperature, and plain decoding's of the
+same run; None for frames that are not at hand."""
 
 
 def winner(figure: str, entrants: Sequence[Entrant], bootstrap: Bootstrap) -> int | None:
@@ -142,20 +89,16 @@ def winner(figure: str, entrants: Sequence[Entrant], bootstrap: Bootstrap) -> in
 
     The interval of its lead over the next one has to leave out 0. Both are drawn on the same prompts where they have
     some in common; else their own intervals must not overlap.
-
-    Args:
-        figure: As in ``lead``.
-        entrants: All that compete.
-        bootstrap: Settings of the interval.
     """
-    known = {number: each.value for number, each in enumerate(entrants) if each.value is not None}
+    known = {number: each[0][figure] for number, each in enumerate(entrants) if each[0][figure] is not None}
     ranked = sorted(known, key=lambda number: -known[number])
     if len(ranked) < 2:
         return None
     best, second = entrants[ranked[0]], entrants[ranked[1]]
     found = lead(figure, best, second, bootstrap)
     if found is None:
-        apart = best.interval is not None and second.interval is not None and best.interval[0] > second.interval[1]
+        own, next_one = (each[0].get(f"{figure}_interval") for each in (best, second))
+        apart = own is not None and next_one is not None and own[0] > next_one[1]
     else:
         apart = found[1] is not None and found[1][0] > 0
     return ranked[0] if apart else None
@@ -164,11 +107,7 @@ def winner(figure: str, entrants: Sequence[Entrant], bootstrap: Bootstrap) -> in
 def lead(figure: str, first: Entrant, second: Entrant, bootstrap: Bootstrap) -> tuple[float, Interval | None] | None:
     """The difference of two methods' figures on the prompts that both have finished, with its paired interval.
 
-    Args:
-        figure: ``speedup``, ``tokens_per_second``, ``mean_acceptance_length`` or ``expected_mean_acceptance_length``.
-        first: One method.
-        second: The other.
-        bootstrap: Settings of the interval.
+    ``figure`` is ``speedup``, ``tokens_per_second``, ``mean_acceptance_length`` or ``expected_mean_acceptance_length``.
 
     Returns:
         None if they have no prompt in common.
@@ -184,30 +123,36 @@ def lead(figure: str, first: Entrant, second: Entrant, bootstrap: Bootstrap) -> 
     def difference(*columns: np.ndarray, axis: int = -1) -> np.ndarray | np.floating:
         return statistic(*columns[:count], axis=axis) - statistic(*columns[count:], axis=axis)
 
-    columns = [both[name].to_numpy(dtype=np.float64) for name in both]
+    columns: list[Any] = [both[name].to_numpy(dtype=np.float64) for name in both]
     return float(difference(*columns)), bootstrap.interval(difference, columns)
 
 
 def _sums(figure: str, entrant: Entrant) -> Frame | None:
     """What a figure is the ratio of, by prompt."""
-    if entrant.own is None or (figure == "speedup" and entrant.plain is None):
+    _, own, plain = entrant
+    if own is None or (figure == "speedup" and plain is None):
         return None
     if figure.endswith("acceptance_length"):
-        return acceptance_sums(entrant.own, "expected_accepted" if figure.startswith("expected") else "accepted")
+        counted = "expected_accepted" if figure.startswith("expected") else "accepted"
+        sums = rounds_of(own).groupby("prompt", sort=False)[counted].agg(["sum", "size"])
+        return pandas.DataFrame({"emitted": sums["sum"] + sums["size"], "rounds": sums["size"]})
     names = ["tokens", "seconds", *(["baseline_tokens", "baseline_seconds"] if figure == "speedup" else [])]
-    timed = timed_calls(entrant.own, entrant.plain if figure == "speedup" else None)
+    timed = timed_calls(own, plain if figure == "speedup" else None)
     return timed.groupby("prompts", sort=False)[names].sum()
 
 
-def gain_over(own: Frame, other: Frame, bootstrap: Bootstrap) -> Gain | None:
+def gain_over(own: Frame, other: Frame, bootstrap: Bootstrap) -> Figures | None:
     """The gain of one method over another in expected mean acceptance length; None if they share no prompt.
 
     The expectations are over the acceptance, given the drafts that were made: they have less noise than counted
     tokens, and the same mean.
+
+    Returns:
+        ``over`` (the other's name), ``tokens`` per round, and their paired ``interval``.
     """
-    one, another = (Entrant(value=None, interval=None, own=each) for each in (own, other))
+    one, another = ((Figures(), each, None) for each in (own, other))
     found = lead("expected_mean_acceptance_length", one, another, bootstrap)
-    return None if found is None else Gain(over=other.method.iloc[0], tokens=found[0], interval=found[1])
+    return None if found is None else Figures(over=other.method.iloc[0], tokens=found[0], interval=found[1])
 
 
 def _ratio(numerator: float, denominator: float) -> float | None:

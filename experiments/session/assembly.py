@@ -4,7 +4,6 @@ import dataclasses
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,30 +15,22 @@ from experiments.config.pairs import check_files
 from experiments.config.sections import bootstrap_of, build, plain, plain_whole
 from experiments.contenders.base import OtherEngine
 from experiments.datasets.prompt import Prompt, choose, fingerprint, selection_of, warmup_texts
-from experiments.measuring.fitting import Fitting, fit
-from experiments.measuring.held import Held, PeakMeter, held_by
-from experiments.measuring.ingredients import ingredients_of
-from experiments.measuring.jobs import Job, prepare
+from experiments.measuring.conditions import ingredients_of
+from experiments.measuring.jobs import Fitting, Job, fit, prepare
 from experiments.measuring.measure import Contender, failure, measure, slots_of
-from experiments.planning.memory import RunMemory
-from experiments.reporting.device import memory_facts, memory_table
-from experiments.reporting.policies import calibration_table
-from experiments.reporting.progress import Every
-from experiments.reporting.table import Table
+from experiments.measuring.meters import PeakMeter, held_by
+from experiments.reporting.device import memory_facts
 from experiments.reporting.terminal import short
-from experiments.results.limits import Terms
-from experiments.results.manifest import check_facts, device_name, note_in_manifest, note_resumed, write_manifest
+from experiments.results.manifest import check_facts, device_name, note_resumed, write_manifest
 from experiments.results.origin import read_manifest
-from experiments.results.prompts import write_prompts
 from experiments.results.records import Record, finished_batches
 from experiments.results.runs import complete, load_run
 from experiments.results.summary import Summary
-from experiments.results.token_texts import write_token_texts
-from experiments.session.engines import accounted, assemble, better_peaks, peaks_of, settle
-from experiments.session.measurement import Measurement, Plot, check_finished, check_lossless
+from experiments.results.texts import write_prompts, write_token_texts
+from experiments.session.engines import accounted, assemble, peaks_of, settle
+from experiments.session.measurement import Measurement, Report, check_finished, check_lossless
 from experiments.session.memory import plan_memory, show_planned
 from experiments.session.methods import check_components, revisions_of
-from experiments.session.policies import calibrations_of, keep_calibrations
 from experiments.session.resume import begun
 from experiments.session.tracked import tracked_run
 from experiments.tracing.trace import TraceWriter
@@ -52,47 +43,6 @@ from specdec.requests import SamplingParams
 from specdec.target.loading import resolve_device
 from specdec.target.target import Target
 
-Shown = tuple[Sequence[Table], Sequence[Path]]
-"""Tables, and files that were written."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ended:
-    """A measurement at its end, for studies of it.
-
-    Attributes:
-        summary: The figures of all methods.
-        records: All records.
-        contenders: All methods, the baseline first.
-        folder: The run's, for pictures and other files.
-    """
-
-    summary: Summary
-    records: Sequence[Record]
-    contenders: Sequence[Contender]
-    folder: Path
-
-
-Study = Callable[[Ended], Shown]
-"""Makes more tables and files of a measurement, at its end."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """What a measurement shows at its end.
-
-    Attributes:
-        tables: Makes the tables, of the summary and a title.
-        plots: Functions that draw the pictures, by file name.
-        opening: Shows something before the measurement begins, given all contenders and the first jobs.
-        studies: Make more tables and files at the end.
-    """
-
-    tables: Callable[[Summary, str], Sequence[Table]]
-    plots: Mapping[str, Plot]
-    opening: Callable[[Sequence[Contender], Sequence[Job]], None] | None = None
-    studies: Sequence[Study] = ()
-
 
 def measure_methods(
     config: DictConfig, *, methods: Mapping[str, str], report: Report, temperatures: Sequence[float] = ()
@@ -102,7 +52,6 @@ def measure_methods(
     Args:
         config: With the sections that ``conf/run.yaml`` has; its settings are checked.
         methods: Names, and the configuration sections of their drafters.
-        report: What is shown.
         temperatures: One after the other; by default the sampling's own alone.
     """
     folder = Path(config.out)
@@ -151,7 +100,7 @@ def measure_methods(
     facts |= facts_of(target, contenders, prompts, samplings)
     held = held_by([each.engine for each in contenders if isinstance(each.engine, Engine)])
     facts["memory"] = memory_facts(planned, held)
-    facts["ingredients"] = {each.method: ingredients_of(each) for each in contenders}
+    facts["ingredients"] = {each.method: ingredients_of(each.engine, speculate=each.speculate) for each in contenders}
     facts["peaks"] = peaks_of(target, config.get("peaks", "none")) if before is None else before.get("peaks")
     facts["revisions"] = revisions_of(config, methods)
     facts["seeds"] = {
@@ -177,37 +126,25 @@ def measure_methods(
     write_prompts(folder, prompts)
     mirror = Mirror(tracker, [each.method for each in contenders], [each.temperature for each in samplings])
     measurement = Measurement(
-        folder=folder,
-        planned=facts["planned"],
-        series=facts["series"],
-        bootstrap=bootstrap,
-        mirror=mirror,
-        tables=report.tables,
+        config=config,
+        facts=facts,
+        contenders=contenders,
+        report=report,
         title=title(
             target,
             samplings,
             f"{amount(fitting)}, batch {_batches(contenders)}{_mode(engine)}, {facts['attention']} attention",
             kv_cache=facts["target"]["kv_cache"],
         ),
-        plots=dict(report.plots),
-        compared_with=config.get("compared_with"),
-        peaks=facts["peaks"],
-        peaks_again=None if facts["peaks"] is None else lambda: better_peaks(facts["peaks"], target),
+        mirror=mirror,
+        memory=(planned, held, meter),
         before=refused(contenders, [unfit for _, unfit in prepared]),
         kept=kept,
-        terms=Terms.of(resolved),
         passed=sum(
             min(size, len(jobs) - number * size)
             for each, (jobs, _) in zip(samplings, prepared, strict=True)
             for number in finished.get(each.temperature, ())
         ),
-        progress_every=Every.of(config.progress_every),
-        closing=lambda summary, records: _closing(
-            report,
-            Ended(summary=summary, records=records, contenders=contenders, folder=folder),
-            (planned, held, meter),
-        ),
-        quiet=job.in_sweep(),
     )
     trace = TraceWriter(folder, dropped=config.trace_dropped) if config.trace else None
 
@@ -238,22 +175,6 @@ def measure_methods(
     return measurement.run(work, sum(len(jobs) for jobs, _ in prepared))
 
 
-def _closing(report: Report, ended: Ended, memory: tuple[RunMemory | str, Held, PeakMeter]) -> Shown:
-    """More tables for a run's end, and the files of what policies have learned. Notes the peak of memory."""
-    engines = {each.method: each.engine for each in ended.contenders[1:] if isinstance(each.engine, Engine)}
-    learned = calibration_table(calibrations_of(engines))
-    planned, held, meter = memory
-    peak = meter.peak()
-    note_in_manifest(ended.folder, memory=memory_facts(planned, held, peak))
-    tables = [] if learned is None else [learned]
-    tables += [memory_table(planned, held, peak)] if isinstance(planned, RunMemory) else []
-    files = keep_calibrations(engines, ended.folder)
-    for study in report.studies:
-        more, written = study(ended)
-        tables, files = [*tables, *more], [*files, *written]
-    return tables, files
-
-
 def encode_warmup(
     texts: list[str], target: Target, sampling: SamplingParams, max_length: int, *, most: int | None = None
 ) -> list[list[int]]:
@@ -275,14 +196,7 @@ def _one_length(prompts: Sequence[Prompt]) -> int | None:
 def facts_of(
     target: Target, contenders: Sequence[Contender], prompts: Sequence[Prompt], samplings: Sequence[SamplingParams]
 ) -> dict[str, Any]:
-    """What the manifest says about a run besides its configuration.
-
-    Args:
-        target: The target.
-        contenders: All methods, the baseline first.
-        prompts: The prompts that are measured.
-        samplings: One per temperature.
-    """
+    """What the manifest says about a run besides its configuration."""
     template = target.tokenizer is not None and bool(target.tokenizer.chat_template)
     baseline = contenders[0].engine
     assert isinstance(baseline, Engine), "plain decoding runs on our engine"
@@ -334,8 +248,9 @@ def amount(fitting: Fitting) -> str:
     prompts = fitting.prompts
     turns = sum(len(prompt.turns) for prompt in prompts)
     said = f"{len(prompts)} prompts" + (f" of {turns} turns in all" if turns != len(prompts) else "")
-    more = [f"{fitting.cut} of them shortened"] if fitting.cut else []
-    more += [f"{fitting.skipped} too long ones left out"] if fitting.skipped else []
+    counts = fitting.facts or {"cut": 0, "skipped": 0}
+    more = [f"{counts['cut']} of them shortened"] if counts["cut"] else []
+    more += [f"{counts['skipped']} too long ones left out"] if counts["skipped"] else []
     return said + (f" ({', '.join(more)})" if more else "")
 
 

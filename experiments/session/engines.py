@@ -50,8 +50,6 @@ def assemble(
     """The target and all contenders, the baseline first.
 
     Args:
-        config: The whole configuration.
-        drafters: Names of methods, and the configuration sections of their drafters.
         samples: Texts to measure the costs of rounds on, for a length policy that needs them.
 
     Raises:
@@ -102,7 +100,8 @@ def assemble(
 def new_engine(config: DictConfig, target: Target, drafter: Drafter | None, verifier: Verifier | None) -> Engine:
     """An engine by the configuration's settings; without a drafter it needs no verifier."""
     options = plain(config, "engine")
-    options["scheduler"] = build(config, "engine.scheduler") if options.get("scheduler") else None
+    for name in ("scheduler", "cache"):
+        options[name] = build(config, f"engine.{name}") if options.get(name) else None
     return Engine(target, drafter, verifier if drafter is not None else None, **options)
 
 
@@ -110,12 +109,6 @@ def accounted(
     contenders: Sequence[Contender], target: Target, costs: CalibratedRounds | None, path: str
 ) -> list[Contender]:
     """The methods with what works out their calls; other engines than ours have none.
-
-    Args:
-        contenders: All methods, the baseline first.
-        target: The target.
-        costs: Calibrated costs.
-        path: Their file, for the message.
 
     Raises:
         ValueError: The costs, or those that a policy chooses by, are of another device, dtype or model.

@@ -1,30 +1,71 @@
 """A measurement from its first record to its last picture, whatever happens in between."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from omegaconf import DictConfig
+
+from experiments.config.job import in_sweep
+from experiments.config.sections import bootstrap_of, plain_whole
+from experiments.measuring.jobs import Job
+from experiments.measuring.measure import Contender
+from experiments.measuring.meters import Held, PeakMeter
+from experiments.planning.memory import RunMemory
 from experiments.reporting import terminal
-from experiments.reporting.device import above_roof, utilization_table
-from experiments.reporting.progress import Every, PromptProgress
+from experiments.reporting.device import above_roof, memory_facts, memory_table, utilization_table
+from experiments.reporting.policies import calibration_table
+from experiments.reporting.progress import Every, Progress
 from experiments.reporting.requests import warnings_of
 from experiments.reporting.run_tables import print_divergences, print_failures, print_noise
 from experiments.reporting.table import Table
 from experiments.reporting.verdicts import print_verdicts, sentence
 from experiments.results.limits import Terms
 from experiments.results.manifest import MANIFEST, note_in_manifest
-from experiments.results.plain_json import json_text
+from experiments.results.origin import json_text
 from experiments.results.records import RECORDS, Record, RecordWriter, replace_records
 from experiments.results.runs import SUMMARY
-from experiments.results.statistics import Bootstrap
 from experiments.results.summary import Summary, summarize
+from experiments.session.engines import better_peaks
+from experiments.session.policies import calibrations_of, keep_calibrations
 from experiments.tracing.trace import FOLDER, shards
 from experiments.tracking.mirror import Mirror
+from specdec.engine.engine import Engine
 
 TABLES = "tables.txt"
 """What a run shows at its end, in its folder."""
 
 Plot = Callable[[Summary, Path, str], Path | None]
+Shown = tuple[Sequence[Table], Sequence[Path]]
+"""Tables, and files that were written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A measurement at its end, for studies of it; the first contender is the baseline."""
+
+    summary: Summary
+    records: Sequence[Record]
+    contenders: Sequence[Contender]
+    folder: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a measurement shows.
+
+    Attributes:
+        tables: Makes the tables, of the summary and a title.
+        plots: Functions that draw the pictures, by file name.
+        opening: Shows something before the measurement begins, given all contenders and the first jobs.
+        studies: Make more tables and files at the end.
+    """
+
+    tables: Callable[[Summary, str], Sequence[Table]]
+    plots: Mapping[str, Plot]
+    opening: Callable[[Sequence[Contender], Sequence[Job]], None] | None = None
+    studies: Sequence[Callable[[Ended], Shown]] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,45 +73,33 @@ class Measurement:
     """A measurement: takes records as they come, and writes and shows everything at its end.
 
     Attributes:
-        folder: Takes ``records.jsonl`` as it goes, then ``summary.json`` and the pictures.
-        planned: Records that every method is to have at every temperature.
-        series: Methods times temperatures: each method at one temperature is a series of records.
-        bootstrap: Settings of the intervals.
-        mirror: Mirrors the results to a tracker.
-        tables: Makes the tables.
+        config: The whole configuration.
+        facts: What the manifest says besides.
+        contenders: All methods, the baseline first.
+        report: What is shown.
         title: Title of the tables, and the second line of the pictures' titles.
-        plots: Functions that draw the pictures, by file name.
-        compared_with: The method that all others are compared with, besides plain decoding; None for none.
-        terms: Limits on latencies, and a price.
+        mirror: Mirrors the results to a tracker.
+        memory: What was planned, what the engines hold, and what measures the peak.
         before: Records of prompts that cannot run, which are written first.
         kept: Records that an earlier attempt left in the file; None if this run does not go on from one.
         passed: Prompts that the earlier attempt has done.
-        progress_every: How often a line of progress is written where there is no terminal.
-        closing: More tables for the end, made of the summary and the records; what it writes beside them may be listed.
-        peaks: What the device does at best, by name; None where it was not measured.
-        peaks_again: Measures that again at the end and returns the better of both: the machine may have been busy for
-            the moment that the first measurement took. None where ``peaks`` is.
-        quiet: Show nothing at the end: the tables are in the folder, and the sweep says a line.
     """
 
-    folder: Path
-    planned: int
-    series: int
-    bootstrap: Bootstrap
-    mirror: Mirror
-    tables: Callable[[Summary, str], Sequence[Table]]
+    config: DictConfig
+    facts: Mapping[str, Any]
+    contenders: Sequence[Contender]
+    report: Report
     title: str
-    plots: dict[str, Plot]
-    compared_with: str | None = None
+    mirror: Mirror
+    memory: tuple[RunMemory | str, Held, PeakMeter]
     before: Sequence[Record] = field(default_factory=tuple)
-    terms: Terms | None = None
     kept: Sequence[Record] | None = None
     passed: int = 0
-    progress_every: Every | None = None
-    closing: Callable[[Summary, Sequence[Record]], tuple[Sequence[Table], Sequence[Path]]] | None = None
-    peaks: Mapping[str, float] | None = None
-    peaks_again: Callable[[], Mapping[str, float]] | None = None
-    quiet: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """Takes ``records.jsonl`` as the measurement goes, then ``summary.json`` and the pictures."""
+        return Path(self.config.out)
 
     def run(self, work: Callable[[Callable[[Record], None]], Iterable[int]], steps: int) -> Summary:
         """Do the work, and report what is finished also if it is interrupted or fails.
@@ -98,7 +127,7 @@ class Measurement:
             for record in self.before if self.kept is None else ():
                 write(record)
             try:
-                with PromptProgress(steps, passed=self.passed, every=self.progress_every) as progress:
+                with Progress(steps, passed=self.passed, every=Every.of(self.config.progress_every)) as progress:
                     for done in work(write):
                         progress.update(done)
                         self.mirror.progress(records, done, steps)
@@ -113,30 +142,33 @@ class Measurement:
         return summary
 
     def _report(self, records: list[Record], exit_code: int) -> Summary:
-        peaks = self.peaks if self.peaks_again is None else self.peaks_again()
+        peaks = self.facts["peaks"]
+        if peaks is not None:  # the machine may have been busy for the moment that the first measurement took
+            peaks = better_peaks(peaks, self.contenders[0].engine.target)
         summary = summarize(
             records,
-            planned=self.planned,
-            series=self.series,
-            bootstrap=self.bootstrap,
-            terms=self.terms,
-            compared_with=self.compared_with,
+            planned=self.facts["planned"],
+            series=self.facts["series"],
+            bootstrap=bootstrap_of(self.config),
+            terms=Terms.of(plain_whole(self.config)),
+            compared_with=self.config.get("compared_with"),
             peaks=peaks,
         )
-        text = json_text({"title": self.title, **asdict(summary)})
+        text = json_text({"title": self.title, **summary})
         (self.folder / SUMMARY).write_text(text, encoding="utf-8")
         if (self.folder / MANIFEST).exists():
-            verdicts = {m.method: asdict(m.lossless) for m in summary.methods if m.lossless is not None}
+            verdicts = {m.method: m.lossless for m in summary.methods if m.lossless is not None}
             note_in_manifest(self.folder, lossless=verdicts, peaks=peaks)
-        console = terminal.console(shown=not self.quiet)
+        console = terminal.console(shown=not in_sweep())  # a sweep says a line, and the tables are in the folder
         written = [self.folder / RECORDS, self.folder / SUMMARY, self.folder / TABLES]
         if any(method.finished for method in summary.methods):
-            more, files = ((), ()) if self.closing is None else self.closing(summary, records)
+            more, files = self._closing(summary, records)
             written += files
             used = utilization_table(summary)
-            for table in [*self.tables(summary, self.title), *([used] if used is not None else []), *more]:
+            tables = self.report.tables(summary, self.title)
+            for table in [*tables, *([used] if used is not None else []), *more]:
                 console.print(terminal.render(table))
-            for name, plot in self.plots.items():
+            for name, plot in self.report.plots.items():
                 path = plot(summary, self.folder / name, self.title)
                 written += [path] if path is not None else []
         print_divergences(console, summary)
@@ -151,6 +183,22 @@ class Measurement:
         self.mirror.results(summary, records, [self.folder / MANIFEST, *written], shards(self.folder / FOLDER))
         self.mirror.finish(exit_code or int(bool(summary.not_lossless)))
         return summary
+
+    def _closing(self, summary: Summary, records: Sequence[Record]) -> Shown:
+        """More tables for the end, and the files of what policies have learned. Notes the peak of memory."""
+        engines = {each.method: each.engine for each in self.contenders[1:] if isinstance(each.engine, Engine)}
+        learned = calibration_table(calibrations_of(engines))
+        planned, held, meter = self.memory
+        peak = meter.peak()
+        note_in_manifest(self.folder, memory=memory_facts(planned, held, peak))
+        tables = [] if learned is None else [learned]
+        tables += [memory_table(planned, held, peak)] if isinstance(planned, RunMemory) else []
+        files = keep_calibrations(engines, self.folder)
+        ended = Ended(summary=summary, records=records, contenders=self.contenders, folder=self.folder)
+        for study in self.report.studies:
+            more, written = study(ended)
+            tables, files = [*tables, *more], [*files, *written]
+        return tables, files
 
 
 def check_finished(summary: Summary) -> None:

@@ -9,7 +9,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from transformers import AutoConfig, PreTrainedConfig
 
-from drafters.medusa import DEFAULT_SHAPE
+from drafters.heads.last_state import DEFAULT_SHAPE
 from experiments.config.job import in_sweep
 from experiments.config.sections import build, plain
 from experiments.planning.drafting import Planned, drafter_class, plan_drafter
@@ -28,6 +28,7 @@ from specdec.machine import choose_dtype, dtype_name, prefers_packed
 from specdec.memory import free_memory
 from specdec.physics.capacity import Served
 from specdec.physics.precision import Precision
+from specdec.physics.reading import COUNTED
 from specdec.physics.shape import ModelShape
 from specdec.quantization.checkpoint import stored_scheme
 from specdec.target.loading import hub_options, resolve_device, resolve_dtype
@@ -37,12 +38,7 @@ _SHARE = 0.5
 
 
 def plan_memory(config: DictConfig, methods: Mapping[str, str]) -> RunMemory | str:
-    """Returns what a run will take; a sentence that says why not if that cannot be told.
-
-    Args:
-        config: The whole configuration.
-        methods: Names, and the configuration sections of their drafters.
-    """
+    """Returns what a run will take; a sentence that says why not if that cannot be told."""
     options = plain(config, "target")
     for setting in ("device_map", "tensor_parallel"):
         if options.get(setting):
@@ -97,7 +93,7 @@ def _planned(config: DictConfig, methods: Mapping[str, str]) -> RunMemory:
         place=f"{shared.device} ({device_name(shared.device)})",
         copies=sum(copies.values()),
         unknown=tuple(unknown),
-        is_sure=shared.shape.is_counted,
+        is_sure=shared.shape.kind in COUNTED,
         weights_of=weights_of,
         own_rows=own_rows,
     )
@@ -108,10 +104,7 @@ class _Here:
     """A target as it will be on this machine.
 
     Attributes:
-        name: Its name.
-        device: Where it will run.
         free: Bytes that are free there.
-        shape: Its shape.
         formats: Bytes of its numbers.
         half: Whether float32 weights are numbers that 16 bits hold, which are then copied in 16 bits.
     """
@@ -151,7 +144,6 @@ class _Here:
         """Returns what a method's engine serves, and whether its drafter is known.
 
         Args:
-            config: The configuration as the method has it.
             section: That of its drafter; None for plain decoding.
         """
         drafter = {} if section is None else plain(config, section)

@@ -25,7 +25,6 @@ class Method:
     """A method by its configuration.
 
     Attributes:
-        name: Its name in results.
         config: The whole configuration as this method has it: with its own settings of target and engine.
         drafter: The section of its drafter; None for plain decoding as the baseline.
         is_set_up: Whether it has settings of its own.
@@ -68,7 +67,6 @@ def methods_of(config: DictConfig, drafters: Mapping[str, str]) -> list[Method]:
     """The methods of a run, plain decoding first.
 
     Args:
-        config: The whole configuration.
         drafters: Names, and the configuration sections of their drafters.
     """
     found = []
@@ -96,11 +94,6 @@ def check_components(
     others: Sequence[str] = ("target", "verifier", "sampling", "dataset", "tracker"),
 ) -> None:
     """Check the arguments of all components, and of what methods have of their own, before anything is made.
-
-    Args:
-        config: The whole configuration.
-        drafters: Names of methods, and the configuration sections of their drafters.
-        others: The other sections that describe a component.
 
     Raises:
         ValueError: An argument, method or component is unknown, missing or wrong, or settings exclude each other.
@@ -165,12 +158,7 @@ def _check_setups(config: DictConfig, known: Sequence[str]) -> None:
 
 
 def revisions_of(config: DictConfig, drafters: Mapping[str, str]) -> dict[str, str | None]:
-    """The revisions of the files that target and drafters were loaded from, by section; None where there are none.
-
-    Args:
-        config: The whole configuration.
-        drafters: Names of methods, and the configuration sections of their drafters.
-    """
+    """The revisions of the files that target and drafters were loaded from, by section; None where there are none."""
     found: dict[str, str | None] = {}
     for section in (each for whole in ("target", *drafters.values()) for each in components_within(config, whole)):
         options = plain(config, section)

@@ -51,12 +51,6 @@ def settle_costs(
     """Measure what rounds cost, if the drafter's policy needs that and was not given it; keep it beside the results.
 
     Args:
-        drafter: Any drafter.
-        verifier: The acceptance rule.
-        target: The target.
-        samples: Texts to decode from.
-        max_batch_size: The rows that rounds will have.
-        folder: Where the results go.
         method: The method's name, if there are several.
     """
     policy = policy_of(drafter)
@@ -77,12 +71,7 @@ def settle_costs(
 
 
 def keep_calibrations(engines: Mapping[str, Engine], folder: Path) -> list[Path]:
-    """Write what node policies have learned beside the results; returns the files.
-
-    Args:
-        engines: By the name of their method.
-        folder: Where the results go.
-    """
+    """Write what node policies have learned beside the results; returns the files."""
     written = []
     for method in calibrations_of(engines):
         policy = _learned(engines[method])

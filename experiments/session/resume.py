@@ -20,8 +20,6 @@ def begun(
     A seed that was left to chance is the first attempt's.
 
     Args:
-        config: The whole configuration.
-        kind: The word for what is resumed.
         begins: The file that every attempt has which must not be written over.
         elsewhere: Settings of the target that may differ, because they say where it runs.
 

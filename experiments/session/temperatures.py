@@ -3,18 +3,13 @@
 from experiments.reporting import style
 from experiments.reporting.cells import length, speedup
 from experiments.reporting.table import Column, Table
-from experiments.session.assembly import Ended, Shown
+from experiments.session.measurement import Ended, Shown
 
 PICTURE = "temperatures.png"
 
 
 def temperatures(ended: Ended, *, picture: bool = True) -> Shown:
-    """A row per method and temperature, and both figures over the temperatures as lines.
-
-    Args:
-        ended: The measurement.
-        picture: Draw the lines, too.
-    """
+    """A row per method and temperature, and both figures over the temperatures as lines."""
     methods = [each for each in ended.summary.methods if each.exactness is not None and each.finished]
     shown = sorted(methods, key=lambda each: (each.method, each.temperature))
     columns = [

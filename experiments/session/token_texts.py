@@ -4,16 +4,11 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.results.token_texts import read_token_texts, token_bytes
+from experiments.results.texts import read_token_texts, token_bytes
 
 
 def texts_of_run(folder: Path, manifest: Mapping[str, Any], tokens: Collection[int]) -> dict[int, bytes]:
     """The texts of a run's tokens; those that nobody can tell are left out, and are shown as their ids.
-
-    Args:
-        folder: The run's.
-        manifest: Its manifest.
-        tokens: The ids to be shown.
 
     Raises:
         ValueError: The file of texts is damaged.

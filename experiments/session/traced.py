@@ -25,8 +25,6 @@ class Traced:
     Attributes:
         sets: The drafts of every temperature.
         config: The configuration of the (first) run, with the drafter at its top.
-        manifest: That run's.
-        rule: The rule that ran.
     """
 
     sets: Mapping[float, Sequence[DraftSet]]

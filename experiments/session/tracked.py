@@ -16,12 +16,7 @@ LONGEST_NAME = 100
 
 
 def tracked_run(folder: Path, manifest: Mapping[str, Any]) -> TrackedRun:
-    """Describe a run to its tracker.
-
-    Args:
-        folder: The run's.
-        manifest: What made the run.
-    """
+    """Describe a run to its tracker."""
     folder_of_sweep = job.sweep_folder()
     sweep = None if folder_of_sweep is None else sweep_name(folder_of_sweep)
     # What was typed as it is now has one value in the whole sweep: what varies was typed as "a,b".
@@ -44,7 +39,6 @@ def name_of(overrides: Sequence[str], shared: Collection[str] = ()) -> str:
     A path is shortened to its last part. If the name is still too long, the longest overrides are left out.
 
     Args:
-        overrides: The overrides.
         shared: Those that all jobs of the sweep have. They come last, and are left out first.
     """
     own = [_without_folders(text) for text in overrides if text not in shared]

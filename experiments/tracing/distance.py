@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from specdec.exactness.outcomes import emitted_law
+from specdec.checks.outcomes import emitted_law
 from specdec.interfaces import Verifier
 from specdec.random import draw
 from specdec.tree import DraftTree, TreeShape
@@ -48,10 +48,7 @@ def first_token_distances(
     """The distance in every row's context.
 
     Args:
-        verifier: The rule.
-        tree: What was drafted.
         target_probs: p at every node; in float64, to see small ones.
-        seed: Seed for drawing siblings again.
     """
     p = target_probs[:, 0]
     given = emitted_law(verifier, tree, target_probs)

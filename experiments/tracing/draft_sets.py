@@ -19,9 +19,7 @@ class DraftSet:
 
     Attributes:
         settings: Overrides that tell these drafts from the replay's others.
-        folder: The run's folder.
         method, exactness: The method that ran, and what its rule promises; it has made the contexts.
-        temperature: The requests' temperature.
         laws: How nodes were drawn.
         is_chain: No node has two children.
         max_nodes, max_depth: The largest of any tree, root not counted.
@@ -60,9 +58,7 @@ def find_drafts(folder: Path, settings: Sequence[str] = (), ran: Verifier | None
     """The drafts in a run's trace, by method and temperature.
 
     Args:
-        folder: The run's folder.
         settings: Overrides that tell its drafts from other runs'.
-        ran: The rule that ran, if it is known.
 
     Raises:
         ValueError: The run has no trace.

@@ -81,11 +81,7 @@ def figures(
     """Compute the figures from the rules' scores.
 
     Args:
-        drafts: The drafts.
-        scores: What every rule expects, row by row.
-        bound: The most that any lossless rule can accept.
         baseline: Name of the rule that gains are over.
-        bootstrap: Settings of the intervals.
     """
     asked = {found.rule: found for found in scores if found.refused is None and found.rule != RAN}
     base = asked.get(baseline)

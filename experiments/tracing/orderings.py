@@ -22,9 +22,6 @@ class Ordering:
     """One ordering on some drafts.
 
     Attributes:
-        name: Both sides.
-        drafts: Which drafts.
-        temperature: The requests' temperature.
         difference: Expected accepted tokens of the first less those of the second.
         interval: Interval of the difference, paired over prompts.
         on_same_drafts: True where both rules were asked about the same drafts. False where each side has drafts and

@@ -15,7 +15,6 @@ class Output:
     """One output of a run.
 
     Attributes:
-        record: Its record.
         tokens: Its tokens, each with its source.
         rounds: What each of its rounds drafted; empty without a trace.
     """
@@ -27,10 +26,6 @@ class Output:
 
 def outputs_of(folder: Path, records: Sequence[Record]) -> tuple[list[Output], list[str]]:
     """Some outputs of a run, and sentences on what is not to be seen and why.
-
-    Args:
-        folder: The run's.
-        records: The records of these outputs.
 
     Raises:
         ValueError: A shard of the trace is damaged.

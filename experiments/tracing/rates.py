@@ -14,7 +14,7 @@ import torch
 from experiments.results.statistics import Bootstrap, Interval, totals
 from experiments.tracing.draft_sets import DraftSet, refusal
 from experiments.tracing.scoring import batches
-from specdec.drafting.acceptance_rates import AcceptanceRates
+from specdec.drafting.best_shapes import AcceptanceRates
 from specdec.interfaces import Verifier
 from specdec.shape import TreeShape
 from specdec.tree import DraftTree
@@ -29,13 +29,11 @@ class Recorded:
     """Acceptance by depth and rank in the drafts of a trace.
 
     Attributes:
-        drafts: Where it comes from.
         shape: The static tree that was drafted.
         prompts: The prompts, in the order of the first axis of the following two.
         accepted: For every prompt, depth and rank, the expected number of accepted nodes.
         offered: The expected number of accepted nodes of the depth above for which a child of this rank was drafted
             or, because q had nothing left to draw, could not be.
-        rounds: The number of rounds.
         tokens: The expected tokens per round, as recorded, in rounds that drafted to full depth.
         top_down: Whether the rule decided about every node before it looked below it.
     """
@@ -90,7 +88,6 @@ def record(sets: Sequence[DraftSet], rule: Verifier) -> Recorded:
 
     Args:
         sets: The drafts, of one run or of several with the same tree.
-        rule: The rule that ran.
 
     Raises:
         ValueError: The drafts had no siblings, or trees that changed from round to round, or the rule cannot be asked.

@@ -17,7 +17,6 @@ class Odds:
     """A token at a place of the tree, and its probabilities there.
 
     Attributes:
-        token: Its id.
         p: The target's probability, None where it was not kept.
         q: The drafter's, None where nothing was drawn from a distribution, or where it was not kept.
     """
@@ -52,7 +51,6 @@ class DraftedRound:
         path: Numbers of the accepted nodes, the root left out.
         next: The recovered or bonus token, after the path's end.
         likely: The target's most probable tokens at the root and at every node of the path.
-        expected_accepted: The expected number of accepted tokens, given this tree.
     """
 
     round: int
@@ -86,10 +84,6 @@ OutputKey = tuple[str, float, str, int, int]
 
 def read_rounds(folder: Path, wanted: Callable[[OutputKey], bool]) -> dict[OutputKey, list[DraftedRound]]:
     """The rounds of some outputs of a run, in their order.
-
-    Args:
-        folder: The run's.
-        wanted: Whether to read an output.
 
     Raises:
         ValueError: The run has no trace, or a shard is damaged.

@@ -27,11 +27,7 @@ class Score:
     """A rule on some drafts.
 
     Attributes:
-        drafts: The drafts.
-        rule: The rule's name.
-        exactness: What it promises.
         refused: Why it was not asked; None if it was.
-        prompts: Id of every row's prompt.
         depth: Depth of every row's longest branch.
         reach: For every row, the probability of accepting at least 1, 2, … tokens.
         logged: For every row, the accepted tokens that the rule that ran had expected.
@@ -60,7 +56,6 @@ class Bound:
     """The most that any lossless rule can accept, for every group of sampled siblings.
 
     Attributes:
-        prompts: Id of every row's prompt.
         depth: Depth of every row's longest branch.
         first: ``sibling_bound`` at every row's root; NaN where it is not known.
         levels: Mean over all groups of siblings at depth 1, 2, …; None where it is not known.

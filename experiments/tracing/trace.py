@@ -82,7 +82,6 @@ class TraceWriter:
     """Writes rounds into a run's folder, shard by shard; a shard has its name when it is complete.
 
     Args:
-        folder: The run's folder.
         dropped: See ``experiments.tracing.compressed``.
 
     Attributes:
@@ -99,7 +98,6 @@ class TraceWriter:
         """Keep a round.
 
         Args:
-            seen: The round.
             keys: Whose round each row is; rows without a key are left out.
         """
         packed = pack(seen.tree, seen.target_probs, dropped=self.dropped)
@@ -140,7 +138,6 @@ class Shard:
     """Rows of a trace as they were read.
 
     Attributes:
-        keys: Whose round each row is.
         columns: For every list column its flat values, and where each row's values begin.
     """
 
@@ -188,7 +185,6 @@ def read_trace(folder: Path, *, tables: bool = True) -> Iterator[Shard]:
     """The shards of a run's trace. Where a batch was run again after an interruption, its last attempt counts.
 
     Args:
-        folder: The run's.
         tables: False leaves out p and q.
 
     Raises:

@@ -14,7 +14,6 @@ class TrackedRun:
     """A run, as its tracker gets it at the beginning.
 
     Attributes:
-        folder: The run's folder.
         config: The resolved configuration and what was found out about the run, in nested sections. The values are
             numbers, texts, truth values and None.
         name: What distinguishes the run: its overrides.

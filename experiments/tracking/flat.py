@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from experiments.results.comparison import commit_of
@@ -12,7 +11,7 @@ from experiments.results.summary import MethodSummary
 _NO_SETTINGS = ("out", "resume", "tracker", "experiment")
 _NOT_FLAT = {
     *("method", "exactness", "temperature", "errors", "divergences", "lossless"),
-    *("acceptance_by_position", "gain", "requests"),
+    *("acceptance_by_position", "gain", "requests", "competes", "not_lossless"),
 }
 _FACTS = ("dtype", "device", "prompts", "prompts_hash", "exactness", "overrides", "versions")
 
@@ -62,11 +61,11 @@ def figures_of(method: MethodSummary) -> dict[str, float | str]:
         elif isinstance(value, int | float):
             flat[name] = float(value) if isinstance(value, bool) else value
 
-    for name, value in asdict(method).items():
+    for name, value in method.items():
         if name not in _NOT_FLAT:
             add(name, value)
     if method.requests is not None:
-        add("requests", _without_intervals(asdict(method.requests)))
+        add("requests", _without_intervals(method.requests))
     if method.exactness is not None:
         flat["exactness"] = method.exactness
     if method.lossless is not None:

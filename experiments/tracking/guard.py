@@ -15,11 +15,7 @@ class Guard:
     thread is left behind, as a daemon that does not keep the process alive, and the next call gets a new one.
 
     Args:
-        service: The library's name, for warnings.
         timeout: Seconds that a call may take, unless it says otherwise.
-
-    Attributes:
-        is_open: Whether calls are made.
     """
 
     def __init__(self, service: str, timeout: float):

@@ -20,9 +20,7 @@ class Mirror:
     temperature before them (``medusa/T=0/speedup``).
 
     Args:
-        tracker: Where to.
         methods: Names of all methods, plain decoding included.
-        temperatures: All temperatures.
     """
 
     def __init__(self, tracker: Tracker, methods: Sequence[str], temperatures: Sequence[float]):
@@ -43,8 +41,6 @@ class Mirror:
 
         Args:
             records: All so far, also those of an interrupted attempt that this one goes on from.
-            done: Prompts that have been measured.
-            steps: Prompts in all.
         """
         # A resumed run passes over what an earlier attempt has measured: nothing is new there.
         if len(records) == self._seen or (done < steps and done - self._last < steps / _POINTS):
@@ -60,14 +56,7 @@ class Mirror:
     def results(
         self, summary: Summary, records: Sequence[Record], files: Sequence[Path], trace: Sequence[Path] = ()
     ) -> None:
-        """Log what is known at the end.
-
-        Args:
-            summary: All figures.
-            records: All records.
-            files: The run's files, pictures included.
-            trace: Files of its trace.
-        """
+        """Log what is known at the end."""
         figures: dict[str, float | str] = {"complete": float(summary.complete), "planned": summary.planned}
         if summary.noise is not None:
             known = {"spread": summary.noise.spread, "other_cores": summary.noise.other_cores}

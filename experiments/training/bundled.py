@@ -130,11 +130,7 @@ def _figures(figures: Mapping[str, float]) -> list[tuple[str, str]]:
 
 
 def _facts(name: str, training: Path, out: Path) -> dict[str, Any]:
-    """The facts that a training has written beside its best weights.
-
-    Raises:
-        ValueError: There are none, or they are of another kind or for another target.
-    """
+    """The facts that a training has written beside its best weights."""
     path = training / BEST / FACTS
     if not path.is_file():
         raise ValueError(f"{name}: there is no {BEST}/{FACTS} in {training}, give the folder of a training")
@@ -147,11 +143,7 @@ def _facts(name: str, training: Path, out: Path) -> dict[str, Any]:
 
 
 def _tried(name: str, folder: Path, facts: Mapping[str, Any], out: Path) -> float:
-    """The tokens per round of a head on one prompt.
-
-    Raises:
-        ValueError: It cannot be loaded, or the output is not plain decoding's.
-    """
+    """The tokens per round of a head on one prompt."""
     transformers_logging.disable_progress_bar()
     own = out / TARGET
     where = str(own) if (own / "config.json").is_file() else f"{bundled.PREFIX}{TARGET}"

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from experiments.training.batch import Anchors, Batch, TargetStates
-from experiments.training.heads.base import Prediction, TrainedHead
+from drafters.heads.training import Anchors, Prediction, TargetStates, TextBatch, TrainedHead
 from experiments.training.losses import Compared, Loss
 from experiments.training.weights import Weights
 
@@ -50,7 +49,7 @@ class Comparison(nn.Module):
         self.loss, self.weights, self.chunk = loss, weights, chunk
 
     def forward(
-        self, batch: Batch, states: TargetStates, anchors: Anchors, totals: Float[Tensor, " depth"], progress: float
+        self, batch: TextBatch, states: TargetStates, anchors: Anchors, totals: Float[Tensor, " depth"], progress: float
     ) -> tuple[Float[Tensor, ""], Places]:
         """The loss and the places.
 
@@ -87,7 +86,7 @@ class Comparison(nn.Module):
 
     def _piece(
         self,
-        batch: Batch,
+        batch: TextBatch,
         states: TargetStates,
         anchors: Anchors,
         prediction: Prediction,
@@ -151,7 +150,7 @@ def column_of(tokens: Int[Tensor, "*shape"], columns: Int[Tensor, " column"] | N
 
 
 def counted(
-    anchors: Anchors, batch: Batch, states: TargetStates, columns: Int[Tensor, " column"] | None, chunk: int
+    anchors: Anchors, batch: TextBatch, states: TargetStates, columns: Int[Tensor, " column"] | None, chunk: int
 ) -> Anchors:
     """The anchors with the places that the loss counts.
 

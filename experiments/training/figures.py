@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from experiments.training.batch import Anchors, Batch
+from drafters.heads.training import Anchors, TextBatch
 from experiments.training.comparison import Places
 
 _BINS = 15
@@ -37,7 +37,7 @@ class Tally:
         self.bins = torch.zeros(3, depths, _BINS, dtype=torch.float64, device=device)
         self.confident = False
 
-    def add(self, places: Places, batch: Batch, *, autoregressive: bool = False) -> None:
+    def add(self, places: Places, batch: TextBatch, *, autoregressive: bool = False) -> None:
         """Add the places of a batch.
 
         Args:
@@ -95,7 +95,7 @@ def unfolded(
     anchors: Anchors,
     alpha: Float[Tensor, "anchor 1"],
     agrees: Bool[Tensor, "anchor 1"],
-    batch: Batch,
+    batch: TextBatch,
     depths: int,
 ) -> tuple[Bool[Tensor, "anchor depth"], Float[Tensor, "anchor depth"], Bool[Tensor, "anchor depth"]]:
     """Returns validity, acceptance and agreement of deeper drafts, whose depth d is depth 1 of d − 1 tokens later."""

@@ -14,7 +14,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from experiments.training.batch import Anchors, Batch, TargetStates
+from drafters.heads.training import Anchors, TargetStates, TextBatch
 from experiments.training.checkpoints import Checkpoints, write_folder
 from experiments.training.comparison import Comparison, Places, counted
 from experiments.training.data.packing import Rows
@@ -187,7 +187,9 @@ class Training:
             self._log(told)
         self.watcher.step(self.done, told)
 
-    def _prepared(self, part: Batch, generator: torch.Generator, *, keep: bool) -> tuple[Anchors, TargetStates | None]:
+    def _prepared(
+        self, part: TextBatch, generator: torch.Generator, *, keep: bool
+    ) -> tuple[Anchors, TargetStates | None]:
         """Returns where drafts begin, and the target's states unless they would have to be kept for long."""
         anchors = self.head.anchors(part, generator)
         if self.head.columns is None and not keep:
@@ -233,7 +235,7 @@ class Training:
         return figures
 
     @torch.no_grad()
-    def _held_out_places(self) -> list[tuple[Batch, Places]]:
+    def _held_out_places(self) -> list[tuple[TextBatch, Places]]:
         """Returns this process's held-out rows, compared. They are the same every time."""
         accelerator, rows = self.accelerator, self.plan.held_out
         comparison: Comparison = accelerator.unwrap_model(self.comparison)

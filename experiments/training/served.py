@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
+from drafters.heads.training import TrainedHead
 from experiments.results import metrics
 from experiments.training.data.document import Document
-from experiments.training.heads.base import TrainedHead
 from specdec.engine.engine import Engine
 from specdec.interfaces import Verifier
 from specdec.requests import SamplingParams

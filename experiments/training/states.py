@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from drafters.heads.trained_on import facts_of
-from experiments.training.batch import Batch, OutputLayer, TargetStates
+from drafters.heads.training import TargetStates, TextBatch, additive
 from specdec.target.target import Target
 
 _CLOSE = 2e-2
@@ -44,16 +44,16 @@ class FrozenTarget:
         self.output = _output_layer(target)
 
     @torch.no_grad()
-    def __call__(self, batch: Batch) -> TargetStates:
+    def __call__(self, batch: TextBatch) -> TargetStates:
         """The states at every position of a batch."""
         with torch.autocast(batch.tokens.device.type, enabled=False):
             return TargetStates(self._hidden(batch), self.output)
 
-    def _hidden(self, batch: Batch) -> dict[int, Float[Tensor, "row position hidden"]]:
+    def _hidden(self, batch: TextBatch) -> dict[int, Float[Tensor, "row position hidden"]]:
         mask: Any = None  # one document per row, from its beginning: the model's own causal mask is right
         if batch.packed:
             dtype = self.model.dtype
-            mask = {kind: additive(visible(batch, window), dtype) for kind, window in self.windows.items()}
+            mask = {kind: additive(batch.visible(window), dtype) for kind, window in self.windows.items()}
             if len(mask) == 1:
                 (mask,) = mask.values()
         output = self.model.base_model(
@@ -67,24 +67,6 @@ class FrozenTarget:
         return {**found, -1: output.last_hidden_state}
 
 
-def visible(batch: Batch, window: int | None = None) -> Bool[Tensor, "row query key"]:
-    """The tokens that each token sees: itself and earlier ones of its document, the last ``window`` of them.
-
-    A token of the padding sees itself, so that its softmax is finite.
-    """
-    place = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
-    distance = place[:, None] - place
-    causal = distance >= 0 if window is None else (distance >= 0) & (distance < window)
-    same = batch.documents[:, :, None] == batch.documents[:, None, :]
-    return same & causal
-
-
-def additive(seen: Bool[Tensor, "row query key"], dtype: torch.dtype) -> Float[Tensor, "row 1 query key"]:
-    """A mask that is added to attention scores: zero where a key is seen."""
-    mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-    return mask.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
-
-
 def _windows(config: Any) -> dict[str, int | None]:
     """The sliding window of every kind of layer that the model has; None for full attention."""
     text = config.get_text_config(decoder=True)
@@ -95,15 +77,28 @@ def _windows(config: Any) -> dict[str, int | None]:
     return {"all": window}
 
 
-def _output_layer(target: Target) -> OutputLayer:
+class _OutputLayer:
+    """From a target's normalized last state to its logits, with the scale or softcap that some models apply."""
+
+    def __init__(self, layer: Any, text: Any):
+        divisor = getattr(text, "logits_scaling", None)
+        self.layer, self.scale = layer, getattr(text, "logit_scale", None) or (1 / divisor if divisor else 1.0)
+        self.softcap: float | None = getattr(text, "final_logit_softcapping", None)
+
+    def __call__(self, hidden: Float[Tensor, "*place hidden"]) -> Float[Tensor, "*place vocab"]:
+        """Logits in float32."""
+        logits = self.layer(hidden).float()
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
+
+
+def _output_layer(target: Target) -> _OutputLayer:
     """The way from the last state to the logits, after a trial with a few tokens."""
     layer = target.model.get_output_embeddings()
     if layer is None:
         raise ValueError(f"the target {target.name} has no output layer: nothing can be trained for it")
-    text: Any = target.model.config.get_text_config(decoder=True)
-    divisor = getattr(text, "logits_scaling", None)
-    scale = getattr(text, "logit_scale", None) or (1 / divisor if divisor else 1.0)
-    output = OutputLayer(layer, scale=scale, softcap=getattr(text, "final_logit_softcapping", None))
+    output = _OutputLayer(layer, target.model.config.get_text_config(decoder=True))
     ids: Int[Tensor, "row position"] = torch.arange(4, device=target.device)[None] % target.vocab_size
     with torch.no_grad():
         wanted = target.model(input_ids=ids, use_cache=False).logits.float()

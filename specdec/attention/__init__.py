@@ -4,8 +4,7 @@ To add a backend: a file with a subclass of ``AttentionBackend``, and its name i
 """
 
 from specdec.attention.call import AttentionBackend
-from specdec.attention.eager import EagerAttention
-from specdec.attention.grouped import DenseAttention, GroupedAttention
+from specdec.attention.grouped import DenseAttention, EagerAttention, GroupedAttention
 from specdec.attention.triton_tree import TritonAttention
 
 BACKENDS: dict[str, AttentionBackend] = {

@@ -6,8 +6,7 @@ masks that the model is given tell the layers' reaches apart. What answers the c
 backend, a step of a captured forward, or the invariant order.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
 from specdec.attention.facts import Facts
+from specdec.attention.masks import dense_masks
 from specdec.cache.base import Cache, OwnLayout
 from specdec.forward import ForwardBatch
 from specdec.scoped import scoped
@@ -74,7 +74,7 @@ Write = Callable[[int, Tensor, Tensor], None]
 """Stores a layer's new keys and values, as ``Cache.write`` does."""
 
 
-class AttentionBackend(ABC):
+class AttentionBackend:
     """One way of computing attention over the cache.
 
     Attributes:
@@ -86,34 +86,32 @@ class AttentionBackend(ABC):
     passes_cache: bool = False
     function: str = NAME
 
-    @abstractmethod
     def prepare(self, batch: ForwardBatch, cache: Cache, facts: Facts) -> Any:
-        """Returns the ``View`` that all layers of a forward share. ``cache.aim(batch)`` has been called before."""
+        """Return the ``View`` that all layers of a forward share: by default, with one dense mask per reach.
 
-    @abstractmethod
-    def attend(self, call: AttentionCall, view: Any) -> Float[Tensor, "batch node head value_dim"]:
-        """Returns the output of one call.
-
-        Args:
-            call: The call. Its keys and values are in the cache.
-            view: As ``prepare`` returned it.
+        ``cache.aim(batch)`` has been called before.
         """
+        return View(cache, dense_masks(batch, cache.get_mask_sizes(batch.nodes, 0)[0], facts))
+
+    def attend(self, call: AttentionCall, view: Any) -> Float[Tensor, "batch node head value_dim"]:
+        """Return the output of one call, whose keys and values are in the cache, over a view from ``prepare``."""
+        raise NotImplementedError("the model reads the cache itself")
 
     def answering(self) -> AbstractContextManager[object]:
-        """Returns a context in which the layers' calls are answered, for a backend that ``passes_cache``."""
+        """Return a context in which the layers' calls are answered, for a backend that ``passes_cache``."""
         return nullcontext()
 
     def automatic(self, model: Any) -> bool:
-        """Returns whether ``attention="auto"`` tries this backend on a model."""
+        """Return whether ``attention="auto"`` tries this backend on a model."""
         return True
 
     def check(self, model: Any) -> str | None:
-        """Returns why a model cannot use this backend, or None. A trial shows later whether its numbers are right."""
+        """Return why a model cannot use this backend, or None. A trial shows later whether its numbers are right."""
         return refuses_attention_functions(model)
 
 
 def refuses_attention_functions(model: Any) -> str | None:
-    """Returns why a model takes no attention function, or None if it takes one. Models say so themselves."""
+    """Return why a model takes no attention function, or None if it takes one. Models say so themselves."""
     if getattr(model, "_supports_attention_backend", False):
         return None
     return f"{model.config.model_type} does not take an attention function"
@@ -134,19 +132,19 @@ class _Running(OwnLayout):
         return key_states, value_states
 
     def answer(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *options: Any) -> Tensor:
-        """Returns the output of a call of the attention function."""
+        """Return the output of a call of the attention function."""
         layer, reach = self.layer_of(key, value), self.reach_of(mask)
         return self.attend(AttentionCall(query, key, value, layer, reach, *options))
 
     def layer_of(self, key: Tensor, value: Tensor) -> int:
-        """Returns the layer whose keys and values these are. Several layers may share those of one."""
+        """Return the layer whose keys and values these are. Several layers may share those of one."""
         known = self._layers.get(id(key))
         if known is None or known[1] is not value:
             raise TypeError("the model changes keys or values between the cache and the attention function")
         return known[2]
 
     def reach_of(self, mask: Tensor | None) -> int:
-        """Returns the index of the reach that a mask is for."""
+        """Return the index of the reach that a mask is for."""
         for index, known in enumerate(self.view.masks):
             if mask is known:
                 return index
@@ -174,10 +172,7 @@ _answer: ContextVar[Callable[..., Tensor]] = ContextVar("attention")
 def answered(view: View, attend: Attend, write: Write | None = None) -> Iterator[OwnLayout]:
     """During the ``with`` block, let ``attend`` answer the layers' calls; the block gets what stands for the cache.
 
-    Args:
-        view: What the layers attend to.
-        attend: Answers a call.
-        write: Stores what a layer attends to later on; None for the cache itself.
+    ``write`` stores what a layer attends to later on; None writes to the cache itself.
     """
     running = _Running(view, attend, write or view.cache.write)
     with scoped(_answer, running.answer):
@@ -185,11 +180,7 @@ def answered(view: View, attend: Attend, write: Write | None = None) -> Iterator
 
 
 def answered_by(answer: Callable[..., Tensor]) -> AbstractContextManager[object]:
-    """During the ``with`` block, let a function answer the layers' calls as they are.
-
-    Args:
-        answer: ``answer(query, key, value, mask, scaling, softcap, sinks)``.
-    """
+    """During the ``with`` block, let ``answer(query, key, value, mask, scaling, softcap, sinks)`` answer the calls."""
     return scoped(_answer, answer)
 
 
@@ -210,14 +201,10 @@ def attention(
         TypeError: The model does something with keys, values or masks that a backend would not see, or gives a tensor
             that it does not know.
     """
-    _check_arguments(kwargs)
-    return _answer.get()(query, key, value, attention_mask, scaling, softcap, s_aux), None
-
-
-def _check_arguments(kwargs: Mapping[str, object]) -> None:
-    unknown = [name for name, value in kwargs.items() if isinstance(value, Tensor) and name not in _IGNORED]
+    unknown = [name for name, given in kwargs.items() if isinstance(given, Tensor) and name not in _IGNORED]
     if unknown:
         raise TypeError(f"the attention function is given {', '.join(unknown)}, which only the model's own knows")
+    return _answer.get()(query, key, value, attention_mask, scaling, softcap, s_aux), None
 
 
 AttentionInterface.register(NAME, attention)

@@ -50,7 +50,7 @@ class Facts:
         return tuple(dict.fromkeys(self.reaches.values()))
 
     def mask_argument(self, masks: list[Tensor]) -> Tensor | Mapping[str, Tensor]:
-        """Returns one mask per distinct reach in the form that the model takes: a dict where layers differ."""
+        """Return one mask per distinct reach in the form that the model takes: a dict where layers differ."""
         if len(self.reaches) == 1:
             return masks[0]
         by_reach = dict(zip(self.distinct_reaches, masks, strict=True))

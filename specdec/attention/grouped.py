@@ -44,11 +44,14 @@ class GroupedView(View):
     repeated: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     def rows(self, reach: int, groups: int) -> Float[Tensor, "batch 1 rows key"]:
-        """Returns the mask of a reach, head by head within a group."""
+        """Return the mask of a reach, head by head within a group."""
         if groups == 1:
             return self.masks[reach]
+        mask = self.masks[reach]
+        if mask.shape[2] == 1:
+            return mask.expand(-1, -1, groups, -1)
         if (reach, groups) not in self.repeated:
-            self.repeated[reach, groups] = self.masks[reach].repeat(1, 1, groups, 1)
+            self.repeated[reach, groups] = mask.repeat(1, 1, groups, 1)
         return self.repeated[reach, groups]
 
 
@@ -56,7 +59,7 @@ class GroupedAttention(AttentionBackend):
     """Dense masks and matrix products, or SDPA where it is faster. Consecutive slots are attended to together."""
 
     def prepare(self, batch: ForwardBatch, cache: Cache, facts: Facts) -> GroupedView:
-        """Returns one dense mask per reach."""
+        """Return one dense mask per reach."""
         return GroupedView(cache, dense_masks(batch, cache.get_mask_sizes(batch.nodes, 0)[0], facts))
 
     def attend(self, call: AttentionCall, view: GroupedView) -> Tensor:
@@ -74,18 +77,21 @@ class GroupedAttention(AttentionBackend):
         return torch.cat(parts)
 
 
+class EagerAttention(AttentionBackend):
+    """The model's own attention, as transformers wrote it: what every other backend is compared with."""
+
+    passes_cache = True
+    function = "eager"
+
+    def check(self, model: Any) -> str | None:
+        """Return None: every model has an attention of its own."""
+        return None
+
+
 class DenseAttention(AttentionBackend):
     """The same products over the keys and masks that the model passes, for models that change them on the way."""
 
     passes_cache = True
-
-    def prepare(self, batch: ForwardBatch, cache: Cache, facts: Facts) -> View:
-        """Returns one dense mask per reach."""
-        return View(cache, dense_masks(batch, cache.get_mask_sizes(batch.nodes, 0)[0], facts))
-
-    def attend(self, call: AttentionCall, view: View) -> Tensor:
-        """Not called: the model reads the cache itself."""
-        raise NotImplementedError("the model passes keys and masks of its own")
 
     def answering(self) -> AbstractContextManager[object]:
         """See ``AttentionBackend.answering``."""
@@ -93,7 +99,7 @@ class DenseAttention(AttentionBackend):
 
 
 def _answer(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *options: Any) -> Tensor:
-    """Returns attention's output; the mask may differ from head to head, for models that add a bias."""
+    """Return attention's output; the mask may differ from head to head, for models that add a bias."""
     groups, kv_heads, queries = query.shape[1] // key.shape[1], key.shape[1], query.shape[2]
     if mask.shape[1] > 1:
         mask = mask[:, :, :queries].reshape(mask.shape[0], kv_heads, groups * queries, mask.shape[3])
@@ -113,14 +119,10 @@ def attend(
     softcap: float | None = None,
     sinks: Float[Tensor, " head"] | None = None,
 ) -> Float[Tensor, "batch query head value_dim"]:
-    """Returns attention's output over all keys that queries may see.
+    """Return attention's output over all keys that queries may see.
 
-    Args:
-        query: One row per query head.
-        key: Not repeated for the query heads that share it.
-        value: Likewise.
-        mask: Additive, its rows repeated for the heads of a group.
-        scaling, softcap, sinks: See ``AttentionCall``.
+    Keys and values are not repeated for the query heads that share them; the rows of the additive mask are. For the
+    other arguments see ``AttentionCall``.
     """
     batch, heads, queries, head_dim = query.shape
     groups = heads // key.shape[1]
@@ -157,16 +159,9 @@ def attend_codes(
     softcap: float | None,
     sinks: Float[Tensor, "batch kv_head rows 1"] | None,
 ) -> Float[Tensor, "batch kv_head rows value_dim"]:
-    """Returns attention's output in the queries' dtype; products and softmax are float32's.
+    """Return attention's output in the queries' dtype; products and softmax are float32's.
 
-    Args:
-        query: All rows that share a key head.
-        keys: ``[batch, kv_head, key, head_dim]``.
-        values: ``[batch, kv_head, key, value_dim]``.
-        mask: Additive.
-        scaling: Factor of the scores; ``head_dim ** -0.5`` when None.
-        softcap: Scores become ``softcap * tanh(scores / softcap)`` before the mask.
-        sinks: A logit per row that takes part in the softmax and has no value.
+    Keys are ``[batch, kv_head, key, head_dim]``, values ``[batch, kv_head, key, value_dim]``; see ``attend``.
     """
     batch, heads, length, dim = keys.shape
     format = keys.format
@@ -197,14 +192,7 @@ def attention_weights(
     softcap: float | None,
     sinks: Float[Tensor, "batch kv_head rows 1"] | None,
 ) -> Float[Tensor, "batch kv_head rows key"]:
-    """Returns the weights of the values, in float32.
-
-    Args:
-        scores: Scaled products of queries and keys.
-        mask: Additive.
-        softcap: Scores become ``softcap * tanh(scores / softcap)`` before the mask; None leaves them.
-        sinks: A logit per row that takes part in the softmax and has no value; None for none.
-    """
+    """Return the weights of the values, in float32, from scaled products of queries and keys; see ``attend``."""
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     scores = (scores + mask).float()

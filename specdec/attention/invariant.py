@@ -27,10 +27,7 @@ they do not fill a vector; with these columns, 16 queries always do."""
 class SingleTokens:
     """The attention of single tokens of different sequences, each of which goes through the model as a row of its own.
 
-    Args:
-        cache: Where keys and values go; it has been aimed at the tokens.
-        written: How many of the rows are written. The others repeat the last one, to fill the shape up.
-        sight: What the tokens see.
+    Only the first ``written`` rows are written to the cache. The others repeat the last one, to fill the shape up.
     """
 
     def __init__(self, cache: Cache, written: int, sight: Sight):
@@ -41,7 +38,7 @@ class SingleTokens:
         self._cache.write(layer, keys[: self._written], values[: self._written])
 
     def attend(self, call: AttentionCall) -> Tensor:
-        """Returns attention's output, ``[query, 1, head, value_dim]``."""
+        """Return attention's output, ``[query, 1, head, value_dim]``."""
         query, _, value, layer, reach, scaling, softcap, sinks = call
         stored = self._cache.stored(layer)
         wide = torch.promote_types(query.dtype, torch.float32)
@@ -54,25 +51,19 @@ class SingleTokens:
         for piece, needed in enumerate(self._sight.needed[reach]):
             if not needed:
                 continue
-            keys = self._sight.block(piece, stored.keys, stored.key_scales, wide)
+            keys = self._sight.block(piece, self._cache, stored.keys, stored.key_scales, wide)
             scores = torch.bmm(rows, keys.transpose(1, 2)).view(kv_heads, queries, groups, -1)
             if softcap is not None:
                 scores = torch.tanh(scores / softcap) * softcap
             scores = scores.masked_fill(self._sight.hidden(reach, piece), -torch.inf)
-            values = self._sight.block(piece, stored.values, stored.value_scales, wide)
+            values = self._sight.block(piece, self._cache, stored.values, stored.value_scales, wide)
             running.add(scores, values, self._sight.outside(piece))
         output = running.result().transpose(0, 1).reshape(queries, 1, kv_heads * groups, -1)
         return output.to(query.dtype)
 
 
 class _OnlineSoftmax:
-    """The online softmax of some queries over the blocks that were added so far.
-
-    Args:
-        rows: The queries, ``[kv_head, query, group, dim]``.
-        value_dim: The width of the values.
-        sinks: Logits that take part in the softmax without a value; None if there are none.
-    """
+    """The online softmax of some queries, ``[kv_head, query, group, dim]``, over the blocks that were added so far."""
 
     def __init__(self, rows: Tensor, value_dim: int, sinks: Tensor | None):
         shape = rows.shape[:3]
@@ -84,12 +75,9 @@ class _OnlineSoftmax:
         self._output = rows.new_zeros((*shape, value_dim))
 
     def add(self, scores: Tensor, values: Tensor, outside: Tensor) -> None:
-        """Take in a block.
+        """Take in a block: scores ``[kv_head, query, group, key]`` and values ``[kv_head, key, value_dim]``.
 
-        Args:
-            scores: ``[kv_head, query, group, key]``, -inf for hidden keys.
-            values: ``[kv_head, key, value_dim]``.
-            outside: Which queries belong to other sequences, ``[query, 1, 1]``.
+        Scores are -inf for hidden keys; ``outside`` marks queries of other sequences, ``[query, 1, 1]``.
         """
         kv_heads, queries, groups, _ = scores.shape
         largest = torch.maximum(self._largest, scores.amax(-1, keepdim=True))
@@ -103,11 +91,11 @@ class _OnlineSoftmax:
         self._largest = largest
 
     def result(self) -> Tensor:
-        """Returns the weighted mean of the values, ``[kv_head, query, group, value_dim]``."""
+        """Return the weighted mean of the values, ``[kv_head, query, group, value_dim]``."""
         return self._output / self._total
 
 
 def _by_key_head(query: Tensor, kv_heads: int) -> Tensor:
-    """Returns queries of single tokens, ``[query, head, 1, dim]``, as ``[kv_head, query, group, dim]``."""
+    """Return queries of single tokens, ``[query, head, 1, dim]``, as ``[kv_head, query, group, dim]``."""
     queries, heads, _, dim = query.shape
     return query.view(queries, kv_heads, heads // kv_heads, dim).transpose(0, 1).contiguous()

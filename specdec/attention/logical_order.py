@@ -78,7 +78,7 @@ class Nodes:
         return len(self.rows)
 
     def pieces(self, chosen: Int[np.ndarray, " query"]) -> list[Piece]:
-        """Returns the blocks of keys that some nodes see. For every node they come in the order of positions."""
+        """Return the blocks of keys that some nodes see. For every node they come in the order of positions."""
         found: list[Piece] = []
         for row in dict.fromkeys(self.rows[chosen].tolist()):
             of_row = self.rows[chosen] == row
@@ -117,7 +117,7 @@ class Nodes:
     def _block(
         self, block: int, length: int, path: Int[np.ndarray, " depth"] | None
     ) -> tuple[Int[np.ndarray, " key"], Int[np.ndarray, " key"]]:
-        """Returns the positions of a block and their cells, for the sequence that goes along a path."""
+        """Return the positions of a block and their cells, for the sequence that goes along a path."""
         positions = np.arange(block * BLOCK, (block + 1) * BLOCK)
         if path is None:
             return positions, np.minimum(positions, self._last)
@@ -128,11 +128,7 @@ class Nodes:
 class Sight:
     """What the queries of one forward of single tokens see, made once for all layers.
 
-    Args:
-        pieces: The blocks of keys, for every query in the order of positions.
-        positions: Logical position of each query.
-        reaches: How far back layers see; there is a mask for each.
-        device: Where the model runs.
+    ``pieces`` are the blocks of keys, for every query in the order of positions. There is a mask for each reach.
     """
 
     def __init__(
@@ -165,16 +161,16 @@ class Sight:
         self._outside = torch.from_numpy(~members).to(device)[:, :, None]
 
     def hidden(self, reach: int, piece: int) -> Tensor:
-        """Returns which keys of a piece each query may not see, in layers of this reach, ``[query, 1, key]``."""
+        """Return which keys of a piece each query may not see, in layers of this reach, ``[query, 1, key]``."""
         return self._seen[reach][piece]
 
     def outside(self, piece: int) -> Tensor:
-        """Returns which queries do not belong to a piece's sequence, ``[query, 1, 1]``."""
+        """Return which queries do not belong to a piece's sequence, ``[query, 1, 1]``."""
         return self._outside[piece]
 
-    def block(self, piece: int, stored: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """Returns a copy of a piece's keys or values, ``[kv_head, key, dim]``: contiguous, whichever piece it is."""
+    def block(self, piece: int, cache: Cache, stored: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """Return a copy of a piece's keys or values, ``[kv_head, key, dim]``: contiguous, whichever piece it is."""
         slot, cells = self.pieces[piece].slot, self._cells[piece]
-        part = stored[slot][:, cells]
+        part = cache.cells(stored, slot, cells)
         copy = torch.empty(part.shape, dtype=dtype, device=part.device).copy_(part)
-        return copy if scales is None else copy.mul_(scales[slot][:, cells, None])
+        return copy if scales is None else copy.mul_(cache.cells(scales, slot, cells)[..., None])

@@ -12,13 +12,7 @@ _EVERYTHING = Reach()
 
 
 def dense_masks(batch: ForwardBatch, length: int, facts: Facts) -> list[Tensor]:
-    """Returns the masks of a forward, one per reach of the model's layers, ``[batch, 1, node, key]``.
-
-    Args:
-        batch: The forward.
-        length: The number of key positions.
-        facts: The model's, for the reaches and the dtype.
-    """
+    """Return the masks of a forward over ``length`` keys, one per reach of the layers, ``[batch, 1, node, key]``."""
     return [_mask(batch, length, facts.dtype, reach) for reach in facts.distinct_reaches]
 
 
@@ -54,7 +48,7 @@ def tree_mask(
     window: int | None = None,
     chunk: int | None = None,
 ) -> Float[Tensor, "batch 1 query key"]:
-    """Returns an additive mask: 0 where a query may attend to a key, -inf where it may not.
+    """Return an additive mask: 0 where a query may attend to a key, -inf where it may not.
 
     Every row's cache holds a prefix of ``starts`` positions, which all queries see, and behind it the cells of the
     tree (or of a prefill chunk). Of these, each query sees itself and its ancestors.
@@ -70,8 +64,7 @@ def tree_mask(
         visible: Which cells each query sees. Each query must see at least one.
         length: The number of key positions.
         dtype: The dtype of the mask, which is the model's.
-        query_positions: Logical position of each query (start + depth); needed with a window or chunks.
-        cell_positions: Logical position of each cell; needed with a window or chunks.
+        query_positions, cell_positions: Logical positions (start + depth); needed with a window or chunks.
         window: A query sees keys less than this many positions back; None sees all.
         chunk: A query sees keys of its own chunk of this many positions, counted from the row's beginning; None
             sees all.
@@ -99,14 +92,9 @@ def tree_mask(
 def row_mask(
     start: int, visible: Bool[Tensor, "query cell"], length: int, dtype: torch.dtype
 ) -> Float[Tensor, "1 1 query key"]:
-    """Returns ``tree_mask`` for a single row without windows; quicker, because the host knows where its cells stand.
+    """Return ``tree_mask`` for a single row without windows; quicker, because the host knows where its cells stand.
 
-    Args:
-        start: Position of the first cell.
-        visible: Which cells each query sees.
-        length: The number of key positions: ``start`` and the cells, or less (at the end of the cache, or where nothing
-            is read).
-        dtype: The dtype of the mask.
+    ``length`` is that of the prefix and the cells, or less (at the end of the cache, or where nothing is read).
     """
     mask = torch.zeros(1, 1, visible.shape[0], length, dtype=dtype, device=visible.device)
     mask[0, 0, :, start:].masked_fill_(~visible[:, : max(length - start, 0)], -torch.inf)

@@ -74,10 +74,9 @@ def tree_attention(
     softcap: float | None = None,
     sinks: Float[Tensor, " head"] | None = None,
     pieces: int | None = None,
-    keys_per_piece: int | None = None,
     tiles: Tiles | None = None,
 ) -> Float[Tensor, "batch query head value_dim"]:
-    """Returns the attention of a tree's nodes over the cache, which holds their own keys and values already.
+    """Return the attention of a tree's nodes over the cache, which holds their own keys and values already.
 
     Nothing here looks at a value on the device, so that a launch can be captured in a graph.
 
@@ -86,12 +85,8 @@ def tree_attention(
         stored: A layer's keys and values. Quantized ones are multiplied with their scales on the way.
         seen: Where the rows are, and what their queries see.
         reach: The layer's window or chunk, counted in positions of the sequence (``length + depth``).
-        scaling: Factor of the scores; ``head_dim ** -0.5`` when None.
-        softcap: Scores become ``softcap * tanh(scores / softcap)``.
-        sinks: One logit per head that takes part in the softmax and has no value.
+        scaling, softcap, sinks: See ``AttentionCall``.
         pieces: Into how many equal pieces a row's context is cut; None for as many as fill the device.
-        keys_per_piece: Cut at multiples of this many positions instead, whatever the row's length or the batch: then a
-            row is added up in the same order whatever else is in the batch.
         tiles: How the launch is divided; None for what suits the sizes.
     """
     rows, heads, nodes, head_dim = query.shape
@@ -103,9 +98,7 @@ def tree_attention(
     blocks = triton.cdiv(nodes * groups, tiles.queries)
     positions = seen.table.shape[1] * page_size
     keys = min(seen.keys, positions)
-    if keys_per_piece is not None:
-        pieces = triton.cdiv(keys, keys_per_piece)
-    elif pieces is None:
+    if pieces is None:
         pieces = choose_pieces(blocks * rows * kv_heads, keys, processors(query.device))
     output = query.new_empty(rows, nodes, heads, value_dim)
     nothing = seen.lengths  # stands for a tensor that this launch does not read
@@ -160,7 +153,6 @@ def tree_attention(
             BLOCK_D=low,
             BLOCK_REST=0 if rest <= 0 else max(16, triton.next_power_of_2(rest)),
             BLOCK_V=block_v,
-            KEYS_PER_PIECE=keys_per_piece or 0,
             IN_PIECES=split,
             IN_LINE=seen.words is None,
             PAGED=seen.table.shape[1] > 1,
@@ -197,29 +189,19 @@ def tree_attention(
 
 
 def choose_pieces(programs: int, keys: int, available: int) -> int:
-    """Returns into how many pieces the context is cut.
+    """Return the number of pieces of a context of ``keys`` positions, for launches of so many programs if it is whole.
 
-    Args:
-        programs: Programs of a launch that does not cut it.
-        keys: Positions of the longest row, at most.
-        available: Multiprocessors of the device.
+    ``available`` is the number of the device's multiprocessors.
     """
     wanted = triton.cdiv(PROGRAMS_PER_PROCESSOR * available, programs)
     return max(1, min(wanted, triton.cdiv(keys, LEAST_KEYS), MOST_PIECES))
 
 
 def choose_tiles(queries: int, head_dim: int, value_dim: int, dtype: torch.dtype, device: torch.device) -> Tiles:
-    """Returns tiles that fit into a multiprocessor's registers and shared memory.
+    """Return tiles that fit into a multiprocessor's registers and shared memory.
 
     They were chosen by what ptxas reports for compute capability 9.0 (Triton 3.9): in half precision no register is
     spilled to memory, but for a few bytes with scales or chunks. Their speed has not been measured.
-
-    Args:
-        queries: Nodes times query heads of a key head.
-        head_dim: Width of queries and keys.
-        value_dim: Width of values.
-        dtype: The queries' dtype.
-        device: Where the kernel runs.
     """
     wide = max(head_dim, value_dim)
     if dtype is torch.float32:  # without tensor cores, all of it stands in registers
@@ -240,13 +222,13 @@ def choose_tiles(queries: int, head_dim: int, value_dim: int, dtype: torch.dtype
 
 @lru_cache
 def processors(device: torch.device) -> int:
-    """Returns the number of multiprocessors; 1 on a CPU, where the interpreter runs one program after the other."""
+    """Return the number of multiprocessors; 1 on a CPU, where the interpreter runs one program after the other."""
     return 1 if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @lru_cache
 def shared_memory(device: torch.device) -> int:
-    """Returns the bytes of shared memory that one program may have."""
+    """Return the bytes of shared memory that one program may have."""
     if device.type == "cpu":
         return 96 * 1024
     properties: Any = torch.cuda.get_device_properties(device)
@@ -254,7 +236,7 @@ def shared_memory(device: torch.device) -> int:
 
 
 def _strides(tensor: Any) -> tuple[int, int, int]:
-    """Returns the strides of page, head and position."""
+    """Return the strides of page, head and position."""
     return tensor.stride(0), tensor.stride(1), tensor.stride(2)
 
 

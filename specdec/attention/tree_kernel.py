@@ -22,7 +22,7 @@ NOTHING = tl.constexpr(float("-inf"))
 @triton.jit
 @no_type_check
 def _hidden(position, in_tree, cell, length, depth, query_position, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
-    """Returns which queries a layer's window or chunk keeps from which keys, by their positions in the sequence."""
+    """Return which queries a layer's window or chunk keeps from which keys, by their positions in the sequence."""
     of_cell = length + tl.load(depth + cell, mask=in_tree, other=0)
     key_position = tl.where(in_tree, of_cell, position)
     hidden = query_position[:, None] < 0
@@ -204,7 +204,6 @@ def attend_piece(
     BLOCK_D: tl.constexpr,
     BLOCK_REST: tl.constexpr,
     BLOCK_V: tl.constexpr,
-    KEYS_PER_PIECE: tl.constexpr,
     IN_PIECES: tl.constexpr,
     IN_LINE: tl.constexpr,
     PAGED: tl.constexpr,
@@ -254,14 +253,9 @@ def attend_piece(
     if CHUNK > 0:
         first = length // CHUNK * CHUNK
     first = first // BLOCK_N * BLOCK_N
-    if KEYS_PER_PIECE > 0:
-        share = KEYS_PER_PIECE
-        begin = tl.maximum(first, tl.program_id(2) * share)
-        end = tl.minimum(stop, (tl.program_id(2) + 1) * share)
-    else:
-        share = tl.cdiv(tl.cdiv(stop - first, pieces), BLOCK_N) * BLOCK_N
-        begin = first + tl.program_id(2) * share
-        end = tl.minimum(stop, begin + share)
+    share = tl.cdiv(tl.cdiv(stop - first, pieces), BLOCK_N) * BLOCK_N
+    begin = first + tl.program_id(2) * share
+    end = tl.minimum(stop, begin + share)
     unmasked = begin + tl.maximum(tl.minimum(end, length) - begin, 0) // BLOCK_N * BLOCK_N
 
     if PAGED:

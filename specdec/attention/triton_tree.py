@@ -17,7 +17,7 @@ from specdec.forward import ForwardBatch, bucket_of
 from specdec.placement import is_divided, is_shared, main_device
 
 if TYPE_CHECKING:  # importing it imports Triton
-    from specdec.attention.tree_attention import Seen, Tiles
+    from specdec.attention.tree_attention import Seen
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -36,19 +36,10 @@ class TreeView(View):
 
 
 class TritonAttention(AttentionBackend):
-    """The kernel of ``tree_kernel``. Triton is imported when a model first uses it.
-
-    Args:
-        keys_per_piece: Where to cut a row's context for programs that run at the same time, so that it is added up in
-            the same order whatever else is in the batch; None cuts it into as many pieces as fill the device.
-        tiles: How a launch is divided among programs; None for what suits the number of nodes.
-    """
-
-    def __init__(self, *, keys_per_piece: int | None = None, tiles: "Tiles | None" = None):
-        self.keys_per_piece, self.tiles = keys_per_piece, tiles
+    """The kernel of ``tree_kernel``. Triton is imported when a model first uses it."""
 
     def prepare(self, batch: ForwardBatch, cache: Cache, facts: Facts) -> TreeView:
-        """Returns the kernel's view of a forward. All of it is on the device already, or is derived there."""
+        """Return the kernel's view of a forward. All of it is on the device already, or is derived there."""
         from specdec.attention.tree_attention import Seen
 
         topology, reaches = batch.topology, facts.distinct_reaches
@@ -69,13 +60,11 @@ class TritonAttention(AttentionBackend):
             scaling=call.scaling,
             softcap=call.softcap,
             sinks=call.sinks,
-            keys_per_piece=self.keys_per_piece,
-            tiles=self.tiles,
         )
 
     @staticmethod
     def missing() -> str | None:
-        """Returns that Triton is not installed, and what to do; None if it is."""
+        """Return that Triton is not installed, and what to do; None if it is."""
         if importlib.util.find_spec("triton") is None:
             return "Triton is not installed (CUDA builds of torch bring it; pip install triton)"
         return None
@@ -100,11 +89,11 @@ class TritonAttention(AttentionBackend):
 
 @lru_cache(maxsize=64)
 def _stand_ins(count: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-    """Returns a tensor for each reach of a model's layers, to be passed where masks are."""
+    """Return a tensor for each reach of a model's layers, to be passed where masks are."""
     with torch.inference_mode(False):
         return [torch.zeros(1, 1, 1, 1, dtype=dtype, device=device) for _ in range(count)]
 
 
 def _interpreted() -> bool:
-    """Returns whether kernels run on the CPU, as Triton's documentation says: by an environment variable."""
+    """Return whether kernels run on the CPU, as Triton's documentation says: by an environment variable."""
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")

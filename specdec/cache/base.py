@@ -2,6 +2,7 @@
 
 import itertools
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import Cache as TransformersCache
 
+from specdec.cache.pages import Placement
 from specdec.forward import ForwardBatch
 
 
@@ -131,16 +133,23 @@ class Cache(OwnLayout, ABC):
         """All tensors of the cache, each ``[layer, slot, position, ...]``."""
 
     @abstractmethod
-    def reserve(self, slot: int, positions: int) -> None:
-        """Make room for a request.
+    def place(self, placement: Placement) -> None:
+        """Begin a request: let its slot have its pages, and copy the beginning that another slot holds.
 
-        Args:
-            slot: Its slot.
-            positions: The largest number of committed positions that it will need.
-
-        Raises:
-            ValueError: There is no room.
+        A cache of rows that shares nothing can do without.
         """
+
+    @abstractmethod
+    def vacate(self, slot: int) -> None:
+        """End a slot's request: whatever is written for this slot now must not reach pages that are others' soon."""
+
+    @abstractmethod
+    def save(self, slot: int, count: int) -> list[Tensor]:
+        """Return a slot's first positions as tensors in the host's memory."""
+
+    @abstractmethod
+    def load(self, slot: int, saved: Sequence[Tensor]) -> None:
+        """Write what ``save`` has returned to the first positions of a slot."""
 
     @abstractmethod
     def aim(self, batch: ForwardBatch) -> None:
@@ -161,10 +170,14 @@ class Cache(OwnLayout, ABC):
     def pages(self, slots: Int[Tensor, " batch"]) -> Int[Tensor, "batch page"]:
         """Returns the pages of every slot, in order, for a kernel that reads the cache itself.
 
-        A page is an index along the first axis of what ``stored`` returns, whose third axis is as long as a page. Here
-        every slot is one page.
+        A page is an index along the first axis of what ``stored`` returns, whose third axis is as long as a page. With
+        rows, every slot is one page.
         """
         return slots[:, None]
+
+    def cells(self, stored: Tensor, slot: int, positions: slice | Int[Tensor, " key"]) -> Tensor:
+        """Return some positions of a slot, ``[kv_head, key, ...]``, of a tensor that ``stored`` has returned."""
+        return stored[slot][:, positions]
 
     def read_segment(self, layer: int, segment: Segment) -> tuple[Tensor, Tensor]:
         """Returns the keys and values that attention may see of one of the ``segments``."""
@@ -191,10 +204,6 @@ class Cache(OwnLayout, ABC):
             start: The first position.
             stop: The position behind the last one; None for all.
         """
-
-    @abstractmethod
-    def free(self, slot: int) -> None:
-        """Give back what ``reserve`` took."""
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object):
         """Write, then read: this is what a model's layers call."""

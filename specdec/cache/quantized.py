@@ -5,7 +5,7 @@ those of the forward's own nodes. So a token that was verified in a tree leaves 
 plain decoding, and both follow one distribution: that of the model with a quantized cache.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -14,8 +14,10 @@ from torch import Tensor
 
 from specdec.cache.base import Cache, LayerShape, Segment, Stored
 from specdec.cache.formats import Format, check_device
+from specdec.cache.paged_cache import cache_of
+from specdec.cache.pages import Paging, Placement
 from specdec.cache.quantized_tensor import QuantizedTensor
-from specdec.cache.slot_cache import SlotCache, check_memory
+from specdec.cache.slot_cache import check_memory
 from specdec.forward import ForwardBatch
 
 
@@ -28,6 +30,7 @@ class QuantizedSlotCache(Cache):
     Args:
         shapes: One shape per layer that stores keys and values.
         format: How numbers are stored.
+        paging: The size and the number of pages; None for rows.
         max_batch_size: The number of slots.
         max_length: Committed positions per slot.
         max_nodes: Further positions per slot, for the nodes of a tree.
@@ -42,6 +45,7 @@ class QuantizedSlotCache(Cache):
         self,
         shapes: Mapping[int, LayerShape],
         format: Format,
+        paging: Paging | None = None,
         *,
         max_batch_size: int,
         max_length: int,
@@ -58,23 +62,42 @@ class QuantizedSlotCache(Cache):
         scales = {layer: replace(shape, key_dim=1, value_dim=1, dtype=torch.float32) for layer, shape in shapes.items()}
         kept = [*codes.values(), *scales.values(), *(indexers or {}).values()]
         self.bytes_per_position = sum(shape.bytes_per_position for shape in kept)
-        check_memory(kept, max_batch_size, max_length, max_nodes, device)
+        if paging is None or paging.page_size is None:
+            check_memory(kept, max_batch_size, max_length, max_nodes, device)
         sizes = {"max_batch_size": max_batch_size, "max_length": max_length, "max_nodes": max_nodes, "device": device}
-        self._codes = SlotCache(codes, indexers=indexers, **sizes)
-        self._scales = SlotCache(scales, **sizes)
+        self._codes = cache_of(codes, paging, indexers=indexers, **sizes)
+        self._scales = cache_of(scales, paging, **sizes)
         self._parts = (self._codes, self._scales)
         self._dtypes = {layer: shape.dtype for layer, shape in shapes.items()}
         self.segments: tuple[Segment, ...] = ()
 
-    def reserve(self, slot: int, positions: int) -> None:
-        """See ``Cache.reserve``."""
+    def place(self, placement: Placement) -> None:
+        """See ``Cache.place``."""
         for part in self._parts:
-            part.reserve(slot, positions)
+            part.place(placement)
 
-    def free(self, slot: int) -> None:
-        """See ``Cache.free``."""
+    def vacate(self, slot: int) -> None:
+        """See ``Cache.vacate``."""
         for part in self._parts:
-            part.free(slot)
+            part.vacate(slot)
+
+    def save(self, slot: int, count: int) -> list[Tensor]:
+        """See ``Cache.save``."""
+        return [saved for part in self._parts for saved in part.save(slot, count)]
+
+    def load(self, slot: int, saved: Sequence[Tensor]) -> None:
+        """See ``Cache.load``."""
+        codes = len(self._codes.tensors)
+        self._codes.load(slot, saved[:codes])
+        self._scales.load(slot, saved[codes:])
+
+    def pages(self, slots: Int[Tensor, " batch"]) -> Int[Tensor, "batch page"]:
+        """See ``Cache.pages``."""
+        return self._codes.pages(slots)
+
+    def cells(self, stored: Tensor, slot: int, positions: slice | Int[Tensor, " key"]) -> Tensor:
+        """See ``Cache.cells``."""
+        return self._codes.cells(stored, slot, positions)
 
     def aim(self, batch: ForwardBatch) -> None:
         """See ``Cache.aim``."""

@@ -9,13 +9,14 @@ branches, of which the path 2, 3 is accepted::
     commit     p0  p1  p2  r   n2  n3  n3      new length 6, the rest is garbage
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from specdec.cache.base import Cache, LayerShape, Segment, Stored, segments
+from specdec.cache.pages import Placement
 from specdec.forward import ForwardBatch
 from specdec.host import can_look
 from specdec.memory import NoRoomError, free_memory
@@ -59,7 +60,7 @@ class SlotCache(Cache):
         self.length_used = False
         kept = [*shapes.values(), *indexers.values()]
         self.bytes_per_position = sum(shape.bytes_per_position for shape in kept)
-        check_memory(kept, max_batch_size, max_length, max_nodes, device)
+        self._check_memory(kept, device)
         # Zeros, not empty: a masked position still enters 0 * value, and garbage could be NaN.
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
@@ -94,15 +95,41 @@ class SlotCache(Cache):
         """Give the layers of a shape their places in a stack; returns the leading sizes of its tensors."""
         members = [layer for layer, other in shapes.items() if other == shape]
         where.update({layer: (stack, index) for index, layer in enumerate(members)})
-        return len(members), self.slots, self.positions
+        return len(members), *self._extent
 
-    def reserve(self, slot: int, positions: int) -> None:
-        """Refuse a request that is longer than a slot's row. Nothing needs to be reserved: every slot has its row."""
-        if positions > self.positions:
-            raise ValueError(f"{positions} positions do not fit into the cache's {self.positions}: raise max_length")
+    @property
+    def _extent(self) -> tuple[int, int]:
+        """The sizes of the second and the third axis of the tensors."""
+        return self.slots, self.positions
 
-    def free(self, slot: int) -> None:
-        """Nothing to give back: the next request writes over it."""
+    def _check_memory(self, kept: Sequence[LayerShape], device: torch.device) -> None:
+        check_memory(kept, self.slots, self.max_length, self.positions - self.max_length, device)
+
+    def place(self, placement: Placement) -> None:
+        """See ``Cache.place``: every slot has its row."""
+        if placement.source not in (None, placement.slot):
+            for tensor in self.tensors:
+                tensor[:, placement.slot, : placement.reused] = tensor[:, placement.source, : placement.reused]
+
+    def vacate(self, slot: int) -> None:
+        """Nothing to do: the row remains the slot's."""
+
+    def save(self, slot: int, count: int) -> list[Tensor]:
+        """See ``Cache.save``."""
+        return [tensor[:, *self._run(tensor, slot, 0, count)].to("cpu", copy=True) for tensor in self.tensors]
+
+    def load(self, slot: int, saved: Sequence[Tensor]) -> None:
+        """See ``Cache.load``."""
+        for tensor, kept in zip(self.tensors, saved, strict=True):
+            tensor[:, *self._run(tensor, slot, 0, kept.shape[1])] = kept.to(tensor.device)
+
+    def _at(self, slots: Int[Tensor, " batch"], positions: Int[Tensor, "batch position"]) -> tuple[Tensor, Tensor]:
+        """Return where positions of slots stand: indices of the second and the third axis of the tensors."""
+        return slots[:, None], positions
+
+    def _run(self, tensor: Tensor, slot: int, start: int, stop: int) -> tuple[int | Tensor, slice | Tensor]:
+        """Return where some positions of one slot stand, likewise."""
+        return slot, slice(start, stop)
 
     def aim(self, batch: ForwardBatch) -> None:
         """Prepare for a forward: where it writes, and how much of the rows it reads.
@@ -112,12 +139,7 @@ class SlotCache(Cache):
         """
         rows, nodes, width = batch.batch, batch.nodes, batch.topology.width
         look = can_look(batch.lengths)
-        if batch.key_bound is not None:
-            needed = batch.key_bound
-        else:
-            needed = int(batch.lengths.max()) + width if look else self.positions
-        # Short prompts are padded beside long ones: padding that would fall off the row's end stays at its end.
-        self.length = min(needed, self.positions)
+        self.length = self._needed(batch, look=look)
         self._batch = batch
         self._gathered = not look
         everything = (Segment(slice(0, rows), slice(0, self.slots)),)  # all rows, gathered from all slots
@@ -128,10 +150,20 @@ class SlotCache(Cache):
         if self._start < 0:
             cells = batch.lengths[:, None] + self._cells[width - nodes : width]
             # This index holds however the rows are cut into segments.
-            index = (batch.slots[:, None], cells.clamp_(max=self.positions - 1))
+            index = self._at(batch.slots, cells.clamp_(max=self.positions - 1))
             self._indices = {cells.device: index}
             for place in self._places:  # one copy for all layers there
                 self._indices[place] = (index[0].to(place), index[1].to(place))
+
+    def _needed(self, batch: ForwardBatch, *, look: bool) -> int:
+        """Return how many positions of a slot a forward reads.
+
+        Short prompts are padded beside long ones: padding that would fall off the row's end stays at its end.
+        """
+        if batch.key_bound is not None:
+            return min(batch.key_bound, self.positions)
+        longest = int(batch.lengths.max()) + batch.topology.width if look else self.positions
+        return min(longest, self.positions)
 
     def views(self, segment: Segment) -> dict[int, tuple[Tensor, Tensor]]:
         """Returns keys and values of every layer in a run of slots, ``[slot, kv_head, position, head_dim]``."""
@@ -188,7 +220,6 @@ class SlotCache(Cache):
 
     def update_indexer(self, indexer_key_states: Tensor, layer_idx: int) -> Tensor:
         """Write ``[batch, node, dim]`` and return all that the indexer may choose from."""
-        assert self._batch is not None
         stack, place = self._where_indexed[layer_idx]
         kept = self.indexer_keys[stack][place]
         if self._start >= 0:
@@ -196,6 +227,11 @@ class SlotCache(Cache):
             row.narrow(1, self._start, indexer_key_states.shape[1]).copy_(indexer_key_states)
         else:
             kept[self._indices[kept.device]] = indexer_key_states
+        return self._read_indexer(kept)
+
+    def _read_indexer(self, kept: Tensor) -> Tensor:
+        """Return what an indexer may choose from, ``[batch, key, dim]``."""
+        assert self._batch is not None
         if len(self.segments) == 1 and not self._gathered:
             return kept[self.segments[0].slots].narrow(1, 0, self.length)
         return kept.index_select(0, self._batch.slots.to(kept.device)).narrow(1, 0, self.length)
@@ -231,17 +267,18 @@ class SlotCache(Cache):
         goal = lengths[:, None] + self._cells[1 : depth + 1]
         # Padding moves a position onto itself; length + depth <= (max_length - 1) + max_nodes is inside the row.
         source = torch.where(path >= 0, lengths[:, None] + path, goal)
-        moves = {lengths.device: (slots[:, None], goal, source)}
+        moves = {lengths.device: (self._at(slots, goal), self._at(slots, source))}
         for place in self._places:
-            moves[place] = (slots[:, None].to(place), goal.to(place), source.to(place))
+            to, of = moves[lengths.device]
+            moves[place] = (to[0].to(place), to[1].to(place)), (of[0].to(place), of[1].to(place))
         for tensor in self.tensors:
-            rows, goal, source = moves[tensor.device]
-            tensor[:, rows, goal] = tensor[:, rows, source]
+            (rows, goal), (others, source) = moves[tensor.device]
+            tensor[:, rows, goal] = tensor[:, others, source]
 
     def clear(self, slot: int, *, start: int = 0, stop: int | None = None) -> None:
         """See ``Cache.clear``."""
         for tensor in self.tensors:
-            tensor[:, slot, start:stop] = 0
+            tensor[:, *self._run(tensor, slot, start, self.positions if stop is None else stop)] = 0
 
 
 def places_of(shapes: Iterable[LayerShape], device: torch.device) -> dict[torch.device, int]:

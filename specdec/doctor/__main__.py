@@ -5,8 +5,6 @@ from collections.abc import Sequence
 
 import torch
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from specdec.doctor.check import TOKENS, Times, measure, verdicts, ways
 from specdec.doctor.findings import Rows, chosen, found
@@ -94,17 +92,9 @@ def report(console: Console, times: Times) -> None:
 
 
 def show(console: Console, title: str, rows: Rows) -> None:
-    """Print rows as a table, or as plain lines if the output is not a terminal."""
-    if not console.is_terminal:
-        lines = [f"{title}:", *(f"  {name}: {value}" for name, value in rows), ""]
-        console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
-        return
-    table = Table(title=title, title_justify="left", show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in rows:
-        table.add_row(escape(name), escape(value))
-    console.print(table)
+    """Print rows as plain lines."""
+    lines = [f"{title}:", *(f"  {name}: {value}" for name, value in rows), ""]
+    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -8,24 +8,109 @@ Where the rates of every depth fall with the rank, the best tree of n nodes is s
 Measured rates need not fall, and then only the program is right: a rank can be had only with all ranks before it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from specdec.arguments import whole
-from specdec.drafting.acceptance_rates import AcceptanceRates
+from specdec.arguments import shown, whole
+from specdec.drafting.costs import TreeCosts
 from specdec.shape import MOST_NODES, TreeShape
+
+
+@dataclass(frozen=True, eq=False)
+class AcceptanceRates:
+    """How often the child of each rank is the accepted one, among nodes of the depth above that were accepted.
+
+    One number stands for all nodes of a depth and a rank, whichever tokens they are and whichever ranks their ancestors
+    have. This is the positional assumption of Sequoia, here for each depth by itself. The rates of one parent's
+    children add up to at most 1, because at most one of them is accepted.
+
+    Attributes:
+        table: The rate of rank r at depth d in ``table[d - 1, r]``, with NaN where it is not known. The known ranks of
+            a depth are the first ones, and the known depths too.
+
+    Raises:
+        ValueError: The table is not of this form, or a number in it is no probability.
+
+    A drafter whose first token is right in 70 % of all rounds and its second one in another 10 %, and which is right
+    at depth 2 in 60 %::
+
+        rates = AcceptanceRates.of([[0.7, 0.1], [0.6]])
+        rates.tokens_per_round(TreeShape.from_paths([(0,), (1,), (0, 0)]))  # 1 + 0.7 + 0.1 + 0.7 * 0.6 = 2.22
+    """
+
+    table: Float[np.ndarray, "depth rank"]
+
+    def __post_init__(self) -> None:
+        known = ~np.isnan(self.table)
+        if self.table.ndim != 2 or not self.table.size or not known[0, 0]:
+            raise ValueError(
+                f"acceptance rates of shape {self.table.shape}: give one row per depth and one column per rank, the "
+                f"rate of rank 0 at depth 1 at least"
+            )
+        gaps = known[:, 1:] & ~known[:, :-1]
+        if gaps.any() or (known[1:, 0] & ~known[:-1, 0]).any():
+            raise ValueError("acceptance rates are known behind ranks or depths where they are not: fill in the gap")
+        values = self.table[known]
+        if not ((values >= 0) & (values <= 1)).all():
+            raise ValueError(f"acceptance rates {shown(values[(values < 0) | (values > 1)].tolist())}: give 0 to 1")
+        if (np.nansum(self.table, axis=1) > 1 + 1e-6).any():
+            raise ValueError(
+                "the acceptance rates of a depth add up to more than 1, and at most one of a node's children is "
+                "accepted: give each rank's share of all nodes whose parent was accepted"
+            )
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[float]]) -> "AcceptanceRates":
+        """Return the rates of a list per depth, of a rate per rank; the lists may differ in length."""
+        table = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
+        for depth, row in enumerate(rows):
+            table[depth, : len(row)] = row
+        return cls(table)
+
+    @property
+    def max_depth(self) -> int:
+        """The deepest node of which a rate is known."""
+        return int((~np.isnan(self.table[:, 0])).sum())
+
+    def at(self, depth: int) -> Float[np.ndarray, " rank"]:
+        """Return the known rates of a depth, from 1 on."""
+        row = self.table[depth - 1] if depth <= len(self.table) else self.table[:0, 0]
+        return row[~np.isnan(row)]
+
+    def reached(self, shape: TreeShape) -> Float[np.ndarray, " node"]:
+        """Return the probability that each node is accepted with all nodes above it; the root's is 1.
+
+        Raises:
+            ValueError: The rate of a node is not known.
+        """
+        reached = np.ones(shape.num_nodes + 1)
+        for node in range(1, shape.num_nodes + 1):
+            depth, rank = shape.depths[node], shape.ranks[node]
+            known = self.at(depth)
+            if rank >= len(known):
+                raise ValueError(
+                    f"the tree has a child of rank {rank} at depth {depth}, where "
+                    f"{f'the first {len(known)} ranks have' if len(known) else 'no rank has'} a known acceptance rate: "
+                    f"give a smaller tree, or rates of a wider one"
+                )
+            reached[node] = reached[shape.parents[node]] * known[rank]
+        return reached
+
+    def tokens_per_round(self, shape: TreeShape) -> float:
+        """Return the expected number of tokens that a round emits, the recovered or bonus token included.
+
+        This is the sum of ``reached`` over all nodes, the root included. It is exact for rules that decide about a node
+        before they look at what stands below it, as rejection sampling does, under the assumption of the class.
+        """
+        return float(self.reached(shape).sum())
 
 
 @dataclass(frozen=True)
 class PlannedShape:
-    """A tree, and what it is expected to bring.
-
-    Attributes:
-        shape: The tree.
-        tokens: The expected number of tokens per round, the recovered or bonus token included.
-    """
+    """A tree, and the expected number of tokens per round, the recovered or bonus token included."""
 
     shape: TreeShape
     tokens: float
@@ -41,8 +126,13 @@ class PlannedShape:
         return self.shape.max_depth
 
 
+def fastest(planned: Sequence[PlannedShape], costs: TreeCosts) -> PlannedShape:
+    """Return the tree with the most expected tokens per second; of equal ones, that with the fewest nodes."""
+    return max(planned, key=lambda each: (each.tokens / costs.of(each.nodes, each.depth), -each.nodes))
+
+
 def best_shapes(rates: AcceptanceRates, *, max_nodes: int, max_depth: int | None = None) -> list[PlannedShape]:
-    """Returns the best tree of every number of nodes and every depth.
+    """Return the best tree of every number of nodes and every depth.
 
     For every number of nodes up to ``max_nodes`` and every bound on the depth, this is the tree with the largest
     expected number of tokens. A tree that is best under several bounds is listed once, with its own depth. Larger trees
@@ -94,44 +184,32 @@ class _Level:
 
 
 def _levels(rates: AcceptanceRates, max_nodes: int, depth: int) -> list[_Level]:
-    """Returns the best subtrees below nodes of depth 0, 1, … for trees no deeper than ``depth``, deepest first made."""
-    none = np.full(max_nodes + 1, -np.inf)
+    """Return the best subtrees below nodes of depth 0, 1, … for trees no deeper than ``depth``, deepest first made."""
+    size = max_nodes + 1
+    none = np.full(size, -np.inf)  # without children
     none[0] = 0.0
-    levels = [_Level(none, np.zeros(max_nodes + 1, dtype=np.int64), [])]  # below the deepest nodes stands nothing
+    levels = [_Level(none, np.zeros(size, dtype=np.int64), [])]  # below the deepest nodes stands nothing
     for above in reversed(range(depth)):
-        levels.insert(0, _level(rates.at(above + 1), levels[0].best, none))
+        below = levels[0].best
+        with_children = [none]
+        taken: list[np.ndarray] = []
+        for rate in rates.at(above + 1):
+            before, best, share = with_children[-1], np.full(size, -np.inf), np.zeros(size, dtype=np.int64)
+            for nodes in range(1, size):  # the child itself, and nodes - 1 below it
+                gained = rate * (1 + below[nodes - 1]) if np.isfinite(below[nodes - 1]) else -np.inf
+                offered = before[: size - nodes] + gained
+                better = offered > best[nodes:]
+                best[nodes:][better] = offered[better]
+                share[nodes:][better] = nodes
+            with_children.append(best)
+            taken.append(share)
+        table = np.stack(with_children)
+        levels.insert(0, _Level(table.max(0), table.argmax(0), taken))
     return levels
 
 
-def _level(
-    rates: Float[np.ndarray, " rank"], below: Float[np.ndarray, " nodes"], none: Float[np.ndarray, " nodes"]
-) -> _Level:
-    """Returns the best subtrees below a node, from those below its children.
-
-    Args:
-        rates: The acceptance rates of its children, by rank.
-        below: ``best`` of the children.
-        none: ``best`` without children.
-    """
-    size = len(none)
-    with_children = [none]
-    taken: list[np.ndarray] = []
-    for rate in rates:
-        before, best, share = with_children[-1], np.full(size, -np.inf), np.zeros(size, dtype=np.int64)
-        for nodes in range(1, size):  # the child itself, and nodes - 1 below it
-            gained = rate * (1 + below[nodes - 1]) if np.isfinite(below[nodes - 1]) else -np.inf
-            offered = before[: size - nodes] + gained
-            better = offered > best[nodes:]
-            best[nodes:][better] = offered[better]
-            share[nodes:][better] = nodes
-        with_children.append(best)
-        taken.append(share)
-    table = np.stack(with_children)
-    return _Level(table.max(0), table.argmax(0), taken)
-
-
 def _paths(levels: list[_Level], depth: int, nodes: int, path: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Returns the paths of the best subtree below a node of some depth."""
+    """Return the paths of the best subtree below a node of some depth."""
     found: list[tuple[int, ...]] = []
     for rank in reversed(range(int(levels[depth].children[nodes]))):
         share = int(levels[depth].taken[rank][nodes])

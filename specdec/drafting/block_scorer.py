@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdec.batch import Batch
-from specdec.drafting.scorer import Scorer
+from specdec.drafting.scorer import Scorer, forward_of
 from specdec.forward import ForwardBatch, Wants
 from specdec.target.runner import ModelRunner
 from specdec.topology import Topology
@@ -47,6 +47,8 @@ class BlockScorer(Scorer):
         version: Returns the version of the modules that ``condition`` and ``confidence`` call.
     """
 
+    lookback = 0
+
     def __init__(
         self,
         runner: ModelRunner,
@@ -66,6 +68,7 @@ class BlockScorer(Scorer):
         version: Callable[[], Hashable] = lambda: None,
     ):
         self.model = self.runner = runner
+        self.caches = (runner.cache,)
         self.per_depth = condition is None
         self._tokens = self.max_depth = places if shifted else places - 1
         self._layers, self._max_shown, self._to_head = tuple(layers), max_shown, to_head
@@ -79,15 +82,11 @@ class BlockScorer(Scorer):
         with torch.inference_mode(False):
             self._masks = torch.full((1, places - 1), mask_token, dtype=torch.long, device=runner.device)
 
-    def release(self, slot: int) -> None:
-        """Clear a row: its entries may be NaN."""
-        self.runner.cache.clear(slot)
-
     def prepare(self, batch: Batch) -> Hashable:
         """Nothing is needed from the host."""
         return self.runner.version, self._version()
 
-    def observe(self, outcome: Outcome, nodes: Int[Tensor, "batch depth"] | None, *, in_place: bool) -> None:
+    def observe(self, outcome: Outcome, nodes: Int[Tensor, "batch depth"] | None) -> None:
         """Read the context of positions that have become final.
 
         In rows without any, it is written behind what they have, where nothing is read before it is written.
@@ -107,19 +106,12 @@ class BlockScorer(Scorer):
         )
 
     def root_logits(self, batch: Batch) -> Float[Tensor, "batch 1 vocab"]:
-        """Returns logits for the first token, after filling all places."""
+        """Return logits for the first token, after filling all places."""
         width = self._topology.width
-        output = self.runner.run(
-            ForwardBatch(
-                tokens=torch.cat([self._to_head(batch.roots)[:, None], self._masks.expand(len(batch), -1)], dim=1),
-                slots=batch.slots,
-                lengths=batch.lengths,
-                topology=self._topology,
-                # A block may be longer than the tree that the bound was made for.
-                key_bound=None if batch.key_bound is None else batch.key_bound + width,
-                wants=self._wants,
-            )
-        )
+        tokens = torch.cat([self._to_head(batch.roots)[:, None], self._masks.expand(len(batch), -1)], dim=1)
+        # A block may be longer than the tree that the bound was made for.
+        bound = None if batch.key_bound is None else batch.key_bound + width
+        output = self.runner.run(forward_of(batch, tokens, self._topology, key_bound=bound, wants=self._wants))
         self._logits = output.scores
         self._hidden = None
         if self._last_state is not None:
@@ -132,7 +124,7 @@ class BlockScorer(Scorer):
     def level_logits(
         self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
     ) -> Float[Tensor, "batch some vocab"]:
-        """Returns the logits of the place of the next depth, with what each node's token adds to them."""
+        """Return the logits of the place of the next depth, with what each node's token adds to them."""
         count = tokens.shape[1]
         parents = topology.parents[:, topology.width - count :] if self._state_width else None
         return self._conditioned(tokens, depth, first=topology.width - count, parents=parents)
@@ -143,17 +135,7 @@ class BlockScorer(Scorer):
         return self._logits[:, :depth]
 
     def confidence(self, tokens: Int[Tensor, "batch node"], depth: int) -> Float[Tensor, "batch node"] | None:
-        """Returns how likely a child of each node is to be accepted if the node is; known before the child is drawn.
-
-        It may be asked for any depth between ``root_logits`` and the next tree.
-
-        Args:
-            tokens: The tokens of some nodes of one depth.
-            depth: Their depth; 0 for the root.
-
-        Returns:
-            Probabilities, not calibrated; None for a head without a confidence head.
-        """
+        """See ``Scorer.confidence``; any depth may be asked for between ``root_logits`` and the next tree."""
         if self._confidence is None or self._hidden is None:
             return None
         hidden = self._hidden[:, depth : depth + 1].expand(-1, tokens.shape[1], -1)
@@ -162,13 +144,12 @@ class BlockScorer(Scorer):
     def _conditioned(
         self, tokens: Int[Tensor, "batch node"], depth: int, *, first: int, parents: Tensor | None
     ) -> Float[Tensor, "batch some vocab"]:
-        """Returns a place's logits after each of some nodes, which are shown under the numbers from ``first`` on."""
+        """Return a place's logits after each of some nodes, which are shown under the numbers from ``first`` on."""
         logits = self._logits[:, depth : depth + 1]
         if self._condition is None:
             return logits
         hidden, state = None, None
-        if self._reads_hidden:
-            assert self._hidden is not None
+        if self._reads_hidden and self._hidden is not None:
             hidden = self._hidden[:, depth : depth + 1].expand(-1, tokens.shape[1], -1)
         if parents is not None:
             above = parents[:, :, None].expand(len(tokens), -1, self._state_width)

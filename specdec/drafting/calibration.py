@@ -54,19 +54,16 @@ class Calibration:
         depth: Int[Tensor, "rows node"],
         rank: Int[Tensor, "rows node"],
     ) -> Int[Tensor, "batch node"]:
-        """Returns the cells of nodes, as indices into the flattened counts.
+        """Return the cells of nodes, as indices into the flattened counts.
 
-        Args:
-            confidence: How confident the drafter was before the node was drawn.
-            kind: 0 for greedy rows, 1 for sampled ones.
-            depth: The nodes' depth, from 1.
-            rank: Their sibling rank, from 0; below ``ranks``.
+        ``confidence`` is that before the node was drawn, ``kind`` 0 for greedy rows and 1 for sampled ones, ``depth``
+        counts from 1 and ``rank`` among siblings from 0.
         """
         place = ((torch.logit(confidence.double(), eps=1e-6) - _LEAST) * _SCALE).long().clamp_(0, BINS - 1)
         return ((kind * self.depths + depth - 1) * self.ranks + rank) * BINS + place
 
     def rates(self) -> Float[Tensor, " cell"]:
-        """Returns the probability that a node is accepted if its parent is, by cell.
+        """Return the probability that a node is accepted if its parent is, by cell.
 
         A later sibling is never more likely than an earlier one.
         """
@@ -103,7 +100,7 @@ class Calibration:
             self._judged[row].view(-1).index_add_(0, place.flatten(), values.flatten().double())
 
     def errors(self) -> list[dict[str, Any]]:
-        """Returns how good the predictions have been, for every kind and depth at which nodes were verified.
+        """Return how good the predictions have been, for every kind and depth at which nodes were verified.
 
         Each has ``requests`` (greedy or sampled), ``depth``, ``nodes``, ``predicted`` and ``accepted`` (mean rates) and
         ``calibration_error``.
@@ -126,7 +123,7 @@ class Calibration:
         return found
 
     def error(self) -> float | None:
-        """Returns the expected calibration error over all nodes that were verified; None if there were none."""
+        """Return the expected calibration error over all nodes that were verified; None if there were none."""
         found = self.errors()
         nodes = sum(each["nodes"] for each in found)
         return sum(each["calibration_error"] * each["nodes"] for each in found) / nodes if nodes else None
@@ -140,12 +137,8 @@ class Calibration:
     def load(self, path: str | Path, *, source: str) -> None:
         """Begin with the counts of a file that ``save`` wrote; deeper nodes and more siblings in it do not count.
 
-        Args:
-            path: The file.
-            source: What the confidences are; the file must have been written for the same.
-
         Raises:
-            ValueError: The file cannot be read, or is something else, or was written for another kind of trees.
+            ValueError: The file cannot be read, is something else, or was written for other trees or another source.
         """
         try:
             found = json.loads(Path(path).read_text(encoding="utf-8"))

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ KIND = "calibrated costs of rounds"
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """What costs were measured on and with. Costs of other conditions are refused.
+    """The conditions that costs were measured under. Costs of other conditions are refused.
 
     Attributes:
         device: The processor's or the GPU's name.
@@ -40,22 +41,32 @@ class Conditions:
     threads: int = 1
     drafter: str | None = None
 
-    def differences(self, here: "Conditions", *, drafter: bool = True) -> list[str]:
-        """Returns in words what is different where the costs are to be used; empty if nothing is.
 
-        Args:
-            here: The conditions there.
-            drafter: Whether the drafter matters.
-        """
-        names = ["device", "dtype", "fingerprint", "quantization", "kv_cache", "attention", "executor", "threads"]
-        names += ["drafter"] if drafter else []
-        found = []
-        for name in names:
-            own, other = getattr(self, name), getattr(here, name)
-            if own != other:
-                shown = (self.model, here.model) if name == "fingerprint" and self.model != here.model else (own, other)
-                found.append(f"{'model' if name == 'fingerprint' else name} is {shown[0]} there and {shown[1]} here")
-        return found
+def check_conditions(measured: Conditions, here: Conditions, path: str, *, drafter: bool = True) -> None:
+    """Refuse to use costs under other conditions than they were measured under.
+
+    Args:
+        measured: The conditions of the costs.
+        here: The conditions of what is going to run.
+        path: Their file, for the message.
+        drafter: Whether the drafter matters.
+
+    Raises:
+        ValueError: Names what differs.
+    """
+    then, now = asdict(measured), asdict(here)
+    models = then.pop("model"), now.pop("model")
+    different = []
+    for name in then:
+        if then[name] != now[name] and (drafter or name != "drafter"):
+            by_name = name == "fingerprint" and models[0] != models[1]
+            there, others = models if by_name else (then[name], now[name])
+            different.append(f"{'model' if name == 'fingerprint' else name} is {there} there and {others} here")
+    if different:
+        raise ValueError(
+            f"costs={path} were measured under other conditions ({'; '.join(different)}): calibrate again with "
+            f"experiments.calibrate"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +109,7 @@ class RoundCosts:
             )
         if list(self.rows) != sorted(set(self.rows)) or self.rows[0] < 1:
             raise ValueError(f"costs of rounds have the batch sizes {self.rows}: give ascending positive numbers")
-        if not all(0 < seconds < float("inf") for seconds in flat):
-            raise ValueError("costs of rounds have a time that is no positive number of seconds: measure them again")
+        _check_seconds("rounds", flat)
 
     @property
     def max_depth(self) -> int:
@@ -107,14 +117,10 @@ class RoundCosts:
         return len(self.table[0]) - 1
 
     def seconds(self, rows: int, depth: int) -> Float[np.ndarray, " depths"]:
-        """Returns the seconds of a round with drafts of depth 0 to ``depth``.
+        """Return the seconds of a round of ``rows`` rows with drafts of depth 0 to ``depth``.
 
         Between measured batch sizes it interpolates, beyond them the nearest one counts. A draft never costs more than
         a deeper one: where it was measured so, something else kept the machine busy.
-
-        Args:
-            rows: The number of rows in the batch.
-            depth: The deepest draft, at most ``max_depth``.
 
         Raises:
             ValueError: No draft of this depth was measured.
@@ -132,14 +138,10 @@ class RoundCosts:
         return self._rising(rows)[: depth + 1]
 
     def by_nodes(self, rows: int, most: int) -> Float[np.ndarray, " nodes"]:
-        """Returns the seconds of a round that verifies 0 to ``most`` nodes in every row.
+        """Return the seconds of a round of ``rows`` rows that verifies 0 to ``most`` nodes in each.
 
         Times between measured numbers are interpolated, and steps of the curve are taken away: it is the largest convex
         function that is nowhere above what was measured. So every further node costs no less than the one before.
-
-        Args:
-            rows: The number of rows in the batch.
-            most: The largest number of nodes.
 
         Raises:
             ValueError: No round with so many nodes was measured.
@@ -159,13 +161,13 @@ class RoundCosts:
         return np.interp(np.arange(most + 1), sizes, seconds)
 
     def _rising(self, rows: int) -> Float[np.ndarray, " sizes"]:
-        """Returns the times of a batch, none of which is more than that of a larger draft."""
+        """Return the times of a batch, none of which is more than that of a larger draft."""
         table = np.minimum.accumulate(np.array(self.table)[:, ::-1], axis=1)[:, ::-1]
         return np.array([np.interp(rows, self.rows, column) for column in table.T])
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON."""
-        Path(path).write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+        _save(self, path)
 
     @classmethod
     def load(cls, path: str | Path, *, by_nodes: bool = False) -> "RoundCosts":
@@ -198,38 +200,110 @@ class RoundCosts:
                 conditions=None if given is None else Conditions(**given),
                 **found,
             )
-        except (OSError, KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        except (OSError, KeyError, TypeError, AttributeError, UnicodeError, json.JSONDecodeError) as error:
             raise ValueError(
                 f"{path} holds no costs of rounds ({error}): give a file that RoundCosts.save wrote"
             ) from error
 
 
+@dataclass(frozen=True, kw_only=True)
+class TreeCosts:
+    """Seconds of a round, everything included, by the number of nodes and the depth of its trees.
+
+    Between the trees that were measured, a round is taken to cost ``c + a · depth + f(nodes)``, where f is a line with
+    bends at the measured sizes that never becomes flatter: a forward costs the same for few nodes and then more and
+    more, and every level of the tree takes a call of the drafter. The numbers are fitted to the measured rounds by
+    least squares of the relative errors, none of them below 0. So a tree never costs less than a smaller one, and a
+    single disturbed measurement counts for little.
+
+    Attributes:
+        trees: Nodes and depth of each tree that was measured.
+        seconds: Seconds of a round with each of these trees.
+        plain: Seconds of a round of plain decoding.
+        device: What it was measured on.
+        dtype: The target's.
+        target, drafter: What verified and drafted.
+        rows: The batch size.
+        threads: How many threads the processor used, which matters where the processor is the device.
+    """
+
+    trees: tuple[tuple[int, int], ...]
+    seconds: tuple[float, ...]
+    plain: float
+    device: str = ""
+    dtype: str = ""
+    target: str = ""
+    drafter: str = ""
+    rows: int = 1
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.trees or len(self.trees) != len(self.seconds):
+            raise ValueError(
+                f"costs of trees have {len(self.trees)} trees and {len(self.seconds)} times: give one time per tree"
+            )
+        if not all(nodes >= depth >= 1 for nodes, depth in self.trees):
+            raise ValueError("costs of trees have a tree without nodes, or one that is deeper than its nodes are many")
+        _check_seconds("trees", (*self.seconds, self.plain))
+
+    def of(self, nodes: int, depth: int) -> float:
+        """Return the seconds of a round with a tree of so many nodes and this depth."""
+        return float(self._terms(np.array([[nodes, depth]]))[0] @ self._fit)
+
+    @property
+    def largest_error(self) -> float:
+        """The largest error of the fitted costs at a measured tree, relative to what was measured."""
+        return float(np.abs(self._terms(np.array(self.trees)) @ self._fit / np.array(self.seconds) - 1).max())
+
+    @cached_property
+    def _fit(self) -> Float[np.ndarray, " terms"]:
+        from scipy.optimize import nnls  # takes a while to import
+
+        measured = np.array(self.seconds)
+        return nnls(self._terms(np.array(self.trees)) / measured[:, None], np.ones(len(measured)))[0]
+
+    def _terms(self, trees: np.ndarray) -> Float[np.ndarray, "tree term"]:
+        bends = np.unique([nodes for nodes, _ in self.trees]).astype(float)[:-1]
+        nodes, depth = trees[:, :1].astype(float), trees[:, 1:].astype(float)
+        return np.concatenate([np.ones_like(nodes), depth, nodes, np.maximum(nodes - bends, 0)], axis=1)
+
+    def save(self, path: str | Path) -> None:
+        """Write it as JSON."""
+        _save(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "TreeCosts":
+        """Return what ``save`` has written.
+
+        Raises:
+            ValueError: The file cannot be read, or is something else.
+        """
+        try:
+            found = json.loads(Path(path).read_text(encoding="utf-8"))
+            trees = tuple((int(nodes), int(depth)) for nodes, depth in found.pop("trees"))
+            return cls(trees=trees, seconds=tuple(map(float, found.pop("seconds"))), **found)
+        except (OSError, KeyError, TypeError, AttributeError, UnicodeError, json.JSONDecodeError) as error:
+            raise ValueError(
+                f"{path} holds no costs of trees ({type(error).__name__}: {error}): give a file that TreeCosts.save "
+                f"wrote, such as the tree_costs.json of experiments.optimize_tree"
+            ) from error
+
+
+def smallest(times: Sequence[float]) -> float:
+    """Return a round's time free of what else the machine did: the lower quartile of several."""
+    return float(np.quantile(times, 0.25))
+
+
 def _above(point: tuple[float, float], left: tuple[float, float], right: tuple[float, float]) -> bool:
-    """Returns whether a point is on or above the line between two others."""
+    """Return whether a point is on or above the line between two others."""
     slope = (right[1] - left[1]) / (right[0] - left[0])
     return point[1] >= left[1] + slope * (point[0] - left[0])
 
 
-def smallest(times: Sequence[float]) -> float:
-    """Returns a round's time free of what else the machine did: the lower quartile of several."""
-    return float(np.quantile(times, 0.25))
+def _check_seconds(what: str, seconds: Sequence[float]) -> None:
+    if not all(0 < each < float("inf") for each in seconds):
+        raise ValueError(f"costs of {what} have a time that is no positive number of seconds: measure them again")
 
 
-def check_conditions(measured: Conditions, here: Conditions, path: str, *, drafter: bool = True) -> None:
-    """Refuse to use costs under other conditions than they were measured under.
-
-    Args:
-        measured: The conditions of the costs.
-        here: The conditions of what is going to run.
-        path: Their file, for the message.
-        drafter: Whether the drafter matters.
-
-    Raises:
-        ValueError: Names what differs.
-    """
-    different = measured.differences(here, drafter=drafter)
-    if different:
-        raise ValueError(
-            f"costs={path} were measured under other conditions ({'; '.join(different)}): calibrate again with "
-            f"experiments.calibrate"
-        )
+def _save(costs: RoundCosts | TreeCosts, path: str | Path) -> None:
+    Path(path).write_text(json.dumps(asdict(costs), indent=1) + "\n", encoding="utf-8")

@@ -49,16 +49,7 @@ class Drawing:
         leaves: bool = False,
         rater: Rater | None = None,
     ) -> "Drawing":
-        """Returns how a round's children are drawn.
-
-        Args:
-            batch: The rows.
-            vocabulary: The scorer's.
-            law: For sampled requests.
-            temperature: The drafter's own for sampled requests; None for the requests'.
-            leaves: Whether q is wanted at every node.
-            rater: Rates the nodes; None if nobody asks.
-        """
+        """Return how a round's children are drawn; ``temperature`` None follows each request's own."""
         sampling = batch.sampling
         if sampling.seen is not None:
             sampling = replace(sampling, seen=vocabulary.seen(sampling.seen))
@@ -77,7 +68,7 @@ class Drawing:
         return self.sampled and self.law is not DraftSampling.COUPLED
 
     def uniforms(self, count: int) -> Float[Tensor, "batch draw"]:
-        """Returns the round's random numbers: number i belongs to node i + 1, in whichever order nodes are drawn."""
+        """Return the round's random numbers: number i belongs to node i + 1, in whichever order nodes are drawn."""
         return uniforms(self.batch.keys, self.batch.rounds, Purpose.DRAFT, count)
 
     def scores(
@@ -86,7 +77,7 @@ class Drawing:
         tokens: Int[Tensor, "batch node"] | None = None,
         above: Bool[Tensor, "batch some node"] | None = None,
     ) -> Float[Tensor, "batch some token"]:
-        """Returns logits with penalties, of the columns that are tokens of the target.
+        """Return logits with penalties, of the columns that are tokens of the target.
 
         Args:
             logits: The scorer's.
@@ -100,15 +91,15 @@ class Drawing:
         return adjust(logits[..., : self.vocabulary.common], self.sampling, paths)
 
     def distribution(self, scores: Float[Tensor, "batch some token"]) -> Float[Tensor, "batch some token"]:
-        """Returns q."""
+        """Return q."""
         return distribution(scores, self.sampling)
 
     def room(self, nodes: int) -> Float[Tensor, "batch node vocab"]:
-        """Returns room for q over the target's vocabulary; tokens that the drafter lacks stay zero."""
+        """Return room for q over the target's vocabulary; tokens that the drafter lacks stay zero."""
         return torch.zeros(len(self.batch), nodes, self.vocabulary.target, device=self.batch.device)
 
     def law_of(self, tokens: Int[Tensor, "batch node"]) -> DraftSampling | Int8[Tensor, "batch node"]:
-        """Returns the law of every node of a tree that was drawn with ``law``."""
+        """Return the law of every node of a tree that was drawn with ``law``."""
         if not self.sampled:
             return DraftSampling.DETERMINISTIC
         if self.greedy is None:

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdec.batch import Batch
-from specdec.drafting.scorer import Reach, Scorer
+from specdec.drafting.scorer import Scorer, forward_of
 from specdec.forward import ForwardBatch, Wants
 from specdec.target.runner import ModelRunner
 from specdec.topology import Topology
@@ -62,6 +62,7 @@ class FeatureScorer(Scorer):
         fuse_version: Callable[[], Hashable] = lambda: None,
     ):
         self.model = self.runner = runner
+        self.caches, self.lookback = (runner.cache,), window
         self._window, self._max_shown = window, max_shown
         self._layers, self._fuse, self._to_head = tuple(layers), fuse, to_head
         self._fuse_version, self._fed_back = fuse_version, fed_back
@@ -69,7 +70,6 @@ class FeatureScorer(Scorer):
         # The most pairs of each slot's window that may not be in the cache yet. All of the window is forwarded by
         # `root_logits`, so that only rounds in which no tree is grown can add more than it holds.
         self._waiting = np.zeros(max_batch_size, dtype=np.int64)
-        self._reach = Reach(max_batch_size, runner.cache.positions - runner.cache.max_length + window)
         self._every = False  # whether every row that drafts has a full window
         with torch.inference_mode(False):
             self._features = torch.zeros(max_batch_size, window, width, dtype=dtype, device=device)
@@ -82,27 +82,29 @@ class FeatureScorer(Scorer):
         """Begin without a pair."""
         self._waiting[slot] = 0
 
+    def held(self, slot: int, length: int) -> int:
+        """See ``Session.held``: pairs in the window may not be in the cache yet."""
+        return max(length - self._window, 0)
+
     def release(self, slot: int) -> None:
-        """Forget a row, whose entries are cleared."""
-        self.runner.cache.clear(slot, stop=self._reach.take(slot))
+        """Forget a row's window."""
         self._features[slot] = 0
 
     # ---------------------------------------------------------------- what becomes final
 
-    def observe(self, outcome: Outcome, nodes: Int[Tensor, "batch depth"] | None, *, in_place: bool) -> None:
+    def observe(self, outcome: Outcome, nodes: Int[Tensor, "batch depth"] | None) -> None:
         """Forward the pairs of a piece of a prompt; keep those of a round.
 
         A round of more pairs than the window holds, whose drafts were another drafter's, is taken in pieces.
         """
         slots, starts, counts = outcome.slots, outcome.starts, outcome.counts
         features, tokens = self._features_of(outcome.hidden_states), _following(outcome)
-        if nodes is None:
+        if outcome.path is None:
             assert outcome.host is not None, "pieces of prompts come with the host's numbers"
             host = outcome.host
             self._forward(tokens, features, slots, starts)
             self._push(slots, features, tokens, counts)
             self._waiting[host.slots] = 0
-            self._reach.note(host.slots, host.starts + tokens.shape[1])
             return
         where = slice(None) if outcome.host is None else outcome.host.slots
         for first in range(0, tokens.shape[1], self._window):
@@ -139,13 +141,7 @@ class FeatureScorer(Scorer):
     def _newest(
         self, slots: Int[Tensor, " batch"], lengths: Int[Tensor, " batch"], *, full: bool = False
     ) -> tuple[Tensor, Tensor, Int[Tensor, " batch"], Int[Tensor, " batch"] | None]:
-        """Return the tokens and features of the newest pairs, where the first of them stands, and how many they are.
-
-        Args:
-            slots: The rows.
-            lengths: The number of pairs of each row.
-            full: Whether every row is known to have a full window; the number is None then.
-        """
+        """Return the tokens and features of the newest pairs, where the first of them stands, and how many they are."""
         tokens, features = self._tokens[slots], self._features[slots]
         if full:
             return tokens, features, (lengths - self._window).clamp_(min=0), None
@@ -178,7 +174,6 @@ class FeatureScorer(Scorer):
     def prepare(self, batch: Batch) -> Hashable:
         """See whether every row that drafts has a full window; no pair can be missing."""
         host = batch.on_host
-        self._reach.note(host.slots, host.lengths)
         self._waiting[host.slots] = 0  # `root_logits` forwards them
         self._every = bool((host.lengths[host.drafting] >= self._window).all())
         return self.runner.version, self._fuse_version(), self._every
@@ -190,16 +185,9 @@ class FeatureScorer(Scorer):
     def root_logits(self, batch: Batch) -> Float[Tensor, "batch 1 vocab"]:
         """Return logits after the newest pair, from a forward of the window's pairs."""
         tokens, features, starts, have = self._newest(batch.slots, batch.lengths, full=self._every)
+        wants = Wants(logits=1 if have is None else None, hidden_layers=(self._fed_back,))
         output = self.runner.run(
-            ForwardBatch(
-                tokens=self._to_head(tokens),
-                features=features,
-                slots=batch.slots,
-                lengths=starts,
-                topology=self._chain,
-                key_bound=batch.key_bound,
-                wants=Wants(logits=1 if have is None else None, hidden_layers=(self._fed_back,)),
-            )
+            forward_of(batch, self._to_head(tokens), self._chain, starts, features=features, wants=wants)
         )
         feature, logits = output.hidden_states[self._fed_back], output.scores
         if have is None:
@@ -217,16 +205,10 @@ class FeatureScorer(Scorer):
         """Return logits after drafted nodes, each read together with its parent's output."""
         nodes = slice(topology.width - tokens.shape[1], topology.width)
         parents = topology.parents[:, nodes].expand(len(batch), -1)
+        lengths, features = (batch.lengths - 1).clamp_(min=0), _take(self._outputs, parents)
+        wants = Wants(hidden_layers=(self._fed_back,))
         output = self.runner.run(
-            ForwardBatch(
-                tokens=self._to_head(tokens),
-                features=_take(self._outputs, parents),
-                slots=batch.slots,
-                lengths=(batch.lengths - 1).clamp_(min=0),
-                topology=topology,
-                key_bound=batch.key_bound,
-                wants=Wants(hidden_layers=(self._fed_back,)),
-            )
+            forward_of(batch, self._to_head(tokens), topology, lengths, features=features, wants=wants)
         )
         self._outputs[:, nodes] = output.hidden_states[self._fed_back]
         return output.scores

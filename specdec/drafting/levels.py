@@ -14,9 +14,8 @@ class Level:
 
     Attributes:
         depth: Depth of the nodes to forward.
-        start: The first node to forward, which is the first parent.
-        stop: One more than the last parent. Nodes without children between the parents are forwarded as well, because
-            the nodes of a forward are consecutive.
+        start, stop: The first node to forward, and one more than the last one: the first and the last parent. Nodes
+            without children between them are forwarded as well, because the nodes of a forward are consecutive.
         topology: The topology of all nodes before ``stop``; the nodes to forward are its last ones.
         parents: The nodes of this depth that have children; with ``leaves``, all nodes of this depth.
         rows: Which of the forwarded nodes are parents; None if all are.
@@ -63,10 +62,7 @@ class Level:
 class LevelPlan:
     """A shape's levels and index tensors, made once: a round copies no index to the device.
 
-    Args:
-        shape: The shape.
-        device: Where the index tensors are.
-        leaves: Whether to forward the deepest nodes, too, because q is wanted there.
+    With ``leaves`` the deepest nodes are forwarded, too, because q is wanted there.
 
     Attributes:
         level_of: The level of the parent of each drafted node, by which its token is scored.
@@ -84,5 +80,5 @@ class LevelPlan:
 
     @classmethod
     def by_depth(cls, shape: TreeShape, device: torch.device, *, leaves: bool = False) -> dict[int, "LevelPlan"]:
-        """Returns a plan for every depth that a round may have room for."""
+        """Return a plan for every depth that a round may have room for."""
         return {depth: cls(shape.cut(depth), device, leaves=leaves) for depth in range(1, shape.max_depth + 1)}

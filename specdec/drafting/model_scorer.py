@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdec.batch import Batch
-from specdec.drafting.scorer import Reach, Scorer
+from specdec.drafting.scorer import Scorer, forward_of
 from specdec.forward import LOGITS, ForwardBatch, Wants
 from specdec.target.runner import ModelRunner
 from specdec.topology import Topology
@@ -26,21 +26,20 @@ class ModelScorer(Scorer):
     ``root_logits`` forwards it together with the root. More is missing after rounds in which it grew no tree for a row,
     or in which nodes of another drafter were accepted; ``prepare`` forwards that.
 
-    Args:
-        runner: The drafting model.
-        max_batch_size: The number of slots.
-        to_model: Turns the target's token ids into the model's.
+    ``to_model`` turns the target's token ids into the model's.
     """
+
+    lookback = 1  # the last token is kept
 
     def __init__(
         self, runner: ModelRunner, *, max_batch_size: int, to_model: Callable[[Tensor], Tensor] = lambda tokens: tokens
     ):
         self.model = self.runner = runner
+        self.caches = (runner.cache,)
         self._to_model = to_model
         with torch.inference_mode(False):
             self._last_token = torch.zeros(max_batch_size, dtype=torch.long, device=runner.device)
         self._pair = Topology.chain(2, runner.device)
-        self._reach = Reach(max_batch_size, runner.cache.positions - runner.cache.max_length + 1)
         # On the host, by slot: the position up to which keys and values are right, and whether a tree was grown since
         # the last round.
         self._known = np.full(max_batch_size, _IN_STEP)
@@ -51,19 +50,18 @@ class ModelScorer(Scorer):
         """Begin with an empty row."""
         self._known[slot], self._grown[slot] = _IN_STEP, False
 
-    def release(self, slot: int) -> None:
-        """Forget a row, whose entries are cleared."""
-        self.runner.cache.clear(slot, stop=self._reach.take(slot))
+    def held(self, slot: int, length: int) -> int:
+        """See ``Session.held``."""
+        return max(min(length - 1, int(self._known[slot])), 0)
 
-    def observe(self, outcome: Outcome, nodes: Int[Tensor, "batch depth"] | None, *, in_place: bool) -> None:
+    def observe(self, outcome: Outcome, nodes: Int[Tensor, "batch depth"] | None) -> None:
         """Prefill a piece of a prompt; commit an accepted path."""
         slots, host = outcome.slots, outcome.host
-        if nodes is None:
+        if outcome.path is None:
             assert host is not None, "pieces of prompts come with the host's numbers"
             tokens = self._to_model(outcome.tokens)
             self.runner.run(ForwardBatch.of_chunk(tokens, host_slots=host.slots, host_lengths=host.starts))
-            self._reach.note(host.slots, host.starts + tokens.shape[1])
-        elif not in_place:
+        elif nodes is not None:
             self.runner.cache.commit(slots, outcome.starts, nodes)
         self._last_token[slots] = outcome.last_tokens.where(outcome.counts > 0, self._last_token[slots])
         if host is not None and host.path is not None:  # another session decides who drafts
@@ -92,7 +90,6 @@ class ModelScorer(Scorer):
     def prepare(self, batch: Batch) -> Hashable:
         """Prefill what was committed while this model drafted nothing."""
         host = batch.on_host
-        self._reach.note(host.slots, host.lengths)
         self._every = bool((host.lengths > 0).all())
         missing = np.where(host.drafting, host.lengths - np.minimum(self._known[host.slots], host.lengths), 0)
         rows = np.flatnonzero(missing > 1)
@@ -117,31 +114,13 @@ class ModelScorer(Scorer):
         else:
             again = lengths > 0
             lengths, last = lengths - again.long(), torch.where(again, last, batch.roots)
-        output = self.runner.run(
-            ForwardBatch(
-                tokens=self._to_model(torch.stack([last, batch.roots], dim=1)),
-                slots=batch.slots,
-                lengths=lengths,
-                topology=self._pair,
-                key_bound=batch.key_bound,
-                wants=_LAST if again is None else LOGITS,
-            )
-        )
-        if again is None:
-            return output.scores
-        return output.scores.gather(1, again.long()[:, None, None].expand(-1, 1, output.scores.shape[2]))
+        tokens = self._to_model(torch.stack([last, batch.roots], dim=1))
+        wants = _LAST if again is None else LOGITS
+        scores = self.runner.run(forward_of(batch, tokens, self._pair, lengths, wants=wants)).scores
+        return scores if again is None else scores.gather(1, again.long()[:, None, None].expand(-1, 1, scores.shape[2]))
 
     def level_logits(
         self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
     ) -> Float[Tensor, "batch node vocab"]:
         """Return logits at the next nodes of a tree, whose nodes above are in the cache."""
-        output = self.runner.run(
-            ForwardBatch(
-                tokens=self._to_model(tokens),
-                slots=batch.slots,
-                lengths=batch.lengths,
-                topology=topology,
-                key_bound=batch.key_bound,
-            )
-        )
-        return output.scores
+        return self.runner.run(forward_of(batch, self._to_model(tokens), topology)).scores

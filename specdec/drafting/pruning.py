@@ -11,16 +11,15 @@ from specdec.tree_parts import size_for
 
 
 def reordered(tree: DraftTree, order: Int[Tensor, "batch node"]) -> DraftTree:
-    """Returns the same trees with their nodes in another order.
+    """Return the same trees with their nodes in another order.
 
     The chain 0 - 1 - 2 with a second child 3 of node 1, in the order 0, 1, 3, 2::
 
         parents before   -1 0 1 1
         parents after    -1 0 1 1   (node 2 is the former node 3)
 
-    Args:
-        tree: The trees. Nodes that are not valid get the root's token.
-        order: The present numbers of the nodes in their new order, the root first and every parent before its children.
+    ``order`` has the present numbers of the nodes in their new order, the root first and every parent before its
+    children. Nodes that are not valid get the root's token.
     """
     number = torch.empty_like(order).scatter_(1, order, torch.arange(tree.width, device=order.device).expand_as(order))
     above = tree.parents.gather(1, order)
@@ -38,7 +37,7 @@ def reordered(tree: DraftTree, order: Int[Tensor, "batch node"]) -> DraftTree:
 
 
 def without_tail(tree: DraftTree) -> DraftTree:
-    """Returns the trees without the columns behind the last valid node of any row, rounded up to one of few sizes.
+    """Return the trees without the columns behind the last valid node of any row, rounded up to one of few sizes.
 
     The host looks at one number, which on a GPU makes it wait for the draft. That is worth it: what is cut off need not
     be verified.

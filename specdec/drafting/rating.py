@@ -27,6 +27,10 @@ class Rated:
     cells: Int[Tensor, "batch node"]
     survival: Float[Tensor, "batch node"]
 
+    def first(self, nodes: int) -> "Rated":
+        """Return the ratings of the first nodes."""
+        return self if nodes == self.cells.shape[1] else Rated(self.cells[:, :nodes], self.survival[:, :nodes])
+
 
 class Rater:
     """Rates the nodes of one round's trees.
@@ -37,7 +41,7 @@ class Rater:
             drafter at temperature 1) or ``"entropy"`` (exp of minus its entropy in nats, which is one over the number
             of tokens that it hesitates between).
         calibration: From confidence to probability.
-        slots: The rows.
+        batch: The rows.
         least: A draft may end where no node is as likely as this; None to draft all nodes.
     """
 
@@ -53,12 +57,7 @@ class Rater:
         ones = torch.ones(size, dtype=torch.float64, device=device)
         self.rated = Rated(torch.full(size, -1, dtype=torch.long, device=device), ones)
 
-    def level(
-        self,
-        level: Level,
-        tokens: Int[Tensor, "batch node"],
-        scores: Float[Tensor, "batch some token"],
-    ) -> bool:
+    def level(self, level: Level, tokens: Int[Tensor, "batch node"], scores: Float[Tensor, "batch some token"]) -> bool:
         """Rate the children of a level's nodes, which are not drawn yet.
 
         Args:
@@ -87,13 +86,9 @@ class Rater:
         depth: Int[Tensor, "batch node"],
         rank: Int[Tensor, "batch node"],
     ) -> Rated:
-        """Returns the ratings of whole trees, the root first.
+        """Return the ratings of whole trees, the root first (parent -1, depth 0) and every parent before its children.
 
-        Args:
-            confidence: The confidence in every node.
-            parents: Every parent before its children; -1 for the root.
-            depth: The depth of every node; 0 for the root.
-            rank: The sibling rank of every node.
+        ``confidence`` and ``rank``, among siblings, are the nodes' own.
         """
         root = parents < 0
         cells = self._calibration.cells(confidence, self._kind, depth.clamp(min=1), rank)
@@ -107,7 +102,7 @@ class Rater:
     def confidence(
         self, tokens: Int[Tensor, "batch node"], scores: Float[Tensor, "batch some token"], depth: int
     ) -> Float[Tensor, "batch some"]:
-        """Returns the confidence in the children of some nodes of one depth, before any of them is drawn.
+        """Return the confidence in the children of some nodes of one depth, before any of them is drawn.
 
         Args:
             tokens: The nodes' tokens.
@@ -125,11 +120,7 @@ class Rater:
 
 
 def source_of(source: str, scorer: Scorer) -> str:
-    """Returns where confidence comes from, for ``"auto"`` the scorer's own if it has one.
-
-    Raises:
-        ValueError: The scorer has none.
-    """
+    """Return where confidence comes from, for ``"auto"`` the scorer's own if it has one."""
     if source == "auto":
         return "head" if scorer.has_confidence else "top"
     if source == "head" and not scorer.has_confidence:
@@ -141,5 +132,5 @@ def source_of(source: str, scorer: Scorer) -> str:
 
 
 def spared(played: Int[Tensor, "1"], every: int) -> Bool[Tensor, "1"]:
-    """Returns whether a round is one of those in which nothing is left out, so that all confidences are seen."""
+    """Return whether a round is one of those in which nothing is left out, so that all confidences are seen."""
     return (played + 1) % every == 0

@@ -10,7 +10,7 @@ from torch import Tensor
 from specdec.arguments import instance
 from specdec.arguments import number as checked_number
 from specdec.batch import Batch
-from specdec.drafting.builders.base import Grown, TreeBuilder
+from specdec.drafting.builders.base import TreeBuilder
 from specdec.drafting.drawing import Drawing
 from specdec.drafting.policies.nodes import NodePolicy
 from specdec.drafting.pruning import without_tail
@@ -70,15 +70,7 @@ class ScoredDrafter(Drafter):
 
 
 class ScoredSession(Session):
-    """The drafts of a scorer in one engine.
-
-    Args:
-        drafter: The drafter.
-        scorer: Scores the children of nodes.
-        vocabulary: Translates its columns.
-        device: Where trees are grown.
-        sizes: The engine's sizes.
-        hidden_layers: See ``Session``.
+    """The drafts of a scorer, whose columns ``vocabulary`` translates, in one engine.
 
     Raises:
         ValueError: The trees are deeper than the scorer can score.
@@ -103,6 +95,7 @@ class ScoredSession(Session):
         self.hidden_layers = tuple(hidden_layers)
         self.drafter, self.tree, self.scorer = drafter, drafter.tree, scorer
         self.models = () if scorer.model is None else (scorer.model,)
+        self.caches, self.lookback = scorer.caches, scorer.lookback
         self.max_depth = drafter.max_depth
         self._vocabulary, self._leaves = vocabulary, leaves
         self._every = True  # whether every row that drafts has a state to begin with
@@ -119,6 +112,10 @@ class ScoredSession(Session):
         """Begin with an empty row."""
         self.scorer.admit(slot)
 
+    def held(self, slot: int, length: int) -> int:
+        """See ``Session.held``."""
+        return self.scorer.held(slot, length)
+
     def release(self, slot: int) -> None:
         """Forget the row."""
         self.scorer.release(slot)
@@ -126,10 +123,10 @@ class ScoredSession(Session):
     @torch.inference_mode()
     def observe(self, outcome: Outcome) -> None:
         """Show the scorer what became final."""
-        nodes = None if outcome.path is None else self._shown(outcome.slots, outcome.path)
-        self.scorer.observe(outcome, nodes, in_place=self.tree.in_place)
-        if self.policy is not None and outcome.path is not None:
-            self.policy.count(outcome.slots, outcome.path, outcome.counts > 0)
+        slots, path = outcome.slots, outcome.path
+        self.scorer.observe(outcome, None if path is None or self.tree.is_chain else self._shown(slots, path))
+        if self.policy is not None and path is not None:
+            self.policy.count(slots, path, outcome.counts > 0)
 
     @torch.inference_mode()
     def prepare(self, batch: Batch) -> Hashable:
@@ -170,15 +167,12 @@ class ScoredSession(Session):
         ready: Bool[Tensor, " batch"] | None = None if self._every else state_ready(batch)
         if policy is not None:
             grown = policy.prune(grown, batch, batch.drafting if ready is None else batch.drafting & ready)
-        self._note(grown, batch)
+        if grown.nodes is not None:
+            self._nodes[batch.slots, : grown.nodes.shape[1]] = grown.nodes  # at an address that stays
         if ready is not None and leaves and grown.tree.draft_probs is not None:
             grown.tree.draft_probs.mul_(ready[:, None, None])  # rules with leaves take a row without drafts by this
-        return _without(grown.tree, ready)
-
-    def _note(self, grown: Grown, batch: Batch) -> None:
-        """Remember where the scorer was shown the nodes, at an address that stays."""
-        if grown.nodes is not None:
-            self._nodes[batch.slots, : grown.nodes.shape[1]] = grown.nodes
+        tree = grown.tree
+        return tree if ready is None else tree.limited(torch.where(ready, tree.max_depth, 0))
 
     def _shown(self, slots: Int[Tensor, " batch"], path: Int[Tensor, "batch depth"]) -> Int[Tensor, "batch depth"]:
         """Return the scorer's numbers of the nodes of a path."""
@@ -187,25 +181,9 @@ class ScoredSession(Session):
         return self._nodes[slots].gather(1, path.clamp(min=0)).where(path >= 0, -1)
 
 
-def _without(tree: DraftTree, ready: Tensor | None) -> DraftTree:
-    """Return the trees, of the root alone in rows that are not ready."""
-    if ready is None:
-        return tree
-    return tree.limited(torch.where(ready, tree.max_depth, 0))
-
-
 def law_of(sampling: DraftSampling | str) -> DraftSampling:
-    """Return a law by its name.
-
-    Raises:
-        ValueError: Lists the names.
-    """
-    choices = (
-        DraftSampling.IID,
-        DraftSampling.WITHOUT_REPLACEMENT,
-        DraftSampling.DETERMINISTIC,
-        DraftSampling.COUPLED,
-    )
+    """Return a law by its name."""
+    choices = DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.DETERMINISTIC, DraftSampling.COUPLED
     for law in choices:
         if sampling is law or (isinstance(sampling, str) and sampling.upper() == law.name):
             return law

@@ -18,14 +18,10 @@ class VocabularyMap:
     a reduced vocabulary (EAGLE-3, arXiv 2503.01840; FR-Spec, arXiv 2502.14856) says which id each of its columns is.
     Other tokens have probability zero under q, which is exact: the residual covers them.
 
-    Args:
-        drafter: Width of the drafter's logits.
-        target: Width of the target's.
-        ids: The target's id of every column, ascending; None if column i is id i.
-
     Attributes:
+        drafter, target: Widths of the logits.
+        ids: The target's id of every column, ascending; None if column i is id i.
         common: The number of columns that are tokens of the target.
-        target: Width of the target's logits.
     """
 
     def __init__(self, drafter: int, target: int, ids: Int[Tensor, " column"] | None = None):
@@ -33,17 +29,17 @@ class VocabularyMap:
         self.common = min(drafter, target) if ids is None else len(ids)
 
     def to_drafter(self, tokens: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-        """Returns the columns of tokens. A token without one gets another's: a bad draft, never a wrong output."""
+        """Return the columns of tokens. A token without one gets another's: a bad draft, never a wrong output."""
         if self.ids is not None:
             return torch.searchsorted(self.ids, tokens.contiguous()).clamp_(max=self.common - 1)
         return tokens if self.drafter >= self.target else tokens.clamp(max=self.drafter - 1)
 
     def to_target(self, columns: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-        """Returns the target's ids of columns."""
+        """Return the target's ids of columns."""
         return columns if self.ids is None else self.ids[columns]
 
     def seen(self, seen: Bool[Tensor, "batch vocab"]) -> Bool[Tensor, "batch column"]:
-        """Returns which columns are among tokens of the target."""
+        """Return which columns are among tokens of the target."""
         return seen[:, : self.common] if self.ids is None else seen.index_select(1, self.ids)
 
     def put(
@@ -62,16 +58,9 @@ class VocabularyMap:
 
 
 def check_same_vocabulary(name: str, tokenizer: PreTrainedTokenizerBase | None, width: int, target: Target) -> None:
-    """Refuse a drafter whose token ids mean other text than the target's.
+    """Refuse a drafter, by its name, whose token ids mean other text than the target's.
 
-    Args:
-        name: The drafter's name, for the message.
-        tokenizer: Its tokenizer. If it has none, only the widths can be compared.
-        width: The width of its logits.
-        target: The target.
-
-    Raises:
-        ValueError: Names both models and the first difference.
+    If one of both has no tokenizer, only the widths of the logits can be compared.
     """
     if tokenizer is not None and target.tokenizer is not None:
         mine, wanted = tokenizer.get_vocab(), target.tokenizer.get_vocab()

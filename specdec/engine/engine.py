@@ -7,9 +7,10 @@ from types import TracebackType
 import numpy as np
 import torch
 
-from specdec.arguments import flag, whole
+from specdec.arguments import flag, instance, whole
 from specdec.attributes import check_drafter_attributes, check_session, check_verifier_attributes
 from specdec.batch import Batch
+from specdec.cache.pages import PageCounts, Paging, pages_for
 from specdec.engine.clock import COMPLETION, StageTimer
 from specdec.engine.delivery import Delivery
 from specdec.engine.doors import check_drafter, check_scheduler, check_target, check_verifier
@@ -50,6 +51,8 @@ class Engine:
         optimize: See ``ModelRunner``; for the target's forwards.
         kv_cache: See ``ModelRunner``; for the target's keys and values. Plain decoding uses the same cache, so the
             output follows the target *with* that cache.
+        cache: How the memory of all caches is divided, and whether requests share what they have in common
+            (``specdec.cache.pages``); by default every slot has a row, and nothing is shared.
         invariant: See ``ModelRunner``; for the target's forwards. Speculative and plain decoding then agree token for
             token in every dtype at temperature 0, and under rules that share their noise.
         scheduler: Plans who prefills, who decodes and who gives way in every turn; first come, first served by default.
@@ -86,6 +89,7 @@ class Engine:
         check: bool = False,
         recording: str = "auto",
         kv_cache: str | None = None,
+        cache: Paging | None = None,
     ):
         check_target(target)
         check_drafter(drafter)
@@ -103,6 +107,9 @@ class Engine:
         self.max_batch_size = max_batch_size
         self.max_length = max_length or min(target.max_length, DEFAULT_MAX_LENGTH)
         self.prefill_chunk = prefill_chunk
+        paging = Paging() if cache is None else cache
+        instance("cache", paging, Paging, "Paging(shared=True), or None")
+        self.paging = paging.filled_in(slots=max_batch_size, max_length=self.max_length)
         self.on_round: Callable[[Round], object] | None = None
         self._plain = self._speculative = Mode.plain(verifier)
         if drafter is not None:
@@ -121,12 +128,16 @@ class Engine:
                 attention=attention,
                 optimize=optimize,
                 kv_cache=kv_cache,
+                paging=self.paging,
                 invariant=invariant,
             )
             self.session: Session | None = None
             if drafter is not None and verifier is not None:
                 sizes = Sizes(
-                    max_batch_size=max_batch_size, max_length=self.max_length, leaf_probs=verifier.needs_leaf_probs
+                    max_batch_size=max_batch_size,
+                    max_length=self.max_length,
+                    leaf_probs=verifier.needs_leaf_probs,
+                    paging=self.paging,
                 )
                 with beside_cache_of(self.runner):
                     self.session = drafter.bind(target, sizes)
@@ -143,8 +154,15 @@ class Engine:
         self._outputs = Outputs(target.tokenizer)
         self._scheduler = FirstCome() if scheduler is None else scheduler
         self._waiting: dict[int, Request] = {}  # by id, in the order in which they came
+        self._pages = pages_for(self.paging, max_batch_size)
         self._running = RunningRequests(
-            self.runner, self._slots, self._outputs, self.session, max_batch_size=max_batch_size
+            self.runner,
+            self._slots,
+            self._outputs,
+            self.session,
+            self._pages,
+            max_batch_size=max_batch_size,
+            swap=self.paging.swap,
         )
         self._delivery = Delivery()
         self._in_flight: InFlight | None = None
@@ -215,6 +233,11 @@ class Engine:
         return len(self._waiting) + len(self._running)
 
     @property
+    def page_counts(self) -> PageCounts:
+        """How many tokens were found in the caches and not prefilled, and what preemption and eviction cost so far."""
+        return self._pages.counts
+
+    @property
     def recording(self) -> str:
         """What is recorded on this device: ``"rounds"``, ``"decisions"`` or ``"off"``."""
         return self._rounds.recorded
@@ -238,6 +261,7 @@ class Engine:
             raise RuntimeError(
                 f"warm_up was called while {self.unfinished} requests are unfinished: call it before them"
             )
+        self._running.forget()  # forwards that warm up write into the slots
         rows, most = self.max_batch_size, 0 if self.drafter is None else self.drafter.max_nodes
         sizes = common_sizes(most) if nodes is None else [whole("nodes", size, least=0) for size in nodes]
         if max(sizes, default=0) > most:
@@ -248,6 +272,7 @@ class Engine:
 
     def weights_changed(self) -> None:
         """Have the weights of all models read again, after any of them was changed."""
+        self._running.forget()
         self.runner.weights_changed()
 
     def close(self) -> None:
@@ -324,6 +349,8 @@ class Engine:
                 waiting=waiting,
                 running=running,
                 free_slots=self.max_batch_size - len(running),
+                free_pages=self._pages.free,
+                page_size=self._pages.page_size,
                 prefill_chunk=self.prefill_chunk,
                 max_depth=max_depth,
             )
@@ -334,8 +361,12 @@ class Engine:
         if work.preempt:
             self._waiting = dict(sorted(self._waiting.items()))
         for request, _ in work.prefill:
-            if self._waiting.pop(request.id, None) is not None:
-                self._running.enter(request)
+            if request.id in self._waiting:
+                try:
+                    self._running.enter(request)
+                finally:
+                    if request.slot >= 0:  # otherwise there was no room for it, and it goes on waiting
+                        del self._waiting[request.id]
         with self.timer.stage("prefill"):
             self._running.prefill(work.prefill)
         slots = running_slots(work.decode, self._slots)
@@ -379,10 +410,8 @@ class Engine:
             step = self._outputs.step(request, read, row, seconds, visible, may_repeat=bool(may_repeat[row]))
             steps.append(step)
             if step.finish_reason is not None:
-                if not read.valid[row]:
-                    self.runner.cache.clear(slot)
                 try:
-                    self._running.leave(request)
+                    self._running.leave(request, sound=bool(read.valid[row]))
                 except Exception as error:  # the steps of this round are not lost by it
                     failed = failed or error
             elif not read.valid[row]:
@@ -438,6 +467,7 @@ class Engine:
         ids, failed = set(ids), None
         for request in [self._waiting.pop(waiting) for waiting in ids & self._waiting.keys()]:
             self._outputs.end(request)  # it may have been preempted
+            self._running.dropped(request.id)
         for request in [request for request in self._running if request.id in ids]:
             try:
                 self._running.leave(request)

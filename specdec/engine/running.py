@@ -8,9 +8,11 @@ import numpy as np
 import torch
 
 from specdec.batch import Batch
+from specdec.cache.pages import Pages
 from specdec.engine.output import Outputs
 from specdec.engine.round import Played
 from specdec.engine.slot_table import SlotTable
+from specdec.engine.swap import Swap
 from specdec.forward import ForwardBatch
 from specdec.interfaces import Session
 from specdec.requests import Request
@@ -26,18 +28,33 @@ class RunningRequests:
         slots: The state per slot.
         outputs: Makes steps and text.
         session: Observes requests that speculate; None without a drafter.
+        pages: Where requests are in the caches.
         max_batch_size: The number of slots.
+        swap: Bytes of host memory for what preempted requests have in the caches.
 
     Attributes:
         by_slot: The request in every slot; None where a slot is free.
     """
 
     def __init__(
-        self, runner: ModelRunner, slots: SlotTable, outputs: Outputs, session: Session | None, *, max_batch_size: int
+        self,
+        runner: ModelRunner,
+        slots: SlotTable,
+        outputs: Outputs,
+        session: Session | None,
+        pages: Pages,
+        *,
+        max_batch_size: int,
+        swap: int,
     ):
         self._runner, self._slots, self._outputs, self._session = runner, slots, outputs, session
         self.by_slot: list[Request | None] = [None] * max_batch_size
         self._drafted_for: set[int] = set()  # requests that the session has admitted
+        self._pages = pages
+        self._caches = [runner.cache, *(session.caches if session is not None else ())]
+        self._reach = np.zeros(max_batch_size, dtype=np.int64)  # how far prompts were written, padding included
+        self._swap = Swap(swap)
+        self._stale: set[int] = set()  # requests that were running when the weights changed
 
     def __iter__(self) -> Iterator[Request]:
         return iter([request for request in self.by_slot if request is not None])
@@ -46,13 +63,33 @@ class RunningRequests:
         return sum(request is not None for request in self.by_slot)
 
     def enter(self, request: Request) -> None:
-        """Give a request the first free slot."""
-        slot = self.by_slot.index(None)
-        request.slot = slot
+        """Give a request a slot, with what the caches hold of its tokens already.
+
+        Raises:
+            ValueError: There are not enough free pages.
+        """
+        drafted, tokens = request.speculate and self._session is not None, request.tokens
+        free = [slot for slot, other in enumerate(self.by_slot) if other is None]
+        kept, again = self._swap.take(request.id), self._lookback(drafted)
+        placement = self._pages.enter(
+            tokens,
+            free,
+            positions=len(request.prompt_ids) + request.sampling.max_new_tokens,
+            drafted=drafted,
+            again=again if kept is None else None,
+        )
+        slot, reused = placement.slot, placement.reused
+        for cache in self._caches:
+            cache.place(placement)
+        if kept is not None:
+            for cache, saved in zip(self._caches, kept.tensors, strict=True):
+                cache.load(slot, saved)
+            reused = max(min(kept.length, len(tokens) - 1 - (again or 0)), 0)
+            self._pages.counts.swapped_in += kept.length
+        request.slot, request.prefilled, request.to_prefill = slot, reused, len(tokens) - 1 - reused
         request.admitted = request.admitted or time.perf_counter()
         self.by_slot[slot] = request
-        tokens = request.tokens
-        self._runner.cache.reserve(slot, len(request.prompt_ids) + request.sampling.max_new_tokens)
+        self._reach[slot] = reused
         self._slots.admit(
             slot,
             tokens,
@@ -62,12 +99,31 @@ class RunningRequests:
             rounds=request.rounds,
         )
         self._outputs.begin(request)
-        if request.speculate and self._session is not None:
+        if drafted and self._session is not None:
             self._drafted_for.add(request.id)
             self._session.admit(slot, tokens, request.sampling)
-        if len(tokens) == 1:
+        if reused:
+            self._slots.prefilled(slot, reused)
+        if not request.to_prefill:
             self._slots.start(slot)
-            request.prefill_ended = time.perf_counter()
+            request.prefill_ended = request.prefill_ended or time.perf_counter()
+
+    def _lookback(self, drafted: bool) -> int | None:
+        """Return how many tokens of a shared beginning are prefilled again; None if all are."""
+        return self._session.lookback if drafted and self._session is not None else 0
+
+    def _held(self, request: Request) -> int:
+        """Return how many of a request's first tokens are right in the caches that it uses."""
+        length = self._slots.length_of(request.slot)
+        if request.id in self._drafted_for and self._session is not None:
+            return self._session.held(request.slot, length)
+        return length
+
+    def _hold(self, request: Request) -> None:
+        """Let later requests find what is final of this one."""
+        if self._pages.shared and request.id not in self._stale:
+            tokens = self._slots.tokens_of(request.slot)[: self._held(request)]
+            self._pages.hold(request.slot, tokens, drafted=request.id in self._drafted_for)
 
     def prefill(self, chunks: Sequence[tuple[Request, int]]) -> None:
         """Put pieces of requests' tokens into the cache, all in one forward.
@@ -75,9 +131,10 @@ class RunningRequests:
         The last token of a request is left out: it is the root of its first round.
 
         Args:
-            chunks: Requests, and how many of their tokens; none has more than it has ``to_prefill``.
+            chunks: Requests, and how many of their tokens at most.
         """
-        chunks = [(request, count) for request, count in chunks if count]
+        wanted = [(request, min(count, request.to_prefill)) for request, count in chunks]
+        chunks = [(request, count) for request, count in wanted if count]
         if not chunks:
             return
         runner, requests = self._runner, [request for request, _ in chunks]
@@ -89,6 +146,7 @@ class RunningRequests:
             tokens = request.tokens[request.prefilled : request.prefilled + count + 1]
             padded[row, :count], following[row] = tokens[:count], tokens[count]
         slots = np.array([request.slot for request in requests])
+        self._reach[slots] = starts + padded.shape[1]
         told = np.array([request.id in self._drafted_for for request in requests])
         session = self._session if told.any() else None
         batch = ForwardBatch.of_chunk(
@@ -118,6 +176,8 @@ class RunningRequests:
                 host=HostOutcome(slots=slots, starts=starts, counts=counts),
             )
             session.observe(outcome if told.all() else outcome.rows(np.flatnonzero(told)))
+        for request in requests:
+            self._hold(request)
         now = time.perf_counter()  # the session has seen the prompt, too: the next thing that happens is a round
         for request in done:
             request.prefill_ended = request.prefill_ended or now
@@ -153,37 +213,72 @@ class RunningRequests:
 
     def preempt(self, request: Request) -> None:
         """Take a request's slot away. Its tokens will be prefilled again; its text, rounds and random numbers go on."""
+        self._pages.counts.preempted += 1
+        if self._swap.limit and self._lookback(request.id in self._drafted_for) is not None:
+            held = self._held(request)
+            if self._swap.has_room(held, self._caches):
+                self._swap.put(request.id, held, [cache.save(request.slot, held) for cache in self._caches])
+                self._pages.counts.swapped_out += held
         try:
             self._free(request)
         finally:
             request.restart()
 
-    def leave(self, request: Request) -> None:
-        """End a request, and free its slot."""
-        self._outputs.end(request)
-        self._free(request)
+    def leave(self, request: Request, *, sound: bool = True) -> None:
+        """End a request, and free its slot.
 
-    def _free(self, request: Request) -> None:
-        self.by_slot[request.slot] = None
-        self._slots.release(request.slot)
-        self._runner.cache.free(request.slot)
-        if request.id in self._drafted_for and self._session is not None:
+        Args:
+            request: The request.
+            sound: Whether what it has in the caches may be used by others; otherwise it is cleared.
+        """
+        self._outputs.end(request)
+        self._free(request, sound=sound)
+
+    def _free(self, request: Request, *, sound: bool = True) -> None:
+        slot, own = request.slot, self._pages.own(request.slot)
+        self.by_slot[slot] = None
+        if sound:
+            self._hold(request)
+        else:
+            self._runner.cache.clear(slot, start=own)
+            self._pages.forget(slot)
+        drafted = request.id in self._drafted_for
+        # Entries may be NaN, which no mask hides. The host may be a round late, and another one may have been played.
+        length = max(self._slots.length_of(slot), int(self._reach[slot]))
+        for cache in self._caches[1:] if drafted else ():
+            stop = min(length + 3 * (1 + cache.positions - cache.max_length), cache.positions)
+            cache.clear(slot, start=max(own, self._pages.kept(slot)), stop=stop)
+        for cache in self._caches:
+            cache.vacate(slot)
+        self._pages.leave(slot)
+        self._stale.discard(request.id)
+        self._slots.release(slot)
+        if drafted and self._session is not None:
             self._drafted_for.discard(request.id)
-            self._session.release(request.slot)
+            self._session.release(slot)
+
+    def forget(self) -> None:
+        """Let no request find what the caches hold now, because they no longer hold what the models would compute."""
+        self._pages.forget_all()
+        self._swap.clear()
+        self._stale = {request.id for request in self}
+
+    def dropped(self, request_id: int) -> None:
+        """Note that a preempted request will not come back."""
+        self._swap.take(request_id)
 
     def fail(self, error: BaseException, message: str) -> list[Step]:
         """End all requests, whose state is unknown after an error; returns their last steps."""
         steps = []
         for request in self:
             steps.append(self._outputs.failed(request, message))
-            self._runner.cache.clear(request.slot)
             self.release(request, error)
         return steps
 
     def release(self, request: Request, error: BaseException) -> None:
         """End a request after an error, which nothing that goes wrong now may hide."""
         try:
-            self.leave(request)
+            self.leave(request, sound=False)
         except Exception as another:
             error.add_note(f"and then, on releasing request {request.id}: {type(another).__name__}: {another}")
 

@@ -298,6 +298,10 @@ class SlotTable:
         """Return how many tokens of a slot are in the cache, as far as the host knows."""
         return int(self._host_lengths[slot])
 
+    def tokens_of(self, slot: int) -> Int[np.ndarray, " position"]:
+        """Return the tokens of a slot that are in the cache, as far as the host knows."""
+        return self._host_tokens[slot, : self._host_lengths[slot]]
+
     def advance_host(
         self, rows: Batch, emitted: Int[np.ndarray, "batch position"], counts: Int[np.ndarray, " batch"]
     ) -> None:

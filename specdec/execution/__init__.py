@@ -13,14 +13,9 @@ from specdec.placement import is_shared, is_spread
 def executor_for(
     model: PreTrainedModel, facts: Facts, backend: AttentionBackend, *, optimize: bool, invariant: bool = False
 ) -> Executor:
-    """Returns the fastest executor for a model on its device.
+    """Return the fastest executor for a model on its device; without ``optimize`` one that runs the model's code.
 
-    Args:
-        model: The model.
-        facts: The model's.
-        backend: Computes attention.
-        optimize: False for an executor that runs the model's code.
-        invariant: Whether a token's logits may depend on nothing but the tokens that it sees.
+    With ``invariant``, a token's logits depend on nothing but the tokens that it sees.
     """
     # Only the model's own code moves tensors between devices, or sums them over processes.
     optimize = optimize and not is_spread(model) and not is_shared(model)

@@ -6,10 +6,11 @@ depend on lengths.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -24,12 +25,9 @@ from specdec.scoped import scoped
 
 @dataclass
 class Work:
-    """What was asked of a device.
+    """How often each operation ran that computes something, and how often each call showed values to the host.
 
-    Attributes:
-        operations: How often each operation ran that computes something. Views and the making of empty tensors do not
-            count.
-        reads: How often each call showed a tensor's values to the host, for which the host waits on a GPU.
+    Views and the making of empty tensors do not count.
     """
 
     operations: Counter[str] = field(default_factory=Counter)
@@ -37,7 +35,7 @@ class Work:
 
     @property
     def launches(self) -> int:
-        """The number of operations that compute something."""
+        """The number of operations."""
         return self.operations.total()
 
     @property
@@ -50,7 +48,8 @@ class Work:
 def counted() -> Iterator[Work]:
     """Count the work of the ``with`` block, in this thread."""
     work = Work()
-    with scoped(_counting, (*_counting.get(), work)), _Reads(work), _Operations(work):
+    told = ShowsValues(lambda name: work.reads.update([name]))
+    with scoped(_counting, (*_counting.get(), work)), told, _Operations(work):
         yield work
 
 
@@ -65,8 +64,7 @@ _counting: ContextVar[tuple[Work, ...]] = ContextVar("counting", default=())
 
 
 _FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "alias", "lift_fresh"}
-SHOWS_VALUES = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
-"""Calls that show values without being operations."""
+_SHOWS_VALUES = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
 
 
 class _Operations(TorchDispatchMode):
@@ -87,31 +85,33 @@ class _Operations(TorchDispatchMode):
         return outputs
 
 
-class _Reads(TorchFunctionMode):
-    """Notices calls that show values without being operations."""
+class ShowsValues(TorchFunctionMode):
+    """Calls a function with the name of each call that shows values without being an operation."""
 
-    def __init__(self, work: Work):
+    def __init__(self, told: Callable[[str], object]):
         super().__init__()
-        self._work = work
+        self._told = told
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in SHOWS_VALUES:
-            self._work.reads[func.__name__] += 1
+        if func in _SHOWS_VALUES:
+            self._told(func.__name__)
         return func(*args, **(kwargs or {}))
 
 
 def depends_on_values(function: OpOverload, arguments: Any) -> bool:
-    """Returns whether the host must know values before it can go on: it reads them, or they decide about a shape."""
+    """Return whether the host must know values before it can go on: it reads them, or they decide about a shape."""
     if function is torch.ops.aten.index.Tensor:  # which torch marks whatever the index
         return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in arguments[1])
-    return bool(_DEPENDS.intersection(function.tags))
+    return _is_marked(function)
 
 
-_DEPENDS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+@cache  # to compare torch's tags takes a millisecond
+def _is_marked(function: OpOverload) -> bool:
+    return torch.Tag.data_dependent_output in function.tags or torch.Tag.dynamic_output_shape in function.tags
 
 
 def _is_view(func: OpOverload) -> bool:
-    """Returns whether an operation only looks at its first argument's memory in another way."""
+    """Return whether an operation only looks at its first argument's memory in another way."""
     returned = func._schema.returns
     return bool(returned) and all(r.alias_info is not None and not r.alias_info.is_write for r in returned)
 

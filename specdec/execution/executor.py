@@ -24,7 +24,7 @@ _guard = threading.Lock()
 
 
 def model_lock(model: nn.Module) -> threading.RLock:
-    """Returns the lock that every forward of this model holds, whichever engine runs it.
+    """Return the lock that every forward of this model holds, whichever engine runs it.
 
     A forward switches the model's configuration and lends its layers packed weights.
     """
@@ -37,13 +37,8 @@ def model_lock(model: nn.Module) -> threading.RLock:
 class Executor(ABC):
     """Runs forwards of one model. The caller of ``run`` holds the model's lock (``model_lock``).
 
-    Args:
-        model: The model.
-        facts: The model's.
-        backend: Computes attention.
-
     Attributes:
-        model, facts, backend: As given.
+        model, facts, backend: The model, what is known about it, and what computes attention.
         frozen: Refuses changes of the model.
         captures: Whether forwards of a shape that comes often are captured.
     """
@@ -56,20 +51,13 @@ class Executor(ABC):
         self._configs = configs_of(model)
 
     def read_again(self, facts: Facts) -> None:
-        """Drop everything that was derived from the model, which has changed.
-
-        Args:
-            facts: What is known about it now.
-        """
+        """Drop everything that was derived from the model, which has changed; ``facts`` are those of now."""
         self.facts = facts
         self.frozen.renew()
         self._configs = configs_of(self.model)
 
     def copies(self) -> dict[int, int]:
-        """Returns the bytes of the copies that forwards read in the place of parameters, by the parameter's ``id``.
-
-        A copy may take fewer bytes than the parameter: 16 bits for a float32 weight that needs no more.
-        """
+        """Return the bytes of the copies that forwards read in the place of parameters, by the parameter's ``id``."""
         return {}
 
     def at_first_sight(self) -> AbstractContextManager[None]:
@@ -78,14 +66,10 @@ class Executor(ABC):
 
     @abstractmethod
     def run(self, batch: ForwardBatch, cache: Cache) -> ForwardOutput:
-        """Returns the outputs that the batch wants, and leaves the keys and values of its nodes in the cache."""
+        """Return the outputs that the batch wants, and leaves the keys and values of its nodes in the cache."""
 
     def check_recordable(self) -> None:
-        """Refuse to take part in a recording with modules or hooks from elsewhere, whose Python would not run again.
-
-        Raises:
-            UnrecordableError: A stage is being recorded, and the model has such code.
-        """
+        """Refuse to take part in a recording with modules or hooks from elsewhere, whose Python would not run again."""
         if recording_now() and not self.frozen.known:
             raise UnrecordableError("the model has modules or hooks from elsewhere")
 
@@ -102,7 +86,7 @@ class Executor(ABC):
         attend: Attend | None = None,
         write: Write | None = None,
     ) -> list[Tensor]:
-        """Run the transformers model once, in evaluation mode.
+        """Run the transformers model once, in evaluation mode; return the wanted hidden states, then logits if any.
 
         Args:
             wants: What to return.
@@ -110,9 +94,6 @@ class Executor(ABC):
             view: What the layers attend to.
             attend: Answers the layers' attention calls; None for the backend.
             write: Stores keys and values; None for the cache.
-
-        Returns:
-            The hidden states that are wanted, then the logits if any are.
         """
         passes = attend is None and self.backend.passes_cache
         # Without logits the output layer is left out. A model that is its own base model returns logits anyway.
@@ -166,7 +147,7 @@ class EagerExecutor(Executor):
 
 
 def inputs_of(batch: ForwardBatch, cache: Cache) -> list[Tensor]:
-    """Returns the tensors that change from forward to forward: tokens or embeddings, positions, and features if any."""
+    """Return the tensors that change from forward to forward: tokens or embeddings, positions, and features if any."""
     given = batch.embeds if batch.tokens is None else batch.tokens
     assert given is not None, "checked when the batch was made"
     depth = batch.topology.depth
@@ -177,7 +158,7 @@ def inputs_of(batch: ForwardBatch, cache: Cache) -> list[Tensor]:
 
 
 def output_of(wants: Wants, outputs: Sequence[Tensor]) -> ForwardOutput:
-    """Returns the results of ``Executor.call_model`` by name."""
+    """Return the results of ``Executor.call_model`` by name."""
     hidden = dict(zip(wants.hidden_layers, outputs, strict=False))
     if wants.logits == 0:
         return ForwardOutput(None, hidden)
@@ -187,7 +168,7 @@ def output_of(wants: Wants, outputs: Sequence[Tensor]) -> ForwardOutput:
 
 
 def configs_of(model: PreTrainedModel) -> list[PreTrainedConfig]:
-    """Returns every configuration that a part of the model reads; a part may have its own."""
+    """Return every configuration that a part of the model reads; a part may have its own."""
     found = [getattr(part, "config", None) for part in model.modules()]
     return list({id(config): config for config in found if isinstance(config, PreTrainedConfig)}.values())
 

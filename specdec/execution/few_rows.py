@@ -31,9 +31,8 @@ _FUNCTIONS = {torch.float32: "rows_float32", torch.bfloat16: "rows_bfloat16"}
 class FewRows:
     """Multiplies a few rows by some weights side by side: their outputs stand one after the other.
 
-    Args:
-        weights: Contiguous matrices ``[out, in]`` of one width and dtype, float32 or bfloat16. They are read where they
-            are, and not copied.
+    The weights are contiguous matrices ``[out, in]`` of one width and dtype, float32 or bfloat16. They are read where
+    they are, and not copied.
     """
 
     def __init__(self, weights: list[Tensor]):
@@ -50,7 +49,7 @@ class FewRows:
         self._out = ends[-1]
 
     def __call__(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        """Returns the product of contiguous rows ``[..., in]``, in the weights' dtype."""
+        """Return the product of contiguous rows ``[..., in]``, in the weights' dtype."""
         rows = inputs.numel() // self._width
         outputs = inputs.new_empty((*inputs.shape[:-1], self._out))
         given, into = inputs.data_ptr(), outputs.data_ptr()
@@ -64,7 +63,7 @@ class FewRows:
 
 
 def most_rows(dtype: torch.dtype) -> int:
-    """Returns the number of rows up to which a weight that is not quantized should be multiplied here.
+    """Return the number of rows up to which a weight that is not quantized should be multiplied here.
 
     With AVX512, oneDNN's float32 product of two rows or more is as fast, and that of nine faster.
     """
@@ -72,7 +71,7 @@ def most_rows(dtype: torch.dtype) -> int:
 
 
 def few_rows(weights: list[Tensor]) -> FewRows | None:
-    """Returns the product of a few rows with these weights; None if it is not compiled, or does not take them."""
+    """Return the product of a few rows with these weights; None if it is not compiled, or does not take them."""
     first = weights[0] if weights else None
     fits = first is not None and all(
         is_plain(weight)
@@ -87,7 +86,7 @@ def few_rows(weights: list[Tensor]) -> FewRows | None:
 
 
 def takes(inputs: Tensor, width: int, most: int = MOST_ROWS, bias: Tensor | None = None) -> bool:
-    """Returns whether these inputs are so few rows, and can be read where they lie, as can the bias if there is one."""
+    """Return whether these inputs are so few rows, and can be read where they lie, as can the bias if there is one."""
     few = inputs.numel() <= most * width and inputs.is_contiguous()
     return few and is_plain(inputs) and (bias is None or is_plain(bias))
 
@@ -95,13 +94,13 @@ def takes(inputs: Tensor, width: int, most: int = MOST_ROWS, bias: Tensor | None
 class QuantizedRows(StoredWeight):
     """Quantized weights that multiply a few rows; ``int8_rows`` and ``int4_rows`` make them.
 
-    Inputs and outputs are in ``dtype``; in float32 they are rounded to bfloat16.
+    Inputs and outputs are in the scales' dtype; in float32 they are rounded to bfloat16.
     """
 
-    def __init__(self, name: str, weight: Tensor, scale: Tensor, dtype: torch.dtype, size: int):
+    def __init__(self, name: str, weight: Tensor, scale: Tensor, size: int):
         library = native_library()
         assert library is not None, "asked by whoever makes it"
-        self.dtype = dtype
+        self.dtype = dtype = scale.dtype
         self._function: Callable[..., int] = getattr(library, name)
         self._weight, self._scale = weight.detach(), scale.detach().float().contiguous()
         self._out, self._size, self._wide = weight.shape[0], size, dtype is torch.float32
@@ -119,23 +118,21 @@ class QuantizedRows(StoredWeight):
 
 
 def int8_rows(weight: Tensor, scale: Tensor) -> QuantizedRows | None:
-    """Returns the product of a few rows with int8 weights ``[out, in]`` and scales ``[out]`` in the inputs' dtype.
+    """Return the product of a few rows with int8 weights ``[out, in]`` and scales ``[out]`` in the inputs' dtype.
 
     None if it is not compiled, or does not take them.
     """
-    if not _readable(weight, scale):
-        return None
-    return QuantizedRows("rows_int8", weight, scale, scale.dtype, weight.shape[1])
+    return QuantizedRows("rows_int8", weight, scale, weight.shape[1]) if _readable(weight, scale) else None
 
 
 def int4_rows(weight: Tensor, scale: Tensor, width: int) -> QuantizedRows | None:
-    """Returns the product of a few rows with int4 pairs ``[out, in / 2]`` with scales ``[out, in / 64]``.
+    """Return the product of a few rows with int4 pairs ``[out, in / 2]`` with scales ``[out, in / 64]``.
 
     None if it is not compiled, or does not take them: the width must be a multiple of the group's 64 weights.
     """
     if not _readable(weight, scale) or width != 64 * scale.shape[1]:
         return None
-    return QuantizedRows("rows_int4", weight, scale, scale.dtype, scale.shape[1])
+    return QuantizedRows("rows_int4", weight, scale, scale.shape[1])
 
 
 def _readable(weight: Tensor, scale: Tensor) -> bool:

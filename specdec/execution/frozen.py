@@ -26,17 +26,14 @@ def weights_changed() -> None:
 
 
 def epoch() -> int:
-    """Returns a number that is larger after ``weights_changed``."""
+    """Return a number that is larger after ``weights_changed``."""
     return _epoch
 
 
 class Frozen:
     """Notices cheap signs of a change: other modules or tensors, a write, a move, a hook of somebody else's.
 
-    Writes through ``.data`` move no counter and go unnoticed.
-
-    Args:
-        model: The model; it is not kept alive.
+    Writes through ``.data`` move no counter and go unnoticed. The model is not kept alive.
 
     Attributes:
         modules: All modules.
@@ -76,14 +73,7 @@ class Frozen:
         self._places = list(map(_place, self._ends))
 
     def check(self, *, thoroughly: bool = True) -> None:
-        """Refuse to go on with a model that has changed.
-
-        Args:
-            thoroughly: False looks for writes only, which takes a few microseconds.
-
-        Raises:
-            ValueError: Says what has changed and what to call.
-        """
+        """Refuse to go on with a model that has changed; unless ``thoroughly``, look for writes only (microseconds)."""
         if list(map(_version, self._counted)) != self._versions:
             raise ValueError(self._changed("its weights were written to"))
         if not thoroughly:
@@ -122,7 +112,7 @@ OURS = ("torch", "transformers", "specdec", "drafters")
 
 
 def all_known(modules: Iterable[nn.Module]) -> bool:
-    """Returns whether all modules, their parameters' classes, and all hooks on them, are known code."""
+    """Return whether all modules, their parameters' classes, and all hooks on them, are known code."""
     for module in modules:
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
         kinds = [type(parameter) for parameter in module._parameters.values() if parameter is not None]

@@ -8,6 +8,7 @@ known about models: where a pattern is not found, or a kernel rounds in another 
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,12 +24,11 @@ _aten = torch.ops.aten
 
 
 def fuse(steps: list[Step], inputs: Sequence[Tensor], outputs: Sequence[Tensor], joint: Joint) -> list[Step]:
-    """Returns steps that compute the same outputs.
+    """Return steps that compute the same outputs: they make these very tensors.
 
     Args:
         steps: As they were recorded. Tensors are alive, so that their memory tells which of them are views of others.
-        inputs: What the forward is given.
-        outputs: What the forward returns; the new steps make these very tensors.
+        inputs, outputs: Those of the forward.
         joint: Makes one weight from several that are multiplied with the same inputs, or returns None.
     """
     if any(_is_mutable(step) for step in steps):  # other rewritings could move a read behind a write
@@ -42,13 +42,13 @@ def fuse(steps: list[Step], inputs: Sequence[Tensor], outputs: Sequence[Tensor],
 
 
 def without_repetition(steps: list[Step], outputs: Sequence[Tensor]) -> list[Step]:
-    """Returns steps without those that return what is there already: casts to the same dtype, a view for each layer."""
+    """Return steps without those that return what is there already: casts to the same dtype, a view for each layer."""
     kept: list[Step] = []
     known: dict[Any, Step] = {}
     same: dict[int, Tensor] = {}
     returned = {id(tensor) for tensor in outputs}
     for step in steps:
-        step = Step(step.function, _with(step.arguments, same), _with(step.named, same), step.outputs)
+        step = replace(step, arguments=_with(step.arguments, same), named=_with(step.named, same))
         if not isinstance(step.function, OpOverload):
             kept.append(step)
             continue
@@ -66,7 +66,7 @@ def without_repetition(steps: list[Step], outputs: Sequence[Tensor]) -> list[Ste
 
 
 def join_products(steps: list[Step], joint: Joint) -> list[Step]:
-    """Returns steps with one product for several of the same inputs, such as a layer's queries, keys and values."""
+    """Return steps with one product for several of the same inputs, such as a layer's queries, keys and values."""
     groups: dict[int, list[Step]] = {}
     made = {id(tensor) for step in steps for tensor in step.makes}
     written = {id(tensor) for step in steps if _is_mutable(step) for tensor in step.reads}
@@ -89,12 +89,12 @@ def join_products(steps: list[Step], joint: Joint) -> list[Step]:
         changed = not written.isdisjoint(id(part) for part in parts)  # what was recorded is not what was multiplied
         if changed or _all_equal(split.outputs, parts):
             replaced |= {step: [] for step in group[1:]}
-            replaced[group[0]] = [product, _returning(split, parts)]
+            replaced[group[0]] = [product, replace(split, outputs=parts)]
     return [new for step in steps for new in replaced.get(step, [step])]
 
 
 def fuse_norms(steps: list[Step], outputs: Sequence[Tensor]) -> list[Step]:
-    """Returns steps with one operation for a root mean square norm, where it is in float32.
+    """Return steps with one operation for a root mean square norm, where it is in float32.
 
     That is ``x * rsqrt(mean(x ** 2) + eps)``, and a product with a weight if one follows.
     """
@@ -119,12 +119,12 @@ def fuse_norms(steps: list[Step], outputs: Sequence[Tensor]) -> list[Step]:
                 found, weight = [after, *found], other
         norm = _ran(_aten._fused_rms_norm.default, x, [x.shape[-1]], weight, eps)
         if graph.only_within(found) and torch.equal(norm.outputs[0], found[0].outputs):
-            graph.replace(found, [_returning(norm, [found[0].outputs, norm.outputs[1]])])
+            graph.replace(found, [replace(norm, outputs=[found[0].outputs, norm.outputs[1]])])
     return graph.steps
 
 
 def fuse_rotations(steps: list[Step], outputs: Sequence[Tensor]) -> list[Step]:
-    """Returns steps with four operations for a rotary embedding, ``x * cos + cat(-x[half:], x[:half]) * sin``.
+    """Return steps with four operations for a rotary embedding, ``x * cos + cat(-x[half:], x[:half]) * sin``.
 
     The halves are exchanged by one flip, and the sign goes to the sines, once for all layers. Four tokens of one head
     with the halves (a, b) become ``(a, b) * (cos, cos) + (b, a) * (-sin, sin)``.
@@ -167,13 +167,13 @@ def fuse_rotations(steps: list[Step], outputs: Sequence[Tensor]) -> list[Step]:
         turned = run(_aten.add.Tensor, turned, exchanged)
         run(_aten.view.default, turned, list(x.shape))
         if torch.equal(new[-1].outputs, total.outputs):
-            graph.replace(found, [*new[:-1], _returning(new[-1], total.outputs)])
+            graph.replace(found, [*new[:-1], replace(new[-1], outputs=total.outputs)])
             signed[id(sines)] = signed_sines
     return graph.steps
 
 
 def _halves(graph: "_Graph", joined: Step, x: Tensor) -> list[Step] | None:
-    """Returns the steps that cut ``x`` for ``cat(-x[half:], x[:half])``; None if this is something else."""
+    """Return the steps that cut ``x`` for ``cat(-x[half:], x[:half])``; None if this is something else."""
     parts, half = joined.arguments[0], x.shape[-1] // 2
     if len(parts) != 2 or joined.arguments[1:] not in ((-1,), (x.dim() - 1,)):
         return None
@@ -202,12 +202,7 @@ _COMMUTE = (_aten.add.Tensor, _aten.mul.Tensor)
 
 
 def reuse_memory(steps: list[Step], kept: Sequence[Tensor]) -> list[Step]:
-    """Returns steps that write over a tensor which nobody reads afterwards, where they would take new memory.
-
-    Args:
-        steps: The steps.
-        kept: Tensors that must stay as they are.
-    """
+    """Return steps that write over a tensor which nobody reads afterwards, but for those that are ``kept``."""
     last = {id(tensor): number for number, step in enumerate(steps) for tensor in step.reads}
     # Who computes attention decides where its output lies, from forward to forward.
     sure = [step for step in steps if isinstance(step.function, OpOverload) or _stored(step) is not None]
@@ -226,21 +221,17 @@ def reuse_memory(steps: list[Step], kept: Sequence[Tensor]) -> list[Step]:
         first, *others = step.arguments or (None,)
         function = IN_PLACE.get(step.function)
         if function is not None and free(first, number, step.outputs):
-            step = Step(function, step.arguments, step.named, step.outputs)
+            step = replace(step, function=function)
         elif function is not None and step.function in _COMMUTE and not step.named:
             (second,) = others
             if free(second, number, step.outputs):
-                step = Step(function, (second, first), step.named, step.outputs)
+                step = replace(step, function=function, arguments=(second, first))
         written.append(step)
     return written
 
 
 class _Graph:
-    """Who makes and who reads the tensors of some steps.
-
-    Attributes:
-        steps: The steps, with what was replaced.
-    """
+    """Who makes and who reads the tensors of some steps; ``steps`` has what was replaced."""
 
     def __init__(self, steps: list[Step], outputs: Sequence[Tensor]):
         self.steps = list(steps)
@@ -252,17 +243,17 @@ class _Graph:
                 self._readers.setdefault(id(tensor), set()).add(step)
 
     def match(self, part: Any, function: OpOverload) -> Step | None:
-        """Returns a step, or the step that makes a tensor, if it calls this function."""
+        """Return a step, or the step that makes a tensor, if it calls this function."""
         step = part if isinstance(part, Step) else self._maker.get(id(part))
         return step if step is not None and step.function is function else None
 
     def only_reader(self, tensor: Tensor) -> Step | None:
-        """Returns the only step that reads a tensor; None if there are more, or none."""
+        """Return the only step that reads a tensor; None if there are more, or none."""
         readers = self._readers.get(id(tensor), set())
         return next(iter(readers)) if len(readers) == 1 else None
 
     def only_within(self, found: Sequence[Step]) -> bool:
-        """Returns whether nothing else needs what these steps make, except for the first one's output."""
+        """Return whether nothing else needs what these steps make, except for the first one's output."""
         inner = [tensor for step in found[1:] for tensor in step.makes]
         return all(id(t) not in self._returned and self._readers.get(id(t), set()) <= set(found) for t in inner)
 
@@ -275,13 +266,8 @@ class _Graph:
 
 
 def _ran(function: Callable[..., Any], *arguments: Any) -> Step:
-    """Returns a step, run on its arguments."""
+    """Return a step, run on its arguments."""
     return Step(function, arguments, {}, function(*arguments))
-
-
-def _returning(step: Step, outputs: Any) -> Step:
-    """Returns a step that makes known tensors."""
-    return Step(step.function, step.arguments, step.named, outputs)
 
 
 def _all_equal(new: Sequence[Tensor], old: Sequence[Tensor]) -> bool:
@@ -289,7 +275,7 @@ def _all_equal(new: Sequence[Tensor], old: Sequence[Tensor]) -> bool:
 
 
 def _stored(step: Step) -> StoredWeight | None:
-    """Returns the stored weight whose product a step is; None if it is something else."""
+    """Return the stored weight whose product a step is; None if it is something else."""
     owner = getattr(step.function, "__self__", None)
     return owner if isinstance(owner, StoredWeight) else None
 
@@ -299,12 +285,12 @@ def _is_mutable(step: Step) -> bool:
 
 
 def _memory(tensor: Tensor) -> int:
-    """Returns a number that tells a tensor's memory from others'; a library's layout has no memory of its own."""
+    """Return a number that tells a tensor's memory from others'; a library's layout has no memory of its own."""
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else id(tensor)
 
 
 def _with(value: Any, same: dict[int, Tensor]) -> Any:
-    """Returns arguments with other tensors in the place of some."""
+    """Return arguments with other tensors in the place of some."""
     if isinstance(value, Tensor):
         return same.get(id(value), value)
     if isinstance(value, (list, tuple)):
@@ -313,7 +299,7 @@ def _with(value: Any, same: dict[int, Tensor]) -> Any:
 
 
 def _key(value: Any) -> Any:
-    """Returns something hashable that is equal for the same call: tensors by identity, numbers by value and type."""
+    """Return something hashable that is equal for the same call: tensors by identity, numbers by value and type."""
     if isinstance(value, (list, tuple)):
         return type(value), tuple(_key(part) for part in value)
     if isinstance(value, dict):

@@ -27,12 +27,9 @@ _ROWS = 1024  # looked at together; the first of them refuse most weights that n
 
 
 class HalfWeight(StoredWeight):
-    """A float32 weight ``[out, in]`` that is kept as float16 numbers and one power of two.
+    """A float32 weight ``[out, in]`` that is kept as float16 numbers in FBGEMM's layout and one power of two.
 
-    Args:
-        packed: The float16 numbers in FBGEMM's layout, as ``linear_prepack_fp16`` makes them.
-        factor: The power of two by which a product with them is multiplied.
-        bytes: The memory that the numbers take, in bytes.
+    Its products are multiplied by that power, ``factor``.
     """
 
     dtype = torch.float32
@@ -44,7 +41,7 @@ class HalfWeight(StoredWeight):
 
     @classmethod
     def of(cls, weight: Tensor) -> "HalfWeight | None":
-        """Returns a weight's exact copy in 16 bits; None if there is none, or no library that multiplies with it."""
+        """Return a weight's exact copy in 16 bits; None if there is none, or no library that multiplies with it."""
         if weight.dtype is not torch.float32 or weight.numel() == 0 or not half_products():
             return None
         with torch.inference_mode():
@@ -69,13 +66,13 @@ class HalfWeight(StoredWeight):
 
 
 def _is_exact(weight: Tensor, power: int) -> bool:
-    """Returns whether float16 holds ``weight * 2 ** power`` without any loss."""
+    """Return whether float16 holds ``weight * 2 ** power`` without any loss."""
     return torch.equal((weight * 2.0**power).half().float() * 2.0**-power, weight)
 
 
 @cache
 def half_products() -> bool:
-    """Returns whether this torch multiplies float32 inputs by float16 weights as exactly as it says.
+    """Return whether this torch multiplies float32 inputs by float16 weights as exactly as it says.
 
     It needs FBGEMM, which there is for processors with AVX2. The operations belong to torch's older quantization, and
     may go one day: then float32 weights are packed as they are.

@@ -33,11 +33,7 @@ verification more, whose tree is cut into more blocks. On a CPU 16 rows cost lit
 
 
 class InvariantExecutor(Executor):
-    """Runs every forward as blocks of single tokens.
-
-    Args:
-        model, facts, backend: See ``Executor``; the backend computes nothing.
-        optimize: On a CPU, multiply by packed weights.
+    """Runs every forward as blocks of single tokens; with ``optimize``, by packed weights on a CPU.
 
     Attributes:
         rows: Tokens per block.
@@ -97,7 +93,7 @@ class InvariantExecutor(Executor):
         inputs: list[Tensor],
         wants: Wants,
     ) -> list[Tensor]:
-        """Returns the wanted outputs of some nodes, at most ``rows``, in their order."""
+        """Return the wanted outputs of some nodes, at most ``rows``, in their order."""
         device, written, facts = batch.slots.device, len(chosen), self.facts
         # A slot comes once for each of its nodes, every time with another cell (but for padding behind prompts).
         cache.aim(

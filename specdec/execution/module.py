@@ -10,12 +10,7 @@ from specdec.execution.packing import PackedLinears, packed_linears
 
 
 class ModuleCaller:
-    """Calls a module in evaluation mode; on a CPU its linear layers run on packed weights.
-
-    Args:
-        module: What to call.
-        optimize: False calls the module's own code.
-    """
+    """Calls a module in evaluation mode; on a CPU its linear layers run on packed weights if ``optimize``."""
 
     def __init__(self, module: nn.Module, *, optimize: bool = True):
         self.module = module

@@ -33,7 +33,7 @@ _CHECKSUM = hashlib.sha256().digest_size
 
 @cache
 def native_library() -> ctypes.CDLL | None:
-    """Returns the compiled functions; None without a compiler, on other processors, or if the user forbids them."""
+    """Return the compiled functions; None without a compiler, on other processors, or if the user forbids them."""
     if os.environ.get(SWITCH) == "0" or sys.platform != "linux" or not {"avx2", "fma"} <= cpu().features:
         return None
     try:
@@ -44,7 +44,7 @@ def native_library() -> ctypes.CDLL | None:
 
 
 def cache_folder() -> Path | None:
-    """Returns the folder that compiled code is kept in, which may not exist yet; None if the user has no home."""
+    """Return the folder that compiled code is kept in, which may not exist yet; None if the user has no home."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specdec"
     except RuntimeError:  # a container's user that the system does not know
@@ -52,15 +52,10 @@ def cache_folder() -> Path | None:
 
 
 def library_in(folder: Path | None) -> ctypes.CDLL:
-    """Returns the compiled functions from a folder. Compiles them if they are not there, or not whole.
+    """Return the compiled functions, kept in a folder if there is one that can be written to.
 
-    Args:
-        folder: Where the library is kept, if it can be written to; None to keep nothing.
-
-    Raises:
-        OSError: There is no compiler, or what it makes cannot be loaded.
-        AttributeError: What it makes lacks a function.
-        subprocess.SubprocessError: The compiler fails, or hangs.
+    Compiles them if they are not there, or not whole; without a compiler that works this is an OSError, an
+    AttributeError (what it makes lacks a function) or a SubprocessError.
     """
     compiler = _compiler()
     kept = None if folder is None else folder / _name(compiler)
@@ -78,7 +73,7 @@ def library_in(folder: Path | None) -> ctypes.CDLL:
 
 
 def _compiler() -> list[str]:
-    """Returns the compiler's command."""
+    """Return the compiler's command."""
     given = os.environ.get("CC", "")
     try:
         command = shlex.split(given) or [name for name in ("cc", "gcc", "clang") if shutil.which(name)][:1]
@@ -102,7 +97,7 @@ def _name(compiler: list[str]) -> str:
 
 
 def _compiled(compiler: list[str], folder: Path) -> Path:
-    """Returns the library's file, compiled in this folder."""
+    """Return the library's file, compiled in this folder."""
     compiled, linked = folder / "few_rows.o", folder / "few_rows.so"
     _run([*compiler, *_FLAGS, "-c", str(SOURCE), "-o", str(compiled)])
     _run([*compiler, "-shared", str(compiled), "-o", str(linked)])
@@ -110,7 +105,7 @@ def _compiled(compiler: list[str], folder: Path) -> Path:
 
 
 def _scratch(folder: Path | None) -> tempfile.TemporaryDirectory[str]:
-    """Returns a folder to compile in: within the one given, where programs may be run, if that can be written to."""
+    """Return a folder to compile in: within the one given, where programs may be run, if that can be written to."""
     if folder is not None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -132,7 +127,7 @@ def _keep(made: Path, kept: Path) -> None:
 
 
 def _is_whole(kept: Path) -> bool:
-    """Returns whether a library is there with its checksum: one that was cut off crashes whoever loads it."""
+    """Return whether a library is there with its checksum: one that was cut off crashes whoever loads it."""
     try:
         content = kept.read_bytes()
     except OSError:
@@ -141,17 +136,9 @@ def _is_whole(kept: Path) -> bool:
 
 
 def _run(command: list[str]) -> str:
-    """Returns the output of a command."""
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=_SECONDS,
-        check=True,
-        stdin=subprocess.DEVNULL,
-    )
-    return done.stdout
+    """Return the output of a command."""
+    options = {"capture_output": True, "text": True, "errors": "replace", "stdin": subprocess.DEVNULL}
+    return subprocess.run(command, timeout=_SECONDS, check=True, **options).stdout
 
 
 _ARGUMENTS = {
@@ -174,6 +161,6 @@ def _load(file: Path) -> ctypes.CDLL:
 
 
 def _said(error: Exception) -> str:
-    """Returns the first line that a compiler has said about an error, or the error's own."""
+    """Return the first line that a compiler has said about an error, or the error's own."""
     said = getattr(error, "stderr", None) or str(error)
     return next((line for line in said.splitlines() if "error" in line), said.split("\n", 1)[0])

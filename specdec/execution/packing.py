@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from weakref import WeakValueDictionary, ref
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -55,17 +55,15 @@ def plain_weights() -> AbstractContextManager[bool]:
 
 
 def packing_allowed() -> bool:
-    """Returns whether layers may use packed weights now."""
+    """Return whether layers may use packed weights now."""
     return not _only_plain.get()
 
 
 class PackedWeight(StoredWeight):
-    """A weight in oneDNN's layout, which only its products can read.
+    """A weight, for which ``can_pack`` is true, in oneDNN's layout, which only its products can read.
 
-    Args:
-        weight: A weight for which ``can_pack`` is true.
-        plain: The same weight in its ordinary layout, possibly in several parts, for products of a few rows
-            (``few_rows``). It is kept, and not copied. Without it, few rows are multiplied as many are.
+    ``plain`` is the same weight in its ordinary layout, possibly in several parts, for products of a few rows
+    (``few_rows``). It is kept, and not copied. Without it, few rows are multiplied as many are.
     """
 
     def __init__(self, weight: Tensor, plain: Sequence[Tensor] = ()):
@@ -85,26 +83,16 @@ class PackedWeight(StoredWeight):
 
 
 def pack(weight: Tensor, plain: Sequence[Tensor] = ()) -> StoredWeight:
-    """Returns the copy of a weight that is fastest here; ``can_pack`` must be true for it.
-
-    Args:
-        weight: What to pack.
-        plain: See ``PackedWeight``.
-    """
+    """Return the copy of a weight that is fastest here; for the arguments see ``PackedWeight``."""
     half = HalfWeight.of(weight) if weight.numel() >= _LEAST_16_BITS else None
     return PackedWeight(weight, plain) if half is None else half
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """One linear layer.
+    """One linear layer, its weight, the packed one, and the weight's state when it was packed (``_state``).
 
-    Attributes:
-        module: The layer.
-        forward: The product with the packed weight. As an attribute of the module it hides the method of its class.
-        weight: The weight that was packed.
-        packed: The packed weight, read by ``forward``.
-        state: Of the weight when it was packed (``_state``).
+    ``forward`` multiplies by the packed weight. As an attribute of the module it hides the method of its class.
     """
 
     module: nn.Linear
@@ -118,13 +106,8 @@ class PackedLinears:
     """Packed copies of a model's linear layers.
 
     Layers of other classes (quantized, adapted, distributed) are not packed, and neither is anything on other devices,
-    in other dtypes, or without oneDNN. Copies are made only if half of the free memory holds them.
-
-    Args:
-        model: The model whose layers to pack; it is not kept alive, but its layers are.
-
-    Attributes:
-        bytes: The memory that the copies take, in bytes.
+    in other dtypes, or without oneDNN. Copies are made only if half of the free memory holds them. The model is not
+    kept alive, but its layers are.
     """
 
     def __init__(self, model: nn.Module):
@@ -136,12 +119,8 @@ class PackedLinears:
         return len(self._layers)
 
     def bytes_by_weight(self) -> dict[int, int]:
-        """Returns the bytes of every copy, by the ``id`` of the weight that it stands for."""
+        """Return the bytes of every copy, by the ``id`` of the weight that it stands for."""
         return {id(layer.weight): layer.packed.bytes for layer in self._layers}
-
-    def belongs_to(self, model: nn.Module) -> bool:
-        """Returns whether these are copies of this very model's layers."""
-        return self._model() is model
 
     @property
     def stale(self) -> bool:
@@ -163,13 +142,12 @@ class PackedLinears:
         self._layers: list[_Layer] = []
         if sum(weight.numel() * weight.element_size() for weight in weights) <= _SHARE * free_memory(_CPU):
             self._layers += [_layer(module) for module in linears]
-        self.bytes = sum(layer.packed.bytes for layer in self._layers)
 
     def joint(self, packed: Sequence[StoredWeight]) -> StoredWeight | None:
-        """Returns one packed weight for several layers, with their outputs side by side: the same sums in fewer calls.
+        """Return one packed weight for several layers, with their outputs side by side: the same sums in fewer calls.
 
-        Returns None for weights that do not belong to these layers. Also for large weights, where the cost of a call
-        does not matter, but that of another copy does.
+        None for weights that do not belong to these layers, and for large ones, where another copy costs more than a
+        call.
         """
         key = tuple(id(part) for part in packed)
         if key not in self._joint:
@@ -197,22 +175,24 @@ class PackedLinears:
                 del names["forward"]
 
 
-# By the model's identity. Only executors keep the copies alive: they must not outlive the engines.
-_packed: WeakValueDictionary[int, PackedLinears] = WeakValueDictionary()
+# Only executors keep the copies alive: they must not outlive the engines.
+_packed: WeakKeyDictionary[nn.Module, ref[PackedLinears]] = WeakKeyDictionary()
 
 
 def packed_linears(model: nn.Module) -> PackedLinears:
-    """Returns the packed copies of a model, which all engines that use it share; the last engine drops them."""
-    known = _packed.get(id(model))
-    if known is None or not known.belongs_to(model):
-        _packed[id(model)] = known = PackedLinears(model)
+    """Return the packed copies of a model, which all engines that use it share; the last engine drops them."""
+    kept = _packed.get(model)
+    known = None if kept is None else kept()
+    if known is None:
+        known = PackedLinears(model)
+        _packed[model] = ref(known)
     elif known.stale:  # an engine that was built before refuses to go on with the old ones
         known._pack(model)
     return known
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Returns whether a weight of this device and dtype is faster packed, on this processor."""
+    """Return whether a weight of this device and dtype is faster packed, on this processor."""
     return weight.device.type == "cpu" and weight.dtype in _DTYPES and prefers_packed(weight.dtype)
 
 

@@ -16,10 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specdec.execution.counting import SHOWS_VALUES, depends_on_values
+from specdec.execution.counting import ShowsValues, depends_on_values
 from specdec.scoped import scoped
 
 Program = Callable[..., tuple[Tensor, ...]]
@@ -27,13 +26,9 @@ Program = Callable[..., tuple[Tensor, ...]]
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One operation. Tensors in it are known by their identity.
+    """One operation of torch, or any function of tensors, with its arguments and its outputs: one, several, or None.
 
-    Attributes:
-        function: What is called: an operation of torch, or any function of tensors.
-        arguments: Its positional arguments; tensors may stand in lists.
-        named: Its arguments by name.
-        outputs: A tensor, several, or None.
+    Tensors in it, which may stand in lists, are known by their identity.
     """
 
     function: Callable[..., Any]
@@ -53,7 +48,7 @@ class Step:
 
 
 def _tensors_in(value: object, found: list[Tensor]) -> list[Tensor]:
-    """Returns the tensors in nested lists, tuples and mappings. Torch's own function takes a third of a capture."""
+    """Return the tensors in nested lists, tuples and mappings. Torch's own function takes a third of a capture."""
     if isinstance(value, Tensor):
         found.append(value)
     elif isinstance(value, (list, tuple)):
@@ -98,7 +93,7 @@ class Noted(TorchDispatchMode):
         return outputs
 
     def call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """Returns the result of a function, and notes the call as one operation."""
+        """Return the result of a function, and notes the call as one operation."""
         self._inside, before = True, self._inside
         try:
             outputs = function(*arguments)
@@ -117,18 +112,19 @@ _noting: ContextVar[Noted | None] = ContextVar("noting", default=None)
 def noted() -> Iterator[Noted]:
     """Note the operations of the ``with`` block."""
     steps = Noted()
-    with _NoValues(steps), steps, scoped(_noting, steps):
+    told = ShowsValues(lambda name: steps.refuse(f"{name} depends on values"))
+    with told, steps, scoped(_noting, steps):
         yield steps
 
 
 def opaque(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Returns the result of a function. While operations are noted, the call is one, whatever happens inside."""
+    """Return the result of a function. While operations are noted, the call is one, whatever happens inside."""
     noting = _noting.get()
     return function(*arguments) if noting is None else noting.call(function, arguments)
 
 
 def _without_dropout(func: OpOverload, args: Any, kwargs: Any) -> bool:
-    """Returns whether this is an attention call that could draw random numbers and does not."""
+    """Return whether this is an attention call that could draw random numbers and does not."""
     for position, argument in enumerate(func._schema.arguments):
         if argument.name == "dropout_p":
             given = args[position] if position < len(args) else kwargs.get("dropout_p", argument.default_value)
@@ -136,21 +132,8 @@ def _without_dropout(func: OpOverload, args: Any, kwargs: Any) -> bool:
     return False
 
 
-class _NoValues(TorchFunctionMode):
-    """Refuses calls that show a tensor's values without being operations, unlike ``item`` and branches."""
-
-    def __init__(self, noting: Noted):
-        super().__init__()
-        self._noting = noting
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in SHOWS_VALUES:
-            self._noting.refuse(f"{func.__name__} depends on values")
-        return func(*args, **(kwargs or {}))
-
-
 def needed(steps: Sequence[Step], outputs: Sequence[Tensor]) -> list[Step]:
-    """Returns the steps without those that change nothing and whose results nobody reads.
+    """Return the steps without those that change nothing and whose results nobody reads.
 
     Code that runs in stages makes what most rounds need, such as the law of every node; a single round may not read it.
     """
@@ -165,12 +148,9 @@ def needed(steps: Sequence[Step], outputs: Sequence[Tensor]) -> list[Step]:
 
 
 def write_program(steps: Sequence[Step], inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Program:
-    """Returns a Python function with one line per step; everything that is not made by a step is bound beforehand.
+    """Return a Python function with one line per step; everything that is not made by a step is bound beforehand.
 
-    Args:
-        steps: In the order in which they run.
-        inputs: The tensors that the function's arguments stand for.
-        outputs: The tensors that it returns.
+    Its arguments stand for the tensors in ``inputs``, and it returns those in ``outputs``.
     """
     names = {id(tensor): f"v{number}" for number, tensor in enumerate(inputs)}
     parameters = ", ".join(f"v{number}" for number in range(len(inputs)))

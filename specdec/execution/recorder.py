@@ -36,7 +36,7 @@ class UnrecordableError(RuntimeError):
 
 
 def recording_now() -> bool:
-    """Returns whether a stage is being recorded in this thread: nothing that is not part of it may run."""
+    """Return whether a stage is being recorded in this thread: nothing that is not part of it may run."""
     return _recording.get()
 
 
@@ -58,19 +58,11 @@ class Recorder(ABC):
 
     @abstractmethod
     def record(self, name: str, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording | None, Sequence[Tensor]]:
-        """Do a stage's work and record it.
+        """Do a stage's work, record it, and return the recording and the outputs for these inputs.
 
-        Args:
-            name: The kind of stage. Stages of one kind never need each other's outputs.
-            stage: It must have run before, so that what it keeps (constants, workspaces) is there.
-            inputs: Its inputs.
-
-        Returns:
-            The recording, and the outputs for these inputs. The recording is None if the stage has run and cannot be
-            repeated.
-
-        Raises:
-            Exception: The stage cannot be recorded. It has then changed nothing that matters, or has not run.
+        Stages of one ``name`` never need each other's outputs. A stage must have run before, so that what it keeps
+        (constants, workspaces) is there. The recording is None if the stage has run and cannot be repeated. If it
+        raises, the stage has changed nothing that matters, or has not run.
         """
 
     def clear(self) -> None:  # noqa: B027 (most keep nothing)
@@ -154,8 +146,8 @@ class Recordings:
     Args:
         recorder: Makes them.
         after: A stage is recorded when it comes for this time.
-        most: Recordings that are kept; beyond that, the one that was used the longest time ago is dropped.
-        what: What is recorded, for messages.
+        most: Recordings that are kept; beyond that, the least recently used one is dropped.
+        what: The plural of what is recorded, for messages.
     """
 
     def __init__(self, recorder: Recorder, *, after: int, most: int, what: str = "rounds"):
@@ -194,7 +186,7 @@ class Recordings:
     def run(
         self, name: str, key: Hashable, stage: Stage, inputs: Sequence[Tensor], *, repeatable: bool = True
     ) -> Sequence[Tensor]:
-        """Returns the outputs of a stage, replayed if it came often.
+        """Return the outputs of a stage, replayed if it came often.
 
         Args:
             name: The kind of stage.

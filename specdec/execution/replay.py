@@ -109,7 +109,7 @@ class _Now:
         self.view: View | None = None
 
     def answer(self, call: AttentionCall) -> Tensor:
-        """Returns a layer's attention; a single operation while a forward is captured."""
+        """Return a layer's attention; a single operation while a forward is captured."""
         return opaque(self.attend, *call)
 
     def store(self, layer: int, keys: Tensor, values: Tensor) -> None:
@@ -122,17 +122,12 @@ class _Now:
         self.view.cache.write(layer, keys, values)
 
     def attend(self, *call: Any) -> Tensor:
-        """Returns a layer's attention over the cache and with the masks of this forward."""
+        """Return a layer's attention over the cache and with the masks of this forward."""
         return self._backend.attend(AttentionCall(*call), self.view)
 
 
 class _ForwardRecorder(Recorder):
-    """Captures a model's forward.
-
-    Args:
-        packed: The model's packed weights, of which several are joined.
-        vocab_size: The number of token ids.
-    """
+    """Captures a model's forward; several of its packed weights are joined."""
 
     def __init__(self, packed: PackedLinears, vocab_size: int):
         self._packed, self._vocab_size = packed, vocab_size
@@ -152,11 +147,11 @@ class _ForwardRecorder(Recorder):
         return None, stage(*inputs)  # the cache holds what others have left
 
     def _others(self, given: Tensor, positions: Tensor, *features: Tensor) -> list[Tensor]:
-        """Returns inputs of the same shapes with other values."""
+        """Return inputs of the same shapes with other values."""
         other = given.flip(-1) if given.is_floating_point() else (given + 1) % self._vocab_size
         return [other, torch.where(positions > 0, positions - 1, positions + 1), *(each.flip(-1) for each in features)]
 
 
 def _autocast() -> torch.dtype | None:
-    """Returns the dtype of autocasting on the CPU; None if it is off."""
+    """Return the dtype of autocasting on the CPU; None if it is off."""
     return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None

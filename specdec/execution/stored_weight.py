@@ -11,18 +11,15 @@ from specdec.execution.program import opaque
 class StoredWeight(ABC):
     """A linear layer's weight ``[out, in]`` that knows how to multiply.
 
-    It never changes, so copies of a module share it.
-
-    Attributes:
-        dtype: The dtype of inputs and outputs.
-        bytes: The memory that the numbers take, in bytes.
+    It never changes, so copies of a module share it. ``dtype`` is that of inputs and outputs, ``bytes`` the memory that
+    the numbers take.
     """
 
     dtype: torch.dtype
     bytes: int
 
     def __call__(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        """Returns the product, as ``torch.nn.functional.linear`` does, for inputs of the weight's dtype, at least one.
+        """Return the product, as ``torch.nn.functional.linear`` does, for inputs of the weight's dtype, at least one.
 
         It is one operation of a program that is noted.
         """
@@ -37,5 +34,5 @@ class StoredWeight(ABC):
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Returns whether a tensor's numbers lie at its address: a subclass may have none of its own."""
+    """Return whether a tensor's numbers lie at its address: a subclass may have none of its own."""
     return type(tensor) is Tensor or type(tensor) is nn.Parameter

@@ -1,37 +1,16 @@
 """Translates transformers' ``GenerationConfig`` into ``SamplingParams``."""
 
-from collections.abc import Callable, Iterable
+import copy
+from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    EpsilonLogitsWarper,
-    EtaLogitsWarper,
-    ExponentialDecayLengthPenalty,
-    ForcedBOSTokenLogitsProcessor,
-    ForcedEOSTokenLogitsProcessor,
-    GenerationConfig,
-    InfNanRemoveLogitsProcessor,
-    LogitNormalization,
-    MinLengthLogitsProcessor,
-    MinNewTokensLengthLogitsProcessor,
-    MinPLogitsWarper,
-    NoBadWordsLogitsProcessor,
-    NoRepeatNGramLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-    SequenceBiasLogitsProcessor,
-    SuppressTokensAtBeginLogitsProcessor,
-    SuppressTokensLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopHLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-    TypicalLogitsWarper,
-)
+from transformers import GenerationConfig, GenerationMixin
 
 from specdec.arguments import instance
-from specdec.generation.processors import sampling_fields
+from specdec.generation.processors import Processor, sampling_fields
 from specdec.requests import SamplingParams
 
 # Fields that do not change which tokens come out of one sequence of plain sampling or greedy decoding.
@@ -71,6 +50,10 @@ DECODING_FIELDS = (
     "num_beams", "num_beam_groups", "diversity_penalty", "constraints", "force_words_ids", "penalty_alpha",
     "dola_layers", "assistant_ensemble_weight", "is_assistant",
 )  # fmt: skip
+_FROM_THE_PROMPTS_END = (
+    "min_new_tokens", "forced_eos_token_id", "exponential_decay_length_penalty", "begin_suppress_tokens",
+)  # fmt: skip
+_FOR_EOS = ("min_length", "min_new_tokens", "exponential_decay_length_penalty")
 
 DEFAULT_NEW_TOKENS = 20
 DEFAULT_TOP_K = 50
@@ -83,7 +66,7 @@ def from_generation_config(
     seed: int | None = None,
     device: str | torch.device = "cpu",
 ) -> SamplingParams:
-    """Returns a generation config's parameters; fields left at None get transformers' defaults (sampling: top_k 50).
+    """Return a generation config's parameters; fields left at None get transformers' defaults (sampling: top_k 50).
 
     The config's EOS tokens replace the target's, as in ``generate``; without any, the target's own EOS counts.
     Stop strings are looked for in the output only. (In transformers, one that begins in the prompt ends it, too.)
@@ -100,7 +83,6 @@ def from_generation_config(
     """
     instance("config", config, GenerationConfig, "a GenerationConfig of transformers")
     check_fields(config)
-    sample = bool(config.do_sample)
     length = config.max_new_tokens
     if length is None and config.max_length is None:
         length = DEFAULT_NEW_TOKENS
@@ -116,9 +98,8 @@ def from_generation_config(
             )
         length = limit - prompt_length
     eos = token_ids(config.eos_token_id)
-    processors = _Builder(config, eos, length, prompt_length, device).processors(sample=sample)
     return SamplingParams(
-        **sampling_fields(processors, sample=sample),
+        **sampling_fields(_processors(config, eos, length, prompt_length, device), sample=bool(config.do_sample)),
         max_new_tokens=length,
         stop=() if config.stop_strings is None else config.stop_strings,
         stop_token_ids=tuple(eos),
@@ -157,126 +138,34 @@ def check_fields(config: GenerationConfig, names: Iterable[str] | None = None) -
 
 
 def token_ids(ids: int | Iterable[int] | Tensor | None) -> list[int]:
-    """Returns token ids in any form that transformers takes (None, one, several, a tensor) as a list."""
+    """Return token ids in any form that transformers takes (None, one, several, a tensor) as a list."""
     return [] if ids is None else torch.as_tensor(ids, dtype=torch.long).flatten().tolist()
 
 
-class _Builder:
-    """Makes the logits processors that ``generate`` makes from a config, in its order.
-
-    transformers does this in ``GenerationMixin._get_logits_processor``. Its methods need a model, so the list is
-    written out here, and a test compares the two.
-    """
-
-    def __init__(
-        self,
-        config: GenerationConfig,
-        eos: list[int],
-        max_new_tokens: int,
-        prompt_length: int | None,
-        device: str | torch.device,
-    ):
-        self.config, self.eos, self.max_new_tokens = config, eos, max_new_tokens
-        self._prompt_length, self.device = prompt_length, str(device)
-
-    def processors(self, *, sample: bool) -> list[Callable[..., Any]]:
-        """Returns all processors; those for sampling only if ``sample``."""
-        made = [*self._adjustments(), *self._lengths(), *self._suppressions()]
-        if sample:
-            made += self._filters()
-        if self.config.renormalize_logits:
-            made.append(LogitNormalization())
-        return made
-
-    def _adjustments(self) -> list[Callable[..., Any]]:
-        """Returns bias, penalties and bans."""
-        config, made = self.config, []
-        if config.sequence_bias is not None:
-            made.append(SequenceBiasLogitsProcessor(config.sequence_bias))
-        if config.repetition_penalty not in (None, 1.0):
-            made.append(RepetitionPenaltyLogitsProcessor(config.repetition_penalty))
-        if config.no_repeat_ngram_size not in (None, 0):
-            made.append(NoRepeatNGramLogitsProcessor(config.no_repeat_ngram_size))
-        if config.bad_words_ids is not None:
-            made.append(NoBadWordsLogitsProcessor(config.bad_words_ids, self.eos or None))
-        return made
-
-    def _lengths(self) -> list[Callable[..., Any]]:
-        """Returns the processors that look at how many tokens there are."""
-        config, made = self.config, []
-        min_length = config.min_length or 0
-        if config.min_new_tokens is not None:  # it replaces min_length
-            min_length = config.min_new_tokens + self._prompt("min_new_tokens") if config.min_new_tokens > 0 else 0
-        if min_length > 0:
-            name = "min_length" if config.min_new_tokens is None else "min_new_tokens"
-            made.append(MinLengthLogitsProcessor(min_length, self._eos(name), device=self.device))
-        if config.min_new_tokens:
-            prompt = self._prompt("min_new_tokens")
-            eos = self._eos("min_new_tokens")
-            made.append(MinNewTokensLengthLogitsProcessor(prompt, config.min_new_tokens, eos, device=self.device))
-        if config.forced_bos_token_id is not None:
-            made.append(ForcedBOSTokenLogitsProcessor(config.forced_bos_token_id))
-        if config.forced_eos_token_id is not None:
-            length = self._prompt("forced_eos_token_id") + self.max_new_tokens
-            made.append(ForcedEOSTokenLogitsProcessor(length, config.forced_eos_token_id, device=self.device))
-        if config.remove_invalid_values:
-            made.append(InfNanRemoveLogitsProcessor())
-        if config.exponential_decay_length_penalty is not None:
-            name = "exponential_decay_length_penalty"
-            made.append(
-                ExponentialDecayLengthPenalty(
-                    config.exponential_decay_length_penalty, self._eos(name), self._prompt(name)
-                )
-            )
-        return made
-
-    def _suppressions(self) -> list[Callable[..., Any]]:
-        """Returns the processors that forbid tokens, everywhere or at the beginning."""
-        config, made = self.config, []
-        if config.suppress_tokens is not None:
-            made.append(SuppressTokensLogitsProcessor(config.suppress_tokens, device=self.device))
-        if config.begin_suppress_tokens is not None:
-            begin = self._prompt("begin_suppress_tokens")
-            begin += int(begin <= 1 and config.forced_bos_token_id is not None)
-            made.append(SuppressTokensAtBeginLogitsProcessor(config.begin_suppress_tokens, begin, device=self.device))
-        return made
-
-    def _filters(self) -> list[Callable[..., Any]]:
-        """Returns what only sampling uses: temperature, and the choice of tokens to sample from."""
-        config, made = self.config, []
-        if config.temperature not in (None, 1.0):
-            made.append(TemperatureLogitsWarper(config.temperature))
-        if getattr(config, "top_h", None) is not None:
-            made.append(TopHLogitsWarper(config.top_h))
-        top_k = DEFAULT_TOP_K if config.top_k is None else config.top_k
-        if top_k != 0:
-            made.append(TopKLogitsWarper(top_k))
-        if config.top_p is not None and config.top_p < 1:
-            made.append(TopPLogitsWarper(config.top_p))
-        if config.min_p is not None:
-            made.append(MinPLogitsWarper(config.min_p))
-        if config.typical_p is not None and config.typical_p < 1:
-            made.append(TypicalLogitsWarper(config.typical_p))
-        if config.epsilon_cutoff is not None and 0 < config.epsilon_cutoff < 1:
-            made.append(EpsilonLogitsWarper(config.epsilon_cutoff))
-        if config.eta_cutoff is not None and 0 < config.eta_cutoff < 1:
-            made.append(EtaLogitsWarper(config.eta_cutoff, device=self.device))
-        return made
-
-    def _prompt(self, name: str) -> int:
-        """Returns the prompt's length, for a field that needs it."""
-        if self._prompt_length is None:
+def _processors(
+    config: GenerationConfig, eos: list[int], length: int, prompt_length: int | None, device: str | torch.device
+) -> Sequence[Processor]:
+    """Return the logits processors that ``generate`` makes from a config: its own function makes them."""
+    for name in dict.fromkeys([*_FROM_THE_PROMPTS_END, *_FOR_EOS]):
+        value = getattr(config, name)
+        if value is None or (name.startswith("min_") and value <= 0):
+            continue
+        if name in _FROM_THE_PROMPTS_END and prompt_length is None:
             raise ValueError(
-                f"the generation config sets {name}={getattr(self.config, name)!r}, which counts from the prompt's "
-                f"end: give prompt_length"
+                f"the generation config sets {name}={value!r}, which counts from the prompt's end: give prompt_length"
             )
-        return self._prompt_length
-
-    def _eos(self, name: str) -> list[int]:
-        """Returns the EOS tokens, for a field that needs them."""
-        if not self.eos:
+        if name in _FOR_EOS and not eos:
             raise ValueError(
-                f"the generation config sets {name}={getattr(self.config, name)!r}, but no eos_token_id to apply it "
-                f"to: set eos_token_id"
+                f"the generation config sets {name}={value!r}, but no eos_token_id to apply it to: set eos_token_id"
             )
-        return self.eos
+    # What `generate` settles before it makes them.
+    settled = copy.deepcopy(config)
+    prompt = 1 if prompt_length is None else prompt_length
+    settled.max_length = prompt + length
+    if config.min_new_tokens is not None:
+        settled.min_length = prompt + config.min_new_tokens if config.min_new_tokens > 0 else 0
+    settled.top_k = DEFAULT_TOP_K if config.top_k is None else config.top_k
+    settled._eos_token_tensor = torch.tensor(eos, device=device) if eos else None
+    maker: Any = GenerationMixin()
+    maker.config = SimpleNamespace(is_encoder_decoder=False)
+    return maker._get_logits_processor(settled, input_ids_seq_length=prompt, device=str(device))

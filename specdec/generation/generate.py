@@ -18,9 +18,8 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from specdec.arguments import whole
 from specdec.engine.doors import check_drafter, check_verifier
 from specdec.engine.engine import Engine
+from specdec.generation.calls import Endings, check_inputs, left_padding
 from specdec.generation.config import DECODING_FIELDS, check_fields, token_ids
-from specdec.generation.criteria import Endings
-from specdec.generation.inputs import check_inputs, left_padding
 from specdec.generation.processors import check_processors, for_row, sampling_fields
 from specdec.interfaces import Drafter, Verifier
 from specdec.requests import SamplingParams
@@ -53,9 +52,6 @@ class SpeculativeGenerate:
     Attributes:
         completions: What the last call decoded, one per row: its steps tell what every round did. The texts are empty
             without a tokenizer.
-
-    Raises:
-        ValueError: An argument is of the wrong type.
     """
 
     def __init__(
@@ -89,10 +85,7 @@ class SpeculativeGenerate:
         streamer: Any = None,
         **model_kwargs: Any,
     ) -> Int[Tensor, "batch length"] | GenerateDecoderOnlyOutput:
-        """Decode for ``generate``, which calls this.
-
-        Returns:
-            Prompts and outputs, padded at the end, as ``generate``'s own loop returns them.
+        """Return prompts and outputs, padded at the end, as ``generate``'s own loop does, which calls this.
 
         Raises:
             ValueError: The call asks for something that this engine does not have.
@@ -107,12 +100,11 @@ class SpeculativeGenerate:
         endings = Endings(stopping_criteria or [], stop_strings, self.tokenizer)
         rows, width = input_ids.shape
         streamer = streamer if streamer is not None else _argument_of_generate("streamer")
-        if rows != 1 and streamer is not None:
-            raise ValueError(
-                f"a streamer follows one sequence, and the batch has {rows}: call generate once per prompt"
-            )
-        if rows != 1 and on_tokens is not None:
-            raise ValueError(f"on_tokens follows one sequence, and the batch has {rows}: call generate once per prompt")
+        for name, given in (("a streamer", streamer), ("on_tokens", on_tokens)):
+            if rows != 1 and given is not None:
+                raise ValueError(
+                    f"{name} follows one sequence, and the batch has {rows}: call generate once per prompt"
+                )
         if rows != 1 and endings.has_strings and not endings.eos_ids:
             raise ValueError(
                 f"stop strings end the {rows} rows at different lengths, and transformers pads them only if there is "
@@ -141,7 +133,7 @@ class SpeculativeGenerate:
         pad_id = int(next(token for token in fill if token is not None))
         longest = max(len(output) for output in outputs)
         padded = [output + [pad_id] * (longest - len(output)) for output in outputs]
-        new = torch.tensor(padded, device=input_ids.device, dtype=input_ids.dtype)
+        new = torch.tensor(padded, device=input_ids.device)  # int64, and so is the result, as in transformers
         sequences = torch.cat([input_ids, new], dim=1)
         if not generation_config.return_dict_in_generate:
             return sequences
@@ -156,7 +148,7 @@ class SpeculativeGenerate:
         endings: Endings,
         listeners: Sequence[Callable[[Tensor], object]],
     ) -> list[Completion]:
-        """Returns what each row decoded."""
+        """Return what each row decoded."""
         prompts = [row[pad:] for row, pad in zip(padded, pads, strict=True)]
         lengths = [len(prompt) + wanted.max_new_tokens for prompt, wanted in zip(prompts, sampling, strict=True)]
         engine = self._engine_for(model, rows=len(prompts), length=max(lengths))
@@ -184,17 +176,17 @@ class SpeculativeGenerate:
         finally:
             for request in row_of:  # those that have ended are ignored
                 engine.abort(request)
-        return [self._completion(*each) for each in zip(prompts, outputs, steps, strict=True)]
-
-    def _completion(self, prompt: list[int], output: list[int], steps: list[Step]) -> Completion:
-        text = "" if self.tokenizer is None else self.tokenizer.decode(output, skip_special_tokens=True)
-        return Completion(
-            prompt_ids=tuple(prompt),
-            token_ids=tuple(output),
-            text=text,
-            finish_reason=steps[-1].finish_reason or "stop",
-            steps=tuple(steps),
-        )
+        texts = [self.tokenizer.decode(each, skip_special_tokens=True) if self.tokenizer else "" for each in outputs]
+        return [
+            Completion(
+                prompt_ids=tuple(prompt),
+                token_ids=tuple(output),
+                text=text,
+                finish_reason=played[-1].finish_reason or "stop",
+                steps=tuple(played),
+            )
+            for prompt, output, text, played in zip(prompts, outputs, texts, steps, strict=True)
+        ]
 
     def _engine_for(self, model: PreTrainedModel, *, rows: int, length: int) -> Engine:
         """Returns an engine for this model with room for the call; it is kept for the next one.
@@ -211,17 +203,16 @@ class SpeculativeGenerate:
                 return engine
             capacity = max(length, min(2 * engine.max_length, target.max_length))
         self._engine = engine = None  # frees the cache before the next one is allocated
-        try:
-            self._engine = self._make(target, batch, capacity)
-        except ValueError:
-            if capacity == length:
-                raise
-            # Room for later calls is not worth an error: the memory or the drafter's positions may not suffice for it.
-            self._engine = self._make(target, batch, length)
-        return self._engine
-
-    def _make(self, target: Target, batch: int, length: int) -> Engine:
-        return Engine(target, self.drafter, self.verifier, max_batch_size=batch, max_length=length)
+        # Room for later calls is not worth an error: the memory or the drafter's positions may not suffice for it.
+        for room in (capacity, length):
+            try:
+                made = Engine(target, self.drafter, self.verifier, max_batch_size=batch, max_length=room)
+                break
+            except ValueError:
+                if room == length:
+                    raise
+        self._engine = made
+        return made
 
 
 def _argument_of_generate(name: str) -> Any:

@@ -48,14 +48,12 @@ _REFUSED: dict[type, str] = {
 
 
 def sampling_fields(processors: Sequence[Processor], *, sample: bool) -> dict[str, Any]:
-    """Returns fields of ``SamplingParams`` that do what these processors do, one after the other.
+    """Return fields of ``SamplingParams`` that do what these processors do, one after the other.
 
     The built-in parameters take the place of processors if the list has our engine's order, each kind at most once.
     Otherwise all processors run as they are, and no built-in parameter is used: the result is the same, but slower.
-
-    Args:
-        processors: What ``generate`` would apply, for a row without padding.
-        sample: Whether to sample from the result; False takes the most probable token.
+    ``processors`` are what ``generate`` would apply to a row without padding; without ``sample`` the most probable
+    token is taken.
     """
     temperature = 1.0 if sample else 0.0
     fields: dict[str, Any] = {"temperature": temperature}
@@ -76,7 +74,7 @@ def sampling_fields(processors: Sequence[Processor], *, sample: bool) -> dict[st
 
 
 def _built_in(processor: Processor) -> tuple[str, Any]:
-    """Returns the field and the value that replace a processor, or ("others", None)."""
+    """Return the field and the value that replace a processor, or ("others", None)."""
     if type(processor) not in _BUILT_IN:
         return "others", None
     name, attribute = _BUILT_IN[type(processor)]
@@ -91,11 +89,7 @@ def _built_in(processor: Processor) -> tuple[str, Any]:
 
 
 def check_processors(processors: Sequence[Processor]) -> None:
-    """Refuse processors that cannot run at the nodes of a tree.
-
-    Raises:
-        ValueError: One of them is known to be no function of the tokens and scores that it is given.
-    """
+    """Refuse processors that are known to be no function of the tokens and scores that they are given."""
     for processor in processors:
         for kind, reason in _REFUSED.items():
             if isinstance(processor, kind):
@@ -105,7 +99,7 @@ def check_processors(processors: Sequence[Processor]) -> None:
 
 
 def for_row(processor: Processor, row: int, rows: int, padding: Int[Tensor, " position"]) -> Processor:
-    """Returns a processor that does for one row, given without padding, what this one does for it in its batch.
+    """Return a processor that does for one row, given without padding, what this one does for it in its batch.
 
     Args:
         processor: One of the batch's processors.
@@ -142,12 +136,12 @@ def for_row(processor: Processor, row: int, rows: int, padding: Int[Tensor, " po
 
 
 def _prompt_of(row: int, rows: int, prompts: int) -> int:
-    """Returns the number of a row's prompt; the samples of a prompt stand together."""
+    """Return the number of a row's prompt; the samples of a prompt stand together."""
     return row // max(1, rows // prompts)
 
 
 def _encoder_penalty(given: EncoderRepetitionPenaltyLogitsProcessor, prompt: int) -> Processor:
-    """Returns the penalty of one prompt's tokens, for any number of nodes."""
+    """Return the penalty of one prompt's tokens, for any number of nodes."""
     processor: Any = copy.copy(given)
     tokens = given.encoder_input_ids[prompt : prompt + 1]
 
@@ -159,7 +153,7 @@ def _encoder_penalty(given: EncoderRepetitionPenaltyLogitsProcessor, prompt: int
 
 
 def _with_padding(processor: Processor, padding: Int[Tensor, " position"]) -> Processor:
-    """Returns a processor that is shown the row's padding before its tokens, as in transformers' own loop."""
+    """Return a processor that is shown the row's padding before its tokens, as in transformers' own loop."""
 
     def padded(input_ids: Tensor, scores: Tensor) -> Tensor:
         before = padding.to(input_ids.device).expand(len(input_ids), -1)

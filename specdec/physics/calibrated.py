@@ -4,15 +4,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
-from specdec.drafting.costs import KIND, Conditions, RoundCosts
+from specdec.drafting.costs import KIND, Conditions, RoundCosts, TreeCosts
 from specdec.physics.step_cost import Errors, PartCost, StepCost, StepSize, TokenRange
-
-if TYPE_CHECKING:
-    from specdec.drafting.tree_costs import TreeCosts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +181,7 @@ class CalibratedRounds:
             conditions=self.conditions,
         )
 
-    def trees(self, *, rows: int, context: float | None = None) -> "TreeCosts":
+    def trees(self, *, rows: int, context: float | None = None) -> TreeCosts:
         """Return the costs of rounds by nodes and depth of their trees, at one batch size.
 
         Args:
@@ -194,8 +191,6 @@ class CalibratedRounds:
         Raises:
             ValueError: No drafter was calibrated, or a size is outside of what was.
         """
-        from specdec.drafting.tree_costs import TreeCosts  # it imports scipy
-
         at = {"batch": rows, "context": self.middle if context is None else context}
         most = self.box.drafted[1]
         sizes = sorted({*range(1, min(most, 8) + 1), *range(8, most, 8), most})

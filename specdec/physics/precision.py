@@ -76,7 +76,7 @@ class Precision:
             output=bytes_of(output or weights or dtype) + (factors if output is None else 0.0),
             tables=bytes_of(dtype),
             kv=bytes_of(kv or dtype),
-            kv_vector=4.0 if kv in ("int8", "fp8") else 0.0,
+            kv_vector=4.0 if kv in ("int8", "fp8", "fp8_e5m2") else 0.0,
             activations=bytes_of(dtype),
         )
 

@@ -15,6 +15,7 @@ from specdec.physics.shape import Attention, Layer, Mlp, ModelShape, Recurrence
 
 _TYPES: dict[str, list[str]] = yaml.safe_load(Path(__file__).with_name("model_types.yaml").read_text(encoding="utf-8"))
 COUNTED, ENCODERS, TIED = (frozenset(_TYPES[name]) for name in ("counted", "encoders", "tied"))
+"""Model types whose weights have been compared with transformers' own model; encoders; and those with tied tables."""
 _UNGATED = frozenset(_TYPES["ungated"]) | ENCODERS
 
 _POSITION_TABLES = {
@@ -49,7 +50,14 @@ class MissingSizeError(ValueError):
 
 
 def read_shape(config: object) -> ModelShape:
-    """See ``ModelShape.of``."""
+    """Return the shape that a transformers configuration describes.
+
+    Args:
+        config: The configuration, or its content as a mapping.
+
+    Raises:
+        ValueError: It does not describe a decoder, or leaves out a size.
+    """
     whole = _as_mapping(config)
     given = _decoder_of(whole)
     for each in (whole, given):

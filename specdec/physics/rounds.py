@@ -6,6 +6,7 @@ from typing import Protocol, runtime_checkable
 from specdec.physics.bounds import Roof
 from specdec.physics.precision import Precision
 from specdec.physics.shape import ModelShape
+from specdec.physics.step_cost import StepCost, StepSize
 from specdec.physics.work import StepWork, step_work
 
 
@@ -31,30 +32,6 @@ class RoundCost(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AffineCost:
-    """Seconds of a forward as a sum of what does and what does not depend on its size: δ + γ·T + α·ΣS.
-
-    Attributes:
-        fixed: Seconds of any forward, such as those of reading the weights (δ).
-        per_token: Seconds per token of the batch (γ).
-        per_position: Seconds per position that is read from the cache, over all rows (α).
-    """
-
-    fixed: float
-    per_token: float
-    per_position: float
-
-    def seconds(self, *, tokens: float, positions: float) -> float:
-        """Return the seconds of a forward.
-
-        Args:
-            tokens: Tokens of the batch.
-            positions: Positions in the cache, over all rows.
-        """
-        return self.fixed + self.per_token * tokens + self.per_position * positions
-
-
-@dataclass(frozen=True, kw_only=True)
 class AffineRounds:
     """Rounds by fitted constants, as ``RoundCost`` asks for them.
 
@@ -64,17 +41,17 @@ class AffineRounds:
         outside: Seconds of everything else in a round.
     """
 
-    target: AffineCost
-    drafter: AffineCost | None = None
+    target: StepCost
+    drafter: StepCost | None = None
     outside: float = 0.0
 
     def verify(self, *, batch: int, drafted: int, context: float) -> float:
-        return self.target.seconds(tokens=batch * (drafted + 1), positions=batch * context)
+        return self.target.seconds(StepSize.of(rows=batch, queries=drafted + 1, context=context))
 
     def draft(self, *, batch: int, drafted: int, context: float) -> float:
         if self.drafter is None or not drafted:
             return 0.0
-        return self.drafter.seconds(tokens=batch * drafted, positions=batch * context)
+        return self.drafter.seconds(StepSize.of(rows=batch, queries=drafted, context=context))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -185,27 +185,6 @@ class ModelShape:
     other_weights: int = 0
     max_length: int | None = None
 
-    @classmethod
-    def of(cls, config: object) -> "ModelShape":
-        """Return the shape that a transformers configuration describes.
-
-        Args:
-            config: The configuration, or its content as a mapping.
-
-        Raises:
-            ValueError: It does not describe a decoder, or leaves out a size.
-        """
-        from specdec.physics.reading import read_shape  # it imports this module
-
-        return read_shape(config)
-
-    @property
-    def is_counted(self) -> bool:
-        """Whether the counts of this type's weights have been compared with transformers' own model."""
-        from specdec.physics.reading import COUNTED  # it imports this module
-
-        return self.kind in COUNTED
-
     @cached_property
     def groups(self) -> tuple[tuple[Layer, int], ...]:
         """The different layers, and how many there are of each."""
@@ -267,7 +246,7 @@ def nominal(parameters: int, *, layers: int, heads: int, kv_heads: int, head_dim
     """Return the shape of a model of exactly so many parameters, all in its layers.
 
     It has no table and no output layer, so that a forward reads every parameter once. That is how round numbers are
-    worked out by hand; ``ModelShape.of`` counts what a real model reads.
+    worked out by hand; ``specdec.physics.reading.read_shape`` counts what a real model reads.
 
     Args:
         parameters: Their number, a multiple of ``layers``.

@@ -17,7 +17,7 @@ more work takes less time. Ordinary least squares gives such constants where two
 negative times outside of what was measured.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -102,6 +102,12 @@ class StepCost:
     def __post_init__(self) -> None:
         _check(self.ranges, self.per_position, self.per_pair)
 
+    @classmethod
+    def affine(cls, *, fixed: float, per_token: float, per_position: float) -> "StepCost":
+        """Return a cost with one range, and attention that is bound by memory: δ + γ · tokens + α · positions."""
+        ranges = (TokenRange(upto=None, fixed=fixed, per_token=per_token),)
+        return cls(ranges=ranges, per_position=per_position, per_pair=0.0)
+
     @property
     def ends(self) -> tuple[int, ...]:
         """Where ranges end, the last one left out."""
@@ -176,62 +182,46 @@ class Errors:
         return cls(median=float(median), p95=float(p95), worst=float(errors.max()), points=len(errors))
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimedStep:
-    """A forward that was timed: its size, and how long it took."""
-
-    size: StepSize
-    seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimedPart:
-    """A part of rounds that was timed: its size as for ``PartCost.seconds``, and how long it took."""
-
-    levels: int
-    tokens: int
-    positions: float
-    seconds: float
-
-
-def fit_step(steps: Sequence[TimedStep], *, ends: Sequence[int] = ()) -> StepCost:
+def fit_step(sizes: Sequence[StepSize], seconds: Sequence[float], *, ends: Sequence[int] = ()) -> StepCost:
     """Return the constants that are closest to measured forwards.
 
     In a range whose forwards all have one number of tokens, the time per token cannot be told from the fixed one: all
     of it counts as fixed.
 
     Args:
-        steps: What was measured.
+        sizes: The sizes of the forwards.
+        seconds: How long each took.
         ends: The most tokens of every range but the last one. A range that nothing was measured in is left out, and its
             forwards count to the next one (at the end, to the one before).
 
     Raises:
         ValueError: There are fewer steps than constants.
     """
-    columns, wanted = _by_range([step.size.tokens for step in steps], ends)
-    columns.append(np.array([step.size.positions for step in steps], dtype=float))
-    columns.append(np.array([step.size.pairs for step in steps], dtype=float))
-    found = _fit(np.stack(columns, axis=1), [step.seconds for step in steps])
+    columns, wanted = _by_range([size.tokens for size in sizes], ends)
+    columns.append(np.array([size.positions for size in sizes], dtype=float))
+    columns.append(np.array([size.pairs for size in sizes], dtype=float))
+    found = _fit(np.stack(columns, axis=1), seconds)
     return StepCost(ranges=_ranges(found, wanted), per_position=float(found[-2]), per_pair=float(found[-1]))
 
 
-def fit_part(parts: Sequence[TimedPart], *, ends: Sequence[int] = ()) -> PartCost:
+def fit_part(sizes: Sequence[Mapping[str, float]], seconds: Sequence[float], *, ends: Sequence[int] = ()) -> PartCost:
     """Return the constants that are closest to measured parts of rounds.
 
     Args:
-        parts: What was measured.
+        sizes: Of every round, as ``PartCost.seconds`` takes them.
+        seconds: How long the part took in each.
         ends: The most tokens of a level of every range but the last one; see ``fit_step``.
 
     Raises:
         ValueError: There are fewer of them than constants.
     """
-    levels = np.array([part.levels for part in parts], dtype=float)
-    tokens = np.array([part.tokens for part in parts], dtype=float)
+    levels, tokens, positions = (
+        np.array([size[name] for size in sizes], dtype=float) for name in ("levels", "tokens", "positions")
+    )
     columns, wanted = _by_range(tokens / np.maximum(levels, 1.0), ends)
     columns = [column * levels for column in columns]
-    columns.append(levels * np.array([part.positions for part in parts], dtype=float))
-    columns.append(np.ones(len(parts)))
-    found = _fit(np.stack(columns, axis=1), [part.seconds for part in parts])
+    columns += [levels * positions, np.ones(len(sizes))]
+    found = _fit(np.stack(columns, axis=1), seconds)
     return PartCost(fixed=float(found[-1]), levels=_ranges(found, wanted), per_position=float(found[-2]))
 
 

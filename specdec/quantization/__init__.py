@@ -15,8 +15,7 @@ and reading back (``checkpoint.py``) then work for it too.
 from transformers import PreTrainedModel
 
 from specdec.quantization.base import QuantizedLinear, replace_linears
-from specdec.quantization.checkpoint import mark, quantization_of
-from specdec.quantization.foreign import quantized_by
+from specdec.quantization.checkpoint import mark, quantization_of, quantized_by
 from specdec.quantization.methods import METHODS
 from specdec.quantization.speed import check_fast
 

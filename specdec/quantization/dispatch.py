@@ -13,6 +13,7 @@ import sys
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -25,7 +26,6 @@ from specdec.execution.frozen import epoch
 from specdec.execution.packing import PackedWeight, can_pack, packing_allowed
 from specdec.machine import native_bfloat16
 from specdec.quantization.base import QuantizedLinear
-from specdec.quantization.hardware import has_triton
 
 KERNEL_ROWS = 4
 """Rows up to which the kernels are faster in bfloat16 where the CPU multiplies it itself: they work on blocks of four
@@ -57,6 +57,12 @@ def kernel_rows(dtype: torch.dtype, device: torch.device, *, copied: bool) -> in
     if not copied:
         return COMPACT_ROWS
     return KERNEL_ROWS if dtype is torch.bfloat16 else KERNEL_ROWS_FLOAT32
+
+
+@cache
+def has_triton() -> bool:
+    """Returns whether Triton is installed."""
+    return find_spec("triton") is not None
 
 
 @cache

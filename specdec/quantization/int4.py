@@ -171,13 +171,3 @@ def _five_bits(numbers: Tensor) -> Tensor:
 def _scales_and_zeros(scale: Tensor) -> Tensor:
     """Returns scales in the order of torch's kernels. Their offsets count from the middle of the sixteen integers."""
     return torch.stack([scale, torch.zeros_like(scale)], dim=-1).transpose(0, 1).contiguous().bfloat16()
-
-
-def with_copies(weight: Tensor, bias: Tensor | None) -> Int4Linear:
-    """The layer of ``quantization="int4"``: the least bytes per token, and copies for other forwards."""
-    return Int4Linear(weight, bias, keep_copy=True)
-
-
-def compact(weight: Tensor, bias: Tensor | None) -> Int4Linear:
-    """The layer of ``quantization="int4_compact"``: no copies, slower for many rows."""
-    return Int4Linear(weight, bias, keep_copy=False)

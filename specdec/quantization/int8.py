@@ -74,13 +74,3 @@ def to_int8(weight: Float[Tensor, "out in"]) -> tuple[Int8[Tensor, "out in"], Fl
 def from_int8(integers: Int8[Tensor, "out in"], scale: Float[Tensor, " out"]) -> Float[Tensor, "out in"]:
     """Returns scale x integer in the scale's dtype, where every integer is exact, so this rounds once."""
     return integers.to(scale.dtype) * scale[:, None]
-
-
-def with_copies(weight: Tensor, bias: Tensor | None) -> Int8Linear:
-    """The layer of ``quantization="int8"``: a byte per weight more than bfloat16, and never slower."""
-    return Int8Linear(weight, bias, keep_copy=True)
-
-
-def compact(weight: Tensor, bias: Tensor | None) -> Int8Linear:
-    """The layer of ``quantization="int8_compact"``: half of bfloat16's memory, slower for many rows."""
-    return Int8Linear(weight, bias, keep_copy=False)

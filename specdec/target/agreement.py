@@ -32,25 +32,23 @@ class Agreement:
     shared = False
 
     def on_tree(self, tree: DraftTree, *, fixed: bool) -> DraftTree:
-        """Returns the trees that all processes verify.
+        """Return the trees that all processes verify.
 
-        Args:
-            tree: What this process has drafted.
-            fixed: Whether the trees of all processes have the same sizes. Otherwise the first process sends its sizes
-                first, and the others wait for these numbers.
+        Unless the trees of all processes have ``fixed`` sizes, the first process sends its sizes first, and the others
+        wait for these numbers.
         """
         return tree
 
     def on_verdict(self, verdict: Verdict) -> Verdict:
-        """Returns the verdict that all processes commit."""
+        """Return the verdict that all processes commit."""
         return verdict
 
     def on_numbers(self, numbers: Tensor) -> Tensor:
-        """Returns the first process's numbers, for a tensor that has the same shape in all processes."""
+        """Return the first process's numbers, for a tensor that has the same shape in all processes."""
         return numbers
 
     def on_marks(self, marks: Bool[Tensor, "..."]) -> Bool[Tensor, "..."]:
-        """Returns the first process's marks, likewise."""
+        """Return the first process's marks, likewise."""
         return marks
 
 
@@ -59,11 +57,7 @@ ALONE = Agreement()
 
 
 class GroupAgreement(Agreement):
-    """For a model that several processes share.
-
-    Args:
-        group: The group of ``torch.distributed``.
-    """
+    """For a model that several processes share, a group of ``torch.distributed``."""
 
     shared = True
 
@@ -95,7 +89,7 @@ class GroupAgreement(Agreement):
         return replace(tree, tokens=tokens, topology=topology, valid=valid)
 
     def on_verdict(self, verdict: Verdict) -> Verdict:
-        """See ``Agreement.on_verdict``."""
+        """See ``Agreement.on_verdict``; all numbers of a row travel together."""
         fields = (verdict.num_accepted, verdict.next_token, verdict.valid, verdict.expected_accepted)
         mine = torch.cat([verdict.path.double(), *[field.double()[:, None] for field in fields]], dim=1)
         theirs = self.on_numbers(mine)
@@ -121,5 +115,5 @@ class GroupAgreement(Agreement):
 
 
 def agreement_for(group: Any | None) -> Agreement:
-    """Returns how the processes of a group agree; for None, without asking anybody."""
+    """Return how the processes of a group agree; for None, without asking anybody."""
     return ALONE if group is None else GroupAgreement(group)

@@ -14,9 +14,10 @@ from specdec.attention import BACKENDS, AttentionBackend
 from specdec.attention.facts import Facts
 from specdec.cache.base import Cache, UnsupportedError
 from specdec.cache.formats import check_format
+from specdec.cache.paged_cache import cache_of
+from specdec.cache.pages import Paging
 from specdec.cache.probe import ShapeProbe
 from specdec.cache.quantized import QuantizedSlotCache
-from specdec.cache.slot_cache import SlotCache
 from specdec.execution.executor import EagerExecutor, configs_of, evaluating, model_lock, switched
 from specdec.forward import ForwardBatch
 from specdec.memory import ran_out
@@ -58,14 +59,10 @@ class Found:
 
 
 def find(model: PreTrainedModel, *, attention: str = "auto") -> Found:
-    """Returns a way to run the model that gives its own logits.
+    """Return a way to run the model that gives its own logits, by an attention backend's name or the first that works.
 
     It is found by trying, because nobody knows what every model type needs. This costs the model's own forward and
     three forwards over a small cache, of a few tokens each.
-
-    Args:
-        model: Any causal LM.
-        attention: Name of a backend (``specdec.attention.BACKENDS``), or ``"auto"`` for the first one that works.
 
     Raises:
         ValueError: There is no such backend, or no way to run the model; names the model type and the reason.
@@ -77,31 +74,24 @@ def find(model: PreTrainedModel, *, attention: str = "auto") -> Found:
 
 
 def make_cache(
-    facts: Facts, *, max_batch_size: int, max_length: int, max_nodes: int, kv_cache: str | None = None
+    facts: Facts,
+    *,
+    max_batch_size: int,
+    max_length: int,
+    max_nodes: int,
+    kv_cache: str | None = None,
+    paging: Paging | None = None,
 ) -> Cache:
-    """Returns an empty cache.
-
-    Args:
-        facts: The model's.
-        max_batch_size: The number of slots.
-        max_length: Committed positions per slot.
-        max_nodes: Further positions per slot, for the nodes of a tree.
-        kv_cache: Name of the format that keys and values are quantized to (``specdec.cache.formats``); None keeps
-            them as they are.
-
-    Raises:
-        ValueError: There is no such format, the device cannot compute it, or the cache does not fit into the
-            device's free memory.
-    """
+    """Return an empty cache; for the arguments and errors see ``ModelRunner``."""
     format = check_format(kv_cache)
     sizes = {"max_batch_size": max_batch_size, "max_length": max_length, "max_nodes": max_nodes}
     if format is None:
-        return SlotCache(facts.layers, device=facts.device, indexers=facts.indexers, **sizes)
-    return QuantizedSlotCache(facts.layers, format, device=facts.device, indexers=facts.indexers, **sizes)
+        return cache_of(facts.layers, paging, device=facts.device, indexers=facts.indexers, **sizes)
+    return QuantizedSlotCache(facts.layers, format, paging, device=facts.device, indexers=facts.indexers, **sizes)
 
 
 def _backends(model: PreTrainedModel, attention: str) -> tuple[dict[str, AttentionBackend], dict[str, str] | None]:
-    """Returns the backends to try, in order, and with ``"auto"`` why others are not tried."""
+    """Return the backends to try, in order, and with ``"auto"`` why others are not tried."""
     if attention == "auto":
         wanted = {name: backend for name, backend in BACKENDS.items() if backend.automatic(model)}
         refusals = {name: backend.check(model) for name, backend in wanted.items()}
@@ -118,7 +108,7 @@ def _backends(model: PreTrainedModel, attention: str) -> tuple[dict[str, Attenti
 def _settle(
     model: PreTrainedModel, candidates: Mapping[str, AttentionBackend], refusals: Mapping[str, str] | None
 ) -> Found:
-    """Returns the first way that gives the model's own logits, over all backends and ways of running experts."""
+    """Return the first way that gives the model's own logits, over all backends and ways of running experts."""
     finding = ""
     cause: Exception | None = None
     passed = dict(refusals or {})
@@ -144,7 +134,7 @@ def _settle(
 
 
 def _reason(name: str, passed: Mapping[str, str] | None) -> str:
-    """Returns a backend's name, and in words how it was found: ``grouped (auto; not triton: ...)``."""
+    """Return a backend's name, and in words how it was found: ``grouped (auto; not triton: ...)``."""
     if passed is None:
         return name
     return f"{name} ({'; '.join(['auto', *(f'not {other}: {why}' for other, why in passed.items())])})"
@@ -152,11 +142,7 @@ def _reason(name: str, passed: Mapping[str, str] | None) -> str:
 
 @torch.inference_mode()
 def _probe(model: PreTrainedModel, experts: str) -> tuple[Facts, Float[Tensor, "batch position vocab"]]:
-    """Run the model on its own, which shows what it keeps in a cache and which masks it makes.
-
-    Returns:
-        Facts to try, and the model's own logits.
-    """
+    """Run the model on its own, which shows what it keeps in a cache and which masks it makes."""
     config = model.config.get_text_config(decoder=True)
     output_layer = model.get_output_embeddings()
     assert output_layer is not None, "check_supported has refused the model"
@@ -184,7 +170,7 @@ def _probe(model: PreTrainedModel, experts: str) -> tuple[Facts, Float[Tensor, "
 
 
 def _trial_tokens(config: PreTrainedConfig, vocab_size: int, device: torch.device) -> Int[Tensor, "batch position"]:
-    """Returns two rows of distinct tokens, without the first and last ids, which may be special tokens."""
+    """Return two rows of distinct tokens, without the first and last ids, which may be special tokens."""
     length = min(TRIAL_LENGTH, position_limit(config) or TRIAL_LENGTH)
     ids = torch.arange(2 * length, device=device).view(2, length)
     return (101 + 37 * ids) % min(vocab_size, config.vocab_size)
@@ -194,11 +180,7 @@ def _trial_tokens(config: PreTrainedConfig, vocab_size: int, device: torch.devic
 def _trial(
     model: PreTrainedModel, facts: Facts, backend: AttentionBackend, own: Float[Tensor, "batch position vocab"]
 ) -> float | None:
-    """Try a ragged prefill, a single token and a branching tree over a small cache.
-
-    Returns:
-        How far the logits are from the model's own; None if within rounding.
-    """
+    """Try a ragged prefill, a single token and a branching tree over a small cache."""
     config, device = model.config.get_text_config(decoder=True), facts.device
     tokens = _trial_tokens(config, facts.vocab_size, device)
     if tokens.shape[1] < TRIAL_LENGTH:

@@ -13,10 +13,10 @@ Where a block of many rows fails, blocks of one token are tried: then every toke
 
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from specdec.attention.call import refuses_attention_functions
 from specdec.cache.base import Cache
 from specdec.execution.executor import EagerExecutor, model_lock
 from specdec.execution.invariant import ROWS, InvariantExecutor
-from specdec.forward import ForwardBatch, ForwardOutput
+from specdec.forward import ForwardBatch
 from specdec.memory import ran_out
 from specdec.origin import first_sentence
 from specdec.placement import is_divided
@@ -60,10 +60,7 @@ _PATH = [0, 2, 4, 6]
 
 
 def settle(executor: InvariantExecutor) -> None:
-    """Find the block size at which an executor keeps its promise for a model.
-
-    Args:
-        executor: Gets its rows and threads.
+    """Find the block size (``rows``) and the ``threads`` at which an executor keeps its promise for a model.
 
     Raises:
         ValueError: The model does not take an attention function, or the promise cannot be kept; names the model's type
@@ -98,11 +95,7 @@ def settle(executor: InvariantExecutor) -> None:
 
 
 def _threads(executor: InvariantExecutor) -> int | None:
-    """Returns the largest number of threads, up to torch's own, with which every place of a block is computed alike.
-
-    Raises:
-        ValueError: There is none.
-    """
+    """Return the largest number of threads, up to torch's own, with which every place of a block is computed alike."""
     if executor.facts.device.type != "cpu":
         return None
     now = torch.get_num_threads()
@@ -118,7 +111,7 @@ def _threads(executor: InvariantExecutor) -> int | None:
 
 
 def _alike(numbers: int, threads: int) -> bool:
-    """Returns whether an elementwise function computes all of its numbers by the same code."""
+    """Return whether an elementwise function computes all of its numbers by the same code."""
     parts = 1 if numbers < _GRAIN else min(threads, -(-numbers // _GRAIN))
     part = -(-numbers // parts)
     return _VECTOR % numbers == 0 or (numbers % _VECTOR == 0 and part % _VECTOR == 0)
@@ -143,12 +136,7 @@ class _Elementwise(TorchDispatchMode):
 
 
 class _Run:
-    """Forwards of a trial, over a small cache.
-
-    Args:
-        executor: Runs the model.
-        slots: Sequences of the cache.
-    """
+    """Forwards of a trial, over a small cache of some slots."""
 
     def __init__(self, executor: InvariantExecutor | EagerExecutor, *, slots: int):
         self.executor, self.device = executor, executor.facts.device
@@ -158,31 +146,20 @@ class _Run:
         )
 
     def chain(self, slot: int, tokens: Int[Tensor, " node"], start: int = 0) -> Float[Tensor, "node vocab"]:
-        """Returns the logits of a line of tokens behind the first ``start`` ones."""
-        topology = Topology.chain(len(tokens), self.device)
-        return self._forward(tokens[None], [slot], [start], topology).scores[0]
+        """Return the logits of a line of tokens behind the first ``start`` ones."""
+        return self.forward(tokens[None], [slot], [start], Topology.chain(len(tokens), self.device))[0]
 
-    def trees(
-        self, slots: Sequence[int], tokens: Int[Tensor, "batch node"], starts: Sequence[int]
+    def forward(
+        self, tokens: Int[Tensor, "batch node"], slots: Sequence[int], starts: Sequence[int], topology: Topology
     ) -> Float[Tensor, "batch node vocab"]:
-        """Returns the logits of one tree per slot."""
-        return self._forward(tokens, slots, starts, Topology.of_shape(_SHAPE, self.device)).scores
-
-    def _forward(
-        self, tokens: Tensor, slots: Sequence[int], starts: Sequence[int], topology: Topology
-    ) -> ForwardOutput:
-        host_slots, host_lengths = np.array(slots), np.array(starts)
-        batch = ForwardBatch(
-            tokens=tokens,
-            slots=torch.from_numpy(host_slots).to(self.device),
-            lengths=torch.from_numpy(host_lengths).to(self.device),
-            topology=topology,
-        )
-        return self.executor.run(batch, self.cache)
+        """Return the logits of one tree per slot, behind the first tokens of each."""
+        index, lengths = (torch.tensor(each, device=self.device) for each in (slots, starts))
+        batch = ForwardBatch(tokens=tokens, slots=index, lengths=lengths, topology=topology)
+        return self.executor.run(batch, self.cache).scores
 
 
 def _trial(executor: InvariantExecutor) -> str:
-    """Returns the difference between ways of computing the same logits; empty if nothing does."""
+    """Return the difference between ways of computing the same logits; empty if nothing does."""
     tokens = _tokens(executor, max(executor.rows + 3, len(_SHAPE.parents)))
     count, branch = len(tokens), len(_PATH)
     if count < len(_SHAPE.parents):
@@ -209,7 +186,7 @@ def _trial(executor: InvariantExecutor) -> str:
     nodes = tokens[: len(_SHAPE.parents)].repeat(2, 1)
     for row, start in enumerate(starts):
         nodes[row, _PATH] = tokens[start : start + branch]
-    trees = run.trees([1, 0], nodes, starts)
+    trees = run.forward(nodes, [1, 0], starts, Topology.of_shape(_SHAPE, run.device))
     for row, start in enumerate(starts):
         if not torch.equal(trees[row, _PATH], whole[start : start + branch]):
             return "a token gets other bits in a tree than in a line"
@@ -217,14 +194,14 @@ def _trial(executor: InvariantExecutor) -> str:
 
 
 def _part(executor: InvariantExecutor, tokens: Int[Tensor, " node"]) -> str:
-    """Returns the name of the first part of a model whose output for a token depends on its neighbours."""
+    """Return the name of the first part of a model whose output for a token depends on its neighbours."""
     last = len(tokens) - 1
     outputs: list[dict[str, Tensor]] = []
     for pieces in ([(0, len(tokens))], [(0, last), (last, len(tokens))]):
         run, noted = _Run(executor, slots=1), {}
         place = (pieces[-1][1] - pieces[-1][0] - 1) % executor.rows
         hooks = [
-            module.register_forward_hook(_noting(noted, name, place))
+            module.register_forward_hook(partial(_note, noted, name, place))
             for name, module in executor.model.named_modules()
             if not any(module.children())
         ]
@@ -240,22 +217,19 @@ def _part(executor: InvariantExecutor, tokens: Int[Tensor, " node"]) -> str:
     return "its attention" if first is None else first
 
 
-def _noting(noted: dict[str, Tensor], name: str, place: int) -> Callable[[nn.Module, object, object], None]:
-    def hook(module: nn.Module, inputs: object, output: object) -> None:
-        if isinstance(output, Tensor) and output.shape[0] > place:
-            noted[name] = output[place].clone()
-
-    return hook
+def _note(noted: dict[str, Tensor], name: str, place: int, module: nn.Module, inputs: object, output: object) -> None:
+    if isinstance(output, Tensor) and output.shape[0] > place:
+        noted[name] = output[place].clone()
 
 
 def _tokens(executor: InvariantExecutor, count: int) -> Int[Tensor, " node"]:
-    """Returns some tokens, without the first and last ids, which may be special ones; fewer for a short model."""
+    """Return some tokens, without the first and last ids, which may be special ones; fewer for a short model."""
     config, facts = executor.model.config.get_text_config(decoder=True), executor.facts
     count = min(count, position_limit(config) or count)
     return (101 + 37 * torch.arange(count, device=facts.device)) % min(facts.vocab_size, config.vocab_size)
 
 
 def _has_experts(model: nn.Module) -> bool:
-    """Returns whether a model routes tokens to experts: transformers calls such parts experts or MoE."""
+    """Return whether a model routes tokens to experts: transformers calls such parts experts or MoE."""
     names = {type(module).__name__.lower() for module in model.modules()}
     return any("expert" in name or "moe" in name for name in names)

@@ -2,9 +2,8 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import (
@@ -24,8 +23,8 @@ from specdec.machine import DtypeChoice, choose_dtype, dtype_name
 from specdec.memory import ran_out, shortage
 from specdec.origin import first_sentence
 from specdec.placement import check_device_map, device_of_map, is_spread
-from specdec.quantization import check_fast, check_quantization, foreign, quantization_of, quantize
-from specdec.quantization.checkpoint import stored_scheme
+from specdec.quantization import check_fast, check_quantization, quantization_of, quantize
+from specdec.quantization.checkpoint import check_alone, check_packages, quantized_by, stored_scheme
 from specdec.target import parallel
 
 HUB_OPTIONS = (
@@ -46,14 +45,8 @@ _DRAFTERS = re.compile(r"medusa_heads?\.|(?:model\.)?mtp(?:_layers)?\.")
 """The names of drafters' tensors that are stored with their target."""
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A loaded model.
-
-    Attributes:
-        model: In evaluation mode, on its device.
-        dtype_reason: Its dtype and the reason for it: ``"auto: bfloat16, as in the checkpoint"``.
-    """
+class Loaded(NamedTuple):
+    """A model in evaluation mode on its device, and its dtype with the reason for it."""
 
     model: PreTrainedModel
     dtype_reason: str
@@ -94,10 +87,10 @@ def load(
         if config.is_encoder_decoder:
             raise ValueError(f"{config.model_type} is an encoder-decoder model; give a decoder-only causal LM")
         _check_own_scheme(config, device_map)
-        method = foreign.quantized_by(config, options.get("quantization_config"))
+        method = quantized_by(config, options.get("quantization_config"))
         if method is not None:
-            foreign.check_packages(method)
-            foreign.check_alone(method, quantization=quantization, inflate=inflate)
+            check_packages(method)
+            check_alone(method, quantization=quantization, inflate=inflate)
         if size > 1:
             parallel.check_shares(config, size)
             options |= parallel.join(size)
@@ -106,11 +99,7 @@ def load(
             options |= {"max_memory": dict(max_memory)} if max_memory is not None else {}
         elif method is not None:  # quantized weights go to their device while they are read; some cannot be moved later
             options["device_map"] = {"": where}
-        choice = (
-            _choice(asked, getattr(config, "dtype", None), where)
-            if method is None
-            else _choice(asked, None, torch.device("cpu"))
-        )
+        choice = _choice(asked, getattr(config, "dtype", None) if method is None else None, where)
         model, report = _read(path, dtype=choice.dtype if choice else "auto", **options)
         if choice is None and method is not None:
             choice = DtypeChoice(model.dtype, f"auto: {dtype_name(model.dtype)}, as in the checkpoint ({method})")
@@ -155,20 +144,12 @@ def load(
 
 
 def load_model(name_or_path: str, **options: Any) -> PreTrainedModel:
-    """Returns only the model that ``load`` loads."""
+    """Return only the model that ``load`` loads."""
     return load(name_or_path, **options).model
 
 
 def load_tokenizer(name_or_path: str, **options: object) -> PreTrainedTokenizerBase:
-    """Load the tokenizer that belongs to a model.
-
-    Args:
-        name_or_path: As given to ``load``.
-        **options: As given to ``load``. Those that say where files come from are used; the others are ignored.
-
-    Raises:
-        ValueError: There is no tokenizer.
-    """
+    """Load the tokenizer that belongs to a model, from where the options of ``load`` say that files come from."""
     try:
         return AutoTokenizer.from_pretrained(bundled.resolve(name_or_path), **hub_options(options))
     except (OSError, ValueError) as error:
@@ -177,7 +158,7 @@ def load_tokenizer(name_or_path: str, **options: object) -> PreTrainedTokenizerB
 
 
 def _read(path: str, **options: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Returns a model, and transformers' report about its tensors, those of a wrong shape among them."""
+    """Return a model, and transformers' report about its tensors, those of a wrong shape among them."""
     read: Any = AutoModelForCausalLM.from_pretrained
     return read(path, **options | {"output_loading_info": True, "ignore_mismatched_sizes": True})
 
@@ -201,22 +182,18 @@ def _check_complete(name: str, kind: str, report: Mapping[str, Any], *, packed: 
 
 
 def listed(names: Sequence[str]) -> str:
-    """Returns some names in words, the first few if they are many."""
+    """Return some names in words, the first few if they are many."""
     few = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     return f"the tensor {few}" if len(names) == 1 else f"the tensors {few}"
 
 
 def hub_options(options: Mapping[str, object]) -> dict[str, Any]:
-    """Returns those of the options that are in ``HUB_OPTIONS``."""
+    """Return those of the options that are in ``HUB_OPTIONS``."""
     return {name: value for name, value in options.items() if name in HUB_OPTIONS}
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
-    """Returns the device of a name; ``"auto"`` is the GPU if there is one.
-
-    Raises:
-        ValueError: There is no such device, or torch cannot use it.
-    """
+    """Return the device of a name, which torch must be able to use; ``"auto"`` is the GPU if there is one."""
     if isinstance(device, str) and device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     remedy = "give 'auto', 'cpu', 'cuda' or 'cuda:1'"
@@ -239,7 +216,7 @@ def resolve_device(device: str | torch.device) -> torch.device:
 
 
 def resolve_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
-    """Returns the dtype with this name in torch; ``"auto"`` stays as it is."""
+    """Return the dtype with this name in torch; ``"auto"`` stays as it is."""
     if isinstance(dtype, torch.dtype) or dtype == "auto":
         return dtype
     resolved = getattr(torch, dtype, None) if isinstance(dtype, str) else None
@@ -256,11 +233,7 @@ def _place(
     quantization: object,
     inflate: object,
 ) -> torch.device:
-    """Returns the device whose arithmetic counts: the one that was asked for, or the main one of a map.
-
-    Raises:
-        ValueError: The device or the map cannot be used, or not together with another option.
-    """
+    """Return the device whose arithmetic counts: the one that was asked for, or the main one of a map."""
     if device_map is None:
         if max_memory is not None:
             raise ValueError("max_memory limits what device_map='auto' gives to a device: give that too")
@@ -294,7 +267,7 @@ def _too_large(name_or_path: str, error: BaseException, device: torch.device) ->
 
 
 def _choice(asked: str | torch.dtype, stored: object, device: torch.device) -> DtypeChoice | None:
-    """Returns the dtype to load in; None if it depends on the weights' dtype, which is not known yet."""
+    """Return the dtype to load in; None if it depends on the weights' dtype, which is not known yet."""
     if isinstance(asked, torch.dtype):
         return DtypeChoice(asked, f"{dtype_name(asked)}, as asked for")
     if isinstance(stored, str):
@@ -303,11 +276,7 @@ def _choice(asked: str | torch.dtype, stored: object, device: torch.device) -> D
 
 
 def _located(name_or_path: str | Path, subfolder: str) -> str:
-    """Returns the name or path that transformers is given: the path of a local folder, or the name on the hub.
-
-    Raises:
-        ValueError: It is a path and there is no model, which transformers would look for on the hub.
-    """
+    """Return the name or path that transformers is given; refuse a path without a model, which it would look up."""
     if not isinstance(name_or_path, str | Path) or not str(name_or_path):
         raise ValueError(f"the model is {shown(name_or_path)}: give a name on the hub, or the path of a folder")
     path = bundled.resolve(str(name_or_path))
@@ -325,7 +294,7 @@ def _located(name_or_path: str | Path, subfolder: str) -> str:
 
 
 def looks_local(path: str) -> bool:
-    """Returns whether a text is a path on this machine and not a name on the hub, ``OWNER/NAME`` or ``NAME``."""
+    """Return whether a text is a path on this machine and not a name on the hub, ``OWNER/NAME`` or ``NAME``."""
     if Path(path).exists() or Path(path).is_absolute() or path.startswith((".", "~")) or "\\" in path:
         return True
     first, *others = path.split("/")

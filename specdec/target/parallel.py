@@ -24,14 +24,9 @@ that hangs."""
 
 
 def check_processes(tensor_parallel: Any) -> int:
-    """Returns the number of processes that share the model, checked against those that were started.
+    """Return the number of processes that share the model; refuse a number that torchrun has not started.
 
-    Args:
-        tensor_parallel: A number, or True for all processes that torchrun has started. None, False and 1 mean that
-            every process has the whole model.
-
-    Raises:
-        ValueError: The processes are not there; says how to start them.
+    True stands for all processes. None, False and 1 mean that every process has the whole model.
     """
     if tensor_parallel is None or tensor_parallel is False:
         return 1
@@ -54,11 +49,7 @@ def check_processes(tensor_parallel: Any) -> int:
 
 
 def check_options(*, device: Any, device_map: Any, quantization: Any, inflate: Any) -> None:
-    """Refuse what a shared model cannot have.
-
-    Raises:
-        ValueError: Says which option to leave out.
-    """
+    """Refuse what a shared model cannot have."""
     if device_map is not None:
         raise ValueError("tensor_parallel and device_map both say where the model's parts go: leave one of them out")
     if str(device) not in ("auto", _accelerator()):
@@ -74,11 +65,7 @@ def check_options(*, device: Any, device_map: Any, quantization: Any, inflate: A
 
 
 def check_shares(config: PreTrainedConfig, size: int) -> None:
-    """Refuse a model that cannot be split into so many equal shares.
-
-    Raises:
-        ValueError: Names the type of the model, or its number of heads.
-    """
+    """Refuse a model that cannot be split into so many equal shares."""
     if stored_scheme(config) is not None:
         raise ValueError(
             "its weights are quantized by this project, and tensor_parallel cannot split them: load the "
@@ -96,14 +83,7 @@ def check_shares(config: PreTrainedConfig, size: int) -> None:
 
 
 def join(size: int) -> dict[str, Any]:
-    """Make this process one of those that share a model.
-
-    Returns:
-        What ``from_pretrained`` has to be given.
-
-    Raises:
-        ValueError: This process has no device, or cannot reach the others.
-    """
+    """Make this process one of those that share a model; return the options for ``from_pretrained``."""
     if not torch.distributed.is_initialized():
         local = int(os.environ["LOCAL_RANK"])
         device = None
@@ -125,7 +105,7 @@ def join(size: int) -> dict[str, Any]:
 
 
 def group_of(model: Any) -> Any | None:
-    """Returns the group of processes that share a model; None for a model that this process has for itself."""
+    """Return the group of processes that share a model; None for a model that this process has for itself."""
     if not is_shared(model):
         return None
     mesh = model._device_mesh

@@ -7,7 +7,9 @@ import torch
 from transformers import PreTrainedModel
 
 from specdec.arguments import flag, whole
+from specdec.cache.base import Cache
 from specdec.cache.formats import check_format
+from specdec.cache.pages import Paging
 from specdec.execution import executor_for, frozen
 from specdec.execution.executor import model_lock
 from specdec.execution.invariant import InvariantExecutor
@@ -26,9 +28,8 @@ from specdec.tree import DraftTree
 class ModelRunner:
     """A model, its KV cache, and the one forward that decoding needs.
 
-    The model's own code is used unchanged. It is given a cache object that stores keys and values in our layout,
-    complete masks, and explicit position ids. None of the code is copied, and settings that are switched for a forward
-    are switched back after it.
+    The model's own code is used unchanged: it is given a cache object that stores keys and values in our layout,
+    complete masks, and explicit position ids. Settings that are switched for a forward are switched back after it.
 
     Args:
         model: A loaded causal LM.
@@ -40,6 +41,7 @@ class ModelRunner:
             code throughout.
         kv_cache: ``"int8"`` or ``"fp8"`` stores keys and values in one byte per number (``specdec.cache.formats``),
             which changes the model's distribution a little; None stores them in the model's dtype.
+        paging: The size and the number of the cache's pages; None for a row per slot.
         invariant: Give every token the same logits, bit for bit, whatever else is in the forward; slower
             (``specdec.execution.invariant``).
 
@@ -70,6 +72,7 @@ class ModelRunner:
         attention: str = "auto",
         optimize: bool = True,
         kv_cache: str | None = None,
+        paging: Paging | None = None,
         invariant: bool = False,
     ):
         check_model("model", model, "AutoModelForCausalLM.from_pretrained")
@@ -93,7 +96,7 @@ class ModelRunner:
             self.facts, self.backend = found.facts, found.backend
             self.attention_name, self.attention_reason = found.name, found.reason
             sizes = {"max_batch_size": max_batch_size, "max_length": max_length, "max_nodes": max_nodes}
-            self.cache = make_cache(self.facts, kv_cache=kv_cache, **sizes)
+            self.cache = make_cache(self.facts, kv_cache=kv_cache, paging=paging, **sizes)
             self.executor = executor_for(model, self.facts, self.backend, optimize=optimize, invariant=self.invariant)
             self.agreement = agreement_for(group_of(model))
             self._version = 0
@@ -121,10 +124,9 @@ class ModelRunner:
         return self._version
 
     def weight_bytes(self, rows: int = 1) -> int:
-        """Returns the bytes of weights that a forward of this many tokens reads at least once (``weights_read``).
+        """Return the bytes of weights that a forward of this many tokens reads at least once (``weights_read``).
 
-        Where the executor multiplies by copies of weights, their bytes count: those of 16 bits, say, for weights that a
-        float32 model stores in 32.
+        Where the executor multiplies by copies of weights, which may have fewer bits, their bytes count.
         """
         return self._weights_read(rows).bytes
 
@@ -138,28 +140,23 @@ class ModelRunner:
             self._look()
             return weights_read(self.model, rows, self.executor.copies())
 
-    def run(self, batch: ForwardBatch) -> ForwardOutput:
-        """Run one forward, which leaves the keys and values of its nodes in the cache.
+    def run(self, batch: ForwardBatch, cache: Cache | None = None) -> ForwardOutput:
+        """Run one forward, which leaves the keys and values of its nodes in the runner's cache, or in another one.
 
         Raises:
             ValueError: The model was changed (``Engine.weights_changed``), or so that the cache does not fit it.
         """
         if not torch.is_inference_mode_enabled():
             with torch.inference_mode():
-                return self.run(batch)
+                return self.run(batch, cache)
         with self._lock:
             self._look(thoroughly=batch.wants.logits == 0)  # for every prompt
-            return self.executor.run(batch, self.cache)
+            return self.executor.run(batch, self.cache if cache is None else cache)
 
     def warm_up(self, nodes: Iterable[int], *, batch: int, wants: Wants = LOGITS) -> None:
-        """Capture forwards over some numbers of nodes, where the executor captures any.
+        """Capture forwards of ``batch`` rows over some numbers of nodes, where the executor captures any.
 
         They write into the first slots, none of which may hold a request.
-
-        Args:
-            nodes: The numbers of nodes per row.
-            batch: Rows.
-            wants: What these forwards return.
         """
         if not self.executor.captures:
             return

@@ -41,16 +41,7 @@ HALF_TOLERANCE = 0.3
 
 
 def check_model(name: str, model: Any, loader: str) -> None:
-    """Refuse anything that is not a loaded model with a configuration of transformers.
-
-    Args:
-        name: The argument's.
-        model: What was given.
-        loader: What loads a model by its name or path.
-
-    Raises:
-        ValueError: Says what was given, and what to give.
-    """
+    """Refuse anything but a loaded model of transformers; ``loader`` loads one by its name or path."""
     if isinstance(model, str | Path):
         raise ValueError(f"{name} is the text {str(model)!r}: give a loaded model, or use {loader}({str(model)!r})")
     if isinstance(model, torch.nn.Module) and isinstance(getattr(model, "config", None), PreTrainedConfig):
@@ -62,11 +53,7 @@ def check_model(name: str, model: Any, loader: str) -> None:
 
 
 def check_tokenizer(tokenizer: Any) -> None:
-    """Refuse anything that is not a tokenizer as transformers loads them, or None.
-
-    Raises:
-        ValueError: Says what was given, and what to give.
-    """
+    """Refuse anything that is not a tokenizer as transformers loads them, or None."""
     if tokenizer is None or (callable(tokenizer) and hasattr(tokenizer, "decode") and not isinstance(tokenizer, type)):
         return
     wanted = "a tokenizer loaded with AutoTokenizer.from_pretrained"
@@ -76,11 +63,7 @@ def check_tokenizer(tokenizer: Any) -> None:
 
 
 def check_supported(model: PreTrainedModel) -> None:
-    """Refuse a model whose configuration shows that it cannot work.
-
-    Raises:
-        ValueError: Names the model type and the reason.
-    """
+    """Refuse a model whose configuration shows that it cannot work, by its type and the reason."""
     kind = model.config.model_type
     text = model.config.get_text_config(decoder=True)
     if getattr(model.config, "is_encoder_decoder", False):
@@ -101,11 +84,7 @@ def check_supported(model: PreTrainedModel) -> None:
 
 
 def check_length(config: Any, max_length: int) -> None:
-    """Refuse a length beyond the model's positions, or one at which it would be masked or rotated wrongly.
-
-    Raises:
-        ValueError: Names both lengths.
-    """
+    """Refuse a length beyond the model's positions, or one at which it would be masked or rotated wrongly."""
     kind = config.model_type
     limit = position_limit(config)
     if limit is not None and max_length > limit:
@@ -139,17 +118,13 @@ def check_length(config: Any, max_length: int) -> None:
 
 
 def position_limit(config: Any) -> int | None:
-    """Returns the number of positions that a model has; None if nothing limits it."""
+    """Return the number of positions that a model has; None if nothing limits it."""
     limit = getattr(config, "max_position_embeddings", None)
     return limit if limit is not None and limit > 0 else None
 
 
 def read(config: Any, name: str, kind: str, default: Any = None) -> Any:
-    """Returns a field of a configuration.
-
-    Raises:
-        ValueError: The field differs from layer to layer, which the masks cannot follow.
-    """
+    """Return a field of a configuration; refuse one that differs from layer to layer."""
     try:
         return getattr(config, name, default)
     except RuntimeError as error:  # how transformers answers for a field that is set per layer
@@ -157,15 +132,10 @@ def read(config: Any, name: str, kind: str, default: Any = None) -> Any:
 
 
 def reaches(config: Any, asked: set[int | None]) -> dict[str, Reach]:
-    """Returns how far every layer type of a model sees, by the type's name.
+    """Return how far every layer type of a model sees, by the type's name.
 
-    Args:
-        config: The configuration of the text model.
-        asked: Windows and chunk sizes of the masks that the model made for itself; None stands for a mask without
-            either. Empty if the model makes its masks in another way.
-
-    Raises:
-        ValueError: The configuration's windows are not those that the model uses.
+    ``asked`` holds the windows and chunk sizes of the masks that the model made for itself, which the configuration's
+    must be; None stands for a mask without either. It is empty if the model makes its masks in another way.
     """
     kind = config.model_type
     window = read(config, "sliding_window", kind)
@@ -230,7 +200,7 @@ _looking = threading.Lock()
 def differs(
     logits: Float[Tensor, "batch node vocab"], own: Float[Tensor, "batch node vocab"], *, precise: bool
 ) -> float | None:
-    """Returns how far logits are from the model's own, relative to their spread; None if within rounding.
+    """Return how far logits are from the model's own, relative to their spread; None if within rounding.
 
     In single precision the worst position counts. In half precision the median position does, because a token may be
     routed to another expert without a fault.
@@ -248,7 +218,7 @@ def differs(
 
 
 def explain(model: PreTrainedModel, finding: str) -> str:
-    """Returns why a model failed its trial, in one sentence that names its type."""
+    """Return why a model failed its trial, in one sentence that names its type."""
     kind = model.config.model_type
     parameters = inspect.signature(type(model).forward).parameters
     if getattr(model, "_is_stateful", False):

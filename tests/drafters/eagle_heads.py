@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from drafters.heads.eagle3 import Eagle3Head
+from drafters.heads.eagle import Eagle3Head
 from tests.components import wide
 
 VOCAB = 64

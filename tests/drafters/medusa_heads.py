@@ -2,7 +2,7 @@
 
 import torch
 
-from drafters.medusa_heads import MedusaHeads
+from drafters.medusa import MedusaHeads
 
 HIDDEN, VOCAB = 32, 64
 

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from drafters.block import BlockDrafter
 from drafters.heads.block import BlockHead
-from drafters.heads.block_export import save_block
-from drafters.heads.block_files import load_block
-from drafters.heads.served_for import ServedFor
+from drafters.heads.block_files import load_block, save_block
+from drafters.heads.files import ServedFor
 from specdec.target.target import Target
 from tests.drafters.blocks import HIDDEN, VOCAB, context_of, head_for
 from tests.models import tiny_model
@@ -143,9 +142,8 @@ def test_a_folder_in_a_public_layout_is_the_head_it_was(tmp_path: Path, target: 
     assert_same(load_block(written(tmp_path, config, tensors_of(head))), head, target)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_our_own_layout_is_the_head_it_was(tmp_path: Path, target: Target, layout: str) -> None:
-    head = head_for(target, **LAYOUTS[layout][0])
+def test_our_own_layout_is_the_head_it_was(tmp_path: Path, target: Target) -> None:
+    head = head_for(target, **LAYOUTS["speculators' DFlash"][0])
     head.save_pretrained(tmp_path)
     assert_same(load_block(tmp_path), head, target)
 
@@ -240,24 +238,11 @@ Change = Callable[[dict[str, Any], dict[str, Tensor]], object]
 @pytest.mark.parametrize(
     ("layout", "change", "message"),
     [
-        ("z-lab", lambda c, t: t.pop("fc.weight"), "is incomplete: the tensor fc.weight is missing"),
-        (
-            "z-lab",
-            lambda c, t: [t.pop(f"layers.1.{key}") for key in ("input_layernorm.weight", "mlp.up_proj.weight")],
-            r"is incomplete: the tensors layers.1.mlp.up_proj.weight, layers.1.input_layernorm.weight are missing",
-        ),
-        ("z-lab", lambda c, t: t.update(stray=torch.zeros(1)), "holds stray, which a block drafter does not have"),
-        (
-            "z-lab",
-            lambda c, t: t.update({"norm.weight": torch.zeros(7)}),
-            r"the tensor norm.weight has the shape \[7\] and the others call for \[32\]",
-        ),
         (
             "z-lab",
             lambda c, t: c["dflash_config"].update(mask_token_id=64),
             "its mask token 64 is outside of the vocabulary of 64 tokens: give mask_token_id",
         ),
-        ("z-lab", lambda c, t: c["dflash_config"].pop("mask_token_id"), "has no mask_token_id: give mask_token_id"),
         (
             "z-lab",
             lambda c, t: c["dflash_config"].update(target_layer_ids=[0, 1, 2]),
@@ -294,13 +279,11 @@ Change = Callable[[dict[str, Any], dict[str, Tensor]], object]
         ("speculators' DFlash", lambda c, t: [t.pop("d2t"), t.pop("t2d")], "and d2t, which says whose they are, is"),
         ("speculators' DFlash", lambda c, t: t["t2d"].logical_not_(), "d2t and t2d name different tokens"),
         ("speculators' DFlash", lambda c, t: t["d2t"].zero_().sub_(1), "does not lead to distinct tokens"),
-        ("speculators' DFlash", lambda c, t: t.pop("lm_head.weight"), "and no lm_head.weight, which cannot be"),
         (
             "DeepSpec's DSpark",
             lambda c, t: t.update({"confidence_head.proj.weight": torch.zeros(1, 33)}),
             "its confidence head reads 33 channels, and a hidden state has 32, with the Markov head's 38",
         ),
-        ("DeepSpec's DSpark", lambda c, t: t.pop("markov_head.markov_w2.weight"), "markov_head.markov_w2.weight is"),
     ],
 )
 def test_folders_that_are_damaged_or_of_another_kind(
@@ -312,10 +295,3 @@ def test_folders_that_are_damaged_or_of_another_kind(
     change(config, tensors)
     with pytest.raises(ValueError, match=message):
         load_block(written(tmp_path, config, tensors))
-
-
-def test_there_has_to_be_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no checkpoint at .*there is no such folder"):
-        BlockDrafter.from_pretrained(tmp_path / "missing")
-    with pytest.raises(ValueError, match=r"there is no config\.json"):
-        BlockDrafter.from_pretrained(tmp_path)

@@ -14,7 +14,7 @@ from drafters.merged import MergedDrafter
 from drafters.model import ModelDrafter
 from drafters.mtp import MTPDrafter
 from drafters.suffix import SuffixDrafter
-from specdec.drafter_checks import check_drafter
+from specdec.checks.drafter import check_drafter
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter
 from specdec.requests import SamplingParams

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from drafters.eagle import EagleDrafter
-from drafters.heads.eagle import EagleHead
-from drafters.heads.eagle3 import Eagle3Head
+from drafters.heads.eagle import Eagle3Head, EagleHead
 from specdec.drafting.builders import ExpansionTree, StaticTree
 from specdec.drafting.scored import ScoredSession
 from specdec.engine.engine import Engine

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from drafters.eagle import EagleDrafter
 from drafters.feature import FeatureDrafter
-from drafters.heads.eagle import EagleHead
-from drafters.heads.eagle3 import Eagle3Head
+from drafters.heads.eagle import Eagle3Head, EagleHead
 from drafters.heads.eagle_files import save_eagle
 from drafters.heads.mtp import MTPHead
 from drafters.heads.mtp_files import save_mtp

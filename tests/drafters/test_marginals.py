@@ -9,9 +9,8 @@ from torch import Tensor
 
 from drafters import marginals
 from drafters.marginals import MarginalDrafter, MarginalScorer
-from drafters.medusa import DEFAULT_SHAPE
 from specdec.batch import Batch
-from specdec.drafter_checks import assert_conforms
+from specdec.checks.drafter import assert_conforms
 from specdec.engine.engine import Engine
 from specdec.interfaces import Sizes
 from specdec.random import Purpose, uniforms
@@ -65,7 +64,7 @@ def tell(scorer: MarginalScorer) -> None:
     widest = max(map(len, SEQUENCES)) - 1
     counts = [len(sequence) - 1 for sequence in SEQUENCES]
     tokens = [[*s[:-1], *[0] * (widest + 1 - len(s))] for s in SEQUENCES]
-    scorer.observe(outcome_of(tokens, counts, next_tokens=[s[-1] for s in SEQUENCES]), None, in_place=False)
+    scorer.observe(outcome_of(tokens, counts, next_tokens=[s[-1] for s in SEQUENCES]), None)
 
 
 def refuted(target: Target, laws: Tensor, knows_root: bool, temperature: float = 1.0) -> bool:
@@ -192,11 +191,6 @@ def test_rows_without_a_committed_token_propose_nothing(target: Target) -> None:
     assert drafted(session, slots_of([[1], [2]], vocab_size=VOCAB, max_length=20)).width == 1
     tree = drafted(session, slots_of([[1], [2, 3]], vocab_size=VOCAB, max_length=20))
     assert tree.valid.tolist() == [[True, False, False], [True, True, True]]
-
-
-def test_the_default_tree_is_medusa_s() -> None:
-    drafter = MarginalDrafter()
-    assert (drafter.max_nodes, drafter.max_depth) == (DEFAULT_SHAPE.num_nodes, DEFAULT_SHAPE.max_depth)
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafters.medusa import DEFAULT_SHAPE, MedusaDrafter
-from drafters.medusa_heads import MedusaHeads
+from drafters.heads.last_state import DEFAULT_SHAPE
+from drafters.medusa import MedusaDrafter, MedusaHeads
 from specdec.batch import Batch
-from specdec.drafting.builders import ExpansionTree
 from specdec.drafting.scored import ScoredSession
 from specdec.engine.engine import Engine
 from specdec.inflate import inflate
@@ -90,31 +89,10 @@ def test_rows_without_a_hidden_state_propose_nothing(target: Target) -> None:
     assert (tree.children[0] == -1).all() and tree.children[1, 0].tolist() == [1, 2]
 
 
-def test_no_deeper_than_any_row_may_go(target: Target) -> None:
-    drafter = bound(target, [2, 1, 1])
-    drafter.observe(committed(torch.randn(3, 1, HIDDEN), [1, 1, 1]))
-    slots = running(max_depth=1)
-    assert drafted(drafter, slots).width == 3
-    slots.on_host.max_depth[1] = 2
-    assert drafted(drafter, slots).max_depth == 2
-    slots.on_host.drafting[:] = False
-    assert drafted(drafter, slots).width == 1
-
-
 def test_heads_that_know_fewer_tokens_than_the_target(target: Target) -> None:
     drafter = bound(target, [2], heads=random_heads(vocab_size=VOCAB - 4))
     drafter.observe(committed(torch.randn(3, 1, HIDDEN), [1, 1, 1]))
     assert drafted(drafter, running()).tokens.max() < VOCAB
-
-
-def test_heads_compute_in_the_target_s_dtype_unless_told(target: Target) -> None:
-    heads = random_heads().to(torch.bfloat16)
-    assert {parameter.dtype for parameter in bound(target, heads=heads).models[0].parameters()} == {torch.float32}
-    drafter = MedusaDrafter(heads, 2, dtype="bfloat16")
-    drafter = drafter.bind(target, Sizes(max_batch_size=1, max_length=9))
-    assert {parameter.dtype for parameter in drafter.models[0].parameters()} == {torch.bfloat16}
-    drafter.observe(committed(torch.randn(1, 1, HIDDEN), [1]))
-    assert drafted(drafter, running(1)).width == 3
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -139,13 +117,6 @@ def test_heads_that_fit_are_used_without_a_copy(target: Target) -> None:
     assert heads.training and all(parameter.requires_grad for parameter in heads.parameters())
 
 
-def test_what_it_tells_the_engine() -> None:
-    drafter = MedusaDrafter(random_heads(), [(0,), (1,), (0, 0)])
-    assert (drafter.max_nodes, drafter.max_depth, drafter.is_chain) == (3, 2, False)
-    assert drafter.laws == {DraftSampling.DETERMINISTIC}
-    assert MedusaDrafter(random_heads(), 2).is_chain
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("sampling", ["iid", "without_replacement"])
 def test_a_sampled_head_s_q_is_its_softmax_at_the_request_s_temperature(target: Target, sampling: str) -> None:
@@ -167,25 +138,6 @@ def test_a_sampled_head_s_q_is_its_softmax_at_the_request_s_temperature(target: 
 def test_a_leaf_s_law_takes_one_more_head() -> None:
     assert MedusaDrafter(random_heads(3), 2, sampling="iid").has_leaf_probs
     assert not MedusaDrafter(random_heads(3), 3, sampling="iid").has_leaf_probs
-
-
-@torch.no_grad()
-def test_a_tree_of_the_best_paths_of_all(target: Target) -> None:
-    heads = random_heads(2)
-    drafter = MedusaDrafter(heads, ExpansionTree(9, 2, 9))
-    drafter = drafter.bind(target, Sizes(max_batch_size=3, max_length=50))
-    hidden = torch.randn(3, 1, HIDDEN)
-    drafter.observe(committed(hidden, [1, 1, 1]))
-    tree = drafted(drafter, running())
-    for row in range(3):
-        first, second = (head(hidden[row, 0]).log_softmax(-1) for head in heads.heads)
-        scores = {(a,): float(first[a]) for a in range(VOCAB)}
-        scores |= {(a, b): float(first[a] + second[b]) for a in range(VOCAB) for b in range(VOCAB)}
-        found = set()
-        for node in range(1, 10):
-            parent, token = int(tree.parents[row, node]), int(tree.tokens[row, node])
-            found.add((token,) if parent == 0 else (int(tree.tokens[row, parent]), token))
-        assert found == set(sorted(scores, key=scores.__getitem__, reverse=True)[:9])
 
 
 def test_a_row_that_is_not_ready_has_no_q_at_the_leaves(target: Target) -> None:

@@ -8,8 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from drafters.medusa import MedusaDrafter
-from drafters.medusa_heads import MedusaHeads
+from drafters.medusa import MedusaDrafter, MedusaHeads
 from tests.drafters.medusa_heads import HIDDEN, VOCAB, random_heads
 
 
@@ -65,14 +64,14 @@ def test_where_files_come_from_is_told_to_the_hub(tmp_path: Path, monkeypatch: p
     )
     assert drafter.heads.num_heads == 3
     given = ("inner", "v2", "secret", True)
-    files = ("medusa_lm_head.safetensors", "config.json", "config.json", "training.json")
+    files = ("config.json", "medusa_lm_head.safetensors", "medusa_lm_head.safetensors", "config.json", "training.json")
     assert asked == [("some/heads", name, *given) for name in files]
 
 
 def test_a_subfolder_of_a_folder(tmp_path: Path) -> None:
     random_heads(2).save_pretrained(tmp_path / "inner")
     assert MedusaHeads.from_pretrained(tmp_path, subfolder="inner").num_heads == 2
-    with pytest.raises(ValueError, match="no Medusa checkpoint in"):
+    with pytest.raises(ValueError, match=r"has no weights: there is neither medusa_lm_head\.safetensors nor"):
         MedusaHeads.from_pretrained(tmp_path)
 
 
@@ -116,27 +115,18 @@ UNEQUAL_LAYERS = {
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        (states() | {"blocks.0.layers.0.weight": torch.zeros(4, 4)}, "'blocks.0.layers.0.weight', which is not of the"),
+        (
+            states() | {"blocks.0.layers.0.weight": torch.zeros(4, 4)},
+            "holds the tensor blocks.0.layers.0.weight, which",
+        ),
         (states(**{"1_0_linear_bias": None}), "is incomplete: .*the tensor 1.0.linear.bias is missing"),
-        (states(**{"1_1_weight": None}), "is incomplete.*the tensor 1.1.weight is missing"),
-        (states(**{"0_1_weight": None, "1_1_weight": None}), "'version 2'"),
-        (states(**{"2_1_weight": torch.zeros(8, 4)}), "is incomplete"),
-        (states(**{"1_1_weight": None, "1_2_weight": torch.zeros(8, 4)}), "is incomplete"),
-        ({}, "is incomplete"),
-        (states(**{"1_1_weight": torch.zeros(9, 4)}), "unequal widths"),
+        (states(**{"0_1_weight": None, "1_1_weight": None}), "the tensor 0.1.weight is missing"),
         (UNEQUAL_LAYERS, "layer 1 of head 0 differs from its layer 0"),
     ],
 )
 def test_tensors_of_another_format_are_refused(tmp_path: Path, tensors: dict[str, Tensor], message: str) -> None:
     torch.save(tensors, tmp_path / "medusa_lm_head.pt")
     with pytest.raises(ValueError, match=message):
-        MedusaHeads.from_pretrained(tmp_path)
-
-
-@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
-def test_files_that_are_no_checkpoint_are_refused(tmp_path: Path, suffix: str) -> None:
-    (tmp_path / f"medusa_lm_head.{suffix}").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
-    with pytest.raises(ValueError, match="cannot be read as a checkpoint"):
         MedusaHeads.from_pretrained(tmp_path)
 
 
@@ -147,7 +137,7 @@ def test_a_file_without_tensors_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no Medusa checkpoint in .*expected medusa_lm_head.safetensors"):
+    with pytest.raises(ValueError, match="has no weights"):
         MedusaHeads.from_pretrained(tmp_path)
     with pytest.raises(ValueError, match="there is no such folder"):
         MedusaHeads.from_pretrained(tmp_path / "missing")

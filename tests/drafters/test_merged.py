@@ -10,11 +10,11 @@ from drafters.merged import MergedDrafter, merged
 from drafters.model import ModelDrafter
 from drafters.ngram import NGramDrafter
 from drafters.suffix import SuffixDrafter
-from specdec.drafter_checks import check_drafter
+from specdec.checks.drafter import check_drafter
+from specdec.checks.drafts import WeightedDrafts, enumerate_drafts
+from specdec.checks.outcomes import outcome
+from specdec.checks.tables import Tables
 from specdec.engine.engine import Engine
-from specdec.exactness.drafts import WeightedDrafts, enumerate_drafts
-from specdec.exactness.outcomes import outcome
-from specdec.exactness.tables import Tables
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from specdec.tree import DraftTree, TreeShape

@@ -13,11 +13,11 @@ from transformers import PreTrainedModel
 
 from drafters.block import BlockDrafter
 from drafters.eagle import EagleDrafter
-from drafters.heads.eagle3 import Eagle3Head
+from drafters.heads.eagle import Eagle3Head
 from drafters.heads.eagle_files import save_eagle
 from drafters.heads.mtp import MTPHead
 from drafters.heads.mtp_files import load_mtp, save_mtp
-from drafters.medusa_heads import MedusaHeads
+from drafters.medusa import MedusaHeads
 from drafters.mtp import MTPDrafter
 from specdec.drafting.builders import ExpansionTree
 from specdec.engine import Engine
@@ -104,13 +104,6 @@ def as_deepspec(tensors: dict[str, Tensor]) -> None:
     del tensors["layers.0.hidden_norm.weight"]
 
 
-def with_public_map(tensors: dict[str, Tensor]) -> None:
-    """A block head's map as published heads have it, with tokens in place of differences."""
-    ids = tensors.pop("draft_ids")
-    tensors["d2t"] = ids
-    tensors["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, ids, True)
-
-
 @pytest.mark.parametrize(
     ("kind", "change", "words"),
     [
@@ -120,18 +113,15 @@ def with_public_map(tensors: dict[str, Tensor]) -> None:
             cut("layers.0.self_attn.o_proj.weight"),
             r"o_proj\.weight is for hidden states of width 31, and layers\.0\.mlp\.gate_proj\.weight reads 32 channels",
         ),
-        ("eagle3", without("midlayer.hidden_norm.weight"), r"the tensor midlayer\.hidden_norm\.weight is missing$"),
-        ("eagle3_fc_norm", without("fc_norm.0.weight"), r"the tensor fc_norm\.0\.weight is missing$"),
         ("eagle3_fc_norm", without("fc_norm.1.weight"), r"the tensor fc_norm\.1\.weight is missing$"),
-        ("block", without("layers.0.mlp.up_proj.weight"), r"the tensor layers\.0\.mlp\.up_proj\.weight is missing$"),
-        ("block", with_one_more, r"holds odd\.weight, which"),
+        ("block", with_one_more, r"holds the tensor odd\.weight, which"),
         ("medusa", without("1.0.linear.bias"), r"the tensor 1\.0\.linear\.bias is missing"),
-        ("medusa", without("0.1.weight"), r"the tensor 0\.1\.weight is missing"),
         (
             "mtp",
             without("mtp.layers.0.mlp.up_proj.weight"),
             r"the tensor mtp\.layers\.0\.mlp\.up_proj\.weight is missing$",
         ),
+        ("mtp", spoilt("mtp.fc.weight"), r"the tensor mtp\.fc\.weight holds NaN or infinity"),
         ("mtp", cut("mtp.norm.weight"), r"mtp\.norm\.weight has the shape \[31\]"),
         ("eagle3", as_deepspec, r"incomplete: the tensor layers\.0\.hidden_norm\.weight is missing$"),
         ("eagle3", cut("lm_head.weight"), "its output layer has 31 columns, and d2t or t2d names 32 tokens"),
@@ -140,17 +130,9 @@ def with_public_map(tensors: dict[str, Tensor]) -> None:
             absolute,
             r"its d2t holds tokens, and must hold differences.*store d2t - torch\.arange\(len\(d2t\)\)",
         ),
-        ("block", with_public_map, r"its d2t holds tokens, and must hold differences.*store d2t - torch\.arange"),
-        (
-            "eagle",
-            spoilt("fc.weight"),
-            r"the tensor fc\.weight holds NaN or infinity: its training diverged or the file",
-        ),
         ("eagle3", infinite, r"the tensor fc\.weight holds NaN or infinity"),
-        ("eagle3", spoilt("midlayer.mlp.up_proj.weight"), r"the tensor midlayer\.mlp\.up_proj\.weight holds NaN"),
         ("block", spoilt("layers.0.mlp.up_proj.weight"), r"the tensor layers\.0\.mlp\.up_proj\.weight holds NaN"),
         ("medusa", spoilt("0.0.linear.bias"), r"the tensor 0\.0\.linear\.bias holds NaN or infinity"),
-        ("medusa", cut("1.1.weight"), r"unequal widths: 1\.1\.weight has the shape \[63, 32\] and .* \[64, 32\]$"),
     ],
 )
 def test_files_that_contradict_themselves(
@@ -200,20 +182,12 @@ def test_options_that_are_no_numbers(
             r"its specdec\.json has hidden_layers='abc': correct it to a",
         ),
         (
-            "eagle3",
-            "specdec.json",
-            {"hidden_layers": [0, "b", 2]},
-            r"hidden_layers=\[0, 'b', 2\]: correct it to a list",
-        ),
-        ("deepspec", "config.json", {"target_layer_ids": ["a", 1, 2]}, r"has target_layer_ids=\['a', 1, 2\]: correct"),
-        (
             "deepspec",
             "config.json",
             {"eagle_config": {"eagle_aux_hidden_state_layer_ids": "2, 16, 29"}},
             r"config\.json has eagle_aux_hidden_state_layer_ids='2, 16, 29': correct it",
         ),
         ("deepspec", "config.json", {"eagle_config": "x"}, r"eagle_config='x': it must hold settings by name"),
-        ("eagle3", "config.json", {"rope_parameters": {"rope_theta": "x"}}, "has rope_theta='x': give a number"),
         (
             "eagle3",
             "config.json",
@@ -222,10 +196,6 @@ def test_options_that_are_no_numbers(
         ),
         ("eagle3", "config.json", {"rms_norm_eps": "x"}, r"cannot be used: Validation error for field 'rms_norm_eps'"),
         ("block", "config.json", {"block_size": "x"}, r"config\.json has block_size='x': give a whole number"),
-        ("block", "config.json", {"block_size": 0}, r"config\.json has block_size=0: give at least"),
-        ("block", "config.json", {"rope_parameters": "x"}, "has rope_parameters='x': it must hold settings by name"),
-        ("block", "config.json", {"causal": "x"}, "cannot be used: Validation error for field 'causal'"),
-        ("block", "config.json", {"target_hidden_size": "x"}, "has target_hidden_size='x': give a whole number"),
     ],
 )
 def test_settings_of_the_wrong_type(
@@ -334,15 +304,6 @@ def test_a_module_that_is_not_there(model: PreTrainedModel, tmp_path: Path) -> N
     assert first.keys() == other.keys()
     for key, value in first.items():
         torch.testing.assert_close(other[key], value + 1 if ".layers.0." in key else value, rtol=0, atol=0)
-
-
-def test_nan_in_a_module(model: PreTrainedModel, tmp_path: Path) -> None:
-    saved_mtp(model, tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    spoilt("mtp.fc.weight")(tensors)
-    save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=r"the tensor mtp\.fc\.weight holds NaN or infinity"):
-        load_mtp(tmp_path, model)
 
 
 def test_a_tree_larger_than_the_room_that_is_left(model: PreTrainedModel) -> None:

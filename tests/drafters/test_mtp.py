@@ -14,13 +14,11 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config, PreTrainedModel
 from drafters.heads.mtp import MTPHead
 from drafters.heads.mtp_files import load_mtp, save_mtp
 from drafters.mtp import MTPDrafter
-from specdec.drafting.builders import ExpansionTree
+from specdec.checks.reference import reference_decode
 from specdec.engine.engine import Engine
-from specdec.exactness.reference import reference_decode
 from specdec.interfaces import Sizes
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
-from specdec.types import DraftSampling
 from tests.components import wide
 from tests.models import COMMON, tiny_model
 from tests.shapes import shapes_unchecked
@@ -164,37 +162,6 @@ def test_before_the_norm_is_the_state_before_the_norm_up_to_a_factor() -> None:
         torch.testing.assert_close(ratio, ratio[..., :1].expand_as(ratio))
 
 
-def pop(name: str) -> Callable[[dict[str, Tensor]], object]:
-    return lambda tensors: tensors.pop(name)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (pop("mtp.fc.weight"), r"is incomplete: the tensor mtp\.fc\.weight is missing"),
-        (pop("mtp.layers.0.mlp.up_proj.weight"), r"the tensor mtp\.layers\.0\.mlp\.up_proj\.weight is missing"),
-        (
-            lambda tensors: tensors.update({"mtp.layers.0.self_attn.q_proj.weight_scale_inv": torch.ones(1)}),
-            r"holds the tensor mtp\.layers\.0\.self_attn\.q_proj\.weight_scale_inv, which MTPHead does not have",
-        ),
-        (
-            lambda tensors: tensors.update({"mtp.norm.weight": torch.ones(31)}),
-            r"mtp\.norm\.weight has the shape \[31\] and the others call for \[32\]",
-        ),
-    ],
-)
-def test_a_module_that_is_wrong_is_refused_by_name(
-    change: Callable[[dict[str, Tensor]], object], message: str, tmp_path: Path
-) -> None:
-    target = TARGETS["llama"]()
-    save_mtp(head_of(target), tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    change(tensors)
-    save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=message):
-        load_mtp(tmp_path, target)
-
-
 def test_what_has_no_module_is_refused_with_the_reason(tmp_path: Path) -> None:
     target = TARGETS["llama"]()
     with pytest.raises(ValueError, match="was not loaded from files, so its MTP module cannot be found"):
@@ -208,10 +175,3 @@ def test_what_has_no_module_is_refused_with_the_reason(tmp_path: Path) -> None:
         MTPDrafter.from_pretrained(hidden_state="pre")
     with pytest.raises(ValueError, match="module=-1"):
         MTPDrafter.from_pretrained(module=-1)
-
-
-def test_laws_by_default() -> None:
-    target = TARGETS["llama"]()
-    head = head_of(target)
-    assert MTPDrafter(head).laws == {DraftSampling.IID}
-    assert MTPDrafter(head, ExpansionTree(8, 3, 3)).laws == {DraftSampling.DETERMINISTIC}

@@ -168,13 +168,6 @@ def test_rows_that_do_not_draft_are_left_out() -> None:
     assert [leaves(tree, row) for row in range(2)] == [[], [[2, 1]]]
 
 
-def test_what_it_tells_the_engine() -> None:
-    drafter = NGramDrafter(5, branches=3)
-    assert (drafter.max_nodes, drafter.max_depth, drafter.is_chain) == (15, 5, False)
-    assert drafter.laws == {DraftSampling.DETERMINISTIC} and drafter.hidden_layers == ()
-    assert NGramDrafter(5, branches=1).is_chain
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

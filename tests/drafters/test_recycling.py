@@ -115,13 +115,6 @@ def test_other_requests_do_not_overwrite_what_a_request_has_seen() -> None:
     assert successors(drafter, [3, 3, 3]) == [other] * 3
 
 
-@pytest.mark.parametrize(("scope", "slots", "tables"), [("request", 3, 3), ("shared", 3, 4), ("shared", 1, 1)])
-def test_the_memory_is_what_the_docstring_says(scope: str, slots: int, tables: int) -> None:
-    drafter = bound(slots=slots, scope=scope)
-    assert drafter._successors.shape == (tables * VOCAB + 1, drafter.top_tokens)
-    assert drafter._successors.dtype == torch.int32 and len(drafter._writer) <= VOCAB + 1
-
-
 def test_a_request_begins_with_its_own_empty_table() -> None:
     drafter = bound(scope="request")
     tell(drafter, [[3, 4], [3, 5]])

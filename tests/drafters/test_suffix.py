@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from drafters.suffix import SuffixDrafter, SuffixSession
 from specdec.batch import Batch
-from specdec.drafter_checks import check_drafter
+from specdec.checks.drafter import check_drafter
 from specdec.engine.engine import Engine
 from specdec.interfaces import Sizes
 from specdec.requests import SamplingParams

@@ -6,8 +6,8 @@ import pytest
 from scipy.stats import binomtest
 
 from drafters.synthetic import SyntheticDrafter, SyntheticSession
+from specdec.checks.reference import reference_decode
 from specdec.engine.engine import Engine
-from specdec.exactness.reference import reference_decode
 from specdec.interfaces import Sizes
 from specdec.physics.speculation import tokens_per_round
 from specdec.requests import SamplingParams
@@ -70,7 +70,7 @@ class OffByOne(SyntheticDrafter):
 
 
 def test_a_drafter_that_looks_at_the_wrong_place_is_refuted() -> None:
-    sampling = SamplingParams(max_new_tokens=100, ignore_eos=True)
+    sampling = SamplingParams(max_new_tokens=30, ignore_eos=True)
     with shapes_unchecked():
         outputs = engine_with(OffByOne(RATES, depth=None), max_batch_size=8).generate(PROMPTS, sampling)
     assert refuted([s for o in outputs for s in o.steps if s.proposed_depth >= 2], RATES)

@@ -14,7 +14,7 @@ from drafters.heads.eagle_files import save_eagle
 from experiments.config.sections import CONF
 from experiments.datasets.prompt import Prompt
 from experiments.datasets.stdlib import Stdlib
-from tests.components import block_head, eagle_head, medusa_heads, perturbed
+from tests.components import block_head, eagle_head, hydra_heads, medusa_heads, perturbed
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
 
@@ -49,6 +49,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.add_tokens([f"<{index}>" for index in range(500)])
     tokenizer.save_pretrained(folder / "other")
     medusa_heads(target).save_pretrained(folder / "medusa")
+    hydra_heads(target).save_pretrained(folder / "hydra")
     block_head(target).save_pretrained(folder / "block")
     save_eagle(eagle_head(target), folder / "eagle")
     return folder

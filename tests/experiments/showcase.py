@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from experiments.results.prompts import write_prompts
 from experiments.results.records import Record, RecordWriter
-from experiments.results.token_texts import TOKENS
+from experiments.results.texts import TOKENS, write_prompts
 from experiments.tracing.trace import TraceKey, TraceWriter
 from specdec.acceptance import path_to
 from specdec.interfaces import Round

@@ -14,10 +14,9 @@ from omegaconf import DictConfig
 from experiments import results
 from experiments.compare import main
 from experiments.reporting.comparison import report_comparison
-from experiments.results.comparison import differences, make_rows
+from experiments.results.comparison import differences
 from experiments.results.records import read_records, replace_records
 from experiments.results.runs import find_folders, load_run
-from experiments.run import run
 from tests.experiments.made_runs import loaded, made
 
 Configure = Callable[..., DictConfig]
@@ -96,12 +95,6 @@ def test_every_format_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_one_format_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    command(monkeypatch, tmp_path, f"runs={made(tmp_path / 'a')}", "format=latex")
-    assert {path.name for path in (tmp_path / "out").glob("comparison.*")} == {"comparison.tex", "comparison.json"}
-
-
-@pytest.mark.usefixtures("no_pictures")
 def test_runs_that_do_not_belong_together_have_no_best(tmp_path: Path) -> None:
     runs = [loaded(tmp_path / "a"), loaded(tmp_path / "b", dtype="bfloat16")]
     report_comparison(runs, tmp_path / "out", allow_mixed=True, formats=["latex", "html"])
@@ -114,11 +107,6 @@ def test_runs_that_do_not_belong_together_have_no_best(tmp_path: Path) -> None:
     tex = (tmp_path / "out" / "comparison.tex").read_text()
     assert r"\textbf{1.82$\times$}" in tex
     assert r"\textbf{5.5}" not in tex, "tokens/s of different devices are no contest"
-
-
-def test_rows_of_the_same_settings_are_told_apart_by_folder(tmp_path: Path) -> None:
-    runs = [loaded(tmp_path / name, "drafter=model") for name in ("a", "b")]
-    assert [row.name for row in make_rows(runs)] == [("model", "a"), ("model", "b")]
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -140,15 +128,6 @@ def test_unlike_runs_are_refused_unless_told_to(
     report_comparison(runs, tmp_path / "out", allow_mixed=True)
     assert "MIXED: the runs differ in their" in capsys.readouterr().out
     assert "MIXED" in (tmp_path / "out" / "comparison.md").read_text()
-
-
-def test_datasets_of_one_name_are_told_apart(tmp_path: Path) -> None:
-    runs = [loaded(tmp_path / name, prompts_hash=name) for name in ("a", "b")]
-    for each, tokens in zip(runs, (64, 640), strict=True):
-        each.manifest["config"]["dataset"] |= {"tokens": tokens, "longest": 640}
-    (said,) = differences(runs)
-    assert "seed 0, tokens=64 (a), " in said
-    assert said.endswith("seed 0, tokens=640 (b)")
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -183,17 +162,6 @@ def test_bad_folders_are_one_sentence(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
-
-
-@pytest.mark.usefixtures("no_pictures")
-def test_real_runs(
-    configure: Configure, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    for method in ("ngram", "none"):
-        run(configure("run", *tiny, f"drafter={method}", f"method={method}", f"out={tmp_path / method}"))
-    command(monkeypatch, tmp_path, f"runs={tmp_path}/n*")
-    rows = json.loads((tmp_path / "out" / "comparison.json").read_text())["rows"]
-    assert [row["method"] for row in rows] == ["ngram", "plain"]
 
 
 def test_a_folder_of_jobs_a_pattern_and_a_list_are_the_same_runs(
@@ -232,13 +200,3 @@ def test_wrong_commands_are_one_sentence(
     error = capsys.readouterr().err
     assert error.startswith(message)
     assert error.count("\n") == 1
-
-
-def test_prompts_that_did_not_fit_are_said_once(
-    tmp_path: Path, no_pictures: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    facts = {"cut": 0, "skipped": 4, "failing": 0, "of": 7, "longest": 2000, "room": 1024}
-    runs = [loaded(tmp_path / name, f"seed={name}", too_long=facts) for name in "12"]
-    report_comparison([*runs, loaded(tmp_path / "3", "seed=3")], tmp_path / "out")
-    notes = json.loads((tmp_path / "out" / "comparison.json").read_text())["notes"]
-    assert notes == ["Prompts that were too long: of 7, 4 were left out (room for 1024 tokens)."]

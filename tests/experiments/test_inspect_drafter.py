@@ -94,11 +94,7 @@ def test_other_kinds(composed: Configure, kind: str, words: list[str], capsys: p
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["tokens=2.5"], r"^tokens=2\.5: give an integer of at least 8"),
-        (["depths=0"], r"^depths=0: give an integer of at least 1, or null"),
-        (["prompts=abc"], r"^prompts='abc': give a list of texts, or null"),
         (["drafter=none"], r"^drafter=none drafts nothing, so there is nothing to inspect"),
-        (["drafter=eagle", "drafter.name=???"], r"^drafter\.name has no value: give drafter\.name=…"),
     ],
 )
 def test_bad_settings(configure: Configure, overrides: list[str], words: str) -> None:

@@ -47,8 +47,6 @@ def test_methods_are_measured_together(
         (["compared_with=drown"], "compared_with='drown': there is no such method: did you mean drawn?"),
         (["+verifier@rules.drown=block"], "rules.drown: there is no method 'drown': did you mean drawn?"),
         (["objective=speedup"], "objective=speedup is of one method, and there are 2: give null"),
-        (["temperatures=[-1]"], "temperatures=[-1]: give a list of temperatures"),
-        (["+methods.drawn.shpe=2"], "there is no methods.drawn.shpe: did you mean methods.drawn.shape?"),
         (["+rules.drawn.lenience=2"], "there is no rules.drawn.lenience, and nothing else can be set here"),
     ],
 )

@@ -17,7 +17,7 @@ from experiments.config.sections import plain
 from experiments.optimize_tree import optimize_tree
 from experiments.reporting.best_tree import written_shape
 from experiments.run import run
-from specdec.drafting.tree_costs import TreeCosts
+from specdec.drafting.costs import TreeCosts
 from specdec.shape import TreeShape
 from specdec.tree import DraftTree
 from tests.experiments.runs import local
@@ -140,34 +140,6 @@ def test_costs_and_speed_are_measured(
     replace(found.costs, device="another machine").save(out / "other.json")
     with pytest.raises(ValueError, match=r"were measured on something else \(device is another machine there and"):
         optimize_tree(chosen(traced_run, f"costs={out / 'other.json'}"))
-
-
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (["max_nodes=0"], r"^max_nodes=0: give an integer of at least 1"),
-        (["max_depth=0"], r"^max_depth=0: give an integer of at least 1"),
-        (["measure=2"], r"^measure=2: give true or false"),
-        (["costs=3"], r"^costs=3: give a text"),
-        (["costs=/nowhere.json", "measure=false"], r"^/nowhere\.json holds no costs of trees"),
-        (["trace=/nowhere"], r"^/nowhere is not the folder of a run"),
-        (["trace=[]"], r"^trace=\[\]: give the folder of a run made with trace=true"),
-    ],
-)
-def test_bad_settings(chosen: Configure, overrides: list[str], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        optimize_tree(chosen("/nowhere", *overrides))
-
-
-def test_no_trace_is_given(configure: Configure) -> None:
-    with pytest.raises(ValueError, match=r"^trace has no value: give trace=…, the folder of a run"):
-        optimize_tree(configure("optimize_tree", "out=found"))
-
-
-def test_a_run_without_a_trace(traced_run: Path, chosen: Configure) -> None:
-    shutil.rmtree(traced_run / "trace")
-    with pytest.raises(ValueError, match=r"run has no trace: make one with experiments\.run trace=true"):
-        optimize_tree(chosen(traced_run))
 
 
 def test_what_does_not_fit_the_trace(traced_run: Path, chosen: Configure, tmp_path: Path) -> None:

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from specdec import DraftSampling, TreeShape, Verifier
-from specdec.exactness.outcomes import enumerate_outcome
-from specdec.exactness.tables import Tables
+from specdec.checks.outcomes import enumerate_outcome
+from specdec.checks.tables import Tables
 from tests.changed_rule import ChangedRule
-from tests.experiments.runs import local
 from verifiers import RejectionVerifier
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +56,7 @@ def smaller(command: str, saved: Path) -> list[str]:
 
 
 def test_the_commands_of_the_page_work(
-    project: Path, saved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    project: Path, saved: Path, no_pictures: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = commands()
     assert len(lines) >= 8
@@ -133,20 +132,3 @@ def test_the_rule_is_exact_and_stops(project: Path, monkeypatch: pytest.MonkeyPa
     # The mutant: after `most` tokens it draws from what a rejection would have left.
     mistaken = ChangedRule(rule(2), after=lambda tree, p, laws, stop: RejectionVerifier().laws(tree, p).after(stop))
     assert enumerate_outcome(mistaken, tables, chain, DraftSampling.IID).tv > 1e-3
-
-
-def test_the_parts_refuse_what_they_cannot_do(
-    project: Path, saved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for words, sentence in (
-        (["drafter=repeat", "drafter.length=0"], "length=0: give at least 1"),
-        (["drafter=repeat", "+drafter.lenght=3"], "there is no drafter.lenght: did you mean drafter.length?"),
-        (["drafter=ngram", "verifier=cautious", "verifier.most=0"], "most=0: give at least 1"),
-        ([*local(saved, "model"), "verifier=cautious", "drafter.shape=[2,2]"], "chains only"),
-        (["drafter=repeet"], "there is no drafter 'repeet': did you mean repeat?"),
-    ):
-        monkeypatch.setattr(sys, "argv", ["run", *words, "--config-dir", "conf", f"target.name={saved / 'target'}"])
-        with pytest.raises(SystemExit) as end:
-            import_module("experiments.run").main()
-        assert end.value.code == 1
-        assert sentence in capsys.readouterr().err

@@ -19,9 +19,9 @@ from experiments.tracing.draft_sets import find_drafts, refusal
 from experiments.tracing.figures import figures
 from experiments.tracing.orderings import orderings
 from experiments.tracing.scoring import score, sibling_bound
-from specdec.exactness.drafts import WeightedDrafts, enumerate_drafts
-from specdec.exactness.outcomes import enumerate_outcome
-from specdec.exactness.tables import Tables
+from specdec.checks.drafts import WeightedDrafts, enumerate_drafts
+from specdec.checks.outcomes import enumerate_outcome
+from specdec.checks.tables import Tables
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling, Noise
@@ -127,12 +127,6 @@ def test_the_bound_is_the_closed_form_summed_otherwise(law: DraftSampling, child
     assert (found < 1).any()
 
 
-def test_the_bound_of_many_is_unknown_rather_than_wrong() -> None:
-    p = torch.full((1, 8), 1 / 8)
-    assert sibling_bound(p, p, 4, SWOR) is None
-    assert sibling_bound(p, p, 4, IID) is not None
-
-
 def test_what_does_not_fit_is_refused_with_the_reason(tmp_path: Path) -> None:
     drafts: WeightedDrafts = enumerate_drafts(Tables.random(3, 1, seed=0), TreeShape.branching(2), SWOR)
     traced(tmp_path, drafts.tree, drafts.target_probs, ["a"] * len(drafts.tree.tokens))
@@ -194,32 +188,6 @@ def test_the_application(configure: Configure, saved: Path, tiny: list[str], tmp
     assert "| rejection (exact) |" in (folder / "replay.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["trace={tmp}/nothing"], "is not the folder of a run"),
-        ([], "trace has no value: give trace=…, the folder of a run"),
-        (["trace={tmp}", "verifiers=[magic]"], "there is no verifier 'magic': choose among block, "),
-        (["trace={tmp}", "baseline=rejecton"], "baseline: there is no verifier 'rejecton': did you mean rejection?"),
-        (["trace={tmp}", "threads=0"], "threads=0: give an integer of at least 1, or null"),
-        (["trace={tmp}", "+bound=1"], "there is no bound: choose among trace, verifiers, baseline, "),
-        (["trace={tmp}", "verifiers=[{{name:lenient,kindness:1}}]"], "verifier lenient has no 'kindness'"),
-    ],
-)
-def test_bad_input_is_one_sentence(overrides: list[str], message: str, configure: Configure, tmp_path: Path) -> None:
-    given = [text.format(tmp=tmp_path) for text in overrides]
-    with pytest.raises(ValueError, match=r".") as error:
-        replay(configure("replay", f"out={tmp_path / 'o'}", *given))
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_a_run_without_a_trace(configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any) -> None:
-    run(configure("run", *tiny, *local(saved, "ngram")))
-    with pytest.raises(ValueError, match=r"has no trace: make one with experiments\.run trace=true"):
-        replay(configure("replay", f"trace={tmp_path / 'out'}", f"out={tmp_path / 'o'}"))
-
-
 def test_every_rule_of_the_configuration_is_asked_by_default() -> None:
     rules = named_verifiers(None)
     assert {"rejection", "block", "traversal", "typical"} <= rules.keys()
@@ -278,13 +246,3 @@ def test_drawn_tokens_are_not_taken_for_p(tmp_path: Path) -> None:
     assert "the tokens that the target had drawn" in str(refusal(RejectionVerifier(), shared))
     assert refusal(Ran(), shared) is None
     assert "draws with shared noise" in str(refusal(Ran(), fresh))
-
-
-def test_what_the_drafts_are_is_read_off_them(tmp_path: Path) -> None:
-    for name, shape in (("paths", TreeShape.branching(2, 1)), ("tree", TreeShape.branching(2, 2))):
-        drafts = enumerate_drafts(Tables.random(2, 2, seed=0), shape, IID)
-        traced(tmp_path / name, drafts.tree, drafts.target_probs, ["a"] * len(drafts.tree.tokens))
-    paths, tree = (find_drafts(tmp_path / name)[0] for name in ("paths", "tree"))
-    assert (paths.is_paths, tree.is_paths) == (True, False)
-    assert (paths.is_chain, paths.max_nodes, paths.max_depth) == (False, 4, 2)
-    assert not paths.has_leaf_probs

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-import torch
 from omegaconf import DictConfig
 
 from drafters.block import BlockDrafter
@@ -15,11 +14,12 @@ from drafters.ngram import NGramDrafter
 from drafters.recycling import TokenRecyclingDrafter
 from drafters.suffix import SuffixDrafter
 from experiments.datasets.answered import answered
-from experiments.measuring.forced import Forced, Successors, TextTarget
+from experiments.measuring.forced import Forced, TextTarget
 from experiments.replay_text import replay_text
+from experiments.reporting.replay_text import look_up, over
+from experiments.results.frame import Figures
 from experiments.results.statistics import Bootstrap
-from experiments.results.texts import Rounds, look_up, over
-from specdec.exactness.reference import reference_decode
+from specdec.checks.reference import reference_decode
 from specdec.interfaces import Drafter
 from specdec.requests import SamplingParams
 from specdec.types import Outcome
@@ -58,12 +58,6 @@ def test_recycling_learns_from_the_answer_alone() -> None:
     assert replayed(drafter, ([1, 7, 1, 7, 9, 1], [2, 1, 7, 3])) == [[0, 0, 1]]
 
 
-def test_a_look_up_and_another_one_in_one_tree() -> None:
-    alone = replayed(TokenRecyclingDrafter(2), ([5, 6, 1], [2, 1, 2, 1, 2, 5]))
-    merged = MergedDrafter(SuffixDrafter(4), TokenRecyclingDrafter(2))
-    assert sum(map(len, replayed(merged, ([5, 6, 1], [2, 1, 2, 1, 2, 5])))) <= sum(map(len, alone))
-
-
 def test_a_drafter_is_told_what_an_engine_would_tell_it() -> None:
     """The root and the accepted path, with their positions; the device's state of the next round follows."""
     seen: list[Outcome] = []
@@ -91,15 +85,6 @@ def test_a_drafter_is_told_what_an_engine_would_tell_it() -> None:
     assert last.node_tokens is not None and last.node_tokens.tolist() == [[1, 2, 3, 4]]
     # On the answer's path its own next token comes first; 4 was rejected, and 9 is what has followed it.
     assert last.top_tokens is not None and last.top_tokens.tolist() == [[[2, -1], [3, -1], [8, 4], [9, -1]]]
-
-
-def test_successors_are_counted() -> None:
-    known = Successors()
-    known.read([1, 2, 1, 3, 1, 3])
-    assert known.likeliest(1, 3) == [3, 2, -1]
-    assert known.likeliest(1, 2, first=2) == [2, 3]
-    assert known.likeliest(1, 2, first=9) == [9, 3]
-    assert known.likeliest(7, 1) == [-1]
 
 
 @pytest.mark.parametrize(
@@ -174,13 +159,17 @@ def test_answers_are_found_in_all_forms(tmp_path: Path) -> None:
         list(answered(str(written(tmp_path / "bad.jsonl", [3])), "none"))
 
 
+def rounds(category: str, count: int, tokens: int, nodes: int) -> Figures:
+    return Figures(category=category, rounds=count, tokens=tokens, nodes=nodes)
+
+
 def test_figures_by_hand() -> None:
     quick = Bootstrap(resamples=200)
-    some = look_up("a", [Rounds("x", 2, 6, 4), Rounds("y", 4, 6, 0), Rounds("x", 2, 2, 4)], quick)
+    some = look_up("a", [rounds("x", 2, 6, 4), rounds("y", 4, 6, 0), rounds("x", 2, 2, 4)], quick)
     assert some.length == 14 / 8 and some.nodes == 1.0
     assert some.categories == {"x": 2.0, "y": 1.5}
     assert some.interval is not None and 1.0 <= some.interval[0] <= 1.75 <= some.interval[1] <= 3.0
-    twice = look_up("b", [Rounds(each.category, each.rounds, 2 * each.tokens, 0) for each in some.texts], quick)
+    twice = look_up("b", [rounds(each.category, each.rounds, 2 * each.tokens, 0) for each in some.texts], quick)
     assert over(some, some, quick) == (0.0, 0.0)
     low, high = over(twice, some, quick) or (0.0, 0.0)
     assert (low, high) == pytest.approx(some.interval), "paired: the difference is once the figure itself"
@@ -237,14 +226,3 @@ def test_texts_without_answers_are_refused(configure: Configure, saved: Path, tm
         replay_text(configure("replay_text", f"texts={file}", f"tokenizer={saved / 'target'}", f"out={tmp_path}"))
     with pytest.raises(ValueError, match=r"^texts has no value: give texts=…, a file"):
         replay_text(configure("replay_text", f"out={tmp_path}"))
-
-
-def test_the_threads_are_the_configurations(configure: Configure, saved: Path, tmp_path: Path) -> None:
-    before = torch.get_num_threads()
-    try:
-        file = written(tmp_path / "some.jsonl", [{"prompt": "a", "answer": "b"}])
-        words = [f"texts={file}", f"tokenizer={saved / 'target'}", f"out={tmp_path / 'out'}", "drafters=[ngram]"]
-        replay_text(configure("replay_text", *words, "threads=1"))
-        assert torch.get_num_threads() == 1
-    finally:
-        torch.set_num_threads(before)

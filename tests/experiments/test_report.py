@@ -13,14 +13,12 @@ import pytest
 from omegaconf import DictConfig
 
 from experiments.report import main
-from experiments.reporting import style
-from experiments.reporting.report.data import choose_prompts
 from experiments.reporting.report.figures import findings
-from experiments.results.records import Record, read_records
+from experiments.results.records import read_records
 from experiments.results.runs import load_run
-from experiments.results.token_texts import TOKENS
+from experiments.results.texts import TOKENS
 from experiments.run import run
-from tests.experiments.runs import Stop, local
+from tests.experiments.runs import local
 from tests.experiments.showcase import HOSTILE, OUTPUT, write_run
 
 Configure = Callable[..., DictConfig]
@@ -137,20 +135,6 @@ def test_runs_side_by_side_and_the_limit_of_prompts(
     assert [run["outputs"] for run in none["runs"]] == [[], []]
 
 
-def test_prompts_with_divergences_are_shown_first() -> None:
-    def record(prompt: str, margin: float | None) -> Record:
-        return Record(
-            prompt=prompt, method="m", temperature=0.0, batch=0, prompt_tokens=1, finish_reason="length",
-            equals_plain=margin is None, margin=margin, tie_bound=1e-3,
-        )  # fmt: skip
-
-    records = [record("a", None), record("b", 1e-4), record("c", None), record("d", 1.0)]
-    assert choose_prompts(records, 1) == ["d"]
-    assert choose_prompts(records, 2) == ["b", "d"]
-    assert choose_prompts(records, 3) == ["a", "b", "d"]
-    assert choose_prompts(records, 9) == ["a", "b", "c", "d"]
-
-
 @pytest.mark.parametrize(
     ("more", "kind"),
     [({}, "broken"), ({"margin": 1e-7}, "ties"), ({"equals_plain": True}, "equal"), ({"exactness": "lossy"}, "lossy"),
@@ -166,22 +150,6 @@ def test_every_verdict_has_its_kind(more: dict[str, Any], kind: str, tmp_path: P
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     (found,) = findings([load_run(folder)])
     assert found.kind == kind
-
-
-def test_pictures_are_those_of_the_folder_or_drawn_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    monkeypatch.undo()
-    folder = write_run(tmp_path / "run")
-    (folder / "time.png").write_bytes(b"not drawn again")
-    page = page_of(monkeypatch, tmp_path, str(folder))
-    images = {a["alt"]: str(a["src"]) for tag, a in page.tags if tag == "img"}
-    assert images["time"] == "data:image/png;base64,bm90IGRyYXduIGFnYWlu"
-    assert images["acceptance by position"].startswith("data:image/png;base64,iVBORw0KGgo")
-    assert sorted(path.name for path in folder.glob("*.png")) == ["time.png"], "the run's folder stays as it is"
-    widths = {a["alt"]: a.get("width") for tag, a in page.tags if tag == "img"}
-    assert widths["acceptance by position"] == str(round(style.COLUMN * 96)), "as large as it is printed, not blown up"
-    assert widths["time"] is None, "not known"
 
 
 @pytest.mark.parametrize(
@@ -226,27 +194,3 @@ def test_a_run_leaves_what_the_report_needs(
     (folder / TOKENS).unlink()
     again = json.loads(page_of(monkeypatch, tmp_path, str(folder)).data)
     assert again["runs"][0]["texts"] == shown["texts"], "from the target's tokenizer, which is still there"
-
-
-def test_an_interrupted_run_and_its_second_part_leave_the_texts_of_all_tokens(
-    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    overrides = [*tiny, *local(saved, "model"), "sampling.temperature=1", "trace=true"]
-    folder = tmp_path / "out"
-
-    def unknown() -> tuple[int, list[str]]:
-        data = json.loads(page_of(monkeypatch, tmp_path, str(folder)).data)
-        shown = data["runs"][0]
-        return len(shown["outputs"]), [text for text in shown["texts"].values() if re.fullmatch(r"<\d+>", text)]
-
-    # No tokenizer comes to the rescue.
-    monkeypatch.setattr("experiments.session.token_texts._from_tokenizer", lambda name, tokens: {})
-    with monkeypatch.context() as patch:
-        Stop(patch, KeyboardInterrupt(), {3})
-        with pytest.raises(KeyboardInterrupt):
-            run(configure("run", *overrides))
-    outputs, texts = unknown()
-    assert 0 < outputs < 6
-    assert not texts
-    run(configure("run", *overrides, "resume=true"))
-    assert unknown() == (6, [])

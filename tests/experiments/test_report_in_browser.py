@@ -122,43 +122,6 @@ def test_a_click_on_a_round_draws_its_tree(page: Any) -> None:
     assert [each.get_attribute("class").split()[1] for each in all_of(page, ".tree .node")][-1] == "bonus"
 
 
-def test_the_keyboard_is_enough(page: Any) -> None:
-    first = all_of(page, ".round")[0]
-    page.execute_script("arguments[0].focus()", first)
-    first.send_keys("\ue014")  # right
-    active = page.switch_to.active_element
-    assert active.get_attribute("aria-label") == "round 1: 1 of 2 accepted"
-    active.send_keys("\ue007")  # Enter
-    assert texts(page, ".drawer-head strong") == ["Round 1:"]
-    page.switch_to.active_element.send_keys("\ue014")
-    assert texts(page, ".drawer-head strong") == ["Round 2:"], "with a draft open, the arrow opens the next one"
-    assert [each.get_attribute("tabindex") for each in all_of(page, ".round")] == ["-1", "-1", "0"]
-
-
-def test_colors_by_depth_and_probability(page: Any) -> None:
-    def shades() -> list[float]:
-        code = "return Array.from(document.querySelectorAll('.output .t'), (t) => +t.style.getPropertyValue('--shade'))"
-        return page.execute_script(code)
-
-    all_of(page, "input[value=depth]")[0].click()
-    depth = shades()
-    assert depth[1] > depth[0] > 0 == depth[2], "the deeper the darker, and a bonus was not drafted"
-    all_of(page, "input[value=probability]")[0].click()
-    assert all(0 < value < 1 for value in shades())
-    assert shades() != depth
-    all_of(page, "#rejected")[0].click()
-    assert texts(page, ".rejected-token") == []
-
-
-def test_without_a_trace_sources_are_shown_and_drafts_are_not(page: Any) -> None:
-    rows = texts(page, "#prompts tbody tr")
-    open_output(page, next(i for i, row in enumerate(rows) if "model" in row and "drawn" in row))
-    kinds = [each.get_attribute("class").split()[1] for each in all_of(page, ".output .t")]
-    assert kinds == ["accepted", "accepted", "bonus", "accepted", "either", "accepted", "either"]
-    all_of(page, ".round")[0].click()
-    assert "run with trace=true" in texts(page, ".drawer")[0]
-
-
 def test_a_prompt_and_the_other_outputs_open(page: Any) -> None:
     rows = texts(page, "#prompts tbody tr")
     open_output(page, next(i for i, row in enumerate(rows) if "model" in row and "last" in row))
@@ -194,21 +157,3 @@ def test_a_category_filters_all_tables(page: Any) -> None:
     assert {"plain" in row for row in texts(page, "#prompts tbody tr")} == {True}
     search.send_keys("xyz")
     assert texts(page, "#nothing") == ["No output fits the filter."]
-
-
-def test_a_heading_sorts_by_number_and_then_the_other_way(page: Any) -> None:
-    heading = next(each for each in all_of(page, "#figures th button") if each.text == "speedup")
-
-    def column() -> list[str]:
-        return [text.split("x")[0] for text in texts(page, "#figures > .scroll tbody tr td:nth-child(7)")]
-
-    heading.click()
-    up = column()
-    heading.click()
-    down = column()
-    numbers = [float(text) for text in up if text != "-"]
-    assert len(numbers) == 2
-    assert numbers == sorted(numbers)
-    assert up[-2:] == down[-2:] == ["-", "-"], "nothing to compare stands last"
-    assert [float(text) for text in down if text != "-"] == numbers[::-1]
-    assert heading.find_element("xpath", "..").get_attribute("aria-sort") == "descending"

@@ -21,7 +21,6 @@ from tests.experiments.runs import Configure, local, summary_file
     [
         ("ngram", []),
         ("model", ["drafter.shape=[2,2]", "engine.max_batch_size=2", "sampling.n=2", "sampling.temperature=1"]),
-        ("medusa", []),
     ],
 )
 def test_a_run_leaves_everything_behind(
@@ -71,7 +70,7 @@ def test_a_run_leaves_everything_behind(
 
 
 @pytest.mark.usefixtures("no_pictures")
-@pytest.mark.parametrize("verifier", ["rejection", "typical"])
+@pytest.mark.parametrize("verifier", ["rejection", pytest.param("typical", marks=pytest.mark.full)])
 def test_what_users_felt(
     verifier: str, configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any
 ) -> None:
@@ -149,11 +148,6 @@ def test_a_run_that_cannot_fit_loads_nothing(
     with pytest.raises(ValueError, match=said):
         run(configure("run", *tiny, *local(saved, "model"), "engine.max_batch_size=64"))
     assert not (tmp_path / "out").exists()
-
-
-def test_plain_decoding_alone(configure: Configure, tiny: list[str], tmp_path: Path, capsys: Any) -> None:
-    run(configure("run", *tiny, "drafter=none", "method=none"))
-    assert [method["method"] for method in summary_file(tmp_path / "out")["methods"]] == ["plain"]
 
 
 def test_sampled_outputs_do_not_depend_on_the_other_prompts(

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from experiments.reporting.tokens import colored, output_view
 from experiments.results.records import read_records
-from experiments.results.token_texts import TOKENS, read_token_texts
+from experiments.results.texts import read_token_texts
 from experiments.show import main
 from experiments.tracing.outputs import outputs_of
 from tests.experiments.showcase import HOSTILE, write_run
@@ -65,14 +65,6 @@ def test_a_round_as_a_tree(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert "most likely after '\\n':" in out
 
 
-def test_plain_decoding_if_it_is_asked_for(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out, _ = shown(monkeypatch, capsys, str(folder), "prompt=0", "method=plain")
-    assert "plain on p0" in out
-    assert "nothing was drafted" in out
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -80,9 +72,7 @@ def test_plain_decoding_if_it_is_asked_for(
         (["prompt=p00"], "error: there is no prompt 'p00': did you mean p0?"),
         (["prompt=0", "method=modell"], "error: there is no method 'modell': did you mean model?"),
         (["prompt=0", "round=3"], "error: round=3: the output has rounds 0 to 2"),
-        (["prompt=0", "turn=1"], "error: turn=1: the prompt's outputs have 0"),
         (["prompt=0", "temperature=0"], "error: temperature=0: the prompt's outputs have 1"),
-        (["prompt=0", "temperature=hot"], "error: temperature='hot': give a temperature, 0 or above, or null"),
         (["prompt=0", "method=plain", "round=0"], "error: round=0: the output has no drafts in the trace"),
     ],
 )
@@ -115,14 +105,6 @@ def test_a_divergence_is_shown_where_it_is(
     assert "leaves plain decoding at output token 3: margin 0.5000 nats, NOT explained by the dtype" in out
     assert "+→⟦differs from plain decoding from here⟧«" in out.replace("\n", "")
     assert "a tie of the dtype" in shown(monkeypatch, capsys, str(folder), "prompt=1")[0]
-
-
-def test_without_texts_tokens_are_ids(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (folder / TOKENS).unlink()  # and the target is a model that nobody has
-    out, _ = shown(monkeypatch, capsys, str(folder), "prompt=0")
-    assert "«<2>»«<3>»+<4>«<5>»~<7>«<2>»+<1>" in out
 
 
 def test_colors_where_the_terminal_has_them(folder: Path) -> None:

@@ -2,14 +2,16 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from experiments.bench.engine import run as command
-from experiments.bench.engine.steps import Setting, as_graph, make_runner, measure_step, step_batch
+from experiments.bench.engine.steps import Setting, make_runner, measure_step, step_batch
 from experiments.bench.models import make_target
+from experiments.measuring.forwards import as_graph
 
 pytestmark = pytest.mark.gpu
 
@@ -23,7 +25,9 @@ def test_a_replayed_step_is_the_step(nodes: int) -> None:
     runner = make_runner(target, setting, nodes)
     batch = step_batch(setting, runner.vocab_size, CUDA)
     expected = runner.run(batch).scores.clone()
-    replayed = as_graph(runner, batch)()
+    graph = as_graph(runner, replace(batch, key_bound=None))
+    assert graph is not None
+    replayed = graph()
     torch.cuda.synchronize()
     torch.testing.assert_close(replayed.scores, expected, atol=1e-4, rtol=1e-4)  # type: ignore[attr-defined]
     record = measure_step(runner, setting, repeats=2, limit=2.0)

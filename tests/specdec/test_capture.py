@@ -8,21 +8,15 @@ import torch
 from torch import Tensor, nn
 
 import specdec.execution.replay
-from drafters import ModelDrafter
-from specdec.engine.engine import Engine
-from specdec.execution import EagerExecutor, ReplayExecutor
 from specdec.execution.frozen import all_known
 from specdec.execution.packing import PackedLinears
 from specdec.execution.recorder import Recordings
 from specdec.execution.replay import _ForwardRecorder
 from specdec.forward import Wants
-from specdec.requests import SamplingParams
 from specdec.target.runner import ModelRunner
-from specdec.target.target import Target
 from specdec.tree import DraftTree, TreeShape
 from tests.forwards import prefill, verify
 from tests.models import ARCHITECTURES, tiny_model
-from verifiers import RejectionVerifier
 
 SHAPE = TreeShape.from_paths([(0,), (1,), (0, 0)])
 LENGTHS = np.array([9, 4])
@@ -76,17 +70,6 @@ def test_a_captured_forward_gives_what_the_model_gives(
     assert captured(runner), "it was not captured"
     for a, b in zip(replayed, eager, strict=True):
         assert torch.equal(a, b)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_decoding_is_the_same(capture_after: int, dtype: torch.dtype) -> None:
-    model = tiny_model("llama", vocab_size=50, scale=2.0).to(dtype)
-    draft = tiny_model("llama", vocab_size=50, seed=1, scale=2.0, layers=1).to(dtype)
-    engine = Engine(Target(model), ModelDrafter(draft, [2, 1]), RejectionVerifier(), max_batch_size=2, max_length=80)
-    outputs = engine.generate([[1, 2, 3], [4, 5]], SamplingParams(max_new_tokens=30, temperature=1.0, n=2, seed=3))
-    assert bool(captured(engine.runner)) == (capture_after == 1)
-    expected = DECODED.setdefault(dtype, [output.token_ids for output in outputs])
-    assert [output.token_ids for output in outputs] == expected
 
 
 DECODED: dict[torch.dtype, list[tuple[int, ...]]] = {}
@@ -143,22 +126,6 @@ def test_what_could_not_be_repeated_is_not_captured(change: str) -> None:
     for _ in range(2):
         recordings.run("forward", "", stage(change), [tokens, tokens])
     assert len(recordings) == (change == "")
-
-
-def test_it_can_be_switched_off(at_once: None) -> None:
-    """The model's own code throughout, and the same output."""
-    model, draft = (tiny_model("llama", seed=seed, scale=2.0) for seed in (0, 1))
-    outputs = []
-    for optimize in (True, False):
-        drafter = ModelDrafter(draft, 3, optimize=optimize)
-        engine = Engine(Target(model), drafter, RejectionVerifier(), max_length=64, optimize=optimize)
-        outputs.append(engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=20))[0].token_ids)
-        assert engine.session is not None
-        for runner in (engine.runner, *engine.session.models):
-            assert isinstance(runner, ModelRunner)
-            assert isinstance(runner.executor, ReplayExecutor if optimize else EagerExecutor)
-            assert not optimize or captured(runner)
-    assert outputs[0] == outputs[1]
 
 
 @pytest.mark.parametrize(

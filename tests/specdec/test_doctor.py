@@ -11,7 +11,7 @@ from rich.console import Console
 
 from specdec import machine
 from specdec.doctor import check as checking
-from specdec.doctor.__main__ import check, main, parse, report
+from specdec.doctor.__main__ import check, main, report
 from specdec.doctor.check import TOKENS, Times, Verdict, Way, measure, verdicts, ways
 from specdec.doctor.findings import chosen, found
 from specdec.machine import Cpu
@@ -48,11 +48,6 @@ def test_quick_shows_and_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     assert text.isascii(), "no frames and no colours where nobody looks at a terminal"
 
 
-def test_a_terminal_gets_tables() -> None:
-    code, text = printed("quick=true", "device=cpu", terminal=True)
-    assert code == 0 and "─" in text and torch.__version__ in text
-
-
 @pytest.mark.full
 def test_it_is_a_command_that_needs_no_hydra() -> None:
     code = (
@@ -64,23 +59,12 @@ def test_it_is_a_command_that_needs_no_hydra() -> None:
     assert done.stdout.startswith("found:\n  processor: ")
 
 
-@pytest.mark.parametrize("flag", ["--help", "-h"])
-def test_help(flag: str) -> None:
-    code, text = printed("quick=maybe", flag)
-    assert code == 0 and text.startswith("usage: python -m specdec.doctor [quick=true]")
-
-
 @pytest.mark.parametrize("argument", ["quick=yes", "quick", "fast=true", "device=tpu", "device=meta", ""])
 def test_arguments_that_are_not_understood(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, text = printed(argument)
     assert (code, text) == (2, "")
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1 and "give" in error
-
-
-def test_arguments_that_are() -> None:
-    assert parse(["quick=true", "device=cpu"]) == (True, CPU)
-    assert parse(["quick=false", "device=cpu"]) == (False, CPU)
 
 
 def test_what_is_found_of_another_machine() -> None:

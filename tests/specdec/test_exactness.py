@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.exactness.checks import check_drafts
-from specdec.exactness.drafts import enumerate_drafts, sample_drafts
-from specdec.exactness.outcomes import enumerate_outcome, estimate, outcome
-from specdec.exactness.tables import Tables
+from specdec.checks.drafts import check_drafts, enumerate_drafts, sample_drafts
+from specdec.checks.outcomes import enumerate_outcome, estimate, outcome
+from specdec.checks.tables import Tables
 from specdec.interfaces import Laws
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
@@ -21,7 +20,7 @@ COIN = {(): [0.5, 0.5], (0,): [1.0, 0.0], (1,): [0.25, 0.75]}
 @pytest.mark.parametrize(
     ("p", "words"),
     [
-        ({**COIN, (1,): [0.25, 0.7]}, r"p after \(1,\) does not sum to one: \[0.25, 0.7\]"),
+        ({**COIN, (1,): [0.25, 0.7]}, r"p after \(1,\) sums to 0.95, not to 1"),
         ({**COIN, (0,): [1.25, -0.25]}, r"p after \(0,\) has a negative entry"),
         ({**COIN, (0,): [1.0, float("nan")]}, r"p after \(0,\) has an entry that is not finite"),
         ({**COIN, (0,): [1.0]}, r"p after \(0,\) has 1 entries, and 2 after \(\)"),
@@ -94,14 +93,14 @@ PARENTS = torch.tensor([[-1, 0, 0], [-1, 0, 0]])
             {"valid": torch.tensor([[True] * 3, [True, False, True]]), "parents": changed(PARENTS, (1, 2), 1)},
             "row 1, node 2: it is valid and its parent is not",
         ),
-        ({"tokens": changed(PARENTS * 0, (1, 2), 2)}, "row 1, node 2: token 2 is none of p's 2"),
-        ({"p": changed(HALF, (1, 2, 0), 0.6)}, "p in row 1 at node 2 does not sum to one"),
-        ({"p": changed(HALF, (0, 1, 0), float("nan"))}, "p in row 0 at node 1 has an entry that is not finite"),
-        ({"draft_probs": changed(HALF, (1, 0, 0), -0.5)}, "q in row 1 at node 0 has a negative entry"),
-        ({"draft_probs": None}, "row 0, node 1 was drawn IID and the tree has no draft_probs"),
+        ({"tokens": changed(PARENTS * 0, (1, 2), 2)}, "row 1, node 2: its token is 2, which is none of the target's 2"),
+        ({"p": changed(HALF, (1, 2, 0), 0.6)}, "row 1, node 2: p after it sums to 1.1, not to 1"),
+        ({"p": changed(HALF, (0, 1, 0), float("nan"))}, "row 0, node 1: p after it has an entry that is not finite"),
+        ({"draft_probs": changed(HALF, (1, 0, 0), -0.5)}, "row 1, node 0: q after it has a negative entry"),
+        ({"draft_probs": None}, "row 0, node 1: it was drawn IID and the tree has no draft_probs"),
         (
             {"sampling": DraftSampling.COUPLED},
-            "row 0, node 1 is COUPLED, and RejectionVerifier takes DETERMINISTIC, IID",
+            "row 0, node 1: it is COUPLED, and RejectionVerifier takes DETERMINISTIC, IID",
         ),
     ],
 )
@@ -114,10 +113,10 @@ def test_malformed_drafts(changes: dict[str, object], words: str) -> None:
 
 
 def test_a_rule_is_not_asked_for_what_it_does_not_take() -> None:
-    with pytest.raises(ValueError, match="row 0, node 2 is another child of node 0, and ChainRule takes chains only"):
+    with pytest.raises(ValueError, match="row 0, node 2: it has a sibling, and ChainRule takes chains only"):
         check_drafts(ChainRule(), *broken())
     tables = Tables.random(3, 2, seed=0)
-    with pytest.raises(ValueError, match="node 1 is WITHOUT_REPLACEMENT, and ChainRule takes IID"):
+    with pytest.raises(ValueError, match="node 1: it is WITHOUT_REPLACEMENT, and ChainRule takes IID"):
         enumerate_outcome(ChainRule(), tables, TreeShape.chain(2), SWOR)
 
 

@@ -2,7 +2,6 @@
 
 import ctypes
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +18,7 @@ from specdec.execution import frozen
 from specdec.execution.counting import counted
 from specdec.execution.few_rows import few_rows, int4_rows, int8_rows
 from specdec.execution.native import native_library
-from specdec.execution.packing import PackedLinears, PackedWeight, packed_linears, plain_weights
+from specdec.execution.packing import PackedLinears, packed_linears, plain_weights
 from specdec.machine import cpu
 from specdec.quantization import METHODS, quantize
 from specdec.quantization.dispatch import DispatchedLinear
@@ -140,31 +139,6 @@ def test_a_row_has_the_same_bits_among_any_number(on: ctypes.CDLL, kind: str) ->
 
 
 @needs_compiler
-def test_several_rows_with_a_bias_in_several_parts(on: ctypes.CDLL) -> None:
-    for dtype in DTYPES:
-        parts, bias = [noise(5, 100, dtype=dtype), noise(6, 100, dtype=dtype)], noise(11, dtype=dtype)
-        inputs = noise(2, 4, 100, dtype=dtype)
-        product = few_rows(parts)
-        assert product is not None
-        exact = inputs.double() @ torch.cat(parts).double().T + bias.double()
-        outputs = product(inputs, bias)
-        assert outputs.shape == (2, 4, 11)
-        torch.testing.assert_close(outputs.double(), exact, atol=1e-4, rtol=2**-8)
-
-
-@needs_compiler
-def test_float32_of_several_rows_is_left_to_torch_with_avx512(monkeypatch: pytest.MonkeyPatch) -> None:
-    weight, inputs = noise(64, 64), noise(2, 64)
-    for features, times in ((cpu().features | {"avx512f"}, 0), (cpu().features - {"avx512f"}, 1)):
-        monkeypatch.setattr(module, "cpu", lambda features=features: replace(cpu(), features=features))
-        packed = PackedWeight(weight, [weight])
-        with counted() as work:
-            outputs = packed(inputs, None)
-        assert work.operations["few_rows"] == times
-        torch.testing.assert_close(outputs, inputs @ weight.T, atol=1e-4, rtol=1e-5)
-
-
-@needs_compiler
 def test_weights_that_are_replaced_or_written_are_seen() -> None:
     layer = made_by("int8", noise(48, 64, dtype=torch.bfloat16), None)
     inputs = noise(1, 64, dtype=torch.bfloat16)
@@ -177,20 +151,6 @@ def test_weights_that_are_replaced_or_written_are_seen() -> None:
     assert torch.equal(layer(inputs), 4 * before)
     layer.weight = nn.Parameter(torch.zeros_like(layer.weight), requires_grad=False)
     assert not layer(inputs).any()
-
-
-@needs_compiler
-def test_what_it_cannot_read_is_left_to_torch() -> None:
-    assert few_rows([noise(8, 64).t()]) is None, "not in rows"
-    assert few_rows([noise(8, 64).double()]) is None
-    assert few_rows([noise(8, 64), noise(8, 32)]) is None
-    assert few_rows([]) is None
-    layer = made_by("int4", noise(16, 65), None)
-    assert layer.few_rows() is None, "a last group that is smaller"
-    assert made_by("int8", noise(16, 64, dtype=torch.float16), None).few_rows() is None
-    inputs = noise(1, 65)
-    exact = inputs.bfloat16().double() @ layer.dequantized().double().T
-    torch.testing.assert_close(layer(inputs).double(), exact, atol=0.03, rtol=2**-7)
 
 
 class Wrapped(Tensor):
@@ -226,17 +186,6 @@ def test_a_tensor_of_another_class_is_not_read_by_its_address(
         torch.testing.assert_close(layer(Wrapped(inputs)), wanted, atol=0.03, rtol=2**-6)
         layer._parameters["bias"] = Wrapped(bias)  # type: ignore[assignment]
         torch.testing.assert_close(layer(inputs), wanted, atol=0.03, rtol=2**-6)
-
-
-@needs_compiler
-def test_infinity_and_nan_come_through(on: ctypes.CDLL) -> None:
-    for dtype in DTYPES:
-        weight, inputs = torch.ones(3, 64, dtype=dtype), torch.ones(1, 64, dtype=dtype)
-        weight[1, 5], weight[2, 5] = float("inf"), float("nan")
-        product = few_rows([weight])
-        assert product is not None
-        first, second, third = product(inputs, None)[0].tolist()
-        assert first == 64 and second == float("inf") and third != third
 
 
 @needs_compiler
@@ -281,8 +230,3 @@ def test_decoding_replays_it(scheme: str | None, monkeypatch: pytest.MonkeyPatch
         assert work.operations["few_rows"] in joined, way
     assert found["decisions"] == found["rounds"] == found["off"]
     assert len(packed_linears(model)) == (0 if scheme else linears)
-
-
-def test_without_the_library_torch_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "native_library", lambda: None)
-    assert few_rows([noise(8, 64)]) is None and int8_rows(noise(8, 64).to(torch.int8), noise(8)) is None

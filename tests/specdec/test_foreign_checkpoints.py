@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from drafters.ngram import NGramDrafter
 from specdec.engine.engine import Engine
-from specdec.quantization import foreign, quantize
+from specdec.quantization import checkpoint, quantize
 from specdec.quantization.base import weights_read
 from specdec.requests import SamplingParams
 from specdec.target.loading import load
@@ -43,9 +42,6 @@ def stored(tmp_path: Path) -> Callable[[dict[str, Any]], str]:
     ("settings", "message"),
     [
         ({"quant_method": "gptq", "bits": 4}, r"by gptq, and gptqmodel and optimum are not .*-research\[gptq\]'"),
-        ({"quant_method": "awq", "bits": 4}, r"by awq, and gptqmodel is not .*'specdec-research\[awq\]'"),
-        ({"quant_method": "compressed-tensors"}, r"compressed-tensors is not .*-research\[compressed-tensors\]'"),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, r"bitsandbytes is not .*-research\[bitsandbytes\]'"),
         ({"load_in_8bit": True}, r"by bitsandbytes, and bitsandbytes is not installed"),
         ({"quant_method": "torchao"}, r"torchao is not installed: pip install 'specdec-research\[torchao\]'"),
     ],
@@ -56,7 +52,7 @@ def test_a_missing_package_is_named_before_weights_are_read(
     message: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(foreign, "find_spec", lambda module: None)
+    monkeypatch.setattr(checkpoint, "find_spec", lambda module: None)
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *a, **k: pytest.fail("the weights were read"))
     folder = stored(settings)
     with pytest.raises(ValueError, match=message) as caught:
@@ -69,7 +65,7 @@ def test_a_missing_package_is_named_before_weights_are_read(
 def test_our_own_changes_of_weights_are_refused(
     stored: Callable[[dict[str, Any]], str], option: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(foreign, "find_spec", lambda module: object())
+    monkeypatch.setattr(checkpoint, "find_spec", lambda module: object())
     with pytest.raises(ValueError, match=f"quantized by gptq already; leave {option}='{value}' out"):
         load(stored({"quant_method": "gptq", "bits": 4}), **{option: value})
 
@@ -79,11 +75,6 @@ def test_a_loaded_model_of_another_library_is_not_quantized_again() -> None:
     model.config.quantization_config = {"quant_method": "gptq"}
     with pytest.raises(ValueError, match="quantization='int8': this llama model is quantized by gptq already"):
         quantize(model, "int8")
-
-
-def test_a_method_that_transformers_alone_knows_is_left_to_it(stored: Callable[[dict[str, Any]], str]) -> None:
-    with pytest.raises(ValueError, match=r"cannot load the model .*hqq"):
-        load(stored({"quant_method": "hqq", "nbits": 4}), device="cpu")
 
 
 class PackedLinear(nn.Module):
@@ -103,13 +94,6 @@ def test_packed_buffers_count_as_weights() -> None:
     after = weights_read(model)
     assert after.weights == before.weights
     assert before.bytes - after.bytes == 32 * 48 * 4 - (32 * 48 // 2 + 2 * 48 * 2)
-
-
-def test_a_layer_whose_weight_is_in_a_module_below_counts_once() -> None:
-    model = tiny_model()
-    before = weights_read(model)
-    parametrize.register_parametrization(model.model.layers[0].mlp.up_proj, "weight", nn.Identity())
-    assert weights_read(model) == before
 
 
 def wide_model() -> PreTrainedModel:

@@ -9,8 +9,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 import specdec.execution.replay
-from specdec.cache.base import Segment, segments
-from specdec.forward import ForwardBatch, Wants, bucket_of, slot_index
+from specdec.forward import ForwardBatch, Wants, slot_index
 from specdec.host import without_looking
 from specdec.target.runner import ModelRunner
 from specdec.topology import Topology
@@ -191,23 +190,6 @@ def test_features_reach_the_model() -> None:
     torch.testing.assert_close(runner.run(batch).scores[0], wanted, **CLOSE)
 
 
-def test_runs_of_slots() -> None:
-    assert segments((0, 1, 4, 5, 2)) == (
-        Segment(slice(0, 2), slice(0, 2)),
-        Segment(slice(2, 4), slice(4, 6)),
-        Segment(slice(4, 5), slice(2, 3)),
-    )
-    assert segments((3,)) == (Segment(slice(0, 1), slice(3, 4)),)
-    assert slot_index(np.array([2, 3, 4]), torch.device("cpu")).tolist() == [2, 3, 4]
-    assert slot_index(np.array([4, 2, 3]), torch.device("cpu")).tolist() == [4, 2, 3]
-
-
-def test_a_batch_knows_how_far_attention_reads() -> None:
-    batch = ForwardBatch.of_tree(drafted(2), host_slots=np.arange(2), host_lengths=np.array([250, 251]))
-    assert batch.key_bound == 257
-    assert [bucket_of(keys) for keys in (256, 257, 1025, 1280)] == [256, 512, 1280, 1280]
-
-
 def test_what_makes_no_forward_is_refused() -> None:
     tree = drafted(1)
     known = {
@@ -220,9 +202,3 @@ def test_what_makes_no_forward_is_refused() -> None:
         ForwardBatch(tokens=tree.tokens, embeds=torch.zeros(1, 6, 4), topology=tree.topology, **known)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="6 nodes per row and its topology 2"):
         ForwardBatch(tokens=tree.tokens, topology=Topology.chain(2, torch.device("cpu")), **known)  # type: ignore[arg-type]
-
-
-def test_a_cache_refuses_what_it_has_no_room_for() -> None:
-    runner = ModelRunner(tiny_model("llama"), max_batch_size=1, max_length=16, max_nodes=2)
-    with pytest.raises(ValueError, match="40 positions do not fit into the cache's 18: raise max_length"):
-        runner.cache.reserve(0, 40)

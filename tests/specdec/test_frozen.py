@@ -145,17 +145,6 @@ def test_a_changed_drafter_is_refused_until_it_is_told(change: str, kind: str) -
     assert after != before, "the change changes nothing, so that this shows nothing"
 
 
-def test_a_new_engine_takes_the_model_as_it_is() -> None:
-    """Even where an older one still holds copies of the old weights."""
-    model = tiny_model(scale=2.0)
-    old = Engine(Target(model), max_batch_size=2, max_length=64)
-    before = decoded(old)
-    write_data(model)
-    after = decoded(Engine(Target(model), max_batch_size=2, max_length=64))
-    assert after != before
-    assert after == decoded(Engine(Target(copy.deepcopy(model)), max_batch_size=2, max_length=64, optimize=False))
-
-
 def test_a_changed_model_that_does_not_fit_the_cache_is_refused() -> None:
     model = tiny_model()
     engine = Engine(Target(model), max_length=64)

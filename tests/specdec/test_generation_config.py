@@ -31,7 +31,6 @@ from specdec.target.target import Target
 from tests.components import DRAFTERS
 from tests.forwards import slots_of
 from tests.models import tiny_model
-from tests.verifiers.cases import complete
 from verifiers.rejection import RejectionVerifier
 
 VOCAB = 32
@@ -110,19 +109,9 @@ MANY: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("sample", [True, False])
-@pytest.mark.parametrize("prompt", [PROMPT, [5]], ids=["prompt", "one token"])
-def test_many_fields_make_what_transformers_makes_of_them(model, prompt: list[int], sample: bool) -> None:
-    config = GenerationConfig(**MANY, do_sample=sample, eos_token_id=[2, 13], max_new_tokens=9)
-    ours = from_generation_config(config, prompt_length=len(prompt)).processors
-    theirs = of_transformers(model, config, prompt)
-    assert len(theirs) == (len(MANY) + 1 if sample else 13), "min_new_tokens makes two; sampling alone has the filters"
-    assert [described(processor) for processor in ours] == [described(processor) for processor in theirs]
-
-
-@pytest.mark.parametrize("prompt_length", [3, 6])
+@pytest.mark.parametrize("prompt_length", [1, 6])
 def test_each_field_alone_makes_what_transformers_makes_of_it(model, prompt_length: int) -> None:
-    """The built-in ones too: what stands for them has their values."""
+    """The built-in ones too: what stands for them has their values. A prompt of one token is special to `generate`."""
     prompt = PROMPT[:prompt_length]
     built_in = {"repetition_penalty", "temperature", "top_k", "top_p", "min_p"}
     for name, value in (MANY | {"min_length": 8}).items():
@@ -160,20 +149,14 @@ LISTS: dict[str, list[Any]] = {
         TopPLogitsWarper(0.8),
         MinPLogitsWarper(0.1),
     ],
-    "nothing": [],
-    "two top-k, the narrow one first": [TopKLogitsWarper(3), TopKLogitsWarper(20)],
     "two top-k, the narrow one last": [TopKLogitsWarper(20), TopKLogitsWarper(3)],
     "two temperatures": [COLD, TemperatureLogitsWarper(3.0)],
-    "two penalties": [PENALTY, RepetitionPenaltyLogitsProcessor(1.2)],
     "bias before the penalty": [SequenceBiasLogitsProcessor({(5,): 3.0}), PENALTY],
     "top-p before the temperature": [TopPLogitsWarper(0.6), COLD],
     "top-p keeps some": [TopPLogitsWarper(0.05, min_tokens_to_keep=4)],
     "top-p of nothing keeps one": [TopPLogitsWarper(0.0)],
-    "min-p keeps some": [MinPLogitsWarper(0.9, min_tokens_to_keep=4)],
     "top-k keeps some": [TopKLogitsWarper(1, min_tokens_to_keep=4)],
     "top-k that does not forbid": [TopKLogitsWarper(3, filter_value=-2.0)],
-    "top-p that does not forbid": [TopPLogitsWarper(0.5, filter_value=-2.0)],
-    "min-p that does not forbid": [MinPLogitsWarper(0.5, filter_value=-2.0)],
     "a penalty of the end": [RepetitionPenaltyLogitsProcessor(1.7, prompt_ignore_length=3)],
     "typical after top-k": [TopKLogitsWarper(9), TypicalLogitsWarper(0.5)],
     "epsilon, then normalized": [COLD, EpsilonLogitsWarper(0.05), LogitNormalization()],
@@ -207,11 +190,8 @@ def test_our_order_runs_at_full_speed() -> None:
 FIELDS: list[dict[str, Any]] = [
     {"min_new_tokens": 1, "eos_token_id": list(range(VOCAB))},
     {"min_length": 9, "eos_token_id": list(range(16))},
-    {"min_length": 12, "min_new_tokens": 2, "eos_token_id": list(range(16))},
     {"forced_eos_token_id": 0},
-    {"forced_eos_token_id": [1, 4]},
     {"exponential_decay_length_penalty": (1, 1.5), "eos_token_id": [3, 17]},
-    {"suppress_tokens": list(range(10))},
     {"begin_suppress_tokens": list(range(0, VOCAB, 2))},
     {"sequence_bias": [[[3], 3.0], [[3, 4], 5.0]], "repetition_penalty": 3.0},
     {"bad_words_ids": [[3], [17]], "eos_token_id": [17], "no_repeat_ngram_size": 2},
@@ -220,24 +200,13 @@ FIELDS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", FIELDS, ids=", ".join)
-@pytest.mark.parametrize("drafter", [complete(None, strong=False), "model_tree_iid"])
-def test_a_translated_config_gives_the_tokens_of_generate(model, drafter: str | None, fields: dict[str, Any]) -> None:
-    made = DRAFTERS[drafter](model) if drafter else None
-    engine = Engine(Target(model), made, RejectionVerifier() if made else None, max_length=40)
+def test_a_translated_config_gives_the_tokens_of_generate(model, fields: dict[str, Any]) -> None:
+    engine = Engine(Target(model), DRAFTERS["model_tree_iid"](model), RejectionVerifier(), max_length=40)
     for prompt in (PROMPT, [7]):
         config = GenerationConfig(**fields, max_new_tokens=10, pad_token_id=0)
         plain = model.generate(torch.tensor([prompt]), generation_config=config)[0, len(prompt) :].tolist()
         sampling = from_generation_config(config, prompt_length=len(prompt))
         assert list(engine.generate([prompt], sampling)[0].token_ids) == plain
-
-
-def test_a_first_token_is_forced(model) -> None:
-    config = GenerationConfig(forced_bos_token_id=0, max_new_tokens=3)
-    sampling = from_generation_config(config)
-    plain = model.generate(torch.tensor([[7]]), generation_config=config)[0, 1:].tolist()
-    engine = Engine(Target(model), max_length=40)
-    assert list(engine.generate([[7]], sampling)[0].token_ids) == plain
-    assert plain[0] == 0
 
 
 # ---------------------------------------------------------------- what is refused
@@ -247,17 +216,8 @@ def test_a_first_token_is_forced(model) -> None:
     ("fields", "words"),
     [
         ({"num_beams": 4}, "num_beams=4"),
-        ({"num_beam_groups": 2}, "num_beam_groups=2"),
         ({"guidance_scale": 2.0}, "guidance_scale=2.0"),
         ({"max_time": 1.0}, "max_time=1.0"),
-        ({"max_time": 0.0}, "max_time=0.0"),
-        ({"token_healing": True}, "token_healing=True"),
-        ({"is_assistant": True}, "is_assistant=True"),
-        ({"dola_layers": [1]}, r"dola_layers=\[1\]"),
-        ({"penalty_alpha": 0.6}, "penalty_alpha=0.6"),
-        ({"assistant_ensemble_weight": 0.5}, "assistant_ensemble_weight=0.5"),
-        ({"encoder_repetition_penalty": 1.5}, "encoder_repetition_penalty=1.5"),
-        ({"encoder_no_repeat_ngram_size": 1}, "encoder_no_repeat_ngram_size=1"),
         ({"cache_implementation": "quantized"}, "cache_implementation='quantized'"),
         ({"watermarking_config": WatermarkingConfig()}, "watermarking_config="),
         ({"a_field_of_the_future": 1}, "a_field_of_the_future=1"),
@@ -272,37 +232,8 @@ def test_a_field_that_is_set_is_translated_or_refused_by_name(fields: dict[str, 
         from_generation_config(GenerationConfig(**fields, max_new_tokens=3))
 
 
-def test_without_any_length_there_are_as_many_tokens_as_in_transformers(model) -> None:
-    with pytest.warns(UserWarning, match="default `max_length`"):
-        plain = model.generate(torch.tensor([PROMPT]), generation_config=GenerationConfig())
-    assert from_generation_config(GenerationConfig()).max_new_tokens == plain.shape[1] - len(PROMPT)
-
-
 def test_lengths_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="set max_new_tokens, or give prompt_length"):
         from_generation_config(GenerationConfig(max_length=30))
     with pytest.raises(ValueError, match="max_length=30 leaves no token after a prompt of 30"):
         from_generation_config(GenerationConfig(max_length=30), prompt_length=30)
-
-
-def test_defaults_written_out_are_no_request() -> None:
-    defaults = {
-        "num_beams": 1,
-        "num_beam_groups": 1,
-        "diversity_penalty": 0.0,
-        "guidance_scale": 1,
-        "encoder_repetition_penalty": 1.0,
-        "encoder_no_repeat_ngram_size": 0,
-        "token_healing": False,
-        "is_assistant": False,
-        "min_length": 0,
-        "typical_p": 1.0,
-        "epsilon_cutoff": 0.0,
-        "repetition_penalty": 1.0,
-        "remove_invalid_values": False,
-        "use_cache": False,
-        "cache_implementation": "static",
-    }
-    assert from_generation_config(GenerationConfig(**defaults, max_new_tokens=3)) == from_generation_config(
-        GenerationConfig(max_new_tokens=3)
-    )

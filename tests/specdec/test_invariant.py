@@ -14,7 +14,6 @@ from torch import nn
 
 from specdec.attention import logical_order
 from specdec.attention.logical_order import Nodes
-from specdec.cache.slot_cache import SlotCache
 from specdec.engine.engine import Engine
 from specdec.execution.invariant import InvariantExecutor
 from specdec.forward import ForwardBatch, Wants
@@ -23,7 +22,7 @@ from specdec.requests import SamplingParams
 from specdec.target import invariance
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
-from specdec.tree import DraftTree, TreeShape
+from specdec.tree import DraftTree
 from specdec.types import DraftSampling
 from tests.components import DRAFTERS, fitting
 from tests.forwards import verify
@@ -43,7 +42,6 @@ from tests.specdec.invariant_forwards import (
     trees,
 )
 from tests.verifiers.cases import complete
-from verifiers.rejection import RejectionVerifier
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -100,32 +98,6 @@ def test_the_logits_are_the_models_own(architecture: str, monkeypatch: pytest.Mo
     with torch.inference_mode():
         own = model(given[None]).logits[0]
     assert torch.allclose(chain(runner_for(model), given), own, atol=1e-5)
-
-
-def test_blocks_of_the_size_that_is_used() -> None:
-    """Across the end of the first block as it is, 128 positions."""
-    runner = runner_for(model_in(torch.bfloat16, layers=2), length=150)
-    given = tokens(135)
-    plain = chain(runner, given)
-    single = torch.cat([chain(runner, given[i : i + 1], start=i) for i in range(125, len(given))])
-    assert same(single, plain[125:])
-    for start in (logical_order.BLOCK - 3, logical_order.BLOCK - 1, logical_order.BLOCK):
-        assert same(trees(runner, given, [start], [2])[0, PATH], plain[start : start + len(PATH)])
-
-
-def test_the_path_of_the_example() -> None:
-    """The drawing at the top of the file: p0 p1, then a root with children a and b."""
-    cache = SlotCache({}, max_batch_size=1, max_length=4, max_nodes=4, device=torch.device("cpu"))
-    shape = TreeShape.from_paths([(0,), (1,)])
-    tree = DraftTree.from_shape(shape, torch.zeros(1, 3, dtype=torch.long))
-    nodes = Nodes(ForwardBatch.of_tree(tree, host_slots=np.array([0]), host_lengths=np.array([2])), cache)
-    assert nodes.cells.tolist() == [2, 3, 4]
-    assert nodes.positions.tolist() == [2, 3, 3]
-    path_of_b, path_of_a = nodes.pieces(np.arange(3))
-    assert path_of_b.cells[:5].tolist() == [0, 1, 2, 4, 4]
-    assert path_of_b.queries.tolist() == [True, False, True], "the root is served by whichever path comes first"
-    assert path_of_a.cells[:5].tolist() == [0, 1, 2, 3, 3]
-    assert path_of_a.queries.tolist() == [False, True, False]
 
 
 def test_hidden_states_and_the_last_logits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,17 +228,6 @@ def test_any_drafters_greedy_output_is_plain_decodings(drafter: str, scheme: str
     assert outputs == plain
     with Engine(Target(model), verifier=rule, max_length=64, invariant=True) as engine:
         assert [each.token_ids for each in engine.generate(PROMPTS, sampling)] == plain
-
-
-def test_an_ordinary_engine_afterwards() -> None:
-    """Nothing of the mode is left behind: an ordinary engine on the same model runs as before."""
-    model = model_in(torch.float32)
-    before = Engine(Target(model), max_length=64).generate(PROMPTS, GREEDY)
-    Engine(Target(model), DRAFTERS["ngram"](model), RejectionVerifier(), max_length=64, invariant=True).generate(
-        PROMPTS, GREEDY
-    )
-    after = Engine(Target(model), max_length=64).generate(PROMPTS, GREEDY)
-    assert [each.token_ids for each in before] == [each.token_ids for each in after]
 
 
 @pytest.mark.parametrize("recording", ["rounds", "decisions"])

@@ -9,8 +9,6 @@ from transformers import PreTrainedModel
 
 from specdec.execution.invariant import ROWS
 from specdec.target import invariance
-from specdec.target.invariance import _alike
-from specdec.target.runner import ModelRunner
 from tests.architectures import tiny
 from tests.specdec.invariant_forwards import (
     PATH,
@@ -93,11 +91,6 @@ def test_models_that_are_refused(model_type: str, reason: str) -> None:
         runner_for(tiny(model_type))
 
 
-def test_another_attention_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"attention='eager' with invariant=True.*leave attention at 'auto'"):
-        ModelRunner(model_in(torch.float32), max_batch_size=1, max_length=8, attention="eager", invariant=True)
-
-
 def test_a_changed_model_is_tried_again() -> None:
     model = model_in(torch.float32)
     runner = runner_for(model)
@@ -109,33 +102,7 @@ def test_a_changed_model_is_tried_again() -> None:
     assert executor_of(runner).rows == 1
 
 
-def test_changed_weights_are_used() -> None:
-    model = model_in(torch.float32)
-    runner, given = runner_for(model), tokens(12)
-    before = chain(runner, given)
-    with torch.no_grad():
-        model.lm_head.weight.mul_(2.0)
-    runner.weights_changed()
-    assert torch.allclose(chain(runner, given), 2 * before, rtol=1e-5)
-
-
 # Elementwise functions: which sizes are computed by one code throughout.
-
-
-@pytest.mark.parametrize(
-    ("numbers", "threads", "alike"),
-    [
-        (16, 1, True),  # one number for each of 16 rows: less than any vector, or a whole one
-        (16 * 48, 1, True),
-        (16 * 45, 1, False),
-        (16 * 2048, 2, True),  # the smallest that is divided, into one part
-        (16 * 11008, 2, True),
-        (16 * 11008, 4, True),
-        (16 * 11008, 6, False),  # parts of 29,355 numbers, which end within a vector
-    ],
-)
-def test_sizes_that_end_with_a_whole_vector(numbers: int, threads: int, alike: bool) -> None:
-    assert _alike(numbers, threads) is alike
 
 
 def test_a_function_that_ends_within_a_vector_is_not_put_into_blocks(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.cache.formats import FORMATS, SMALLEST_SCALE, EightBitFloats, Format, check_device, check_format
+from specdec.cache.formats import FORMATS, SMALLEST_SCALE, Format, check_device, check_format
 from specdec.cache.quantized_tensor import QuantizedTensor
 
 SLACK = 1 + 1e-5  # float32 rounds a factor, a quotient and a product besides
@@ -29,6 +29,8 @@ def bound(format: Format, vectors: Tensor) -> Tensor:
     largest = vectors.abs().amax(-1, keepdim=True)
     if format.name == "int8":
         return (largest / 254).expand_as(vectors)
+    if format.name == "fp8_e5m2":
+        return torch.maximum(vectors.abs() / 9, largest / 7_516_192_768)
     return torch.maximum(vectors.abs() / 16, largest / 458_752)
 
 
@@ -83,13 +85,13 @@ def test_an_entry_depends_on_its_own_vector_alone(format: Format) -> None:
         assert torch.equal(codes[place], own_codes[0]) and torch.equal(scales[place], own_scales[0])
 
 
-def test_bytes_are_read_as_floats_of_eight_bits() -> None:
-    """All codes but the two of NaN."""
-    codes = torch.arange(-128, 128).to(torch.int8)
-    wanted = codes.view(torch.float8_e4m3fn).float()
-    usable = ~wanted.isnan()
-    assert int(usable.sum()) == 254
-    format = EightBitFloats()
+@pytest.mark.parametrize(("name", "finite"), [("fp8", 254), ("fp8_e5m2", 248)])
+def test_bytes_are_read_as_floats_of_eight_bits(name: str, finite: int) -> None:
+    """All codes but those of NaN and infinities."""
+    codes, format = torch.arange(-128, 128).to(torch.int8), FORMATS[name]
+    wanted = codes.view(format.dtype).float()
+    usable = wanted.isfinite()
+    assert int(usable.sum()) == finite
     assert torch.equal((format.numbers(codes) * format.unit)[usable], wanted[usable])
     assert torch.equal(format.codes(wanted[usable]), codes[usable])
 
@@ -105,13 +107,15 @@ def test_numbers_are_rounded_once_to_the_models_dtype(format: Format, dtype: tor
 def test_a_format_that_does_not_exist() -> None:
     assert check_format(None) is None and check_format("fp8") is FORMATS["fp8"]
     for wrong in ("int4", "INT8", 8, True):
-        with pytest.raises(ValueError, match=r"kv_cache=.*: give int8, fp8, or None for the model's own dtype"):
+        with pytest.raises(
+            ValueError, match=r"kv_cache=.*: give int8, fp8, fp8_e5m2, or None for the model's own dtype"
+        ):
             check_format(wrong)
 
 
 @pytest.mark.parametrize("fails", [True, False])
 def test_a_device_that_cannot_convert(fails: bool) -> None:
-    class Broken(EightBitFloats):
+    class Broken(type(FORMATS["fp8"])):
         def codes(self, scaled: Tensor) -> Tensor:
             if fails:
                 raise TypeError("no such dtype on this device")

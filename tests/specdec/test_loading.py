@@ -75,20 +75,6 @@ def test_where_files_come_from_is_told_to_all_readers(calls: dict[str, dict[str,
         assert ("attn_implementation" in options) is (reader == "AutoModelForCausalLM")
 
 
-def test_a_tokenizer_by_itself(calls: dict[str, dict[str, Any]]) -> None:
-    load_tokenizer("some/model", dtype="float32", **SOURCE)
-    assert calls == {"AutoTokenizer": SOURCE | {"path": "some/model"}}
-
-
-def test_a_subfolder_of_a_folder(folder: str) -> None:
-    llama().save_pretrained(Path(folder) / "inner")
-    load_tokenizer("bundled/target").save_pretrained(Path(folder) / "inner")
-    target = Target.from_pretrained(folder, subfolder="inner", device="cpu")
-    assert target.dtype is torch.float32, "the folder itself has a bfloat16 model"
-    with pytest.raises(ValueError, match=r"subfolder 'outer': there is no such folder"):
-        Target.from_pretrained(folder, subfolder="outer", device="cpu")
-
-
 def _without_a_norm(tensors: dict[str, torch.Tensor]) -> object:
     return tensors.pop("model.norm.weight")
 
@@ -144,12 +130,6 @@ def test_a_head_in_place_of_a_model() -> None:
         ModelDrafter.from_pretrained("bundled/eagle3")
 
 
-def test_no_tokenizer(tmp_path: Path) -> None:
-    llama().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="no tokenizer for"):
-        load_tokenizer(str(tmp_path))
-
-
 @pytest.mark.parametrize(
     ("facts", "asked", "dtype", "reason"),
     [
@@ -190,10 +170,6 @@ def test_a_checkpoint_whose_configuration_names_no_dtype(monkeypatch: pytest.Mon
         table = loaded.model.model.rotary_emb.inv_freq
         assert table.dtype is torch.float32
         assert torch.equal(table, llama().model.rotary_emb.inv_freq)
-
-
-def test_a_model_that_is_given_is_as_given() -> None:
-    assert Target(llama(torch.bfloat16)).dtype_reason == "bfloat16, as given"
 
 
 def test_a_model_that_does_not_fit_into_memory(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,20 +147,12 @@ def test_quotas_of_version_2(tmp_path: Path) -> None:
     assert groups(tmp_path, "0::/other\n") is None
 
 
-def test_the_root_of_a_container_is_its_own_group(tmp_path: Path) -> None:
-    assert groups(tmp_path, "0::/host/path/of/it\n", cpu_dot_max="400000 100000\n") == 4.0
-
-
 def test_quotas_of_version_1(tmp_path: Path) -> None:
     own = "5:memory:/job\n4:cpu,cpuacct:/job\n0::/\n"
     folder = "cpu,cpuacct__job__"
     limits = {f"{folder}cpu.cfs_quota_us": "300000\n", f"{folder}cpu.cfs_period_us": "100000\n"}
     assert groups(tmp_path, own, **limits) == 3.0
     assert groups(tmp_path, own, **{f"{folder}cpu.cfs_quota_us": "-1\n"}) is None
-
-
-def test_no_control_groups(tmp_path: Path) -> None:
-    assert machine.cgroup_quota(tmp_path, tmp_path / "missing") is None
 
 
 def test_hardware_threads_of_a_core_are_one_core(tmp_path: Path) -> None:

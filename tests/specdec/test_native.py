@@ -1,7 +1,6 @@
 """The compiled library: kept once, rebuilt where it is not right, and done without where it cannot be had."""
 
 import ctypes
-import errno
 import hashlib
 import logging
 import os
@@ -94,12 +93,6 @@ def test_it_is_compiled_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert len(commands) == 1 and len(os.listdir(folder)) == 2
 
 
-@needs_compiler
-def test_the_compiler_is_a_command_with_arguments(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CC", "cc -DANSWER=5")
-    assert answer(library_in(folder)) == 5
-
-
 @pytest.mark.parametrize(
     "script",
     [
@@ -121,51 +114,10 @@ def test_a_compiler_that_fails_is_done_without(
     assert not folder.exists() or not os.listdir(folder), "nothing that the next process would load"
 
 
-def test_a_compiler_that_hangs_is_done_without(
-    compiler: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(native, "_SECONDS", 0.05)
-    compiler("exec sleep 30")
-    assert native_library.__wrapped__() is None
-
-
-@pytest.mark.parametrize("given", ["nowhere", "cc 'open", ""])
-def test_no_compiler_is_done_without(given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("CC", given)
-    assert native_library.__wrapped__() is None
-
-
 def test_the_user_can_forbid_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECDEC_NATIVE", "0")
     monkeypatch.setattr(native, "library_in", lambda folder: pytest.fail("nothing is compiled"))
     assert native_library.__wrapped__() is None
-
-
-@needs_compiler
-def test_without_a_folder_every_process_builds_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").touch()
-    assert answer(library_in(tmp_path / "file" / "specdec")) == 1, "no folder can be made there"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.delenv("HOME")
-    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home directory")))
-    assert native.cache_folder() is None
-    assert answer(library_in(None)) == 1
-
-
-@needs_compiler
-def test_a_library_that_cannot_be_kept_is_used_all_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*paths: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", full)
-        assert answer(library_in(folder)) == 1
-    assert os.listdir(folder) == []
-    library_in(folder)
-    # Now it is there, and the folder has become read-only.
-    monkeypatch.setattr(native, "_scratch", lambda folder: pytest.fail("nothing is written"))
-    assert answer(library_in(folder)) == 1
 
 
 @needs_compiler
@@ -195,18 +147,6 @@ def test_a_whole_library_that_cannot_be_loaded_is_made_anew(folder: Path) -> Non
     kept.unlink()
     kept.write_bytes(b"of another system" + hashlib.sha256(b"of another system").digest())
     assert answer(library_in(folder)) == 1
-
-
-@needs_compiler
-def test_another_processor_has_a_library_of_its_own(folder: Path, compiler: Callable[[str], None]) -> None:
-    """Even if the system names the same features: what counts is which instructions the compiler takes."""
-    other = 'case "$*" in *-dM*) echo "#define __AVX1024__ 1";; *) exec cc -DANSWER=7 "$@";; esac'
-    own = 'case "$*" in *-dM*) echo "#define __AVX2__ 1";; *) exec cc "$@";; esac'
-    compiler(other)
-    assert answer(library_in(folder)) == 7
-    compiler(own)
-    assert answer(library_in(folder)) == 1, "never the other one's, whose instructions may be unknown here"
-    assert len(os.listdir(folder)) == 2
 
 
 @needs_compiler

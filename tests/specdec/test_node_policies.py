@@ -6,23 +6,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from drafters.block import BlockDrafter
 from drafters.model import ModelDrafter
 from drafters.ngram import NGramDrafter
 from drafters.round_costs import measure_node_costs, node_sizes
 from experiments.session.policies import paced
-from specdec.batch import Batch
-from specdec.drafting.builders import ExpansionTree, Grown, SampledTree, StaticTree, TreeBuilder
+from specdec.drafting.builders import ExpansionTree, SampledTree, StaticTree, TreeBuilder
 from specdec.drafting.calibration import BINS, Calibration
 from specdec.drafting.costs import RoundCosts
 from specdec.drafting.policies import ConfidenceNodes, CostAwareNodes, FirstNodes, NodePolicy
-from specdec.drafting.pruning import reordered, without_tail
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
-from specdec.tree import DraftTree, TreeShape
+from specdec.tree import DraftTree
 from tests.components import block_head, perturbed
 from tests.models import tiny_model
 from tests.specdec.recorded import recorded
@@ -97,14 +94,6 @@ def test_calibration_learns_what_confidence_means() -> None:
     assert (raw.rates()[cells] - confidence**2 / 2).abs().mean() > 0.2, "without counts it is far off"
 
 
-def test_a_later_sibling_is_never_likelier() -> None:
-    calibration = Calibration(depths=1, ranks=3)
-    calibration.tried += 10
-    calibration.right += torch.rand(calibration.right.shape, generator=torch.Generator().manual_seed(0)) * 10
-    rates = calibration.rates().view(2, 1, 3, BINS)
-    assert (rates.diff(dim=2) <= 0).all() and (rates < 1).all()
-
-
 def test_a_calibration_is_kept_and_read_again(tmp_path: Path) -> None:
     calibration = Calibration(depths=3, ranks=2)
     calibration.tried += 2
@@ -148,25 +137,6 @@ def test_a_draft_that_ends_early_is_the_same_draft(
     assert len({tree.width for tree in whole}) > 1, "drafts are of different sizes"
     for one, other in zip(stopped, whole, strict=True):
         assert torch.equal(one.tokens, other.tokens) and torch.equal(one.valid, other.valid)
-
-
-def test_the_threshold_is_on_the_product_of_confidences(target: Target) -> None:
-    """In a chain without counts, the depth follows from the drafter's largest probabilities."""
-    seen: list[Tensor] = []
-
-    class Spying(ConfidenceNodes):
-        def prune(self, grown: Grown, batch: Batch, drafting: Tensor) -> Grown:
-            assert grown.rated is not None
-            seen.append(grown.rated.survival.clone())
-            return super().prune(grown, batch, drafting)
-
-    policy = Spying(0.02, learn=False)
-    trees = trees_of(target, StaticTree(4), policy)
-    for tree, survival in zip(trees, seen, strict=False):
-        for row in range(len(tree.tokens)):
-            wanted = int((survival[row, 1:] >= 0.02).long().cumprod(0).sum())
-            assert int(tree.valid[row].sum()) - 1 <= wanted
-    assert any(int(tree.valid.sum()) > len(tree.tokens) for tree in trees)
 
 
 def test_every_so_many_rounds_nothing_is_left_out(target: Target) -> None:
@@ -218,19 +188,6 @@ def test_a_confidence_head_is_asked(target: Target) -> None:
     without = BlockDrafter(block_head(target.model), 3).pruned_by(ConfidenceNodes(0.2, source="head"))
     with pytest.raises(ValueError, match="this drafter has none: give source=top"):
         Engine(target, without, RejectionVerifier())
-
-
-def test_nodes_in_another_order() -> None:
-    """The example of the documentation, and q goes with its node."""
-    shape = TreeShape.from_paths([(0,), (0, 0), (0, 1)])
-    q = torch.arange(4.0)[None, :, None].expand(1, 4, 2)
-    tree = DraftTree.from_shape(shape, torch.tensor([[9, 5, 6, 7]]), draft_probs=q)
-    found = reordered(tree, torch.tensor([[0, 1, 3, 2]]))
-    assert found.tokens.tolist() == [[9, 5, 7, 6]] and found.parents.tolist() == [[-1, 0, 1, 1]]
-    assert found.draft_probs is not None and found.draft_probs[0, :, 0].tolist() == [0, 1, 3, 2]
-    valid = torch.tensor([[True, True, False, False]])
-    short = without_tail(DraftTree.build(found.tokens, found.parents, valid=valid, draft_probs=found.draft_probs))
-    assert short.tokens.tolist() == [[9, 5]] and short.draft_probs is not None and short.draft_probs.shape[1] == 2
 
 
 # ---------------------------------------------------------------- costs, and what does not fit

@@ -49,23 +49,6 @@ def play(policy: LengthPolicy, rate: float, rounds: int, seed: int = 0) -> list[
     return chosen
 
 
-def best_depth(rate: float, table: RoundCosts) -> int:
-    expected = np.cumsum(rate ** np.arange(DEPTH + 1))
-    return int((expected / table.seconds(2, DEPTH)).argmax())
-
-
-@pytest.mark.parametrize("rate", [0.05, 0.5, 0.8, 0.97])
-@pytest.mark.parametrize("draft", [0.02, 0.1, 0.3])
-def test_cost_aware_length_finds_the_best_fixed_one(rate: float, draft: float) -> None:
-    """It ends at a depth whose speed is within 3 % of the best depth's."""
-    table = costs(draft)
-    policy = bound(CostAwareLength(table, memory=200, explore=16))
-    chosen = play(policy, rate, 600)[300:]
-    speed = np.cumsum(rate ** np.arange(DEPTH + 1)) / table.seconds(2, DEPTH)
-    usual = [depth for number, depth in enumerate(chosen) if (300 + number + 1) % 16]
-    assert np.mean(speed[usual]) > 0.97 * speed.max()
-
-
 @pytest.mark.parametrize("rate", [0.05, 0.5, 0.8, 0.97])
 @pytest.mark.parametrize("draft", [0.02, 0.1])
 def test_learning_of_other_depths_costs_little(rate: float, draft: float) -> None:
@@ -78,36 +61,12 @@ def test_learning_of_other_depths_costs_little(rate: float, draft: float) -> Non
     assert DEPTH in chosen or rate < 0.9, "the deepest drafts are tried at times"
 
 
-def test_a_larger_batch_that_pays_for_every_token_drafts_less() -> None:
-    table = costs(0.02, verify=0.05)
-    assert table.seconds(8, DEPTH)[-1] > table.seconds(1, DEPTH)[-1]
-    few, many = (bound(CostAwareLength(table, explore=0)) for _ in range(2))
-    play(few, 0.8, 100)
-    play(many, 0.8, 100)
-    many._tried, many._right = (np.repeat(each[:1], 8, axis=0) for each in (many._tried, many._right))  # type: ignore
-    assert many.depths(np.arange(8))[0] < few.depths(SLOTS[:1])[0]
-
-
 def test_what_was_learned_of_one_request_is_where_the_next_begins() -> None:
     policy = bound(CostAwareLength(costs(0.3), memory=1000, explore=0))
     first = policy.depths(SLOTS)[0]
     play(policy, 0.98, 300)
     policy.admit(0)
     assert policy.depths(SLOTS)[0] > first
-
-
-def test_survival_does_not_depend_on_the_depths_that_were_drafted() -> None:
-    """The rates behind short drafts and behind long ones mean the same, so their mixture does."""
-    policy = bound(CostAwareLength(costs(0.1), memory=1e6, prior=1e-6))
-    rng, rates = np.random.default_rng(1), np.array([0.9, 0.5, 0.8, 0.3, 0.9, 0.6])
-    for _ in range(20_000):
-        wrong = rng.random((2, DEPTH)) >= rates
-        reach = np.where(wrong.any(1), wrong.argmax(1), DEPTH)
-        proposed = rng.integers(1, DEPTH + 1, 2)
-        policy.note(SLOTS, proposed, np.minimum(reach, proposed))
-    found = policy.survival(SLOTS).mean(0)  # type: ignore[attr-defined]
-    # The rarest rate is seen about 1,500 times: 0.03 is more than twice its standard error, of all six.
-    assert np.abs(found / np.cumprod(rates) - 1).max() < 0.1
 
 
 def test_additive_length() -> None:
@@ -188,8 +147,3 @@ def test_numbers_that_do_not_fit(target: Target) -> None:
         CostAwareLength(memory=0)
     with pytest.raises(ValueError, match="there are none"):
         measure_costs(target, NGramDrafter(), RejectionVerifier(), [])
-
-
-def test_a_deeper_draft_never_costs_less() -> None:
-    measured = RoundCosts(rows=(1,), table=((1.0, 1.5, 1.4, 2.0),))
-    assert measured.seconds(4, 3).tolist() == [1.0, 1.4, 1.4, 2.0]

@@ -5,18 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from drafters.model import ModelDrafter
 from specdec.quantization import METHODS, quantization_of, quantize
 from specdec.quantization import speed as checks
 from specdec.quantization.base import QuantizedLinear
-from specdec.quantization.hardware import Hardware, hardware, obstacle
-from specdec.quantization.speed import MEASURED_FROM, RowTimes, check_fast, largest_linear, measure_row
+from specdec.quantization.speed import MEASURED_FROM, Hardware, RowTimes, check_fast, hardware, measure_row, obstacle
 from specdec.target.loading import load_model
 from specdec.target.target import Target
-from tests.models import tiny_model
 from tests.specdec.quantized import small
 
 CPU = Hardware("cpu")
@@ -121,29 +118,12 @@ def test_what_the_hardware_has() -> None:
     assert obstacle("a scheme of somebody else", torch.float64, Hardware("mps")) is None
 
 
-def test_the_largest_layer_is_found() -> None:
-    assert largest_linear(small()) == largest_linear(quantize(small(), "int4")) == (64, 32)
-    gpt2 = tiny_model("gpt2")  # its layers are transposed
-    widths = [tuple(layer.weight.shape[::-1]) for layer in gpt2.modules() if type(layer).__name__ == "Conv1D"]
-    assert largest_linear(gpt2) in [*widths, tuple(gpt2.get_output_embeddings().weight.shape)]
-    assert largest_linear(nn.Identity()) == (0, 0)
-
-
 @pytest.mark.parametrize("name", ["int8", "int4"])
 def test_a_measurement_is_of_part_of_a_large_layer(name: str) -> None:
     found = measure_row(name, (100_000, 1024), torch.float32)
     assert found.shape == (2048, 1024) and found.full > 0 and found.quantized > 0
     assert measure_row(name, (48, 64), torch.bfloat16).shape == (48, 64)
     assert torch.get_num_threads() == 1
-
-
-def test_a_measurement_leaves_the_threads_as_they_were() -> None:
-    try:
-        torch.set_num_threads(2)
-        measure_row("int8", (64, 64), torch.float32)
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(1)
 
 
 def test_a_target_on_a_cpu_has_no_fp8() -> None:

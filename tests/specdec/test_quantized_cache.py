@@ -21,8 +21,8 @@ from specdec.cache.formats import FORMATS, Format
 from specdec.cache.quantized import QuantizedSlotCache
 from specdec.cache.quantized_tensor import QuantizedTensor
 from specdec.cache.slot_cache import SlotCache
+from specdec.checks.reference import cache_like
 from specdec.engine.engine import Engine
-from specdec.exactness.rounded_cache import cache_like
 from specdec.execution.replay import CAPTURE_AFTER, ReplayExecutor
 from specdec.forward import ForwardBatch, Wants
 from specdec.requests import SamplingParams
@@ -371,7 +371,7 @@ def test_wrong_names_are_refused_before_any_work() -> None:
         lambda: ModelRunner(model, max_batch_size=1, max_length=8, kv_cache="int4"),
         lambda: ModelDrafter(model, 2, kv_cache="int4"),
     ):
-        with pytest.raises(ValueError, match="kv_cache='int4': give int8, fp8, or None"):
+        with pytest.raises(ValueError, match="kv_cache='int4': give int8, fp8, fp8_e5m2, or None"):
             make()
 
 

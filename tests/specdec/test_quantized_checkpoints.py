@@ -1,10 +1,8 @@
 """Quantized models that are saved, copied and changed: what is derived from the integers follows them everywhere."""
 
 import copy
-import gc
 import json
 import pickle
-import weakref
 from pathlib import Path
 
 import pytest
@@ -28,7 +26,6 @@ from tests.components import perturbed
 from tests.models import tiny_model
 from tests.specdec.quantized import quantized, small
 from tests.verifiers.cases import complete
-from verifiers.rejection import RejectionVerifier
 
 ARCHITECTURES = ["llama", "llama_mqa_tied", "qwen2", "gemma3", "phi3", "gpt2"]
 
@@ -123,19 +120,12 @@ def test_pickles_and_copies_compute_the_same(name: str, tmp_path: Path) -> None:
         assert quantization_of(other) == name
 
 
-def test_copies_of_a_layer_go_separate_ways() -> None:
-    layer = filled(1)
-    expected = outputs(layer)
-    other = copy.deepcopy(layer)
-    other.load_state_dict(filled(2).state_dict())
-    assert_same(outputs(layer), expected)
-    assert_same(outputs(other), outputs(filled(2)))
-
-
 @pytest.mark.parametrize(
     ("architecture", "name"),
     [
-        complete(architecture, name, strong=architecture == "llama_mqa_tied" or name == "int8")
+        complete(
+            architecture, name, strong=architecture == "llama_mqa_tied" or (architecture, name) == ("gpt2", "int8")
+        )
         for architecture in ARCHITECTURES
         for name in METHODS
     ],
@@ -189,20 +179,6 @@ def test_a_target_says_how_it_is_stored(tmp_path: Path) -> None:
     target = Target.from_pretrained(str(tmp_path), device="cpu")
     assert target.name == f"{tmp_path} in int8"
     assert isinstance(target.tokenizer, PreTrainedTokenizerFast)
-
-
-def test_a_model_that_was_read_back_decodes_as_it_did(tmp_path: Path) -> None:
-    model = quantize(tiny_model("llama_mqa_tied"), "int8")
-    model.save_pretrained(tmp_path)
-    loaded = load_model(str(tmp_path), device="cpu")
-    sampling = SamplingParams(max_new_tokens=24)
-    done = []
-    for target in (Target(model), Target(loaded)):
-        engine = Engine(target, ModelDrafter(loaded, [2, 1]), RejectionVerifier(), max_length=64)
-        done.append(engine.generate([[1, 2, 3]], sampling)[0])
-    assert done[0].token_ids == done[1].token_ids
-    # It drafts for itself, so everything is accepted but what the end cuts.
-    assert all(step.accepted == step.proposed_depth for step in done[1].steps)
 
 
 def test_models_that_share_a_configuration() -> None:
@@ -265,21 +241,6 @@ def test_gradients_pass_through(dtype: torch.dtype, keep_copy: bool) -> None:
         torch.testing.assert_close(inputs.grad[0], from_int8(layer.weight, layer.scale).sum(0), rtol=2e-2, atol=5e-2)
 
 
-def test_copies_do_not_outlive_the_model() -> None:
-    model = quantize(small(), "int8")
-    logits(model)
-    with plain_weights():
-        logits(model)
-    layers = [module for module in model.modules() if isinstance(module, Int8Linear)]
-    derived = [each for layer in layers for each in layer._made.values()]
-    derived += [each for form in derived if isinstance(form, tuple) for each in form]  # what kernels read
-    kept = [weakref.ref(each) for each in derived if hasattr(each, "__dict__")]
-    assert len(kept) >= len(layers)
-    del derived, layers, model
-    gc.collect()
-    assert not any(reference() is not None for reference in kept)
-
-
 @pytest.fixture(autouse=True)
 def _quiet() -> None:
     transformers_logging.disable_progress_bar()
@@ -297,15 +258,3 @@ def test_an_engine_sees_that_a_quantized_model_was_loaded_anew() -> None:
         engine.generate([[1, 2, 3]], sampling)
     engine.weights_changed()
     assert engine.generate([[1, 2, 3]], sampling)[0].token_ids == wanted != before
-
-
-def test_without_optimizations_no_packed_copy_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-    call = PackedWeight.__call__
-    monkeypatch.setattr(PackedWeight, "__call__", lambda *arguments: calls.append(1) or call(*arguments))
-    model = quantize(small(), "int8")
-    for optimize in (False, True):
-        engine = Engine(Target(model), max_length=128, optimize=optimize)
-        calls.clear()
-        engine.generate([list(range(1, 20))], SamplingParams(max_new_tokens=2))
-        assert bool(calls) is (optimize and can_pack(torch.zeros(1, dtype=model.dtype)))

@@ -78,14 +78,6 @@ def test_a_recorded_round_is_the_round_itself_at_other_lengths_slots_and_trees(t
     assert [each.token_ids for each in found] == [each.token_ids for each in wanted]
 
 
-def test_plain_rounds_are_recorded_too(target) -> None:
-    engine, recorder = recorded(target, None, None, max_batch_size=3, prefill_chunk=7)
-    found = engine.generate(prompts(), SAMPLING)
-    plain = Engine(target, max_batch_size=3, max_length=64, prefill_chunk=7, recording="off")
-    assert recorder.compared >= 20
-    assert [each.token_ids for each in found] == [each.token_ids for each in plain.generate(prompts(), SAMPLING)]
-
-
 class CountsItsCalls(RejectionVerifier):
     """Depends on something that no tensor holds, and says nevertheless that it may be recorded."""
 
@@ -287,8 +279,3 @@ def test_new_weights_are_noticed(target) -> None:
     after = engine.generate([[1, 2, 3]], sampling)[0].token_ids
     wanted = Engine(Target(other), max_length=64, recording="off").generate([[1, 2, 3]], sampling)[0].token_ids
     assert after == wanted != before
-
-
-def test_a_way_of_recording_that_there_is_not_is_refused(target) -> None:
-    with pytest.raises(ValueError, match="recording='graphs': give one of auto, rounds, decisions, off"):
-        Engine(target, recording="graphs")

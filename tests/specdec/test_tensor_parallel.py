@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from specdec.quantization import quantize
 from specdec.quantization.base import weights_read
@@ -97,11 +96,6 @@ def started(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-def test_one_process_needs_no_torchrun(folder: str) -> None:
-    for alone in (None, False, 1):
-        assert load(folder, tensor_parallel=alone, device="cpu").model.device == torch.device("cpu")
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -146,7 +140,3 @@ def test_a_checkpoint_of_our_own_quantization(started: None, tmp_path: Path) -> 
     quantize(tiny_model(), "int8").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="quantized by this project, and tensor_parallel cannot split them"):
         load(str(tmp_path), tensor_parallel=3)
-
-
-def test_a_model_is_one_s_own_by_default() -> None:
-    assert parallel.group_of(tiny_model()) is None

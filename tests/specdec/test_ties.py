@@ -9,9 +9,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafters.ngram import NGramDrafter
+from specdec.cache.base import Cache
+from specdec.checks import ties
+from specdec.checks.ties import FLOOR_ULPS, RUNNER_AT_MOST, Tie, examine
 from specdec.engine.engine import Engine
-from specdec.exactness import ties
-from specdec.exactness.ties import FLOOR_ULPS, RUNNER_AT_MOST, Tie, examine
 from specdec.forward import ForwardBatch, ForwardOutput
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
@@ -42,15 +43,6 @@ def scores(*values: float) -> Any:
         return made
 
     return process
-
-
-def test_the_pieces_of_six_tokens_with_a_prompt_of_four() -> None:
-    assert list(ties._cuts(6, 4)) == [(5,), (4,), (2,), (3, 4, 5), (3,)]
-
-
-def test_the_pieces_of_a_prompt_alone() -> None:
-    assert list(ties._cuts(3, 3)) == [(2,), (1,)], "the place right behind the prompt has no output before it"
-    assert list(ties._cuts(1, 1)) == []
 
 
 def test_the_margin_counts_from_the_largest_logit(model: PreTrainedModel) -> None:
@@ -84,11 +76,6 @@ def test_penalty_and_processors_count(model: PreTrainedModel) -> None:
 
 def test_an_impossible_token_has_no_margin(model: PreTrainedModel) -> None:
     sampling = replace(GREEDY, logits_processor=scores(5.0, -torch.inf))
-    assert examined(model, (1, 0), sampling) == Tie(None, None)
-
-
-def test_logits_that_are_no_numbers_have_no_margin(model: PreTrainedModel) -> None:
-    sampling = replace(GREEDY, logits_processor=scores(torch.nan, 1.0))
     assert examined(model, (1, 0), sampling) == Tie(None, None)
 
 
@@ -150,8 +137,8 @@ def shift(engine: Engine, by: float) -> None:
     right = engine.runner.run
     calls = []
 
-    def run(batch: ForwardBatch) -> ForwardOutput:
-        output = right(batch)
+    def run(batch: ForwardBatch, cache: Cache | None = None) -> ForwardOutput:
+        output = right(batch, cache)
         calls.append(1)
         logits = output.scores.clone()
         logits[..., 0] += by * len(calls)
@@ -194,15 +181,6 @@ def test_the_engine_runs_only_where_it_decides(model: PreTrainedModel, factor: f
     engine = engine_of(model)
     engine.runner.run = None  # type: ignore[assignment]
     examined(model, (0, 1), near_tie(model, factor * alone), runner=engine.runner)
-
-
-def test_the_engine_goes_on_as_before(model: PreTrainedModel) -> None:
-    """An examination leaves all slots free, and nothing in them that a later request would read."""
-    engine = engine_of(model, batch=1)
-    before = engine.generate([SEQUENCE, [7, 7]], GREEDY)
-    ties._run_runner(engine.runner, SEQUENCE, (3, 4, 5))
-    after = engine.generate([SEQUENCE, [7, 7]], GREEDY)
-    assert [done.token_ids for done in before] == [done.token_ids for done in after]
 
 
 def test_a_model_in_training_is_examined_without_dropout(model: PreTrainedModel) -> None:

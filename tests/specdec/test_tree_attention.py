@@ -11,7 +11,7 @@ import torch
 
 from specdec.attention import BACKENDS
 from specdec.attention.facts import Reach
-from specdec.attention.tree_attention import DTYPES, Tiles, choose_pieces, choose_tiles, tree_attention
+from specdec.attention.tree_attention import DTYPES, Tiles, choose_tiles
 from specdec.execution.counting import counted
 from tests.attention import CASES, TOLERANCE, Case, Problem, error, launch, paged, path_to, problem, quantized
 
@@ -32,17 +32,7 @@ def test_dense_masks_and_products_compute_it_too(case: Case) -> None:
     assert error(given.output(BACKENDS["grouped"]), given.expected()) < TOLERANCE[case.dtype]
 
 
-@pytest.mark.parametrize(
-    "pieces",
-    [
-        {"pieces": 2},
-        {"pieces": 3},
-        {"pieces": 7},  # more than there are blocks of keys: some have nothing to read
-        {"keys_per_piece": 16},
-        {"keys_per_piece": 48},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("pieces", [2, 3, 7])  # 7: more than there are blocks of keys, some have nothing to read
 @pytest.mark.parametrize(
     "case",
     [
@@ -53,25 +43,11 @@ def test_dense_masks_and_products_compute_it_too(case: Case) -> None:
     ids=["tree", "window and sinks", "chain"],
 )
 @torch.inference_mode()
-def test_a_context_in_pieces(case: Case, pieces: dict[str, int]) -> None:
+def test_a_context_in_pieces(case: Case, pieces: int) -> None:
     given = problem(case)
     given.output(BACKENDS["grouped"])  # writes the new keys
-    output = launch(given, tiles=SMALL, **pieces)
+    output = launch(given, tiles=SMALL, pieces=pieces)
     assert error(output, given.expected()) < TOLERANCE[case.dtype]
-
-
-@torch.inference_mode()
-def test_pieces_cut_at_fixed_positions_do_not_depend_on_the_batch() -> None:
-    """A row alone gives the very numbers that it gives beside a longer one."""
-    case = Case(lengths=(9, 61), nodes=4, kv_heads=1, bound=40)
-    given = problem(case)
-    given.output(BACKENDS["grouped"])
-    alone, beside = given.seen(rows=1), given.seen()
-    options = {"tiles": SMALL, "keys_per_piece": 32}
-    stored = given.cache.stored(0)
-    first = tree_attention(given.query[:1], stored, replace(alone, keys=16), **options)  # type: ignore[arg-type]
-    both = tree_attention(given.query, stored, beside, **options)  # type: ignore[arg-type]
-    assert torch.equal(first[0], both[0])
 
 
 @pytest.mark.parametrize("page_size", [1, 8, 24])
@@ -179,14 +155,6 @@ def test_preparing_reads_nothing_and_a_known_tree_costs_nothing() -> None:
     with counted() as work:
         backend.prepare(given.batch, given.cache, given.facts)
     assert work.synchronizations == 0
-
-
-def test_pieces_fill_the_device_and_are_not_too_small() -> None:
-    assert choose_pieces(8, 32768, 132) == 66  # 8 key heads at batch 1: four programs for each multiprocessor
-    assert choose_pieces(64, 32768, 132) == 9
-    assert choose_pieces(8, 1024, 132) == 8
-    assert choose_pieces(8, 60, 132) == 1
-    assert choose_pieces(4096, 32768, 132) == 1
 
 
 @pytest.mark.parametrize("room", [99 * 1024, 163 * 1024, 227 * 1024], ids=["a consumer's card", "A100", "H100"])

@@ -50,16 +50,6 @@ def test_rounds_of_a_warm_engine_capture_nothing_more(warm: bool, monkeypatch: p
     assert before == (wanted if warm else set())
 
 
-def test_warming_up_changes_no_output() -> None:
-    with engine_with(NGramDrafter(max_draft_tokens=7)) as cold:
-        expected = decode(cold)
-    with engine_with(NGramDrafter(max_draft_tokens=7)) as warm:
-        warm.warm_up()
-        assert decode(warm) == expected
-        warm.warm_up()  # between requests, too
-        assert decode(warm) == expected
-
-
 def test_a_wide_tree_does_not_need_positions_that_the_model_lacks() -> None:
     drafter = ModelDrafter(tiny_model("llama"), shape=(40,))
     with Engine(Target(tiny_model("llama")), drafter, RejectionVerifier(), max_batch_size=1, max_length=24) as engine:
@@ -83,9 +73,3 @@ def test_sizes_that_there_are_none_of_are_refused(nodes: list[int], message: str
         with pytest.raises(ValueError, match=message):
             engine.warm_up(nodes)
         assert not sizes(engine)
-
-
-def test_common_sizes_end_with_the_largest_tree() -> None:
-    assert common_sizes(1) == [1]
-    assert common_sizes(7) == [1, 2, 3, 4, 5, 6, 7]
-    assert common_sizes(40) == [*range(1, 17), 20, 24, 28, 32, 40]

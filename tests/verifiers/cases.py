@@ -8,7 +8,8 @@ from _pytest.mark.structures import ParameterSet
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.exactness.tables import Tables
+from specdec.checks.drafts import Samplings, enumerate_drafts
+from specdec.checks.tables import Tables
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
@@ -141,6 +142,29 @@ FILE = Path(__file__).with_name("acceptance_tables.json")
 """Fixtures A (4 tokens, 4 deep), B (5 tokens, zeros, disjoint supports, p = q, one-hot rows) and L (one level of 8)."""
 needs_tables = pytest.mark.skipif(not FILE.is_file(), reason="acceptance_tables.json is not here")
 DIGITS = 5.1e-7  # six decimals
+
+
+def expected_by_levels(
+    verifier: Verifier, tables: Tables, factors: tuple[int, ...], laws: Samplings, *, declared: Samplings | None = None
+) -> float:
+    """Expected accepted tokens on ``TreeShape.branching(*factors)``, without enumerating its drafts.
+
+    Only for rules that decide level by level, where the subtree of an accepted child is verified as a tree of its own.
+    """
+
+    def after(token: int) -> Tables:
+        def cut(levels: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            return tuple(level.view(tables.vocab, -1, tables.vocab)[token] for level in levels[1:])
+
+        return Tables(cut(tables.p), cut(tables.q))
+
+    drafts = enumerate_drafts(tables, TreeShape.branching(factors[0]), laws, declared=declared)
+    stop = verifier.laws(drafts.tree, drafts.target_probs).stop
+    below = torch.zeros(tables.vocab, dtype=torch.float64)
+    if len(factors) > 1:
+        for token in range(tables.vocab):
+            below[token] = expected_by_levels(verifier, after(token), factors[1:], laws, declared=declared)
+    return float((drafts.probability[:, None] * stop[:, 1:] * (1 + below[drafts.tree.tokens[:, 1:]])).sum())
 
 
 def expected_in_post_order(

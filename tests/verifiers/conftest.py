@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from specdec.exactness.tables import Tables
+from specdec.checks.tables import Tables
 from tests.verifiers.cases import FILE
 
 

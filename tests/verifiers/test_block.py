@@ -4,16 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.exactness.drafts import enumerate_drafts
-from specdec.exactness.outcomes import enumerate_outcome
-from specdec.exactness.tables import Tables
+from specdec.checks.outcomes import enumerate_outcome
+from specdec.checks.tables import Tables
 from specdec.interfaces import Laws, Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
 from tests.changed_rule import ChangedRule, WalkedRule
-from tests.verifiers.cases import BIASED, EXACT, IID, SWOR, TOP, complete, needs_tables
+from tests.verifiers.cases import BIASED, IID, SWOR, needs_tables
 from verifiers import BlockVerifier, RejectionVerifier, TraversalVerifier
-from verifiers.trees import law_in_post_order, law_top_down
 from verifiers.walk import Family, Tried, leaf_to_root, try_in_turn
 
 
@@ -32,58 +30,6 @@ def test_a_block_by_hand() -> None:
         after_one = rule.laws(tree, p).after(torch.ones(2, dtype=torch.long))
         torch.testing.assert_close(after_one, torch.tensor([[1.0, 0.0]] * 2, dtype=torch.float64))
         assert torch.equal(rule.laws(tree, p).after(torch.full((2,), 2)), p[:, 2])
-
-
-def test_both_ways_through_a_tree_by_hand() -> None:
-    """The chain 0 - 1 - 2 with a second child 3 of node 1, and a second child 4 of the root: 2, 3, 1, 4, 0."""
-    tree = DraftTree.from_shape(TreeShape.from_paths([(0,), (1,), (0, 0), (0, 1)]), torch.zeros(1, 5, dtype=torch.long))
-    assert tree.parents.tolist() == [[-1, 0, 0, 1, 1]]  # level by level: node 2 is the root's second child
-    chance = torch.tensor([[1.0, 0.5, 0.25, 0.2, 0.1]], dtype=torch.float64)
-    law = law_in_post_order(tree, chance)
-    expected = [0.8 * 0.9 * 0.5 * 0.75, 0.8 * 0.9 * 0.5, 0.8 * 0.9 * 0.5 * 0.25, 0.2, 0.8 * 0.1]
-    torch.testing.assert_close(law, torch.tensor([expected], dtype=torch.float64))
-    # From the root down: node 1 is tried before node 2, node 3 before node 4.
-    down = [0.5 * 0.75, 0.5 * 0.8 * 0.9, 0.5 * 0.25, 0.5 * 0.2, 0.5 * 0.8 * 0.1]
-    torch.testing.assert_close(law_top_down(tree, chance), torch.tensor([down], dtype=torch.float64))
-    own = DraftTree.build(tree.tokens, tree.parents.clone())
-    torch.testing.assert_close(law_top_down(own, chance), law_top_down(tree, chance))
-    torch.testing.assert_close(law_in_post_order(own, chance), law)
-
-
-@pytest.mark.parametrize("laws", [IID, SWOR, TOP], ids=lambda law: law.name)
-@pytest.mark.parametrize("seed", [complete(seed, strong=seed == 0) for seed in range(4)])
-def test_orders(laws: DraftSampling, seed: int) -> None:
-    """Block accepts at least what token by token does, traversal at least what rejection does on trees."""
-    tables = Tables.random(3, 3, seed=seed)
-
-    def accepted(rule: RejectionVerifier | BlockVerifier | TraversalVerifier, shape: TreeShape) -> float:
-        return enumerate_outcome(rule, tables, shape, laws).expected_accepted
-
-    chain, tree = TreeShape.chain(3), TreeShape.branching(2, 2)
-    block = accepted(BlockVerifier(), chain)
-    assert block == pytest.approx(accepted(TraversalVerifier(), chain), abs=EXACT)
-    assert block > accepted(RejectionVerifier(), chain) - EXACT
-    if laws is TOP:
-        assert block == pytest.approx(accepted(RejectionVerifier(), chain), abs=EXACT)
-    if laws is not IID:  # independent siblings: no such order is known
-        assert accepted(TraversalVerifier(), tree) > accepted(RejectionVerifier(), tree) - EXACT
-    one = TreeShape.chain(1)
-    assert accepted(BlockVerifier(), one) == pytest.approx(accepted(RejectionVerifier(), one), abs=EXACT)
-
-
-def test_a_block_reaches_every_position_with_its_weight() -> None:
-    """The key lemma, over the drafts; and then no lossless rule does better."""
-    tables, shape = Tables.random(3, 3, seed=7), TreeShape.chain(3)
-    made = enumerate_drafts(tables, shape, IID)
-    stop_law = BlockVerifier().laws(made.tree, made.target_probs).stop
-    ratio = torch.ones(len(made.probability), dtype=torch.float64)
-    weight = [ratio]
-    for position in range(1, 4):
-        above = torch.arange(len(ratio)), torch.full((len(ratio),), position - 1), made.tree.tokens[:, position]
-        weight.append((weight[-1] * made.target_probs[above] / made.tree.draft_probs[above]).clamp(max=1))
-    for position in range(1, 4):
-        reached = (made.probability * stop_law[:, position:].sum(1)).sum()
-        torch.testing.assert_close(reached, (made.probability * weight[position]).sum())
 
 
 def test_rules_on_a_chain_need_no_order_of_columns() -> None:

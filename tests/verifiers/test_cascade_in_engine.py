@@ -9,19 +9,18 @@ import torch
 from torch import Tensor
 
 from drafters.model import ModelDrafter
+from specdec.checks.reference import reference_decode
 from specdec.engine.engine import Engine
-from specdec.exactness.reference import reference_decode
 from specdec.interfaces import Verifier
 from specdec.requests import SamplingParams
 from specdec.sampling import adjust, distribution
 from specdec.target.target import Target
-from specdec.tree import DraftTree
-from tests.components import DRAFTERS, TREE, perturbed
+from tests.components import TREE, perturbed
 from tests.forwards import slots_of
 from tests.models import tiny_model
 from tests.test_distribution import LEVEL, goodness
 from tests.verifiers.cascade_mutants import residual_of_the_target, target_after_leaves
-from verifiers import CascadeVerifier, RejectionVerifier
+from verifiers import CascadeVerifier
 
 VOCAB, LENGTH = 5, 3
 ENOUGH = 1000
@@ -173,34 +172,3 @@ def test_plain_requests_in_the_same_batch_follow_the_target() -> None:
     for number in (0, 1):
         assert outputs[number] == reference_decode(model, PROMPTS[number], params[number].seeded(number))
     assert outputs[2] != reference_decode(model, PROMPTS[2], params[2].seeded(2))
-
-
-@pytest.mark.parametrize(
-    ("drafter", "words"),
-    [("ngram", "DETERMINISTIC"), ("medusa", "DETERMINISTIC"), ("model_tree_coupled", "COUPLED")],
-)
-def test_drafters_without_q_are_refused(drafter: str, words: str) -> None:
-    model = tiny_model("llama", vocab_size=LONG)
-    with pytest.raises(ValueError, match=f"CascadeVerifier is not made for drafts that are {words}"):
-        Engine(Target(model), DRAFTERS[drafter](model), CascadeVerifier(), max_length=40)
-
-
-def test_a_drafter_that_has_no_q_at_the_leaves_is_refused() -> None:
-    model = tiny_model("llama", vocab_size=LONG)
-    drafter = ModelDrafter(model, 2)
-    drafter.has_leaf_probs = False
-    with pytest.raises(ValueError, match="CascadeVerifier reads the draft's probabilities at every node, which Model"):
-        Engine(Target(model), drafter, CascadeVerifier(), max_length=40)
-
-
-def test_a_drafter_serves_one_engine_after_the_other() -> None:
-    model = tiny_model("llama", vocab_size=LONG)
-    drafter = ModelDrafter(perturbed(model, 0.3), 2)
-    for rule in (CascadeVerifier(), RejectionVerifier()):
-        with Engine(Target(model), drafter, rule, max_length=40) as engine:
-            trees: list[DraftTree] = []
-            engine.on_round = lambda seen, trees=trees: trees.append(seen.tree)
-            engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=6, temperature=1.0))
-        for tree in trees:
-            assert tree.draft_probs is not None
-            assert bool(tree.draft_probs[0, -1].any()) is rule.needs_leaf_probs

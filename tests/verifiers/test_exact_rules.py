@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.exactness.drafts import Samplings, enumerate_drafts
-from specdec.exactness.outcomes import enumerate_outcome, outcome
-from specdec.exactness.tables import ROW_KINDS, Tables
+from specdec.checks.drafts import Samplings, enumerate_drafts
+from specdec.checks.outcomes import enumerate_outcome
+from specdec.checks.tables import ROW_KINDS, Tables
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
-from specdec.types import DraftSampling, Exactness
+from specdec.types import DraftSampling
 from tests.verifiers.cases import (
     EXACT,
     IID,
@@ -27,7 +27,6 @@ from tests.verifiers.cases import (
     TOP,
     complete,
     drafts,
-    needs_tables,
     takes,
     widest,
 )
@@ -96,53 +95,6 @@ def test_the_output_law_is_the_targets(rule: str, shape: str, laws: str, kinds: 
     tree = SHAPES[shape]
     tables = Tables.random(3 if tree.num_nodes > 3 else 4, tree.max_depth, seed=len(shape), kinds=KINDS[kinds])
     assert enumerate_outcome(RULES[rule], tables, tree, LAWS[laws]).tv < EXACT
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_one_token_leaves_nothing_to_go_wrong(rule: str) -> None:
-    tables = Tables.random(1, 3, seed=0)
-    for laws in LAWS.values():
-        for shape in (TreeShape.chain(3), TreeShape.branching(2, 1)):
-            if fits(RULES[rule], shape, laws):
-                result = enumerate_outcome(RULES[rule], tables, shape, laws)
-                assert result.tv < EXACT and result.expected_accepted == pytest.approx(shape.max_depth)
-
-
-@needs_tables
-@pytest.mark.parametrize(
-    ("rule", "laws"), [(rule, law) for rule in RULES for law in (TOP, IID, SWOR) if law in RULES[rule].samplings]
-)
-def test_fixture_b_is_exact(tables: dict[str, Tables], rule: str, laws: DraftSampling) -> None:
-    """Zeros, disjoint supports, p = q and one-hot rows, over five tokens."""
-    shape = widest(RULES[rule]) if rule not in SLOW else TreeShape.branching(2, 1)
-    assert enumerate_outcome(RULES[rule], tables["B"], shape, laws).tv < EXACT
-
-
-def grown(node: int, prefix: Tensor) -> Tensor:
-    """First children come and go with what stands above them; their siblings do not follow them."""
-    if node in (3, 5):
-        return (prefix + node) % 2 == 0
-    return (prefix < 2) | (node < 6)
-
-
-@pytest.mark.parametrize(
-    ("rule", "laws"), [(rule, laws) for rule in RULES for laws in LAWS if fits(RULES[rule], SHAPES["2x2"], LAWS[laws])]
-)
-def test_trees_whose_shape_depends_on_the_draft_are_exact(rule: str, laws: str) -> None:
-    tables = Tables.random(3, 2, seed=3, kinds=("dense", "zeros"))
-    made = enumerate_drafts(tables, SHAPES["2x2"], LAWS[laws], grows=grown)
-    assert (made.tree.valid[:, 4] & ~made.tree.valid[:, 3]).any(), "no row lacks a first child and has a second"
-    assert (RULES[rule].laws(made.tree, made.target_probs).stop[~made.tree.valid] == 0).all()
-    assert outcome(RULES[rule], tables, made).tv < EXACT
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_chains_that_end_early_are_exact(rule: str) -> None:
-    """Keep a token that is not sure and stop behind it: the rule that a drafter may follow."""
-    tables = Tables.random(4, 3, seed=4)
-    made = enumerate_drafts(tables, TreeShape.chain(3), IID, grows=lambda node, prefix: (prefix + node) % 3 > 0)
-    assert (made.tree.valid.sum(1) == 2).any() and (made.tree.valid.sum(1) == 4).any()
-    assert outcome(RULES[rule], tables, made).tv < EXACT
 
 
 @pytest.mark.parametrize(
@@ -317,9 +269,3 @@ def test_random_trees_are_exact(rule: str, examples: int) -> None:
         assert enumerate_outcome(verifier, tables, shape, laws, grows=grows if salt else None).tv < EXACT
 
     check()
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_the_rule_says_that_it_is_exact(rule: str) -> None:
-    assert RULES[rule].exactness is Exactness.EXACT
-    assert TOP in RULES[rule].samplings, "greedy requests send DETERMINISTIC nodes to any rule"

@@ -3,13 +3,24 @@
 import pytest
 import torch
 
-from specdec.exactness.drafts import WeightedDrafts
-from specdec.exactness.outcomes import enumerate_outcome, expected_by_levels, outcome
-from specdec.exactness.tables import Tables
+from specdec.checks.drafts import WeightedDrafts
+from specdec.checks.outcomes import enumerate_outcome, outcome
+from specdec.checks.tables import Tables
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
-from tests.verifiers.cases import DIGITS, EXACT, IID, MIXED, SWOR, TOP, complete, expected_in_post_order, needs_tables
+from tests.verifiers.cases import (
+    DIGITS,
+    EXACT,
+    IID,
+    MIXED,
+    SWOR,
+    TOP,
+    complete,
+    expected_by_levels,
+    expected_in_post_order,
+    needs_tables,
+)
 from verifiers import (
     BlockVerifier,
     GreedyMultiPathVerifier,

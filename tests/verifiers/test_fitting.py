@@ -9,7 +9,6 @@ from torch import Tensor
 
 import specdec.interfaces
 import verifiers
-from specdec.acceptance import Plain
 from specdec.interfaces import Drafter, Laws, Verifier, fitting_rules, why_unfit
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness, Noise
@@ -163,13 +162,6 @@ def test_a_verifiers_own_settings_count() -> None:
     ) as told:
         rule.check(Drafts(IID))
     assert "TargetWalkVerifier" not in str(told.value).split(": use ")[1]
-
-
-def test_plain_decoding_is_no_advice() -> None:
-    """Its rule takes no drafts, of whatever kind."""
-    assert not any(Plain in fitting_rules(drafter) for drafter in KINDS)
-    with pytest.raises(ValueError, match="Plain is not made for drafts that are IID"):
-        Plain().check(Drafts(IID))
 
 
 def test_without_any_rule_at_hand_the_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

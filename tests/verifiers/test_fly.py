@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 
-from specdec.exactness.outcomes import enumerate_outcome
-from specdec.exactness.tables import Tables
+from specdec.checks.outcomes import enumerate_outcome
+from specdec.checks.tables import Tables
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import Exactness
 from tests.verifiers.cases import BIASED, EXACT, IID, TOP

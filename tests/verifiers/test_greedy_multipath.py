@@ -1,7 +1,5 @@
 """Greedy multi-path block verification: published figures, beside rules on the merged paths, and mistakes."""
 
-import itertools
-import math
 from dataclasses import replace
 
 import pytest
@@ -9,36 +7,13 @@ import torch
 from torch import Tensor
 
 import verifiers.greedy_multipath
-from specdec.exactness.drafts import WeightedDrafts, enumerate_drafts
-from specdec.exactness.outcomes import enumerate_outcome, outcome
-from specdec.exactness.tables import Tables
+from specdec.checks.drafts import WeightedDrafts, enumerate_drafts
+from specdec.checks.outcomes import enumerate_outcome, outcome
+from specdec.checks.tables import Tables
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
 from tests.verifiers.cases import BIASED, DIGITS, EXACT, IID, SWOR, needs_tables
-from verifiers import BlockVerifier, GreedyMultiPathVerifier, RejectionVerifier, TraversalVerifier
-
-
-def any_order(tables: Tables, paths: int, length: int) -> WeightedDrafts:
-    """All independent paths, a representative of every order: for a rule that does not look at it."""
-    vocab, shape = tables.vocab, TreeShape.branching(paths, *[1] * (length - 1))
-    law = torch.ones(1, dtype=torch.float64)
-    for level in tables.q[:length]:
-        law = (law[:, None] * level).flatten()
-    drawn = torch.tensor(list(itertools.combinations_with_replacement(range(vocab**length), paths)))
-    same = (drawn[:, :, None] == drawn[:, None, :]).tril().sum(-1).prod(-1)  # of equal paths, their number's factorial
-    prefixes = torch.zeros(len(drawn), shape.num_nodes + 1, dtype=torch.long)
-    for node in range(1, shape.num_nodes + 1):
-        prefixes[:, node] = drawn[:, (node - 1) % paths] // vocab ** (length - shape.depths[node])
-    p, q = (
-        torch.stack([table[depth][prefixes[:, node]] for node, depth in enumerate(shape.depths)], 1)
-        for table in (tables.p, tables.q)
-    )
-    return WeightedDrafts(
-        DraftTree.from_shape(shape, prefixes % vocab, sampling=IID, draft_probs=q),
-        prefixes,
-        law[drawn].prod(-1) * math.factorial(paths) / same,
-        p,
-    )
+from verifiers import GreedyMultiPathVerifier, RejectionVerifier, TraversalVerifier
 
 
 def merged(drafts: WeightedDrafts) -> WeightedDrafts:
@@ -58,22 +33,12 @@ def merged(drafts: WeightedDrafts) -> WeightedDrafts:
 
 
 @needs_tables
-@pytest.mark.parametrize(("paths", "length", "figure"), [(1, 4, 2.136358), (2, 2, 1.502657), (2, 3, 2.023354)])
+@pytest.mark.parametrize(
+    ("paths", "length", "figure"), [(1, 4, 2.136358), (2, 2, 1.502657), (2, 3, 2.023354), (3, 3, 1.969057)]
+)
 def test_figures(tables: dict[str, Tables], paths: int, length: int, figure: float) -> None:
     shape = TreeShape.branching(paths, *[1] * (length - 1))
     result = enumerate_outcome(GreedyMultiPathVerifier(), tables["A"], shape, IID)
-    assert result.expected_accepted == pytest.approx(figure, abs=DIGITS)
-    assert result.tv < EXACT
-
-
-@needs_tables
-@pytest.mark.parametrize(("paths", "length", "figure"), [(2, 2, 1.502657), (3, 3, 1.969057)])
-def test_figures_where_the_order_of_paths_does_not_matter(
-    tables: dict[str, Tables], paths: int, length: int, figure: float
-) -> None:
-    drafts = any_order(tables["A"], paths, length)
-    assert drafts.probability.sum().item() == pytest.approx(1)
-    result = outcome(GreedyMultiPathVerifier(), tables["A"], drafts)
     assert result.expected_accepted == pytest.approx(figure, abs=DIGITS)
     assert result.tv < EXACT
 
@@ -98,16 +63,6 @@ def test_a_trie_verified_as_independent_is_rejected(rule: Verifier) -> None:
     assert outcome(rule, tables, trie).tv < EXACT
     declared = replace(trie, tree=replace(trie.tree, law=torch.full_like(trie.tree.law, IID)))
     assert outcome(rule, tables, declared).tv > BIASED
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_one_path_is_a_block(seed: int) -> None:
-    tables = Tables.random(3, 3, seed=seed, kinds=("dense", "zeros"))
-    made = enumerate_drafts(tables, TreeShape.chain(3), IID)
-    torch.testing.assert_close(
-        GreedyMultiPathVerifier().laws(made.tree, made.target_probs).stop,
-        BlockVerifier().laws(made.tree, made.target_probs).stop,
-    )
 
 
 def test_the_law_of_the_largest_by_hand() -> None:
@@ -135,12 +90,6 @@ def test_nothing_is_lost_on_long_paths_in_float32() -> None:
         law = verifiers.greedy_multipath._law_of_the_largest(p, q, tokens, torch.tensor([[3]]), 3)
         assert torch.isfinite(law).all() and (law >= 0).all()
         torch.testing.assert_close(law.sum(-1), torch.ones(1, length + 1, dtype=torch.float64))
-
-
-def test_shapes_that_are_paths() -> None:
-    assert TreeShape.branching(3, 1, 1).is_paths and TreeShape.chain(3).is_paths and TreeShape.branching(2).is_paths
-    assert not TreeShape.branching(2, 2).is_paths
-    assert not TreeShape.from_paths([(0,), (1,), (0, 0)]).is_paths
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from specdec.checks.drafts import enumerate_drafts
+from specdec.checks.outcomes import enumerate_outcome
+from specdec.checks.reference import reference_decode
+from specdec.checks.tables import Tables
 from specdec.engine.engine import Engine
-from specdec.exactness.drafts import enumerate_drafts
-from specdec.exactness.outcomes import enumerate_outcome
-from specdec.exactness.reference import reference_decode
-from specdec.exactness.tables import Tables
 from specdec.interfaces import Verifier
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
@@ -15,8 +15,7 @@ from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling, Exactness
 from tests.components import DRAFTERS
 from tests.models import tiny_model
-from tests.test_distribution import LEVEL, SAMPLINGS, p_value
-from tests.verifiers.cases import BIASED, EXACT, IID, SHAPES, SWOR, TOP, complete, needs_tables
+from tests.verifiers.cases import BIASED, EXACT, IID, SHAPES, SWOR, TOP, needs_tables
 from verifiers import (
     FuzzyVerifier,
     LenientVerifier,
@@ -78,19 +77,6 @@ def test_switched_off_it_is_exact(rule: Verifier, same: Verifier, laws: DraftSam
     assert result.expected_accepted == pytest.approx(
         enumerate_outcome(same, tables, shape_of(rule), laws).expected_accepted, abs=EXACT
     )
-
-
-@pytest.mark.parametrize("laws", [TOP, IID, SWOR], ids=lambda law: law.name)
-# The thresholds of the other rules may be stricter than p, too.
-@pytest.mark.parametrize(
-    "rule", [name for name in RULES if not isinstance(RULES[name], RelaxedTopKVerifier | TypicalVerifier)]
-)
-def test_it_accepts_more_than_what_it_loosens(rule: str, laws: DraftSampling) -> None:
-    verifier = RULES[rule]
-    exact = TargetWalkVerifier() if isinstance(verifier, ThresholdVerifier) else RejectionVerifier()
-    tables = Tables.random(4, 2, seed=3)
-    accepted = [enumerate_outcome(r, tables, shape_of(verifier), laws).expected_accepted for r in (verifier, exact)]
-    assert accepted[0] > accepted[1] - EXACT
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -162,19 +148,12 @@ def test_typical_acceptance_by_hand() -> None:
     assert stop_of([0, 1, 0, 1, 2], shape) == 3
 
 
-@pytest.mark.parametrize("drafter", ["medusa", *(complete(name, strong=False) for name in ("model_tree_iid", "ngram"))])
-def test_typical_acceptance_of_greedy_requests_is_exact(drafter: str) -> None:
+def test_typical_acceptance_of_greedy_requests_is_exact() -> None:
     model = tiny_model()
-    engine = Engine(Target(model), DRAFTERS[drafter](model), TypicalVerifier(), max_length=64)
+    engine = Engine(Target(model), DRAFTERS["medusa"](model), TypicalVerifier(), max_length=64)
     for prompt in ([1, 2, 3], [5, 6, 5, 6, 5]):
         output = engine.generate([prompt], SamplingParams(max_new_tokens=16))[0]
         assert list(output.token_ids) == reference_decode(model, prompt, SamplingParams(max_new_tokens=16))
-
-
-@pytest.mark.full  # by enumeration in test_lossy.py
-def test_typical_acceptance_is_lossy_through_the_engine() -> None:
-    model = tiny_model(vocab_size=5, scale=1.5, layers=2)
-    assert p_value(model, "model_chain_iid", TypicalVerifier(), SAMPLINGS["temperature 1"]) < LEVEL
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,11 @@
 """Siblings, and branches, of different laws: a looked-up branch beside a model's, the top k beside a draw."""
 
 import pytest
-import torch
 
-from specdec.exactness.checks import check_drafts
-from specdec.exactness.outcomes import enumerate_outcome
-from specdec.exactness.tables import Tables
+from specdec.checks.outcomes import enumerate_outcome
+from specdec.checks.tables import Tables
 from specdec.interfaces import Verifier
-from specdec.tree import DraftTree, TreeShape
+from specdec.tree import TreeShape
 from specdec.types import DraftSampling
 from tests.verifiers.cases import (
     BIASED,
@@ -21,9 +19,7 @@ from tests.verifiers.cases import (
     takes_laws,
 )
 from verifiers import (
-    BlockVerifier,
     GreedyMultiPathVerifier,
-    KSeqVerifier,
     TargetWalkVerifier,
     WeightedTransportVerifier,
 )
@@ -57,29 +53,6 @@ def test_a_looked_up_token_that_is_taken_for_drawn_is_rejected(rule: str) -> Non
     tables, shape = Tables.random(4, 1, seed=21), TreeShape.branching(2)
     assert enumerate_outcome(RULES[rule], tables, shape, (TOP, law)).tv < EXACT
     assert enumerate_outcome(RULES[rule], tables, shape, (TOP, law), declared=law).tv > BIASED
-
-
-@pytest.mark.parametrize(
-    ("rule", "laws", "words"),
-    [
-        (
-            KSeqVerifier(),
-            (TOP, SWOR),
-            "row 0, node 2 is WITHOUT_REPLACEMENT, and KSeqVerifier takes DETERMINISTIC, IID",
-        ),
-        (GreedyMultiPathVerifier(), (TOP, SWOR), "row 0, node 2 is WITHOUT_REPLACEMENT, and GreedyMultiPathVerifier"),
-        (BlockVerifier(), (TOP, IID), "row 0, node 2 is another child of node 0, and BlockVerifier takes chains only"),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, Verifier) else "",
-)
-def test_rules_that_do_not_take_them_say_at_which_node(
-    rule: Verifier, laws: tuple[DraftSampling, ...], words: str
-) -> None:
-    p = torch.full((1, 3, 4), 0.25)
-    law = torch.tensor([[TOP, *laws]], dtype=torch.int8)
-    tree = DraftTree.from_shape(TreeShape.branching(2), torch.tensor([[0, 1, 2]]), sampling=law, draft_probs=p)
-    with pytest.raises(ValueError, match=words):
-        check_drafts(rule, tree, p)
 
 
 def test_paths_that_are_certain_are_walked() -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.exactness.outcomes import enumerate_outcome
-from specdec.exactness.tables import Tables
+from specdec.checks.outcomes import enumerate_outcome
+from specdec.checks.tables import Tables
 from specdec.interfaces import Laws
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling

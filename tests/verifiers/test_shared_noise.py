@@ -10,23 +10,23 @@ from torch import Tensor
 import specdec.engine.evidence
 from drafters.model import ModelDrafter
 from specdec.batch import Batch
-from specdec.coupling import coupled_acceptance, decided, winners
+from specdec.checks.reference import reference_decode
+from specdec.checks.shared import check_shared, expected_coupled
+from specdec.checks.tables import Tables
+from specdec.coupling import coupled_acceptance, winners
 from specdec.engine.engine import Engine
-from specdec.exactness.reference import reference_decode
-from specdec.exactness.shared import check_shared, expected_coupled
-from specdec.exactness.tables import Tables
 from specdec.interfaces import Drafter
-from specdec.random import request_key, shared_noise
+from specdec.random import shared_noise
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from specdec.tree import DraftTree, TreeShape
-from specdec.types import DraftSampling, Exactness, Noise
+from specdec.types import DraftSampling, Noise
 from tests.changed_rule import ChangedRule, accept_the_first
 from tests.components import DRAFTERS, TREE, perturbed
 from tests.models import tiny_model
 from tests.sessions import Wrapped, Wrapping
 from tests.verifiers.cases import DIGITS, IID, KINDS, SHAPES, SWOR, TOP, complete, needs_tables
-from verifiers import SharedNoiseVerifier, TargetWalkVerifier
+from verifiers import SharedNoiseVerifier
 
 COUPLED = DraftSampling.COUPLED
 LEVEL = 1e-5
@@ -60,12 +60,12 @@ def test_a_wrong_rule_differs(mistake: dict[str, Any]) -> None:
 
 def test_a_law_that_is_not_the_targets_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutant: numbers that are a little too large for improbable tokens."""
-    import specdec.exactness.shared
+    import specdec.checks.shared
 
     def tilted(probs: Tensor, noise: Tensor) -> Tensor:
         return winners(probs**1.1, noise)
 
-    monkeypatch.setattr(specdec.exactness.shared, "winners", tilted)
+    monkeypatch.setattr(specdec.checks.shared, "winners", tilted)
     result = check_shared(SharedNoiseVerifier(), Tables.random(4, 2, seed=2), SHAPES["2x2"], COUPLED, samples=20_000)
     assert result.p_value < LEVEL
 
@@ -118,23 +118,6 @@ def test_the_noise_gives_the_computed_acceptance(shape: str, kinds: str) -> None
     assert fresh.accepted < expected - 5 * fresh.error
 
 
-def test_the_acceptance_of_one_child_is_the_papers_formula() -> None:
-    p, q = torch.tensor([0.5, 0.3, 0.2, 0.0]), torch.tensor([0.1, 0.4, 0.0, 0.5])
-    expected = [1 / sum(max(p[y] / p[x], q[y] / q[x]) for y in range(4)) for x in (0, 1)]
-    torch.testing.assert_close(
-        coupled_acceptance(p, q, 1), torch.tensor([*expected, 0.0, 0.0], dtype=torch.float64), rtol=1e-7, atol=0
-    )
-    tv = 0.5 * float((p - q).abs().sum())
-    assert float(coupled_acceptance(p, q, 1).sum()) > (1 - tv) / (1 + tv)
-
-
-def test_all_tokens_as_children_are_accepted_for_certain() -> None:
-    tables = Tables.random(4, 0, seed=3)
-    p, q = tables.p[0][0], tables.q[0][0]
-    torch.testing.assert_close(coupled_acceptance(p, q, 4), p, rtol=1e-12, atol=0)
-    torch.testing.assert_close(coupled_acceptance(p, p, 1), p, rtol=1e-12, atol=0)
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # The draw
 
@@ -146,16 +129,6 @@ def test_the_first_to_arrive_wins() -> None:
     assert winners(torch.tensor([0.0, 0.4, 0.1, 0.0]), noise).tolist() == [0, 1, 0, 0], "the lower of two equal ones"
     for bad in ([0.0, 0.0, 0.0, 0.0], [torch.nan, 0.5, 0.5, 0.0]):
         assert winners(torch.tensor(bad), noise).isnan().any(), "the engine reports such rows"
-
-
-def test_nodes_of_one_depth_share_the_noise_of_the_position_after_them() -> None:
-    """0 - 1 - 2 with a second child 3 of the root, behind roots at positions 4 and 7."""
-    parents = torch.tensor([[-1, 0, 1, 0]] * 2)
-    tree = DraftTree.build(torch.zeros(2, 4, dtype=torch.long), parents, max_depth=2, max_children=2)
-    keys = torch.tensor([request_key(0, 0), request_key(0, 1)])
-    p = torch.rand(2, 4, 50).softmax(-1)
-    positions = torch.tensor([[5, 6, 7, 6], [8, 9, 10, 9]])
-    assert torch.equal(decided(p, tree, keys, torch.tensor([4, 7])), winners(p, shared_noise(keys, positions, 50)))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -203,11 +176,10 @@ SETUPS = {
 
 
 def drafters(model) -> dict[str, Drafter]:
-    shapes = {"chain": 3, "tree": TREE, "wide": [5, 1], "bushy": [2, 2, 2]}
+    shapes = {"chain": 3, "tree": TREE}
     made = {name: ModelDrafter(perturbed(model, 0.3), shape, sampling="coupled") for name, shape in shapes.items()}
     return made | {
         "another model": ModelDrafter(perturbed(model, 2.0), TREE, sampling="coupled"),
-        "its own temperature": ModelDrafter(perturbed(model, 0.3), TREE, sampling="coupled", temperature=0.5),
         "selected": Wrapping(ModelDrafter(perturbed(model, 0.3), TREE, sampling="coupled"), Selects),
         "ngram": DRAFTERS["ngram"](model),
         "medusa": DRAFTERS["medusa"](model),
@@ -253,22 +225,3 @@ def test_samples_of_a_prompt_differ_and_repeat(model) -> None:
     assert outputs == [output.token_ids for output in engine.generate([PROMPTS[0]], several)]
     assert outputs[3] == engine.generate([PROMPTS[0]], replace(SAMPLING[0], stream=3))[0].token_ids
     assert outputs != [output.token_ids for output in engine.generate([PROMPTS[0]], replace(several, seed=1))]
-
-
-def test_coupled_drafts_are_accepted_more_often(model) -> None:
-    """Than the same model's independent ones by the same walk, which does not look at q; and by far."""
-    rates = {}
-    for sampling in ("coupled", "iid"):
-        drafter = ModelDrafter(perturbed(model, 0.3), 3, sampling=sampling)
-        engine = Engine(Target(model), drafter, SharedNoiseVerifier(), max_batch_size=8, max_length=40)
-        outputs = engine.generate(PROMPTS[:1], replace(SAMPLING[0], n=12))
-        steps = [step for output in outputs for step in output.steps]
-        rates[sampling] = sum(step.accepted for step in steps) / sum(step.proposed_depth for step in steps)
-    assert rates["coupled"] > 1.5 * rates["iid"]
-
-
-def test_it_says_what_it_is() -> None:
-    rule = SharedNoiseVerifier()
-    assert rule.exactness is Exactness.EXACT and rule.noise is Noise.SHARED
-    assert rule.samplings == frozenset(DraftSampling)
-    assert TargetWalkVerifier().noise is Noise.FRESH

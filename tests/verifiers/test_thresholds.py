@@ -10,8 +10,8 @@ from torch import Tensor
 
 import verifiers.thresholds
 from experiments.bench.rules import SHAPES
-from specdec.exactness.outcomes import enumerate_outcome
-from specdec.exactness.tables import Tables
+from specdec.checks.outcomes import enumerate_outcome
+from specdec.checks.tables import Tables
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling

@@ -12,16 +12,15 @@ from torch import Tensor
 
 import verifiers.transport
 import verifiers.two_draft
-from specdec.exactness.drafts import enumerate_drafts
-from specdec.exactness.outcomes import enumerate_outcome, outcome
-from specdec.exactness.tables import Tables
+from specdec.checks.drafts import enumerate_drafts
+from specdec.checks.outcomes import enumerate_outcome, outcome
+from specdec.checks.tables import Tables
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
 from tests.changed_rule import WalkedRule
 from tests.verifiers.cases import BIASED, EXACT, IID, KINDS, SWOR, TOP, complete
 from verifiers import (
-    BlockVerifier,
     KSeqVerifier,
     RejectionVerifier,
     TransportVerifier,
@@ -60,24 +59,6 @@ def test_the_bound_is_reached_and_is_that_of_all_sets(law: DraftSampling, childr
             assert outcome(rule, tables, made).expected_accepted < bound + EXACT
 
 
-def test_the_bound_takes_batches() -> None:
-    p, q = (torch.rand(2, 3, 6, dtype=torch.float64).softmax(-1) for _ in range(2))
-    for law in (IID, SWOR):
-        bound = optimal_acceptance(p, q, 2, law)
-        assert bound.shape == (2, 3)
-        assert bound[1, 2] == optimal_acceptance(p[1, 2], q[1, 2], 2, law)
-    with pytest.raises(ValueError, match="2 DETERMINISTIC siblings: the bound is for"):
-        optimal_acceptance(p, q, 2, TOP)
-
-
-def test_what_it_refuses() -> None:
-    p = torch.full((1, 3, 200), 1 / 200)
-    tree = DraftTree.from_shape(TreeShape.branching(2), torch.tensor([[0, 1, 2]]), sampling=IID, draft_probs=p)
-    wanted = r"row 0, node 0: 2 siblings over 200 tokens make 40,000 drafts, .* draft at most 1"
-    with pytest.raises(ValueError, match=wanted):
-        TransportVerifier().laws(tree, p)
-
-
 def test_enumeration_rejects_a_plan_that_spends_p_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     def generous(self: object, drawn: tuple[int, ...]) -> np.ndarray:
         accepted = original(self, drawn)
@@ -106,16 +87,6 @@ def test_one_level_is_transport(seed: int) -> None:
         torch.testing.assert_close(
             ours.laws(made.tree, made.target_probs).stop, level.laws(made.tree, made.target_probs).stop
         )
-
-
-@pytest.mark.parametrize("seed", [complete(seed, strong=seed == 0) for seed in range(4)])
-def test_two_paths_are_better_than_one(seed: int) -> None:
-    """Two paths: at least the block of one of them, and what one after the other accepts."""
-    tables = Tables.random(3, 3, seed=seed)
-    shape = TreeShape.branching(2, 1, 1)
-    accepted = enumerate_outcome(PAIRS, tables, shape, IID).expected_accepted
-    assert accepted > enumerate_outcome(BlockVerifier(), tables, TreeShape.chain(3), IID).expected_accepted - EXACT
-    assert accepted > enumerate_outcome(RejectionVerifier(), tables, shape, IID).expected_accepted - EXACT
 
 
 def test_bad_settings_of_weighted_transport() -> None:
@@ -159,33 +130,6 @@ def test_enumeration_rejects_other_weights(mistake: Callable[[TryChildren], TryC
     result = outcome(WalkedRule(leaf_to_root, mistake(solve)), tables, made)
     assert result.tv > BIASED
     assert result.joint.sum().item() == pytest.approx(1, abs=1e-9), "not even a law: the mistake is another one"
-
-
-@pytest.mark.parametrize(
-    ("vocab", "kinds"),
-    [
-        complete(vocab, kinds, strong=vocab in (2, 5) and kinds in ("dense", "every kind"))
-        for vocab in (2, 3, 5, 16)
-        for kinds in KINDS
-    ],
-)
-def test_two_children_reach_the_optimum(vocab: int, kinds: str) -> None:
-    for seed in range(5):
-        tables = Tables.random(vocab, 1, seed=seed, kinds=KINDS[kinds])
-        result = enumerate_outcome(TwoDraftVerifier(), tables, TreeShape.branching(2), IID)
-        bound = float(optimal_acceptance(tables.p[0][0], tables.q[0][0], 2, IID))
-        assert result.tv < EXACT
-        assert result.expected_accepted == pytest.approx(bound, abs=EXACT)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_two_children_reach_the_optimum_of_the_program(seed: int) -> None:
-    tables, shape = Tables.random(6, 1, seed=seed, kinds=("zeros",)), TreeShape.branching(2)
-    ours, programs = (
-        enumerate_outcome(rule, tables, shape, IID).expected_accepted
-        for rule in (TwoDraftVerifier(), TransportVerifier())
-    )
-    assert ours == pytest.approx(programs, abs=1e-7)  # what the solver leaves of a constraint
 
 
 weights = st.lists(st.one_of(st.just(0.0), st.floats(1e-9, 1.0), st.just(0.5), st.just(1e-30)), min_size=7, max_size=7)
@@ -251,25 +195,6 @@ def test_two_siblings_by_hand() -> None:
     torch.testing.assert_close(TwoDraftVerifier().laws(tree, p).stop, torch.tensor(expected, dtype=torch.float64))
     left = TwoDraftVerifier().laws(tree, p).after(torch.zeros(4, dtype=torch.long))
     torch.testing.assert_close(left, torch.tensor([[0.0, 1.0]] * 4, dtype=torch.float64))
-
-
-def test_a_hand_over_by_hand() -> None:
-    """p = q = (.5, .5): a mixed pair (.5 of all) goes to either token with one half."""
-    p = torch.full((1, 2), 0.5, dtype=torch.float64)
-    of_first, of_second, left = share_out(p, p, torch.tensor([0]), torch.tensor([1]))
-    assert of_first.item() == pytest.approx(0.5) and of_second.item() == pytest.approx(0.5)
-    assert left.sum().item() == pytest.approx(0, abs=EXACT)
-
-
-@pytest.mark.parametrize("children", [3, 4])
-@pytest.mark.parametrize("seed", [0, complete(1, strong=False), complete(2, strong=False)])
-def test_more_than_two_are_taken_in_pairs(children: int, seed: int) -> None:
-    tables, shape = Tables.random(4, 1, seed=seed, kinds=("dense", "zeros")), TreeShape.branching(children)
-    pairs, single, best = (
-        enumerate_outcome(rule, tables, shape, IID).expected_accepted
-        for rule in (TwoDraftVerifier(), RejectionVerifier(), TransportVerifier())
-    )
-    assert single - EXACT < pairs < best + 1e-7
 
 
 def evenly(mass: Tensor, q: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,10 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drafters.medusa import MedusaDrafter
-from drafters.medusa_heads import MedusaHeads, ResidualBlock
-from experiments.training.batch import Anchors, Batch, TargetStates
-from experiments.training.heads.base import Prediction, TrainedHead, output_of
+from drafters.heads.training import Anchors, Prediction, TargetStates, TextBatch, TrainedHead, output_of
+from drafters.medusa import MedusaDrafter, MedusaHeads, ResidualBlock
 from specdec import Target
 
 
@@ -22,8 +20,7 @@ class SharedOutput(TrainedHead):
     """
 
     def __init__(self, depths: int = 3):
-        super().__init__()
-        self.depths = depths
+        super().__init__(depths)
 
     def begin(self, target: Target, counts: Tensor | None) -> None:
         """Make the blocks. What is the target's stands in a tuple, so that it is no part of this module."""
@@ -31,7 +28,7 @@ class SharedOutput(TrainedHead):
         width = self.borrowed[0].in_features
         self.blocks = torch.nn.ModuleList(ResidualBlock(width) for _ in range(self.depths))
 
-    def forward(self, batch: Batch, states: TargetStates, anchors: Anchors) -> Prediction:
+    def forward(self, batch: TextBatch, states: TargetStates, anchors: Anchors) -> Prediction:
         """An anchor is a root's position, so the newest state that a draft may read is one position before it."""
         hidden = states.hidden[-1].flatten(0, 1)[anchors.index - 1].float()
         return Prediction([block(hidden) for block in self.blocks])
@@ -54,7 +51,7 @@ class SharedOutput(TrainedHead):
         vocab_size, width = output.weight.shape
         heads = MedusaHeads(num_heads=self.depths, hidden_size=width, vocab_size=vocab_size)
         with torch.no_grad():
-            for head, block in zip(heads.heads, self.blocks, strict=True):
-                head[0].load_state_dict(block.state_dict())
-                head[-1].weight.copy_(output.weight)
+            for number, block in enumerate(self.blocks):
+                heads.get_submodule(f"heads.{number}.0").load_state_dict(block.state_dict())
+                heads.get_parameter(f"heads.{number}.1.weight").copy_(output.weight)
         return heads.requires_grad_(False).eval()

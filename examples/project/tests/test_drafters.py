@@ -6,7 +6,7 @@ import pytest
 from mine.drafter import RepeatDrafter
 
 from specdec import Drafter, Target
-from specdec.drafter_checks import assert_conforms
+from specdec.checks.drafter import assert_conforms
 from verifiers import BlockVerifier, RejectionVerifier, TraversalVerifier
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {

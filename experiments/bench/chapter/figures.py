@@ -18,7 +18,7 @@ from experiments.bench.chapter.models import (
     ROUND_A100,
     VLLM_8B,
     Example,
-    Forward,
+    forward,
     this_machine,
 )  # fmt: skip
 from specdec.physics.bounds import Work, bandwidth_utilization, flop_utilization
@@ -60,10 +60,10 @@ def figures() -> SimpleNamespace:
     plain, verify = LLAMA.decode(1, g.context), LLAMA.decode(1, g.context, g.fixed_draft)
     fp8 = BIG.stored(1.0).decode(g.batches[2], g.long_request)
 
-    def one_matrix(tokens: int) -> Forward:
+    def one_matrix(tokens: int) -> SimpleNamespace:
         """A product with one square matrix of Llama-3.1-8B's width."""
         width = LLAMA_8B.hidden
-        return Forward(Work(bytes=2.0 * width * width, flops=2.0 * tokens * width * width), SMALL.roof, tokens)
+        return forward(Work(bytes=2.0 * width * width, flops=2.0 * tokens * width * width), SMALL.roof, tokens)
 
     def in_all(example: Example, cache: float) -> list[float]:
         """Weights, cache and activations, from and to."""
@@ -104,16 +104,11 @@ def figures() -> SimpleNamespace:
         price=lambda rows: price_per_million(g.gpu_price, BIG.decode(rows).rate),
         # Memory.
         llama_2=llama_2,
-        llama_2_length=g.llama_2_length,
         mistral=mistral,
-        mistral_rows=g.mistral_rows,
         mistral_cache=mistral_cache,
         mistral_wrong_cache=mistral_cache * shared_heads.heads / (shared_heads.vectors / 2),
         budget_weights=weight_bytes(ROUND_15B, HALF),
         budget=H100.memory - weight_bytes(ROUND_15B, HALF),
-        served_overhead=g.served_overhead,
-        usable=g.usable,
-        paged_length=g.paged_length,
         paged_rows=SERVED_8B.most_paged_rows(g.usable * H100.memory, mean_length=g.paged_length),
         trained_length=LLAMA_8B.max_length,
         positions_like_weights=LLAMA.weight_bytes / LLAMA.kv,
@@ -124,7 +119,6 @@ def figures() -> SimpleNamespace:
         gated=LLAMA_8B.layers[0].mlp.weights / 3 / LLAMA_8B.hidden**2,
         # Quantization.
         int4=BIG.stored(0.5),
-        group=g.group,
         grouped=lambda zero_points: (
             Precision.of("float16", weights="int4", group=g.group, zero_points=zero_points).weights
         ),
@@ -135,7 +129,6 @@ def figures() -> SimpleNamespace:
         scores=heads.heads * g.long_prompt**2 * 2.0,
         launches=g.kernels_per_layer * LLAMA.layers,
         # Speculation.
-        longest=g.longest,
         tokens=chain_tokens(g.acceptance, g.fixed_draft),
         llama_decode=plain,
         llama_verify=verify,
@@ -144,8 +137,6 @@ def figures() -> SimpleNamespace:
         # Sampling.
         logit_bytes=logits,
         logit_share=logits / LLAMA.decode().bytes,
-        tree_rows=g.tree_rows,
-        tree_nodes=g.tree_nodes,
         tree_logits=step_work(LLAMA_8B, HALF, batch=g.tree_rows, context=0, drafted=g.tree_nodes).logit_bytes,
     )
 

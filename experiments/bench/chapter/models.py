@@ -1,7 +1,6 @@
 """The models, devices and chosen numbers of the chapter; a model on a device, and its forwards there."""
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,23 +10,22 @@ from specdec.physics.bounds import Roof, Work
 from specdec.physics.capacity import kv_bytes_per_position, weight_bytes
 from specdec.physics.devices import Device, read_devices
 from specdec.physics.precision import Precision
-from specdec.physics.rounds import AffineCost, AffineRounds
+from specdec.physics.reading import read_shape
+from specdec.physics.rounds import AffineRounds
 from specdec.physics.shape import ModelShape, nominal
 from specdec.physics.speculation import critical_context, intensity_of_many_rows
+from specdec.physics.step_cost import StepCost
 from specdec.physics.work import prefill_work, step_work
 
 HERE = Path(__file__).parent
-MACHINE = HERE / "machine.yaml"
-"""The roof that ``measure=true`` has measured, in the form of the table of devices."""
-
 CONFIGS = yaml.safe_load((HERE / "models.yaml").read_text(encoding="utf-8"))
 """Configurations of public models, by name."""
 GIVEN = SimpleNamespace(**yaml.safe_load((HERE / "given.yaml").read_text(encoding="utf-8")))
 """The numbers that are chosen (``given.yaml``)."""
 
-SHAPES = {name: ModelShape.of(config) for name, config in CONFIGS.items()}
+SHAPES = {name: read_shape(config) for name, config in CONFIGS.items()}
 LLAMA_70B, LLAMA_8B, DEEPSEEK_V3 = SHAPES["llama-3.1-70b"], SHAPES["llama-3.1-8b"], SHAPES["deepseek-v3"]
-ONE_HEAD = ModelShape.of(CONFIGS["llama-3.1-8b"] | {"num_key_value_heads": 1})
+ONE_HEAD = read_shape(CONFIGS["llama-3.1-8b"] | {"num_key_value_heads": 1})
 
 ROUND_70B = nominal(70_000_000_000, layers=80, heads=64, kv_heads=8)
 ROUND_8B = nominal(8_000_000_000, layers=32, heads=32, kv_heads=8)
@@ -44,8 +42,8 @@ ROUND_A100 = Roof(bandwidth=round(A100.bandwidth, -11), flops=A100.flops["float1
 """An A100 with the round bandwidth that texts give it."""
 
 VLLM_8B = AffineRounds(
-    target=AffineCost(fixed=5.88590713e-3, per_token=2.10103129e-5, per_position=3.92645679e-8),
-    drafter=AffineCost(fixed=2.13526175e-3, per_token=8.41429603e-7, per_position=2.37768493e-9),
+    target=StepCost.affine(fixed=5.88590713e-3, per_token=2.10103129e-5, per_position=3.92645679e-8),
+    drafter=StepCost.affine(fixed=2.13526175e-3, per_token=8.41429603e-7, per_position=2.37768493e-9),
     outside=1.20683946e-3,
 )
 """Constants that were fitted to measured steps of Llama-3.1-8B with an EAGLE head in vLLM on an H100. They are
@@ -54,52 +52,28 @@ published in the simulator of "Speculative decoding: performance or illusion?" (
 
 def this_machine() -> Device:
     """Return the machine that ``machine.yaml`` describes."""
-    (found,) = read_devices(MACHINE).values()
+    (found,) = read_devices(HERE / "machine.yaml").values()
     return found
 
 
-@dataclass(frozen=True)
-class Forward:
-    """A forward on a device: its work, the device's roof, and its tokens over all rows."""
+def forward(work: Work, roof: Roof, tokens: float) -> SimpleNamespace:
+    """Return a forward on a device: its work, tokens over all rows, and what follows.
 
-    work: Work
-    roof: Roof
-    tokens: float
-
-    @cached_property
-    def bytes(self) -> float:
-        """Bytes that it must move."""
-        return self.work.bytes
-
-    @cached_property
-    def flops(self) -> float:
-        """Operations that it must compute."""
-        return self.work.flops
-
-    @cached_property
-    def intensity(self) -> float:
-        """Operations per byte."""
-        return self.work.intensity
-
-    @cached_property
-    def over_ridge(self) -> float:
-        """Its operations per byte over those of the ridge."""
-        return self.intensity / self.roof.ridge
-
-    @cached_property
-    def seconds(self) -> float:
-        """The least time."""
-        return self.roof.least_seconds(self.work)
-
-    @cached_property
-    def rate(self) -> float:
-        """Tokens per second."""
-        return self.tokens / self.seconds
-
-    @cached_property
-    def flops_rate(self) -> float:
-        """Operations per second."""
-        return self.flops / self.seconds
+    ``bytes`` must be moved and ``flops`` computed; ``intensity`` has operations per byte, ``over_ridge`` the same over
+    the ridge's, ``seconds`` the least time, ``rate`` tokens and ``flops_rate`` operations per second.
+    """
+    seconds = roof.least_seconds(work)
+    return SimpleNamespace(
+        work=work,
+        roof=roof,
+        bytes=work.bytes,
+        flops=work.flops,
+        intensity=work.intensity,
+        over_ridge=work.intensity / roof.ridge,
+        seconds=seconds,
+        rate=tokens / seconds,
+        flops_rate=work.flops / seconds,
+    )
 
 
 @dataclass(frozen=True)
@@ -113,14 +87,14 @@ class Example:
     roof: Roof
     precision: Precision = HALF
 
-    def decode(self, rows: int = 1, context: float = 0, drafted: int = 0) -> Forward:
+    def decode(self, rows: int = 1, context: float = 0, drafted: int = 0) -> SimpleNamespace:
         """Return a step of plain decoding, or one that verifies a draft."""
         work = step_work(self.shape, self.precision, batch=rows, context=context, drafted=drafted)
-        return Forward(work.total if context else work.linear, self.roof, rows * (drafted + 1))
+        return forward(work.total if context else work.linear, self.roof, rows * (drafted + 1))
 
-    def prefill(self, tokens: int) -> Forward:
+    def prefill(self, tokens: int) -> SimpleNamespace:
         """Return the products with weights of a prompt."""
-        return Forward(prefill_work(self.shape, self.precision, tokens=tokens).linear, self.roof, tokens)
+        return forward(prefill_work(self.shape, self.precision, tokens=tokens).linear, self.roof, tokens)
 
     def prefill_attention(self, tokens: int) -> float:
         """Return the operations of a prompt's attention."""
@@ -130,34 +104,32 @@ class Example:
         """Return the same with so many bytes per weight; products are computed as before."""
         return replace(self, precision=replace(self.precision, weights=weights, output=weights))
 
-    @cached_property
+    @property
     def layers(self) -> int:
         """The number of layers."""
         return len(self.shape.layers)
 
-    @cached_property
+    @property
     def weight_bytes(self) -> float:
         """Bytes of its weights."""
         return weight_bytes(self.shape, self.precision)
 
-    @cached_property
+    @property
     def kv(self) -> float:
         """Bytes that its cache keeps per position."""
         return kv_bytes_per_position(self.shape, self.precision)
 
-    @cached_property
+    @property
     def pair_flops(self) -> float:
         """Operations of attention per token and position of context."""
         return self.shape.pair_flops
 
     def critical(self, drafted: int) -> float | None:
         """Return the context from which a step is bound by memory at any number of rows."""
-        return critical_context(ridge=self.roof.ridge, drafted=drafted, **self._per_token)
+        given = {"flops": self.decode().flops, "pair_flops": self.pair_flops, "kv_bytes": self.kv}
+        return critical_context(ridge=self.roof.ridge, drafted=drafted, **given)
 
     def many_rows(self, context: float) -> float:
         """Return the operations per byte that no number of rows exceeds."""
-        return intensity_of_many_rows(context=context, **self._per_token)
-
-    @property
-    def _per_token(self) -> dict[str, float]:
-        return {"flops": self.decode().flops, "pair_flops": self.pair_flops, "kv_bytes": self.kv}
+        given = {"flops": self.decode().flops, "pair_flops": self.pair_flops, "kv_bytes": self.kv}
+        return intensity_of_many_rows(context=context, **given)

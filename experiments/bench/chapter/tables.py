@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 
 from experiments.bench.chapter.figures import BIG, SERVED_8B, SMALL, efficiency
 from experiments.bench.chapter.models import (
+    A100,
     DEVICES,
     GIVEN,
     H100,
@@ -18,11 +20,15 @@ from experiments.bench.chapter.models import (
     VLLM_8B,
     Example,
 )  # fmt: skip
+from specdec.physics import heads
 from specdec.physics.bounds import Roof
 from specdec.physics.capacity import kv_bytes_per_position
 from specdec.physics.devices import Device
+from specdec.physics.precision import Precision
+from specdec.physics.rounds import DraftModel, RoofRounds
 from specdec.physics.shape import ModelShape, experts_hit
 from specdec.physics.speculation import best_length, chain_tokens, speedup_of
+from specdec.physics.work import prefill_work
 
 
 def figure(value: float, digits: int = 3) -> str:
@@ -267,6 +273,35 @@ class Tables:
             per_query = shape.pair_flops / kv_bytes_per_position(shape, HALF)
             rows.append((name, kind, figure(per_query), figure((GIVEN.fixed_draft + 1) * per_query)))
         return table(("model", "attention", "plain", f"verifying {GIVEN.fixed_draft}"), rows, texts=2)
+
+    def request(self) -> str:
+        """Least times of the short request of Llama-3.1-8B on an A100, with one thing changed at a time, and with two.
+
+        Their parts are the prefill, drafting and the target's steps.
+        """
+        roof = A100.roof("float16")
+        int4 = Precision.of("float16", weights="int4", group=GIVEN.group, output="float16")
+        changed = [
+            ("as it is", roof, HALF, False),
+            ("twice the FLOP/s", replace(roof, flops=2 * roof.flops), HALF, False),
+            ("twice the bandwidth", replace(roof, bandwidth=2 * roof.bandwidth), HALF, False),
+            ("weights in int4", roof, int4, False),
+            ("speculation", roof, HALF, True),
+            ("int4 and speculation", roof, int4, True),
+        ]
+        rows, whole = [], 0.0
+        at = {"batch": 1, "context": GIVEN.prompt + GIVEN.output / 2}  # what rows have halfway
+        for name, own, precision, drafting in changed:
+            head = DraftModel(shape=heads.eagle3(LLAMA_8B), precision=HALF)
+            cost = RoofRounds(shape=LLAMA_8B, precision=precision, roof=own, drafter=head)
+            prefill = prefill_work(LLAMA_8B, precision, tokens=GIVEN.prompt).by_parts(own)
+            drafted = best_length(cost, GIVEN.acceptance, longest=GIVEN.longest, **at).drafted if drafting else 0
+            rounds = GIVEN.output / chain_tokens(GIVEN.acceptance, drafted)
+            parts = [prefill, rounds * cost.draft(drafted=drafted, **at), rounds * cost.verify(drafted=drafted, **at)]
+            whole = whole or sum(parts)
+            about = f"{name}, {drafted} drafted" if drafting else name
+            rows.append((about, *(figure(1e3 * part) for part in (*parts, sum(parts))), f"{whole / sum(parts):.2f}"))
+        return table(("changed", "prefill", "drafting", "target's steps", "in all", "times as fast"), rows)
 
     def prices(self) -> str:
         """The price of a million tokens of the 70B model."""

@@ -2,15 +2,17 @@
 
 import importlib.util
 import tempfile
+from functools import partial
 from pathlib import Path
-from typing import Any
+from statistics import median
 
 import numpy as np
 import torch
 
-from experiments.bench.engine.rounds import WARM_UP, Rounds, advance, begin
+from drafters.round_costs import begin
+from experiments.bench.engine.rounds import WARM_UP, play
 from experiments.bench.engine.settings import Options
-from experiments.bench.engine.steps import CAPTURED, Setting, make_runner, measure_step
+from experiments.bench.engine.steps import CAPTURED, Record, Setting, make_runner, measure_step
 from experiments.bench.models import BUNDLED, make_target, repetitive
 from experiments.bench.timing import Budget, timed
 from experiments.measuring.forwards import captured_at_once
@@ -32,9 +34,7 @@ def why_not(target: Target, name: str) -> str | None:
     return "the bundled model is not written as GGUF: take a random shape" if name == BUNDLED else None
 
 
-def measure_llama_cpp(
-    target: Target, name: str, context: int, options: Options, budget: Budget
-) -> list[dict[str, Any]]:
+def measure_llama_cpp(target: Target, name: str, context: int, options: Options, budget: Budget) -> list[Record]:
     """Time forwards and whole tokens of llama.cpp and of this engine, in turn, at every precision that both have.
 
     Returns:
@@ -42,10 +42,9 @@ def measure_llama_cpp(
         for a whole plain token with everything around its forward.
     """
     full = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}[target.dtype]
-    pairs = [(full, None), ("Q8_0", "int8"), ("Q4_0", "int4")]
-    records: list[dict[str, Any]] = []
+    records: list[Record] = []
     with tempfile.TemporaryDirectory() as folder:
-        for theirs, ours in pairs:
+        for theirs, ours in ((full, None), ("Q8_0", "int8"), ("Q4_0", "int4")):
             what = f"llama.cpp in {theirs}"
             if budget.left < 5:
                 budget.skip(what, "no time left")
@@ -60,59 +59,59 @@ def measure_llama_cpp(
 
 def _compared(
     target: Target, made: Target, precision: str, folder: Path, context: int, options: Options
-) -> list[dict[str, Any]]:
+) -> list[Record]:
     from llama_cpp import Llama  # pyright: ignore[reportMissingImports]
 
     path = write_gguf(target, folder / f"{precision}.gguf", precision)
-    threads = torch.get_num_threads()
+    threads, device = torch.get_num_threads(), target.device
     llama = Llama(
         str(path), n_ctx=context + options.tokens + 64, n_threads=threads, n_threads_batch=threads, logits_all=True,
         verbose=False,
     )  # fmt: skip
     prompt = repetitive(context, target.vocab_size)
     llama.eval(prompt)
-    agrees = bool(np.argmax(llama.scores[context - 1]) == _first_token(target, prompt))
-    device = target.device
-    records = []
+    with torch.inference_mode():
+        first = int(target.model(torch.tensor([prompt])).logits[0, -1].argmax())
+    agrees = bool(np.argmax(llama.scores[context - 1]) == first)
+
+    def record(nodes: int, ours: float, theirs: float) -> Record:
+        figures = {"ours": ours, "theirs": theirs, "ratio": ours / theirs}
+        return {"precision": precision, "nodes": nodes, **figures, "same_token": agrees}
 
     def evaluate(tokens: int) -> None:
         llama.n_tokens = context  # what was added is dropped: every call begins behind the same prefix
         llama.eval(prompt[:tokens])
 
-    for nodes in NODES:
-        runner = make_runner(made, Setting(1, nodes, context), nodes)
-        before = timed(lambda n=nodes: evaluate(n), device, repeats=2 * options.repeats, limit=2.0)
-        ours = measure_step(runner, Setting(1, nodes, context), repeats=options.repeats, limit=2.0)
-        after = timed(lambda n=nodes: evaluate(n), device, repeats=2 * options.repeats, limit=2.0)
-        theirs = min(before.seconds, after.seconds)
-        records.append(_record(precision, nodes, ours["seconds"], theirs, agrees))
-
     def token() -> None:
         evaluate(1)
         int(np.argmax(llama.scores[llama.n_tokens - 1]))
 
-    theirs = timed(token, device, repeats=4 * options.repeats, limit=3.0).seconds
+    records = []
+    for nodes in NODES:
+        setting = Setting(1, nodes, context)
+        runner = make_runner(made, setting, nodes)
+        forward = partial(timed, partial(evaluate, nodes), device, repeats=2 * options.repeats, limit=2.0)
+        before = forward()["seconds"]
+        ours = measure_step(runner, setting, repeats=options.repeats, limit=2.0)["seconds"]
+        theirs = min(before, forward()["seconds"])
+        records.append(record(nodes, ours, theirs))
+    whole = timed(token, device, repeats=4 * options.repeats, limit=3.0)["seconds"]
     engine = Engine(made, max_length=context + WARM_UP + options.tokens + 1)
     sampling = SamplingParams(max_new_tokens=WARM_UP + options.tokens, ignore_eos=True)
     with captured_at_once(CAPTURED):
-        begin(engine, [prompt], sampling)
-        advance(engine, device, Rounds(), most=WARM_UP)
-        walls = advance(engine, device, Rounds()).walls
-    records.append(_record(precision, 0, float(np.median(walls)), theirs, agrees))
+        begin(engine, [prompt], [sampling])
+        play(engine, most=WARM_UP)
+        records.append(record(0, median(each["seconds"] for each in play(engine)), whole))
     llama.close()
     return records
 
 
-def _record(precision: str, nodes: int, ours: float, theirs: float, agrees: bool) -> dict[str, Any]:
-    return {
-        "precision": precision, "nodes": nodes, "ours": ours, "theirs": theirs, "ratio": ours / theirs,
-        "same_token": agrees,
-    }  # fmt: skip
-
-
-@torch.inference_mode()
-def _first_token(target: Target, prompt: list[int]) -> int:
-    return int(target.model(torch.tensor([prompt])).logits[0, -1].argmax())
+_MATRICES = {
+    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+}  # fmt: skip
+"""The names of a layer's weights in ggml, and in transformers."""
 
 
 def write_gguf(target: Target, path: Path, precision: str) -> Path:
@@ -127,46 +126,33 @@ def write_gguf(target: Target, path: Path, precision: str) -> Path:
     from gguf import quants  # pyright: ignore[reportMissingImports]
 
     config, state = target.model.config, target.model.state_dict()
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    width = config.hidden_size // heads
+    width = config.hidden_size // config.num_attention_heads
+    rotary = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_dimension_count(width)
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("no_vocab")
     kind = gguf.GGMLQuantizationType[precision]
-
-    def add(name: str, source: str, rotary_heads: int = 0) -> None:
-        array = state[source].float().numpy()
-        if rotary_heads:
+    names = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
+    names |= {} if config.tie_word_embeddings else {"output": "lm_head"}
+    for layer in range(config.num_hidden_layers):
+        names |= {f"blk.{layer}.{theirs}": f"model.layers.{layer}.{ours}" for theirs, ours in _MATRICES.items()}
+    for name, source in names.items():
+        array = state[f"{source}.weight"].float().numpy()
+        if heads := rotary.get(name.rpartition(".")[2]):
             # transformers rotates the halves of a head against each other, ggml neighbours.
-            parts = array.reshape(rotary_heads, 2, width // 2, array.shape[1])
+            parts = array.reshape(heads, 2, width // 2, array.shape[1])
             array = parts.swapaxes(1, 2).reshape(array.shape)
         of = kind if array.ndim == 2 else gguf.GGMLQuantizationType.F32
-        writer.add_tensor(name, quants.quantize(np.ascontiguousarray(array), of), raw_dtype=of)
-
-    add("token_embd.weight", "model.embed_tokens.weight")
-    for layer in range(config.num_hidden_layers):
-        ours, theirs = f"model.layers.{layer}", f"blk.{layer}"
-        add(f"{theirs}.attn_q.weight", f"{ours}.self_attn.q_proj.weight", heads)
-        add(f"{theirs}.attn_k.weight", f"{ours}.self_attn.k_proj.weight", kv_heads)
-        add(f"{theirs}.attn_v.weight", f"{ours}.self_attn.v_proj.weight")
-        add(f"{theirs}.attn_output.weight", f"{ours}.self_attn.o_proj.weight")
-        add(f"{theirs}.ffn_gate.weight", f"{ours}.mlp.gate_proj.weight")
-        add(f"{theirs}.ffn_up.weight", f"{ours}.mlp.up_proj.weight")
-        add(f"{theirs}.ffn_down.weight", f"{ours}.mlp.down_proj.weight")
-        add(f"{theirs}.attn_norm.weight", f"{ours}.input_layernorm.weight")
-        add(f"{theirs}.ffn_norm.weight", f"{ours}.post_attention_layernorm.weight")
-    add("output_norm.weight", "model.norm.weight")
-    if not config.tie_word_embeddings:
-        add("output.weight", "lm_head.weight")
+        writer.add_tensor(f"{name}.weight", quants.quantize(np.ascontiguousarray(array), of), raw_dtype=of)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

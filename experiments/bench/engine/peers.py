@@ -2,17 +2,16 @@
 
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from transformers import CompileConfig
 
 from drafters import NGramDrafter
+from drafters.round_costs import now
 from experiments.bench.engine.settings import Options
-from experiments.bench.engine.steps import CAPTURED
+from experiments.bench.engine.steps import CAPTURED, Record
 from experiments.bench.models import (
     BUNDLED,
     assistant_of,
@@ -22,7 +21,7 @@ from experiments.bench.models import (
     small_model,
     stdlib_prompts,
 )  # fmt: skip
-from experiments.bench.timing import Budget, now
+from experiments.bench.timing import Budget
 from experiments.measuring.forwards import captured_at_once
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
@@ -31,28 +30,15 @@ from verifiers import RejectionVerifier
 
 Decode = Callable[[list[int]], Sequence[int]]
 """Decodes a prompt and returns what was emitted."""
+Contest = tuple[str, Decode, Mapping[str, Decode]]
+"""What is done, our way, and others' ways of doing the same, by name."""
 
 
 class TooLongError(Exception):
     """A peer took longer than it was given."""
 
 
-@dataclass(frozen=True)
-class Contest:
-    """One way of ours, and others' ways of doing the same.
-
-    Attributes:
-        method: What is done.
-        ours: Our way.
-        peers: Theirs, by name.
-    """
-
-    method: str
-    ours: Decode
-    peers: dict[str, Decode]
-
-
-def measure_peers(target: Target, name: str, context: int, options: Options, budget: Budget) -> list[dict[str, Any]]:
+def measure_peers(target: Target, name: str, context: int, options: Options, budget: Budget) -> list[Record]:
     """Compare with ``generate``: plain decoding of the target, and all methods on the bundled models.
 
     Only there do drafts mean something: random weights hardly ever accept any.
@@ -60,15 +46,14 @@ def measure_peers(target: Target, name: str, context: int, options: Options, bud
     Returns:
         A record per method and peer: ``ratio`` is the peer's time over ours, or ``error`` says why there is none.
     """
-    records: list[dict[str, Any]] = []
+    records: list[Record] = []
     jobs = [(target, name, context)]
     if name != BUNDLED:
         jobs.append((make_target(BUNDLED, target.device, target.dtype), BUNDLED, 128))
     for each, called, length in jobs:
-        count = options.repeats
-        prompts = [repetitive(length, each.vocab_size, row) for row in range(count)]
+        prompts = [repetitive(length, each.vocab_size, row) for row in range(options.repeats)]
         if called == BUNDLED:
-            prompts = stdlib_prompts(each, count, length)
+            prompts = stdlib_prompts(each, options.repeats, length)
         for contest in _contests(each, called, length, options):
             records += _held(contest, called, each, prompts, options, budget)
     return records
@@ -78,7 +63,8 @@ def _contests(target: Target, name: str, context: int, options: Options) -> Iter
     max_length = min(target.max_length, context + options.tokens + 16)
     sampling = SamplingParams(max_new_tokens=options.tokens, ignore_eos=True)
 
-    def ours(engine: Engine) -> Decode:
+    def ours(*drafting: Any) -> Decode:
+        engine = Engine(target, *drafting, max_length=max_length)
         return lambda prompt: engine.generate([prompt], sampling)[0].token_ids
 
     def theirs(**kwargs: Any) -> Decode:
@@ -89,34 +75,31 @@ def _contests(target: Target, name: str, context: int, options: Options) -> Iter
         everywhere = CompileConfig()
         everywhere._compile_all_devices = True  # pyright: ignore[reportAttributeAccessIssue] (else GPUs only)
         ways["static cache, compiled"] = theirs(cache_implementation="static", compile_config=everywhere)
-    yield Contest("plain", ours(Engine(target, max_length=max_length)), ways)
+    yield "plain", ours(), ways
     if name != BUNDLED:
         return
-    lookup = Engine(target, NGramDrafter(max_draft_tokens=8, branches=1), RejectionVerifier(), max_length=max_length)
-    yield Contest(
-        "prompt lookup, 8 tokens", ours(lookup), {"prompt_lookup_num_tokens": theirs(prompt_lookup_num_tokens=8)}
-    )
+    lookup = ours(NGramDrafter(max_draft_tokens=8, branches=1), RejectionVerifier())
+    yield "prompt lookup, 8 tokens", lookup, {"prompt_lookup_num_tokens": theirs(prompt_lookup_num_tokens=8)}
     drafter, twin = (small_model(target, dtype=target.dtype) for _ in range(2))
-    assistant = assistant_of(twin, 4)
-    small = Engine(target, drafter, RejectionVerifier(), max_length=max_length)
-    yield Contest("small model, 4 tokens", ours(small), {"assistant_model": theirs(assistant_model=assistant)})
+    small = ours(drafter, RejectionVerifier())
+    yield "small model, 4 tokens", small, {"assistant_model": theirs(assistant_model=assistant_of(twin, 4))}
 
 
 def _held(
     contest: Contest, name: str, target: Target, prompts: list[list[int]], options: Options, budget: Budget
-) -> list[dict[str, Any]]:
+) -> list[Record]:
     """Return a record per peer: all warm up, then take turns on every prompt."""
-    device = target.device
-    about = {"target": name, "method": contest.method, "tokens": options.tokens}
-    records: list[dict[str, Any]] = []
-    racing: dict[str, Decode] = {}
-    if budget.spent(f"peers: {contest.method} of {name}"):
+    device, (method, ours, peers) = target.device, contest
+    about = {"target": name, "method": method, "tokens": options.tokens}
+    records: dict[str, Record] = {}
+    sides: dict[str, Decode] = {"": ours}
+    if budget.spent(f"peers: {method} of {name}"):
         return []
     with captured_at_once(CAPTURED):
         for _ in range(2):
-            contest.ours(prompts[0])
-        expected = list(contest.ours(prompts[0]))
-        for peer, decode in contest.peers.items():
+            ours(prompts[0])
+        expected = list(ours(prompts[0]))
+        for peer, decode in peers.items():
             compiled = "compiled" in peer
             limit = float(options.compile_seconds if compiled else max(5.0, budget.left / 2))
             if compiled and budget.left < limit:
@@ -126,34 +109,30 @@ def _held(
                 with time_limit(limit):
                     decode(prompts[0])
                     got = list(decode(prompts[0]))
-                racing[peer] = decode
-                records.append({**about, "peer": peer, "same_tokens": got == expected})
+                sides[peer] = decode
+                records[peer] = {**about, "peer": peer, "same_tokens": got == expected}
             except Exception as error:  # whatever fails in another engine is a line in the table
                 reason = f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}"[:200]
                 # A compiler wraps what interrupts it.
-                late = isinstance(error, TooLongError) or "TooLongError" in str(error)
-                records.append({**about, "peer": peer, "error": f"took longer than {limit:.0f} s" if late else reason})
+                if isinstance(error, TooLongError) or "TooLongError" in str(error):
+                    reason = f"took longer than {limit:.0f} s"
+                records[peer] = {**about, "peer": peer, "error": reason}
         for _ in range(3):  # compiling changes a model's attributes, after which ours packs and captures again
-            contest.ours(prompts[0])
-        seconds: dict[str, list[float]] = {"": [], **{peer: [] for peer in racing}}
+            ours(prompts[0])
+        seconds: dict[str, list[float]] = {side: [] for side in sides}
         for number, prompt in enumerate(prompts):
             if number and budget.left <= 0:
                 break
-            sides = [("", contest.ours), *racing.items()]
-            for peer, decode in sides if number % 2 else sides[::-1]:
+            for side in list(sides)[:: 1 if number % 2 else -1]:
                 start = now(device)
-                decode(prompt)
-                seconds[peer].append(now(device) - start)
-    for record in records:
-        if "error" not in record:
-            theirs, ours = seconds[record["peer"]], seconds[""]
-            record |= {
-                "seconds": sum(theirs) / len(theirs),
-                "ours": sum(ours) / len(ours),
-                "ratio": sum(theirs) / sum(ours),
-                "ratios": [b / a for a, b in zip(ours, theirs, strict=True)],
-            }
-    return records
+                sides[side](prompt)
+                seconds[side].append(now(device) - start)
+    own = seconds.pop("")
+    for peer, times in seconds.items():
+        ratios = [b / a for a, b in zip(own, times, strict=True)]
+        means = {"seconds": sum(times) / len(times), "ours": sum(own) / len(own)}
+        records[peer] |= {**means, "ratio": sum(times) / sum(own), "ratios": ratios}
+    return list(records.values())
 
 
 @contextmanager
@@ -165,10 +144,9 @@ def time_limit(seconds: float) -> Iterator[None]:
     if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
         yield
         return
-    began = time.perf_counter()
 
     def ring(*_: object) -> None:
-        raise TooLongError(f"{time.perf_counter() - began:.0f} s")
+        raise TooLongError(f"after {seconds:.0f} s")
 
     before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))

@@ -6,47 +6,38 @@ beside the one that the costs predict; transformers' generate and llama.cpp on t
 tables, and writes results.json and two pictures. It needs neither hydra nor wandb. Use an otherwise idle machine.
 """
 
-import gc
 import json
 import os
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
 
-from experiments.bench.engine.acceptance import measure_acceptance
 from experiments.bench.engine.goals import Results, goals, with_utilization
 from experiments.bench.engine.llamacpp import measure_llama_cpp, why_not
 from experiments.bench.engine.peers import measure_peers
 from experiments.bench.engine.report import device_lines, draw, print_tables
-from experiments.bench.engine.rounds import cells, measure_rounds
-from experiments.bench.engine.settings import Grid, Options
+from experiments.bench.engine.rounds import cells, measure_acceptance, measure_rounds
+from experiments.bench.engine.settings import SHARES, Grid, Options
 from experiments.bench.engine.steps import measure_prefill, measure_steps
-from experiments.bench.engine.storage import decode_large, measure_memory, measure_weights
+from experiments.bench.engine.storage import measure_memory, measure_weights
 from experiments.bench.models import BUNDLED, dtype_for, make_target
 from experiments.bench.options import read_options, refuse
 from experiments.bench.timing import Budget
-from experiments.measuring.peaks import Peaks, measure_peaks
+from experiments.measuring.peaks import measure_peaks
 from experiments.results.manifest import ROOT, device_name, git_state, versions
 from specdec.machine import dtype_name, recommended_threads
 from specdec.memory import free_memory
-from specdec.physics.shape import ModelShape
+from specdec.physics.reading import read_shape
 from specdec.target.loading import resolve_device
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 
-SHARES = {"steps": 0.32, "weights": 0.14, "rounds": 0.16, "synthetic": 0.1, "peers": 0.24, "memory": 0.04}
-"""How the time is divided; what a section does not need is left for the others."""
-
 
 def run(options: Options) -> Results:
     """Measure what was asked for, and write ``results.json`` after every section.
-
-    Args:
-        options: The command line.
 
     Raises:
         ValueError: The device, the dtype or a size does not fit.
@@ -67,7 +58,13 @@ def run(options: Options) -> Results:
         "options": {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()},
         "versions": versions(),
         "git": git_state(ROOT),
-        "device": _device_facts(device, roof),
+        "device": {
+            "type": device.type,
+            "name": device_name(device),
+            "threads": torch.get_num_threads(),
+            "free_bytes": free_memory(device),
+            **roof.facts(),
+        },
         "model": _model_facts(target, name, options),
         "grid": asdict(grid),
         "left_out": budget.left_out,
@@ -76,26 +73,19 @@ def run(options: Options) -> Results:
     for line in device_lines(results):
         print(line)
     options.out.mkdir(parents=True, exist_ok=True)
-    for section in options.only:
+    for number, section in enumerate(options.only):
         began = time.perf_counter()
         # The sections that are left share the time that is left.
-        later = options.only[options.only.index(section) :]
-        part = budget.share(budget.left * SHARES[section] / sum(SHARES[each] for each in later))
+        part = budget.share(budget.left * SHARES[section] / sum(SHARES[each] for each in options.only[number:]))
         print(f"{section}: up to {max(0.0, part.left):.0f} s", flush=True)
         _measure(section, results, target, name, grid, options, part)
         results["seconds"][section] = time.perf_counter() - began
         _write(results, options.out)
-    roof = roof.better(measure_peaks(device, dtype, seconds=brief))
-    results["device"] |= roof.facts()
-    if device.type == "cuda" and "weights" in options.only and name == "llama-8b":
-        del target
-        gc.collect()
-        torch.cuda.empty_cache()
-        results["large"] = decode_large(device, dtype, budget)
+    results["device"] |= roof.better(measure_peaks(device, dtype, seconds=brief)).facts()
     for section in ("steps", "prefill"):
         if section in results:
             results[section] = with_utilization(results[section], results["device"])
-    results["goals"] = [{**asdict(goal), "met": goal.met} for goal in goals(results)]
+    results["goals"] = goals(results)
     _write(results, options.out)
     return results
 
@@ -108,45 +98,34 @@ def _measure(
     if section == "steps":
         results["prefill"] = measure_prefill(target, budget.share(budget.left / 6), repeats=options.repeats)
         results["steps"] = measure_steps(target, grid, budget, repeats=options.repeats, invariant=options.invariant)
+    elif section == "weights" and options.quantization is not None:
+        budget.skip("quantizations", f"the model itself is in {options.quantization}")
     elif section == "weights":
-        if options.quantization is not None:
-            budget.skip("quantizations", f"the model itself is in {options.quantization}")
-            return
         results["weights"] = measure_weights(name, target, grid, options, budget)
     elif section == "rounds":
         usual, others = cells(options)
         results["rounds"] = measure_rounds(target, context, options, budget.share(0.6 * budget.left), usual)
         results["ways"] = measure_rounds(target, context, options, budget, others)
     elif section == "synthetic":
-        found = [measure_acceptance(target, context, options, budget, batch=batch) for batch in (1, 4)]
-        results["synthetic"] = [each for each in found if each is not None]
+        results["synthetic"] = measure_acceptance(target, context, options, budget, batch=1)
+        results["synthetic"] += measure_acceptance(target, context, options, budget, batch=4)
     elif section == "peers":
-        reason = why_not(target, name)
-        if reason is None and options.quantization is None:
+        reason = why_not(target, name) or ("the model is quantized already" if options.quantization else None)
+        if reason is None:
             results["llama_cpp"] = measure_llama_cpp(target, name, context, options, budget.share(budget.left / 3))
         else:
-            budget.skip("llama.cpp", reason or "the model is quantized already")
+            budget.skip("llama.cpp", reason)
         results["peers"] = measure_peers(target, name, context, options, budget)
     else:
-        found = measure_memory(target, grid)
         steps = results.get("steps") or [{"once": None}]
-        results["memory"] = {**found, "once": steps[0]["once"]}
+        results["memory"] = {**measure_memory(target, grid), "once": steps[0]["once"]}
 
 
-def _device_facts(device: torch.device, roof: Peaks) -> dict[str, Any]:
-    return {
-        "type": device.type,
-        "name": device_name(device),
-        "threads": torch.get_num_threads(),
-        "free_bytes": free_memory(device),
-        **roof.facts(),
-    }
-
-
-def _model_facts(target: Target, name: str, options: Options) -> dict[str, Any]:
-    shape = ModelShape.of(target.model.config)
+def _model_facts(target: Target, name: str, options: Options) -> Results:
+    shape = read_shape(target.model.config)
     # What a runner reads: its copies of weights may take fewer bytes than the model's own.
     runner = ModelRunner(target.model, max_batch_size=1, max_length=1)
+    of_shape = ("kind", "hidden", "vocab", "layer_weights", "output_weights")
     return {
         "name": name,
         "title": target.name if name != BUNDLED else "bundled target",
@@ -155,14 +134,7 @@ def _model_facts(target: Target, name: str, options: Options) -> dict[str, Any]:
         "parameters": target.num_parameters,
         "weight_bytes": runner.weight_bytes(),
         "kv_bytes_per_token": shape.kept_per_position * target.dtype.itemsize,
-        "shape": {
-            "kind": shape.kind,
-            "hidden": shape.hidden,
-            "vocab": shape.vocab,
-            "layers": len(shape.layers),
-            "layer_weights": shape.layer_weights,
-            "output_weights": shape.output_weights,
-        },
+        "shape": {**{each: getattr(shape, each) for each in of_shape}, "layers": len(shape.layers)},
     }
 
 

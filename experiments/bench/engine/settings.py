@@ -1,4 +1,4 @@
-"""The command line, and what it stands for on a device."""
+"""The command line, and the sizes that it stands for on a device."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +10,11 @@ from experiments.bench.options import option
 from specdec.engine.rounds import RECORDING
 from specdec.quantization import METHODS
 
-SECTIONS = ("steps", "weights", "rounds", "synthetic", "peers", "memory")
-"""What is measured after the device itself, in this order."""
+SHARES = {"steps": 0.32, "weights": 0.14, "rounds": 0.16, "synthetic": 0.1, "peers": 0.24, "memory": 0.04}
+"""The sections, in their order, and how the time is divided; what one does not need is left for the others."""
+SECTIONS = tuple(SHARES)
+_DTYPES = ("auto", "float32", "bfloat16", "float16")
+_MODELS = ("auto", BUNDLED, *SHAPES)
 
 
 @dataclass(frozen=True)
@@ -22,13 +25,9 @@ class Options:
     model: str = option(
         "auto",
         f"{', '.join(SHAPES)}: random weights; bundled: the trained one; auto: 110m on a CPU, llama-8b on a GPU",
-        choices=("auto", BUNDLED, *SHAPES),
+        choices=_MODELS,
     )
-    dtype: str = option(
-        "auto",
-        "auto: bfloat16 where the device has it, else float32",
-        choices=("auto", "float32", "bfloat16", "float16"),
-    )
+    dtype: str = option("auto", "auto: bfloat16 where the device has it, else float32", choices=_DTYPES)
     quantization: str | None = option(None, "weights of the model in fewer bits", choices=tuple(METHODS))
     device: str = option("auto", "cpu, cuda, or auto for a GPU if there is one")
     nodes: tuple[int, ...] | None = option(
@@ -53,13 +52,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Grid:
-    """The sizes that steps are measured at.
-
-    Attributes:
-        nodes: Nodes per row, 1 among them.
-        batch: Rows.
-        context: Tokens in the cache per row.
-    """
+    """The sizes of steps: nodes per row (1 among them), rows, and tokens in the cache of every row."""
 
     nodes: tuple[int, ...]
     batch: tuple[int, ...]
@@ -69,24 +62,18 @@ class Grid:
     def of(cls, options: Options, device: torch.device, positions: int) -> "Grid":
         """Return the sizes that were asked for, or those that a device has time for.
 
-        Args:
-            options: The command line.
-            device: Where it runs.
-            positions: Positions that the model has.
-
         Raises:
-            ValueError: A size that was asked for is beyond the model's positions.
+            ValueError: A size that was asked for is beyond the model's ``positions``.
         """
         fast = device.type == "cuda"
         nodes = options.nodes or ((1, 2, 4, 8, 16, 32, 64, 128, 256) if fast else (1, 2, 5, 9, 16, 32, 64))
         batch = options.batch or ((1, 8, 32, 64) if fast else (1, 4, 8))
         context = options.context or ((1024, 128, 8192, 32768) if fast else (512, 128, 2048))
         room = positions - max(nodes)
-        for size in context if options.context else ():
-            if size > room:
-                raise ValueError(
-                    f"context={size} and nodes={max(nodes)} are beyond the model's {positions} positions: "
-                    f"give a context of at most {room}"
-                )
+        if options.context and max(context) > room:
+            raise ValueError(
+                f"context={max(context)} and nodes={max(nodes)} are beyond the model's {positions} positions: "
+                f"give a context of at most {room}"
+            )
         # A short model has no long contexts.
         return cls(tuple(dict.fromkeys((1, *nodes))), batch, tuple(c for c in context if c <= room) or (room // 2,))

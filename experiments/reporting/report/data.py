@@ -22,7 +22,7 @@ from typing import Any
 from experiments.results.lossless import explained
 from experiments.results.records import Record
 from experiments.results.sources import Source
-from experiments.results.token_texts import in_context, text_of
+from experiments.results.texts import in_context, text_of
 from experiments.tracing.outputs import Output
 from experiments.tracing.rounds import DraftedRound, Odds
 

@@ -1,12 +1,13 @@
 """The report's own tables and facts: verdicts, figures by method and category, and what made each run."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from experiments.reporting.cells import equality, lossiness, number, percent, times, with_interval
-from experiments.reporting.table import Cell, Column, Table
+from experiments.reporting.table import NOTHING, Cell, Table, left
 from experiments.results.comparison import commit_of, distinguishing
-from experiments.results.lossless import OTHER_TARGET, Lossless, Verdict, of_another_target, promises_exact
+from experiments.results.frame import Figures
+from experiments.results.lossless import OTHER_TARGET, Verdict, of_another_target, promises_exact
 from experiments.results.records import PLAIN
 from experiments.results.runs import Run
 from experiments.results.summary import MethodSummary
@@ -15,15 +16,12 @@ ALL = "all"
 """Stands for all categories together, in the tables and in the page's filter."""
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """The verdict on a method, as the page shows it first.
 
-    Attributes:
-        kind: ``equal``, ``ties``, ``broken``, ``sampled``, ``lossy`` or ``unknown``: its color and sign.
-        name: The method, with its run where there are several.
-        head: The verdict, in a word or two.
-        detail: The evidence.
+    ``kind`` decides about its color and sign: ``equal``, ``ties``, ``broken``, ``sampled``, ``lossy`` or ``unknown``.
+    ``name`` is the method, with its run where there are several; ``head`` the verdict in a word or two, ``detail`` the
+    evidence.
     """
 
     kind: str
@@ -74,7 +72,7 @@ def _finding(method: MethodSummary, run: str) -> Finding:
     return Finding("unknown", name, "not compared", "No output could be compared with plain decoding's.")
 
 
-def _judged(found: Lossless, name: str, equal: str) -> tuple[str, str, str, str]:
+def _judged(found: Figures, name: str, equal: str) -> tuple[str, str, str, str]:
     if found.verdict is Verdict.EQUAL:
         return "equal", name, "equal", f"{equal} greedy outputs equal plain decoding's, token for token."
     margin = "unknown" if found.largest_margin is None else f"{found.largest_margin:.2g} nats"
@@ -85,59 +83,37 @@ def _judged(found: Lossless, name: str, equal: str) -> tuple[str, str, str, str]
     return "broken", name, "NOT LOSSLESS", f"{detail} {found.unexplained} divergences are more than the dtype explains."
 
 
-COLUMNS = (
-    Column("method", "left"),
-    Column("T"),
-    Column("category", "left"),
-    Column("prompts"),
-    Column("mean acceptance length"),
-    Column("speedup"),
-    Column("tokens/s"),
-    Column("draft accepted"),
-    Column("nodes/round"),
-    Column("distinct 4-grams"),
-    Column("equal to plain"),
-)
-
-
 def figures_table(runs: Sequence[Run]) -> tuple[Table, list[str]]:
     """A row per run, method, temperature and category; and the category of every row (``ALL`` for all together)."""
-    several = len(runs) > 1
-    confidence = runs[0].summary.confidence
-    table = Table([*([Column("run", "left")] if several else []), *COLUMNS], notes=[f"Intervals at {confidence:.0%}."])
-    categories = []
-    for run, name in zip(runs, names_of(runs), strict=True):
-        for method in run.summary.methods:
-            start = [*([name] if several else []), Cell(method.label, emphasis=lossiness(method.exactness))]
-            start.append(f"{method.temperature:g}")
-            table.add(*start, *_whole(method))
-            categories.append(ALL)
-            for category, found in method.by_category.items():
-                table.add(
-                    *start,
-                    category,
-                    str(found.prompts),
-                    with_interval(number(found.mean_acceptance_length), found.mean_acceptance_length_interval),
-                    with_interval(times(found.speedup), found.speedup_interval),
-                    number(found.tokens_per_second, 1),
-                    *["-"] * 4,
-                )
-                categories.append(category)
-    return table, categories
-
-
-def _whole(method: MethodSummary) -> list[Cell | str]:
-    return [
-        ALL,
-        str(method.finished),
-        with_interval(number(method.mean_acceptance_length), method.mean_acceptance_length_interval),
-        with_interval(times(method.speedup), method.speedup_interval),
-        number(method.tokens_per_second, 1),
-        percent(method.draft_acceptance_rate),
-        number(method.proposed_nodes_per_round, 1),
-        percent(method.distinct_4_gram_rate),
-        equality(method),
+    rows = [
+        (name, method, category, found)
+        for run, name in zip(runs, names_of(runs), strict=True)
+        for method in run.summary.methods
+        for category, found in [(ALL, method), *method.by_category.items()]
     ]
+
+    def whole(cell: Callable[[MethodSummary], Cell | str]) -> Callable[[Any], Cell | str]:
+        return lambda row: cell(row[1]) if row[2] == ALL else NOTHING
+
+    def interval(name: str, show: Callable[[float | None], str]) -> Callable[[Any], Cell]:
+        return lambda row: with_interval(show(row[3][name]), row[3][f"{name}_interval"])
+
+    run = [(left("run"), lambda row: row[0])] if len(runs) > 1 else []
+    columns = [
+        (left("method"), lambda row: Cell(row[1].label, emphasis=lossiness(row[1].exactness))),
+        ("T", lambda row: f"{row[1].temperature:g}"),
+        (left("category"), lambda row: row[2]),
+        ("prompts", lambda row: str(row[1].finished if row[2] == ALL else row[3].prompts)),
+        ("mean acceptance length", interval("mean_acceptance_length", number)),
+        ("speedup", interval("speedup", times)),
+        ("tokens/s", lambda row: number(row[3].tokens_per_second, 1)),
+        ("draft accepted", whole(lambda method: percent(method.draft_acceptance_rate))),
+        ("nodes/round", whole(lambda method: number(method.proposed_nodes_per_round, 1))),
+        ("distinct 4-grams", whole(lambda method: percent(method.distinct_4_gram_rate))),
+        ("equal to plain", whole(equality)),
+    ]
+    table = Table.of(rows, [*run, *columns], notes=[f"Intervals at {runs[0].summary.confidence:.0%}."])
+    return table, [category for _, _, category, _ in rows]
 
 
 def facts_of(run: Run) -> dict[str, str]:
@@ -146,7 +122,8 @@ def facts_of(run: Run) -> dict[str, str]:
     target = manifest.get("target", {})
     parameters = target.get("parameters")
     size = f" ({parameters / 1e6:,.1f}M parameters)" if isinstance(parameters, int) else ""
-    machine = manifest.get("machine", {})
+    machine, noise = manifest.get("machine", {}), run.summary.noise
+    timings = [] if noise is None else [*noise.notes, *([noise.warning] if noise.warning is not None else [])]
     versions = manifest.get("versions", {})
     return {
         "target": f"{target.get('name', 'unknown')}{size}",
@@ -159,15 +136,7 @@ def facts_of(run: Run) -> dict[str, str]:
         "prompts": f"{manifest.get('prompts', '?')}, hash {manifest.get('prompts_hash', 'unknown')}",
         "seeds": ", ".join(f"{name} {seed}" for name, seed in manifest.get("seeds", {}).items()) or "unknown",
         "versions": ", ".join(f"{name} {value}" for name, value in versions.items() if value) or "unknown",
-        "timings": "; ".join(_noise(run)) or "noise not measured",
+        "timings": "; ".join(timings) or "noise not measured",
         "started": str(manifest.get("started", "unknown")),
         "folder": str(run.folder),
     }
-
-
-def _noise(run: Run) -> list[str]:
-    """How far a run's timings can be trusted, in words."""
-    noise = run.summary.noise
-    if noise is None:
-        return []
-    return [*noise.notes, *([noise.warning] if noise.warning is not None else [])]

@@ -21,9 +21,9 @@ from experiments.reporting.requests import TITLE, in_flight_plot, requests_plot,
 from experiments.reporting.run_plots import RUN_PLOTS, category_plot
 from experiments.reporting.run_tables import run_table
 from experiments.results.comparison import differences, make_rows, title
-from experiments.results.prompts import read_prompts
 from experiments.results.records import RECORDS, read_records
 from experiments.results.runs import SUMMARY, Run
+from experiments.results.texts import read_prompts
 from experiments.tracing.outputs import Output, outputs_of
 
 MOST_PICTURES = 12
@@ -39,9 +39,7 @@ _DOTS_PER_INCH = 96
 def outputs_to_show(runs: Sequence[Run], max_prompts: int) -> tuple[list[list[Output]], list[str]]:
     """The outputs of every run for the token view, and sentences on what is left out.
 
-    Args:
-        runs: The runs.
-        max_prompts: Prompts to show, over all runs together; every run shows at least one, unless this is 0.
+    ``max_prompts`` counts over all runs together; every run shows at least one, unless it is 0.
 
     Raises:
         ValueError: A file of records is damaged.
@@ -78,15 +76,7 @@ def write_page(
     *,
     notes: Sequence[str] = (),
 ) -> None:
-    """Write the report into one file.
-
-    Args:
-        runs: The runs.
-        outputs: The outputs of each run that are shown.
-        texts: What the tokens of each run say.
-        path: The file; an older one is replaced when the new one is complete.
-        notes: Sentences about the outputs.
-    """
+    """Write the report into one file."""
     given = [
         RunOutputs(name, own, said, read_prompts(run.folder))
         for run, name, own, said in zip(runs, names_of(runs), outputs, texts, strict=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from experiments.training.batch import Batch
+from drafters.heads.training import TextBatch
 from experiments.training.data.document import Document
 
 
@@ -72,7 +72,7 @@ class Rows:
         order = torch.randperm(len(self.pieces), generator=generator)
         return order[index * self.batch_size : (index + 1) * self.batch_size][rank::world].tolist()
 
-    def batch(self, numbers: Sequence[int]) -> Batch:
+    def batch(self, numbers: Sequence[int]) -> TextBatch:
         """Some rows."""
         shape = (len(numbers), self.length)
         tokens, documents = torch.zeros(shape, dtype=torch.long), torch.full(shape, -1)
@@ -88,7 +88,7 @@ class Rows:
                 documents[row, there] = place
                 positions[row, there] = torch.arange(piece.length)
                 at += piece.length
-        return Batch(tokens, supervised, documents, positions)
+        return TextBatch(tokens, supervised, documents, positions)
 
     def describe(self, numbers: Sequence[int]) -> str:
         """The names of the documents of some rows, and where in them the rows begin."""

@@ -15,9 +15,5 @@ AnyTree = TreeBuilder | TreeShape | int | Sequence[int] | Sequence[Sequence[int]
 
 
 def tree_of(tree: AnyTree) -> TreeBuilder:
-    """Returns a builder, of a static shape if none is given.
-
-    Raises:
-        ValueError: It is neither a builder nor a shape.
-    """
+    """Return a builder, of a static shape if none is given."""
     return tree if isinstance(tree, TreeBuilder) else StaticTree(tree)

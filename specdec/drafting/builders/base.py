@@ -1,4 +1,4 @@
-"""What a tree builder is."""
+"""What a tree builder is, and what builders have in common that expand the best nodes of every level."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -7,9 +7,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from specdec.arguments import whole
 from specdec.drafting.drawing import Drawing
 from specdec.drafting.rating import Rated
 from specdec.drafting.scorer import Scorer
+from specdec.shape import MOST_NODES
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
 
@@ -39,7 +41,7 @@ class TreeBuilder(ABC):
         max_nodes: The largest number of drafted nodes in a row.
         max_depth: The deepest node.
         max_shown: The largest number of nodes that a scorer is shown, the root not counted.
-        is_chain: Whether no node has two children.
+        is_chain: Whether no node has two children. The scorer is then shown an accepted path as nodes 1, 2, 3, …
         is_paths: Whether the trees are paths of one length that share only the root.
         has_leaf_probs: Whether q can be had at the leaves.
         renumbers: Whether ``grow`` says under which numbers the scorer was shown the nodes.
@@ -61,34 +63,57 @@ class TreeBuilder(ABC):
     rates_nodes: bool = False
     ordered: bool = False
 
-    @property
-    def in_place(self) -> bool:
-        """Whether the scorer is shown an accepted path as nodes 1, 2, 3 and so on."""
-        return self.is_chain
-
     def laws(self, sampling: DraftSampling) -> frozenset[DraftSampling]:
-        """Returns the laws of sampled requests' nodes, for a drafter that asks for ``sampling``.
+        """Return the laws of sampled requests' nodes, for a drafter that asks for ``sampling``.
 
         Raises:
             ValueError: The builder cannot draw like that.
         """
         return frozenset([sampling])
 
-    @abstractmethod
-    def bind(self, device: torch.device, *, leaves: bool = False) -> None:
-        """Make tables on the device that ``grow`` uses.
-
-        Args:
-            device: Where trees are grown.
-            leaves: Whether q will be wanted at every node; only if ``has_leaf_probs``.
-        """
+    def bind(self, device: torch.device, *, leaves: bool = False) -> None:  # noqa: B027
+        """Make tables on the device that ``grow`` uses; with ``leaves``, q will be wanted at every node."""
 
     @abstractmethod
     def grow(self, scorer: Scorer, drawing: Drawing, depth: int) -> Grown:
-        """Returns trees no deeper than ``depth``, which is at least 1. Nothing here looks at a value.
+        """Return trees no deeper than ``depth``, which is at least 1. Nothing here looks at a value.
 
         Args:
             scorer: Gives logits; it has caught up with the rows.
             drawing: How children are drawn.
             depth: At most ``max_depth``.
         """
+
+
+class BeamTree(TreeBuilder):
+    """Expands the best nodes of every level, and keeps the best of all nodes that these offer.
+
+    A subclass says what is best, in ``grow``.
+
+    Args:
+        nodes: Drafted nodes of a tree.
+        depth: The deepest node.
+        width: How many nodes are expanded at every level, and how many children each of them offers.
+
+    Raises:
+        ValueError: A number is out of its range, or the levels do not offer ``nodes`` nodes.
+    """
+
+    renumbers = True
+
+    def __init__(self, nodes: int, depth: int, width: int):
+        self.max_nodes = whole("nodes", nodes, least=1)
+        self.max_depth = whole("depth", depth, least=1)
+        self.width = whole("width", width, least=1)
+        offered = self.offered(self.max_depth)
+        if nodes > min(offered, MOST_NODES):
+            raise ValueError(
+                f"a tree of nodes={nodes}, and {self.max_depth} levels of width={self.width} offer {offered} (at most "
+                f"{MOST_NODES} are allowed): give fewer nodes, or a larger depth or width"
+            )
+        self.max_shown = self.width * (self.max_depth - 1)
+        self.is_chain = self.width == 1
+
+    def offered(self, depth: int) -> int:
+        """Return how many nodes the first ``depth`` levels offer."""
+        return self.width + (depth - 1) * self.width**2

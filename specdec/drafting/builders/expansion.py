@@ -10,8 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from specdec.drafting.builders.base import Grown
-from specdec.drafting.builders.beam import BeamTree
+from specdec.drafting.builders.base import BeamTree, Grown
 from specdec.drafting.drawing import Drawing
 from specdec.drafting.scorer import Scorer
 from specdec.topology import Topology
@@ -25,13 +24,7 @@ _LEAST = 1e-9
 class ExpansionTree(BeamTree):
     """Drafts the most probable paths, ``DETERMINISTIC`` whatever the request's temperature.
 
-    Args:
-        nodes: Drafted nodes of a tree. (EAGLE's ``total_tokens`` counts the root, too.)
-        depth: The deepest node.
-        width: How many nodes are expanded at every level, and how many children each of them offers.
-
-    Raises:
-        ValueError: A number is out of its range, or the levels do not offer ``nodes`` nodes.
+    Arguments are those of ``BeamTree``. (EAGLE's ``total_tokens`` counts the root, too.)
     """
 
     rates_nodes = True
@@ -40,11 +33,7 @@ class ExpansionTree(BeamTree):
         super().__init__(nodes, depth, width)
 
     def laws(self, sampling: DraftSampling) -> frozenset[DraftSampling]:
-        """Returns ``DETERMINISTIC`` alone: the best nodes of all are kept, which drawn nodes would not survive.
-
-        Raises:
-            ValueError: Another law is asked for.
-        """
+        """Return ``DETERMINISTIC`` alone: the best nodes of all are kept, which drawn nodes would not survive."""
         if sampling is not DraftSampling.DETERMINISTIC:
             raise ValueError(
                 f"a tree of the most probable paths cannot be drawn with sampling={sampling.name.lower()}: to choose "
@@ -54,12 +43,10 @@ class ExpansionTree(BeamTree):
 
     def grow(self, scorer: Scorer, drawing: Drawing, depth: int) -> Grown:
         """Expand ``depth`` levels, and keep the best nodes of all that were offered."""
-        rows = drawing.batch
-        marginals = scorer.all_logits(rows, depth) if scorer.per_depth else None
-        logits = scorer.root_logits(rows) if marginals is None else marginals[:, :1]
-        children = min(self.width, logits.shape[-1])
-        score, token = _children(logits, drawing, children)  # of the root
-        scores, tokens = [score[:, 0]], [token[:, 0]]
+        rows, logits_of = drawing.batch, scorer.levels(drawing.batch, depth)
+        log_probs, token = _children(logits_of(rows.roots[:, None], None, 0), drawing, self.width)
+        children = token.shape[2]
+        scores, tokens = [log_probs[:, 0]], [token[:, 0]]
         parents = [torch.zeros_like(tokens[0])]  # candidate i is number i + 1, and the root is number 0
         front = torch.arange(1, children + 1, device=rows.device).expand(len(rows), -1)
         front_scores, front_tokens = scores[0], tokens[0]
@@ -68,12 +55,8 @@ class ExpansionTree(BeamTree):
         numbers = [torch.zeros_like(front[:, :1]), front]  # of the shown nodes, among candidates
         offered, first = children, 1
         for level in range(1, depth):
-            if marginals is None:
-                topology = Topology(torch.cat(shown, dim=1), level, self.width)
-                logits = scorer.level_logits(rows, front_tokens, topology, level)
-            else:
-                logits = marginals[:, level : level + 1]
-            log_probs, token = _children(logits, drawing, children)
+            topology = None if scorer.per_depth else Topology(torch.cat(shown, dim=1), level, self.width)
+            log_probs, token = _children(logits_of(front_tokens, topology, level), drawing, children)
             size = front.shape[1]
             # Where a row ends, other rows may go on: what is too deep for it must not take the place of what is not.
             room = (rows.max_depth > level)[:, None, None]
@@ -99,16 +82,7 @@ class ExpansionTree(BeamTree):
         drawing: Drawing,
         bounds: tuple[int, int],
     ) -> Grown:
-        """Returns the trees of the best candidates, which are closed under ancestors.
-
-        Args:
-            score: Every candidate's log-probability.
-            token: Every candidate's token.
-            parent: The number of every candidate's parent among the candidates, which count from 1; 0 is the root.
-            shown: The candidates that the scorer was shown, in this order.
-            drawing: How this round draws.
-            bounds: The bounds on the depth and on the number of children.
-        """
+        """Return the trees of the best candidates, which are closed under ancestors."""
         rows, count = drawing.batch, min(self.max_nodes, score.shape[1])
         kept = score.topk(count, dim=-1).indices.sort(dim=-1).values
         root = torch.zeros_like(kept[:, :1])
@@ -116,11 +90,10 @@ class ExpansionTree(BeamTree):
         above = torch.searchsorted(place, parent.gather(1, kept))
         # Impossible tokens, which only fill up, may have lost their parents.
         above = above.minimum(torch.arange(count, device=rows.device))
-        valid = torch.cat([root == 0, score.gather(1, kept) > -torch.inf], dim=1)
         tree = DraftTree.build(
             torch.cat([rows.roots[:, None], token.gather(1, kept)], dim=1),
             torch.cat([root - 1, above], dim=1),
-            valid=valid,
+            valid=torch.cat([root == 0, score.gather(1, kept) > -torch.inf], dim=1),
             max_depth=min(bounds[0], count),
             max_children=min(bounds[1], count),
         )
@@ -139,9 +112,9 @@ class ExpansionTree(BeamTree):
 def _children(
     logits: Float[Tensor, "batch some column"], drawing: Drawing, width: int
 ) -> tuple[Float[Tensor, "batch some width"], Int[Tensor, "batch some width"]]:
-    """Returns the log-probabilities and the tokens of the most probable children of some nodes, in order."""
-    log_probs = (
-        logits[..., : drawing.vocabulary.common].float().log_softmax(-1).nan_to_num_(nan=-torch.inf, neginf=-torch.inf)
-    )
-    best, column = log_probs.topk(width, dim=-1)
-    return best.double().clamp_(max=-_LEAST), drawing.vocabulary.to_target(column)
+    """Return the log-probabilities and the tokens of the most probable children of some nodes, in order."""
+    vocabulary = drawing.vocabulary
+    log_probs = logits[..., : vocabulary.common].float().log_softmax(-1)
+    log_probs = log_probs.nan_to_num_(nan=-torch.inf, neginf=-torch.inf)
+    best, column = log_probs.topk(min(width, logits.shape[-1]), dim=-1)
+    return best.double().clamp_(max=-_LEAST), vocabulary.to_target(column)

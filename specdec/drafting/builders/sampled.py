@@ -20,13 +20,14 @@ their own worth, as is right for trees that are not drawn at random (``Expansion
 what they are, and bias the output.
 """
 
+from dataclasses import dataclass
+
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdec.arguments import number
-from specdec.drafting.builders.base import Grown
-from specdec.drafting.builders.beam import BeamTree
+from specdec.drafting.builders.base import BeamTree, Grown
 from specdec.drafting.drawing import Drawing
 from specdec.drafting.scorer import Scorer
 from specdec.random import draw_with_total
@@ -37,15 +38,38 @@ from specdec.types import DraftSampling
 _TINY = 1e-30
 
 
+@dataclass(frozen=True, eq=False)
+class _Level:
+    """The candidates of one level: all children of its parents side by side, in the order in which they were drawn.
+
+    Attributes:
+        q: What they were drawn from; None if nothing is drawn.
+        token: Their tokens.
+        slot: What they are kept by.
+        node: Their own worth.
+        parent: The numbers of their parents.
+        rank: Their sibling ranks.
+        confidence: The confidence in them, if it was asked for.
+    """
+
+    q: Float[Tensor, "batch parent vocab"] | None
+    token: Int[Tensor, "batch candidate"]
+    slot: Float[Tensor, "batch candidate"]
+    node: Float[Tensor, "batch candidate"]
+    parent: Int[Tensor, "batch candidate"]
+    rank: Int[Tensor, "batch candidate"]
+    confidence: Float[Tensor, "batch candidate"] | None
+
+
 class SampledTree(BeamTree):
     """Draws a tree without replacement for sampled requests, with its nodes where q is: best first.
 
     Greedy requests get the most probable paths, as with ``ExpansionTree``.
 
     Args:
-        nodes: Drafted nodes of a tree.
-        depth: The deepest node.
-        width: How many nodes are expanded at every level, and how many children each of them offers.
+        nodes: See ``BeamTree``.
+        depth: See ``BeamTree``.
+        width: See ``BeamTree``.
         power: How much a drawn token's own probability says of whether it is accepted: 1 for all of it, towards 0 for
             nothing.
 
@@ -63,11 +87,7 @@ class SampledTree(BeamTree):
             raise ValueError(f"power={power}: give a number above 0, such as 0.1")
 
     def laws(self, sampling: DraftSampling) -> frozenset[DraftSampling]:
-        """Returns the law, which is ``WITHOUT_REPLACEMENT``, or ``DETERMINISTIC`` for the most probable paths.
-
-        Raises:
-            ValueError: Another law is asked for.
-        """
+        """Return the law, which is ``WITHOUT_REPLACEMENT``, or ``DETERMINISTIC`` for the most probable paths."""
         if sampling not in (DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.DETERMINISTIC):
             raise ValueError(
                 f"a sampled tree cannot be drawn with sampling={sampling.name.lower()}: use "
@@ -77,103 +97,84 @@ class SampledTree(BeamTree):
 
     def grow(self, scorer: Scorer, drawing: Drawing, depth: int) -> Grown:
         """Draw ``depth`` levels, and keep the best slots of all."""
-        rows, marginals = drawing.batch, None
-        if scorer.per_depth:
-            marginals = scorer.all_logits(rows, depth)
-        batch, device = len(rows), rows.device
-        zero = torch.zeros(batch, 1, dtype=torch.long, device=device)
+        rows, logits_of = drawing.batch, scorer.levels(drawing.batch, depth)
+        zero = torch.zeros(len(rows), 1, dtype=torch.long, device=rows.device)
         uniform = drawing.uniforms(self.offered(depth)) if drawing.fresh else None
-        worth = torch.ones(batch, 1, dtype=torch.float64, device=device)  # of the nodes that are expanded
+        worth = torch.ones(len(rows), 1, dtype=torch.float64, device=rows.device)  # of the nodes that are expanded
         tokens, above, numbers = [rows.roots[:, None]], [zero - 1], [zero]  # of these, as the scorer was shown them
         levels: list[_Level] = []
         offered = 0  # candidates so far; candidate i is number i + 1, and the root is number 0
-        for level in range(depth):
-            topology = Topology(torch.cat(above, dim=1), level, self.width if level else 0)
-            if marginals is not None:
-                logits = marginals[:, level : level + 1]
-            elif level == 0:
-                logits = scorer.root_logits(rows)
-            else:
-                logits = scorer.level_logits(rows, tokens[-1], topology, level)
-            found = self._level(logits, drawing, torch.cat(tokens, dim=1), topology, worth, uniform, offered)
-            # Where a row ends, other rows may go on: what is too deep for it must not take the place of what is not.
-            found.slot = found.slot.where((rows.max_depth > level)[:, None], 0.0)
-            confidence = None
-            if drawing.rater is not None:
-                confidence = drawing.rater.confidence(tokens[-1], found.scores, level).expand(-1, worth.shape[1])
-            levels.append(found.offered_by(numbers[-1], confidence))
-            size = found.slot.shape[1]
-            if level + 1 < depth:
-                worth, best = found.node.sort(dim=-1, descending=True, stable=True)
+        for depth_above in range(depth):
+            topology = Topology(torch.cat(above, dim=1), depth_above, self.width if depth_above else 0)
+            logits = logits_of(tokens[-1], topology, depth_above)
+            mine = None if uniform is None else uniform[:, offered:]
+            level = self._level(logits, drawing, tokens, topology, worth, numbers[-1], mine)
+            levels.append(level)
+            if depth_above + 1 < depth:
+                children = level.token.shape[1] // worth.shape[1]
+                worth, best = level.node.sort(dim=-1, descending=True, stable=True)
                 worth, best = worth[:, : self.width], best[:, : self.width]
                 first = topology.width - tokens[-1].shape[1]
-                tokens.append(found.token.gather(1, best))
-                above.append(first + best // found.children)
+                tokens.append(level.token.gather(1, best))
+                above.append(first + best // children)
                 numbers.append(1 + offered + best)
-            offered += size
+            offered += level.token.shape[1]
         return self._best(levels, torch.cat(numbers, dim=1), drawing)
 
     def _level(
         self,
         logits: Float[Tensor, "batch some column"],
         drawing: Drawing,
-        tokens: Int[Tensor, "batch shown"],
+        shown: list[Tensor],
         topology: Topology,
         worth: Float[Tensor, "batch parent"],
+        numbers: Int[Tensor, "batch parent"],
         uniform: Float[Tensor, "batch draw"] | None,
-        offered: int,
-    ) -> "_Level":
-        """Returns the candidates below some nodes.
-
-        Args:
-            logits: The logits of the nodes; one row may serve all.
-            drawing: How this round draws.
-            tokens: The tokens that the scorer was shown, these nodes' last.
-            topology: How they are connected.
-            worth: The worth of the nodes.
-            uniform: Random numbers of all candidates; None if nothing is drawn.
-            offered: The candidates before these.
-        """
-        parents = worth.shape[1]
-        ancestors = None
+    ) -> _Level:
+        """Return the candidates below some nodes."""
+        parents, ancestors = worth.shape[1], None
         if drawing.sampling.seen is not None:
             ancestors = topology.ancestors[:, -parents:].expand(len(worth), -1, -1)
             logits = logits.expand(-1, parents, -1)
-        scores = drawing.scores(logits, tokens, ancestors)
+        scores = drawing.scores(logits, torch.cat(shown, dim=1), ancestors)
         children = min(self.width, scores.shape[-1])
-        q = token = own = None
+        q = None
+        found: list[Tensor] = []  # tokens, slots' worth, nodes' worth
         if not drawing.sampled or drawing.greedy is not None:
             chances = scores.softmax(-1).nan_to_num(nan=0.0)
-            own, token = chances.topk(children, dim=-1)
-            own, token = own.double().expand(-1, parents, -1), token.expand(-1, parents, -1)
+            own, token = (each.expand(-1, parents, -1) for each in chances.topk(children, dim=-1))
+            node = worth[:, :, None] * own.double()
+            found = [token, node, node]
         if drawing.sampled:
             assert uniform is not None
             q = drawing.distribution(scores).expand(-1, parents, -1)
-            mine = uniform[:, offered : offered + parents * children].view(-1, parents, children)
-            drawn, chance = _drawn(q, mine)
-            greedy = None if drawing.greedy is None else drawing.greedy[:, :, None]
-            token = drawn if greedy is None or token is None else torch.where(greedy, token, drawn)
-            own = chance if greedy is None or own is None else torch.where(greedy, own, chance)
-        assert own is not None and token is not None
-        own = own.nan_to_num(nan=0.0)
-        node = slot = worth[:, :, None] * own
-        if drawing.sampled:
-            drawn_slot, drawn_node = self._worths(worth, own)
-            greedy = None if drawing.greedy is None else drawing.greedy[:, :, None]
-            slot = drawn_slot if greedy is None else torch.where(greedy, slot, drawn_slot)
-            node = drawn_node if greedy is None else torch.where(greedy, node, drawn_node)
-        slot = self.kept_by(slot, node)
-        return _Level(scores, q, drawing.vocabulary.to_target(token).flatten(1), slot.flatten(1), node.flatten(1))
+            token, own = _drawn(q, uniform[:, : parents * children].view(-1, parents, children))
+            drawn = [token, *self._worths(worth, own.nan_to_num(nan=0.0))]
+            if drawing.greedy is not None:
+                greedy = drawing.greedy[:, :, None]
+                drawn = [torch.where(greedy, best, each) for best, each in zip(found, drawn, strict=True)]
+            found = drawn
+        token, slot, node = found
+        # Where a row ends, other rows may go on: what is too deep for it must not take the place of what is not.
+        room = (drawing.batch.max_depth > topology.max_depth)[:, None]
+        confidence = None
+        if drawing.rater is not None:
+            confidence = drawing.rater.confidence(shown[-1], scores, topology.max_depth).expand(-1, parents)
+            confidence = confidence.repeat_interleave(children, dim=1)
+        return _Level(
+            q,
+            drawing.vocabulary.to_target(token).flatten(1),
+            self.kept_by(slot, node).flatten(1).where(room, 0.0),
+            node.flatten(1),
+            numbers.repeat_interleave(children, dim=1),
+            torch.arange(children, device=worth.device).repeat(parents).expand(len(worth), -1),
+            confidence,
+        )
 
     def _worths(
         self, worth: Float[Tensor, "batch parent"], own: Float[Tensor, "batch parent child"]
     ) -> tuple[Float[Tensor, "batch parent child"], Float[Tensor, "batch parent child"]]:
-        """Returns what the slots below some nodes are worth, and what the tokens drawn for them are.
-
-        Args:
-            worth: The worth of the nodes.
-            own: q of the tokens; 0 where q has run out of them.
-        """
+        """Return what the slots below some nodes are worth, and what the tokens drawn for them are."""
         left = 1 - own.cumsum(-1) + own  # the mass that the earlier siblings have left
         share = (own / left.clamp(min=_TINY)).clamp_(0, 1).pow_(self.power)
         before = torch.nn.functional.pad((1 - share).cumprod(-1)[..., :-1], (1, 0), value=1.0)
@@ -183,21 +184,16 @@ class SampledTree(BeamTree):
     def kept_by(
         self, slot: Float[Tensor, "batch parent child"], node: Float[Tensor, "batch parent child"]
     ) -> Float[Tensor, "batch parent child"]:
-        """Returns by what nodes are kept, the most first: the worth of their slots. Any other would bias the output."""
+        """Return by what nodes are kept, the most first: the worth of their slots. Any other would bias the output."""
         return slot
 
-    def _best(self, levels: "list[_Level]", shown: Int[Tensor, "batch shown"], drawing: Drawing) -> Grown:
-        """Returns the trees of the best candidates, in the order in which they were decided on.
+    def _best(self, levels: list[_Level], shown: Int[Tensor, "batch shown"], drawing: Drawing) -> Grown:
+        """Return the trees of the best candidates, in the order in which they were decided on."""
 
-        Args:
-            levels: All candidates.
-            shown: The numbers of those that the scorer was shown, in this order.
-            drawing: How this round draws.
-        """
-        rows, vocabulary = drawing.batch, drawing.vocabulary
-        slot, token, parent = (
-            torch.cat([getattr(level, name) for level in levels], dim=1) for name in ("slot", "token", "parent")
-        )
+        def every(name: str) -> Tensor:
+            return torch.cat([getattr(level, name) for level in levels], dim=1)
+
+        rows, slot = drawing.batch, every("slot")
         count = min(self.max_nodes, slot.shape[1])
         worth, order = slot.sort(dim=-1, descending=True, stable=True)
         worth, kept = worth[:, :count], order[:, :count]
@@ -205,63 +201,31 @@ class SampledTree(BeamTree):
         place = torch.cat([root, 1 + order], dim=1)
         index = torch.arange(place.shape[1], device=place.device).expand_as(place)
         position = torch.empty_like(place).scatter_(1, place, index)
-        above = position.gather(1, parent.gather(1, kept))
+        above = position.gather(1, every("parent").gather(1, kept))
         above = above.minimum(index[:, :count])  # slots that are worth nothing, which fill up, may have lost theirs
         parents = torch.cat([root - 1, above], dim=1)
         numbers = torch.full_like(place, -1).scatter_(1, shown, index[:, : shown.shape[1]])
         nodes = numbers.gather(1, place[:, : count + 1])
-        tokens = torch.cat([rows.roots[:, None], token.gather(1, kept)], dim=1)
+        tokens = torch.cat([rows.roots[:, None], every("token").gather(1, kept)], dim=1)
         tree = DraftTree.build(
             tokens,
             parents,
             valid=torch.cat([root == 0, worth > 0], dim=1),
             sampling=drawing.law_of(tokens),
-            draft_probs=_laws(levels, nodes, drawing) if drawing.sampled else None,
+            draft_probs=_laws(every("q"), nodes, drawing) if drawing.sampled else None,
             max_depth=min(len(levels), count),
-            max_children=min(self.width, count, vocabulary.common),
+            max_children=min(self.width, count, drawing.vocabulary.common),
         )
         if drawing.rater is None:
             return Grown(tree, nodes)
-        sure, rank = (torch.cat([getattr(level, name) for level in levels], dim=1) for name in ("confidence", "rank"))
-        pad = torch.nn.functional.pad
-        rated = drawing.rater.nodes(
-            pad(sure.gather(1, kept), (1, 0)), parents, tree.depth, pad(rank.gather(1, kept), (1, 0))
-        )
-        return Grown(tree, nodes, rated)
-
-
-class _Level:
-    """The candidates of one level: all children of its parents side by side, in the order in which they were drawn.
-
-    Attributes:
-        scores: Scores of the parents' children.
-        q: What they were drawn from; None if nothing is drawn.
-        token: The candidates' tokens.
-        slot: What a candidate is kept by.
-        node: The worth of the candidates themselves.
-        children: Candidates per parent.
-        parent: The numbers of their parents.
-        rank: Their sibling ranks.
-        confidence: The confidence in them, if it was asked for.
-    """
-
-    def __init__(self, scores: Tensor, q: Tensor | None, token: Tensor, slot: Tensor, node: Tensor):
-        self.scores, self.q, self.token, self.slot, self.node = scores, q, token, slot, node
-
-    def offered_by(self, parents: Int[Tensor, "batch parent"], confidence: Tensor | None) -> "_Level":
-        """Note the parents, and the confidence in their children."""
-        self.children = self.token.shape[1] // parents.shape[1]
-        self.parent = parents.repeat_interleave(self.children, dim=1)
-        rank = torch.arange(self.children, device=parents.device)
-        self.rank = rank.repeat(parents.shape[1]).expand(len(parents), -1)
-        self.confidence = None if confidence is None else confidence.repeat_interleave(self.children, dim=1)
-        return self
+        sure, rank = (torch.nn.functional.pad(every(n).gather(1, kept), (1, 0)) for n in ("confidence", "rank"))
+        return Grown(tree, nodes, drawing.rater.nodes(sure, parents, tree.depth, rank))
 
 
 def _drawn(
     q: Float[Tensor, "batch parent column"], uniform: Float[Tensor, "batch parent child"]
 ) -> tuple[Int[Tensor, "batch parent child"], Float[Tensor, "batch parent child"]]:
-    """Returns children of every parent, drawn without replacement, and q of each; 0 where q has run out of tokens."""
+    """Return children of every parent, drawn without replacement, and q of each; 0 where q has run out of tokens."""
     left, tokens, chances = q.clone(), [], []
     for rank in range(uniform.shape[2]):
         token, total = draw_with_total(left, uniform[:, :, rank])
@@ -274,19 +238,14 @@ def _drawn(
 
 
 def _laws(
-    levels: list[_Level], nodes: Int[Tensor, "batch node"], drawing: Drawing
+    q: Float[Tensor, "batch shown column"], nodes: Int[Tensor, "batch node"], drawing: Drawing
 ) -> Float[Tensor, "batch node vocab"]:
-    """Returns q for the children of every node; zero for nodes that were not expanded."""
-    q = torch.cat([level.q for level in levels if level.q is not None], dim=1)
+    """Return q for the children of every node; zero for nodes that were not expanded."""
     chosen = q.gather(1, nodes.clamp(min=0)[:, :, None].expand(-1, -1, q.shape[2]))
-    chosen.masked_fill_(_missing(nodes), 0.0)
+    chosen.masked_fill_((nodes < 0)[:, :, None], 0.0)
     vocabulary = drawing.vocabulary
     if vocabulary.ids is None and vocabulary.common == vocabulary.target:
         return chosen
     room = drawing.room(nodes.shape[1])
     vocabulary.put(room, slice(0, nodes.shape[1]), chosen)
     return room
-
-
-def _missing(nodes: Int[Tensor, "batch node"]) -> Bool[Tensor, "batch node 1"]:
-    return (nodes < 0)[:, :, None]

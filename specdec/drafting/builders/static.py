@@ -1,19 +1,21 @@
-"""A tree of one static shape, filled level by level."""
+"""A tree of one static shape, filled level by level, and the laws by which a level's children are drawn."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from specdec.coupling import race
 from specdec.drafting.builders.base import Grown, TreeBuilder
 from specdec.drafting.drawing import Drawing
-from specdec.drafting.draws import drawn, first_arrivals, top
 from specdec.drafting.levels import Level, LevelPlan
-from specdec.drafting.rating import Rated
 from specdec.drafting.scorer import Scorer
-from specdec.random import shared_noise
+from specdec.filters import first_largest
+from specdec.random import draw, shared_noise
 from specdec.tree import DraftTree, TreeShape
+from specdec.types import DraftSampling
 
 
 class StaticTree(TreeBuilder):
@@ -41,14 +43,13 @@ class StaticTree(TreeBuilder):
 
     def grow(self, scorer: Scorer, drawing: Drawing, depth: int) -> Grown:
         """Draft level by level, one call of the scorer for each."""
-        rows, vocabulary = drawing.batch, drawing.vocabulary
+        rows, vocabulary, rater = drawing.batch, drawing.vocabulary, drawing.rater
         plan = self._plans[rows.device, drawing.leaves][depth]
         shape, batch = plan.shape, len(rows)
-        marginals = scorer.all_logits(rows, len(plan.levels)) if scorer.per_depth else None
-        rater = drawing.rater
         plainly = not drawing.sampled and not drawing.leaves and drawing.sampling.seen is None and rater is None
-        if marginals is not None and plainly:
-            return _at_once(plan, marginals, drawing)
+        if scorer.per_depth and plainly:
+            return _at_once(plan, scorer.all_logits(rows, depth), drawing)
+        logits_of = scorer.levels(rows, len(plan.levels))
         if rater is not None:
             rater.begin(shape.num_nodes + 1)
         uniform = drawing.uniforms(shape.num_nodes) if drawing.fresh else None
@@ -57,12 +58,7 @@ class StaticTree(TreeBuilder):
         draft_probs = drawing.room(shape.num_nodes + 1) if drawing.fresh or drawing.leaves else None
         valid = None
         for number, level in enumerate(plan.levels):
-            if marginals is not None:
-                logits = marginals[:, number : number + 1]
-            elif number == 0:
-                logits = scorer.root_logits(rows)
-            else:
-                logits = scorer.level_logits(rows, tokens[:, level.start : level.stop], level.topology, number)
+            logits = logits_of(tokens[:, level.start : level.stop], level.topology, number)
             if level.rows is not None and logits.shape[1] > 1:
                 logits = logits.index_select(1, level.rows)
             above = None
@@ -71,7 +67,12 @@ class StaticTree(TreeBuilder):
                 logits = logits.expand(-1, len(level.parents), -1)
             scores = drawing.scores(logits, tokens[:, : level.stop], above)
             if rater is not None and level.width and not rater.level(level, tokens[:, : level.stop], scores):
-                return _until(number, shape, tokens, valid, drawing, draft_probs, rater.rated)
+                # Nothing deeper is worth drafting.
+                if number == 0:
+                    return Grown(DraftTree.root_only(rows.roots), rated=rater.rated.first(1))
+                shape = shape.cut(number)
+                tokens, valid, draft_probs = _first(shape.num_nodes + 1, tokens, valid, draft_probs)
+                break
             q = drawing.distribution(scores) if drawing.sampled or drawing.leaves else None
             if draft_probs is not None and q is not None:
                 vocabulary.put(draft_probs, level.parents_at, q)
@@ -80,67 +81,97 @@ class StaticTree(TreeBuilder):
             if q is None or not drawing.sampled:
                 tokens[:, level.children_at] = vocabulary.to_target(top(scores, level))
                 continue
-            children, exists = _drawn(q.expand(-1, len(level.parents), -1), level, uniform, drawing)
+            children, exists = _children(q.expand(-1, len(level.parents), -1), level, uniform, drawing)
             if drawing.greedy is not None:
                 children = torch.where(drawing.greedy, top(scores, level), children)
                 exists = None if exists is None else exists | drawing.greedy
             tokens[:, level.children_at] = vocabulary.to_target(children)
-            if exists is not None:
-                valid = torch.ones_like(tokens, dtype=torch.bool) if valid is None else valid
-                valid[:, level.children_at] = exists & valid[:, level.parent_of]
-            elif valid is not None:
-                valid[:, level.children_at] = valid[:, level.parent_of]
+            if exists is not None and valid is None:
+                valid = torch.ones_like(tokens, dtype=torch.bool)
+            if valid is not None:
+                above = valid[:, level.parent_of]
+                valid[:, level.children_at] = above if exists is None else exists & above
         if drawing.leaves and draft_probs is not None and (rows.host is None or not rows.host.drafting.all()):
             draft_probs *= rows.drafting[:, None, None]
         law = drawing.law_of(tokens)
         tree = DraftTree.from_shape(shape, tokens, sampling=law, draft_probs=draft_probs, valid=valid)
-        return Grown(tree, rated=None if rater is None else rater.rated)
+        return Grown(tree, rated=None if rater is None else rater.rated.first(tree.width))
 
 
-def _until(
-    depth: int,
-    shape: TreeShape,
-    tokens: Int[Tensor, "batch node"],
-    valid: Bool[Tensor, "batch node"] | None,
-    drawing: Drawing,
-    draft_probs: Float[Tensor, "batch node vocab"] | None,
-    rated: Rated,
-) -> Grown:
-    """Returns trees that end at a depth, because nothing deeper is worth drafting."""
-    if depth == 0:
-        tree = DraftTree.root_only(drawing.batch.roots)
-    else:
-        shape = shape.cut(depth)
-        count = shape.num_nodes + 1
-        tokens = tokens[:, :count]
-        tree = DraftTree.from_shape(
-            shape,
-            tokens,
-            sampling=drawing.law_of(tokens),
-            draft_probs=None if draft_probs is None else draft_probs[:, :count],
-            valid=None if valid is None else valid[:, :count],
-        )
-    return Grown(tree, rated=Rated(rated.cells[:, : tree.width], rated.survival[:, : tree.width]))
+def _first(nodes: int, tokens: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
+    return tokens[:, :nodes], *(None if each is None else each[:, :nodes] for each in others)
 
 
 def _at_once(plan: LevelPlan, logits: Float[Tensor, "batch depth vocab"], drawing: Drawing) -> Grown:
-    """Returns trees of the most probable tokens of every depth, chosen for all nodes together."""
+    """Return trees of the most probable tokens of every depth, chosen for all nodes together."""
     best = drawing.scores(logits).topk(plan.width, dim=-1).indices
     tokens = drawing.vocabulary.to_target(best[:, plan.level_of, plan.rank_of])
     tokens = torch.cat([drawing.batch.roots[:, None], tokens], dim=1)
     return Grown(DraftTree.from_shape(plan.shape, tokens))
 
 
-def _drawn(
-    q: Float[Tensor, "batch parent column"],
-    level: Level,
-    uniform: Float[Tensor, "batch draw"] | None,
-    drawing: Drawing,
+# ---------------------------------------------------------------- the children of a level
+
+
+def top(scores: Float[Tensor, "batch parent vocab"], level: Level) -> Int[Tensor, "batch child"]:
+    """Return every parent's most probable tokens, in order, for its children (``DETERMINISTIC``).
+
+    One row of scores serves all parents.
+    """
+    shared = scores.shape[1] == 1
+    if level.one_each:
+        best = first_largest(scores)
+        return best.expand(-1, len(level.parents)) if shared else best
+    best = scores.topk(level.width, dim=-1).indices
+    return best[:, 0, level.rank_of] if shared else best[:, level.row_of, level.rank_of]
+
+
+def _children(
+    q: Float[Tensor, "batch parent column"], level: Level, uniform: Float[Tensor, "batch draw"] | None, drawing: Drawing
 ) -> tuple[Int[Tensor, "batch child"], Bool[Tensor, "batch child"] | None]:
-    """Returns every parent's children, drawn at random, and which of them exist."""
+    """Return every parent's children, drawn at random, and which of them exist; None if all do."""
     if uniform is not None:
         mine = uniform[:, level.children_at.start - 1 : level.children_at.stop - 1]
         return drawn(q, level, mine, drawing.law)
     rows = drawing.batch
     positions = rows.lengths[:, None] + (level.depth + 1)
-    return first_arrivals(q, level, shared_noise(rows.keys, positions, q.shape[2]))
+    # COUPLED: the first children in the race that the target watches.
+    arrivals = race(q, shared_noise(rows.keys, positions, q.shape[2]))
+    if level.one_each:
+        return arrivals.argmax(-1), None
+    earliest, token = arrivals.topk(level.width, dim=-1)
+    return token[:, level.row_of, level.rank_of], earliest[:, level.row_of, level.rank_of] > 0
+
+
+def drawn(
+    q: Float[Tensor, "batch parent vocab"],
+    level: Level,
+    uniform: Float[Tensor, "batch child"],
+    law: DraftSampling,
+) -> tuple[Int[Tensor, "batch child"], Bool[Tensor, "batch child"] | None]:
+    """Return every parent's children, drawn at random (``IID`` or ``WITHOUT_REPLACEMENT``).
+
+    Args:
+        q: The distributions that the children are drawn from.
+        level: The level of the parents.
+        uniform: One random number per child.
+        law: How siblings are drawn.
+
+    Returns:
+        The tokens, and which children exist; None if all do. (Without replacement, q may run out of tokens.)
+    """
+    if law is DraftSampling.IID or level.width == 1:
+        weights = q if level.one_each else q.index_select(1, level.row_of)
+        return draw(weights, uniform), None
+    left = q.clone()
+    tokens = torch.zeros_like(uniform, dtype=torch.long)
+    exists = torch.ones_like(uniform, dtype=torch.bool)
+    for rank, (columns, rows) in enumerate(level.by_rank):
+        weights = left.index_select(1, rows)
+        token = draw(weights, uniform[:, columns])
+        tokens[:, columns] = token
+        if rank > 0:
+            exists[:, columns] = weights.sum(-1) > 0
+        if rank + 1 < level.width:
+            left[:, rows] = weights.scatter_(2, token[..., None], 0.0)
+    return tokens, exists

@@ -1,12 +1,7 @@
 """How much to draft: length policies decide before a round, node policies while a tree is drafted."""
 
-from specdec.drafting.policies.additive import AdditiveLength
-from specdec.drafting.policies.base import LengthPolicy
-from specdec.drafting.policies.confidence import ConfidenceNodes
-from specdec.drafting.policies.cost_aware import CostAwareLength
-from specdec.drafting.policies.cost_aware_nodes import CostAwareNodes, FirstNodes
-from specdec.drafting.policies.fixed import FixedLength
-from specdec.drafting.policies.nodes import NodePolicy
+from specdec.drafting.policies.lengths import AdditiveLength, CostAwareLength, FixedLength, LengthPolicy
+from specdec.drafting.policies.nodes import ConfidenceNodes, CostAwareNodes, FirstNodes, NodePolicy
 
 __all__ = [
     "AdditiveLength",

@@ -1,4 +1,4 @@
-"""What a node policy is: it decides which nodes of a drafted tree are verified."""
+"""Node policies: they decide which nodes of a drafted tree are verified."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
@@ -10,13 +10,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from specdec.arguments import flag, whole
+from specdec.arguments import flag, number, whole
 from specdec.batch import Batch
 from specdec.drafting.builders.base import Grown, TreeBuilder
 from specdec.drafting.calibration import Calibration
+from specdec.drafting.costs import RoundCosts
 from specdec.drafting.pruning import reordered
 from specdec.drafting.rating import SOURCES, Rated, Rater, source_of, spared
 from specdec.drafting.scorer import Scorer
+from specdec.host import can_look
 
 
 class NodePolicy(ABC):
@@ -37,9 +39,6 @@ class NodePolicy(ABC):
             with the confidence as it is.
         learn: Whether to go on counting. Drafts then depend on other requests.
         explore: Every so many rounds nothing is left out, or nothing would be learned of nodes that are. 0 for never.
-
-    Raises:
-        ValueError: An argument is of the wrong type or out of its range.
     """
 
     def __init__(
@@ -71,17 +70,7 @@ class NodePolicy(ABC):
         return self.learn, self.explore
 
     def bind(self, builder: TreeBuilder, scorer: Scorer, device: torch.device, *, max_batch_size: int) -> None:
-        """Begin with a new engine.
-
-        Args:
-            builder: Grows the trees.
-            scorer: Scores them.
-            device: Where they are grown.
-            max_batch_size: The number of slots.
-
-        Raises:
-            ValueError: The drafter has no such confidence, or the calibration is of other drafts.
-        """
+        """Begin with a new engine; refuse a drafter without such confidence, and a calibration of other drafts."""
         self._used = "node" if builder.rates_nodes else source_of(self.source, scorer)
         self._builder = builder
         self.calibration = Calibration(builder.max_depth, builder.ranks, device)
@@ -98,24 +87,13 @@ class NodePolicy(ABC):
         """Do on the host what must come before the drafts of so many rows."""
 
     def rater(self, scorer: Scorer, batch: Batch, *, may_stop: bool) -> Rater:
-        """Returns what rates the nodes of a round's trees.
-
-        Args:
-            scorer: Scores them.
-            batch: The rows.
-            may_stop: Whether trees may end early; not in a recorded round, or where q is wanted at every node.
-        """
+        """Return what rates the nodes of a round's trees, which may end early if ``may_stop`` says so."""
         return Rater(scorer, self._used, self.calibration, batch, self._least() if may_stop else None)
 
     def prune(self, grown: Grown, batch: Batch, drafting: Bool[Tensor, " batch"]) -> Grown:
-        """Returns the trees with the nodes to be verified first, and the others made invalid.
+        """Return rated trees with the nodes to be verified first, and the others made invalid; note them for ``count``.
 
-        It notes what is verified, for ``count``.
-
-        Args:
-            grown: The trees, whose nodes are rated.
-            batch: The rows.
-            drafting: Rows whose drafts are verified at all.
+        ``drafting`` marks the rows whose drafts are verified at all.
         """
         tree, rated = grown.tree, grown.rated
         assert rated is not None, "builders rate the nodes when they are asked to"
@@ -149,7 +127,7 @@ class NodePolicy(ABC):
 
     @abstractmethod
     def kept(self, survival: Float[Tensor, "batch node"], batch: Batch) -> Bool[Tensor, "batch node"]:
-        """Returns which nodes are verified; whether one is may not depend on those behind it.
+        """Return which nodes are verified; whether one is may not depend on those behind it.
 
         Args:
             survival: The probability that a node is accepted, in the order in which nodes may be left out: from the
@@ -164,12 +142,9 @@ class NodePolicy(ABC):
     def count(
         self, slots: Int[Tensor, " batch"], path: Int[Tensor, "batch depth"], told: Bool[Tensor, " batch"] | None = None
     ) -> None:
-        """Count what was accepted of the last drafts.
+        """Count what was accepted of the last drafts: a path of nodes per row, -1 padded, root left out.
 
-        Args:
-            slots: The slots of the rows.
-            path: The accepted nodes, -1 padded, root left out.
-            told: False for rows in which nothing was decided; None if there are none.
+        ``told`` is False for rows in which nothing was decided; None if there are none.
         """
         cells, parents, survival = self._cells[slots], self._parents[slots], self._survival[slots]
         if told is not None:
@@ -189,5 +164,147 @@ class NodePolicy(ABC):
         self.calibration.save(path, policy=type(self).__name__, source=self._used, **facts)
 
     def _least(self) -> float | None:
-        """Returns what a node's survival must reach to be verified, if that is known before; None if it is not."""
+        """Return what a node's survival must reach to be verified, if that is known before; None if it is not."""
         return None
+
+
+class ConfidenceNodes(NodePolicy):
+    """Verifies the nodes whose estimated survival reaches a threshold, and drafts no further than there are any.
+
+    A node's survival is the product of calibrated confidences down its path (DSpark, arXiv 2607.05147, section 3;
+    AdaEDL, arXiv 2410.18351, stops by the entropy of q). A chain ends where it falls below the threshold; in a tree
+    every branch ends by itself.
+
+    Args:
+        threshold: The least survival of a node that is verified; from 0 (all nodes) to 1. A node pays for itself where
+            its survival is more than the tokens that the other nodes bring in the time that it takes: 0.15 where it
+            takes a fifteenth of a round that brings two tokens. ``CostAwareNodes`` measures this.
+        source: See ``NodePolicy``.
+        calibration: See ``NodePolicy``.
+        learn: See ``NodePolicy``.
+        explore: See ``NodePolicy``.
+    """
+
+    def __init__(
+        self,
+        threshold: float = 0.15,
+        *,
+        source: str = "auto",
+        calibration: str | Path | None = None,
+        learn: bool = True,
+        explore: int = 32,
+    ):
+        super().__init__(source=source, calibration=calibration, learn=learn, explore=explore)
+        self.threshold = number("threshold", threshold, "give a probability, such as 0.15")
+        if not 0 <= self.threshold <= 1:
+            raise ValueError(f"threshold={threshold}: give a probability from 0 (all nodes) to 1")
+
+    @property
+    def version(self) -> Hashable:
+        """Differs after a change of the threshold, too."""
+        return self.learn, self.explore, self.threshold
+
+    def kept(self, survival: Float[Tensor, "batch node"], batch: Batch) -> Bool[Tensor, "batch node"]:
+        """Return the nodes that reach the threshold; what is behind them on a path never reaches more."""
+        return survival >= self.threshold
+
+    def _least(self) -> float | None:
+        if self.explores and not (can_look(self._played) and not spared(self._played, self.explore)):
+            return None  # this may be a round in which nothing is left out
+        return self.threshold
+
+
+class CostAwareNodes(NodePolicy):
+    """Verifies nodes in the order of their survival while the expected tokens per measured second grow.
+
+    With B rows and n nodes in each, a round is expected to emit B + Σ survival tokens, over the n most likely nodes of
+    every row, in C(B, n) seconds (``RoundCosts``). A batch is as wide as its widest row, so all rows take the same
+    number: the first n after which one more node per row would lower the ratio. To stop there, and not at the largest
+    ratio of all, is what keeps the output exact where tokens are drawn at random: whether there is a node does not
+    depend on those behind it (DSpark, arXiv 2607.05147, appendix A and algorithm 1). Nothing is lost by it, because the
+    costs are made convex first, and a sum of falling gains over a convex cost has one maximum.
+
+    The whole tree is drafted, whatever is verified of it. With a drafter that works level by level, ``CostAwareLength``
+    may save more: it also spares the drafting.
+
+    Args:
+        costs: How long rounds take by the number of nodes, or a file of that (``RoundCosts.save``) or of calibrated
+            costs. With None, set the attribute before the policy is used (``drafters.round_costs.measure_node_costs``).
+        source: See ``NodePolicy``.
+        calibration: See ``NodePolicy``.
+        learn: See ``NodePolicy``.
+        explore: See ``NodePolicy``.
+    """
+
+    def __init__(
+        self,
+        costs: RoundCosts | str | Path | None = None,
+        *,
+        source: str = "auto",
+        calibration: str | Path | None = None,
+        learn: bool = True,
+        explore: int = 32,
+    ):
+        super().__init__(source=source, calibration=calibration, learn=learn, explore=explore)
+        self.costs = RoundCosts.load(costs, by_nodes=True) if isinstance(costs, str | Path) else costs
+
+    @property
+    def adapts(self) -> bool:
+        """All rows take one number of nodes, so drafts depend on the other requests."""
+        return True
+
+    @property
+    def version(self) -> Hashable:
+        """Differs after a change of the costs, too."""
+        return self.learn, self.explore, self.costs
+
+    def bind(self, builder: TreeBuilder, scorer: Scorer, device: torch.device, *, max_batch_size: int) -> None:
+        """Begin with a new engine; refuse costs that are unknown, or were measured with fewer nodes."""
+        if self.costs is None:
+            raise ValueError(
+                "this policy needs to know how long rounds take: give costs=…, from "
+                "drafters.round_costs.measure_node_costs"
+            )
+        self.costs.by_nodes(1, builder.max_nodes)
+        super().bind(builder, scorer, device, max_batch_size=max_batch_size)
+        self._device = device
+        self._seconds: dict[tuple[RoundCosts, int], Tensor] = {}
+
+    def prepare(self, rows: int) -> None:
+        """Copy the costs of this batch size to the device, once."""
+        assert self.costs is not None, "checked by bind"
+        if (self.costs, rows) not in self._seconds:
+            with torch.inference_mode(False):
+                seconds = torch.from_numpy(self.costs.by_nodes(rows, self._builder.max_nodes)).to(self._device)
+                self._seconds[self.costs, rows] = seconds
+
+    def kept(self, survival: Float[Tensor, "batch node"], batch: Batch) -> Bool[Tensor, "batch node"]:
+        """Return the first nodes of every row, as many as pay."""
+        assert self.costs is not None, "checked by bind"
+        seconds = self._seconds[self.costs, len(batch)][: survival.shape[1]]
+        emitted = survival.clamp(min=0).sum(0).cumsum(0)  # the root, which is certain, stands for the token after it
+        speed = emitted / seconds
+        pays = (speed[1:] > speed[:-1]).long().cumprod(0) > 0
+        return torch.nn.functional.pad(pays, (1, 0), value=True).expand_as(survival)
+
+
+class FirstNodes(NodePolicy):
+    """Verifies the same number of nodes in every round, the most likely ones: to measure what nodes cost.
+
+    Args:
+        nodes: This number; None for all.
+    """
+
+    def __init__(self, nodes: int | None = None):
+        super().__init__(learn=False)
+        self.nodes = None if nodes is None else whole("nodes", nodes, least=0)
+
+    @property
+    def version(self) -> Hashable:
+        """Differs after a change of the number."""
+        return (self.nodes,)
+
+    def kept(self, survival: Float[Tensor, "batch node"], batch: Batch) -> Bool[Tensor, "batch node"]:
+        """Return the first nodes of every row."""
+        count = survival.shape[1] if self.nodes is None else self.nodes + 1
+        return (torch.arange(survival.shape[1], device=survival.device) < count).expand_as(survival)

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from specdec.requests import Request
 
@@ -16,6 +17,8 @@ class View:
         running: Requests with a slot, in the order in which they came. Those with tokens ``to_prefill`` cannot take
             part in a round yet.
         free_slots: The number of slots without a request.
+        free_pages: The number of free pages; None where every slot has its own row.
+        page_size: Positions of a page.
         prefill_chunk: The most tokens of one request that a forward may prefill.
         max_depth: The depth of the deepest drafts.
     """
@@ -23,8 +26,19 @@ class View:
     waiting: Sequence[Request]
     running: Sequence[Request]
     free_slots: int
+    free_pages: int | None = None
+    page_size: int = 1
     prefill_chunk: int
     max_depth: int
+
+    @property
+    def entering(self) -> list[Request]:
+        """The first of the waiting requests, as many as free slots and pages can be given to."""
+        entering = list(self.waiting[: self.free_slots])
+        if self.free_pages is None:
+            return entering
+        needed = [-(-(len(each.prompt_ids) + each.sampling.max_new_tokens) // self.page_size) for each in entering]
+        return entering[: sum(total <= self.free_pages for total in accumulate(needed))]
 
     @property
     def prefilling(self) -> list[Request]:
@@ -71,5 +85,4 @@ class Scheduler(ABC):
 
 def admitted(view: View) -> list[tuple[Request, int]]:
     """Return a chunk for every request that is being prefilled, and for those that free slots can be given to."""
-    entering = view.waiting[: view.free_slots]
-    return [(request, min(view.prefill_chunk, request.to_prefill)) for request in (*view.prefilling, *entering)]
+    return [(request, min(view.prefill_chunk, request.to_prefill)) for request in (*view.prefilling, *view.entering)]

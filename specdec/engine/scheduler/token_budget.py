@@ -27,7 +27,7 @@ class TokenBudget(Scheduler):
         decode = view.decoding
         left = max(self.budget - len(decode) * (1 + view.max_depth), self.least)
         chunks = []
-        for request in (*view.prefilling, *view.waiting[: view.free_slots]):
+        for request in (*view.prefilling, *view.entering):
             tokens = min(request.to_prefill, view.prefill_chunk, left)
             if request.to_prefill and not tokens:
                 break

@@ -2,30 +2,27 @@
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from drafters.round_costs import begin
 from experiments.bench.engine import run as command
-from experiments.bench.engine.goals import Goal, attention_utilization, goals, with_utilization
+from experiments.bench.engine.goals import goal, goals, with_utilization
 from experiments.bench.engine.peers import TooLongError, time_limit
-from experiments.bench.engine.rounds import WAYS, Rounds, advance, begin
+from experiments.bench.engine.rounds import PAIRS, mean, play
 from experiments.bench.engine.settings import SECTIONS, Grid, Options
-from experiments.bench.engine.steps import Setting, make_runner, settings, step_batch, step_work
-from experiments.bench.engine.storage import kv_bytes, weight_bytes
+from experiments.bench.engine.steps import Setting, make_runner, measure_steps, step_batch, step_work
 from experiments.bench.models import SHAPES, make_target
-from experiments.bench.options import help_text, parse
-from experiments.bench.timing import Budget, timed
-from experiments.measuring.peaks import Peaks, cache_bytes, measure_peaks
+from experiments.bench.timing import Budget
+from experiments.measuring.peaks import cache_bytes, measure_peaks
 from specdec.engine.engine import Engine
-from specdec.physics.shape import ModelShape
+from specdec.physics.reading import read_shape
 from specdec.requests import SamplingParams
 from tests.shapes import shapes_unchecked
 
-ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
 SMALL = Options(
     model="tiny", dtype="float32", device="cpu", nodes=(1, 5), batch=(1, 2), context=(32, 16), tokens=6, repeats=1,
@@ -33,31 +30,33 @@ SMALL = Options(
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a small run wrote."""
-    out = tmp_path_factory.mktemp("engine")
+def run(out: Path, sections: tuple[str, ...]) -> dict[str, Any]:
+    """The files and results of a small run."""
+    given = {name: getattr(SMALL, name) for name in SMALL.__dataclass_fields__ if name not in ("only", "out")}
+    given |= {"only": sections, "out": out}
+    shown = {n: f"[{','.join(map(str, v))}]" if isinstance(v, tuple) else v for n, v in given.items() if v is not None}
     with pytest.MonkeyPatch.context() as patch, shapes_unchecked():
-        patch.setattr(sys, "argv", ["experiments.bench.engine", *_words(out)])
+        patch.setattr(sys, "argv", ["bench", *(f"{name}={value}" for name, value in shown.items())])
         # A roof from little memory: what is measured is not true, and takes no time.
         patch.setattr(
             command, "measure_peaks", lambda *given, seconds: measure_peaks(*given, seconds=0.02, largest=1 << 20)
         )
         command.main()
     found = json.loads((out / "results.json").read_text())
-    found["files"] = sorted(path.name for path in out.iterdir())
-    return found
+    return {**found, "files": sorted(path.name for path in out.iterdir())}
 
 
-def _words(out: Path) -> list[str]:
-    given = {name: getattr(SMALL, name) for name in SMALL.__dataclass_fields__ if name not in ("only", "out")}
-    shown = {n: f"[{','.join(map(str, v))}]" if isinstance(v, tuple) else v for n, v in given.items() if v is not None}
-    return [*(f"{name}={value}" for name, value in shown.items()), f"out={out}"]
+QUICK = ("steps", "rounds", "memory")
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run(tmp_path_factory.mktemp("engine"), QUICK)
 
 
 def test_a_run_writes_figures_and_pictures(results: dict[str, Any]) -> None:
     assert results["schema"] == 1
-    assert set(results["seconds"]) == set(SECTIONS)
+    assert set(results["seconds"]) == set(QUICK)
     assert {"results.json", "roofline.png", "verify_cost.png"} <= set(results["files"])
     assert "results.json.new" not in results["files"]
     assert results["versions"]["torch"] and results["device"]["name"]
@@ -92,33 +91,32 @@ def test_rounds_have_stages_and_counts(results: dict[str, Any]) -> None:
 def test_rounds_are_played_in_every_way(results: dict[str, Any]) -> None:
     found = {(r["drafter"], r["rule"], r["recording"], r["invariant"]): r for r in results["ways"]}
     ways = [("rounds", False), ("auto", True)]
-    assert set(found) == {(*pair, *way) for pair in WAYS for way in ways}
+    assert set(found) == {(*pair, *way) for pair in PAIRS[:3] for way in ways}
     assert all(each["seconds"] > 0 and each["rounds"] > 0 for each in found.values())
     assert {r["recording"] for r in results["rounds"]} == {"auto"}, "the figures are those of the usual way"
 
 
-def test_synthetic_acceptance_is_compared_with_its_prediction(results: dict[str, Any]) -> None:
+@pytest.mark.full
+def test_predictions_peers_and_quantized_weights(tmp_path: Path) -> None:
+    results = run(tmp_path, tuple(section for section in SECTIONS if section not in QUICK))
     for each in results["synthetic"]:
         assert each["measured"] / each["predicted_from_tokens"] == pytest.approx(each["ratio"])
         assert each["tokens_per_round_given"] == pytest.approx((1 - 0.8**5) / (1 - 0.8))
         assert each["equal_to_plain"] == each["outputs"] == each["batch"], "float32"
-
-
-def test_peers_and_weights_and_memory(results: dict[str, Any]) -> None:
     plain = [r for r in results["peers"] if r["method"] == "plain"]
     assert {r["peer"] for r in plain} == {"dynamic cache", "static cache"}
     assert all(r["same_tokens"] and r["ratio"] > 0 for r in plain)
     schemes = {(r["scheme"], r["nodes"]) for r in results["weights"]}
     assert {("int8", 1), ("int8", 9)} == {(scheme, nodes) for scheme, nodes in schemes if "float" not in scheme}
     assert all(r["ratio"] == pytest.approx(r["unquantized"] / r["seconds"]) for r in results["weights"])
-    assert results["memory"]["weights"] > 4 * SHAPES["tiny"]["vocab_size"] * SHAPES["tiny"]["hidden_size"]
     assert any("llama" in each["what"] for each in results["left_out"]) or results["llama_cpp"]
 
 
 def test_goals_are_in_the_results(results: dict[str, Any]) -> None:
-    named = {goal["what"]: goal for goal in results["goals"]}
+    named = {each["what"]: each for each in results["goals"]}
+    assert results["memory"]["weights"] > 4 * SHAPES["tiny"]["vocab_size"] * SHAPES["tiny"]["hidden_size"]
     assert named["plain / transformers generate, 110M"]["met"] is None, "another shape was measured"
-    launches = next(goal for what, goal in named.items() if "traversal, kseq" in what)
+    launches = next(each for what, each in named.items() if "traversal, kseq" in what)
     assert launches["measured"] == max(
         r["launches_outside"] for r in results["rounds"] if r["rule"] in ("traversal", "kseq")
     )
@@ -161,7 +159,7 @@ def test_goals_of_a_gpu() -> None:
         ],
         "synthetic": [{"batch": 1, "ratio": 0.97}, {"batch": 4, "ratio": 0.5}],
     }
-    met = {goal.what: (goal.measured, goal.met) for goal in goals(found)}
+    met = {each["what"]: (each["measured"], each["met"]) for each in goals(found)}
     figures = {what.split(" (")[0]: value for what, value in met.items()}
     assert figures["plain decoding, bandwidth utilization"] == (pytest.approx(0.85), True), "of the fastest way"
     assert figures["verify / plain step, 16 nodes"] == (pytest.approx(1.04), True)
@@ -175,16 +173,9 @@ def test_goals_of_a_gpu() -> None:
     assert figures["launches per round outside forwards: traversal, kseq"] == (None, None)
 
 
-def test_attention_needs_a_long_and_a_short_context() -> None:
-    assert attention_utilization({"device": DEVICE, "steps": []}) is None
-    long = record(1.0, batch=8, nodes=16, context=32768, kv_bytes=34e9)
-    assert attention_utilization({"device": DEVICE, "steps": [long]}) is None
-
-
 def test_a_goal_that_was_not_measured_is_neither_met_nor_missed() -> None:
-    assert Goal("x", 1.0, None).met is None
-    assert Goal("x", 1.0, 1.0).met and Goal("x", 1.0, 1.0, at_most=True).met
-    assert not Goal("x", 1.0, 0.9).met and Goal("x", 1.0, 0.9, at_most=True).met
+    given = ((None, False), (1.0, False), (1.0, True), (0.9, False), (0.9, True))
+    assert [goal("x", 1.0, *each)["met"] for each in given] == [None, True, True, False, True]
 
 
 def test_bytes_and_operations_of_a_step() -> None:
@@ -192,59 +183,29 @@ def test_bytes_and_operations_of_a_step() -> None:
     setting = Setting(batch=2, nodes=5, context=32)
     runner = make_runner(target, setting, 5)
     work = step_work(runner, setting)
-    shape = ModelShape.of(target.model.config)
-    config, layers = target.model.config, len(shape.layers)
+    shape = read_shape(target.model.config)
+    layers = len(shape.layers)
     norms = (2 * layers + 1) * shape.hidden
     weights = 4 * (shape.layer_weights + shape.output_weights + norms)
     kv = 4 * shape.kept_per_position
     assert work.bytes == weights + kv * (2 * 32 + 2 * 5), "read once, and ten tokens written"
     products, pairs = 2 * (shape.layer_weights + shape.output_weights), shape.pair_flops
     assert work.flops == 10 * (products + pairs * (32 + 3)), "a node sees the cache and three nodes, on average"
-    head_dim = config.head_dim or shape.hidden // config.num_attention_heads
-    assert weight_bytes(target.model) == weights + 4 * shape.vocab * shape.hidden + 4 * 2 * (head_dim // 2)
-    assert kv_bytes(runner.cache, layers) == kv * 2 * (32 + 5)
     batch = step_batch(setting, runner.vocab_size, CPU)
     assert batch.topology.parents[0].tolist() == [-1, 0, 0, 1, 1], "two children each"
 
 
-def test_a_forward_without_lengths_on_the_host_is_the_same() -> None:
-    """What a CUDA graph replays reads whole rows of the cache; here they end where the forward does."""
-    target = make_target("tiny", CPU, torch.float32)
-    setting = Setting(batch=2, nodes=5, context=32)
-    runner = make_runner(target, setting, 5)
-    batch = step_batch(setting, runner.vocab_size, CPU)
-    graphed = replace(batch, key_bound=None)
-    assert graphed.key_bound is None and graphed.nodes == 5
-    torch.testing.assert_close(runner.run(graphed).scores, runner.run(batch).scores)
-
-
 def test_rounds_are_played_while_all_rows_run() -> None:
     engine = Engine(make_target("tiny", CPU, torch.float32), max_batch_size=2, max_length=64)
-    first = begin(engine, [[1, 2, 3], [4, 5, 6]], SamplingParams(max_new_tokens=9))
-    rounds = advance(engine, CPU, Rounds(), rows=2, most=3)
-    assert len(rounds.walls) == 3 and rounds.tokens == rounds.emitted == rounds.steps == 6
-    engine.abort(first[0])
-    assert not advance(engine, CPU, Rounds(), rows=2).walls, "a row has ended"
-    rest = advance(engine, CPU, Rounds())
-    assert rest.tokens == 9 - 1 - 3 and rest.tokens_per_round == 1 and engine.unfinished == 0
-
-
-def test_random_models_are_quantized_layer_by_layer() -> None:
-    target = make_target("tiny", CPU, torch.bfloat16, quantization="int8")
-    linears = [m for m in target.model.modules() if type(m).__name__ == "Int8Linear"]
-    assert len(linears) == 7 * SHAPES["tiny"]["num_hidden_layers"] + 1, "and the output layer"
-    assert target.name == "random tiny in int8"
-    assert target.bytes_per_weight == pytest.approx(1.05, abs=0.05)
-
-
-def test_points_are_ordered_so_that_the_telling_ones_come_first() -> None:
-    grid = Grid(nodes=(1, 5, 16), batch=(1, 4), context=(512, 128))
-    points = settings(grid)
-    assert points[:3] == [Setting(1, nodes, 512) for nodes in (1, 5, 16)]
-    assert Setting(4, 16, 512) in points and Setting(1, 5, 128) in points and Setting(1, 1, 512, "eager") in points
-    assert len(points) == len(set(points))
-    assert Setting(4, 16, 512, invariant=True) in points
-    assert not any(point.invariant for point in settings(grid, invariant=False))
+    (first, _), emitted = begin(engine, [[1, 2, 3], [4, 5, 6]], [SamplingParams(max_new_tokens=9)] * 2)
+    rounds = play(engine, rows=2, most=3)
+    assert emitted == 2 and len(rounds) == 3
+    assert [sum(each[name] for each in rounds) for name in ("tokens", "emitted", "rows")] == [6, 6, 6]
+    engine.abort(first)
+    assert not play(engine, rows=2), "a row has ended"
+    rest = play(engine)
+    assert sum(each["tokens"] for each in rest) == 9 - 1 - 3 and engine.unfinished == 0
+    assert mean(rest, "emitted", per="rows") == 1
 
 
 def test_a_grid_keeps_to_the_positions_of_the_model() -> None:
@@ -257,17 +218,10 @@ def test_a_grid_keeps_to_the_positions_of_the_model() -> None:
 def test_what_there_is_no_time_for_is_said() -> None:
     budget = Budget(0.0)
     target = make_target("tiny", CPU, torch.float32)
-    assert command.measure_steps(target, Grid((1,), (1,), (32,)), budget, repeats=1) == []
+    assert measure_steps(target, Grid((1,), (1,), (32,)), budget, repeats=1) == []
     assert budget.left_out[0]["why"] == "no time left"
     part = Budget(100.0, budget.left_out).share(5)
     assert part.left <= 5 and part.left_out is budget.left_out
-
-
-def test_a_call_is_timed_as_often_as_there_is_time() -> None:
-    calls: list[int] = []
-    timing = timed(lambda: calls.append(1), CPU, repeats=4, warm_up=2)
-    assert timing.calls == 4 and len(calls) == 6 and 0 <= timing.best <= timing.seconds
-    assert timed(lambda: None, CPU, repeats=9, limit=0.0).calls == 1
 
 
 def _forever() -> None:
@@ -282,11 +236,6 @@ def test_a_peer_that_takes_too_long_is_stopped() -> None:
         pass
 
 
-def test_the_better_of_two_roofs() -> None:
-    assert Peaks(1.0, 5.0, 2.0, 3).better(Peaks(2.0, 4.0, 1.0, 3)) == Peaks(2.0, 5.0, 2.0, 3)
-    assert Peaks(1.0, 5.0, 2.0, 3).roof.bandwidth == 5.0, "a bound holds for the faster way"
-
-
 def test_caches_as_linux_lists_them(tmp_path: Path) -> None:
     for index, size in enumerate(("32K", "512K", "32M")):
         (tmp_path / f"index{index}").mkdir()
@@ -295,18 +244,11 @@ def test_caches_as_linux_lists_them(tmp_path: Path) -> None:
     assert cache_bytes(CPU, tmp_path / "nowhere") == 0
 
 
-def test_options_are_shown_and_read() -> None:
-    text = help_text(Options, command.__doc__)
-    shown = [line.split()[0] for line in text.split("options:\n")[1].splitlines()]
-    assert parse(Options, shown) == Options()
-
-
 @pytest.mark.parametrize(
     ("word", "message"),
     [
         ("model=lama", "error: model=lama: there is no lama: did you mean llama-8b?"),
         ("device=gpu0", "error: device='gpu0': give 'auto', 'cpu', 'cuda' or 'cuda:1'"),
-        ("only=[step]", "error: only=[step]: there is no step: did you mean steps?"),
         ("context=[100000]", "error: context=100000 and nodes="),
     ],
 )

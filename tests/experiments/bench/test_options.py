@@ -1,19 +1,18 @@
-"""The benchmarks' command line: what it reads, what it refuses, and that it needs no Hydra."""
+"""The benchmarks' command line: what it reads and refuses, that it needs no Hydra; and the command for GPUs."""
 
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
-from experiments.bench import quantization, scaling, speed, startup, verifiers
+from experiments.bench import gpu, verifiers
 from experiments.bench.__main__ import main
-from experiments.bench.options import help_text, option, parse, read_options
-from experiments.bench.paired import Checkout
-from experiments.bench.rules import NAMES, make_rules
-from experiments.bench.timing import in_turns
-from specdec.interfaces import Verifier
+from experiments.bench.options import help_text, option, parse
+from experiments.bench.timing import in_turns, timed
 
 ROOT = Path(__file__).parents[3]
 
@@ -30,10 +29,6 @@ class Options:
     device: str = option("cpu", "on what")
 
 
-def test_defaults() -> None:
-    assert parse(Options, []) == Options()
-
-
 def test_every_type_is_read() -> None:
     words = ["sizes=[3,4]", "only=[plain, bundled]", "repeats=6", "threads=2", "fast=true", "limit=1e-2", "out=a/b"]
     found = parse(Options, [*words, "device=cuda"])
@@ -48,10 +43,7 @@ def test_every_type_is_read() -> None:
         ("repeat=6", "there is no repeat: did you mean repeats?"),
         ("x=6", "there is no x: choose among sizes, only, repeats, "),
         ("plain", "'plain' has no value: give name=value, of sizes, only, "),
-        ("--repeats=6", "there is no --repeats: did you mean repeats?"),
-        ("repeats=many", "repeats=many: give an integer"),
         ("repeats=1.5", "repeats=1.5: give an integer"),
-        ("repeats=0", "repeats=0: give at least 1"),
         ("sizes=[1,0]", r"sizes=[1,0]: give at least 1"),
         ("sizes=[1,x]", r"sizes=[1,x]: give a list of integers, such as [1,2]"),
         ("threads=none", "threads=none: give an integer or null"),
@@ -59,33 +51,34 @@ def test_every_type_is_read() -> None:
         ("only=[plan]", "only=[plan]: there is no plan: did you mean plain?"),
     ],
 )
-def test_what_is_wrong_is_said(word: str, message: str) -> None:
+def test_bad_input_is_one_sentence(word: str, message: str) -> None:
     with pytest.raises(ValueError) as error:  # noqa: PT011 (the whole message follows)
         parse(Options, [word])
     assert str(error.value).startswith(message)
 
 
-def test_an_error_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["speed.py", "repeat=6"])
-    with pytest.raises(SystemExit, match="1"):
-        read_options(Options, "A benchmark.")
-    assert capsys.readouterr().err == "error: there is no repeat: did you mean repeats?\n"
-
-
-@pytest.mark.parametrize("module", [quantization, scaling, speed, startup, verifiers])
-def test_help_shows_every_option_with_its_default(module: object) -> None:
-    text = help_text(module.Options, module.__doc__)  # type: ignore[attr-defined]
-    assert "  repeats=" in text
-    assert str(module.__doc__).splitlines()[0] in text
-    # What help shows as default is what parsing it gives.
+def test_help_shows_every_option_with_its_default() -> None:
+    text = help_text(verifiers.Options, verifiers.__doc__)
+    assert str(verifiers.__doc__).splitlines()[0] in text
     shown = [line.split()[0] for line in text.split("options:\n")[1].splitlines()]
-    assert parse(module.Options, shown) == module.Options()  # type: ignore[attr-defined]
+    assert parse(verifiers.Options, shown) == verifiers.Options()
 
 
-def test_rules_are_those_of_the_configuration() -> None:
-    rules = make_rules()
-    assert set(rules) == set(NAMES) >= {"rejection", "block", "lenient"}
-    assert all(isinstance(rule, Verifier) for rule in rules.values())
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sped"], "error: there is no benchmark 'sped': did you mean speed?\n"),
+        (["speed", "repeat=6"], "error: there is no repeat: did you mean repeats?\n"),
+        (["speed", "only=[x]"], "error: only=['x']: no workload's name has these parts; there are plain, bundled"),
+    ],
+)
+def test_an_error_ends_the_command(
+    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench", *words])
+    with pytest.raises(SystemExit, match="1"):
+        main()
+    assert capsys.readouterr().err.startswith(message)
 
 
 BLOCKED = """
@@ -94,7 +87,7 @@ for name in ("hydra", "omegaconf", "wandb", "pandas"):
     sys.modules[name] = None  # importing it raises ImportError
 from experiments.bench import NAMES, rules
 for name in NAMES:
-    if name not in ("evidence", "gallery", "chapter"):  # of the documentation
+    if name not in ("evidence", "chapter"):  # of the documentation
         importlib.import_module(f"experiments.bench.{name}")
 rules.make_rules()
 sys.argv = ["bench", "speed", "--help"]
@@ -109,24 +102,56 @@ def test_benchmarks_need_no_hydra() -> None:
     assert "repeats=8" in done.stdout
 
 
-def test_an_unknown_benchmark_is_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["bench", "sped"])
-    with pytest.raises(SystemExit, match="1"):
-        main()
-    assert capsys.readouterr().err == "error: there is no benchmark 'sped': did you mean speed?\n"
-
-
-def test_speed_names_its_workloads_and_refuses_a_folder_without_a_checkout(tmp_path: Path) -> None:
-    assert list(speed.chosen(("n-gram", "110m"))) == ["n-gram, 110m, T=0, 1 rows"]
-    with pytest.raises(ValueError, match=r"only=\['x'\]: no workload's name has these parts"):
-        speed.chosen(("x",))
-    with pytest.raises(ValueError, match="there is no checkout of this project"):
-        Checkout(tmp_path, "cpu")
-
-
-def test_sides_take_turns() -> None:
+def test_sides_take_turns_and_a_call_is_timed_as_often_as_there_is_time() -> None:
     seen: list[str] = []
     times = in_turns([lambda: seen.append("a"), lambda: seen.append("b")], 2, warm_up=1)
     assert "".join(seen) == "abbaab" and [len(each) for each in times] == [2, 2]
+    calls: list[int] = []
+    timing = timed(lambda: calls.append(1), repeats=4, warm_up=2)
+    assert timing["calls"] == 4 and len(calls) == 6 and 0 <= timing["best"] <= timing["seconds"]
+    assert timed(lambda: None, repeats=9, limit=0.0)["calls"] == 1
+
+
+# ---------------------------------------------------------------- the command for GPUs
+
+
+def test_the_files_with_gpu_tests_are_found(tmp_path: Path) -> None:
+    found = {Path(path).relative_to(ROOT).as_posix() for path in gpu.gpu_tests()}
+    assert {"tests/test_gpu.py", "tests/gpu/test_engine.py"} <= found
+    assert not {"tests/test_lossless.py", "tests/experiments/bench/test_options.py"} & found
+    (tmp_path / "test_a.py").write_text("pytestmark = pytest.mark.gpu\n")
+    (tmp_path / "test_b.py").write_text("pytestmark = pytest.mark.gpus\n")
+    assert [Path(path).name for path in gpu.gpu_tests(tmp_path)] == ["test_a.py"]
+
+
+def test_the_command_for_gpus_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match=r"error: torch .* sees no GPU here: run it on a"):
+        gpu.main()
+    monkeypatch.setattr(gpu, "NEEDED", ("torch", "no_such_module"))
+    with pytest.raises(SystemExit, match="error: no_such_module not installed"):
+        gpu.main()
+
+
+COLLECTED = """
+import importlib.machinery
+import sys
+hidden = ("hydra", "omegaconf", "wandb", "beartype", "pandas", "pyarrow")
+find = importlib.machinery.PathFinder.find_spec
+class Find:
+    def __call__(self, name, *more):
+        return None if name.split(".")[0] in hidden else find(name, *more)
+importlib.machinery.PathFinder.find_spec = Find()
+import pytest
+sys.exit(pytest.main(["-m", "gpu", "--collect-only", "-q", "-p", "no:cacheprovider", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.full
+def test_the_gpu_tests_are_collected_without_the_packages_of_the_experiments() -> None:
+    alone = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # hydra brings a plugin of pytest
+    words = [sys.executable, "-c", COLLECTED, *gpu.gpu_tests()]
+    done = subprocess.run(words, cwd=ROOT, env=alone, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "test_one_synchronization_per_round" in done.stdout

@@ -31,13 +31,6 @@ def searching(folder: Path) -> Iterator[str]:
     HydraConfig.instance().cfg = None
 
 
-def test_without_an_application_the_package_has_its_own() -> None:
-    names = option_names("verifier")
-    assert names == sorted(path.stem for path in (CONF / "verifier").glob("*.yaml"))
-    assert list(sections("verifier", None)) == names
-    assert sections("verifier", "block")["block"]._target_ == "verifiers.block.BlockVerifier"
-
-
 def test_the_search_path_of_the_job_counts(searching: str) -> None:
     assert {"mine", "block"} <= set(option_names(searching))
     found = sections(searching, ["block", "mine", {"name": "mine", "lenience": 0.5}])
@@ -73,8 +66,3 @@ def test_a_wrong_entry_is_one_sentence(entry: object, message: str) -> None:
     with pytest.raises(ValueError, match=r".") as error:
         sections("verifier", [entry])
     assert message in str(error.value)
-
-
-def test_an_option_without_a_class_is_refused(folder: Path) -> None:
-    with pytest.raises(ValueError, match="verifier empty has no _target_"):
-        sections("verifier", ["empty"], [f"file://{folder}"])

@@ -17,15 +17,6 @@ def small(configure: Configure, tiny: list[str], *more: str) -> DictConfig:
     return configure("demo", *tiny, "engine.max_length=128", *more)
 
 
-def test_a_fast_machine_keeps_the_larger_cost(
-    configure: Configure, tiny: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = small(configure, tiny)
-    monkeypatch.setattr(pace, "seconds_needed", lambda config: 149.0)
-    assert fit_to_machine(config) is None
-    assert config.target.inflate == "110m"
-
-
 def test_a_slow_one_takes_the_model_at_its_own_size_and_says_so(
     configure: Configure, tiny: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -37,28 +28,10 @@ def test_a_slow_one_takes_the_model_at_its_own_size_and_says_so(
     assert config.target.inflate is None
 
 
-def test_without_a_limit_nothing_is_tried(
-    configure: Configure, tiny: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def tried(config: DictConfig) -> float:
-        raise AssertionError
-
-    monkeypatch.setattr(pace, "seconds_needed", tried)
-    assert fit_to_machine(small(configure, tiny, "time_limit=null")) is None
-    assert fit_to_machine(small(configure, tiny, "target.inflate=null")) is None
-
-
 def test_the_estimate_grows_with_the_work(configure: Configure, tiny: list[str]) -> None:
     few = seconds_needed(small(configure, tiny, "target.inflate=null", "temperatures=[0]", "~methods.medusa"))
     many = seconds_needed(small(configure, tiny, "target.inflate=null", "sampling.max_new_tokens=12000"))
     assert 0 < few < many  # a thousand times the tokens, twice the temperatures, one method more
-
-
-def test_a_race_with_a_method_that_is_not_there_is_refused(configure: Configure, tiny: list[str]) -> None:
-    with pytest.raises(
-        ValueError, match=r"race='lookahead': there is no such method: choose among ngram, model, medusa, eagle"
-    ):
-        demo(small(configure, tiny, "race=lookahead"))
 
 
 def test_resuming_keeps_what_was_decided(

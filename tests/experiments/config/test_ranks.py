@@ -46,18 +46,6 @@ def test_alone_nothing_changes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert not ranks.follows()
 
 
-def test_the_first_process_keeps_its_folder_and_its_voice(
-    process: Callable[[int], None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    process(0)
-    own = config()
-    with ranks.in_silence(), ranks.taking_part(own):
-        print("heard")
-        assert own.out == "runs/a"
-    assert capsys.readouterr().out == "heard\n"
-    assert ranks.arguments(["a=1"]) == ["a=1"]
-
-
 def test_another_process_is_silent_and_works_on_a_copy(
     process: Callable[[int], None], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -11,8 +11,6 @@ import pytest
 from omegaconf import DictConfig
 
 from experiments.config.launch import launch
-from experiments.demo import demo
-from experiments.results.origin import difference
 from experiments.results.records import read_records
 from experiments.run import run
 from specdec.engine.engine import Engine
@@ -112,20 +110,6 @@ def test_the_result_is_the_uninterrupted_one(
     assert len(manifest["resumed"]) == 1
 
 
-def test_several_temperatures(
-    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any, stop_at: Any
-) -> None:
-    given = [*tiny, "engine.max_length=128", "dataset.count=2", "warmup_prompts=0", "~methods.medusa", "~methods.eagle"]
-    given += ["target.inflate=null", "target.dtype=float32", "race=null"]
-    given.append(f"methods.model.name={saved / 'drafter'}")
-    demo(configure("demo", *given, f"out={tmp_path / 'whole'}"))
-    stop_at(7)  # two methods: the second prompt of the second temperature
-    with pytest.raises(KeyboardInterrupt):
-        demo(configure("demo", *given))
-    assert demo(configure("demo", *given, "resume=true")).complete
-    assert results(tmp_path / "out") == results(tmp_path / "whole")
-
-
 def test_prompts_that_do_not_fit_stay_failures(
     configure: Configure, tiny: list[str], tmp_path: Path, capsys: Any, stop_at: Any
 ) -> None:
@@ -196,13 +180,6 @@ def test_what_cannot_be_resumed_is_one_sentence(
     with pytest.raises(ValueError, match="had other prompts"):
         run(configure("run", *given, "resume=true"))
     assert (tmp_path / "out" / "records.jsonl").read_bytes() == before
-
-
-def test_differences_of_configurations() -> None:
-    a = {"x": {"y": 1, "z": [1, 2]}, "out": "a", "resume": False}
-    assert difference(a, {"x": {"y": 1, "z": [1, 2]}, "out": "b", "resume": True}) is None
-    assert difference(a, {"x": {"y": 1, "z": [2, 1]}, "out": "a"}) == ("x.z", [1, 2], [2, 1])
-    assert difference(a, {"x": {"y": 1, "z": [1, 2], "w": {}}}) == ("x.w", "nothing", {})
 
 
 # ---------------------------------------------------------------- sweeps

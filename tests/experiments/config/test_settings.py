@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.config import stranger
 from experiments.config.checking import Wanted, check_arguments
-from experiments.config.sections import build, check_settings, typed
+from experiments.config.sections import build, check_settings
 from experiments.config.settings import Count, OneOrMore
 from tests.models import tiny_model
 
@@ -54,11 +54,6 @@ def test_a_wrong_setting_is_one_sentence(options: dict[str, Any], sentence: str)
     with pytest.raises(ValueError, match=r".") as raised:
         check_arguments(Outer, {"inner": {"size": 1}} | options)
     assert sentence in str(raised.value)
-
-
-def test_settings_become_a_dataclass() -> None:
-    made = typed(Outer, {"inner": {"size": 2}, "sizes": [1, 2], "mode": "a"})
-    assert made == Outer(inner=Inner(size=2), sizes=[1, 2], mode="a")
 
 
 def test_paths_of_a_file_may_begin_with_the_home(monkeypatch: pytest.MonkeyPatch) -> None:

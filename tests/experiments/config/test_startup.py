@@ -54,7 +54,7 @@ TYPING_ERRORS = {
         (["batch=0"], "batch=0: give an integer of at least 1, or a list of them"),
         (["batch=[1,0]"], "batch=[1, 0]: give an integer of at least 1, or a list of them"),
         (["acceptance=1.5"], "acceptance=1.5: give a probability from 0 to 1, or a list of them"),
-        (["price=0"], "price=0: give a number above 0, or null"),
+        (["price=0"], "price=0: give the price of an hour, above 0, or null"),
         (["drafter=eagel"], "there is no drafter 'eagel': did you mean eagle?"),
     ],
     "compare": [(["outputs/run"], "'outputs/run' has no name"), ([], "runs has no value")],

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from experiments.config.sections import build
 from experiments.datasets import files
 from experiments.datasets.jsonl import Jsonl
-from experiments.datasets.prompt import Prompt, fingerprint
+from experiments.datasets.prompt import Prompt
 
 SHARED = Path(os.environ.get("SPECDEC_DATA", Path(__file__).parents[3] / "shared" / "data"))
 
@@ -91,13 +91,6 @@ def test_what_a_row_lacks_is_named(tmp_path: Path) -> None:
         Jsonl(file=path, fields=["question", "prompt"]).load()
     with pytest.raises(ValueError, match='line 1: "prompt" must be a list of non-empty strings'):
         Jsonl(file=written(tmp_path, {"prompt": [1]})).load()
-
-
-def test_fingerprints_tell_prompts_apart() -> None:
-    prompts = [Prompt(id="a", turns=("x",)), Prompt(id="b", turns=("y",))]
-    assert fingerprint(prompts) == fingerprint(list(prompts))
-    assert fingerprint(prompts) != fingerprint(prompts[:1])
-    assert fingerprint(prompts) != fingerprint([prompts[0], Prompt(id="b", turns=("z",))])
 
 
 # ---------------------------------------------------------------- Parquet and the hub

@@ -1,13 +1,11 @@
 """Which prompts a run takes: by category, by number per category, and of which length."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from experiments.datasets.context import Context
-from experiments.datasets.jsonl import Jsonl
 from experiments.datasets.prompt import Prompt, Selection, choose, fingerprint
 from experiments.measuring.jobs import render
 from tests.experiments.conftest import byte_tokenizer
@@ -24,13 +22,6 @@ class Letters(Selection):
 
 def categories(**settings: object) -> str:
     return "".join(sorted(prompt.category for prompt in choose(Letters(**settings))[0]))  # type: ignore[arg-type]
-
-
-def test_only_takes_categories() -> None:
-    assert categories(only=["b"]) == "b" * 6
-    assert categories(only="c") == "cc"
-    assert categories(only=["b", "c"], count=3) in ("bbb", "bbc", "bcc")
-    assert categories() == "a" * 12 + "b" * 6 + "cc"
 
 
 def test_as_many_of_every_category() -> None:
@@ -65,19 +56,6 @@ def test_warm_up_takes_other_prompts_of_the_same_categories() -> None:
 def test_bad_choices(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         choose(Letters(**settings))  # type: ignore[arg-type]
-
-
-def test_a_dataset_without_categories(tmp_path: Path) -> None:
-    (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "x"}) + "\n")
-    with pytest.raises(ValueError, match="the prompts of this dataset have no categories"):
-        choose(Jsonl(file=str(tmp_path / "p.jsonl"), only=["qa"]))
-
-
-def test_near_names_are_suggested(tmp_path: Path) -> None:
-    rows = [{"prompt": "x", "category": "summarization"}, {"prompt": "y", "category": "qa"}]
-    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(ValueError, match=r"no category 'summarisation': did you mean summarization\?"):
-        choose(Jsonl(file=str(tmp_path / "p.jsonl"), only="summarisation"))
 
 
 def test_the_length_of_the_context_is_exact_and_the_places_stay() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from drafters.heads.block import BlockHead
-from drafters.heads.eagle3 import Eagle3Head
+from drafters.heads.eagle import Eagle3Head
 from drafters.heads.eagle_files import save_eagle
 from drafters.heads.mtp import MTPHead
 from drafters.heads.mtp_files import save_mtp

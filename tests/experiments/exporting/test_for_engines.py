@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from drafters.heads.eagle3 import Eagle3Head
+from drafters.heads.eagle import Eagle3Head
 from drafters.heads.eagle_files import save_eagle
 from drafters.heads.mtp_files import load_mtp, save_mtp
 from specdec.target.target import Target

@@ -12,10 +12,9 @@ from drafters.heads.eagle_files import load_eagle
 from drafters.medusa import MedusaDrafter
 from drafters.model import ModelDrafter
 from drafters.mtp import MTPDrafter
-from experiments.exporting.kinds import KINDS, kind_of
-from experiments.exporting.reading import Source, read
+from experiments.exporting.kinds import KINDS, Source, kind_of, read
 from experiments.exporting.writing import compare
-from specdec.drafter_checks import playing
+from specdec.checks import playing
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter
 from specdec.requests import SamplingParams
@@ -61,7 +60,7 @@ def test_what_is_exported_drafts_as_before(
     compare(sources[0], sources[1], swapped=(kind, form) == ("mtp", "speculators"))
     before, after = (drafts(DRAFTERS[kind](each), target) for each in (folder, out))
     assert before[0].tokens == after[0].tokens
-    assert any(len(draft.tokens) > 1 for draft in before[0].drafts)
+    assert any(len(draft.nodes) > 1 for draft in before[0].drafts)
     for one, other in zip(before[0].drafts, after[0].drafts, strict=True):
         assert one.difference(other, 1e-5) is None
     told = json.loads((out / "specdec.json").read_text())

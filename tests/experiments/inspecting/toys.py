@@ -17,10 +17,9 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from drafters.heads.block import BlockHead
-from drafters.heads.eagle import EagleHead
-from drafters.heads.eagle3 import Eagle3Head
+from drafters.heads.eagle import Eagle3Head, EagleHead
 from drafters.heads.mtp import MTPHead
-from drafters.medusa_heads import MedusaHeads
+from drafters.medusa import MedusaHeads
 from specdec.target.target import Target
 
 VOCAB, WIDTH, CODE, MEMORY, LAYERS = 64, 48, slice(1, 25), slice(25, 48), 8

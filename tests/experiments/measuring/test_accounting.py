@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.measuring.accounting import Account, Accountant, ModelWork
+from experiments.measuring.accounting import Accountant, ModelWork
 from specdec.physics.calibrated import Box, CalibratedRounds, Conditions
 from specdec.physics.shape import Attention, Layer, Mlp, ModelShape
 from specdec.physics.step_cost import PartCost, StepCost, TokenRange
@@ -90,10 +90,6 @@ def test_rows_share_the_seconds_of_their_rounds() -> None:
     account = Accountant(target=None).of_call(CALL)
     assert account.seconds == (pytest.approx((0.9, 1.0)), pytest.approx((0.9,)))
     assert account.predicted == () and "verify_bytes" not in account.work
-
-
-def test_without_steps_there_is_nothing_to_count() -> None:
-    assert Accountant(target=TARGET).of_call([done(3)]) == Account()
 
 
 def costs(**box: tuple[int, int]) -> CalibratedRounds:

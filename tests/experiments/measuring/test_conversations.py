@@ -1,6 +1,5 @@
 """Prompts of several turns: every contender answers its own answers."""
 
-import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,21 +7,17 @@ from typing import Any
 import pytest
 import torch
 from omegaconf import DictConfig
-from rich.console import Console
 
 from drafters.ngram import NGramDrafter
 from experiments.datasets.prompt import Prompt
 from experiments.measuring.jobs import prepare, render, stream_of
 from experiments.measuring.measure import Contender, measure
-from experiments.reporting import terminal
-from experiments.reporting.run_plots import category_plot
-from experiments.reporting.run_tables import category_table
 from experiments.results.records import PLAIN, Record
 from experiments.results.statistics import Bootstrap
 from experiments.results.summary import summarize
 from experiments.run import run
+from specdec.checks.reference import reference_decode
 from specdec.engine.engine import Engine
-from specdec.exactness.reference import reference_decode
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from specdec.types import Completion, Step
@@ -104,13 +99,6 @@ def test_every_contender_answers_its_own_answers() -> None:
     assert engine.streams == [stream_of("a", turn, 0) for turn in (0, 0, 1, 1)]
 
 
-def test_only_equal_prompts_are_compared() -> None:
-    different = talk(Parrot("s"), [TWO])
-    assert [(r.equals_plain, r.divergence) for r in different if r.method == "fast"] == [(False, 0), (None, None)]
-    same = talk(Parrot("p"), [TWO])
-    assert [(r.equals_plain, r.divergence) for r in same if r.method == "fast"] == [(True, None), (True, None)]
-
-
 def test_batches_of_prompts_with_different_numbers_of_turns() -> None:
     engine = Parrot(size=3)
     records = talk(engine, [ONE, TWO, Prompt(id="c", turns=("x", "y"), chat=True)])
@@ -176,49 +164,3 @@ def test_a_run_of_conversations(
     shown = capsys.readouterr().out
     assert "4 prompts of 5 turns in all" in " ".join(shown.split())
     assert "By category" in shown
-
-
-# ---------------------------------------------------------------- categories
-
-
-def categorized(*categories: str) -> list[Record]:
-    return [
-        Record(
-            prompt=f"p{number}",
-            category=category,
-            method=method,
-            exactness=None if method == PLAIN else "exact",
-            temperature=0.0,
-            batch=number,
-            prompt_tokens=3,
-            token_ids=(1, 2, 3, 4),
-            finish_reason="length",
-            seconds=1.0 if method == PLAIN else 0.5,
-            accepted=(0,) * 4 if method == PLAIN else (1, 1),
-            expected_accepted=(0.0,) * 4 if method == PLAIN else (1.0, 1.0),
-            proposed_depth=(0,) * 4 if method == PLAIN else (2, 2),
-            proposed_nodes=(0,) * 4 if method == PLAIN else (2, 2),
-        )
-        for number, category in enumerate(categories)
-        for method in (PLAIN, "fast")
-    ]
-
-
-def test_categories_of_one_prompt_are_left_to_the_file(tmp_path: Path) -> None:
-    few = summarize(categorized("x", "x", "y"), planned=3, bootstrap=Bootstrap(resamples=100))
-    assert set(few.methods[1].by_category) == {"x", "y"}
-    assert category_table(few) is None
-    assert category_plot(few, tmp_path / "a.png", "sub") is None
-
-
-def test_the_table_by_category(tmp_path: Path) -> None:
-    summary = summarize(categorized("x", "x", "y", "y"), planned=4, bootstrap=Bootstrap(resamples=100))
-    found = summary.methods[1].by_category["x"]
-    assert (found.mean_acceptance_length, found.speedup, found.tokens_per_second) == (2.0, 2.0, 8.0)
-    assert found.mean_acceptance_length_interval == (2.0, 2.0)
-    table = category_table(summary)
-    assert table is not None
-    console = Console(width=100, record=True, file=io.StringIO())
-    console.print(terminal.render(table))
-    assert "2.00 [2.00, 2.00]" in console.export_text()
-    assert category_plot(summary, tmp_path / "a.png", "sub") == tmp_path / "a.png"

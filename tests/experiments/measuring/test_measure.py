@@ -11,14 +11,11 @@ import pytest
 import torch
 
 from experiments.datasets.prompt import Prompt
-from experiments.measuring.jobs import Job, follow, prepare, render, stream_of
+from experiments.measuring.jobs import Job, prepare, stream_of
 from experiments.measuring.measure import Contender, failure, measure
 from experiments.measuring.watch import Watch
 from experiments.results.records import PLAIN, Record, RecordWriter, read_records
-from specdec.engine.engine import Engine
-from specdec.exactness.reference import reference_decode
 from specdec.requests import SamplingParams
-from specdec.target.target import Target
 from specdec.types import Completion, Exactness, Step
 from tests.experiments.conftest import byte_tokenizer
 from tests.models import tiny_model
@@ -92,14 +89,6 @@ def test_methods_alternate_prompt_by_prompt_and_take_turns_at_going_first() -> N
     assert [(r.prompt, r.method) for r in records] == [(f"p{n}", m) for n in range(3) for m in (PLAIN, "fast")]
 
 
-def test_three_contenders_take_turns_too() -> None:
-    log: list[tuple[str, bool, list[int]]] = []
-    engines = [FakeEngine(log, name=name) for name in "abc"]
-    three = [Contender(engine.name, engine, speculate=engine.name != "a") for engine in engines]  # type: ignore[arg-type]
-    list(measure(three, jobs(4), write=lambda record: None))
-    assert "".join(name for name, _, _ in log) == "abc" + "bca" + "cab" + "abc"
-
-
 def test_outputs_are_compared_with_the_method_of_the_same_law() -> None:
     engines = [FakeEngine([], name=name) for name in "abcd"]
     for engine in engines[1:3]:  # quantized, say: b plainly, and c with drafts
@@ -116,16 +105,6 @@ def test_outputs_are_compared_with_the_method_of_the_same_law() -> None:
     assert [record.equals_plain for record in records] == 2 * [None, None, True, True]
 
 
-def test_a_batch_has_as_many_prompts_as_the_largest_engine_has_slots() -> None:
-    log: list[tuple[str, bool, list[int]]] = []
-    one, three = FakeEngine(log, name="one"), FakeEngine(log, name="three", max_batch_size=3)
-    both: list[Any] = [Contender(PLAIN, one, speculate=False), Contender("fast", three)]  # type: ignore[arg-type]
-    list(measure(both, jobs(4), write=lambda record: None))
-    assert [(name, prompts) for name, _, prompts in log] == [
-        ("one", [1, 2, 3]), ("three", [1, 2, 3]), ("three", [4]), ("one", [4])
-    ]  # fmt: skip
-
-
 def test_warm_up_runs_all_methods_and_is_not_recorded() -> None:
     engine = FakeEngine([], max_batch_size=2)
     records: list[Record] = []
@@ -134,40 +113,6 @@ def test_warm_up_runs_all_methods_and_is_not_recorded() -> None:
         (False, [91, 92]), (False, [93]), (True, [91, 92]), (True, [93]),
     ]  # fmt: skip
     assert len(records) == 4
-
-
-def test_a_failing_warm_up_ends_the_run_before_it_begins() -> None:
-    engine = FakeEngine([])
-    engine.raise_at[91] = RuntimeError("broken drafter")
-    with pytest.raises(RuntimeError, match="broken drafter"):
-        list(measure(contenders(engine), jobs(2), warmup=[[91]], write=lambda record: None))
-
-
-def test_batches_share_their_time_and_stages() -> None:
-    engine = FakeEngine([], max_batch_size=2)
-    records: list[Record] = []
-    assert list(measure(contenders(engine), jobs(3), write=records.append)) == [2, 3]
-    assert [record.batch for record in records] == [0, 0, 0, 0, 1, 1]
-    first, second = records[:2]
-    assert first.seconds == second.seconds
-    # Two fake completions of three rounds each, none of them shared.
-    assert first.stage_seconds == second.stage_seconds == {"verify": 3.0}
-
-
-def test_a_record_holds_what_the_summary_needs() -> None:
-    engine = FakeEngine([])
-    records: list[Record] = []
-    list(measure(contenders(engine), jobs(1), write=records.append))
-    plain, fast = records
-    assert (plain.exactness, fast.exactness) == (None, "lossy")
-    assert fast.token_ids == (5, 6, 7)
-    assert fast.accepted == (1, 1, 1)
-    assert fast.proposed_depth == (2, 2, 2)
-    assert fast.proposed_nodes == (3, 3, 3)
-    assert fast.expected_accepted == (0.75, 0.75, 0.75)
-    assert fast.equals_plain is True
-    assert plain.equals_plain is None
-    assert list(fast.accepted) == [1, 1, 1]
 
 
 @pytest.mark.parametrize(("tokens", "index"), [([5, 9, 7], 1), ([5, 6], 2), ([5, 6, 7, 8], 3), ([4, 6, 7], 0), ([], 0)])
@@ -222,17 +167,6 @@ def test_an_exception_is_a_failure_of_that_prompt_alone() -> None:
     assert not by["p2", "fast"].failed
 
 
-def test_an_error_of_the_engine_is_a_failure() -> None:
-    engine = FakeEngine([])
-    engine.error_at.add(1)
-    records: list[Record] = []
-    list(measure(contenders(engine), jobs(1), write=records.append))
-    assert records[1].failed
-    assert records[1].error == "not finite"
-    assert records[1].equals_plain is None
-    assert len(records[1].accepted) == 2, "the round that failed decided nothing"
-
-
 def test_ctrl_c_passes_and_keeps_what_was_written(tmp_path: Path) -> None:
     engine = FakeEngine([])
     engine.raise_at[3] = KeyboardInterrupt()
@@ -281,13 +215,6 @@ def test_an_unfinished_last_line_is_left_out(tmp_path: Path) -> None:
         read_records(path)
 
 
-def test_another_runs_records_are_not_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "r.jsonl").write_text("precious\n")
-    with pytest.raises(ValueError, match="exists"):
-        RecordWriter(tmp_path / "r.jsonl")
-    assert (tmp_path / "r.jsonl").read_text() == "precious\n"
-
-
 # ---------------------------------------------------------------- jobs
 
 
@@ -318,40 +245,3 @@ def test_moments_are_those_without_looking() -> None:
     watch = Watch(looks=[(2.0, 1.0), (4.5, 1.5)])
     assert [watch.without_looking(moment) for moment in (0.5, 2.0, 3.0, 5.0)] == [0.5, 1.0, 2.0, 3.5]
     assert Watch().without_looking(3.0) == 3.0
-
-
-def test_the_time_of_making_tokens_of_text_is_kept() -> None:
-    two = Prompt(id="a", turns=("hello", "more"))
-    (first,), _ = prepare([two], GREEDY, byte_tokenizer(), max_length=64)
-    assert first.ingestion > 0
-    assert follow(first, ["answer"], byte_tokenizer()).ingestion > 0
-
-
-def test_conversations_go_through_the_chat_template() -> None:
-    tokenizer = byte_tokenizer()
-    chat = Prompt(id="a", turns=("hi", "more"), chat=True)
-    assert render(chat, tokenizer) == tuple(tokenizer("hi")["input_ids"]), "no template: the text itself"
-    tokenizer.chat_template = (
-        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[bot]{% endif %}"
-    )
-    assert tokenizer.decode(render(chat, tokenizer)) == "[user]hi[bot]"
-    assert tokenizer.decode(render(replace(chat, chat=False), tokenizer)) == "hi"
-
-
-def test_results_do_not_depend_on_batches_and_follow_the_reference() -> None:
-    """Through a real engine: the streams make every sampled output a function of its prompt."""
-    target = Target(tiny_model(vocab_size=257), byte_tokenizer())
-    prompts = [Prompt(id=f"p{n}", turns=("hello world"[: 3 + 2 * n],)) for n in range(4)]
-    sampling = SamplingParams(temperature=1.0, max_new_tokens=8, seed=5)
-    outputs = []
-    for size in (1, 3):
-        engine = Engine(target, max_batch_size=size, max_length=64)
-        fit, _ = prepare(prompts, sampling, target.tokenizer, max_length=64)
-        records: list[Record] = []
-        list(measure([Contender(PLAIN, engine, speculate=False)], fit, write=records.append))
-        outputs.append([record.token_ids for record in records])
-    assert outputs[0] == outputs[1]
-    for job, tokens in zip(fit, outputs[0], strict=True):
-        assert tokens == tuple(
-            reference_decode(target.model, job.prompt_ids, job.sampling, stop_ids=target.eos_token_ids)
-        )

@@ -33,14 +33,6 @@ def test_targets_of_other_weights_count_each() -> None:
     assert wide.planned.kv == (2 + 2 + 5) * 1000 * KV
 
 
-def test_what_fits_is_not_refused() -> None:
-    RUN.check()
-    exact = replace(RUN, free=RUN.planned.total)
-    exact.check()
-    with pytest.raises(ValueError, match=r"^this run needs 18"):
-        replace(exact, free=exact.free - 1).check()
-
-
 def test_a_refusal_says_what_would_fit() -> None:
     asked = replace(RUN, rows=64, length=4096)
     assert asked.planned.total > asked.free
@@ -70,7 +62,3 @@ def test_a_refusal_says_what_would_fit() -> None:
 def test_weights_that_do_not_fit(free: float, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         replace(RUN, free=free).check()
-
-
-def test_a_guess_refuses_nothing() -> None:
-    replace(RUN, free=1e9, is_sure=False).check()

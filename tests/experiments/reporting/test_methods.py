@@ -4,12 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-from matplotlib.figure import Figure
-
-from experiments.reporting import style, terminal
+from experiments.reporting import terminal
 from experiments.reporting.run_plots import methods_plot, nodes_plot
-from experiments.reporting.run_tables import drafting_share, methods_document, methods_table
+from experiments.reporting.run_tables import methods_document, methods_table
 from experiments.results.runs import Run
 from experiments.results.statistics import Bootstrap
 from experiments.results.summary import Summary, summarize
@@ -42,19 +39,6 @@ def test_the_table_says_what_was_measured() -> None:
     assert cells[1] == ["0", "model: chain of 3", "2.00 [2.00, 2.00]", "6.0", "25%", "2.00x [2.00, 2.00]", "10.0"]
     assert cells[2] == ["0", "model: tree of 6", "3.00 [3.00, 3.00]", "9.0", "25%", "4.00x [4.00, 4.00]", "20.0"]
     assert "INCOMPLETE" not in shown(summary())
-
-
-def test_differences_have_a_column() -> None:
-    text = shown(summary(compared_with="fast"))
-    assert "+0.75 [+0.75, +0.75]" in text, "3.75 tokens for 2 rounds less 2 + 2"
-    (note,) = (n for n in methods_table(summary(compared_with="fast"), "", LABELS).notes if n.startswith("difference"))
-    assert note == "difference: from model: chain of 3 on the same prompts, given the drafts"
-
-
-def test_the_share_of_drafting_is_of_all_stages() -> None:
-    plain, fast, _ = summary().methods
-    assert drafting_share(fast) == 0.25
-    assert drafting_share(plain) is None, "nothing was drafted"
 
 
 def test_the_document_says_what_made_the_figures() -> None:
@@ -93,20 +77,3 @@ def test_the_pictures_name_families_and_methods(tmp_path: Path) -> None:
     assert path is not None
     drawn = path.with_suffix(".svg").read_text()
     assert "1  model: chain of 3" in drawn and "2  model: tree of 6" in drawn and "drafted nodes per round" in drawn
-
-
-def test_a_line_joins_what_differs_in_its_size_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: list[Figure] = []
-    monkeypatch.setattr(style, "save", lambda figure, path: kept.append(figure) or path)
-    for labels, lines in ((LABELS, 0), ({"fast": "EAGLE-3: chain of 3", "wide": "EAGLE-3: chain of 6"}, 1)):
-        nodes_plot(summary(), tmp_path / "x.png", "", labels)
-        (panel,) = kept.pop().axes
-        assert sum(len(line.get_xydata()) > 1 for line in panel.lines) == lines  # type: ignore[arg-type]
-        assert {text.get_text() for text in panel.texts} == {"1", "2"}, "every point has its number"
-
-
-def test_nothing_drafted_is_no_picture(tmp_path: Path) -> None:
-    plain = replace(summary(), methods=summary().methods[:1])
-    assert methods_plot(plain, tmp_path / "a.png", "", {}) is None
-    assert nodes_plot(plain, tmp_path / "b.png", "", {}) is None
-    assert not list(tmp_path.iterdir())

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from experiments.reporting.progress import Every, PromptProgress, duration
+from experiments.reporting.progress import Every, Progress
 
 
 class Clock:
@@ -23,7 +23,7 @@ class Terminal(io.StringIO):
 def lines(every: Every | None, *, total: int = 10, seconds: float = 2.0, passed: int = 0) -> list[str]:
     """What is written while one prompt after the other is done, each in so many seconds."""
     clock, file = Clock(), io.StringIO()
-    with PromptProgress(total, passed=passed, every=every, file=file, clock=clock) as progress:
+    with Progress(total, passed=passed, every=every, file=file, clock=clock) as progress:
         for done in range(1, total + 1):
             clock.now += 0 if done <= passed else seconds
             progress.update(done)
@@ -37,24 +37,6 @@ def test_a_line_every_so_many_prompts() -> None:
     ]
 
 
-def test_a_line_every_so_many_seconds() -> None:
-    assert lines(Every(seconds=5)) == [
-        "3 of 10 prompts, 6 s elapsed, about 14 s left",
-        "6 of 10 prompts, 12 s elapsed, about 8 s left",
-        "9 of 10 prompts, 18 s elapsed, about 2 s left",
-    ]
-    assert lines(Every(seconds=60)) == []
-
-
-def test_null_says_nothing() -> None:
-    assert lines(None) == []
-
-
-def test_what_an_earlier_attempt_did_does_not_count_as_fast() -> None:
-    # Four prompts took no time: the other six take 2 s each.
-    assert lines(Every(prompts=5), passed=4)[0] == "5 of 10 prompts, 2 s elapsed, about 10 s left"
-
-
 def test_a_line_is_there_at_once() -> None:
     class Watched(io.StringIO):
         flushed = ""
@@ -63,7 +45,7 @@ def test_a_line_is_there_at_once() -> None:
             self.flushed = self.getvalue()
 
     file = Watched()
-    with PromptProgress(2, every=Every(prompts=1), file=file) as progress:
+    with Progress(2, every=Every(prompts=1), file=file) as progress:
         progress.update(1)
         assert file.flushed.startswith("1 of 2 prompts")
 
@@ -71,7 +53,7 @@ def test_a_line_is_there_at_once() -> None:
 def test_a_terminal_has_a_bar_and_no_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     file = Terminal()
-    with PromptProgress(2, every=Every(prompts=1), file=file) as progress:
+    with Progress(2, every=Every(prompts=1), file=file) as progress:
         progress.update(1)
     assert "1/2" in file.getvalue()
     assert "elapsed, about" not in file.getvalue()
@@ -89,10 +71,3 @@ def test_settings(value: int | str | None, every: Every | None) -> None:
 def test_bad_settings(value: int | str) -> None:
     with pytest.raises(ValueError, match="progress_every="):
         Every.of(value)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(0.2, "0 s"), (59.4, "59 s"), (59.6, "1:00 min"), (187, "3:07 min"), (7500, "2:05 h")]
-)
-def test_durations(seconds: float, words: str) -> None:
-    assert duration(seconds) == words

@@ -1,14 +1,12 @@
 """Two methods side by side: what is measured, and what is shown when."""
 
 import io
-from dataclasses import replace
 
 import pytest
-from matplotlib.colors import to_rgb
 from rich.console import Console
 
 from experiments.measuring.race import Emitted, Lane, run_lane
-from experiments.reporting.tokens import STYLES, show_race
+from experiments.reporting.tokens import show_race
 from experiments.results.sources import Source
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
@@ -65,33 +63,6 @@ def test_a_terminal_sees_both_at_their_own_speed() -> None:
     middle = frames[len(frames) // 2 + 2]
     assert "1 tokens" in middle
     assert "3 tokens" in middle
-
-
-def test_other_outputs_are_not_called_the_same() -> None:
-    file = io.StringIO()
-    other = Lane("fast", FAST.tokens[:2], 1, 1.0)
-    show_race(Console(file=file, width=100), [PLAIN, other], TEXTS, "what runs")
-    assert "fast: 2.00x the tokens per second" in file.getvalue()
-
-
-def test_an_output_that_repeats_itself_is_said_to() -> None:
-    file = io.StringIO()
-    loops = replace(PLAIN, tokens=tuple(Emitted(t, Source.TARGET, 1.0) for t in (1, 2) * 8))
-    show_race(Console(file=file, width=100), [loops, replace(loops, method="fast")], TEXTS, "what runs")
-    assert "85% of the output repeats itself, which flatters every drafter" in file.getvalue()
-    assert "repeats itself" not in shown(terminal=False)[0]
-
-
-def test_letters_can_be_read_on_every_color() -> None:
-    """A contrast of 7 to 1, which WCAG 2 asks of small text at its stricter level."""
-
-    def luminance(color: str) -> float:
-        parts = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(color)]
-        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
-
-    for style in filter(None, STYLES.values()):
-        dark, bright = sorted(luminance(color) for color in style.split(" on "))
-        assert (bright + 0.05) / (dark + 0.05) >= 7
 
 
 def test_a_lane_is_the_engines_output_with_its_sources() -> None:

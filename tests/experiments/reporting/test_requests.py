@@ -2,9 +2,7 @@
 
 from pathlib import Path
 
-import pytest
-
-from experiments.reporting.requests import FLAT, in_flight_plot, requests_plot, requests_table, warnings_of
+from experiments.reporting.requests import FLAT, requests_plot, requests_table
 from experiments.results.limits import Limits, Terms
 from experiments.results.records import Record
 from experiments.results.statistics import Bootstrap
@@ -68,21 +66,6 @@ def test_a_row_per_method_where_there_are_many() -> None:
     ]  # fmt: skip
 
 
-def test_engines_that_tell_nothing_are_named() -> None:
-    table = requests_table(summary_of(records("plain"), records("other", tells=False)))
-    assert table is not None and len(table.columns) == 2
-    assert "left out, because they do not tell when tokens come: other" in table.notes
-    assert requests_table(summary_of(records("other", tells=False))) is None
-
-
-def test_broken_timestamps_are_the_first_note() -> None:
-    summary = summary_of(records("plain"), records("fast", finished=0.1))
-    (said,) = warnings_of(summary)
-    assert said == "fast: BROKEN TIMESTAMPS: moments of 2 of 2 requests are in an impossible order"
-    table = requests_table(summary)
-    assert table is not None and table.notes[0] == said
-
-
 def test_the_picture_has_every_method_and_says_how_the_load_came(tmp_path: Path) -> None:
     path = requests_plot(summary_of(records("plain"), records("fast")), tmp_path / "requests.png", "conditions")
     assert path is not None
@@ -90,20 +73,3 @@ def test_the_picture_has_every_method_and_says_how_the_load_came(tmp_path: Path)
     for words in ("plain", "fast", "time to first token (ms)", "p99", "closed loop", "conditions"):
         assert words in text
     assert requests_plot(summary_of(records("other", tells=False)), tmp_path / "none.png", "") is None
-
-
-def test_requests_in_flight_are_a_line_per_method(tmp_path: Path) -> None:
-    path = in_flight_plot(summary_of(records("plain"), records("fast")), tmp_path / "in_flight.png", "conditions")
-    assert path is not None
-    text = path.with_suffix(".svg").read_text()
-    for words in ("plain", "fast", "requests in flight", "closed loop", "conditions"):
-        assert words in text
-    assert in_flight_plot(summary_of(records("other", tells=False)), tmp_path / "none.png", "") is None
-
-
-@pytest.mark.parametrize(("prompts", "shown"), [(1, "-"), (2, "200 to 300")])
-def test_one_prompt_has_no_interval(prompts: int, shown: str) -> None:
-    table = requests_table(summary_of(records("plain")[:prompts]))
-    assert table is not None
-    assert table.rows[1][0].text == "  interval of p50"
-    assert table.rows[1][1].text == shown

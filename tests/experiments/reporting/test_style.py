@@ -1,19 +1,16 @@
 """Pictures can be read in a paper's column: no small letters, both formats, markers that belong to a method."""
 
 import contextvars
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from experiments.reporting import style
 from experiments.reporting.run_plots import RUN_PLOTS, acceptance_plot, category_plot
-from experiments.results.metrics import AcceptanceByPosition
 from experiments.results.summary import Summary
 from tests.experiments.results.test_summary import PAIRS, summary_of
 
@@ -69,49 +66,3 @@ def test_without_a_title_the_alarm_stays(figures: list[Figure], tmp_path: Path) 
     assert not figures[0].get_suptitle()
     style.title(made, "a title", "conditions")
     assert made.get_suptitle() == "a title\nconditions", "only where it was asked for"
-
-
-@pytest.mark.parametrize(
-    ("text", "lines"),
-    [
-        ("suffix tree or small model", ["suffix tree or", "small model"]),
-        ("drafter.shape=[3,2,1,1]", ["drafter.shape=", "[3,2,1,1]"]),
-        ("averyveryverylongname", ["averyveryverylongname"]),
-    ],
-)
-def test_a_label_is_broken_between_words(text: str, lines: list[str]) -> None:
-    assert style.wrapped(text, 14).splitlines() == lines
-
-
-def test_shares_of_few_rounds_say_so(figures: list[Figure], tmp_path: Path) -> None:
-    found = two_temperatures()
-    few = AcceptanceByPosition(rounds=(40, 8), unconditional=(0.5, 0.25), conditional=(0.5, 1.0))
-    methods = [replace(m, acceptance_by_position=few) for m in found.methods if m.acceptance_by_position.rounds]
-    acceptance_plot(replace(found, methods=tuple(methods[:1])), tmp_path / "x.png", "conditions")
-    panel = figures[0].axes[0]
-    assert [text.get_text() for text in panel.texts] == ["8"], "100 % of 8 rounds"
-    assert [bar.get_alpha() for bar in panel.patches] == [1.0, 0.4]
-
-
-def test_a_diamond_has_the_colour_of_its_bar(figures: list[Figure], tmp_path: Path) -> None:
-    acceptance_plot(two_temperatures(), tmp_path / "x.png", "conditions")
-    panel = figures[0].axes[0]
-    bars = {round(bar.get_x() + bar.get_width() / 2, 6): bar.get_facecolor()[:3] for bar in panel.patches}  # type: ignore[attr-defined]
-    diamonds = [line for line in panel.lines if line.get_marker() == "D"]
-    assert diamonds
-    for line in diamonds:
-        (x,) = line.get_xdata()
-        assert bars[round(x, 6)] == to_rgb(line.get_markeredgecolor())  # type: ignore[arg-type]
-
-
-def luminance(color: str) -> float:
-    parts = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(color)]
-    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
-
-
-def test_colours_are_the_named_palette_and_markers_differ_before_colours_repeat() -> None:
-    assert all(re.fullmatch(r"#[0-9a-f]{6}", color) for color in style.COLORS)
-    assert len(set(style.COLORS)) == len(style.COLORS)
-    assert len(set(style.MARKERS)) > len(style.COLORS)
-    # Neighbours in the order of use differ in grey, too.
-    assert all(abs(luminance(a) - luminance(b)) > 0.02 for a, b in zip(style.COLORS, style.COLORS[1:], strict=False))

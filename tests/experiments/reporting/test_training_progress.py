@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.reporting.progress import Every, TimeLeft, TrainingProgress
+from experiments.reporting.progress import Every, TrainingProgress
 
 
 class Clock:
@@ -41,39 +41,7 @@ def test_the_time_left_is_that_of_the_steps_and_measurements(capsys: pytest.Capt
     ]
 
 
-def test_a_pause_does_not_count(capsys: pytest.CaptureFixture[str]) -> None:
-    """A laptop that slept, or a process that was stopped for nine hours, says the same afterwards."""
-    assert told(capsys, pause=9 * 3600) == told(capsys)
-
-
 def test_what_an_earlier_attempt_did_does_not_count(capsys: pytest.CaptureFixture[str]) -> None:
     lines = told(capsys, passed=50)
     assert lines[0] == "step 60 of 100, about 1:20 min left"
     assert lines[-2] == "step 90 of 100, about 20 s left"
-
-
-def test_a_pause_at_the_first_step_is_forgotten(capsys: pytest.CaptureFixture[str]) -> None:
-    assert told(capsys, pause=3600, passed=50, paused_at=51) == told(capsys, passed=50)
-
-
-def test_the_pace_is_that_of_the_newest_steps() -> None:
-    """Half way, something else begins to use the machine."""
-    clock = Clock()
-    left = TimeLeft(300, 1000, clock)
-    for done in range(1, 201):
-        clock.now += 1 if done <= 100 else 3
-        left.step()
-        if done in (100, 200):
-            assert left.seconds(done) == {100: 200 * 1, 200: 100 * 3}[done]
-
-
-def test_a_pause_within_a_measurement_is_forgotten_with_the_next_one() -> None:
-    clock = Clock()
-    left = TimeLeft(40, 10, clock)
-    for done in range(1, 22):
-        clock.now += 1
-        left.step()
-        if done % 10 == 0:
-            clock.now += 5 if done == 20 else 9000
-            left.measured()
-    assert left.seconds(21) == 19 * 1 + 2 * 5

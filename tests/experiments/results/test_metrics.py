@@ -36,18 +36,9 @@ def test_mean_acceptance_length_counts_the_next_token_and_no_cut() -> None:
     assert metrics.mean_acceptance_length(of([step(0, 0, tokens=1)] * 5)) == 1
 
 
-def test_expected_mean_acceptance_length() -> None:
-    assert metrics.expected_mean_acceptance_length(of(STEPS)) == pytest.approx(1 + (1.5 + 0.25 + 0.75) / 4)
-
-
 def test_draft_acceptance_rate_is_over_depth_not_nodes() -> None:
     assert metrics.draft_acceptance_rate(of(STEPS)) == pytest.approx(3 / 7)
     assert metrics.draft_acceptance_rate(of([step(0, 0)])) is None
-
-
-def test_what_was_proposed() -> None:
-    assert metrics.proposed_per_round(of(STEPS).proposed_depth) == pytest.approx(7 / 4)
-    assert metrics.proposed_per_round(of(STEPS).proposed_nodes) == pytest.approx(15 / 4)
 
 
 def test_acceptance_by_position() -> None:
@@ -57,20 +48,6 @@ def test_acceptance_by_position() -> None:
     assert by.unconditional == pytest.approx((2 / 3, 1 / 2, 0.0))
     # Of the two rounds that drafted position 2, one had accepted position 1, and it accepted 2 as well.
     assert by.conditional == pytest.approx((2 / 3, 1.0, 0.0))
-
-
-def test_conditional_acceptance_after_a_position_that_was_never_accepted() -> None:
-    by = metrics.acceptance_by_position(of([step(0, 2), step(0, 2)]))
-    assert by.unconditional == (0.0, 0.0)
-    assert by.conditional == (0.0, None)
-
-
-def test_the_doc_examples() -> None:
-    assert metrics.mean_acceptance_length(of([step(2, 2), step(0, 2), step(1, 2)])) == 2
-    by = metrics.acceptance_by_position(of([step(2, 2), step(0, 2), step(1, 1)]))
-    assert by.unconditional == pytest.approx((2 / 3, 1 / 2))
-    assert by.conditional == pytest.approx((2 / 3, 1.0))
-    assert metrics.distinct_n_gram_rate([1, 2, 1, 2, 1], n=2) == 0.5
 
 
 def test_rounds_that_ended_in_an_error_decided_nothing() -> None:
@@ -89,16 +66,3 @@ def test_stage_seconds_counts_a_shared_round_once() -> None:
     steps = [step(0, 1, seconds=shared), step(0, 1, seconds=shared), step(0, 1, seconds=dict(shared) | {"commit": 0.5})]
     assert metrics.stage_seconds(steps) == {"draft": 2.0, "verify": 4.0, "commit": 0.5}
     assert metrics.stage_seconds(STEPS) == {}
-
-
-@pytest.mark.parametrize(
-    ("tokens", "expected"),
-    [
-        ([1, 2, 3, 4, 5], 1.0),
-        ([7, 7, 7, 7, 7, 7], 1 / 3),
-        ([1, 2, 1, 2, 1, 2, 1], 2 / 4),
-        ([1, 2, 3], None),
-    ],
-)
-def test_distinct_4_grams(tokens: list[int], expected: float | None) -> None:
-    assert metrics.distinct_n_gram_rate(tokens) == expected

@@ -6,10 +6,8 @@ import pytest
 from experiments.results.statistics import (
     Bootstrap,
     difference_of_means,
-    mean_of_all,
     ratio_of_sums,
     throughput_ratio,
-    totals,
 )
 
 DEFAULT = Bootstrap()
@@ -24,32 +22,12 @@ def test_ratios() -> None:
     assert difference_of_means(*np.array([[2.0, 4.0], [1.0, 1.0], [1.0, 3.0], [1.0, 3.0]])) == 2
 
 
-def test_one_prompt_gives_no_interval() -> None:
-    assert DEFAULT.interval(throughput_ratio, [[10], [1], [10], [2]]) is None
-    assert DEFAULT.interval(ratio_of_sums, [[], []]) is None
-    assert DEFAULT.over_prompts(ratio_of_sums, ["a", "a", "a"], [[1, 2, 3], [1, 1, 1]]) is None
-
-
-def test_prompts_that_are_all_alike_give_an_interval_of_no_width() -> None:
-    low, high = DEFAULT.interval(throughput_ratio, [[10] * 5, [1.0] * 5, [10] * 5, [2.0] * 5]) or (0, 0)
-    assert low == pytest.approx(2)
-    assert high == pytest.approx(2)
-
-
 def test_two_prompts_by_hand() -> None:
     # Resamples are both prompts (half of the time), or either one twice: lengths 2, 1.5 and 1.
     low, high = DEFAULT.interval(ratio_of_sums, [[20, 10], [10, 10]]) or (0, 0)
     assert (low, high) == (1, 2)
     low, high = Bootstrap(confidence=0.4).interval(ratio_of_sums, [[20, 10], [10, 10]]) or (0, 0)
     assert (low, high) == (1.5, 1.5)
-
-
-def test_values_are_added_up_by_prompt_first() -> None:
-    assert totals(["a", "b", "a", "c"], [1, 2, 3, 4], ["b", "a"]).tolist() == [2, 4]
-    # Ten rounds of each prompt are still two prompts: the interval is the one of the sums.
-    prompts = ["a"] * 10 + ["b"] * 10
-    values = [2.0] * 10 + [1.0] * 10
-    assert DEFAULT.over_prompts(ratio_of_sums, prompts, [values, [1.0] * 20]) == (1, 2)
 
 
 def test_pairing_takes_out_what_prompts_share() -> None:
@@ -64,13 +42,6 @@ def test_pairing_takes_out_what_prompts_share() -> None:
     shuffled = generator.permutation(baseline)
     low, high = DEFAULT.interval(throughput_ratio, [tokens, seconds, tokens, shuffled]) or (0, 0)
     assert high - low > 0.3, "unpaired data should be far less certain"
-
-
-def test_seeds_decide() -> None:
-    data = list(np.random.default_rng(0).uniform(1, 2, (4, 20)))
-    first = Bootstrap(seed=1).interval(throughput_ratio, data)
-    assert first == Bootstrap(seed=1).interval(throughput_ratio, data)
-    assert first != Bootstrap(seed=2).interval(throughput_ratio, data)
 
 
 def test_coverage_is_about_what_it_says() -> None:
@@ -97,14 +68,3 @@ def test_coverage_is_about_what_it_says() -> None:
 def test_bad_settings(arguments: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Bootstrap(**arguments)
-
-
-def test_columns_of_different_lengths() -> None:
-    with pytest.raises(ValueError, match=r"\[2, 1\]"):
-        DEFAULT.interval(ratio_of_sums, [[1, 2], [1]])
-
-
-def test_a_mean_with_something_unknown_is_unknown() -> None:
-    assert mean_of_all([1.0, 3.0]) == 2
-    assert mean_of_all([1.0, None]) is None
-    assert mean_of_all([]) is None

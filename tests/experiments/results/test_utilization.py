@@ -42,23 +42,6 @@ def test_utilization_is_counted_by_hand() -> None:
     assert printed.stages["verify"].mfu_printed == pytest.approx(2000 / 32000)
 
 
-def test_rows_of_a_batch_count_once_and_failures_never() -> None:
-    rows = [
-        record(),
-        record("q"),
-        record("r", batch=1),
-        record("s", batch=2, finish_reason="error"),
-    ]
-    both = utilization_of(rows, PEAKS)
-    assert both is not None and both.stages["verify"].mbu == pytest.approx(600 / 1600)
-
-
-def test_without_peaks_waste_alone_is_known() -> None:
-    found = utilization_of([record()], None)
-    assert found is not None and found.stages == {} and found.useful_mfu is None and found.wasted == 0.25
-    assert utilization_of([record(work={})], PEAKS) is None
-
-
 @pytest.mark.parametrize(("cache", "note"), [(0, "FASTER THAN PHYSICS"), (100, "served by caches")])
 def test_what_is_above_the_roof_is_said_unless_caches_explain_it(cache: int, note: str) -> None:
     """Two forwards of 150 bytes, which caches of 38 bytes or more may hold."""
@@ -102,10 +85,10 @@ def test_residuals_add_up() -> None:
     assert found is not None and found.prediction is not None
     prediction = found.prediction
     assert (prediction.rounds, prediction.outside) == (2, 1)
-    assert prediction.residual == {"draft": 0.5, "verify": -1.0, "judge": -0.25}
-    assert sum(prediction.residual.values()) == pytest.approx((3.0 - 3.3) + (3.75 - 4.2))
+    residual = {name: prediction.measured[name] - prediction.predicted[name] for name in prediction.measured}
+    assert residual == {"draft": 0.5, "verify": -1.0, "judge": -0.25}
+    assert sum(residual.values()) == pytest.approx((3.0 - 3.3) + (3.75 - 4.2))
     assert prediction.total_error == pytest.approx(7.5 / 6.75 - 1)
-    assert prediction.prefill_error == pytest.approx(0.2)
     assert (prediction.median_error, prediction.p95_error) == (pytest.approx(0.12), pytest.approx(0.12))
 
 
@@ -116,14 +99,7 @@ def test_the_table_shows_them() -> None:
     cells = {row[0].text: row[1].text for row in table.rows}
     assert cells["verify: MBU; MFU, of the measured peaks"] == "38%; 25%"
     assert cells["wasted nodes"] == "25%"
+    assert cells["  prefill, off by"] == "+20.0%"
     assert cells["predicted rounds; outside of the costs"] == "2; 1"
     assert cells["  measured less predicted, verify, ms per round"] == "-500.000"
     assert utilization_table(summarize([record()], planned=1, series=1)) is None
-
-
-def test_predictions_are_shown_without_peaks() -> None:
-    rows = [record(work=PREDICTED, round_seconds=(3.0,), predicted_seconds=(3.3,))]
-    table = utilization_table(summarize(rows, planned=1, series=1))
-    assert table is not None
-    assert [row[0].text for row in table.rows][:2] == ["wasted nodes", "predicted rounds; outside of the costs"]
-    assert table.notes == ["what the device does at best was not measured (peaks=none)"]

@@ -1,6 +1,5 @@
 """Acceptance rates from traces: by hand, where they are known, and against what the rule expects."""
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +10,14 @@ from experiments.results.statistics import Bootstrap
 from experiments.tracing.draft_sets import find_drafts
 from experiments.tracing.rates import PRIOR, Recorded, record
 from experiments.tracing.scoring import score
-from specdec.exactness.drafts import enumerate_drafts
-from specdec.exactness.tables import Tables
+from specdec.checks.drafts import enumerate_drafts
+from specdec.checks.tables import Tables
 from specdec.interfaces import Verifier
 from specdec.shape import TreeShape
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
 from tests.experiments.traced import traced
-from verifiers import BlockVerifier, RejectionVerifier, TargetWalkVerifier, TraversalVerifier
+from verifiers import RejectionVerifier, TargetWalkVerifier, TraversalVerifier
 
 SWOR, TOP = DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.DETERMINISTIC
 QUICK = Bootstrap(resamples=200)
@@ -133,18 +132,6 @@ def test_children_that_could_not_be_drawn_were_offered_and_those_cut_off_were_no
     assert found.tokens == pytest.approx(3), "of the round that drafted to full depth"
 
 
-def test_two_traces_of_different_trees(tmp_path: Path) -> None:
-    """One deep, one wide: what both offered is added up."""
-    deep, wide = TreeShape.branching(2, 1), TreeShape.branching(4)
-    traced(tmp_path / "deep", *followed(deep, np.array([[0, 0, 7, 7, 7]])), ["a"])
-    traced(tmp_path / "wide", *followed(wide, np.array([[3, 7, 7, 7, 7]])), ["a"])
-    sets = [drafts for name in ("deep", "wide") for drafts in find_drafts(tmp_path / name)]
-    found = record(sets, TargetWalkVerifier())
-    assert found.offered.tolist() == [[[2, 2, 1, 1], [1, 0, 0, 0]]]
-    assert found.accepted.tolist() == [[[1, 0, 0, 1], [1, 0, 0, 0]]]
-    assert found.rates().at(2).shape == (1,)
-
-
 def test_a_chain_says_nothing_of_other_ranks(tmp_path: Path) -> None:
     traced(tmp_path, *followed(TreeShape.chain(2), np.zeros((1, 3), dtype=int)), ["a"])
     with pytest.raises(ValueError, match=r"has chains only \(model, T=1\), from which no rank but the first is known"):
@@ -158,9 +145,3 @@ def test_trees_that_change_are_refused(tmp_path: Path) -> None:
     traced(tmp_path, tree, torch.full((2, 4, 4), 0.25), ["a", "b"])
     with pytest.raises(ValueError, match=r"have another tree in every round, so that how often a rank was drafted"):
         recorded(tmp_path, TargetWalkVerifier())
-
-
-def test_a_rule_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    traced(tmp_path, *followed(TreeShape.branching(2, 2), np.zeros((1, 7), dtype=int)), ["a"])
-    with pytest.raises(ValueError, match=re.escape("BlockVerifier takes chains only")):
-        recorded(tmp_path, BlockVerifier())

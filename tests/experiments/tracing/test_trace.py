@@ -14,7 +14,7 @@ from experiments.results.records import Record, read_records
 from experiments.run import run
 from experiments.tracing.draft_sets import find_drafts
 from experiments.tracing.scoring import score
-from experiments.tracing.trace import FOLDER, Shard, TraceWriter, read_trace, shards
+from experiments.tracing.trace import FOLDER, read_trace, shards
 from specdec.engine.engine import Engine
 from specdec.interfaces import Round
 from specdec.requests import SamplingParams
@@ -23,7 +23,7 @@ from specdec.types import DraftSampling
 from tests.components import DRAFTERS
 from tests.experiments.runs import Stop, local
 from tests.models import tiny_model
-from verifiers import RejectionVerifier, TypicalVerifier
+from verifiers import RejectionVerifier
 
 Configure = Callable[..., DictConfig]
 SAMPLED = ["sampling.temperature=1", "engine.max_batch_size=2"]
@@ -62,18 +62,6 @@ def test_a_trace_has_every_round_and_replays_it(
     assert found.logged.sum() > 0
 
 
-def test_what_compression_changes_is_small(
-    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any
-) -> None:
-    run(configure("run", *tiny, *local(saved, "model"), *SAMPLED, *TREE, "trace=true", "trace_dropped=0.05"))
-    (drafts,) = find_drafts(tmp_path / "out")
-    (found,), _ = score(drafts, {"rejection": RejectionVerifier()})
-    difference = np.abs(found.accepted - found.logged)
-    # Of each of two levels p is off by at most 0.05 in total variation.
-    assert 0 < difference.mean() < 0.05
-    assert all((shard.of("rest_p", row) <= 0.05).all() for shard in read_trace(tmp_path / "out") for row in range(3))
-
-
 def test_looking_changes_nothing(
     configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any
 ) -> None:
@@ -84,28 +72,6 @@ def test_looking_changes_nothing(
         outputs.append([record.token_ids for record in drafting(tmp_path / name)])
     assert outputs[0] == outputs[1]
     assert not (tmp_path / "false" / FOLDER).exists()
-
-
-def test_ctrl_c_leaves_a_readable_trace(
-    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    added = []
-    add = TraceWriter.add
-
-    def stop(writer: TraceWriter, *arguments: Any) -> None:
-        add(writer, *arguments)
-        added.append(arguments)
-        if len(added) == 6:  # in the middle of a prompt
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(TraceWriter, "add", stop)
-    with pytest.raises(KeyboardInterrupt):
-        run(configure("run", *tiny, *local(saved, "model"), "trace=true"))
-    assert len(rows(tmp_path / "out")) == 6
-    assert not list((tmp_path / "out" / FOLDER).glob("*.part"))
-    (drafts,) = find_drafts(tmp_path / "out")
-    (found,), _ = score(drafts, {"rejection": RejectionVerifier()})
-    assert np.isfinite(found.accepted).all()
 
 
 def test_a_resumed_run_has_no_round_twice(
@@ -175,21 +141,3 @@ def test_an_observer_sees_the_rows_that_draft() -> None:
     count = len(seen)
     engine.generate([[7, 8]], plain, speculate=False)
     assert len(seen) == count
-
-
-def test_rows_of_unlike_sizes_make_a_batch(
-    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any
-) -> None:
-    run(configure("run", *tiny, *local(saved, "ngram"), *SAMPLED, "trace=true"))
-    merged: list[Shard] = list(read_trace(tmp_path / "out"))
-    for shard in merged:
-        everything = shard.packed(range(len(shard.keys)))
-        assert (everything.valid[:, 0]).all()
-        assert everything.counts.sum() == len(everything.ids)
-
-
-def test_type_of_exactness_is_kept(
-    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any
-) -> None:
-    run(configure("run", *tiny, *local(saved, "ngram"), *SAMPLED, "trace=true", "verifier=typical"))
-    assert {key.exactness for key in rows(tmp_path / "out")} == {TypicalVerifier.exactness.value}

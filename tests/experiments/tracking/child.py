@@ -1,7 +1,6 @@
 """A run's story told to wandb itself, in a process of its own: ``python -m tests.experiments.tracking.child``.
 
-Arguments: a folder, wandb's mode, and what goes wrong: nothing, the service is killed in the middle of the run, or the
-disk is full.
+Arguments: a folder, and what goes wrong: the service is killed in the middle of the run, or the disk is full.
 """
 
 import logging
@@ -24,10 +23,10 @@ def kill_the_service() -> None:
     psutil.wait_procs(services, timeout=10)
 
 
-def main(folder: Path, mode: str, trouble: str) -> None:
+def main(folder: Path, trouble: str) -> None:
     """Tell the story."""
     logging.basicConfig(level=logging.WARNING, format="WARNING %(message)s", stream=sys.stdout)
-    tracker = WandbTracker("p", mode=mode, timeout=3 if mode == "online" else 60, tags=["t"], trace=True)
+    tracker = WandbTracker("p", timeout=60, tags=["t"], trace=True)
     if trouble == "full disk":
         # No process of this one's may make a larger file: writing more is an error, as on a full disk.
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
@@ -43,4 +42,4 @@ def main(folder: Path, mode: str, trouble: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3])
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -66,13 +66,6 @@ def test_figures_go_to_the_service(service: type[Service], tmp_path: Path, caplo
     assert dotted({"a": {"b": {"c": 1}}, "d": None}) == {"a.b.c": 1, "d": None}
 
 
-def test_names_that_services_refuse(service: type[Service], tmp_path: Path) -> None:
-    tracker = AccelerateTracker("service")
-    tracker._guard.is_open, tracker._tracker = True, service("p")
-    tracker.progress({"model/T=0.7/speedup": 1.0}, 1)
-    assert service.calls[-1] == ("log", (1, {"model/T_0.7/speedup": 1.0}))
-
-
 @pytest.mark.parametrize("what", ["config", "log", "finish"])
 def test_one_warning_when_it_fails_and_no_more_calls(
     what: str, service: type[Service], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -97,15 +90,3 @@ def test_tensorboard_itself(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
     found.Reload()
     assert [(each.step, each.value) for each in found.Scalars("speedup")] == [(1, 1.5), (2, 2.0), (2, 2.0)]
     assert [each.step for each in found.Scalars("acceptance/conditional")] == [1, 2]
-
-
-def test_a_service_that_is_not_installed(
-    service: type[Service], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def start(tracker: Service) -> None:
-        raise ModuleNotFoundError("No module named 'service'")
-
-    monkeypatch.setattr(Service, "start", start)
-    use(AccelerateTracker("service"), tmp_path)
-    (warning,) = warnings_of(caplog)
-    assert "service: not installed (pip install service)" in warning

@@ -8,7 +8,7 @@ import pytest
 
 from experiments.results.records import PLAIN, Record
 from experiments.results.statistics import Bootstrap
-from experiments.results.summary import Summary, running_figures, summarize
+from experiments.results.summary import Summary, summarize
 from experiments.tracking.base import NullTracker
 from experiments.tracking.flat import accepted_histogram, flat_config
 from experiments.tracking.mirror import Mirror
@@ -100,16 +100,6 @@ def test_what_users_felt_has_names_of_its_own() -> None:
     assert not [name for name in tracker.figures if "requests/" in name and "interval" in name]
 
 
-def test_a_broken_method_says_so() -> None:
-    tracker = Noting()
-    broken = {"equals_plain": False, "divergence": 1, "margin": 4.0, "tie_bound": 0.1}
-    records = [record(0, PLAIN), record(0, "ngram", **broken)]
-    Mirror(tracker, [PLAIN, "ngram"], [0.0]).results(summed_up(records, 1), records, [])
-    assert tracker.figures["lossless"] == "not lossless"
-    assert tracker.figures["lossless/largest_margin"] == 4.0
-    assert tracker.figures["lossless/unexplained"] == 1
-
-
 def test_several_methods_or_temperatures_are_told_apart() -> None:
     tracker = Noting()
     records = [record(0, method, t) for t in (0.0, 0.7) for method in (PLAIN, "ngram", "medusa")]
@@ -128,14 +118,6 @@ def test_several_methods_or_temperatures_are_told_apart() -> None:
     records = [record(0, PLAIN, t) for t in (0.0, 1.0)]
     alone.results(summed_up(records, 1), records, [])
     assert {"plain/T=0/tokens", "plain/T=1/tokens"} <= tracker.figures.keys()
-
-
-def test_plain_decoding_alone_has_bare_names() -> None:
-    tracker, records = Noting(), [record(0, PLAIN)]
-    Mirror(tracker, [PLAIN], [0.0]).results(summed_up(records, 1, series=1), records, [])
-    assert tracker.figures["tokens_per_second"] == 2.0
-    assert "speedup" not in tracker.figures
-    assert tracker.curves == {"position": {}, "accepted_tokens": {}}
 
 
 def test_running_figures_end_as_the_final_ones() -> None:
@@ -159,11 +141,6 @@ def test_running_figures_end_as_the_final_ones() -> None:
         *("plain/mean_acceptance_length", "plain/tokens_per_second"),
     }
     assert {name: tracker.figures[name] for name in last} == last
-
-
-def test_what_cannot_be_computed_yet_is_left_out() -> None:
-    only = record(0, "ngram", finish_reason="error", error="boom", accepted=(), seconds=None)
-    assert running_figures([only])["ngram", 0.0] == {}
 
 
 def test_there_are_at_most_a_hundred_points() -> None:

@@ -1,7 +1,5 @@
 """Whole runs from the command line with trackers: what a user finds at wandb afterwards; and a sweep of wandb's own."""
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,13 +13,12 @@ from omegaconf import DictConfig
 from experiments.config.checking import check_arguments
 from experiments.config.launch import launch
 from experiments.config.sections import CONF, plain
-from experiments.config.settings import RunSettings
+from experiments.config.settings import settings_of
 from experiments.run import run
 from experiments.session.tracked import name_of, sweep_name, tracked_run
 from specdec.engine.engine import Engine
 from specdec.tree import TreeShape
 from tests.experiments.tracking.datastore import Datastore
-from tests.experiments.tracking.wandb_server import stand_in
 
 ROOT = Path(__file__).parents[3]
 Configure = Callable[..., DictConfig]
@@ -90,15 +87,6 @@ def test_a_run_that_is_interrupted_is_mirrored_so_far(
     assert [place for place, _ in found.line("speedup")] == [1]
 
 
-def test_bad_settings_of_a_tracker(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    given = [*tiny, "drafter=ngram", "tracker=wandb", "+tracker.projekt=x"]
-    assert invoke(*given, f"hydra.run.dir={tmp_path / 'hydra'}", monkeypatch=monkeypatch) == 1
-    error = capsys.readouterr().err
-    assert error == "error: there is no tracker.projekt: did you mean tracker.project?\n"
-
-
 def test_names() -> None:
     manifest: dict[str, Any] = {"config": {}, "exactness": {"plain": None, "ngram": "exact"}}
     given = ["drafter=ngram", "out=x", "tracker=wandb", "resume=true", "seed=1"]
@@ -152,35 +140,9 @@ def test_what_an_agent_would_run_is_a_run(path: Path) -> None:
             config = compose("run", line[4:])
         # Hydra itself resolves these two, which a composition outside of it cannot.
         given = {str(name): plain(config, str(name)) for name in config if name not in ("out", "method")}
-        check_arguments(RunSettings, given | {"out": ".", "method": "m"})
+        check_arguments(settings_of("run"), given | {"out": ".", "method": "m"})
         assert config.tracker.mode == "online", "an agent's run has to be seen by wandb"
         shapes.add(str(config.drafter.shape))
         shape = plain(config, "drafter.shape")
         assert TreeShape.chain(shape) if isinstance(shape, int) else TreeShape.branching(*shape)
     assert len(shapes) == len(lines) > 2
-
-
-@pytest.mark.full  # the test above composes the same command
-def test_an_agents_command_runs(saved: Path, tiny: list[str], tmp_path: Path) -> None:
-    """The last command line of the first sweep, on tiny models, with a server on this machine for wandb's."""
-    _, *line = agents_commands(yaml.safe_load(SWEEPS[0].read_text()))[-1]
-    local = [f"drafter.name={saved / 'drafter'}", "tracker.timeout=120", *tiny, f"hydra.run.dir={tmp_path / 'hydra'}"]
-    with stand_in() as server:
-        # What the agent sets, so that its run is the sweep's.
-        environment = {"WANDB_SWEEP_ID": "sweep1", "WANDB_RUN_ID": "run1", "WANDB_BASE_URL": server.url}
-        environment |= {"WANDB_API_KEY": "a" * 40, "WANDB_DATA_DIR": str(tmp_path), "HOME": str(tmp_path)}
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
-        done = subprocess.run(
-            [sys.executable, *line[1:], *local],
-            env={**clean, **environment, "PYTHONPATH": str(ROOT)},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-    assert done.returncode == 0, done.stderr
-    assert "wandb" not in done.stderr, "nothing to warn of"
-    assert (server.runs[0]["name"], server.runs[0]["sweep"]) == ("run1", "sweep1")
-    assert [row["prompts_done"] for row in server.lines("wandb-history.jsonl") if "speedup" in row] == [1, 2, 3]
-    assert server.lines("wandb-summary.json")[-1]["speedup"] > 0
-    assert server.exit_code == 0

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from drafters.eagle import EagleDrafter
-from drafters.heads.eagle3 import Eagle3Head
+from drafters.heads.eagle import Eagle3Head
 from drafters.heads.eagle_files import save_eagle
-from drafters.medusa_heads import MedusaHeads
+from drafters.medusa import MedusaHeads
 from experiments.bundle import bundle
 from experiments.training import bundled as room
 from experiments.training.bundled import install

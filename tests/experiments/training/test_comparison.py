@@ -1,6 +1,7 @@
 """The loss of a batch from its places, and the figures of drafts, each against numbers worked out one by one."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,10 +9,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from experiments.training.batch import Anchors, Batch, OutputLayer, TargetStates, every_anchor
+from drafters.heads.training import Anchors, Prediction, TargetStates, TextBatch, TrainedHead
 from experiments.training.comparison import Comparison, Places, column_of, counted
 from experiments.training.figures import Tally, calibration_error, calibration_errors, sequential_temperatures
-from experiments.training.heads.base import Prediction, TrainedHead
 from experiments.training.losses import CrossEntropy, ForwardKL, Loss
 from experiments.training.weights import DPace, Power, Weights
 
@@ -22,8 +22,8 @@ class Linear(TrainedHead):
     """One matrix per depth over the state before the root, and a confidence."""
 
     def __init__(self, columns: Tensor | None = None, *, confident: bool = False):
-        super().__init__()
-        self.depths, self.columns = DEPTHS, columns
+        super().__init__(DEPTHS)
+        self.head = SimpleNamespace(draft_ids=columns)
         self.confidence_weight = 0.5 if confident else 0.0
         width = VOCAB if columns is None else len(columns)
         self.layers = nn.ModuleList(nn.Linear(WIDTH, width) for _ in range(DEPTHS)).double()
@@ -31,7 +31,7 @@ class Linear(TrainedHead):
 
     def begin(self, target: Any, counts: Any) -> None: ...
 
-    def forward(self, batch: Batch, states: TargetStates, anchors: Anchors) -> Prediction:
+    def forward(self, batch: TextBatch, states: TargetStates, anchors: Anchors) -> Prediction:
         hidden = states.hidden[-1].flatten(0, 1)[anchors.index - 1]
         return Prediction([hidden] * DEPTHS, self.judge(hidden) if self.confidence_weight else None)
 
@@ -45,7 +45,7 @@ class Linear(TrainedHead):
     def save(self, folder: Any, facts: Any) -> None: ...
 
 
-def example() -> tuple[Batch, TargetStates]:
+def example() -> tuple[TextBatch, TargetStates]:
     """Two rows of two documents each, some tokens not supervised."""
     generator = torch.Generator().manual_seed(4)
     tokens = torch.randint(VOCAB, (2, 9), generator=generator)
@@ -56,11 +56,13 @@ def example() -> tuple[Batch, TargetStates]:
     layer = nn.Linear(WIDTH, VOCAB).double().requires_grad_(False)
     torch.nn.init.normal_(layer.weight, generator=generator)
     hidden = torch.randn(2, 9, WIDTH, generator=generator, dtype=torch.float64)
-    output = OutputLayer(layer)
-    return Batch(tokens, supervised, documents, positions), TargetStates({-1: hidden}, output)
+    output = lambda hidden: layer(hidden).float()  # noqa: E731
+    return TextBatch(tokens, supervised, documents, positions), TargetStates({-1: hidden}, output)
 
 
-def slow_loss(head: Linear, batch: Batch, states: TargetStates, loss: str, weights: Weights, columns: Tensor | None):
+def slow_loss(
+    head: Linear, batch: TextBatch, states: TargetStates, loss: str, weights: Weights, columns: Tensor | None
+) -> Tensor:
     """The loss, place by place: the sum over depths of the mean over that depth's places."""
     sums: list[list[Tensor]] = [[] for _ in range(DEPTHS)]
     p_all = states.logits(torch.arange(18)).double().softmax(-1).view(2, 9, VOCAB)
@@ -117,7 +119,7 @@ def test_the_loss_is_the_sum_of_the_depths_means(
     head, (batch, states) = Linear(columns, confident=confident), example()
     rule: Loss = ForwardKL() if loss == "kl" else CrossEntropy()
     comparison = Comparison(head, rule, weights, chunk=chunk)
-    anchors = counted(every_anchor(batch, DEPTHS), batch, states, columns, chunk)
+    anchors = counted(Anchors.everywhere(batch, DEPTHS), batch, states, columns, chunk)
     value, _ = comparison(batch, states, anchors, anchors.counted.sum(0).double(), 0.0)
     wanted = slow_loss(head, batch, states, loss, weights, columns)
     torch.testing.assert_close(value, wanted, rtol=1e-5, atol=1e-6)
@@ -131,22 +133,23 @@ def test_two_halves_of_a_batch_add_up_to_the_whole() -> None:
     """Rows with unequal numbers of places: what is divided by is the total of both, as it is over processes."""
     head, (batch, states) = Linear(), example()
     comparison = Comparison(head, ForwardKL(), Power(1.0), chunk=100)
-    whole = every_anchor(batch, DEPTHS)
+    whole = Anchors.everywhere(batch, DEPTHS)
     totals = whole.valid.sum(0).double()
     value, _ = comparison(batch, states, whole, totals, 0.0)
     halves = []
     for row in range(2):
         part = batch.rows(row, 1)
         own = TargetStates({-1: states.hidden[-1][row : row + 1]}, states.output)
-        halves.append(comparison(part, own, every_anchor(part, DEPTHS), totals, 0.0)[0])
-    assert every_anchor(batch.rows(0, 1), DEPTHS).valid.sum() != every_anchor(batch.rows(1, 1), DEPTHS).valid.sum()
+        halves.append(comparison(part, own, Anchors.everywhere(part, DEPTHS), totals, 0.0)[0])
+    first, second = (Anchors.everywhere(batch.rows(row, 1), DEPTHS).valid.sum() for row in (0, 1))
+    assert first != second
     torch.testing.assert_close(halves[0] + halves[1], value)
 
 
 def test_a_batch_with_nothing_to_learn_costs_nothing() -> None:
     head, (batch, states) = Linear(), example()
     empty = replace(batch, supervised=torch.zeros_like(batch.supervised))
-    anchors = every_anchor(empty, DEPTHS)
+    anchors = Anchors.everywhere(empty, DEPTHS)
     value, places = Comparison(head, ForwardKL(), Power(1.0), chunk=8)(empty, states, anchors, torch.zeros(3), 0.0)
     assert float(value) == 0 and places.acceptance.shape == (0, DEPTHS)
 
@@ -179,7 +182,7 @@ def test_figures_of_two_drafts() -> None:
 def test_a_draft_of_a_small_model_is_a_walk_along_the_text() -> None:
     """Depth 2 at an anchor is depth 1 at the next one, within the document."""
     documents = torch.tensor([[0, 0, 0, 1, 1]])
-    batch = Batch(documents, documents >= 0, documents, torch.tensor([[0, 1, 2, 0, 1]]))
+    batch = TextBatch(documents, documents >= 0, documents, torch.tensor([[0, 1, 2, 0, 1]]))
     anchors = Anchors(torch.tensor([0, 1, 3]), torch.ones(3, 1).bool(), torch.ones(3, 1).bool())
     ones = torch.ones(3, 1).bool()
     places = Places(anchors, torch.tensor([[0.5], [0.25], [0.8]]), ones, ones, None)

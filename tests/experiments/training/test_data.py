@@ -215,11 +215,11 @@ def test_prompts_of_held_out_documents() -> None:
 
 def test_the_served_length_is_the_engines(target: Target) -> None:
     """A head that is the target itself is accepted to the last token, at every temperature."""
-    from experiments.training.heads.lm import TrainedLM
+    from drafters.model import TrainedLM
 
     class Perfect(TrainedLM):
         def begin(self, target: Target, counts: Any) -> None:
-            self.model = target.model
+            self.head = target.model
 
     head = Perfect(config={"hidden_size": 8}, depths=3)
     head.begin(target, None)

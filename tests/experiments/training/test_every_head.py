@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from drafters.block import BlockDrafter
 from drafters.eagle import EagleDrafter
 from drafters.heads.eagle_files import load_eagle
+from drafters.hydra import HydraDrafter
 from drafters.medusa import MedusaDrafter
 from drafters.model import ModelDrafter
 from drafters.mtp import MTPDrafter
@@ -32,6 +33,7 @@ HEADS: dict[str, tuple[list[str], Load]] = {
         lambda path: ModelDrafter.from_pretrained(str(path), dtype="float32"),
     ),
     "medusa": (["head.depths=3"], lambda path: MedusaDrafter.from_pretrained(str(path), shape=3)),
+    "hydra": (["head.depths=3"], lambda path: HydraDrafter.from_pretrained(str(path), shape=3)),
     "eagle3": (
         ["head.depths=3", "head.draft_vocabulary=64", "head.hidden_layers=[1,2,3]"],
         lambda path: EagleDrafter(load_eagle(path), 3),

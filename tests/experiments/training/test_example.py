@@ -8,7 +8,7 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from drafters.medusa_heads import MedusaHeads
+from drafters.medusa import MedusaHeads
 from experiments.train import train
 
 PROJECT = Path(__file__).parents[3] / "examples" / "project"

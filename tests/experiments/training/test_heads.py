@@ -8,19 +8,18 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from drafters.block import TrainedBlock, block_mask
+from drafters.eagle import TrainedEagle3
 from drafters.heads.base import FeatureHead
 from drafters.heads.block import BlockHead
 from drafters.heads.mtp import MTPHead
-from experiments.training.batch import Anchors, Batch, every_anchor
+from drafters.heads.training import Anchors, TextBatch, TrainedHead, most_frequent
+from drafters.heads.unrolled import TrainedFeatureHead, unrolled_attention
+from drafters.medusa import TrainedMedusa
+from drafters.model import TrainedLM
+from drafters.mtp import TrainedMTP
 from experiments.training.data.document import Document
 from experiments.training.data.packing import Rows
-from experiments.training.heads.base import TrainedHead
-from experiments.training.heads.block import TrainedBlock, block_mask, sampled
-from experiments.training.heads.eagle3 import TrainedEagle3
-from experiments.training.heads.feature import TrainedFeatureHead, most_frequent, unrolled_attention
-from experiments.training.heads.lm import TrainedLM
-from experiments.training.heads.medusa import TrainedMedusa
-from experiments.training.heads.mtp import TrainedMTP
 from experiments.training.states import FrozenTarget
 from specdec.target.target import Target
 from tests.experiments.conftest import VOCAB_SIZE
@@ -30,7 +29,7 @@ LENGTH = 14
 LM = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 
-def packed(lengths: Sequence[Sequence[int]] = ((14,), (6, 5), (8, 4))) -> Batch:
+def packed(lengths: Sequence[Sequence[int]] = ((14,), (6, 5), (8, 4))) -> TextBatch:
     """Rows of documents of some lengths, with a hole in what is supervised."""
     generator = torch.Generator().manual_seed(3)
     shape = (len(lengths), LENGTH)
@@ -43,18 +42,18 @@ def packed(lengths: Sequence[Sequence[int]] = ((14,), (6, 5), (8, 4))) -> Batch:
             positions[row, at : at + length] = torch.arange(length)
             at += length
     supervised = torch.rand(shape, generator=generator) < 0.9
-    return Batch(tokens, supervised, documents, positions)
+    return TextBatch(tokens, supervised, documents, positions)
 
 
-def alone(batch: Batch, root: int) -> tuple[Batch, int]:
+def alone(batch: TextBatch, root: int) -> tuple[TextBatch, int]:
     """The document of an anchor as a batch of its own, and the root's position in it."""
     row, place = divmod(root, LENGTH)
     there = batch.documents[row] == batch.documents[row, place]
     parts = [part[row][there][None] for part in (batch.tokens, batch.supervised, batch.documents, batch.positions)]
-    return Batch(*parts), int(batch.positions[row, place])
+    return TextBatch(*parts), int(batch.positions[row, place])
 
 
-def logits(head: TrainedHead, batch: Batch, target: FrozenTarget, anchors: Anchors) -> Tensor:
+def logits(head: TrainedHead, batch: TextBatch, target: FrozenTarget, anchors: Anchors) -> Tensor:
     """All logits of all anchors, depth by depth."""
     prediction = head(batch, target(batch), anchors)
     previous = batch.tokens.flatten()[anchors.places(batch)]
@@ -104,7 +103,7 @@ def test_the_unrolled_attention_is_a_masked_one() -> None:
         torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
 
 
-def unrolled_slowly(head: FeatureHead, batch: Batch, frozen: FrozenTarget, root: int, depths: int, target: Target):
+def unrolled_slowly(head: FeatureHead, batch: TextBatch, frozen: FrozenTarget, root: int, depths: int, target: Target):
     """The logits of one draft as the engine computes them: true pairs, then the head's own, in one causal sequence."""
     own, at = alone(batch, root)
     states = frozen(own)
@@ -158,7 +157,7 @@ def compare_unrolled(head: TrainedFeatureHead, target: Target) -> None:
     """Compare a head's logits and gradients with those of drafts that run alone."""
     double = head.double()
     frozen, batch = FrozenTarget(target, head.hidden_layers), packed()
-    anchors = every_anchor(batch, head.depths)
+    anchors = Anchors.everywhere(batch, head.depths)
     mine = logits(double, batch, frozen, anchors)
     slow = double.copied().requires_grad_(True)
     wanted = [unrolled_slowly(slow, batch, frozen, root, head.depths, target) for root in anchors.index.tolist()]
@@ -185,12 +184,12 @@ def compare_unrolled(head: TrainedFeatureHead, target: Target) -> None:
         assert (found - parameter.grad).norm() <= 1e-4 * parameter.grad.norm(), key
 
 
-def block_slowly(head: BlockHead, batch: Batch, frozen: FrozenTarget, root: int, target: Target) -> Tensor:
+def block_slowly(head: BlockHead, batch: TextBatch, frozen: FrozenTarget, root: int, target: Target) -> Tensor:
     """The logits of one block, as the engine computes them."""
     own, at = alone(batch, root)
     states, config, cache = frozen(own), head.config, DynamicCache()
     bound = head.bound(target.model)
-    context = bound.features_of([states.hidden[layer][:, :at] for layer in head.hidden_layers])
+    context = torch.cat([states.hidden[layer][:, :at] for layer in head.hidden_layers], -1)
     bound(features=context, past_key_values=cache)
     slots = torch.full((1, config.block_size), config.mask_token_id)
     slots[0, 0] = own.tokens[0, at]
@@ -204,7 +203,10 @@ def block_slowly(head: BlockHead, batch: Batch, frozen: FrozenTarget, root: int,
         hidden, found = hidden[:, 1:], found[:, 1:]
     known = min(config.tokens, own.tokens.shape[1] - at)
     if head.markov_head is not None:
-        found = found[:, :known] + head.markov_head.along(own.tokens[:, at : at + known], hidden[:, :known])
+        state, found = None, found[:, :known].clone()
+        for place in range(known):
+            bias, state = head.markov_head(own.tokens[:, at + place], hidden[:, place], state)
+            found[:, place] += bias
     return found[0]
 
 
@@ -222,7 +224,7 @@ def test_packed_blocks_are_each_block_alone(name: str, target: Target, generator
     torch.manual_seed(1)
     head = TrainedBlock(anchors=4, layers=2, hidden_layers=[1, 3], **BLOCKS[name])
     head.begin(target, torch.arange(VOCAB_SIZE))
-    assert head.head is not None and head.depths == head.head.config.tokens == 4
+    assert head.depths == head.head.config.tokens == 4
     frozen, batch = FrozenTarget(target, head.hidden_layers), packed()
     anchors = head.anchors(batch, generator)
     mine = logits(head, batch, frozen, anchors)
@@ -257,13 +259,13 @@ def test_what_blocks_see() -> None:
 def test_sampled_anchors(generator: torch.Generator) -> None:
     """As many per row, those that are there first, each as likely as any other."""
     batch = packed(((14,), (2,)))
-    batch = Batch(batch.tokens, torch.ones_like(batch.supervised), batch.documents, batch.positions)
-    every = every_anchor(batch, 2)
+    batch = TextBatch(batch.tokens, torch.ones_like(batch.supervised), batch.documents, batch.positions)
+    every = Anchors.everywhere(batch, 2)
     assert every.index.tolist() == list(range(1, 13)), "a draft begins after a state, and before the last token"
     assert every.valid.tolist() == [[True, True]] * 11 + [[True, False]]
     seen = torch.zeros(14)
     for _ in range(1000):
-        found = sampled(every, batch, 3, generator)
+        found = every.sampled(batch, 3, generator)
         assert len(found.index) == 6 and found.index.tolist() == sorted(found.index.tolist())
         assert found.valid[:3, 0].all() and not found.valid[3:].any()
         seen[found.index[:3]] += 1
@@ -276,39 +278,37 @@ def test_anchors_stay_within_documents_and_supervised_text() -> None:
     supervised = torch.tensor([[0, 1, 1, 1, 0, 1, 1, 1]]).bool()
     documents = torch.tensor([[0, 0, 0, 0, 0, 0, 1, 1]])
     positions = torch.tensor([[0, 1, 2, 3, 4, 5, 0, 1]])
-    batch = Batch(torch.arange(8)[None], supervised, documents, positions)
-    found = every_anchor(batch, 3)
+    batch = TextBatch(torch.arange(8)[None], supervised, documents, positions)
+    found = Anchors.everywhere(batch, 3)
     assert dict(zip(found.index.tolist(), found.valid.int().tolist(), strict=True)) == {
         1: [1, 1, 0],
         2: [1, 0, 0],
         4: [1, 0, 0],
     }
-    assert every_anchor(batch, 1, before=0).index.tolist() == [0, 1, 2, 4, 6]
+    assert Anchors.everywhere(batch, 1, before=0).index.tolist() == [0, 1, 2, 4, 6]
     assert found.labels(batch)[0].tolist() == [2, 3, 4] and found.places(batch)[0].tolist() == [1, 2, 3]
 
 
 def test_medusa_heads_read_the_state_before_the_root(target: Target) -> None:
     head = TrainedMedusa(depths=3)
     head.begin(target, None)
-    assert head.heads is not None
-    torch.nn.init.normal_(head.heads.heads[1][0].linear.weight)
+    torch.nn.init.normal_(head.head.heads[1][0].linear.weight)
     frozen, batch = FrozenTarget(target), packed()
-    anchors = every_anchor(batch, 3)
+    anchors = Anchors.everywhere(batch, 3)
     hidden = frozen(batch).hidden[-1].flatten(0, 1)
-    wanted = head.heads(hidden[anchors.index - 1]).transpose(0, 1)
+    wanted = head.head(hidden[anchors.index - 1]).transpose(0, 1)
     torch.testing.assert_close(logits(head, batch, frozen, anchors), wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_a_small_model_is_run_over_packed_documents(target: Target, generator: torch.Generator) -> None:
     head = TrainedLM(config=LM)
     head.begin(target, None)
-    assert head.model is not None
     frozen, batch = FrozenTarget(target), packed()
     anchors = head.anchors(batch, generator)
     mine = logits(head.eval(), batch, frozen, anchors)[:, 0]
     for row, root in list(enumerate(anchors.index.tolist()))[::3]:
         own, at = alone(batch, root)
-        torch.testing.assert_close(mine[row], head.model(own.tokens).logits[0, at], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(mine[row], head.head(own.tokens).logits[0, at], rtol=1e-4, atol=1e-4)
 
 
 def test_the_draft_vocabulary_is_the_most_frequent_tokens() -> None:

@@ -98,14 +98,6 @@ def test_no_gradient_goes_through_the_hybrids_share() -> None:
     torch.testing.assert_close(logits.grad, other.grad)
 
 
-def test_the_gradient_of_the_negative_log_is_total_variations_over_acceptance() -> None:
-    first, second = some_logits().requires_grad_(), some_logits().requires_grad_()
-    NegativeLogAcceptance()(compared(first)).sum().backward()
-    given = compared(second)
-    (TotalVariation()(given) / given.acceptance.detach()).sum().backward()
-    torch.testing.assert_close(first.grad, second.grad)
-
-
 @pytest.mark.parametrize("name", LOSSES)
 def test_tokens_of_no_probability_are_no_trouble(name: str) -> None:
     """A target that excludes a token, and a head that all but does."""

@@ -29,13 +29,6 @@ def test_utilization() -> None:
     assert bandwidth_utilization(2.5e12, 1.0, 3.35e12) == pytest.approx(0.75, abs=0.005)
 
 
-def test_work_adds_up() -> None:
-    both = Work(2.0, 10.0) + Work(3.0, 5.0)
-    assert both == Work(5.0, 15.0)
-    assert both.intensity == 3.0
-    assert Work(0.0, 0.0).intensity == 0.0, "nothing is done"
-
-
 def test_times_below_the_bound_are_suspect() -> None:
     work = Work(140e9, 140e9)
     least = H100.least_seconds(work)

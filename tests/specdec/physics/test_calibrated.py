@@ -12,8 +12,7 @@ from specdec.drafting.policies import CostAwareLength
 from specdec.physics.bounds import Roof
 from specdec.physics.calibrated import Box, CalibratedRounds, is_calibrated
 from specdec.physics.plausible import LeastWork, check_possible, meanings
-from specdec.physics.rounds import AffineCost, AffineRounds, round_seconds
-from specdec.physics.speculation import best_length
+from specdec.physics.rounds import round_seconds
 from specdec.physics.step_cost import Errors, PartCost, StepCost, StepSize, TokenRange
 
 HERE = Conditions(device="a chip", dtype="bfloat16", model="a model", fingerprint="0123456789ab", drafter="Drafts")
@@ -53,17 +52,6 @@ def test_a_round_is_the_sum_of_its_parts_by_hand() -> None:
     assert COSTS.draft(batch=2, drafted=0, context=100) == 0
 
 
-def test_planning_takes_them_like_any_other_costs() -> None:
-    """With one range, the best draft length is that of the additive model with the same constants."""
-    step = COSTS.target.ranges[0]
-    target = AffineCost(fixed=step.fixed, per_token=step.per_token, per_position=COSTS.target.per_position)
-    free = replace(COSTS, drafting=None, judging=PartCost(fixed=2e-4))
-    affine = AffineRounds(target=target, outside=free.outside)
-    for batch in (1, 4, 8):
-        asked = {"batch": batch, "context": 256, "longest": 8}
-        assert best_length(free, 0.7, **asked) == best_length(affine, 0.7, **asked)
-
-
 @pytest.mark.parametrize("size", [{"batch": 9}, {"drafted": 16}, {"context": 961}, {"context": 15}])
 def test_sizes_outside_of_the_box_are_refused(size: dict[str, int]) -> None:
     given = {"batch": 1, "drafted": 4, "context": 100, **size}
@@ -94,10 +82,6 @@ def test_costs_of_other_conditions_are_refused(change: dict[str, str], said: str
     check_conditions(HERE, HERE, "FILE")
 
 
-def test_the_drafter_can_be_left_out_of_the_comparison() -> None:
-    check_conditions(HERE, replace(HERE, drafter=None), "FILE", drafter=False)
-
-
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"kind": "something"}'])
 def test_other_files_are_refused(content: str, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
@@ -105,14 +89,6 @@ def test_other_files_are_refused(content: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"x\.json holds no calibrated costs"):
         CalibratedRounds.load(path)
     assert not is_calibrated(path)
-
-
-def test_a_file_with_a_negative_constant_is_refused(file: Path) -> None:
-    found = json.loads(file.read_text())
-    found["target"]["per_position"] = -1e-9
-    file.write_text(json.dumps(found))
-    with pytest.raises(ValueError, match="no number of seconds from 0 on"):
-        CalibratedRounds.load(file)
 
 
 def test_a_file_of_another_version_is_refused(file: Path) -> None:
@@ -138,12 +114,6 @@ def test_policies_of_nodes_pay_for_the_whole_draft(file: Path) -> None:
     whole = COSTS.draft(batch=2, drafted=8, context=488) + COSTS.outside
     expected = [COSTS.verify(batch=2, drafted=nodes, context=488) + whole for nodes in range(9)]
     assert seconds == pytest.approx(np.array(expected))
-
-
-def test_costs_of_rounds_keep_their_conditions(file: Path, tmp_path: Path) -> None:
-    costs = RoundCosts.load(file)
-    costs.save(tmp_path / "round_costs.json")
-    assert RoundCosts.load(tmp_path / "round_costs.json") == costs
 
 
 def test_trees_cost_what_their_rounds_do() -> None:

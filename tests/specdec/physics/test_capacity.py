@@ -20,7 +20,7 @@ from specdec.physics.capacity import (
     windowed_kv_bytes,
 )
 from specdec.physics.precision import Precision, stored
-from specdec.physics.shape import ModelShape
+from specdec.physics.reading import read_shape
 from specdec.quantization import quantize
 from specdec.quantization.dispatch import DispatchedLinear
 from specdec.slot_memory import SlotMemory, remedy
@@ -61,7 +61,7 @@ def test_an_engine_allocates_what_is_planned(model_type: str, kv_cache: str | No
         model, max_batch_size=ROWS, max_length=LENGTH, max_nodes=NODES, kv_cache=kv_cache, optimize=False
     )
     precision = Precision.of("float32", kv=kv_cache)
-    served = Served(shape=ModelShape.of(config), precision=precision, drafted=NODES)
+    served = Served(shape=read_shape(config), precision=precision, drafted=NODES)
     memory = served.memory(rows=ROWS, length=LENGTH)
     assert memory.kv + memory.scratch == allocated(runner)
     assert kv_bytes_per_position(served.shape, precision) == runner.bytes_per_token
@@ -89,7 +89,7 @@ def test_quantized_weights_take_what_is_planned(model_type: str, scheme: str) ->
         if id(parameter) not in inside and parameter.ndim >= 2:
             router = name.endswith("gate.weight")
             held += parameter.numel() * (precision.weights if router else parameter.element_size())
-    assert weight_bytes(ModelShape.of(config), precision) == held
+    assert weight_bytes(read_shape(config), precision) == held
 
 
 @pytest.mark.parametrize("drafted", [0, 3])
@@ -149,14 +149,14 @@ def test_the_most_rows_are_exact(room: float, rows: int) -> None:
 
 
 def test_an_output_layer_in_another_format_is_a_second_table() -> None:
-    tied = ModelShape.of(tiny_config("llama", tie_word_embeddings=True))
+    tied = read_shape(tiny_config("llama", tie_word_embeddings=True))
     shared = weight_bytes(tied, Precision.of("float32"))
     apart = weight_bytes(tied, Precision.of("float32", output="int8"))
     assert apart == shared + tied.output_weights
 
 
 def test_a_cache_may_drop_what_has_left_a_window() -> None:
-    shape, precision = ModelShape.of(tiny_config("gemma3_text")), Precision.of("float32")
+    shape, precision = read_shape(tiny_config("gemma3_text")), Precision.of("float32")
     whole = kv_bytes_per_position(shape, precision)
     assert windowed_kv_bytes(shape, precision, 6) == 6 * whole, "as long as the window"
     assert windowed_kv_bytes(shape, precision, 20) == (6 + 20) / 2 * whole, "half of the layers have one"
@@ -174,7 +174,7 @@ def test_recurrent_layers_keep_the_same_for_any_length() -> None:
         for state in states:
             parts = state if isinstance(state, list | tuple) else state.values() if isinstance(state, dict) else [state]
             kept += sum(part.numel() for part in parts if isinstance(part, torch.Tensor))
-    assert state_bytes_per_row(ModelShape.of(config), Precision.of("float32")) == 4 * kept
+    assert state_bytes_per_row(read_shape(config), Precision.of("float32")) == 4 * kept
 
 
 def test_activations_are_those_of_the_largest_forward() -> None:
@@ -216,12 +216,3 @@ def test_other_quantizations_are_refused_by_name() -> None:
     assert stored({}) is None
     with pytest.raises(ValueError, match="hqq"):
         stored({"quantization_config": {"quant_method": "hqq"}})
-
-
-def test_formats_of_precision() -> None:
-    with pytest.raises(ValueError, match="'int3'"):
-        Precision.of("int3")
-    plain = Precision.of("float16", kv="int8")
-    assert (plain.weights, plain.output, plain.tables, plain.kv, plain.kv_vector) == (2, 2, 2, 1, 4)
-    int4 = Precision.of("bfloat16", weights="int4", group=64)
-    assert (int4.weights, int4.output, int4.tables, int4.of_experts) == (0.53125, 0.53125, 2, 0.53125)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec.physics.devices import TABLE, find_device, read_devices
+from specdec.physics.devices import find_device, read_devices
 
 ROW = "tiny:\n  memory: 1e9\n  bandwidth: 2.0e9\n  flops: {float32: 4e9}\n  source: here\n"
 
@@ -97,9 +97,3 @@ def test_rows_that_are_wrong(text: str, said: str, tmp_path: Path) -> None:
     path.write_text(text)
     with pytest.raises(ValueError, match=said):
         read_devices(path)
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="cannot be read"):
-        read_devices(tmp_path / "none.yaml")
-    assert TABLE.is_file()

@@ -8,8 +8,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
 
 from experiments.bench.chapter.models import CONFIGS, LLAMA_8B, LLAMA_70B
 from specdec.physics import heads
-from specdec.physics.reading import COUNTED, DEFAULTS, TIED, MissingSizeError
-from specdec.physics.shape import ModelShape
+from specdec.physics.reading import COUNTED, DEFAULTS, TIED, MissingSizeError, read_shape
 from tests.architectures import MODEL_TYPES, tiny_config
 
 BY_DEFAULT = (
@@ -44,16 +43,16 @@ def test_weights_are_those_of_the_model(model_type: str) -> None:
     if model_type not in MODEL_TYPES:
         pytest.skip(f"this version of transformers has no {model_type}")
     config = tiny_config(model_type)
-    shape = ModelShape.of(config)
+    shape = read_shape(config)
     assert shape.weights == matrices(config)
-    assert ModelShape.of(config.to_dict()) == shape, "from a file as from an object"
+    assert read_shape(config.to_dict()) == shape, "from a file as from an object"
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_shared_table_counts_once(tied: bool) -> None:
     config = tiny_config("llama", tie_word_embeddings=tied)
-    assert ModelShape.of(config).weights == matrices(config)
-    assert ModelShape.of(config).tied == tied
+    assert read_shape(config).weights == matrices(config)
+    assert read_shape(config).tied == tied
 
 
 def test_published_models() -> None:
@@ -64,7 +63,7 @@ def test_published_models() -> None:
 
 def windows(**given: Any) -> list[int | None]:
     """The window of every layer."""
-    shape = ModelShape.of(BASE | {"num_hidden_layers": 4} | given)
+    shape = read_shape(BASE | {"num_hidden_layers": 4} | given)
     return [layer.attention.window for layer in shape.layers if layer.attention is not None]
 
 
@@ -102,27 +101,19 @@ def test_an_older_file_means_what_transformers_reads_in_it(model_type: str) -> N
     config = tiny_config(model_type)
     given = {key: value for key, value in config.to_dict().items() if key != "layer_types"}
     completed = type(config)(**{key: value for key, value in given.items() if key not in ("model_type", "dtype")})
-    assert ModelShape.of(given).layers == ModelShape.of(completed).layers
+    assert read_shape(given).layers == read_shape(completed).layers
 
 
 def test_mixtures_choose_layers() -> None:
     base = BASE | {"num_hidden_layers": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
-    deepseek = ModelShape.of(
+    deepseek = read_shape(
         base | {"model_type": "deepseek_v3", "n_routed_experts": 6, "n_shared_experts": 1, "first_k_dense_replace": 3}
     )
     assert [layer.mlp.experts for layer in deepseek.layers] == [0, 0, 0, 6]
-    qwen = ModelShape.of(
+    qwen = read_shape(
         base | {"model_type": "qwen3_moe", "num_experts": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
     )
     assert [layer.mlp.experts for layer in qwen.layers] == [0, 6, 0, 0]
-
-
-def test_a_mixture_reads_more_the_more_tokens_there_are() -> None:
-    mlp = ModelShape.of(tiny_config("mixtral")).layers[0].mlp
-    assert mlp.hit(1) == pytest.approx(mlp.chosen * mlp.expert_weights)
-    assert mlp.hit(1) < mlp.hit(4) < mlp.experts * mlp.expert_weights
-    assert mlp.hit(1000) == pytest.approx(mlp.experts * mlp.expert_weights)
-    assert mlp.active == mlp.weights + mlp.chosen * mlp.expert_weights
 
 
 @pytest.mark.parametrize(
@@ -152,18 +143,18 @@ def test_a_mixture_reads_more_the_more_tokens_there_are() -> None:
 )
 def test_what_is_no_decoder_is_refused(config: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        ModelShape.of(config)
+        read_shape(config)
 
 
 def test_what_is_no_configuration_is_refused() -> None:
     with pytest.raises(ValueError, match="not int"):
-        ModelShape.of(7)
+        read_shape(7)
 
 
 @pytest.mark.parametrize("missing", ["num_attention_heads", "hidden_size", "vocab_size", "tie_word_embeddings"])
 def test_a_missing_size_is_named(missing: str) -> None:
     with pytest.raises(MissingSizeError, match=missing):
-        ModelShape.of({key: value for key, value in BASE.items() if key != missing})
+        read_shape({key: value for key, value in BASE.items() if key != missing})
 
 
 def test_what_files_leave_out_is_what_transformers_takes() -> None:
@@ -174,19 +165,9 @@ def test_what_files_leave_out_is_what_transformers_takes() -> None:
         assert {name: getattr(config, name) for name in sizes} == sizes
 
 
-def test_a_published_file_of_gemma_3_is_whole() -> None:
-    """It leaves out the number of heads, the vocabulary, and that the output layer is the table."""
-    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
-    shape = ModelShape.of({"model_type": "gemma3", "text_config": {**text, "sliding_window": 1024}})
-    assert shape.tied and shape.vocab == 262_208 and shape.kept_per_position == 34 * 2 * 4 * 256
-    assert sum(layer.attention is not None and layer.attention.window is None for layer in shape.layers) == 5
-    with pytest.raises(MissingSizeError, match="tie_word_embeddings"):
-        ModelShape.of({"model_type": "something_with_eyes", "text_config": text})
-
-
 def test_a_decoder_within_a_model_for_images() -> None:
     whole = {"model_type": "llava", "vision_config": {"num_hidden_layers": 2}, "text_config": BASE}
-    assert ModelShape.of(whole) == LLAMA_8B
+    assert read_shape(whole) == LLAMA_8B
 
 
 def test_sizes_of_an_eagle3_head() -> None:

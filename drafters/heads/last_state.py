@@ -1,0 +1,349 @@
+"""What drafters have in common whose heads read the target's newest last state, and have no cache: Medusa, Hydra."""
+
+from abc import abstractmethod
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Unpack
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from drafters.heads.bound import beside, widened
+from drafters.heads.files import Where
+from drafters.heads.trained_on import TrainedOn, trained_on
+from drafters.heads.training import TrainedHead, frozen_copy, output_of
+from specdec.arguments import flag, instance, whole
+from specdec.batch import Batch
+from specdec.drafting.builders import AnyTree, StaticTree, tree_of
+from specdec.drafting.scored import ScoredDrafter, ScoredSession
+from specdec.drafting.scorer import Scorer
+from specdec.drafting.vocabulary import VocabularyMap
+from specdec.execution.module import ModuleCaller
+from specdec.inflate import signal_width
+from specdec.interfaces import Drafter, Sizes
+from specdec.quantization.base import input_width
+from specdec.target.loading import resolve_device, resolve_dtype
+from specdec.target.target import Target
+from specdec.tree import TreeShape
+from specdec.types import DraftSampling, Outcome
+
+DEFAULT_SHAPE = TreeShape.from_paths(
+    [
+        *[(0,), (1,), (2,)],
+        *[(0, 0), (0, 1), (0, 2), (1, 0)],
+        *[(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0)],
+        *[(0, 0, 0, 0), (0, 0, 0, 1)],
+    ]
+)
+"""13 nodes, four deep: most children are below likely paths (section 2.3.3 of Medusa's paper)."""
+
+
+class Heads(nn.Module):
+    """One head for every depth of a draft. A subclass makes their layers, and loads them from a public layout.
+
+    Args:
+        num_heads: The number of heads, which is how many tokens they look ahead beyond the target's own.
+        hidden_size: Width of the target's hidden states.
+        vocab_size: Width of the target's logits.
+        num_layers: Layers of a head; the subclass says of what.
+        base_model: Name of the target they were trained on; kept in ``config.json``.
+
+    Raises:
+        ValueError: A number is out of its range.
+    """
+
+    least_layers: ClassVar[int] = 1
+
+    def __init__(self, *, num_heads: int, hidden_size: int, vocab_size: int, num_layers: int = 1, base_model: str = ""):
+        super().__init__()
+        self.num_heads = whole("num_heads", num_heads, least=1)
+        self.hidden_size = whole("hidden_size", hidden_size, least=1)
+        self.vocab_size = whole("vocab_size", vocab_size, least=1)
+        self.num_layers, self.base_model = whole("num_layers", num_layers, least=self.least_layers), base_model
+
+    @classmethod
+    @abstractmethod
+    def load(cls, path: str | Path, **where: Unpack[Where]) -> "Heads":
+        """The heads of a checkpoint, in its own dtype."""
+
+    @abstractmethod
+    def save_pretrained(self, path: str | Path) -> None:
+        """Write the heads in their public layout."""
+
+    @abstractmethod
+    def begin_as(self, output: nn.Linear) -> None:
+        """Set all weights so that every head says what an output layer does of the hidden state alone."""
+
+    def parts(self, name: str) -> tuple[int, int]:
+        """See ``bound.widened``."""
+        return 1, 0
+
+    def widened(self, hidden_size: int) -> "Heads":
+        """The same heads for wider hidden states, of which only the first channels carry signal."""
+        larger = type(self)(
+            num_heads=self.num_heads,
+            hidden_size=hidden_size,
+            vocab_size=self.vocab_size,
+            num_layers=self.num_layers,
+            base_model=self.base_model,
+        )
+        return widened(self, larger, hidden_size / self.hidden_size, self.parts)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        *,
+        dtype: str | torch.dtype | None = None,
+        device: str | torch.device | None = None,
+        **where: Unpack[Where],
+    ) -> Any:
+        """Load heads. Heads, layers and widths are read from the tensors, because uploaded configurations are wrong.
+
+        Args:
+            path: A folder, a name on the hub, ``bundled/…``, or a file of weights.
+            dtype: What to load them in; None for the checkpoint's own.
+            device: Where to put them; None for the CPU.
+            **where: See ``Where``.
+
+        Raises:
+            ValueError: There is no checkpoint, or its tensors are not in the published format.
+        """
+        resolved, place = None if dtype is None else resolve_dtype(dtype), resolve_device(device or "cpu")
+        return cls.load(path, **where).to(device=place, dtype=resolved if isinstance(resolved, torch.dtype) else None)
+
+
+class NewestState:
+    """The target's last state at every slot's last committed position.
+
+    Args:
+        width: Width of the states.
+        max_batch_size: The number of slots.
+        dtype: In what they are kept.
+        device: Where they are.
+    """
+
+    def __init__(self, width: int, max_batch_size: int, dtype: torch.dtype, device: torch.device):
+        self.width = width
+        with torch.inference_mode(False):
+            self._hidden = torch.zeros(max_batch_size, width, dtype=dtype, device=device)
+
+    def of(self, slots: Int[Tensor, " batch"]) -> Float[Tensor, "batch hidden"]:
+        """Return the states of some slots."""
+        return self._hidden[slots]
+
+    def observe(self, outcome: Outcome) -> None:
+        """Keep the state at every row's last committed position."""
+        hidden, slots, counts = outcome.hidden_states[-1], outcome.slots, outcome.counts
+        last = (counts - 1).clamp_(min=0)[:, None, None].expand(-1, 1, hidden.shape[2])
+        chosen = hidden.gather(1, last)[:, 0].to(self._hidden.dtype)
+        self._hidden[slots] = chosen.where((counts > 0)[:, None], self._hidden[slots])
+
+
+class LastStateScorer(Scorer):
+    """Scores with heads that read the newest last state.
+
+    Args:
+        heads: Runs the heads.
+        newest: The states.
+        target: The target.
+    """
+
+    needs_state = True
+    lookback = 1  # the newest state is kept
+
+    def __init__(self, heads: ModuleCaller, newest: NewestState, target: Target):
+        module: Any = heads.module
+        self.heads, self.newest, self.target, self.model = heads, newest, target, module
+        self.max_depth = self.num_heads = int(module.num_heads)
+
+    def prepare(self, batch: Batch) -> Hashable:
+        """Nothing is needed from the host."""
+        return self.heads.version
+
+    def observe(self, outcome: Outcome, nodes: Int[Tensor, "batch depth"] | None) -> None:
+        """Keep the hidden state at every row's last committed position."""
+        self.newest.observe(outcome)
+
+
+class LastStateDrafter(ScoredDrafter):
+    """Drafts with a head for every depth, from the target's hidden state at the last committed position.
+
+    A row proposes nothing if none of its tokens is committed yet, which happens in the first round after a prompt of
+    one token.
+
+    Args:
+        heads: The trained heads. ``bind`` does not change them; if the target has another device or dtype, a copy is
+            moved there.
+        shape: What ``TreeShape.of`` takes: a chain's length, branching factors, or paths (Medusa's choices); or a tree
+            builder. None is ``DEFAULT_SHAPE``, as deep as there are heads.
+        sampling: How siblings are drawn for sampled requests: ``"deterministic"`` (the most probable tokens),
+            ``"iid"``, ``"without_replacement"`` or ``"coupled"``. Greedy requests get the most probable tokens.
+        temperature: The heads' own for sampled requests; None follows each request.
+        dtype: What the heads compute in; None for the target's own.
+        optimize: On a CPU, run the heads on packed weights (``specdec.execution``).
+
+    Attributes:
+        kind: The class of the heads.
+        title: What they are, for messages.
+
+    Raises:
+        ValueError: The shape needs more heads or tokens than there are.
+    """
+
+    kind: ClassVar[type[Heads]]
+    title: ClassVar[str]
+
+    def __init__(
+        self,
+        heads: Any,
+        shape: AnyTree | None = None,
+        *,
+        sampling: DraftSampling | str = DraftSampling.DETERMINISTIC,
+        temperature: float | None = None,
+        dtype: str | torch.dtype | None = None,
+        optimize: bool = True,
+    ):
+        name = type(self).__name__
+        instance("heads", heads, self.kind, f"{self.kind.__name__}, or load them with {name}.from_pretrained(…)")
+        self.optimize = flag("optimize", optimize)
+        self.trained_on: TrainedOn | None = None
+        self.heads = heads  # `bind` copies them if they must change, and calls them in evaluation mode
+        super().__init__(tree_of(DEFAULT_SHAPE.cut(heads.num_heads) if shape is None else shape), sampling, temperature)
+        self.shape = self.tree.shape if isinstance(self.tree, StaticTree) else None
+        if self.max_depth > heads.num_heads:
+            raise ValueError(
+                f"the tree shape is {self.max_depth} deep and there are {heads.num_heads} {self.title} heads: "
+                f"give a shape that is no deeper than the heads are many"
+            )
+        if self.shape is not None and max(self.shape.ranks) >= heads.vocab_size:
+            raise ValueError(
+                f"the tree shape takes the {max(self.shape.ranks) + 1} most probable tokens of a vocabulary of "
+                f"{heads.vocab_size}: give a narrower shape"
+            )
+        resolved = "auto" if dtype is None else resolve_dtype(dtype)
+        self.dtype = resolved if isinstance(resolved, torch.dtype) else None
+        self.has_leaf_probs = self.tree.has_leaf_probs and self.max_depth < heads.num_heads  # a leaf takes one more
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        *,
+        shape: AnyTree | None = None,
+        sampling: DraftSampling | str = DraftSampling.DETERMINISTIC,
+        temperature: float | None = None,
+        dtype: str | torch.dtype | None = None,
+        device: str | torch.device | None = None,
+        optimize: bool = True,
+        any_target: bool = False,
+        **where: Unpack[Where],
+    ) -> Any:
+        """Load heads from a folder, the hub, or this package (``"bundled/…"``).
+
+        Args:
+            path: See ``Heads.from_pretrained``.
+            shape: See the class.
+            sampling: See the class.
+            temperature: See the class.
+            dtype: See the class.
+            device: Where to load them; None for the CPU, from where ``bind`` copies them to the target's device.
+            optimize: See the class.
+            any_target: Whether it may run on another target than the one that its ``training.json`` names.
+            **where: See ``Where``.
+        """
+        heads = cls.kind.from_pretrained(path, device=device, **where)
+        drafter = cls(heads, shape, sampling=sampling, temperature=temperature, dtype=dtype, optimize=optimize)
+        if not any_target:
+            drafter.trained_on = trained_on(path, **where)
+        return drafter
+
+    @abstractmethod
+    def scorer(self, heads: ModuleCaller, newest: NewestState, target: Target) -> LastStateScorer:
+        """Return what scores the tokens of a tree."""
+
+    def bind(self, target: Target, sizes: Sizes) -> ScoredSession:
+        """Check the widths, put heads where the target is, and make room for one hidden state per slot."""
+        output = target.model.get_output_embeddings()
+        assert output is not None, "the engine refuses models without an output layer"
+        width, heads = input_width(output), self.heads
+        if heads.hidden_size == signal_width(target.model) < width:
+            heads = heads.widened(width)  # the target is inflated, and its heads cost what such a target's would
+        if heads.hidden_size != width:
+            raise ValueError(
+                f"the {self.title} heads read hidden states of width {heads.hidden_size} and those of the target "
+                f"{target.name} have {width}: give heads that were trained on this target"
+            )
+        if heads.vocab_size > target.vocab_size:
+            raise ValueError(
+                f"the {self.title} heads have {heads.vocab_size} tokens and the target {target.name} has "
+                f"{target.vocab_size}: give heads that were trained on this target"
+            )
+        if self.trained_on is not None:
+            self.trained_on.check(f"of {self.title}", target)
+        dtype = self.dtype or target.dtype
+        caller = ModuleCaller(beside(heads, target.device, dtype), optimize=self.optimize)
+        newest = NewestState(width, sizes.max_batch_size, dtype, target.device)
+        vocabulary = VocabularyMap(heads.vocab_size, target.vocab_size)
+        scorer = self.scorer(caller, newest, target)
+        return ScoredSession(self, scorer, vocabulary, target.device, sizes, hidden_layers=(-1,))
+
+
+class TrainedHeads(TrainedHead):
+    """Heads of the last state. The head of depth d reads the state before the root.
+
+    Args:
+        name: Heads to go on from, a folder or a name on the hub; None for new ones, which begin as the target's own
+            output layer.
+        depths: The number of heads.
+        num_layers: Layers of each.
+
+    Attributes:
+        made: The drafter's class.
+
+    Raises:
+        ValueError: An argument is out of its range.
+    """
+
+    made: ClassVar[type[LastStateDrafter]]
+    head: Any
+
+    def __init__(self, *, name: str | None = None, depths: int = 4, num_layers: int = 1):
+        super().__init__(depths)
+        self.name, self.num_layers = name, num_layers
+
+    def begin(self, target: Target, counts: Int[Tensor, " vocab"] | None) -> None:
+        """Make or load the heads, in float32.
+
+        Raises:
+            ValueError: Loaded heads are of another number or width.
+        """
+        output, kind = output_of(target.model), self.made.kind
+        vocab_size, hidden_size = output.weight.shape
+        if self.name is None:
+            self.head = kind(
+                num_heads=self.depths,
+                hidden_size=hidden_size,
+                vocab_size=vocab_size,
+                num_layers=self.num_layers,
+                base_model=target.name,
+            )
+            with torch.no_grad():
+                self.head.begin_as(output)
+            return
+        self.head = kind.from_pretrained(self.name, dtype=torch.float32)
+        found = (self.head.num_heads, self.head.hidden_size, self.head.vocab_size)
+        if found != (self.depths, hidden_size, vocab_size):
+            raise ValueError(
+                f"head.name={self.name!r} holds {found[0]} heads of width {found[1]} with {found[2]} tokens, and "
+                f"{self.depths} of width {hidden_size} with {vocab_size} are wanted for the target {target.name}"
+            )
+
+    def drafter(self) -> Drafter:
+        """A chain, sampled for sampled requests: acceptance is then what the figures estimate."""
+        return self.made(frozen_copy(self.head), self.depths, sampling="iid", optimize=False)
+
+    def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
+        """Write the heads in bfloat16, in their public layout."""
+        frozen_copy(self.head, torch.bfloat16).save_pretrained(folder)

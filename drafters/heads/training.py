@@ -1,0 +1,330 @@
+"""A head as the trainer sees it: its input, and the methods that the trainer calls."""
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from specdec.interfaces import Drafter
+from specdec.target.target import Target
+
+
+@dataclass(frozen=True, eq=False)
+class TextBatch:
+    """Packed rows of documents, one behind the other, padded at the end.
+
+    Attributes:
+        tokens: The tokens; 0 in the padding.
+        supervised: Which tokens a head is to predict, such as those that an assistant says.
+        documents: The number of the document that a token belongs to; -1 in the padding. Tokens see each other only
+            within a document.
+        positions: Positions in the document, from 0.
+    """
+
+    tokens: Int[Tensor, "row position"]
+    supervised: Bool[Tensor, "row position"]
+    documents: Int[Tensor, "row position"]
+    positions: Int[Tensor, "row position"]
+
+    def to(self, device: torch.device) -> "TextBatch":
+        """The batch on a device."""
+        return self._each(lambda part: part.to(device, non_blocking=True))
+
+    def rows(self, start: int, count: int) -> "TextBatch":
+        """Some of the rows."""
+        return self._each(lambda part: part[start : start + count])
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "TextBatch":
+        return TextBatch(**{field.name: change(getattr(self, field.name)) for field in fields(self)})
+
+    @property
+    def packed(self) -> bool:
+        """Whether a row holds more than one document."""
+        return bool((self.documents.amax(1, keepdim=True) > self.documents.where(self.documents >= 0, 2**30)).any())
+
+    def visible(self, window: int | None = None) -> Bool[Tensor, "row query key"]:
+        """The tokens that each token sees: itself and earlier ones of its document, the last ``window`` of them.
+
+        A token of the padding sees itself, so that its softmax is finite.
+        """
+        place = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        distance = place[:, None] - place
+        causal = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+        return (self.documents[:, :, None] == self.documents[:, None, :]) & causal
+
+
+def additive(seen: Bool[Tensor, "row query key"], dtype: torch.dtype) -> Float[Tensor, "row 1 query key"]:
+    """A mask that is added to attention scores: zero where a key is seen."""
+    mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+    return mask.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
+
+
+@dataclass(frozen=True, eq=False)
+class Anchors:
+    """Where drafts begin. An anchor is the position of a root: its token is known, the next one is drafted first.
+
+    Attributes:
+        index: Positions of the roots in the flattened batch, ascending.
+        valid: Whether depth d + 1 of a draft is within its document, supervised, and all before it, too.
+        counted: Those of them that the loss counts: all, or with a reduced vocabulary those where the head has the
+            target's most probable token.
+    """
+
+    index: Int[Tensor, " anchor"]
+    valid: Bool[Tensor, "anchor depth"]
+    counted: Bool[Tensor, "anchor depth"]
+
+    @classmethod
+    def everywhere(cls, batch: TextBatch, depths: int, *, before: int = 1) -> "Anchors":
+        """All positions at which a draft can begin.
+
+        Args:
+            batch: The rows.
+            depths: How many tokens a draft has.
+            before: How many positions of the same document must stand before the root: a head that reads the target's
+                states needs one.
+        """
+        documents, supervised = batch.documents, batch.supervised
+        there = (documents >= 0) & (batch.positions >= before)
+        columns = []
+        for depth in range(1, depths + 1):
+            within = torch.zeros_like(there)
+            if depth < documents.shape[1]:
+                same = documents[:, depth:] == documents[:, :-depth]
+                within[:, :-depth] = same & supervised[:, depth:]
+            there = there & within
+            columns.append(there.flatten())
+        index = columns[0].nonzero()[:, 0]
+        valid = torch.stack(columns, 1)[index]
+        return cls(index, valid, valid)
+
+    def sampled(self, batch: TextBatch, count: int, generator: torch.Generator) -> "Anchors":
+        """``count`` anchors of every row, drawn without replacement, in ascending order.
+
+        A row with too few of them is filled up with anchors that predict nothing.
+
+        Args:
+            batch: The rows.
+            count: How many per row; fewer if the rows are shorter than that.
+            generator: On the CPU.
+        """
+        rows, length = batch.tokens.shape
+        device = self.index.device
+        there = torch.zeros(rows * length, dtype=torch.bool, device=device)
+        there[self.index] = True
+        # Those that are there draw a number below 1, the others one above; the smallest are taken.
+        numbers = torch.rand(rows * length, generator=generator).to(device) + (~there)
+        chosen = numbers.view(rows, length).topk(min(count, length), largest=False).indices.sort(1).values
+        index = (chosen + torch.arange(rows, device=device)[:, None] * length).flatten()
+        valid = torch.zeros(rows * length, self.valid.shape[1], dtype=torch.bool, device=device)
+        valid[self.index] = self.valid
+        return Anchors(index, valid[index], valid[index])
+
+    def places(self, batch: TextBatch) -> Int[Tensor, "anchor depth"]:
+        """The flat positions whose target distribution each depth predicts; the last one past the end."""
+        depths = torch.arange(self.valid.shape[1], device=self.index.device)
+        return (self.index[:, None] + depths).clamp(max=batch.tokens.numel() - 1)
+
+    def labels(self, batch: TextBatch) -> Int[Tensor, "anchor depth"]:
+        """The text's token at each depth; anything where it is not valid."""
+        flat = batch.tokens.flatten()
+        return flat[(self.places(batch) + 1).clamp(max=len(flat) - 1)]
+
+
+@dataclass(frozen=True, eq=False)
+class TargetStates:
+    """The target's output over a batch.
+
+    Attributes:
+        hidden: By layer: the input of that layer, or the normalized last state for -1.
+        output: From normalized last states to the target's logits in float32.
+    """
+
+    hidden: Mapping[int, Float[Tensor, "row position hidden"]]
+    output: Callable[[Float[Tensor, "*place hidden"]], Float[Tensor, "*place vocab"]]
+
+    def logits(self, index: Int[Tensor, " place"]) -> Float[Tensor, "place vocab"]:
+        """The target's logits at flat positions. They are computed now, and nobody keeps them."""
+        return self.output(self.hidden[-1].flatten(0, 1)[index])
+
+    def before(self, anchors: Anchors) -> Float[Tensor, "anchor hidden"]:
+        """The last state at the position before each root: the newest one that a draft may read."""
+        return self.hidden[-1].flatten(0, 1)[anchors.index - 1]
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """A head's states for the drafts of a batch, before its output layer.
+
+    Logits of many positions take far more memory than states, so the trainer asks for them piece by piece
+    (``TrainedHead.logits``) and keeps none.
+
+    Attributes:
+        states: For every depth, what the logits of each anchor's draft are computed from.
+        confidence: Logits of the probability that a depth is accepted if all before it are; None without a confidence
+            head.
+    """
+
+    states: list[Float[Tensor, "anchor width"]]
+    confidence: Float[Tensor, "anchor depth"] | None = None
+
+
+class TrainedHead(nn.Module, ABC):
+    """A drafter's weights, and how they are trained. Its constructor takes settings alone; ``begin`` makes the weights.
+
+    The trainer calls ``anchors``, then ``forward``, then ``logits`` for pieces of the result, and compares these with
+    the target's distributions.
+
+    Args:
+        depths: How many tokens a draft has: the depths that are trained, and measured.
+
+    Attributes:
+        title: What it is, in words.
+        head: The weights, once ``begin`` has made them.
+        hidden_layers: The target's states that it reads, besides the last one: l is the input of layer l.
+        autoregressive: Whether depth 1 is all that is trained, because depth d is depth 1 of a longer text. The
+            trainer then works out what deeper drafts bring.
+        draft_columns: The size of the draft vocabulary, for which ``begin`` wants the counts of tokens; None for all
+            tokens.
+        confidence_weight: How much the confidence's loss counts beside the other.
+
+    Raises:
+        ValueError: A draft has no token.
+    """
+
+    title: str = "head"
+    hidden_layers: tuple[int, ...] = ()
+    autoregressive: bool = False
+    draft_columns: int | None = None
+    confidence_weight: float = 0.0
+    head: Any
+
+    def __init__(self, depths: int):
+        super().__init__()
+        if depths < 1:
+            raise ValueError(f"head.depths={depths}: give at least 1")
+        self.depths = depths
+
+    @property
+    def columns(self) -> Int[Tensor, " column"] | None:
+        """The target's ids of its logits' columns, ascending; None if they are the target's."""
+        return getattr(getattr(self, "head", None), "draft_ids", None)
+
+    @abstractmethod
+    def begin(self, target: Target, counts: Int[Tensor, " vocab"] | None) -> None:
+        """Make the weights for a target.
+
+        Args:
+            target: What the head drafts for.
+            counts: How often each token is supervised in the training text; None unless ``draft_columns`` asks for it.
+
+        Raises:
+            ValueError: The settings do not fit the target.
+        """
+
+    def anchors(self, batch: TextBatch, generator: torch.Generator) -> Anchors:
+        """Where drafts begin: everywhere, unless a head takes a sample of the positions.
+
+        Args:
+            batch: The rows.
+            generator: The step's own random numbers, on the CPU.
+        """
+        return Anchors.everywhere(batch, self.depths)
+
+    @abstractmethod
+    def forward(self, batch: TextBatch, states: TargetStates, anchors: Anchors) -> Prediction:
+        """The head's states for drafts at the anchors, given the text's own tokens above each depth."""
+
+    @abstractmethod
+    def logits(
+        self, states: Float[Tensor, "place width"], previous: Int[Tensor, " place"], depth: int
+    ) -> Float[Tensor, "place column"]:
+        """Logits of some places of one depth.
+
+        Args:
+            states: Theirs, from ``Prediction.states``.
+            previous: The text's token before the predicted one.
+            depth: From 1.
+        """
+
+    @abstractmethod
+    def drafter(self) -> Drafter:
+        """A drafter for the engine with a copy of the present weights: a chain of ``depths`` tokens."""
+
+    @abstractmethod
+    def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
+        """Write the weights as the drafter's ``from_pretrained`` reads them.
+
+        Args:
+            folder: New, and empty.
+            facts: What is known about the training, for a file beside the weights.
+        """
+
+
+def frozen_copy(module: Any, dtype: torch.dtype | None = None) -> Any:
+    """A copy of a module's present weights, for a drafter or a file; ``begin`` has made the module."""
+    assert module is not None, "begin comes first"
+    return copy.deepcopy(module).requires_grad_(False).eval().to(dtype)
+
+
+def output_of(model: PreTrainedModel) -> nn.Linear:
+    """A model's output layer; the trainer refuses targets without one."""
+    found: Any = model.get_output_embeddings()
+    return found
+
+
+class Borrowed(nn.Module):
+    """A module of the target that a head in float32 uses. Nothing trains, moves or saves its parameters.
+
+    Args:
+        module: The target's.
+    """
+
+    def __init__(self, module: Any):
+        super().__init__()
+        self._module: tuple[Any] = (module,)  # in a tuple, or it would be registered
+
+    @property
+    def weight(self) -> Tensor:
+        return self._module[0].weight
+
+    def forward(self, given: Tensor) -> Float[Tensor, "*place width"]:
+        """The module's output in float32."""
+        if given.is_floating_point():
+            given = given.to(self.weight.dtype)
+        return self._module[0](given).float()
+
+
+def most_frequent(counts: Int[Tensor, " vocab"] | None, columns: int | None) -> Int[Tensor, " column"] | None:
+    """The ids of the most frequent tokens, ascending; of equally frequent ones those with the lower ids.
+
+    Args:
+        counts: How often each token is supervised.
+        columns: How many ids; None for no reduced vocabulary, and None is returned.
+
+    Raises:
+        ValueError: There are fewer tokens than columns.
+    """
+    if columns is None:
+        return None
+    assert counts is not None, "draft_columns asked for them"
+    if not 1 <= columns <= len(counts):
+        raise ValueError(f"head.draft_vocabulary={columns}: the target has {len(counts)} tokens, give at most as many")
+    return counts.sort(descending=True, stable=True).indices[:columns].sort().values
+
+
+def take_output(head: PreTrainedModel, target: Target) -> None:
+    """Let a head's own output layer begin as the target's rows for its columns."""
+    own: Any = head.get_output_embeddings()
+    given = output_of(target.model)
+    if own is not None and own.weight.shape[1] == given.weight.shape[1]:
+        ids: Any = getattr(head, "draft_ids", None)
+        rows = given.weight.data if ids is None else given.weight.data[ids.to(given.weight.device)]
+        own.weight.data.copy_(rows[: own.weight.shape[0]])

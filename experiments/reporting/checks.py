@@ -1,0 +1,256 @@
+"""What is found out about a rule or a drafter: the tables of the commands that check, inspect and export."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from experiments.exporting.kinds import DFLASH, DSPARK, EAGLE3, MEDUSA, MTP, Found
+from experiments.inspecting.facts import same_model
+from experiments.inspecting.kinds import Usual
+from experiments.inspecting.search import Inspection
+from experiments.measuring.exactness import LAWS, SHARED_LAWS, Case, Part, SharedCase, Work, roughly
+from experiments.reporting.cells import NOTHING
+from experiments.reporting.progress import Clock, Every, Progress
+from experiments.reporting.table import Cell, Emphasis, Table, left
+from specdec.checks.drafter import Finding, Status
+from specdec.checks.draws import LEVEL
+from specdec.interfaces import Verifier
+from specdec.types import Exactness
+
+_LONG = 10.0
+"""Seconds from which on a check shows its progress."""
+_EMPHASIS = {Status.FAILED: Emphasis.MISSED, Status.NOT_TRIED: Emphasis.LOSSY}
+HEADERS = {
+    "rejection": "RS",
+    "traversal": "trav.",
+    "k-seq": "k-seq",
+    "target walk": "walk",
+    "two drafts": "two",
+    "weighted transport": "w. tr",
+    "greedy multi-path": "paths",
+}
+"""Short headings of the known rules: with all of them a row has 80 characters. Block has none, because it equals
+traversal on chains and takes nothing else."""
+
+
+# ---------------------------------------------------------------- rules
+
+
+class DraftProgress(Progress):
+    """How far a long check of a rule is; a short one shows nothing."""
+
+    def __init__(self, work: Work, clock: Clock = time.monotonic):
+        long = work.seconds is not None and work.seconds >= _LONG
+        tenth = Every(prompts=max(1, work.total // 10))
+        super().__init__(work.total, "drafts", every=tenth, clock=clock, shown=long)
+        self._work, self._done = work, 0
+        if work.seconds is not None:
+            self._line(f"about {work.total:,} drafts to verify, estimated at {roughly(work.seconds)}")
+
+    def advance(self, part: Part) -> None:
+        """One table of a part is done."""
+        self._done += self._work.drafts[part]
+        self.update(self._done)
+
+
+def exactness_table(rule: Verifier, done: Sequence[Case]) -> Table:
+    """A row per case, narrow enough for 80 columns."""
+    others = [name for name in HEADERS if any(name in case.known for case in done)]
+    mixture = rule.exactness is Exactness.EXACT_WRT
+    if mixture:
+        others = others[:1]  # what the same drafts give towards p
+    stated = "the distribution that the rule states" if mixture else "the target"
+    columns: list[tuple[str, Callable[[Case], str]]] = [
+        ("T", lambda case: f"{case.temperature:g}"),
+        ("TV", lambda case: f"{case.tv:.0e}"),
+        *([("TV to\np", lambda case: f"{case.target_tv:.3f}")] if mixture else []),
+        ("this", lambda case: f"{case.accepted:.3f}"),
+    ]
+    for name in others:
+        columns.append((HEADERS[name], lambda case, name=name: _known(case, name)))
+    return Table.of(
+        done,
+        [
+            (left("draft"), lambda case: f"{case.shape} {LAWS[case.law]}"),
+            (left("tables"), lambda case: case.rows),
+            *columns,
+        ],
+        title=f"{type(rule).__name__} ({rule.exactness.value})",
+        notes=[
+            f"TV: largest total variation to {stated}; all else: expected accepted tokens per round. "
+            "Drafts: branches by level; drawn iid, without replacement, or the top k. RS: rejection; trav.: traversal "
+            "(on chains: block); walk: target walk; two: two drafts; w. tr: weighted transport; paths: greedy "
+            "multi-path."
+        ],
+    )
+
+
+def _known(case: Case, name: str) -> str:
+    return f"{case.known[name]:.3f}" if name in case.known else NOTHING
+
+
+def shared_table(rule: Verifier, done: Sequence[SharedCase]) -> Table:
+    """A row per case of a rule with shared noise."""
+    return Table.of(
+        done,
+        [
+            (left("draft"), lambda case: f"{case.shape} {SHARED_LAWS[case.law]}"),
+            (left("tables"), lambda case: case.rows),
+            ("T", lambda case: f"{case.temperature:g}"),
+            ("differ", lambda case: str(case.differing)),
+            ("p", lambda case: f"{case.p_value:.2g}"),
+            ("this", lambda case: f"{case.accepted:.3f}"),
+            ("rejec-\ntion", lambda case: f"{case.rejection:.3f}"),
+        ],
+        title=f"{type(rule).__name__} ({rule.exactness.value})",
+        notes=[
+            "differ: outputs that are not plain decoding's; p: smallest p-value of plain decoding against the target; "
+            "this: accepted tokens per round; rejec-tion: the same for rejection sampling, drafts without replacement."
+        ],
+    )
+
+
+# ---------------------------------------------------------------- drafters
+
+
+def drafter_table(drafter: str, target: str, findings: Sequence[Finding]) -> Table:
+    """A row per check of a drafter, by the names of both: how it ended, and what was found."""
+    counted = any("p-value" in finding.detail for finding in findings)
+    by_chance = 2 * LEVEL * 100_000  # LEVEL for what is drawn, and as much for outputs
+    note = (
+        f"p-values below the limit are mistakes: at most {by_chance:.0f} of 100,000 right drafters have one, by chance"
+    )
+    return Table.of(
+        findings,
+        [
+            (left("check", fold=True, max_width=36), lambda each: each.check),
+            (left("verdict"), lambda each: Cell(str(each.status), emphasis=_EMPHASIS.get(each.status, Emphasis.NONE))),
+            (left("what was found", fold=True), lambda each: each.detail),
+        ],
+        title=f"{drafter}, tried with {target}",
+        notes=[note] if counted else [],
+    )
+
+
+def facts_table(title: str, facts: Mapping[str, str]) -> Table:
+    """A row per fact."""
+    columns = [(left("what"), lambda each: each[0]), (left("is", fold=True), lambda each: each[1])]
+    return Table.of(list(facts.items()), columns, title=title)
+
+
+def predictions_table(found: Inspection, usual: Usual | None) -> Table:
+    """A row per depth."""
+    loaded = found.loaded
+    notes = ["acceptance: the mean of Σ min(p, q), given that all before was accepted; reached: its product so far"]
+    if usual is not None:
+        notes.append(f"usual: published heads of 7 to 8 billion weights' targets, chat to code ({usual.source})")
+
+    def expected(row: tuple[int, float, float]) -> str:
+        return f"{usual.first[0]:.2f} to {usual.first[1]:.2f}" if usual is not None and row[0] == 1 else ""
+
+    depths = range(1, len(loaded.acceptance) + 1)
+    return Table.of(
+        list(zip(depths, loaded.acceptance, loaded.unconditional, strict=True)),
+        [
+            ("depth", lambda row: f"{row[0]}"),
+            ("acceptance", lambda row: f"{row[1]:.2f}"),
+            ("reached", lambda row: f"{row[2]:.2f}"),
+            ("usual acceptance", expected),
+        ],
+        title=f"acceptance in {len(loaded.prompts)} rounds of {len(loaded.prompts.unique())} texts at T = 1",
+        notes=notes,
+    )
+
+
+def tried_table(found: Inspection) -> Table:
+    """A row per alternative to the way the drafter was loaded, best first."""
+    marks = {True: Emphasis.MISSED, False: Emphasis.NONE}
+    return Table.of(
+        found.tried,
+        [
+            (left("with", fold=True), lambda each: each.alternative.name),
+            ("length", lambda each: f"{each.acceptance.length:.2f}"),
+            ("gain", lambda each: Cell(f"{each.gain.tokens:+.2f}", emphasis=marks[bool(each.gain.counts)])),
+            ("± (SE)", lambda each: f"{each.gain.error:.2f}"),
+            (left("would mean", fold=True), lambda each: str(each.alternative.mistake)),
+        ],
+        title="what was tried instead, on the same prompts",
+        notes=[
+            f"tokens per round as loaded: {found.loaded.length:.2f}",
+            *(f"{name} was refused: {reason}" for name, reason in found.refused.items()),
+        ],
+    )
+
+
+def verdict(name: str, target: str, found: Inspection, usual: Usual | None, trained_on: str | None = None) -> list[str]:
+    """Returns what is probably wrong, in sentences."""
+    loaded = found.loaded
+    lines = [f"Tokens per round with a chain of {len(loaded.acceptance)}: {loaded.length:.2f}.{_usual(usual)}"]
+    mistake = found.mistake
+    if mistake is not None:
+        change = mistake.alternative
+        lines.append(
+            f"{name} was probably loaded with a mistake: {change.mistake}. With {change.name} a round has "
+            f"{mistake.acceptance.length:.2f} tokens in place of {loaded.length:.2f} (+{mistake.gain.tokens:.2f} ± "
+            f"{mistake.gain.error:.2f}). To mend it: {change.remedy}."
+        )
+    elif found.knows_nothing:
+        lines.append(
+            f"It predicts no more than token frequencies do: its acceptance at depth 1 is {loaded.acceptance[0]:.2f}, "
+            f"and theirs is {loaded.unigram:.2f}. None of {len(found.tried)} alternatives helps. Either it was hardly "
+            f"trained, or it was made for another target: give the target that it was trained on."
+        )
+    elif found.tried:
+        lines.append(f"No mistake was found: none of {len(found.tried)} alternatives raises the acceptance.")
+        if usual is not None and loaded.acceptance[0] < usual.first[0]:
+            lines.append(
+                "It predicts less than published heads of larger targets do: it was trained for a short time, on other "
+                "text, or its target is harder to predict."
+            )
+    if trained_on is not None:
+        same = same_model(trained_on, target)
+        lines.append(
+            "Its files name this target."
+            if same
+            else f"Its files say that it was trained on {trained_on}, and the target is {target}."
+        )
+    return lines
+
+
+def _usual(usual: Usual | None) -> str:
+    if usual is None:
+        return ""
+    return (
+        f" Published ones have {usual.lengths[0]:g} to {usual.lengths[1]:g} with a chain of {usual.depth} "
+        f"({usual.source})."
+    )
+
+
+def facts_of(found: Found) -> str:
+    """Returns a drafter's sizes and numbers, in one line."""
+    module: Any = found.module
+    parameters = list(module.parameters())
+    told = [
+        f"{sum(each.numel() for each in parameters):,} parameters in {str(parameters[0].dtype).removeprefix('torch.')}"
+    ]
+    if found.kind in (EAGLE3, DFLASH, DSPARK):
+        layers = module.hidden_layers
+        told.append("hidden states not named" if not layers else f"reads the inputs of layers {_listed(layers)}")
+    if found.kind in (DFLASH, DSPARK):
+        told.append(f"blocks of {module.config.block_size} places for {module.config.tokens} tokens")
+        told.append(f"mask token {module.config.mask_token_id}")
+    if found.kind == DSPARK and module.config.markov_rank:
+        told.append(f"{module.config.markov_head_type} Markov head of rank {module.config.markov_rank}")
+    ids = getattr(module, "draft_ids", None)
+    if ids is not None:
+        told.append(f"drafts {len(ids):,} of {module.config.vocab_size:,} tokens")
+    if found.kind == MEDUSA:
+        told.append(f"{module.num_heads} heads")
+    if found.kind == MTP:
+        told.append(f"reads the target's last state {'before' if module.before_norm else 'after'} its norm")
+    return "; ".join(told)
+
+
+def _listed(layers: tuple[int, ...]) -> str:
+    *first, last = (str(layer) for layer in layers)
+    return f"{', '.join(first)} and {last}" if first else last

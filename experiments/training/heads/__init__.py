@@ -1,1 +1,0 @@
-"""The heads that can be trained, one family per file."""

@@ -1,0 +1,135 @@
+"""The paged cache: pages of a few positions, and a table of every slot's pages (PagedAttention, Kwon et al. 2023).
+
+It takes memory for the tokens that there are, not for the longest that there could be, and slots can share pages. The
+Triton kernel reads the table. Other attention gets a copy of each row, layer by layer: right, and slow.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from specdec.cache.base import LayerShape, Segment
+from specdec.cache.pages import Paging, Placement
+from specdec.cache.slot_cache import SlotCache, check_memory
+from specdec.forward import ForwardBatch
+from specdec.host import can_look
+
+
+class PagedCache(SlotCache):
+    """Keys and values in pages, ``[layer, page, position, kv_head, head_dim]``.
+
+    Which pages a slot has is decided for all caches of an engine at once (``specdec.cache.pages``). What lies behind
+    them (nodes of a draft near the longest output, padding of prompts) goes to a few pages of the slot's own, in a ring
+    that is longer than any draft. A slot without a request has nothing else.
+
+    Args:
+        shapes: One shape per layer that stores keys and values.
+        paging: The size and the number of pages.
+        max_batch_size: The number of slots.
+        max_length: Committed positions per slot.
+        max_nodes: Further positions per slot, for the nodes of a tree.
+        device: Where to put the cache.
+        indexers: One shape per layer that selects keys by other keys.
+
+    Raises:
+        ValueError: The cache does not fit into the device's free memory.
+    """
+
+    def __init__(
+        self,
+        shapes: Mapping[int, LayerShape],
+        paging: Paging,
+        *,
+        max_batch_size: int,
+        max_length: int,
+        max_nodes: int,
+        device: torch.device,
+        indexers: Mapping[int, LayerShape] | None = None,
+    ):
+        assert paging.page_size is not None and paging.pages is not None, "filled in"
+        self._size = paging.page_size
+        self._ring = -(-max(max_nodes, 1) // paging.page_size) + 1
+        self._most = max_batch_size * self._ring + paging.pages
+        sizes = {"max_batch_size": max_batch_size, "max_length": max_length, "max_nodes": max_nodes}
+        super().__init__(shapes, device=device, indexers=indexers, **sizes)
+        width = -(-self.positions // self._size)
+        with torch.inference_mode(False):
+            rings = paging.pages + torch.arange(max_batch_size * self._ring, device=device).view(-1, self._ring)
+            self._rings = rings.repeat(1, -(-width // self._ring))[:, :width].contiguous()
+            self._table = self._rings.clone()
+        self._seen = self._table[:0]
+
+    @property
+    def _extent(self) -> tuple[int, int]:
+        """The number of pages, and their size."""
+        return self._most, self._size
+
+    def _check_memory(self, kept: Sequence[LayerShape], device: torch.device) -> None:
+        check_memory(kept, self._most, self._size, 0, device)
+
+    def place(self, placement: Placement) -> None:
+        """See ``Cache.place``."""
+        slot, pages = placement.slot, torch.tensor(placement.pages, dtype=torch.long)
+        self._table[slot] = self._rings[slot]
+        self._table[slot, : len(pages)] = pages.to(self._table.device, non_blocking=True)
+
+    def vacate(self, slot: int) -> None:
+        """See ``Cache.vacate``."""
+        self._table[slot] = self._rings[slot]
+
+    def _at(self, slots: Int[Tensor, " batch"], positions: Int[Tensor, "batch position"]) -> tuple[Tensor, Tensor]:
+        return self._table[slots].gather(1, positions // self._size), positions % self._size
+
+    def _run(self, tensor: Tensor, slot: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        positions = torch.arange(start, stop, device=self._table.device)
+        pages = self._table[slot][positions // self._size]
+        return pages.to(tensor.device), (positions % self._size).to(tensor.device)
+
+    def aim(self, batch: ForwardBatch) -> None:
+        """Prepare for a forward: where it writes, and which pages it reads."""
+        rows, nodes, width = batch.batch, batch.nodes, batch.topology.width
+        self.length = self._needed(batch, look=can_look(batch.lengths))
+        self.segments = (Segment(slice(0, rows), slice(0, self.slots)),)
+        cells = batch.lengths[:, None] + self._cells[width - nodes : width]
+        index = self._at(batch.slots, cells.clamp_(max=self.positions - 1))
+        self._indices = {place: (index[0].to(place), index[1].to(place)) for place in (cells.device, *self._places)}
+        self._seen = self._table[batch.slots, : -(-self.length // self._size)]
+
+    def read(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return a copy of all that attention may see."""
+        stored = super().stored(layer)
+        return self._gather(stored.keys), self._gather(stored.values)
+
+    def read_segment(self, layer: int, segment: Segment) -> tuple[Tensor, Tensor]:
+        """See ``Cache.read_segment``: there is one segment, of all rows."""
+        return self.read(layer)
+
+    def _gather(self, stored: Tensor) -> Tensor:
+        """Return the rows of this forward, ``[batch, kv_head, key, head_dim]``."""
+        pages = stored[self._seen.to(stored.device)]  # [batch, page, kv_head, position, head_dim]
+        return pages.transpose(1, 2).flatten(2, 3).narrow(2, 0, self.length)
+
+    def _read_indexer(self, kept: Tensor) -> Tensor:
+        """Return what an indexer may choose from, ``[batch, key, dim]``."""
+        return kept[self._seen.to(kept.device)].flatten(1, 2).narrow(1, 0, self.length)
+
+    def pages(self, slots: Int[Tensor, " batch"]) -> Int[Tensor, "batch page"]:
+        """See ``Cache.pages``."""
+        return self._table[slots]
+
+    def cells(self, stored: Tensor, slot: int, positions: slice | Int[Tensor, " key"]) -> Tensor:
+        """See ``Cache.cells``."""
+        if isinstance(positions, slice):
+            positions = self._cells[positions]
+        pages = self._table[slot][positions // self._size]
+        return stored[pages, :, positions % self._size].transpose(0, 1)
+
+
+def cache_of(shapes: Mapping[int, LayerShape], paging: Paging | None, **sizes: Any) -> SlotCache:
+    """Return an empty cache of rows, or of pages if their size is given; the arguments are those of ``PagedCache``."""
+    if paging is None or paging.page_size is None:
+        return SlotCache(shapes, **sizes)
+    return PagedCache(shapes, paging, **sizes)

@@ -1,0 +1,262 @@
+"""Is a drafter what it says? Tries it against the contract and lists what was found.
+
+::
+
+    from specdec.checks.drafter import assert_conforms, check_drafter
+
+    for finding in check_drafter(MyDrafter, target):
+        print(finding)
+    assert_conforms(MyDrafter, target)  # in a test
+"""
+
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from specdec.attributes import check_drafter_attributes, missing_methods
+from specdec.checks import draws as q
+from specdec.checks.playing import Broken, Log, MalformedError, NotApplicable, NotTried, Stage, prompts_for
+from specdec.checks.trials import Trials
+from specdec.interfaces import Drafter, Verifier
+from specdec.requests import SamplingParams
+from specdec.target.target import Target
+from specdec.wellformed import FATAL, Form
+
+_PACKAGE = Path(__file__).parent.parent
+
+
+class Status(StrEnum):
+    """The end of a check."""
+
+    PASSED = "passed"
+    FAILED = "FAILED"
+    NOT_APPLICABLE = "not applicable"
+    """The drafter promises nothing that could be checked here."""
+    NOT_TRIED = "not tried"
+    """An earlier check failed, so that this one would say nothing."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        check: What was checked.
+        status: How it ended.
+        detail: What was tried; what is wrong; or why the check does not apply.
+    """
+
+    check: str
+    status: Status
+    detail: str
+
+    @property
+    def failed(self) -> bool:
+        """Whether the drafter breaks the contract here."""
+        return self.status is Status.FAILED
+
+    def __str__(self) -> str:
+        return f"{self.check}: {self.status}: {self.detail}"
+
+
+def check_drafter(
+    make: Callable[[], Drafter],
+    target: Target,
+    *,
+    verifier: Verifier | None = None,
+    rules: Sequence[Verifier] | None = None,
+    prompts: Sequence[str | Sequence[int]] | None = None,
+    sampling: SamplingParams | None = None,
+    tokens: int = 24,
+    rounds: int = 200,
+    draws: int = 4000,
+    max_length: int | None = None,
+    options: Mapping[str, Any] = MappingProxyType({"optimize": False}),
+    progress: Callable[[str], object] | None = None,
+) -> list[Finding]:
+    """Tries a drafter against the contract, and returns a line per check.
+
+    The first failure ends it, and so does a statistical proof while draws still come in. Everything is seeded, so that
+    a second call returns the same lines. A drafter that draws as it says fails one of the statistical checks by chance
+    with a probability of 2e-5 at most: 1e-5 for what it draws, and as much for outputs.
+
+    Args:
+        make: Makes a new drafter, every time it is called: a class, or a function. Drafters made by it may share a
+            model.
+        target: The target, best in float32: in other dtypes outputs and drafts cannot be compared exactly.
+        verifier: The acceptance rule that the drafter is tried with; None for an exact one that takes its drafts, of
+            those that have been imported.
+        rules: The rules that are asked about the rounds of the other checks, whether outputs follow the target; None
+            for all exact ones that take its drafts, have been imported and need no arguments.
+        prompts: Texts or token ids, at least two; None for built-in ones.
+        sampling: Parameters of sampled requests; None, or a temperature of 0, for temperature 1.
+        tokens: Length of most outputs.
+        rounds: Length of a long output, in rounds, over which drafts must not drift.
+        draws: Drafts from which it is tested whether q is what was drawn, and what every rule makes of them.
+        max_length: Tokens per request; None for what the target has, at most 1024.
+        options: More arguments of the engines. The default saves the time that packing weights takes, which does not
+            pay in runs this short.
+        progress: Called with the name of a check when it begins.
+
+    Raises:
+        ValueError: The arguments do not fit each other, such as a verifier that does not take such drafts.
+    """
+    length = max_length or min(target.max_length, 1024)
+    sampled = replace(
+        sampling or SamplingParams(),
+        temperature=1.0 if sampling is None or sampling.greedy else sampling.temperature,
+        max_new_tokens=tokens,
+        ignore_eos=True,
+        stop=(),
+        stop_token_ids=(),
+        n=1,
+        seed=(sampling and sampling.seed) or 0,
+        stream=None,
+    )
+    encoded = prompts_for(target, prompts, seed=sampled.seed or 0)
+    room = length - max(map(len, encoded))
+    if room < tokens + 4:
+        raise ValueError(f"the longest prompt leaves room for {room} tokens of {length}: give shorter prompts")
+    announced = _finding("attributes", partial(_announced, make))
+    if announced.failed:
+        return [announced]
+    drafter = make()
+    every = q.exact_rules(drafter) if rules is None else list(rules)
+    rule = verifier or next(iter(q.exact_rules(drafter)), None)
+    if rule is None:
+        raise ValueError(
+            f"no exact rule that takes drafts of {type(drafter).__name__} has been imported: import one of "
+            f"yours or of the package verifiers, or give verifier=…"
+        )
+    for each in (rule, *every):
+        each.check(drafter)
+    log = Log()
+    stage = Stage(make, target, rule, length, log, drafter.max_depth, drafter.adapts, options)
+    del drafter  # it may hold a model, and every check makes a new one
+
+    begin = progress or (lambda check: None)
+    begin("plain decoding")
+    trials = Trials(stage, encoded, sampled, rounds=rounds, draws=draws, rules=every)
+    found = [announced]
+    for group in _checks(trials):
+        wrong = next((finding for finding in [*found, *_seen(log)] if finding.failed), None)
+        if wrong is None:
+            begin(next(iter(group)))
+            found += [_finding(check, tried) for check, tried in group.items()]
+        else:
+            found += [Finding(check, Status.NOT_TRIED, f"“{wrong.check}” failed") for check in group]
+    return [*found[:3], *_seen(log), *found[3:]]
+
+
+def assert_conforms(make: Callable[[], Drafter], target: Target, **options: Any) -> None:
+    """Tries a drafter against the whole contract.
+
+    Args:
+        make: Makes a new drafter, every time it is called.
+        target: The target, in float32.
+        **options: More arguments of ``check_drafter``.
+
+    Raises:
+        AssertionError: A check failed. Names all that did, with what is wrong.
+        ValueError: See ``check_drafter``.
+    """
+    wrong = [finding for finding in check_drafter(make, target, **options) if finding.failed]
+    if wrong:
+        raise AssertionError("the drafter breaks its contract:\n" + "\n".join(map(str, wrong)))
+
+
+def _checks(trials: Trials) -> Iterator[dict[str, Callable[[], str]]]:
+    """Yields the checks in their order; those of one group are made together, from the same rounds."""
+    yield {"fits the target": trials.binds}
+    yield {"drafts to the end": trials.decodes}
+    yield {"greedy outputs": trials.greedy_outputs}
+    yield {"ends of outputs and of the cache": trials.ends}
+    yield {"same seed, same drafts": trials.same_seed}
+    yield {"independent of batch mates": trials.company}
+    yield {"independent of the prompt's pieces": trials.pieces}
+    yield {"a slot is used again": trials.reuse}
+    yield {"shared beginnings": trials.shared_beginnings}
+    yield {"no drift": trials.drift}
+    yield {"recorded rounds": trials.recorded_rounds}
+    drawn = {check: partial(trials.drawn, check) for check in (q.FIRST, q.DEEPER, q.SIBLINGS, q.INDEPENDENT)}
+    yield {**drawn, q.CHOSEN: trials.chosen}
+    yield {"NaN logits": trials.nan_logits}
+    yield {"q at the leaves": trials.leaves}
+    for rule in trials.rules:
+        yield {f"exact with {type(rule).__name__}": partial(trials.exact_with, rule)}
+
+
+def _finding(check: str, tried: Callable[[], str]) -> Finding:
+    """Return how a check ended; an exception of the drafter is a failure."""
+    try:
+        return Finding(check, Status.PASSED, tried())
+    except Broken as wrong:
+        return Finding(check, Status.FAILED, str(wrong))
+    except NotApplicable as why:
+        return Finding(check, Status.NOT_APPLICABLE, str(why))
+    except NotTried as why:
+        return Finding(check, Status.NOT_TRIED, str(why))
+    except MalformedError:
+        return Finding(check, Status.NOT_TRIED, "a malformed tree ended it")
+    except Exception as error:
+        return Finding(check, Status.FAILED, _words(error))
+
+
+def _words(error: Exception) -> str:
+    """Return an error in words, with the last line outside of this package that led to it."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _ours(frame.filename)]
+    text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    return f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else text
+
+
+def _ours(filename: str) -> bool:
+    path = Path(filename)
+    return path.is_relative_to(_PACKAGE) or "site-packages" in path.parts or filename.startswith("<")
+
+
+def _announced(make: Callable[[], Drafter]) -> str:
+    lacking = missing_methods(make) if isinstance(make, type) else None
+    if lacking is not None:
+        raise Broken(lacking)
+    drafter = make()
+    try:
+        check_drafter_attributes(drafter)
+    except ValueError as error:
+        raise Broken(str(error)) from error
+    laws = ", ".join(law.name for law in sorted(drafter.laws))
+    return f"max_nodes={drafter.max_nodes}, max_depth={drafter.max_depth}, laws={laws}, is_chain={drafter.is_chain}"
+
+
+def _seen(log: Log) -> Iterator[Finding]:
+    """Yields the findings about trees, slots and top tokens, in all rounds so far."""
+    forms = list(Form)
+    fatal = next((form for form in forms if form in FATAL and form in log.flaws), None)
+    trees = f"{log.trees} tree{'' if log.trees == 1 else 's'}"
+    for number, form in enumerate(forms):
+        check, flaw = f"trees: {form}", log.flaws.get(form)
+        if flaw is not None:
+            place = "" if flaw.node is None else f"node {flaw.node}: "
+            yield Finding(check, Status.FAILED, place + flaw.what)
+        elif fatal is not None and number > forms.index(fatal):
+            yield Finding(check, Status.NOT_TRIED, f"“trees: {fatal}” failed")
+        elif form in (Form.Q, Form.POSSIBLE) and not log.drawn:
+            yield Finding(check, Status.NOT_APPLICABLE, "no node was drawn from a q")
+        else:
+            yield Finding(check, Status.PASSED, trees)
+    for check, wrong, right in (
+        (
+            "slots are left alone",
+            log.changed and f"propose changed slots.{log.changed}, which belongs to the engine: work on a copy",
+            f"propose changed nothing in {log.trees} round{'' if log.trees == 1 else 's'}",
+        ),
+        ("top tokens", log.untold, f"told of {log.told} nodes; what the target said next is among them"),
+    ):
+        if check == "top tokens" and not log.top_tokens:
+            yield Finding(check, Status.NOT_APPLICABLE, "the drafter says top_tokens=0")
+        else:
+            yield Finding(check, Status.FAILED if wrong else Status.PASSED, wrong or right)

@@ -1,0 +1,304 @@
+"""Is q what was drawn, and does the output follow the target with every rule? Tested over thousands of rounds.
+
+Drawn tokens become numbers that are uniform if every token was drawn as declared (``goodness``). They are also
+independent: of each other, from parent to child, sibling to sibling and round to round, and of the numbers with which
+the engine accepts. The law of a ``WITHOUT_REPLACEMENT`` draw is q without its earlier siblings, renormalized.
+
+The rules are asked about the same rounds, so that no forward is made for them. Every token that a rule emits in a round
+becomes a number by the target's distribution at its place. What later rounds would emit is replaced by fresh uniform
+numbers, which is what tokens from the target would give. These numbers are uniform and independent if, and only if, the
+joint distribution of the output is the target's.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+
+import numpy as np
+import scipy.stats
+import torch
+
+from specdec.acceptance import accept
+from specdec.checks.goodness import fits, independent, numbers, uniform
+from specdec.checks.playing import DRAWN, Broken, Job, NotApplicable, NotTried, Stage, run
+from specdec.interfaces import Drafter, Round, Verifier, fitting_rules
+from specdec.random import Purpose, request_key, uniforms
+from specdec.requests import SamplingParams
+from specdec.tree import along_path
+from specdec.types import DraftSampling, Exactness, Noise
+
+FIRST = "q is what was drawn: first node"
+DEEPER = "q is what was drawn: deeper nodes"
+SIBLINGS = "q is what was drawn: siblings"
+INDEPENDENT = "draws are independent"
+CHOSEN = "chosen tokens use no randomness"
+
+LEVEL = 1e-5
+"""A drafter that does nothing wrong fails one of the statistical checks with this probability."""
+LOOKS = (1 / 4, 1 / 2, 1)
+"""Shares of the draws after which everything is tested, so that a proof ends the check."""
+FEWEST = 400
+"""Draws below which nothing is tested."""
+LENGTH, EDGE = 3, 4
+"""Tokens of an output whose joint distribution is tested, and the cells of the unit cube along an edge."""
+_ROUNDS = 4  # of every request
+_SLOTS = 64
+_SHORT = 8  # tokens: in a shorter prompt, prompt lookup finds nothing
+_NO_TEST = {
+    DEEPER: "fewer than two levels were drawn often enough",
+    SIBLINGS: "it draws no siblings, or too rarely",
+}
+
+Path = tuple[int, ...]
+"""Sibling ranks from the root's child downwards."""
+Numbers = dict[tuple[int, int], float]
+"""A number of every (request, round)."""
+Tests = dict[str, tuple[float, int]]
+"""The p-value of every test and the draws that it counts, by the words that say what is tested."""
+
+
+def exact_rules(drafter: Drafter) -> list[Verifier]:
+    """Return every exact rule that takes a drafter's drafts, has been imported and needs no arguments.
+
+    References, which are too slow for a model's vocabulary, are left out.
+    """
+    found = []
+    for rule in fitting_rules(drafter):
+        if rule.exactness is Exactness.EXACT and not rule.is_reference:
+            try:
+                found.append(rule())
+            except TypeError:
+                continue
+    return found
+
+
+class ByRule:
+    """The tokens that rules would have emitted in the rounds that were played.
+
+    Args:
+        rules: All rules, of which those with another noise than the engine's own are left out.
+        noise: The noise of the engine's rule.
+    """
+
+    def __init__(self, rules: Sequence[Verifier], noise: Noise):
+        self.rules = [rule for rule in rules if rule.noise is noise is not Noise.SHARED]
+        self._total = len(rules)
+        self._numbers: dict[int, list[np.ndarray]] = defaultdict(list)
+        self._impossible: set[int] = set()
+        self._generator = torch.Generator().manual_seed(1)
+
+    def note(self, played: Round) -> None:
+        """Ask the rules about a round."""
+        tree, batch = played.tree, len(played.requests)
+        drafted = torch.tensor([request is not None for request in played.requests])
+        sampled = torch.tensor([request is not None and not request.sampling.greedy for request in played.requests])
+        for index, rule in enumerate(self.rules):
+            coins = torch.rand(batch, 2, dtype=torch.float64, generator=self._generator).to(tree.tokens.device)
+            verdict = accept(rule, tree, played.target_probs, coins)
+            tokens = along_path(tree.tokens, verdict.path[:, :LENGTH])
+            weights = along_path(played.target_probs, verdict.path[:, : LENGTH - 1])
+            found = torch.rand(batch, LENGTH, dtype=torch.float64, generator=self._generator)
+            for place in range(weights.shape[1]):
+                there = (place <= verdict.num_accepted).cpu()
+                accepted = tokens[:, min(place + 1, tokens.shape[1] - 1)]
+                token = verdict.next_token.where(verdict.num_accepted == place, accepted)
+                found[:, place] = numbers(weights[:, place], token, self._generator).cpu().where(there, found[:, place])
+                chance = weights[:, place].gather(1, token[:, None])[:, 0].cpu()
+                if bool((there & drafted & (chance <= 0)).any()):
+                    self._impossible.add(index)
+            self._numbers[index].append(found[sampled].numpy())
+
+    def check(self, rule: Verifier) -> str:
+        """Return what was found about a rule."""
+        index = self.rules.index(rule)
+        if index in self._impossible:
+            raise Broken("it emits a token that the target excludes there, so that greedy outputs differ, too")
+        table = np.concatenate([np.zeros((0, LENGTH)), *self._numbers[index]])
+        if len(table) < FEWEST:
+            return "greedy outputs are the target's; too few rounds were sampled to test the others"
+        tests = {f"token {place}": uniform(table[:, place]) for place in range(LENGTH)}
+        for one, other in combinations(range(LENGTH), 2):
+            tests[f"tokens {one} and {other}"] = independent(table[:, one], table[:, other])
+        cells = np.histogramdd(table, bins=EDGE, range=[(0, 1)] * LENGTH)[0]
+        tests[f"{LENGTH} tokens together"] = float(scipy.stats.chisquare(cells.ravel()).pvalue)
+        where, p_value = min(tests.items(), key=lambda test: test[1])
+        limit = LEVEL / (len(tests) * self._total)
+        detail = (
+            f"smallest p-value {p_value:.2g} of {len(tests)} tests, {len(table)} rounds ({where}), limit {limit:.1g}"
+        )
+        if p_value < limit:
+            raise Broken(f"sampled outputs do not follow the target: {detail}")
+        return detail
+
+
+@dataclass
+class Draws:
+    """All draws of many requests after one of two prompts.
+
+    Attributes:
+        numbers: The number of every drawn node, by its path.
+        accepting: The engine's two numbers of every round.
+        first: Counts of first tokens and their q, by prompt: all from round 0, where the context is the prompt.
+        chosen: The different drafts of round 0, by prompt.
+        laws: The laws of all drafted nodes.
+        adapts: What the drafter announced.
+    """
+
+    adapts: bool
+    numbers: dict[Path, Numbers] = field(default_factory=lambda: defaultdict(dict))
+    accepting: tuple[Numbers, Numbers] = field(default_factory=lambda: ({}, {}))
+    first: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    chosen: dict[int, set[tuple]] = field(default_factory=lambda: defaultdict(set))
+    laws: set[int] = field(default_factory=set)
+    _generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
+
+    @property
+    def drawn(self) -> bool:
+        """Whether any node was drawn from a q."""
+        return not self.laws.isdisjoint(DRAWN)
+
+    def note(self, played: Round) -> None:
+        """Turn what was drawn in a round into numbers."""
+        for row, request in enumerate(played.requests):
+            if request is not None:
+                stream, seed = request.sampling.stream, request.sampling.seed
+                assert stream is not None and seed is not None
+                key = torch.tensor([request_key(seed, stream)])
+                coins = uniforms(key, torch.tensor([request.rounds]), Purpose.ACCEPT, 2)[0].tolist()
+                for values, coin in zip(self.accepting, coins, strict=True):
+                    values[stream, request.rounds] = coin
+                self._note_row(played, row, (stream, request.rounds))
+
+    def _note_row(self, played: Round, row: int, key: tuple[int, int]) -> None:
+        tree = played.tree
+        if tree.draft_probs is None:
+            return
+        paths: dict[int, Path] = {0: ()}
+        families: dict[int, list[int]] = defaultdict(list)
+        parents, laws = tree.parents[row].tolist(), tree.law[row].tolist()
+        for node in tree.valid[row].nonzero()[1:, 0].tolist():
+            earlier = families[parents[node]]
+            paths[node] = (*paths[parents[node]], len(earlier))
+            if laws[node] in DRAWN:
+                q = tree.draft_probs[row, parents[node]].double()
+                if laws[node] == DraftSampling.WITHOUT_REPLACEMENT:
+                    q = q.index_fill(0, tree.tokens[row, earlier], 0.0)
+                token = tree.tokens[row, node, None]
+                self.numbers[paths[node]][key] = float(numbers(q[None], token, self._generator))
+                if paths[node] == (0,) and key[1] == 0:
+                    counts, _ = self.first.setdefault(key[0] % 2, (np.zeros(len(q)), (q / q.sum()).cpu().numpy()))
+                    counts[int(token)] += 1
+            earlier.append(node)
+
+    def tests(self) -> dict[str, Tests]:
+        """Return the tests of every check."""
+        tested = {path: values for path, values in self.numbers.items() if len(values) >= FEWEST}
+        groups: dict[str, Tests] = {FIRST: {}, DEEPER: {}, SIBLINGS: {}, INDEPENDENT: self._pairs(tested)}
+        for path, values in tested.items():
+            group = FIRST if path == (0,) else SIBLINGS if path[-1] > 0 else DEEPER
+            groups[group][f"the node at {_words(path)}"] = uniform(list(values.values())), len(values)
+        for prompt, (counts, law) in self.first.items():
+            if counts.sum() >= FEWEST:
+                groups[FIRST][f"the first token after prompt {prompt}"] = fits(counts, law), int(counts.sum())
+        return groups
+
+    def _pairs(self, tested: dict[Path, Numbers]) -> Tests:
+        """Return the tests of all pairs that a mistake could tie together."""
+        found: Tests = {}
+
+        def pair(name: str, first: Numbers, second: Numbers) -> None:
+            both = sorted(first.keys() & second.keys())
+            if len(both) >= FEWEST:
+                found[name] = independent([first[key] for key in both], [second[key] for key in both]), len(both)
+
+        for path, values in tested.items():
+            here, above = _words(path), path[:-1]
+            if path[-1] > 0:
+                sibling = (*above, path[-1] - 1)
+                pair(f"siblings at {_words(sibling)} and {here}", tested.get(sibling, {}), values)
+            if above:
+                pair(f"parent and child at {_words(above)} and {here}", tested.get(above, {}), values)
+            later = {(stream, number - 1): value for (stream, number), value in values.items()}
+            pair(f"two rounds, at {here}", values, later)
+            for coins, what in zip(self.accepting, ("where the path ends", "the next token"), strict=True):
+                pair(f"{here}, and the number that decides {what}", values, coins)
+        return found
+
+    def proves(self, *checks: str) -> bool:
+        """Return whether one of these checks fails beyond doubt."""
+        tests = self.tests()
+        limit = _limit(tests)
+        return any(p_value < limit for check in checks for p_value, _ in tests[check].values())
+
+    def check(self, check: str) -> str:
+        """Return what was found by one of the checks of draws."""
+        if not self.drawn:
+            words = " and ".join(DraftSampling(law).name for law in sorted(self.laws)) or "never there"
+            raise NotApplicable(f"its drafts are {words}: there is no q that they were drawn from")
+        if check == INDEPENDENT and self.proves(FIRST, DEEPER, SIBLINGS):
+            raise NotTried("what was drawn is not what q says")
+        tests = self.tests()
+        if not tests[check]:
+            raise NotApplicable(_NO_TEST.get(check, f"fewer than {FEWEST} draws at every node"))
+        where, (p_value, count) = min(tests[check].items(), key=lambda item: item[1][0])
+        limit = _limit(tests)
+        detail = f"smallest p-value {p_value:.2g} of {len(tests[check])} tests ({where}, {count} draws)"
+        if p_value < limit:
+            wrong = "are not independent" if check == INDEPENDENT else "are not drawn from the q that is given"
+            raise Broken(f"draws {wrong}: {detail}, limit {limit:.1g}")
+        return f"{detail}, limit {limit:.1g}"
+
+    def check_chosen(self) -> str:
+        """Return whether drafts that are declared as chosen are the same under all seeds."""
+        if self.laws != {int(DraftSampling.DETERMINISTIC)}:
+            raise NotApplicable("its drafts are drawn" if self.laws else "it drafted nothing")
+        if self.adapts:
+            raise NotApplicable("the drafter says adapts=True, so drafts may differ by what else was decoded")
+        most = max(map(len, self.chosen.values()))
+        if most > 1:
+            raise Broken(
+                f"{most} different drafts after one prompt, by the seed, and all are declared DETERMINISTIC: "
+                "declare how they are drawn, and give q"
+            )
+        return f"requests with {_SLOTS} different seeds get the same drafts after the same prompt"
+
+
+def played(
+    stage: Stage, prompts: Sequence[tuple[int, ...]], sampling: SamplingParams, by_rule: ByRule, draws: int
+) -> Draws:
+    """Return about so many draws after two short prompts, fewer if they prove a mistake before."""
+    prompts = sorted(prompts, key=lambda prompt: (len(prompt) < _SHORT, len(prompt)))[:2]
+    made = Draws(adapts=stage.adapts)
+    tokens = min(_ROUNDS * (stage.max_depth + 1), stage.max_length - max(map(len, prompts)))
+    rounds = max(tokens // (stage.max_depth + 1), 1)
+
+    def note(played: Round) -> None:
+        by_rule.note(played)
+        made.note(played)
+
+    engine = stage.engine(slots=_SLOTS)
+    batches = max(-(-draws // (rounds * _SLOTS)), 1)
+    looks = {-int(-batches * share // 1) for share in LOOKS}
+    for batch in range(batches):
+        jobs = [
+            Job(prompts[stream % 2], replace(sampling, max_new_tokens=tokens, stream=stream, ignore_eos=True))
+            for stream in range(batch * _SLOTS, (batch + 1) * _SLOTS)
+        ]
+        for number, done in enumerate(run(engine, jobs, stop_after=rounds, rows_of_q=0, on_round=note)):
+            made.laws.update(law for draft in done.drafts for _, _, law in draft.nodes[1:])
+            made.chosen[number % 2].update(draft.nodes for draft in done.drafts[:1])
+        if not made.drawn and not by_rule.rules:
+            break  # there is nothing to count
+        if batch + 1 in looks and made.proves(FIRST, DEEPER, SIBLINGS):
+            break
+    return made
+
+
+def _limit(tests: dict[str, Tests]) -> float:
+    """Return the p-value from which on a test is no proof: it is made several times while draws come in."""
+    return LEVEL / (max(sum(map(len, tests.values())), 1) * len(LOOKS))
+
+
+def _words(path: Path) -> str:
+    return "/".join(str(rank) for rank in path)

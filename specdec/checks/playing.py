@@ -1,0 +1,367 @@
+"""Requests through an engine, with a look at every tree that is drafted for them."""
+
+import dataclasses
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from torch import Tensor
+
+from specdec.batch import Batch
+from specdec.engine.engine import Engine
+from specdec.engine.text import encode_prompt
+from specdec.interfaces import Drafter, Round, Session, Sizes, Verifier
+from specdec.requests import SamplingParams
+from specdec.target.target import Target
+from specdec.tree import DraftTree
+from specdec.types import DraftSampling, Outcome, Step
+from specdec.wellformed import FATAL, Flaw, Form, flaws
+
+DRAWN = (DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT)
+"""The laws of tokens that are drawn from q."""
+LONG_CHUNK = 512
+TEXTS = (
+    "def add(a, b):\n    return a + b\n\n\ndef subtract(a, b):\n    return a - b\n\n\ndef multiply(a, b):\n",
+    "import os",
+    "The quick brown fox jumps over the lazy dog. The quick brown fox",
+    "for name, value in sorted(options.items()):\n    print(name, value)\n\nfor name, value in",
+    "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n        self.items.",
+    "one two three one two three one two",
+)
+"""Texts of different lengths, some of which repeat themselves, so that prompt lookup has something to find."""
+_LENGTHS = (40, 2, 17, 30, 55, 9)
+
+
+class Broken(Exception):  # noqa: N818
+    """A check found a mistake."""
+
+
+class NotApplicable(Exception):  # noqa: N818
+    """The drafter promises nothing that a check could look at."""
+
+
+class NotTried(Exception):  # noqa: N818
+    """An earlier check failed, so that this one would say nothing."""
+
+
+class MalformedError(Exception):
+    """A tree that the engine cannot run."""
+
+
+@dataclass
+class Log:
+    """What was seen of a drafter, in all of its sessions.
+
+    Attributes:
+        flaws: The first flaw of every kind, by the name of its check.
+        changed: The array of the batch that ``propose`` changed, if any.
+        trees: The number of trees.
+        nodes: The number of valid drafted nodes.
+        drawn: The number of these nodes that were drawn at random from a q.
+        top_tokens: The number of successors of every node that its session wants.
+        told: The number of nodes for which it was told the target's likeliest successors.
+        untold: What was wrong with these, if anything.
+        spoiled: Whether some rows' hidden states or logits are NaN, so that their q may be no distribution.
+    """
+
+    flaws: dict[Form, Flaw] = field(default_factory=dict)
+    changed: str | None = None
+    trees: int = 0
+    nodes: int = 0
+    drawn: int = 0
+    top_tokens: int = 0
+    told: int = 0
+    untold: str | None = None
+    spoiled: bool = False
+
+
+class Watched(Drafter):
+    """Passes everything on to a drafter, and logs what its sessions propose."""
+
+    def __init__(self, drafter: Drafter, log: Log):
+        self.inner, self.log = drafter, log
+        self.max_nodes, self.max_depth, self.laws = drafter.max_nodes, drafter.max_depth, frozenset(drafter.laws)
+        self.is_chain, self.is_paths = drafter.is_chain, drafter.is_paths
+        self.has_leaf_probs, self.adapts = drafter.has_leaf_probs, drafter.adapts
+
+    def bind(self, target: Target, sizes: Sizes) -> "WatchedSession":
+        """Bind the drafter."""
+        return WatchedSession(self, self.inner.bind(target, sizes), sizes)
+
+
+class WatchedSession(Session):
+    """Passes everything on to a session, and logs what it proposes."""
+
+    def __init__(self, drafter: Watched, session: Session, sizes: Sizes):
+        self.drafter, self.inner, self.log = drafter, session, drafter.log
+        self.reads_host, self.models = True, session.models
+        self.hidden_layers, self.top_tokens = tuple(session.hidden_layers), session.top_tokens
+        self.caches, self.lookback = session.caches, session.lookback
+        self.log.top_tokens = session.top_tokens
+        self._leaf_probs = sizes.leaf_probs
+        self._plain: set[int] = set()  # slots whose next token is the likeliest of the target's own logits
+
+    def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
+        """Begin a request."""
+        plain = sampling.greedy and sampling.repetition_penalty == 1.0 and sampling.logits_processor is None
+        (self._plain.add if plain else self._plain.discard)(slot)
+        self.inner.admit(slot, prompt_ids, sampling)
+
+    def observe(self, outcome: Outcome) -> None:
+        """Report what became final."""
+        if self.top_tokens and outcome.path is not None:
+            self.log.untold = self.log.untold or self._untold(outcome)
+        self.inner.observe(outcome)
+
+    def held(self, slot: int, length: int) -> int:
+        """See ``Session.held``."""
+        return self.inner.held(slot, length)
+
+    def release(self, slot: int) -> None:
+        """End a request."""
+        self.inner.release(slot)
+
+    def propose(self, batch: Batch) -> DraftTree:
+        """Return the session's proposal, after a look at it.
+
+        Raises:
+            MalformedError: The engine could not go on with this tree.
+        """
+        before = _arrays(batch)
+        self.inner.prepare(batch)
+        tree = self.inner.propose(batch)
+        after = _arrays(batch)
+        changed = [name for name, array in before.items() if not np.array_equal(array, after[name])]
+        self.log.changed = self.log.changed or next(iter(changed), None)
+        self.log.trees += 1
+        for flaw in flaws(tree, self.drafter, batch, leaf_probs=self._leaf_probs):
+            self.log.flaws.setdefault(flaw.check, flaw)
+            if flaw.check in FATAL and not (self.log.spoiled and flaw.check is Form.Q):
+                raise MalformedError(flaw.what)
+        drafted = tree.valid[:, 1:] & batch.drafting[:, None]
+        self.log.nodes += int(drafted.sum())
+        self.log.drawn += sum(int((drafted & (tree.law[:, 1:] == law)).sum()) for law in DRAWN)
+        return tree
+
+    def _untold(self, outcome: Outcome) -> str | None:
+        """Return what is wrong with the target's successors of every node; None if nothing is."""
+        nodes, top = outcome.node_tokens, outcome.top_tokens
+        if nodes is None or top is None or top.shape != (*nodes.shape, self.top_tokens):
+            shape = None if top is None else tuple(top.shape)
+            return f"the drafter wants {self.top_tokens} successors of every node, and was told {shape}"
+        self.log.told += nodes.numel()
+        assert outcome.path is not None
+        for row, slot in enumerate(outcome.slots.tolist()):
+            if slot not in self._plain or not int(outcome.counts[row]):
+                continue
+            path = [node for node in outcome.path[row].tolist() if node >= 0]
+            emitted = [*nodes[row, path].tolist(), int(outcome.next_tokens[row])]
+            for node, token in zip([0, *path], emitted, strict=True):
+                if token not in top[row, node].tolist():
+                    return f"token {token} is what the target says after node {node}, and is not among its successors"
+        return None
+
+
+def _arrays(batch: Batch) -> dict[str, np.ndarray]:
+    """Return copies of all arrays of the batch, by name."""
+    values = {
+        prefix + each.name: getattr(owner, each.name)
+        for prefix, owner in (("", batch), ("sampling.", batch.sampling), ("host.", batch.on_host))
+        for each in dataclasses.fields(owner)
+    }
+    tensors = {name: value.clone().cpu().numpy() for name, value in values.items() if isinstance(value, Tensor)}
+    return tensors | {name: value.copy() for name, value in values.items() if isinstance(value, np.ndarray)}
+
+
+@dataclass(frozen=True, eq=False)
+class Draft:
+    """The valid nodes of one row.
+
+    Attributes:
+        nodes: Token, parent and law of each, the root first; parents are indices into this draft.
+        draft_probs: q after the first of them; None if the tree has none.
+    """
+
+    nodes: tuple[tuple[int, int, int], ...]
+    draft_probs: Float[Tensor, "node vocab"] | None
+
+    @classmethod
+    def of(cls, tree: DraftTree, row: int, rows_of_q: int | None) -> "Draft":
+        """Return a row of a tree, with q after its first ``rows_of_q`` nodes; None for all."""
+        kept = tree.valid[row].nonzero()[:, 0]
+        place = {node: index for index, node in enumerate(kept.tolist())} | {-1: -1}
+        columns = (tensor[row, kept].tolist() for tensor in (tree.tokens, tree.parents, tree.law))
+        nodes = [(token, place[parent], law) for token, parent, law in zip(*columns, strict=True)]
+        q = None if tree.draft_probs is None else tree.draft_probs[row, kept[:rows_of_q]].clone()
+        return cls(((*nodes[0][:2], 0), *nodes[1:]), q)
+
+    @property
+    def drawn_after(self) -> list[int]:
+        """The nodes with children that were drawn from q."""
+        return sorted({parent for _, parent, law in self.nodes[1:] if law in DRAWN})
+
+    def difference(self, other: "Draft", tolerance: float) -> str | None:
+        """Return how two drafts differ, in words; None if they are equal, and q within a tolerance."""
+        if self.nodes != other.nodes:
+            return f"{self} instead of {other}"
+        if self.draft_probs is None or other.draft_probs is None:
+            return None
+        read = [node for node in self.drawn_after if node < len(self.draft_probs)]
+        apart = float((self.draft_probs[read] - other.draft_probs[read]).abs().max()) if read else 0.0
+        return f"q differs by up to {apart:.2g} after the same tokens" if apart > tolerance else None
+
+    def __str__(self) -> str:
+        drafted = [
+            str(token) if parent == node else f"{token} under node {parent}"
+            for node, (token, parent, _) in enumerate(self.nodes[1:])
+        ]
+        return f"[{', '.join(drafted[:8])}{', …' if len(drafted) > 8 else ''}]" if drafted else "no tokens"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request."""
+
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    speculate: bool = True
+
+    @property
+    def kind(self) -> str:
+        """How it is decoded, in a word."""
+        return "greedy" if self.sampling.greedy else "sampled"
+
+
+@dataclass
+class Run:
+    """What became of a request: its steps, its drafts round by round, and the output's length before each of these."""
+
+    steps: list[Step] = field(default_factory=list)
+    drafts: list[Draft] = field(default_factory=list)
+    before: list[int] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for step in self.steps for token in step.token_ids]
+
+    @property
+    def error(self) -> str | None:
+        """Why it failed, if it did."""
+        return next((step.error for step in self.steps if step.error), None)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Where a drafter is tried: how to make it, and what it works with.
+
+    Attributes:
+        make: Makes a new drafter.
+        target: The target.
+        verifier: An acceptance rule that takes its drafts.
+        max_length: Tokens per request.
+        log: Takes what all of its trees show.
+        max_depth: As the drafter announced.
+        adapts: As the drafter announced.
+        options: More arguments of the engines.
+    """
+
+    make: Callable[[], Drafter]
+    target: Target
+    verifier: Verifier
+    max_length: int
+    log: Log
+    max_depth: int
+    adapts: bool
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def engine(
+        self,
+        slots: int = 1,
+        chunk: int = LONG_CHUNK,
+        *,
+        make: Callable[[], Drafter | None] | None = None,
+        **options: Any,
+    ) -> Engine:
+        """Return an engine with a new drafter; it is one whose trees are looked at, unless ``make`` makes another."""
+        return Engine(
+            self.target,
+            Watched(self.make(), self.log) if make is None else make(),
+            self.verifier,
+            max_batch_size=slots,
+            max_length=self.max_length,
+            prefill_chunk=chunk,
+            **{**self.options, **options},
+        )
+
+
+def run(
+    engine: Engine,
+    jobs: Sequence[Job],
+    *,
+    stop_after: int | None = None,
+    rows_of_q: int | None = None,
+    on_round: Callable[[Round], None] | None = None,
+    watch: bool = True,
+    may_fail: bool = False,
+) -> list[Run]:
+    """Return the outputs and drafts of requests that are submitted together.
+
+    Args:
+        engine: The engine.
+        jobs: The requests.
+        stop_after: Drop the requests after this many turns of the engine.
+        rows_of_q: The number of nodes after which q is kept, which takes memory; None for all.
+        on_round: Called with every round that speculates.
+        watch: Whether drafts are kept; nobody may look at rounds that are to be recorded.
+        may_fail: Whether a failed request is no error here.
+
+    Raises:
+        ValueError: A request failed that may not.
+    """
+    runs: dict[int, Run] = {}
+
+    def note(played: Round) -> None:
+        for row, request in enumerate(played.requests):
+            if request is not None:
+                runs[request.id].drafts.append(Draft.of(played.tree, row, rows_of_q))
+                runs[request.id].before.append(len(request.output_ids))
+        if on_round is not None:
+            on_round(played)
+
+    engine.on_round = note if watch else None
+    for job in jobs:
+        runs[engine.submit(job.prompt, job.sampling, speculate=job.speculate)] = Run()
+    turns = 0
+    while engine.unfinished and turns != stop_after:
+        for step in engine.step():
+            runs[step.request].steps.append(step)
+        turns += 1
+    for number in list(runs):
+        engine.abort(number)
+    errors = [each.error for each in runs.values() if each.error]
+    if errors and not may_fail:
+        raise ValueError(f"a request failed: {errors[0]}")
+    return list(runs.values())
+
+
+def prompts_for(target: Target, given: Sequence[str | Sequence[int]] | None, seed: int) -> list[tuple[int, ...]]:
+    """Return prompts of at least two tokens: those given, built-in texts, or without a tokenizer random tokens.
+
+    Raises:
+        ValueError: There are fewer than two such prompts.
+    """
+    if given is None and target.tokenizer is None:
+        rng = random.Random(seed)
+        few = [rng.randrange(target.vocab_size) for _ in range(12)]
+        return [tuple(rng.choice(few) for _ in range(length)) for length in _LENGTHS]
+    encoded = [
+        tuple(encode_prompt(target.tokenizer, each) if isinstance(each, str) else map(int, each))
+        for each in (TEXTS if given is None else given)
+    ]
+    encoded = [each for each in encoded if len(each) > 1]
+    if len(encoded) < 2:
+        raise ValueError(f"{len(encoded)} prompts have two tokens or more: give at least two such prompts, or none")
+    return encoded

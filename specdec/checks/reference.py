@@ -1,0 +1,129 @@
+"""Plain decoding written the slow and obvious way: no cache, one forward over the whole sequence per token.
+
+The engine must emit the same tokens in float32. The only code that the two share is the definition of the distribution
+(``specdec.sampling``), the random numbers, and the format of a quantized KV cache.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from specdec.batch import Batch
+from specdec.cache.formats import Format, check_format
+from specdec.coupling import winners
+from specdec.engine.processors import process
+from specdec.engine.slot_table import SlotTable
+from specdec.random import Purpose, draw, shared_noise, uniforms
+from specdec.requests import SamplingParams
+from specdec.sampling import adjust, distribution
+from specdec.types import Noise
+
+
+@torch.inference_mode()
+def reference_decode(
+    model: PreTrainedModel,
+    prompt_ids: Sequence[int],
+    sampling: SamplingParams,
+    *,
+    stop_ids: frozenset[int] = frozenset(),
+    noise: Noise = Noise.FRESH,
+    kv_cache: str | None = None,
+) -> list[int]:
+    """Return the tokens of plain decoding, cut after a stop token; ignores the strings in ``sampling.stop``.
+
+    Args:
+        model: The target.
+        prompt_ids: At least one token.
+        sampling: How to sample; its seed and stream give the engine's random numbers (``stream=None`` counts as 0).
+        stop_ids: Tokens that end the output.
+        noise: The noise of the verifier with which the engine is compared.
+        kv_cache: The format in which the engine stores keys and values; here they are rounded to it.
+    """
+    sampling = sampling.seeded(0)
+    sequence = list(prompt_ids)
+    for step in range(sampling.max_new_tokens):
+        cache = cache_like(model, kv_cache)
+        logits = model(torch.tensor([sequence], device=model.device), past_key_values=cache).logits[:, -1:]
+        state = _state(sequence, sampling, logits.shape[2], model.device)
+        p = distribution(_scores(logits, sequence, state)[None, None], state.sampling)
+        if noise is Noise.SHARED:
+            here = torch.full_like(state.keys, len(sequence))[:, None]
+            token = winners(p, shared_noise(state.keys, here, p.shape[2])).argmax()
+        else:
+            # A round draws its stop node with the first uniform and the next token with the second.
+            u = uniforms(state.keys, torch.full_like(state.keys, step), Purpose.ACCEPT, 2)
+            token = draw(p[:, 0], u[:, 1])
+        sequence.append(int(token))
+        if sequence[-1] in stop_ids:
+            break
+    return sequence[len(prompt_ids) :]
+
+
+def next_scores(
+    logits: Float[Tensor, " vocab"], sequence: Sequence[int], sampling: SamplingParams
+) -> Float[Tensor, " vocab"]:
+    """Return the logits that follow a sequence with repetition penalty and logits processors applied, in float32."""
+    state = _state(sequence, sampling.seeded(0), len(logits), logits.device)
+    return _scores(logits[None, None], sequence, state)
+
+
+def _state(sequence: Sequence[int], sampling: SamplingParams, vocab_size: int, device: torch.device) -> Batch:
+    """Return the state of a request that has come as far as the end of a sequence."""
+    table = SlotTable(1, len(sequence) + sampling.max_new_tokens, vocab_size, device)
+    table.admit(0, sequence, sampling, speculate=False)
+    return table.rows(np.zeros(1, dtype=np.int64))
+
+
+def _scores(
+    logits: Float[Tensor, "batch node vocab"], sequence: Sequence[int], state: Batch
+) -> Float[Tensor, " vocab"]:
+    tokens = torch.tensor([list(sequence)], device=logits.device)
+    scores = adjust(logits, state.sampling, tokens[:, None, -1:])
+    return process(state.processors[0], tokens, scores[:, 0])[0]
+
+
+class RoundedCache(DynamicCache):
+    """transformers' growing cache, whose entries are rounded to a format when they are stored, and kept as numbers.
+
+    Args:
+        model: The model whose layers it is for.
+        format: The format.
+        shake: How far numbers are moved at random before they are rounded, as a fraction of the largest number in their
+            vector. What lies that close to the border of two codes may then get either.
+        seed: The seed of that.
+    """
+
+    def __init__(self, model: PreTrainedModel, format: Format, *, shake: float = 0.0, seed: int = 0):
+        super().__init__(config=model.config)
+        self.format, self.shake = format, shake
+        self._generator = torch.Generator(model.device).manual_seed(seed)
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        """Store rounded keys and values; returns all of the layer's."""
+        return super().update(self._rounded(key_states), self._rounded(value_states), layer_idx, *args, **kwargs)
+
+    def _rounded(self, states: Tensor) -> Tensor:
+        given = states
+        if self.shake:
+            noise = torch.rand(states.shape, generator=self._generator, device=states.device).mul_(2).sub_(1)
+            given = states.float() + noise * (self.shake * states.float().abs().amax(-1, keepdim=True))
+        return self.format.decode(*self.format.encode(given), states.dtype)
+
+
+def cache_like(
+    model: PreTrainedModel, kv_cache: str | None, *, shake: float = 0.0, seed: int = 0
+) -> DynamicCache | None:
+    """Return an empty cache that rounds as the engine's with the same ``kv_cache=``; None if that does not round.
+
+    The other arguments are those of ``RoundedCache``.
+
+    Raises:
+        ValueError: There is no such format.
+    """
+    format = check_format(kv_cache)
+    return None if format is None else RoundedCache(model, format, shake=shake, seed=seed)

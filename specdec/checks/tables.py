@@ -1,0 +1,152 @@
+"""Tables of p and q that stand for a target and a drafter: one distribution per prefix, over a tiny vocabulary."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from specdec.interfaces import Verifier
+from specdec.wellformed import describe, distribution_flaw
+
+ROW_KINDS = ("dense", "zeros", "disjoint", "equal", "one_hot", "exhausted")
+"""The kinds of rows that ``Tables.random`` makes."""
+_TOLERANCE = 1e-6  # how far a row's sum may be from 1: tables may come from float32
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The next-token distributions of a target and a drafter, after every prefix up to some length.
+
+    Attributes:
+        p: The target's distributions: ``p[d][i]`` follows the prefix of length d whose tokens, read as digits in base
+            ``vocab``, make the number i.
+        q: The drafter's, in the same order; None if drafts are ``DETERMINISTIC`` and made elsewhere.
+
+    Raises:
+        ValueError: A row is not a distribution, or a level has the wrong number of rows; says which.
+    """
+
+    p: tuple[Float[Tensor, "_ vocab"], ...]
+    q: tuple[Float[Tensor, "_ vocab"], ...] | None
+
+    def __post_init__(self) -> None:
+        for name, levels in (("p", self.p), ("q", self.q or ())):
+            for depth, level in enumerate(levels):
+                if len(level) != self.vocab**depth:
+                    raise ValueError(
+                        f"{name} has {len(level)} rows for prefixes of length {depth}: give {self.vocab**depth}, one "
+                        f"per prefix over {self.vocab} tokens"
+                    )
+                for row in distribution_flaw(level, _TOLERANCE).nonzero()[:, 0].tolist():
+                    prefix = tuple(row // self.vocab**place % self.vocab for place in reversed(range(depth)))
+                    raise ValueError(f"{name} after {prefix} {describe(level[row])}")
+
+    @property
+    def vocab(self) -> int:
+        return self.p[0].shape[1]
+
+    @property
+    def depth(self) -> int:
+        """The length of the longest prefix."""
+        return len(self.p) - 1
+
+    @classmethod
+    def from_rows(
+        cls,
+        p: Mapping[tuple[int, ...], Sequence[float]],
+        q: Mapping[tuple[int, ...], Sequence[float]] | None,
+    ) -> "Tables":
+        """Return tables from one row per prefix; the dictionaries may be in any order.
+
+        Raises:
+            ValueError: A prefix has no row, or a row is not a distribution.
+        """
+
+        def levels(name: str, rows: Mapping[tuple[int, ...], Sequence[float]]) -> tuple[Tensor, ...]:
+            if () not in rows:
+                raise ValueError(f"{name} has no row for the empty prefix ()")
+            vocab, table = len(rows[()]), []
+            for depth in range(max(map(len, rows)) + 1):
+                wanted = list(product(range(vocab), repeat=depth))
+                odd = {prefix for prefix in rows if len(prefix) == depth} ^ set(wanted)
+                if odd:
+                    raise ValueError(
+                        f"{name} has {'a' if min(odd) in rows else 'no'} row for the prefix {min(odd)}: give one for "
+                        f"each of the {vocab**depth} prefixes of length {depth} over {vocab} tokens"
+                    )
+                for prefix in wanted:
+                    if len(rows[prefix]) != vocab:
+                        raise ValueError(f"{name} after {prefix} has {len(rows[prefix])} entries, and {vocab} after ()")
+                table.append(torch.tensor([list(rows[prefix]) for prefix in wanted], dtype=torch.float64))
+            return tuple(table)
+
+        return cls(levels("p", p), None if q is None else levels("q", q))
+
+    @classmethod
+    def random(cls, vocab: int, depth: int, *, seed: int, kinds: Sequence[str] = ("dense",)) -> "Tables":
+        """Return random tables; the kinds of rows (``ROW_KINDS``) take turns over the prefixes.
+
+        Args:
+            vocab: Tokens.
+            depth: Length of the longest prefix.
+            seed: The seed of the numbers.
+            kinds: ``dense``: all probabilities positive; ``zeros``: one zero in p and one in q; ``disjoint``: no token
+                has a positive probability in both; ``equal``: q is p; ``one_hot``: p has a single token;
+                ``exhausted``: q has two tokens, so a third draw without replacement finds none.
+        """
+        unknown = [kind for kind in kinds if kind not in ROW_KINDS]
+        if unknown or not kinds:
+            raise ValueError(f"kinds of rows {tuple(kinds)}: choose from {', '.join(ROW_KINDS)}")
+        generator = torch.Generator().manual_seed(seed)
+
+        def row() -> Tensor:
+            return torch.rand(vocab, generator=generator, dtype=torch.float64).log().neg() ** 2
+
+        def pair(kind: str) -> tuple[Tensor, Tensor]:
+            p, q, order = row(), row(), torch.randperm(vocab, generator=generator)
+            if vocab > 1 and kind == "zeros":
+                p[order[0]] = 0
+                q[order[-1]] = 0
+            elif vocab > 1 and kind == "disjoint":
+                p[order[: vocab // 2]] = 0
+                q[order[vocab // 2 :]] = 0
+            elif kind == "equal":
+                q = p.clone()
+            elif kind == "one_hot":
+                p[order[1:]] = 0
+            elif kind == "exhausted":
+                q[order[2:]] = 0
+            return p / p.sum(), q / q.sum()
+
+        levels = []
+        for length in range(depth + 1):
+            rows = [pair(kinds[(index + length) % len(kinds)]) for index in range(vocab**length)]
+            levels.append((torch.stack([p for p, _ in rows]), torch.stack([q for _, q in rows])))
+        return cls(tuple(p for p, _ in levels), tuple(q for _, q in levels))
+
+    def tempered(self, temperature: float) -> "Tables":
+        """Return the tables with p and q at another temperature."""
+
+        def temper(levels: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            return tuple((level.log() / temperature).softmax(-1) for level in levels)
+
+        return Tables(temper(self.p), None if self.q is None else temper(self.q))
+
+    def stated(self, verifier: Verifier) -> "Tables":
+        """Return tables whose p is the distribution that a verifier's output should follow.
+
+        That is p itself, unless the rule is ``EXACT_WRT`` another distribution.
+        """
+        if self.q is None:
+            return self
+        return Tables(tuple(verifier.stated_law(p, q) for p, q in zip(self.p, self.q, strict=True)), self.q)
+
+    def joint(self, length: int) -> Tensor:
+        """Return the target's joint distribution of the next ``length`` tokens, flat."""
+        joint = torch.ones(1, dtype=torch.float64)
+        for level in self.p[:length]:
+            joint = (joint[:, None] * level).flatten()
+        return joint

@@ -1,0 +1,193 @@
+"""Could rounding have exchanged two tokens? What a dtype explains at one place of a sequence, measured at that place.
+
+Greedy decoding takes the largest logit. The logits of a place depend a little on how the sequence went through the
+model: all at once, token by token, or as the nodes of a draft tree, because other shapes run other kernels, which round
+differently. So two exact methods may part where two logits are nearly equal, and nowhere else. Whether a place is one
+of those is measured: the same sequence is fed to the same model in several other pieces.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from inspect import signature
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from specdec.checks.reference import cache_like, next_scores
+from specdec.execution.executor import evaluating
+from specdec.forward import ForwardBatch, Wants
+from specdec.quantization.base import rounded_to
+from specdec.requests import SamplingParams
+from specdec.target.facts import make_cache
+from specdec.target.runner import ModelRunner
+from specdec.topology import Topology
+
+FACTOR = 3.0
+"""How many times the largest measured change goes into the bound. A few passes do not find the worst case: the rounds
+that parted ran other pieces still, and a divergence shows only where they were unlucky. The range of a handful of
+normal numbers is about 2.7 standard deviations, so this allows for eight of them. Of 299 divergences of the bundled
+models in bfloat16, with and without int8 weights, the worst had half of its bound."""
+FLOOR_ULPS = 4.0
+"""The part of the bound that holds without any measured change, in units in the last place of the place's largest
+logit, because the errors of all logits of a place are of about one size. Two logits that are rounded to the dtype can
+change their difference by two units from one forward to another though nothing else changed; as much again is left
+for the layers before, in case no pass happened to show it."""
+RUNNER_AT_MOST = 2.0
+"""How many times the bound of the model's own passes the engine's passes may bring it to. Kernels that round otherwise
+stay far below; an engine that computes something else must not excuse itself."""
+SHAKE = 16.0
+"""How far numbers are moved before they get their codes in a quantized cache, in units of the dtype's epsilon, as a
+fraction of the largest number in their vector. Keys differ by a few epsilon from one forward to another."""
+SHAKEN = 6
+"""Passes with numbers that are moved in this way."""
+_MASKED = -5e3  # some models write -1e4, -65504 or -inf where a token is never to be chosen: no logit computes so
+LONGEST_TAIL = 64
+"""Tokens at most that are fed one by one, or a few at a time, which bounds the cost of an examination."""
+
+
+@dataclass(frozen=True)
+class Tie:
+    """How far two tokens are apart at a place, and how far the dtype explains.
+
+    Attributes:
+        margin: How far the lower of the two logits is below the largest one of that place, in nats. None if one of the
+            two tokens is impossible there (a logits processor forbids it) or the logits are not finite.
+        bound: The largest margin that the dtype explains there, in nats; None without a margin, or if none was asked
+            for.
+    """
+
+    margin: float | None
+    bound: float | None
+
+
+@torch.inference_mode()
+def examine(
+    model: PreTrainedModel,
+    sequence: Sequence[int],
+    tokens: tuple[int, int],
+    sampling: SamplingParams,
+    *,
+    prompt_length: int,
+    runner: ModelRunner | None = None,
+    bounded: bool = True,
+    kv_cache: str | None = None,
+) -> Tie:
+    """Return whether two methods may have parted after ``sequence`` because of rounding.
+
+    The margin is taken from one forward over the whole sequence, with repetition penalty and logits processors as the
+    engine applies them. It counts from the largest logit of all, so that a wrong token is not excused by a near-tie of
+    two others.
+
+    The bound is ``FACTOR`` times the largest change, from one pass to another, of the difference of any two of the
+    three logits concerned (the two tokens' and the largest), plus ``FLOOR_ULPS`` units in the last place of the dtype.
+    That is the coarsest of the weights', the logits', the one that quantized layers round to, and float32, in which the
+    engine compares logits. Passes of the
+    engine's own runner, whose kernels differ from the model's, count up to ``RUNNER_AT_MOST``; they are made where they
+    decide, which is above the bound of the model's own.
+
+    Args:
+        model: The target.
+        sequence: Prompt and output up to the place.
+        tokens: What the two methods went on with.
+        sampling: How they decoded, greedily.
+        prompt_length: How many tokens of the sequence are the prompt's.
+        runner: The engine's; None leaves its passes out.
+        bounded: False leaves the bound out, which costs a forward instead of many.
+        kv_cache: The format in which the engine stores keys and values. The model's own passes round them to it, too:
+            the model that the methods followed is the one with such a cache. There, rounding decides which code a
+            number at the border of two codes gets, and a few such codes move logits much further than rounding alone.
+            So passes are added in which numbers are moved by ``SHAKE`` before they get their codes.
+    """
+    whole = _run_model(model, sequence, (), kv_cache)
+    scores = next_scores(whole, sequence, sampling)
+    watched = [*tokens, int(scores.argmax())]
+    margin = float(scores.max() - scores[list(tokens)].min())
+    if not math.isfinite(margin):
+        return Tie(None, None)
+    if not bounded:
+        return Tie(margin, None)
+
+    def watch(logits: Tensor) -> np.ndarray:
+        return next_scores(logits, sequence, sampling)[watched].double().cpu().numpy()
+
+    dtypes = (model.dtype, whole.dtype, torch.float32, rounded_to(model) or torch.float32)
+    eps = max(torch.finfo(dtype).eps for dtype in dtypes)
+    _, exponent = math.frexp(float(whole[whole > _MASKED].abs().max()))
+    floor = FLOOR_ULPS * eps * 2.0 ** (exponent - 1)
+    passes = [watch(whole)]
+    passes += [watch(_run_model(model, sequence, cuts, kv_cache)) for cuts in _cuts(len(sequence), prompt_length)]
+    if kv_cache is not None:
+        shake = SHAKE * torch.finfo(model.dtype).eps
+        caches = (cache_like(model, kv_cache, shake=shake, seed=seed) for seed in range(SHAKEN))
+        passes += [watch(_run_model(model, sequence, (), cache=cache)) for cache in caches]
+    bound = FACTOR * _largest_change(passes) + floor
+    # Elsewhere they could not change what the margin is judged to be.
+    if runner is not None and bound < margin <= RUNNER_AT_MOST * bound:
+        passes += [watch(_run_runner(runner, sequence, cuts)) for cuts in _cuts(len(sequence), prompt_length)]
+        bound = min(FACTOR * _largest_change(passes) + floor, RUNNER_AT_MOST * bound)
+    return Tie(margin, bound) if math.isfinite(bound) else Tie(None, None)
+
+
+def _cuts(length: int, prompt_length: int) -> Iterator[tuple[int, ...]]:
+    """Yields ways to cut a sequence into pieces: the last few tokens as one piece, and the output in steps.
+
+    Six tokens, four of them the prompt's, are cut at (3, 4, 5) for steps of one token, as plain decoding takes them.
+    """
+    for last in (1, 2, 4, 8):
+        if last < length:
+            yield (length - last,)
+    start = max(prompt_length - 1, length - LONGEST_TAIL)
+    for step in (1, 4):
+        if 0 < start < length - 1:
+            yield tuple(range(start, length, step))
+
+
+def _run_model(
+    model: PreTrainedModel,
+    sequence: Sequence[int],
+    cuts: Sequence[int],
+    kv_cache: str | None = None,
+    *,
+    cache: DynamicCache | None = None,
+) -> Float[Tensor, " vocab"]:
+    """Return the logits after a sequence that the model itself is fed in pieces, with transformers' cache."""
+    options = {"logits_to_keep": 1} if "logits_to_keep" in signature(type(model).forward).parameters else {}
+    past, start = cache_like(model, kv_cache) if cache is None else cache, 0
+    logits = torch.empty(0)
+    with evaluating([module for module in model.modules() if module.training]):
+        for stop in (*cuts, len(sequence)):
+            piece = torch.tensor([list(sequence[start:stop])], device=model.device)
+            output = model(piece, past_key_values=past, use_cache=bool(cuts) or past is not None, **options)
+            past, start = output.past_key_values, stop
+            logits = output.logits[0, -1]
+    return logits
+
+
+def _run_runner(runner: ModelRunner, sequence: Sequence[int], cuts: Sequence[int]) -> Float[Tensor, " vocab"]:
+    """Return the logits after a sequence that a runner is fed in pieces, with a copy in every slot as in a batch."""
+    rows, start = runner.cache.slots, 0
+    cache = make_cache(
+        runner.facts, max_batch_size=rows, max_length=len(sequence), max_nodes=0, kv_cache=runner.kv_cache
+    )
+    logits = torch.empty(0)
+    for stop in (*cuts, len(sequence)):
+        piece = torch.tensor([list(sequence[start:stop])] * rows, device=runner.device)
+        batch = ForwardBatch(
+            tokens=piece,
+            slots=torch.arange(rows, device=runner.device),
+            lengths=torch.full((rows,), start, device=runner.device),
+            topology=Topology.chain(stop - start, runner.device),
+            wants=Wants(logits=1),
+        )
+        start, logits = stop, runner.run(batch, cache).scores[0, -1].clone()
+    return logits
+
+
+def _largest_change(passes: Sequence[np.ndarray]) -> float:
+    """Return how far the difference of any two of the watched logits moves between passes."""
+    table = np.stack(passes)
+    return float(np.ptp(table[:, :, None] - table[:, None, :], axis=0).max())

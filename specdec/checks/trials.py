@@ -1,0 +1,416 @@
+"""The trials of a drafter. Each returns what it found, or raises ``Broken``, ``NotApplicable`` or ``NotTried``."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import takewhile, zip_longest
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specdec.acceptance import Plain
+from specdec.cache.pages import Paging
+from specdec.checks import draws as q
+from specdec.checks.playing import (
+    LONG_CHUNK,
+    Broken,
+    Draft,
+    Job,
+    Log,
+    MalformedError,
+    NotApplicable,
+    NotTried,
+    Run,
+    Stage,
+    run,
+)
+from specdec.checks.ties import examine
+from specdec.interfaces import Verifier
+from specdec.machine import dtype_name
+from specdec.requests import SamplingParams
+from specdec.types import Noise
+
+ROUNDING = 1e-4
+"""Entries of q that differ by less are equal up to rounding."""
+EXPECTED_ROUNDING = 1e-3
+"""The same of expected numbers of accepted tokens."""
+_CHECKPOINTS = 12  # rounds of a long output that are compared with a new drafter
+_MIXED = (3, 7)  # slots, and pieces of prompts, of a ragged batch
+
+
+class Trials:
+    """What is tried with a drafter on one stage.
+
+    Args:
+        stage: Where it is tried.
+        prompts: At least two.
+        sampling: Parameters of sampled requests, with the length of most outputs.
+        rounds: Length of a long output, in rounds.
+        draws: The number of drafts whose draws are counted.
+        rules: The rules that are asked about the rounds.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        prompts: Sequence[tuple[int, ...]],
+        sampling: SamplingParams,
+        *,
+        rounds: int,
+        draws: int,
+        rules: Sequence[Verifier],
+    ):
+        self.stage, self.prompts, self.sampling, self.rules = stage, prompts, sampling, rules
+        self._rounds, self._num_draws = rounds, draws
+        self._by_rule = q.ByRule(rules, stage.verifier.noise)
+        self._draws: q.Draws | None = None
+        tokens = sampling.max_new_tokens
+        greedy = SamplingParams(max_new_tokens=tokens, ignore_eos=True, seed=sampling.seed, stream=0)
+        kinds = [
+            greedy,
+            sampling,
+            replace(greedy, repetition_penalty=1.3, max_new_tokens=tokens + 1),
+            replace(sampling, temperature=0.7, max_new_tokens=tokens + 2),
+            replace(greedy, max_new_tokens=max(tokens - 3, 1)),
+            replace(sampling, temperature=1.5, top_p=0.9),
+        ]
+        self._mixed = [
+            Job(prompt, replace(kinds[number % len(kinds)], stream=number))
+            for number, prompt in enumerate([*prompts, prompts[0][:1], *prompts[:2]])
+        ]
+        self._pair = [Job(prompts[0], greedy), Job(prompts[-1], replace(sampling, stream=1))]
+        self._plain = self._plainly(stage)  # before the drafter has seen the target
+        self._outputs: list[Run] = []
+        self._alone: list[Run] = []
+
+    def _plainly(self, stage: Stage) -> list[Run]:
+        engine = stage.engine(*_MIXED, make=lambda: None)
+        return run(engine, [replace(job, speculate=False) for job in self._mixed])
+
+    def binds(self) -> str:
+        """Make an engine with the drafter."""
+        self.stage.engine(*_MIXED)
+        return f"{self.stage.target.name}; tried with {type(self.stage.verifier).__name__}"
+
+    def decodes(self) -> str:
+        """Decode requests of many kinds in one batch."""
+        self._outputs = run(self.stage.engine(*_MIXED), self._mixed, rows_of_q=0, on_round=self._by_rule.note)
+        log = self.stage.log
+        if not log.nodes:
+            raise Broken(f"nothing was drafted in {log.trees} rounds: give prompts for which it drafts something")
+        return f"{len(self._mixed)} requests, {log.nodes} nodes in {log.trees} rounds"
+
+    def greedy_outputs(self) -> str:
+        """Compare outputs with plain decoding's, token for token."""
+        return self._equal(self.stage, self._outputs, self._plain)
+
+    def _equal(self, stage: Stage, runs: Sequence[Run], plain: Sequence[Run]) -> str:
+        shared = stage.verifier.noise is Noise.SHARED
+        compared = [each for each in zip(self._mixed, runs, plain, strict=True) if shared or each[0].kind == "greedy"]
+        where = f"{len(compared)} outputs in a ragged batch of 3 slots, refilled, with prompts in pieces of 7"
+        ties = 0
+        for job, drafted, alone in compared:
+            pairs = zip(drafted.tokens, alone.tokens, strict=False)
+            same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            if drafted.tokens == alone.tokens:
+                continue
+            far = "" if shared else _unexplained(stage, job, drafted.tokens, alone.tokens, same)
+            if shared or far:
+                raise Broken(f"an output differs from plain decoding's from token {same} on{far} ({where})")
+            ties += 1
+        return f"equal to plain decoding: {where}" + (f"; {ties} ties" if ties else "")
+
+    def ends(self) -> str:
+        """Ask for a few tokens only, for a prompt of one token, and for all that the cache has room for."""
+        jobs = []
+        for number, length in enumerate((1, 2, 3, 4, 1, 2)):
+            base = self.sampling if number % 2 else self._pair[0].sampling
+            prompt = self.prompts[number % len(self.prompts)] if number < 4 else self.prompts[0][:1]
+            jobs.append(Job(prompt, replace(base, max_new_tokens=length, stream=number)))
+        longest, room = max(self.prompts, key=len), self.stage.max_length
+        filled = (longest * (room // len(longest) + 1))[: room - 12]
+        jobs.append(Job(filled, replace(self._pair[0].sampling, max_new_tokens=12, stream=9)))
+        for job, done in zip(jobs, run(self.stage.engine(slots=2), jobs), strict=True):
+            if len(done.tokens) != job.sampling.max_new_tokens:
+                raise Broken(f"{len(done.tokens)} tokens came where {job.sampling.max_new_tokens} were wanted")
+        return f"{len(jobs)} requests: 1 to 4 tokens, prompts of one token, the last of {room} positions"
+
+    # A request's drafts depend on the request alone: the same ones come in any batch, slot and after any history.
+
+    @property
+    def _rounds_apart(self) -> str | None:
+        """Why drafts cannot be compared between batches and histories; None if they can."""
+        if self.stage.target.dtype not in (torch.float32, torch.float64):
+            dtype = dtype_name(self.stage.target.dtype)
+            return f"in {dtype}, results differ with the size of a batch: try it with the target in float32"
+        if self.stage.adapts:
+            return "the drafter says adapts=True: its drafts may depend on other requests and on earlier rounds"
+        return None
+
+    def _each_alone(self, chunk: int = LONG_CHUNK) -> list[Run]:
+        return [run(self.stage.engine(chunk=chunk), [job])[0] for job in self._pair]
+
+    def _compare(self, runs: Sequence[Run], so: str) -> None:
+        """Refuse drafts that are not those of the requests alone, up to the first round that differs."""
+        for job, mine, wanted in zip(self._pair, runs, self._alone, strict=True):
+            difference = _first_difference(mine, wanted)
+            if difference is not None:
+                number, words = difference
+                raise Broken(f"in round {number} of a {job.kind} request, {so}: {words}")
+
+    def same_seed(self) -> str:
+        """Decode two requests alone, twice."""
+        if self._rounds_apart is not None and not self.stage.adapts:
+            raise NotApplicable(self._rounds_apart)
+        self._alone = self._each_alone()
+        so = "a second run with the same seed drafts otherwise (take random numbers from specdec.random)"
+        self._compare(self._each_alone(), so)
+        return f"a second run of {self.sampling.max_new_tokens} tokens, greedy and sampled, drafts the same"
+
+    def company(self) -> str:
+        """Decode both requests in one batch with others, one of which does not speculate."""
+        self._need_comparable()
+        mates = [
+            Job(
+                prompt,
+                replace(self._pair[number % 2].sampling, max_new_tokens=7 + 3 * number, stream=50 + number),
+                speculate=number != 1,
+            )
+            for number, prompt in enumerate(self.prompts)
+        ]
+        jobs = [mates[0], self._pair[0], *mates[1:], self._pair[1]]
+        runs = run(self.stage.engine(slots=len(jobs)), jobs)
+        batch = f"in a batch of {len(jobs)} requests"
+        self._compare([runs[1], runs[-1]], f"{batch}, it drafts otherwise than alone")
+        return f"{batch}, each drafts as it does alone"
+
+    def pieces(self) -> str:
+        """Decode both requests alone, with prompts in small pieces."""
+        self._need_comparable()
+        self._compare(self._each_alone(chunk=3), "a prompt that came in pieces of 3 tokens leads to other drafts")
+        return "prompts in pieces of 3 tokens lead to the same drafts as in one"
+
+    def reuse(self) -> str:
+        """Decode both requests in a slot that others have left: one at its end, one in the middle."""
+        self._need_comparable()
+        engine = self.stage.engine()
+        others = [replace(job, prompt=prompt) for job, prompt in zip(self._pair, self.prompts[1:], strict=False)]
+        run(engine, others)
+        run(engine, others[:1], stop_after=2)
+        so = "in a slot that others have used, it drafts otherwise (what do admit and release leave behind?)"
+        self._compare([run(engine, [job])[0] for job in self._pair], so)
+        return "after requests that ended, and one that was dropped, it drafts as a new drafter does"
+
+    def shared_beginnings(self) -> str:
+        """Decode both requests where the caches hold their beginnings already."""
+        self._need_comparable()
+        engine = self.stage.engine(cache=Paging(page_size=1, shared=True))
+        if engine.session is None or engine.session.lookback is None:
+            raise NotApplicable("its session does not say lookback, so that its requests share nothing")
+        for _ in range(2):
+            runs = [run(engine, [job])[0] for job in self._pair]
+        self._compare(
+            runs, "where the caches hold the beginning of a prompt, it drafts otherwise (see Session.lookback)"
+        )
+        return f"with {engine.page_counts.reused} tokens from the caches it drafts as without"
+
+    def drift(self) -> str:
+        """Compare drafts late in a long output with those of a new drafter that is given the same sequence."""
+        self._need_comparable()
+        seen = 0
+        for job in self._pair:
+            length = min(self._rounds * (self.stage.max_depth + 1), self.stage.max_length - len(job.prompt))
+            long = replace(job, sampling=replace(job.sampling, max_new_tokens=length))
+            done = run(self.stage.engine(), [long], stop_after=self._rounds, rows_of_q=1)[0]
+            last = len(done.drafts) - 1
+            if last < 1:
+                continue
+            seen = max(seen, last + 1)
+            fresh = self.stage.engine()
+            for number in sorted({last - last * k // _CHECKPOINTS for k in range(_CHECKPOINTS)}):
+                before = done.before[number]
+                prompt = (*job.prompt, *done.tokens[:before])
+                again = Job(prompt, replace(long.sampling, max_new_tokens=length - before))
+                turns = -(-len(prompt) // LONG_CHUNK)  # to the end of its first round
+                anew = run(fresh, [again], stop_after=turns, rows_of_q=1)[0].drafts
+                difference = _apart(done.drafts[number], anew[0]) if anew else "nothing was proposed"
+                if difference is not None:
+                    raise Broken(
+                        f"in round {number} of a {job.kind} request, {before} tokens into its output, it drafts "
+                        f"otherwise than a new drafter that is given the same sequence: {difference}"
+                    )
+        return f"over {seen} rounds, it drafts as a new drafter that is given the same sequence"
+
+    def _need_comparable(self) -> None:
+        if self._rounds_apart is not None:
+            raise NotApplicable(self._rounds_apart)
+
+    def recorded_rounds(self) -> str:
+        """Play rounds as an engine records them, with the drafter itself, and compare them with other rounds.
+
+        On a GPU, whole rounds are recorded, and replayed without the drafter's Python.
+        """
+        played = []
+        for recording in ("off", "rounds"):
+            with self.stage.engine(slots=3, make=self.stage.make, optimize=True, recording=recording) as engine:
+                played.append(run(engine, self._mixed, watch=False))
+        for job, wanted, found in zip(self._mixed, *played, strict=True):
+            if self.stage.adapts:
+                break  # its drafts may depend on the order in which rounds of several requests are played
+            for number, steps in enumerate(zip_longest(wanted.steps, found.steps)):
+                there = [step for step in steps if step is not None]
+                apart = max(step.expected_accepted for step in there) - min(step.expected_accepted for step in there)
+                if len(there) == 2 and there[0].token_ids == there[1].token_ids and apart < EXPECTED_ROUNDING:
+                    continue
+                said = [f"{step.token_ids} with {step.expected_accepted:.3g} accepted" for step in there]
+                raise Broken(
+                    f"in round {number} of a {job.kind} request, a recorded round gives {said[-1]}, and another one "
+                    f"{said[0]} (is all of its state in the same tensors throughout?)"
+                )
+        return f"{len(self._mixed)} requests go as in rounds that are not recorded"
+
+    def drawn(self, check: str) -> str:
+        """Return what many draws show about q and their independence."""
+        if check == q.FIRST:
+            self._draws = q.played(self.stage, self.prompts, self.sampling, self._by_rule, self._num_draws)
+        return self._counted().check(check)
+
+    def chosen(self) -> str:
+        """Return whether drafts that are declared as chosen are the same under all seeds."""
+        return self._counted().check_chosen()
+
+    def _counted(self) -> q.Draws:
+        if self._draws is None:
+            raise NotTried(f"“{q.FIRST}” failed")
+        return self._draws
+
+    def nan_logits(self) -> str:
+        """Decode two requests beside others that have NaN in their context, and once more in the slots of these.
+
+        A token that occurs in none of the good requests is given an embedding of NaN, so the others' hidden states and
+        logits are not finite.
+        """
+        # A row without numbers may get any tree that the engine can run, so it is not among the checks of trees.
+        apart = replace(self.stage, log=Log(spoiled=True))
+        good, model, vocab = self._pair, self.stage.target.model, self.stage.target.vocab_size
+        used = {token for job in good for token in job.prompt}
+
+        def note(module: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            used.update(inputs[0].flatten().tolist())
+
+        # Everything that is forwarded: rejected nodes and those that are not valid, and a head's mask token.
+        first = apart.engine(slots=2)
+        with _hooked(model, note):
+            alone = run(first, good)
+        used.update(token for done in alone for token in done.tokens)
+        bad = next((token for token in reversed(range(vocab)) if token not in used), None)
+        if bad is None:
+            raise NotApplicable("every token of the vocabulary occurs in the outputs: no request can be spoiled alone")
+
+        def nan(module: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            return output.masked_fill((inputs[0] == bad)[..., None], float("nan"))
+
+        longest = max(self.prompts, key=len)
+        spoiled = [
+            Job((*longest[:-2], bad, *longest[-2:]), replace(self.sampling, stream=3)),
+            Job((*self.prompts[1], bad), good[0].sampling),
+        ]
+        engine = apart.engine(slots=4)
+        try:
+            with _hooked(model, nan):
+                beside = run(engine, [spoiled[0], good[0], spoiled[1], good[1]], may_fail=True)
+                after = run(engine, [*good, *good], may_fail=True)  # in all slots
+        except MalformedError as error:
+            raise Broken(f"beside a request whose logits are NaN, a tree is malformed: {error}") from error
+        if any(done.error is None for done in beside[::2]):
+            raise Broken("a request whose logits are NaN did not end with an error")
+        for number, mine in enumerate([*beside[1::2], *after]):
+            where = "beside such requests" if number < 2 else "in a slot that one had"
+            if mine.error is not None:
+                raise Broken(f"{where}, another request fails: {mine.error}")
+            if self._rounds_apart is None:
+                wanted = alone[number % 2]
+                difference = _first_difference(mine, wanted)
+                if difference is not None:
+                    what = f"drafts otherwise than alone in round {difference[0]}: {difference[1]}"
+                    raise Broken(f"{where}, another request {what}")
+                if mine.tokens != wanted.tokens:
+                    raise Broken(f"{where}, another request has another output than alone")
+        return "requests with NaN in their context end with an error; beside them and in their slots, others go on"
+
+    def leaves(self) -> str:
+        """Have q given at every node, as a rule that reads it there needs it."""
+        drafter = self.stage.make()
+        if not drafter.has_leaf_probs:
+            raise NotApplicable("the drafter says has_leaf_probs=False")
+        rule = _ReadsLeaves(self.stage.verifier, frozenset(drafter.laws))
+        log = Log()
+        try:
+            run(replace(self.stage, log=log, verifier=rule).engine(slots=3), self._mixed, rows_of_q=0)
+        except MalformedError:
+            pass  # it is in the log
+        for flaw in log.flaws.values():
+            raise Broken(f"bound with leaf_probs=True: node {flaw.node}: {flaw.what}")
+        return f"bound with leaf_probs=True, q is given at every node of {log.trees} trees"
+
+    def exact_with(self, rule: Verifier) -> str:
+        """Return whether outputs follow the target with a rule."""
+        if rule in self._by_rule.rules:
+            return self._by_rule.check(rule)
+        apart = replace(self.stage, verifier=rule)
+        plain = self._plain if rule.noise is self.stage.verifier.noise else self._plainly(apart)
+        return self._equal(apart, run(apart.engine(*_MIXED), self._mixed, rows_of_q=0), plain)
+
+
+class _ReadsLeaves(Plain):
+    """Accepts nothing, and wants q at the leaves. The class takes no drafts, so no message names it as a remedy."""
+
+    needs_leaf_probs = True
+
+    def __init__(self, like: Verifier, drafter_laws: frozenset):
+        self.exactness, self.samplings = like.exactness, like.samplings | drafter_laws
+
+
+def _first_difference(mine: Run, wanted: Run) -> tuple[int, str] | None:
+    """Return the first round whose drafts differ, and how; None if none does."""
+    for number, (draft, other) in enumerate(zip(mine.drafts, wanted.drafts, strict=False)):
+        difference = draft.difference(other, ROUNDING)
+        if difference is not None:
+            return number, difference
+    return None
+
+
+def _apart(late: Draft, new: Draft) -> str | None:
+    """Return how two drafts after the same sequence differ, where the number of the round makes no difference."""
+    if not late.drawn_after and not new.drawn_after:
+        return late.difference(new, ROUNDING)
+    if late.draft_probs is None or new.draft_probs is None:
+        return None
+    # Other rounds have other random numbers, so only what the first tokens are drawn from can be compared.
+    apart = float((late.draft_probs[0] - new.draft_probs[0]).abs().max())
+    return f"q after the root differs by up to {apart:.2g}" if apart > ROUNDING else None
+
+
+def _unexplained(stage: Stage, job: Job, drafted: Sequence[int], alone: Sequence[int], same: int) -> str:
+    """Return why the dtype does not explain that two outputs part after so many tokens; empty if it does."""
+    if same >= min(len(drafted), len(alone)):
+        return ", where one of the two ends"
+    sequence, pair = [*job.prompt, *alone[:same]], (drafted[same], alone[same])
+    kv_cache = stage.options.get("kv_cache")
+    tie = examine(stage.target.model, sequence, pair, job.sampling, prompt_length=len(job.prompt), kv_cache=kv_cache)
+    if tie.margin is None or tie.bound is None:
+        return ", with a token that is impossible there"
+    if tie.margin <= tie.bound:
+        return ""
+    return f", where its token is {tie.margin:.2g} nats below the best, and the dtype explains {tie.bound:.2g}"
+
+
+@contextmanager
+def _hooked(model: PreTrainedModel, look: Callable[..., Tensor | None]) -> Iterator[None]:
+    """Has a function see, or change, what the input embeddings give; the weights are left alone."""
+    hook = model.get_input_embeddings().register_forward_hook(look)
+    try:
+        yield
+    finally:
+        hook.remove()

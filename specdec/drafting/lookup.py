@@ -1,0 +1,102 @@
+"""For drafters that look up: draft trees from the host, and sessions that know how good a draft is before its round."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+
+from specdec.batch import Batch
+from specdec.interfaces import Drafter, Session, Sizes
+from specdec.target.target import Target
+from specdec.tree import DraftTree, TreeShape
+
+_chain = lru_cache(maxsize=256)(TreeShape.chain)
+
+
+class RatedSession(Session):
+    """A session that can say how many tokens of its next draft it expects to be accepted."""
+
+    @abstractmethod
+    def rate(self, batch: Batch) -> Float[np.ndarray, " batch"]:
+        """Return the number of tokens of the draft that ``propose`` would return that are likely to be accepted.
+
+        It draws nothing at random, and changes no draft: ``propose`` may follow, for all rows or some of them.
+        """
+
+
+class RatedDrafter(Drafter):
+    """A drafter whose sessions rate their drafts. ``ChoiceDrafter`` asks whether its draft or a model's is better."""
+
+    @abstractmethod
+    def bind(self, target: Target, sizes: Sizes) -> RatedSession:
+        """See ``Drafter.bind``."""
+
+
+def chains(
+    roots: Int[np.ndarray, " batch"], branches: Int[np.ndarray, "batch depth"], device: torch.device
+) -> DraftTree:
+    """Return one branch per row, on a device.
+
+    The tree's width is a power of two, or what the rows have room for: there are few such shapes, so that each comes
+    often enough to be captured.
+
+    Args:
+        roots: The sequences' last tokens.
+        branches: -1 padded; at least one has a token.
+        device: Where the tree goes.
+    """
+    sizes = (branches >= 0).sum(1)
+    width = min(1 << (int(sizes.max()) - 1).bit_length(), branches.shape[1])
+    tokens = np.concatenate([roots[:, None], branches[:, :width].clip(min=0)], axis=1, dtype=np.int64)
+    valid = None
+    if sizes.min() < width:
+        valid = torch.from_numpy(np.arange(width + 1) <= sizes[:, None]).to(device, non_blocking=True)
+    drafted = torch.from_numpy(tokens).to(device, non_blocking=True)
+    return DraftTree.from_shape(_chain(width), drafted, valid=valid)
+
+
+def trees(
+    roots: Int[np.ndarray, " batch"],
+    tokens: Sequence[Sequence[int]],
+    parents: Sequence[Sequence[int]],
+    device: torch.device,
+) -> DraftTree:
+    """Return one tree per row, in as few columns as the rows need, on a device.
+
+    A row with the tokens ``7 8 9`` and the parents ``-1 0 -1`` becomes, under the root 4::
+
+        tokens   4 7 8 9
+        parents -1 0 1 0
+
+    Args:
+        roots: The sequences' last tokens.
+        tokens: The drafted tokens of every row, parents before children.
+        parents: The parent of each: a place in the row's tokens, or -1 for the root.
+        device: Where the trees go.
+    """
+    sizes = np.array([len(row) for row in tokens])
+    drafted = np.arange(int(sizes.max())) < sizes[:, None]
+    # Tokens, parents and validity in one array, which is one copy to the device.
+    packed = np.zeros((3, len(tokens), 1 + drafted.shape[1]), dtype=np.int64)
+    packed[0, :, 1:][drafted] = np.concatenate([np.asarray(row, dtype=np.int64) for row in tokens])
+    packed[1, :, 1:][drafted] = 1 + np.concatenate([np.asarray(row, dtype=np.int64) for row in parents])
+    packed[2, :, 1:] = drafted
+    packed[0, :, 0], packed[1, :, 0], packed[2, :, 0] = roots, -1, 1
+    ids, above, valid = torch.from_numpy(packed).to(device, non_blocking=True).unbind()
+    return DraftTree.build(
+        ids,
+        above,
+        valid=valid.bool(),
+        max_depth=max((_depth(row) for row in parents), default=0),
+        max_children=int(max(np.bincount(1 + np.asarray(row)).max() for row in parents if len(row))),
+    )
+
+
+def _depth(parents: Sequence[int]) -> int:
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+    return max(depths, default=0)

@@ -1,0 +1,61 @@
+"""The documentation's studies name commands and pictures that are there, and take their tables from runs."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from experiments.bench.evidence import GALLERY, STUDIES, Study, block, placed, run
+from experiments.config.sections import CONF
+from tests.experiments.showcase import write_run
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_composes_and_has_its_place(name: str) -> None:
+    study = STUDIES[name]
+    module, *overrides = study.asked.split()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        assert compose(module.removeprefix("experiments."), overrides=overrides)
+    if study.page is None:
+        pages = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
+        for shown in study.pictures:
+            assert (ROOT / "docs" / "images" / f"{shown}.png").is_file() and f"images/{shown}.png" in pages
+        return
+    assert len(study.captions) == len(study.pictures)
+    page = (ROOT / study.page).read_text()
+    text = placed(page, name, "a new text")
+    assert text.index(f"<!-- {name}:begin") < text.index("a new text") < text.index(f"<!-- {name}:end -->")
+    assert placed(text, name, "another") == placed(page, name, "another"), "what stood there is gone"
+    with pytest.raises(ValueError, match="no marks <!-- other:begin"):
+        placed(page, "other", "text")
+
+
+def test_a_finished_study_is_not_run_again_and_a_failing_one_is_one_sentence(tmp_path: Path) -> None:
+    shutil.copyfile(ROOT / "docs" / "images" / "scaling.png", tmp_path / "made.png")
+    assert run(Study("experiments.nothing", {"shown": "made"}), tmp_path) >= 0
+    with pytest.raises(ValueError, match=r"experiments\.demo ended with exit code 1: see above"):
+        run(Study("experiments.demo temperatures=[]", {"shown": "made"}), tmp_path / "demo")
+
+
+def test_a_study_is_a_text_and_its_pictures(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", trace=False)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["config"] |= {
+        "labels": {"model": "a small model"},
+        "target": {"inflate": None},
+        "sampling": {"max_new_tokens": 7},
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    study = Study("experiments.run a=1", {"shown": "methods"}, captions=["what is drawn"])
+    text = block(study, folder)
+    assert "| 1 | a small model | 2.33 [2.33, 2.33] |" in text
+    assert text.endswith("\n\n![what is drawn](images/shown.png)")
+    (tmp_path / "found.md").write_text("a machine.\n\n| a |\n|---|\n")
+    own = block(replace(study, text="found.md"), tmp_path)
+    assert own == "`python -m experiments.run a=1`: a machine.\n\n| a |\n|---|\n\n![what is drawn](images/shown.png)"
+    assert set(GALLERY) < set(STUDIES)

@@ -1,0 +1,121 @@
+"""Meters with counters and clocks that are made of lists or files; and engines that hold what was planned."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from drafters import MedusaDrafter, MergedDrafter, ModelDrafter, NGramDrafter
+from experiments.measuring.meters import Clocks, Counter, EnergyMeter, LoadMeter, PeakMeter, held_by, packages
+from specdec.engine.engine import Engine
+from specdec.physics.capacity import Served
+from specdec.physics.precision import Precision
+from specdec.physics.reading import read_shape
+from specdec.target.target import Target
+from tests.components import medusa_heads
+from tests.models import tiny_model
+from verifiers import RejectionVerifier
+
+SIZES: Any = {"max_batch_size": 3, "max_length": 40}
+
+
+def counter(*values: float | None, full: float = float("inf")) -> Counter:
+    left = list(values)
+    return (lambda: left.pop(0)), full
+
+
+@pytest.mark.parametrize(
+    ("counters", "joules"),
+    [
+        ([], None),
+        ([counter(5.0, 12.5), counter(1.0, 1.5)], 8.0),  # two packages
+        ([counter(250.0, 10.0, full=262.0)], 22.0),  # it was full, and began anew
+        ([counter(5.0, None)], None),
+    ],
+)
+def test_joules_between_two_readings(counters: list[Counter], joules: float | None) -> None:
+    assert EnergyMeter(counters).stop() == joules
+
+
+def zone(folder: Path, name: str, label: str, microjoules: str) -> Path:
+    made = folder / name
+    made.mkdir(parents=True)
+    for file, text in (("name", label), ("energy_uj", microjoules), ("max_energy_range_uj", "262143328850")):
+        (made / file).write_text(f"{text}\n")
+    return made
+
+
+def test_packages_are_read_and_their_parts_are_not_counted_twice(tmp_path: Path) -> None:
+    assert packages(tmp_path) == ()
+    first = zone(tmp_path, "intel-rapl:0", "package-0", "1000000")
+    zone(tmp_path, "intel-rapl:0:0", "core", "700000")
+    second = zone(tmp_path, "intel-rapl:1", "package-1", "2000000")
+    zone(tmp_path, "intel-rapl:2", "psys", "9000000")
+    zone(tmp_path, "intel-rapl-mmio:0", "package-0", "1000000")
+    found = packages(tmp_path)
+    assert [read() for read, _ in found] == [1.0, 2.0]
+    meter = EnergyMeter(found)
+    (first / "energy_uj").write_text("4500000\n")
+    assert meter.stop() == 3.5
+    (second / "energy_uj").unlink()  # as without the right to read it
+    assert packages(tmp_path) == ()
+
+
+def clocks(*readings: Clocks | None) -> Callable[[], Clocks | None]:
+    left = list(readings)
+    return lambda: left.pop(0)
+
+
+def test_load_in_cores() -> None:
+    # Within 2 s, cores were busy for 5 s, of which this process had 3 s.
+    meter = LoadMeter(clocks((10.0, 100.0, 7.0, 4), (12.0, 105.0, 10.0, 4)))
+    assert meter.stop() == {"cores": 4, "own": 1.5, "others": 1.0}
+    assert LoadMeter(clocks(None, None)).stop() == {}
+    assert LoadMeter(clocks((1.0, 1.0, 1.0, 4), (1.0, 1.0, 1.0, 4))).stop() == {}, "no time has passed"
+    here = LoadMeter()
+    while not (load := here.stop()):
+        pass
+    assert load["cores"] >= 1
+
+
+def test_engines_hold_what_is_planned() -> None:
+    target, small = Target(tiny_model()), tiny_model("llama_mqa_tied")
+    engine = Engine(target, ModelDrafter(small, shape=[2, 2], kv_cache="int8"), RejectionVerifier(), **SIZES)
+    alone = Engine(target, **SIZES)
+    held = held_by([engine, engine, alone])
+    served = Served(
+        shape=read_shape(target.model.config),
+        precision=Precision.of("float32"),
+        drafter=read_shape(small.config),
+        drafter_precision=Precision.of("float32", kv="int8"),
+        drafted=6,
+        shown=6,
+    )
+    planned = served.memory(rows=3, length=40)
+    assert held.kv == 2 * planned.kv, "an engine that is named twice counts once"
+    assert (held.drafter_kv, held.scratch) == (planned.drafter_kv, planned.scratch)
+    for model, here, there in ((target.model, planned.weights, held.weights), (small, planned.drafter, held.drafter)):
+        vectors = [*model.buffers(), *(p for p in model.parameters() if p.ndim < 2)]
+        assert there == here + sum(v.numel() * v.element_size() for v in vectors), "a table that is shared counts once"
+    assert held.total == held.weights + held.drafter + held.kv + held.drafter_kv + held.scratch + held.copies
+    assert held_by([alone, Engine(target, **SIZES)]).copies == sum(alone.runner.executor.copies().values())
+
+
+def test_heads_and_parts_of_other_drafters_count() -> None:
+    target = Target(tiny_model())
+    heads = medusa_heads(target.model)
+    drafter = MergedDrafter(lookup=NGramDrafter(), model=MedusaDrafter(heads))
+    held = held_by([Engine(target, drafter, RejectionVerifier(), **SIZES)])
+    assert held.drafter == sum(p.numel() * p.element_size() for p in heads.parameters()) > 0
+    assert held.drafter_kv == 0
+
+
+def test_the_peak_is_that_since_the_meter_began() -> None:
+    size = 128 << 20
+    meter = PeakMeter(torch.device("cpu"))
+    torch.ones(size, dtype=torch.uint8)
+    peak = meter.peak()
+    assert 0.9 * size < peak.used, "it is gone by now"
+    assert peak.before > 0 and peak.fragmentation is None

@@ -1,0 +1,76 @@
+"""What single tokens say: for byte-level and SentencePiece-like vocabularies, alone and in a row, on disk and back."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from experiments.results.texts import (
+    INCOMPLETE,
+    PROMPTS,
+    TOKENS,
+    in_context,
+    read_prompts,
+    read_token_texts,
+    text_of,
+    token_bytes,
+    write_token_texts,
+)
+from tests.experiments.conftest import END_OF_TEXT, byte_tokenizer
+
+
+def spaced_tokenizer() -> PreTrainedTokenizerFast:
+    """As SentencePiece: a sign for a space, which the decoder drops at the beginning, and tokens of single bytes."""
+    words = ["<unk>", "▁a", "▁the", "b", "<0xE2>", "<0x86>", "<0x92>"]
+    tokenizer = Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=[], byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+
+
+def test_byte_level_tokens_are_their_bytes() -> None:
+    tokenizer = byte_tokenizer()
+    text = "a → \u00adé\n"
+    ids = tokenizer(text)["input_ids"]
+    texts = token_bytes([0, *ids], tokenizer)
+    assert b"".join(texts[token] for token in ids) == text.encode()
+    assert texts[0] == END_OF_TEXT.encode()
+    assert {len(text) for token, text in texts.items() if token} == {1}
+
+
+def test_a_token_keeps_the_space_that_a_text_would_drop() -> None:
+    tokenizer = spaced_tokenizer()
+    assert token_bytes(range(7), tokenizer) == {
+        0: b"<unk>", 1: b" a", 2: b" the", 3: b"b", 4: b"\xe2", 5: b"\x86", 6: b"\x92",
+    }  # fmt: skip
+
+
+def test_alone_and_in_a_row() -> None:
+    texts = {1: b" a", 3: b"\xe2", 4: b"\x86\x92", 5: b"\xff", 6: b""}
+    assert [text_of(token, texts) for token in (1, 3, 9)] == [" a", "\\xe2", "<9>"]
+    assert in_context([1, 3, 4, 1], texts) == [" a", INCOMPLETE, "→", " a"]
+    assert in_context([3, 1], texts) == [INCOMPLETE, "\ufffd a"], "a character that never ends"
+    assert in_context([3, 9, 4], texts) == [INCOMPLETE, "\ufffd<9>", "\ufffd\ufffd"]
+    assert in_context([6, 1], texts) == ["", " a"]
+
+
+def test_texts_survive_the_disk_and_add_up(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    accent = tokenizer("é")["input_ids"]
+    write_token_texts(tmp_path, accent, tokenizer)
+    write_token_texts(tmp_path, tokenizer('a"')["input_ids"], tokenizer)
+    assert read_token_texts(tmp_path) == token_bytes([*accent, *tokenizer('a"')["input_ids"]], tokenizer)
+    assert [path.name for path in tmp_path.iterdir()] == [TOKENS]
+
+
+def test_damaged_files_are_one_sentence(tmp_path: Path) -> None:
+    assert read_token_texts(tmp_path) == {}
+    assert read_prompts(tmp_path) == {}
+    (tmp_path / TOKENS).write_text(json.dumps({"1": [300]}))
+    with pytest.raises(ValueError, match=r"tokens\.json is damaged.*remove it"):
+        read_token_texts(tmp_path)
+    (tmp_path / PROMPTS).write_text('{"prompt": "a", "turns": ["b"]}\n{"prompt": "c"}\n')
+    with pytest.raises(ValueError, match=r"prompts\.jsonl, line 2 is not a prompt"):
+        read_prompts(tmp_path)

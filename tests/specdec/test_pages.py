@@ -1,0 +1,388 @@
+"""Shared beginnings, pages and swapping change no output, and pages are conserved."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from specdec.cache import pages as pages_module
+from specdec.cache.pages import Paging, Pool, Rows, keys_of
+from specdec.drafting.feature_scorer import FeatureScorer
+from specdec.engine.engine import Engine
+from specdec.engine.scheduler import Scheduler, View, Work
+from specdec.forward import ForwardBatch
+from specdec.interfaces import Drafter
+from specdec.requests import SamplingParams
+from specdec.target.runner import ModelRunner
+from specdec.target.target import Target
+from tests.components import DRAFTERS
+from tests.models import tiny_model
+from tests.specdec.test_schedules import KINDS, SameDepth
+from verifiers import RejectionVerifier
+
+ANYWAY = {"max_length": 64, "prefill_chunk": 5}
+LAYOUTS = {
+    "shared rows": Paging(shared=True),
+    "pages": Paging(page_size=4),
+    "shared pages": Paging(page_size=4, shared=True),
+    "few shared pages": Paging(page_size=4, pages=20, shared=True),
+    "pages of one position": Paging(page_size=1, shared=True),
+}
+SLOW = ("shared rows", 0), ("shared rows", 2**30), ("few shared pages", 0), ("pages", 2**30)
+FAST = ("shared rows", "off"), ("few shared pages", "rounds")
+
+
+def shared_prompts(count: int = 8) -> list[list[int]]:
+    """Prompts of two families with beginnings in common; the last one is a beginning itself."""
+    rng = np.random.default_rng(0)
+    families = [rng.integers(1, 24, 13).tolist(), rng.integers(1, 24, 7).tolist()]
+    prompts = [families[index % 2] + rng.integers(1, 24, 1 + index % 5).tolist() for index in range(count - 1)]
+    return [*prompts, families[0][:9]]
+
+
+PROMPTS = shared_prompts()
+SAMPLING = [
+    SamplingParams(max_new_tokens=6 + index, temperature=index % 3 * 0.6, seed=index, ignore_eos=True)
+    for index in range(len(PROMPTS))
+]
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return Target(tiny_model("llama", vocab_size=24))
+
+
+def engine_of(target: Target, drafter: Drafter | None, **options: Any) -> Engine:
+    return Engine(target, drafter, RejectionVerifier(), **{**ANYWAY, "max_batch_size": 3, **options})
+
+
+def outputs(engine: Engine, **options: Any) -> list[tuple[int, ...]]:
+    return [each.token_ids for each in engine.generate(PROMPTS, SAMPLING, **options)]
+
+
+@pytest.fixture(scope="module")
+def drafters(target: Target) -> dict[str, Drafter | None]:
+    return {kind: None if name is None else DRAFTERS[name](target.model) for kind, name in KINDS.items()}
+
+
+@pytest.fixture(scope="module")
+def alone(target: Target, drafters) -> dict[str, list[tuple[int, ...]]]:
+    """Every request by itself, with nothing shared."""
+    return {kind: outputs(engine_of(target, drafters[kind], max_batch_size=1)) for kind in KINDS}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("layout", "recording"),
+    [
+        pytest.param(layout, recording, marks=() if (layout, recording) in FAST else pytest.mark.full)
+        for layout in LAYOUTS
+        for recording in ("off", "rounds")
+    ],
+)
+def test_outputs_are_those_of_requests_alone(target, drafters, alone, kind, layout, recording) -> None:
+    engine = engine_of(target, drafters[kind], cache=LAYOUTS[layout], recording=recording)
+    for _ in range(2):
+        assert outputs(engine) == alone[kind]
+    assert (engine.page_counts.reused > 0) == LAYOUTS[layout].shared
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("layout", "swap"),
+    [
+        ("few shared pages", 2**30),
+        *(pytest.param(layout, swap, marks=pytest.mark.full) for layout, swap in SLOW),
+    ],
+)
+def test_outputs_do_not_depend_on_schedules(target, drafters, alone, kind, layout, swap) -> None:
+    paging = LAYOUTS[layout]
+    cache = Paging(page_size=paging.page_size, pages=paging.pages, shared=paging.shared, swap=swap)
+    swapped = 0
+    for seed in range(2):
+        policy = Fitting(np.random.default_rng(seed))
+        engine = engine_of(target, drafters[kind], cache=cache, scheduler=policy)
+        assert outputs(engine) == alone[kind]
+        counts = engine.page_counts
+        assert counts.preempted == policy.preempted
+        assert counts.swapped_in == counts.swapped_out
+        swapped += counts.swapped_in
+    assert (swapped > 0) == (swap > 0)
+
+
+class Fitting(SameDepth):
+    """Random plans that admit no request for which there are no pages."""
+
+    def plan(self, view: View) -> Work:
+        work, fits = super().plan(view), {id(each) for each in (*view.running, *view.entering)}
+        return Work(
+            preempt=work.preempt,
+            prefill=[(each, count) for each, count in work.prefill if id(each) in fits],
+            decode=[each for each in work.decode if id(each) in fits],
+        )
+
+
+def test_plain_and_speculative_requests_share(target, drafters, alone) -> None:
+    # What the target alone has computed is of no use to a request that the drafter follows.
+    engine = engine_of(target, drafters["chain"], cache=Paging(page_size=4, shared=True))
+    assert outputs(engine, speculate=False) == alone["plain"]
+    assert outputs(engine) == alone["chain"]
+    reused = engine.page_counts.reused
+    assert outputs(engine, speculate=False) == alone["plain"]
+    assert engine.page_counts.reused - reused > 60
+
+
+@pytest.mark.parametrize("kv_cache", ["int8", "fp8"])
+@pytest.mark.parametrize("layout", ["shared rows", "shared pages"])
+def test_quantized_caches_share(target, drafters, layout, kv_cache) -> None:
+    drafter = drafters["tree"]
+    alone = outputs(engine_of(target, drafter, max_batch_size=1, kv_cache=kv_cache))
+    assert outputs(engine_of(target, drafter, cache=LAYOUTS[layout], kv_cache=kv_cache)) == alone
+
+
+@pytest.mark.parametrize("layout", ["shared rows", "shared pages"])
+def test_invariant_forwards_share(target, drafters, alone, layout) -> None:
+    drafter = drafters["feature heads"]
+    engine = engine_of(target, drafter, cache=LAYOUTS[layout], invariant=True)
+    assert outputs(engine) == alone["feature heads"]
+
+
+@pytest.mark.parametrize("kv_cache", [None, "int8"])
+def test_the_kernel_reads_pages(target, drafters, kv_cache: str | None) -> None:
+    pytest.importorskip("triton")
+    wanted, sampling = PROMPTS[:3], SAMPLING[:3]
+    found = []
+    for cache in (None, Paging(page_size=4, shared=True)):
+        engine = engine_of(target, drafters["tree"], cache=cache, attention="triton", kv_cache=kv_cache)
+        found.append([each.token_ids for each in engine.generate(wanted, sampling)])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "mistral_sliding"])
+def test_other_models_share(kind: str) -> None:
+    target = Target(tiny_model(kind, vocab_size=24))
+    alone = outputs(engine_of(target, None, max_batch_size=1))
+    for layout in ("shared rows", "shared pages"):
+        assert outputs(engine_of(target, None, cache=LAYOUTS[layout])) == alone
+
+
+@pytest.mark.parametrize("kind", ["plain", "chain", "feature heads"])
+@pytest.mark.parametrize("layout", ["shared rows", "shared pages"])
+def test_a_hit_saves_the_prefill_of_target_and_drafter(target, drafters, kind, layout, monkeypatch) -> None:
+    engine = engine_of(target, drafters[kind], cache=LAYOUTS[layout])
+    first = prefilled(engine, monkeypatch)
+    again = prefilled(engine, monkeypatch)
+    assert all(len(first) == len(again) and new <= old / 2 for new, old in zip(again, first, strict=True))
+
+
+def prefilled(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tokens of prompts that each runner of an engine has forwarded in a call."""
+    runners = [engine.runner, *(() if engine.session is None else engine.session.models)]
+    counts = dict.fromkeys(map(id, runners), 0)
+    run = ModelRunner.run
+
+    def counting(runner: ModelRunner, batch: ForwardBatch, *rest: Any) -> Any:
+        if batch.wants.logits == 0:
+            counts[id(runner)] += batch.nodes
+        return run(runner, batch, *rest)
+
+    prompt = np.random.default_rng(1).integers(1, 24, 40).tolist()
+    with monkeypatch.context() as patch:
+        patch.setattr(ModelRunner, "run", counting)
+        engine.generate([prompt], SamplingParams(max_new_tokens=2, ignore_eos=True))
+    return list(counts.values())
+
+
+def conversations(engine: Engine) -> list[tuple[int, ...]]:
+    """Second answers: every second prompt is a first one, its answer, and a little more."""
+    sampling = [SamplingParams(max_new_tokens=14, temperature=1.0, seed=seed, ignore_eos=True) for seed in range(8)]
+    answers = [each.token_ids for each in engine.generate(PROMPTS, sampling)]
+    turns = [[*prompt, *answer, 5, 6, 7] for prompt, answer in zip(PROMPTS, answers, strict=True)]
+    return [each.token_ids for each in engine.generate(turns, sampling)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [None, 2])
+def test_answers_are_shared_with_the_next_turn(target, drafters, kind: str, size: int | None) -> None:
+    engine = engine_of(target, drafters[kind], max_batch_size=8, cache=Paging(page_size=size, shared=True))
+    assert conversations(engine) == conversations(engine_of(target, drafters[kind], max_batch_size=1))
+    most = sum(map(len, PROMPTS)) + 8 * 14
+    assert engine.page_counts.reused > 0.6 * most
+
+
+@pytest.mark.parametrize("running", [False, True])
+@pytest.mark.parametrize("size", [None, 4])
+def test_changed_weights_are_not_shared(size: int | None, running: bool) -> None:
+    target = Target(tiny_model("llama", vocab_size=24))
+    engine = engine_of(target, None, cache=Paging(page_size=size, shared=True))
+    outputs(engine)
+    if running:
+        engine.submit(PROMPTS[0], SAMPLING[0])
+        engine.step()
+    with torch.no_grad():
+        target.model.lm_head.weight.mul_(-1)
+        target.model.model.layers[0].self_attn.k_proj.weight.mul_(3)
+    engine.weights_changed()
+    while engine.unfinished:
+        engine.step()
+    assert outputs(engine) == outputs(engine_of(target, None))
+
+
+# ---------------------------------------------------------------- mutants
+
+
+def test_a_key_without_its_past_is_noticed(target, alone, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutant: a page is found by its own tokens, whatever stands before them."""
+
+    def forgetful(tokens: np.ndarray, size: int, before: bytes, *, ahead: bool) -> Iterator[bytes]:
+        for end in range(size, len(tokens) + 1, size):
+            yield from keys_of(tokens[end - size : end], size, b"", ahead=False)
+
+    monkeypatch.setattr(pages_module, "keys_of", forgetful)
+    assert outputs(engine_of(target, None, cache=Paging(page_size=1, shared=True))) != alone["plain"]
+
+
+@pytest.mark.parametrize("mutant", ["held", "lookback", "ahead"])
+def test_pairs_of_other_tokens_are_noticed(target, drafters, mutant: str, monkeypatch) -> None:
+    """Mutants: a head's pairs are shared before they are in the cache, without its window, or with another token."""
+    drafter = drafters["feature heads"]
+    engine = engine_of(target, drafter, max_batch_size=8, cache=Paging(page_size=1, shared=True))
+    assert engine.session is not None
+    if mutant == "held":
+        monkeypatch.setattr(FeatureScorer, "held", lambda scorer, slot, length: length)
+    elif mutant == "lookback":
+        engine.session.lookback = 0
+    else:
+        monkeypatch.setattr(pages_module, "keys_of", lambda *args, ahead: keys_of(*args, ahead=False))
+    found = [conversations(engine) for _ in range(3)]
+    assert found != [conversations(engine_of(target, drafter, max_batch_size=1))] * 3
+
+
+# ---------------------------------------------------------------- the pages themselves
+
+
+class Conserved(RuleBasedStateMachine):
+    """Requests of few tokens come and go; every page has its users, or is free, and holds what it is known for."""
+
+    running = Bundle("running")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = Pool(3, count=12, size=2, shared=True)
+        self.placed: dict[int, list[int]] = {}
+        self.content: dict[int, list[tuple[int, ...]]] = {}
+
+    @rule(target=running, tokens=st.lists(st.integers(0, 1), min_size=1, max_size=7), back=st.integers(0, 3))
+    def enter(self, tokens: list[int], back: int) -> int:
+        free = [slot for slot in range(3) if slot not in self.placed]
+        if not free:
+            return -1
+        try:
+            placement = self.pool.enter(tokens, free, positions=8, drafted=True, again=back)
+        except ValueError:
+            assert self.pool.free < 4
+            return -1
+        assert placement.reused <= max(len(tokens) - 1 - back, 0)
+        for index, page in enumerate(placement.pages[: placement.reused // 2]):
+            assert self.content[page] == tuple(tokens[: 2 * index + 3]), "it holds the beginning, and what follows"
+        self.placed[placement.slot] = list(placement.pages)
+        for page in placement.pages[placement.reused // 2 :]:
+            self.content.pop(page, None)
+        final = np.array(tokens[:-1], dtype=np.int64)
+        for index in range(placement.reused // 2, (len(final) - 1) // 2):
+            self.content[placement.pages[index]] = tuple(tokens[: 2 * index + 3])
+        self.pool.hold(placement.slot, final, drafted=True)
+        return placement.slot
+
+    @rule(slot=consumes(running), sound=st.booleans())
+    def leave(self, slot: int, sound: bool) -> None:
+        if slot in self.placed:
+            if not sound:
+                self.pool.forget(slot)
+            self.pool.leave(slot)
+            del self.placed[slot]
+
+    @invariant()
+    def conserved(self) -> None:
+        used = {page for each in self.placed.values() for page in each}
+        assert self.pool.free == 12 - len(used)
+        for slot, each in self.placed.items():
+            assert len(set(each)) == len(each) == 4
+            others = {page for other, theirs in self.placed.items() if other != slot for page in theirs}
+            shared = [page in others for page in each]
+            assert shared == sorted(shared, reverse=True), "only beginnings are shared"
+            assert self.pool.own(slot) == 2 * sum(shared)
+
+
+TestConserved = Conserved.TestCase
+TestConserved.settings = settings(max_examples=60, stateful_step_count=30, deadline=None, derandomize=True)
+
+
+def test_the_page_that_was_left_first_is_evicted_first_and_of_a_request_the_last() -> None:
+    pool = Pool(2, count=4, size=2, shared=True)
+    first = pool.enter([1, 2, 3, 4, 5], [0, 1], positions=5, drafted=False, again=0).pages
+    pool.hold(0, np.array([1, 2, 3, 4]), drafted=False)
+    pool.leave(0)
+    taken = pool.enter([9, 9], [0, 1], positions=4, drafted=False, again=0).pages
+    assert set(taken) == {first[2], 3}, "pages that hold nothing come first"
+    assert pool.counts.evicted_pages == 0
+    pool.leave(0)
+    more = pool.enter([8, 8], [0, 1], positions=6, drafted=False, again=0).pages
+    assert first[1] in more and first[0] not in more, "the end of what was held goes before its beginning"
+    assert pool.counts.evicted_pages == 1
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=9), min_size=1, max_size=12))
+@settings(max_examples=50, deadline=None, derandomize=True)
+def test_rows_are_copied_from_slots_that_hold_the_beginning(sequences: list[list[int]]) -> None:
+    rows, content = Rows(3, shared=True), {slot: list[int]() for slot in range(3)}
+    for tokens in sequences:
+        placement = rows.enter(tokens, [0, 1, 2], positions=9, drafted=True, again=1)
+        best = max(_common(tokens[:-1], each) for each in content.values())
+        assert placement.reused == max(min(best, len(tokens) - 1) - 1, 0)
+        if placement.reused:
+            assert content[placement.source][: placement.reused] == tokens[: placement.reused]
+        content[placement.slot] = tokens[:-1]
+        rows.hold(placement.slot, np.array(tokens[:-1], dtype=np.int64), drafted=True)
+        rows.leave(placement.slot)
+
+
+def _common(one: list[int], other: list[int]) -> int:
+    return next((index for index, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]),
+                min(len(one), len(other)))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("paging", "named"),
+    [
+        ({"page_size": 0}, "page_size"),
+        ({"pages": 3}, "pages=3"),
+        ({"page_size": 4, "pages": 3}, "pages=3"),
+        ({"swap": -1}, "swap"),
+    ],
+)
+def test_mistakes(target: Target, paging: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        Engine(target, max_length=64, cache=Paging(**paging))
+
+
+class Admits(Scheduler):
+    """Gives every free slot away, whether there are pages or not."""
+
+    def plan(self, view: View) -> Work:
+        work = [(each, 5) for each in (*view.prefilling, *view.waiting[: view.free_slots])]
+        return Work(prefill=work, decode=[*view.running, *(each for each, _ in work)])
+
+
+def test_a_policy_that_admits_too_much_is_refused(target: Target) -> None:
+    engine = engine_of(target, None, cache=Paging(page_size=4, pages=16), scheduler=Admits())
+    for _ in range(3):
+        engine.submit(PROMPTS[0], SamplingParams(max_new_tokens=20, ignore_eos=True))
+    with pytest.raises(ValueError, match="pages"):
+        engine.step()
+    assert engine.unfinished == 2, "those without pages are not lost"
