@@ -1,17 +1,14 @@
 """The engine: requests in, steps and completions out, round by round."""
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 
-import numpy as np
 import torch
 
 from specdec.arguments import flag, instance, whole
 from specdec.attributes import check_drafter_attributes, check_session, check_verifier_attributes
-from specdec.batch import Batch
 from specdec.cache.pages import PageCounts, Paging, pages_for
-from specdec.engine.clock import COMPLETION, StageTimer
+from specdec.engine.clock import StageTimer
 from specdec.engine.delivery import Delivery
 from specdec.engine.doors import check_drafter, check_scheduler, check_target, check_verifier
 from specdec.engine.inspection import Inspector
@@ -19,17 +16,17 @@ from specdec.engine.intake import Intake
 from specdec.engine.out_of_memory import beside_cache_of, explained
 from specdec.engine.output import Outputs, completion
 from specdec.engine.prompts import Prompt
-from specdec.engine.round import InFlight, Judged, Mode, repeatable
-from specdec.engine.rounds import Observer, check_recording, rounds_for
-from specdec.engine.running import RunningRequests, running_slots
-from specdec.engine.scheduler import FirstCome, Scheduler, View
+from specdec.engine.round import Mode
+from specdec.engine.rounds import check_recording, rounds_for
+from specdec.engine.running import RunningRequests
+from specdec.engine.scheduler import FirstCome, Scheduler
 from specdec.engine.slot_table import SlotTable
+from specdec.engine.turns import Turns
 from specdec.interfaces import Drafter, Round, Session, Sizes, Verifier
 from specdec.origin import described
 from specdec.requests import Request, SamplingParams
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
-from specdec.tree import DraftTree
 from specdec.tree_parts import common_sizes
 from specdec.types import Completion, Step
 
@@ -142,18 +139,15 @@ class Engine:
                 with beside_cache_of(self.runner):
                     self.session = drafter.bind(target, sizes)
                 check_session(self.session, drafter, layers=target.num_layers)
-                inspector = Inspector(drafter, self.session, verifier, self._request_in) if check else None
-                if inspector is None:
-                    self._speculative = Mode.speculative(drafter, self.session, verifier)
+                if check:
+                    self._speculative = Inspector(drafter, self.session, verifier, self._request_in).mode()
                 else:
-                    self._speculative = inspector.mode()
+                    self._speculative = Mode.speculative(drafter, self.session, verifier)
         self.timer = StageTimer(target.device, enabled=timing)
         self._slots = SlotTable(max_batch_size, self.max_length, target.vocab_size, target.device)
         self._rounds = rounds_for(self.runner, self._slots, self.timer, recording=recording, optimize=optimize)
         self._intake = Intake(target, max_length=self.max_length, can_speculate=drafter is not None)
         self._outputs = Outputs(target.tokenizer)
-        self._scheduler = FirstCome() if scheduler is None else scheduler
-        self._waiting: dict[int, Request] = {}  # by id, in the order in which they came
         self._pages = pages_for(self.paging, max_batch_size)
         self._running = RunningRequests(
             self.runner,
@@ -165,7 +159,20 @@ class Engine:
             swap=self.paging.swap,
         )
         self._delivery = Delivery()
-        self._in_flight: InFlight | None = None
+        self._turns = Turns(
+            FirstCome() if scheduler is None else scheduler,
+            plain=self._plain,
+            speculative=self._speculative,
+            running=self._running,
+            slots=self._slots,
+            rounds=self._rounds,
+            outputs=self._outputs,
+            pages=self._pages,
+            delivery=self._delivery,
+            timer=self.timer,
+            prefill_chunk=prefill_chunk,
+        )
+        self._waiting = self._turns.waiting
         self._closed = False
 
     # ---------------------------------------------------------------- asking
@@ -309,7 +316,7 @@ class Engine:
         self._check_open()
         try:
             with torch.inference_mode():
-                steps = self._turn()
+                steps = self._turns.play(self.on_round)
         except BaseException as error:
             no_memory = explained(
                 error,
@@ -317,7 +324,7 @@ class Engine:
                 settings={name: getattr(self, name) for name in ("max_batch_size", "prefill_chunk", "max_length")},
                 max_nodes=0 if self.drafter is None else self.drafter.max_nodes,
             )
-            self._in_flight = None
+            self._turns.drop_round()
             self._delivery.put(self._running.fail(error, no_memory or described(error)))
             # Requests that wait may fit. Processes that share the target cannot go on: the others are in mid-turn.
             if no_memory is None or self.runner.agreement.shared:
@@ -325,121 +332,6 @@ class Engine:
             self._rounds.make_room(error)
             return
         self._delivery.put(steps)
-
-    def _turn(self) -> list[Step]:
-        current, self._in_flight = self._in_flight, None
-        if current is None or not current.rows_in(self._running.by_slot).any():
-            batch = self._plan()
-            if batch is None:
-                return []
-            current = self._launch(batch)
-        if self._may_go_on(current):
-            # The device plays the next round while the host finishes this one.
-            rows = self._slots.rows(current.batch.on_host.slots)
-            self._in_flight = self._launch(rows, ahead=current.played.tree.max_depth + 1)
-        return self._finish(current)
-
-    def _plan(self) -> Batch | None:
-        """Preempt, admit and prefill as the scheduler plans; returns the rows that decode, None if there are none."""
-        waiting = list(self._waiting.values())
-        running = sorted(self._running, key=lambda request: request.id)
-        max_depth = 0 if self.drafter is None else self.drafter.max_depth
-        work = self._scheduler.plan(
-            View(
-                waiting=waiting,
-                running=running,
-                free_slots=self.max_batch_size - len(running),
-                free_pages=self._pages.free,
-                page_size=self._pages.page_size,
-                prefill_chunk=self.prefill_chunk,
-                max_depth=max_depth,
-            )
-        )
-        for request in work.preempt:
-            self._waiting[request.id] = request  # before its slot is taken away, which may fail
-            self._running.preempt(request)
-        if work.preempt:
-            self._waiting = dict(sorted(self._waiting.items()))
-        for request, _ in work.prefill:
-            if request.id in self._waiting:
-                try:
-                    self._running.enter(request)
-                finally:
-                    if request.slot >= 0:  # otherwise there was no room for it, and it goes on waiting
-                        del self._waiting[request.id]
-        with self.timer.stage("prefill"):
-            self._running.prefill(work.prefill)
-        slots = running_slots(work.decode, self._slots)
-        if work.depth is not None:
-            for slot in slots.tolist():
-                self._slots.cap(slot, work.depth)
-        return self._slots.rows(slots) if len(slots) else None
-
-    def _launch(self, batch: Batch, *, ahead: int = 0) -> InFlight:
-        """Propose, verify, accept and commit for the rows of ``batch``, on the device."""
-        speculating = bool(batch.on_host.drafting.any())
-        mode = self._speculative if speculating else self._plain
-        played = self._rounds.play(mode, batch, self._observer(batch) if speculating else None, ahead=ahead)
-        return InFlight(played, batch, [self._request_in(slot) for slot in batch.on_host.slots.tolist()])
-
-    def _may_go_on(self, current: InFlight) -> bool:
-        """Returns whether the next round may begin before the host knows how this one has ended."""
-        if not current.played.alone or self.on_round is not None or self._waiting or not self._slots.counts_by_itself:
-            return False
-        running = list(self._running)
-        # If all of them end, another round would be for nothing.
-        return running == current.requests and any(request.remaining > 1 for request in running)
-
-    def _finish(self, current: InFlight) -> list[Step]:
-        """Read what a round has decided, let the session observe it, and make the requests' steps of it."""
-        played, batch = current.played, current.batch
-        with self.timer.stage("accept"):
-            read = played.read
-        visible = time.perf_counter()
-        seconds = self.timer.take()
-        still = current.rows_in(self._running.by_slot)
-        with self.timer.stage("commit"):
-            self._running.follow(played, batch, still)
-        may_repeat = np.zeros(len(batch), dtype=bool) if read.valid.all() else repeatable(played)
-        begin = time.perf_counter()
-        steps, failed = [], None
-        for row, slot in enumerate(batch.on_host.slots.tolist()):
-            request = current.requests[row]
-            if request is None or not still[row]:
-                continue
-            step = self._outputs.step(request, read, row, seconds, visible, may_repeat=bool(may_repeat[row]))
-            steps.append(step)
-            if step.finish_reason is not None:
-                try:
-                    self._running.leave(request, sound=bool(read.valid[row]))
-                except Exception as error:  # the steps of this round are not lost by it
-                    failed = failed or error
-            elif not read.valid[row]:
-                self._running.start_over(slot, played)
-        if self.timer.enabled:
-            # The steps share this mapping and nobody has them yet: the time of making them belongs to them.
-            seconds[COMPLETION] = time.perf_counter() - begin
-        if failed is not None:
-            self._delivery.put(steps)
-            raise failed
-        return steps
-
-    def _request_in(self, slot: int) -> Request | None:
-        return self._running.by_slot[slot]
-
-    def _observer(self, batch: Batch) -> Observer | None:
-        """Returns what shows a round to ``on_round``; None if nobody looks."""
-        if self.on_round is None:
-            return None
-        look = self.on_round
-        rows = zip(batch.on_host.slots.tolist(), batch.on_host.drafting, strict=True)
-        requests = tuple(self._request_in(slot) if drafts else None for slot, drafts in rows)
-
-        def observe(tree: DraftTree, judged: Judged) -> None:
-            assert judged.evidence is not None, "a rule was asked: rows are speculating"
-            look(Round(tree, judged.evidence, judged.verdict, requests))
-
-        return observe
 
     # ---------------------------------------------------------------- requests
 
@@ -476,6 +368,9 @@ class Engine:
         self._delivery.forget(ids)
         if failed is not None:
             raise failed
+
+    def _request_in(self, slot: int) -> Request | None:
+        return self._running.by_slot[slot]
 
     def _check_open(self) -> None:
         if self._closed:

@@ -1,0 +1,188 @@
+"""One turn after another: preempt, admit and prefill as the scheduler plans, play a round, and read it."""
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from specdec.batch import Batch
+from specdec.cache.pages import Pages
+from specdec.engine.clock import COMPLETION, StageTimer
+from specdec.engine.delivery import Delivery
+from specdec.engine.output import Outputs
+from specdec.engine.round import InFlight, Judged, Mode, repeatable
+from specdec.engine.rounds import Observer, Rounds
+from specdec.engine.running import RunningRequests, running_slots
+from specdec.engine.scheduler import Scheduler, View
+from specdec.engine.slot_table import SlotTable
+from specdec.interfaces import Round
+from specdec.requests import Request
+from specdec.tree import DraftTree
+from specdec.types import Step
+
+Look = Callable[[Round], object]
+"""Sees every speculative round."""
+
+
+class Turns:
+    """The turns of one engine.
+
+    Args:
+        scheduler: Plans them.
+        plain: How rounds are played in which no row speculates.
+        speculative: How all others are played.
+        running: The requests in the slots.
+        slots: The state per slot.
+        rounds: Plays rounds on the device.
+        outputs: Makes steps.
+        pages: Where requests are in the caches.
+        delivery: Takes the steps of a turn that fails at its end.
+        timer: Measures the stages.
+        prefill_chunk: The most tokens of one request that a forward may prefill.
+
+    Attributes:
+        waiting: The requests without a slot by id, in the order in which they came.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        *,
+        plain: Mode,
+        speculative: Mode,
+        running: RunningRequests,
+        slots: SlotTable,
+        rounds: Rounds,
+        outputs: Outputs,
+        pages: Pages,
+        delivery: Delivery,
+        timer: StageTimer,
+        prefill_chunk: int,
+    ):
+        self.waiting: dict[int, Request] = {}
+        self._scheduler, self._plain, self._speculative = scheduler, plain, speculative
+        self._running, self._slots, self._rounds, self._outputs = running, slots, rounds, outputs
+        self._pages, self._delivery, self._timer, self._prefill_chunk = pages, delivery, timer, prefill_chunk
+        self._in_flight: InFlight | None = None
+
+    def drop_round(self) -> None:
+        """Forget the round in flight, whose rows have failed."""
+        self._in_flight = None
+
+    def play(self, look: Look | None) -> list[Step]:
+        """Run one turn; returns its steps, those of a round that was begun a turn before.
+
+        Args:
+            look: Sees the round, if anybody does.
+        """
+        current, self._in_flight = self._in_flight, None
+        if current is None or not current.rows_in(self._running.by_slot).any():
+            batch = self._plan()
+            if batch is None:
+                return []
+            current = self._launch(batch, look)
+        if look is None and self._may_go_on(current):
+            # The device plays the next round while the host finishes this one.
+            rows = self._slots.rows(current.batch.on_host.slots)
+            self._in_flight = self._launch(rows, look, ahead=current.played.tree.max_depth + 1)
+        return self._finish(current)
+
+    def _plan(self) -> Batch | None:
+        """Preempt, admit and prefill as the scheduler plans; returns the rows that decode, None if there are none."""
+        waiting = list(self.waiting.values())
+        running = sorted(self._running, key=lambda request: request.id)
+        work = self._scheduler.plan(
+            View(
+                waiting=waiting,
+                running=running,
+                free_slots=len(self._running.by_slot) - len(running),
+                free_pages=self._pages.free,
+                page_size=self._pages.page_size,
+                prefill_chunk=self._prefill_chunk,
+                max_depth=self._speculative.max_depth,
+            )
+        )
+        for request in work.preempt:
+            self.waiting[request.id] = request  # before its slot is taken away, which may fail
+            self._running.preempt(request)
+        if work.preempt:
+            in_order = sorted(self.waiting.items())
+            self.waiting.clear()
+            self.waiting.update(in_order)
+        for request, _ in work.prefill:
+            if request.id in self.waiting:
+                try:
+                    self._running.enter(request)
+                finally:
+                    if request.slot >= 0:  # otherwise there was no room for it, and it goes on waiting
+                        del self.waiting[request.id]
+        with self._timer.stage("prefill"):
+            self._running.prefill(work.prefill)
+        slots = running_slots(work.decode, self._slots)
+        if work.depth is not None:
+            for slot in slots.tolist():
+                self._slots.cap(slot, work.depth)
+        return self._slots.rows(slots) if len(slots) else None
+
+    def _launch(self, batch: Batch, look: Look | None, *, ahead: int = 0) -> InFlight:
+        """Propose, verify, accept and commit for the rows of ``batch``, on the device."""
+        speculating = bool(batch.on_host.drafting.any())
+        mode = self._speculative if speculating else self._plain
+        requests = [self._running.by_slot[slot] for slot in batch.on_host.slots.tolist()]
+        observer = _observer(look, batch, requests) if speculating and look is not None else None
+        return InFlight(self._rounds.play(mode, batch, observer, ahead=ahead), batch, requests)
+
+    def _may_go_on(self, current: InFlight) -> bool:
+        """Returns whether the next round may begin before the host knows how this one has ended."""
+        if not current.played.alone or self.waiting or not self._slots.counts_by_itself:
+            return False
+        running = list(self._running)
+        # If all of them end, another round would be for nothing.
+        return running == current.requests and any(request.remaining > 1 for request in running)
+
+    def _finish(self, current: InFlight) -> list[Step]:
+        """Read what a round has decided, let the session observe it, and make the requests' steps of it."""
+        played, batch = current.played, current.batch
+        with self._timer.stage("accept"):
+            read = played.read
+        visible = time.perf_counter()
+        seconds = self._timer.take()
+        still = current.rows_in(self._running.by_slot)
+        with self._timer.stage("commit"):
+            self._running.follow(played, batch, still)
+        may_repeat = np.zeros(len(batch), dtype=bool) if read.valid.all() else repeatable(played)
+        begin = time.perf_counter()
+        steps, failed = [], None
+        for row, slot in enumerate(batch.on_host.slots.tolist()):
+            request = current.requests[row]
+            if request is None or not still[row]:
+                continue
+            step = self._outputs.step(request, read, row, seconds, visible, may_repeat=bool(may_repeat[row]))
+            steps.append(step)
+            if step.finish_reason is not None:
+                try:
+                    self._running.leave(request, sound=bool(read.valid[row]))
+                except Exception as error:  # the steps of this round are not lost by it
+                    failed = failed or error
+            elif not read.valid[row]:
+                self._running.start_over(slot, played)
+        if self._timer.enabled:
+            # The steps share this mapping and nobody has them yet: the time of making them belongs to them.
+            seconds[COMPLETION] = time.perf_counter() - begin
+        if failed is not None:
+            self._delivery.put(steps)
+            raise failed
+        return steps
+
+
+def _observer(look: Look, batch: Batch, requests: list[Request | None]) -> Observer:
+    """Return what shows a round: with the requests of the rows that speculate, and None for the others."""
+    drafted_for = tuple(
+        request if drafts else None for request, drafts in zip(requests, batch.on_host.drafting, strict=True)
+    )
+
+    def observe(tree: DraftTree, judged: Judged) -> None:
+        assert judged.evidence is not None, "a rule was asked: rows are speculating"
+        look(Round(tree, judged.evidence, judged.verdict, drafted_for))
+
+    return observe
