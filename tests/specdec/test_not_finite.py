@@ -5,10 +5,10 @@ import pytest
 import scipy.stats
 import torch
 
-import specdec.engine.engine
+import specdec.engine.turns
 from drafters import ModelDrafter
 from specdec.batch import Batch
-from specdec.engine.engine import Engine
+from specdec.engine.turns import Engine
 from specdec.interfaces import StatelessDrafter
 from specdec.random import Purpose, uniforms
 from specdec.requests import SamplingParams
@@ -136,6 +136,6 @@ def test_going_on_without_a_chosen_draft_follows_the_target() -> None:
 def test_going_on_without_a_drawn_draft_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutant: draws are forgotten, too. So such a request ends with an error instead."""
     assert first_tokens(DraftSampling.IID)[1] > 100
-    monkeypatch.setattr(specdec.engine.engine, "repeatable", lambda played: played.read.proposed_nodes > 0)
+    monkeypatch.setattr(specdec.engine.turns, "repeatable", lambda played: played.read.proposed_nodes > 0)
     p_value, ended = first_tokens(DraftSampling.IID)
     assert p_value < 1e-6 and ended == 0

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from specdec.engine import engine as engine_module
-from specdec.engine import output, running
+from specdec.engine import output, running, turns
 from specdec.engine.engine import Engine
 from specdec.engine.output import Outputs
 from specdec.engine.read_back import Fetch
@@ -103,7 +102,7 @@ def test_a_round_reads_the_clock_twice_whatever_its_rows(model, monkeypatch, siz
         reads.append(None)
         return time.perf_counter()
 
-    for module in (engine_module, output, running):
+    for module in (output, running, turns):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=now))
     done = make(model, size=size).generate([PROMPTS[0]] * size, GREEDY)
     rounds = max(len(each.steps) for each in done)
