@@ -155,8 +155,8 @@ ASKED = {
     "experiments.session.policies: LengthPolicy",
     "experiments.session.policies: NodePolicy",
     "experiments.session.policies: ScoredDrafter",
-    "specdec.engine.doors: Drafter",  # drafter and verifier were given in the wrong order
-    "specdec.engine.doors: Verifier",
+    "specdec.engine.parts: Drafter",  # drafter and verifier were given in the wrong order
+    "specdec.engine.parts: Verifier",
     "specdec.engine.rounds: Verifier",  # rules within a rule, for the key of a recording
     "specdec.target.runner: InvariantExecutor",
 }

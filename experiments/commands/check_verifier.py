@@ -10,7 +10,7 @@ from experiments.measuring.exactness import LAWS, SHARED_LEVEL, Case, SharedCase
 from experiments.reporting import terminal
 from experiments.reporting.checks import DraftProgress, exactness_table, shared_table
 from experiments.results.checked import remember, ships, stated_exactness
-from specdec.engine.doors import check_verifier as check_rule
+from specdec.engine.parts import check_verifier as check_rule
 from specdec.interfaces import Verifier
 from specdec.types import DraftSampling, Exactness, Noise
 

@@ -10,11 +10,11 @@ from specdec.attributes import check_drafter_attributes, check_session, check_ve
 from specdec.cache.pages import PageCounts, Paging, pages_for
 from specdec.engine.clock import StageTimer
 from specdec.engine.delivery import Delivery
-from specdec.engine.doors import check_drafter, check_scheduler, check_target, check_verifier
 from specdec.engine.inspection import Inspector
 from specdec.engine.intake import Intake
 from specdec.engine.out_of_memory import beside_cache_of, explained
 from specdec.engine.output import Outputs, completion
+from specdec.engine.parts import check_parts
 from specdec.engine.prompts import Prompt
 from specdec.engine.round import Mode
 from specdec.engine.rounds import check_recording, rounds_for
@@ -88,10 +88,7 @@ class Engine:
         kv_cache: str | None = None,
         cache: Paging | None = None,
     ):
-        check_target(target)
-        check_drafter(drafter)
-        check_verifier(verifier)
-        check_scheduler(scheduler)
+        check_parts(target, drafter, verifier, scheduler)
         check_recording(recording)
         max_batch_size = whole("max_batch_size", max_batch_size, least=1)
         prefill_chunk = whole("prefill_chunk", prefill_chunk, least=1)
@@ -161,15 +158,11 @@ class Engine:
         self._delivery = Delivery()
         self._turns = Turns(
             FirstCome() if scheduler is None else scheduler,
-            plain=self._plain,
-            speculative=self._speculative,
-            running=self._running,
-            slots=self._slots,
-            rounds=self._rounds,
-            outputs=self._outputs,
-            pages=self._pages,
-            delivery=self._delivery,
-            timer=self.timer,
+            self._plain,
+            self._speculative,
+            self._running,
+            self._rounds,
+            self._delivery,
             prefill_chunk=prefill_chunk,
         )
         self._waiting = self._turns.waiting

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from jaxtyping import Float
 from torch import Tensor
 
 from specdec.batch import Batch
@@ -13,7 +12,8 @@ from specdec.tree import DraftTree
 from specdec.types import Noise
 
 Evidence = Callable[[Tensor, Tensor, DraftTree, Batch], Tensor]
-"""``evidence(scores, target_probs, tree, slots)`` returns what the rule sees instead of p, ``[batch, node, vocab]``."""
+"""``evidence(scores, target_probs, tree, slots)`` returns what the rule sees instead of p; the first two and the result
+are ``Float[batch node vocab]``."""
 
 
 def evidence_for(verifier: Verifier, *, speculating: bool) -> Evidence:
@@ -25,34 +25,19 @@ def evidence_for(verifier: Verifier, *, speculating: bool) -> Evidence:
     return as_it_is
 
 
-def as_it_is(
-    scores: Float[Tensor, "batch node vocab"],
-    target_probs: Float[Tensor, "batch node vocab"],
-    tree: DraftTree,
-    slots: Batch,
-) -> Float[Tensor, "batch node vocab"]:
+def as_it_is(scores: Tensor, target_probs: Tensor, tree: DraftTree, slots: Batch) -> Tensor:
     """Returns p."""
     return target_probs
 
 
-def shared_noise(
-    scores: Float[Tensor, "batch node vocab"],
-    target_probs: Float[Tensor, "batch node vocab"],
-    tree: DraftTree,
-    slots: Batch,
-) -> Float[Tensor, "batch node vocab"]:
+def shared_noise(scores: Tensor, target_probs: Tensor, tree: DraftTree, slots: Batch) -> Tensor:
     """Returns the token that the shared noise draws from p at every node, one-hot."""
     if not slots.sampling.any_sampled:
         return target_probs
     return decided(target_probs, tree, slots.keys, slots.lengths)
 
 
-def at_temperature_one(
-    scores: Float[Tensor, "batch node vocab"],
-    target_probs: Float[Tensor, "batch node vocab"],
-    tree: DraftTree,
-    slots: Batch,
-) -> Float[Tensor, "batch node vocab"]:
+def at_temperature_one(scores: Tensor, target_probs: Tensor, tree: DraftTree, slots: Batch) -> Tensor:
     """Returns p, computed at temperature 1 for greedy rows, where a cascade decides by probabilities, too."""
     if not slots.sampling.any_greedy:
         return target_probs

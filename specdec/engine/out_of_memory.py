@@ -11,14 +11,7 @@ from specdec.target.runner import ModelRunner
 
 
 def explained(error: BaseException, device: torch.device, *, settings: Mapping[str, int], max_nodes: int) -> str | None:
-    """Returns how much memory was missing and which of an engine's settings to lower; None for any other error.
-
-    Args:
-        error: The error.
-        device: The target's device.
-        settings: The engine's sizes by argument.
-        max_nodes: The most nodes of a draft tree; 0 without drafts.
-    """
+    """Returns how much memory was missing and which of an engine's settings to lower; None for any other error."""
     if not ran_out(error):
         return None
     sizes = [f"{name}={value}" for name, value in settings.items()]
@@ -29,11 +22,7 @@ def explained(error: BaseException, device: torch.device, *, settings: Mapping[s
 
 @contextmanager
 def beside_cache_of(runner: ModelRunner) -> Iterator[None]:
-    """If a drafter's cache does not fit during the ``with`` block, say what would fit together with the target's.
-
-    Args:
-        runner: The target's, whose cache is allocated.
-    """
+    """If a drafter's cache does not fit during the ``with`` block, say what would fit together with the target's."""
     try:
         yield
     except ValueError as error:

@@ -52,7 +52,7 @@ class Rounds:
         recorder: Recorder | None,
         whole: bool = False,
     ):
-        self._runner, self._table, self._timer = runner, table, timer
+        self._runner, self.table, self.timer = runner, table, timer
         self._whole = whole
         self._version: Hashable = None  # of the target that recordings were made from
         self.recordings = None if recorder is None else Recordings(recorder, after=RECORD_AFTER, most=MOST_RECORDINGS)
@@ -82,7 +82,7 @@ class Rounds:
         # What a session on tensors alone does is recorded with the rest.
         inside = whole and session is not None and not session.reads_host
         key: Hashable = None
-        with self._timer.stage("draft"):
+        with self.timer.stage("draft"):
             if inside and take is not None and session is not None:
                 key = session.prepare(batch)
                 tree = self._draft(take, key, session, seen)
@@ -93,14 +93,14 @@ class Rounds:
             if session is not None:
                 tree = self._runner.agreement.on_tree(tree, fixed=not session.reads_host)
         kind = TreeKind.of(tree)
-        with self._timer.stage("verify"):
+        with self.timer.stage("verify"):
             output = self._verify(take, mode, kind, tree, seen)
-        with self._timer.stage("accept"):
+        with self.timer.stage("accept"):
             judged = self._judge(take, mode, kind, tree, output.scores, seen)
             fetch = Fetch(judged.packed)  # before other stages may use the memory again
         if observer is not None:
             observer(tree, judged)
-        with self._timer.stage("commit"):
+        with self.timer.stage("commit"):
             outcome = self._commit(take, mode, tree, judged, output, seen, key, inside=inside)
         alone = whole and (session is None or inside)
         return Played(tree, judged, outcome, fetch, batch.alternatives, alone=alone)
@@ -216,7 +216,7 @@ class Rounds:
                 nodes, *parts = rest
                 decided = replace(verdict, path=path, num_accepted=num_accepted, next_token=next_token)
                 session.observe(outcome_of(seen, wants, nodes, _output(wants, parts), decided, tokens, valid))
-            self._table.advance(seen, tokens, num_accepted, next_token, valid)
+            self.table.advance(seen, tokens, num_accepted, next_token, valid)
             return ()
 
         if take is None:

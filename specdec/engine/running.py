@@ -47,10 +47,10 @@ class RunningRequests:
         max_batch_size: int,
         swap: int,
     ):
-        self._runner, self._slots, self._outputs, self._session = runner, slots, outputs, session
+        self._runner, self._slots, self.outputs, self._session = runner, slots, outputs, session
         self.by_slot: list[Request | None] = [None] * max_batch_size
         self._drafted_for: set[int] = set()  # requests that the session has admitted
-        self._pages = pages
+        self.pages = pages
         self._caches = [runner.cache, *(session.caches if session is not None else ())]
         self._reach = np.zeros(max_batch_size, dtype=np.int64)  # how far prompts were written, padding included
         self._swap = Swap(swap)
@@ -71,7 +71,7 @@ class RunningRequests:
         drafted, tokens = request.speculate and self._session is not None, request.tokens
         free = [slot for slot, other in enumerate(self.by_slot) if other is None]
         kept, again = self._swap.take(request.id), self._lookback(drafted)
-        placement = self._pages.enter(
+        placement = self.pages.enter(
             tokens,
             free,
             positions=len(request.prompt_ids) + request.sampling.max_new_tokens,
@@ -85,7 +85,7 @@ class RunningRequests:
             for cache, saved in zip(self._caches, kept.tensors, strict=True):
                 cache.load(slot, saved)
             reused = max(min(kept.length, len(tokens) - 1 - (again or 0)), 0)
-            self._pages.counts.swapped_in += kept.length
+            self.pages.counts.swapped_in += kept.length
         request.slot, request.prefilled, request.to_prefill = slot, reused, len(tokens) - 1 - reused
         request.admitted = request.admitted or time.perf_counter()
         self.by_slot[slot] = request
@@ -98,7 +98,7 @@ class RunningRequests:
             remaining=request.remaining,
             rounds=request.rounds,
         )
-        self._outputs.begin(request)
+        self.outputs.begin(request)
         if drafted and self._session is not None:
             self._drafted_for.add(request.id)
             self._session.admit(slot, tokens, request.sampling)
@@ -121,9 +121,9 @@ class RunningRequests:
 
     def _hold(self, request: Request) -> None:
         """Let later requests find what is final of this one."""
-        if self._pages.shared and request.id not in self._stale:
+        if self.pages.shared and request.id not in self._stale:
             tokens = self._slots.tokens_of(request.slot)[: self._held(request)]
-            self._pages.hold(request.slot, tokens, drafted=request.id in self._drafted_for)
+            self.pages.hold(request.slot, tokens, drafted=request.id in self._drafted_for)
 
     def prefill(self, chunks: Sequence[tuple[Request, int]]) -> None:
         """Put pieces of requests' tokens into the cache, all in one forward.
@@ -213,12 +213,12 @@ class RunningRequests:
 
     def preempt(self, request: Request) -> None:
         """Take a request's slot away. Its tokens will be prefilled again; its text, rounds and random numbers go on."""
-        self._pages.counts.preempted += 1
+        self.pages.counts.preempted += 1
         if self._swap.limit and self._lookback(request.id in self._drafted_for) is not None:
             held = self._held(request)
             if self._swap.has_room(held, self._caches):
                 self._swap.put(request.id, held, [cache.save(request.slot, held) for cache in self._caches])
-                self._pages.counts.swapped_out += held
+                self.pages.counts.swapped_out += held
         try:
             self._free(request)
         finally:
@@ -231,26 +231,26 @@ class RunningRequests:
             request: The request.
             sound: Whether what it has in the caches may be used by others; otherwise it is cleared.
         """
-        self._outputs.end(request)
+        self.outputs.end(request)
         self._free(request, sound=sound)
 
     def _free(self, request: Request, *, sound: bool = True) -> None:
-        slot, own = request.slot, self._pages.own(request.slot)
+        slot, own = request.slot, self.pages.own(request.slot)
         self.by_slot[slot] = None
         if sound:
             self._hold(request)
         else:
             self._runner.cache.clear(slot, start=own)
-            self._pages.forget(slot)
+            self.pages.forget(slot)
         drafted = request.id in self._drafted_for
         # Entries may be NaN, which no mask hides. The host may be a round late, and another one may have been played.
         length = max(self._slots.length_of(slot), int(self._reach[slot]))
         for cache in self._caches[1:] if drafted else ():
             stop = min(length + 3 * (1 + cache.positions - cache.max_length), cache.positions)
-            cache.clear(slot, start=max(own, self._pages.kept(slot)), stop=stop)
+            cache.clear(slot, start=max(own, self.pages.kept(slot)), stop=stop)
         for cache in self._caches:
             cache.vacate(slot)
-        self._pages.leave(slot)
+        self.pages.leave(slot)
         self._stale.discard(request.id)
         self._slots.release(slot)
         if drafted and self._session is not None:
@@ -259,7 +259,7 @@ class RunningRequests:
 
     def forget(self) -> None:
         """Let no request find what the caches hold now, because they no longer hold what the models would compute."""
-        self._pages.forget_all()
+        self.pages.forget_all()
         self._swap.clear()
         self._stale = {request.id for request in self}
 
@@ -268,19 +268,18 @@ class RunningRequests:
         self._swap.take(request_id)
 
     def fail(self, error: BaseException, message: str) -> list[Step]:
-        """End all requests, whose state is unknown after an error; returns their last steps."""
+        """End all requests, whose state is unknown after an error; returns their last steps.
+
+        Nothing that goes wrong while they are released hides the error: it becomes a note of it.
+        """
         steps = []
         for request in self:
-            steps.append(self._outputs.failed(request, message))
-            self.release(request, error)
+            steps.append(self.outputs.failed(request, message))
+            try:
+                self.leave(request, sound=False)
+            except Exception as another:
+                error.add_note(f"and then, on releasing request {request.id}: {type(another).__name__}: {another}")
         return steps
-
-    def release(self, request: Request, error: BaseException) -> None:
-        """End a request after an error, which nothing that goes wrong now may hide."""
-        try:
-            self.leave(request, sound=False)
-        except Exception as another:
-            error.add_note(f"and then, on releasing request {request.id}: {type(another).__name__}: {another}")
 
 
 def running_slots(requests: Iterable[Request], slots: SlotTable) -> np.ndarray:

@@ -6,15 +6,12 @@ from collections.abc import Callable
 import numpy as np
 
 from specdec.batch import Batch
-from specdec.cache.pages import Pages
-from specdec.engine.clock import COMPLETION, StageTimer
+from specdec.engine.clock import COMPLETION
 from specdec.engine.delivery import Delivery
-from specdec.engine.output import Outputs
 from specdec.engine.round import InFlight, Judged, Mode, repeatable
 from specdec.engine.rounds import Observer, Rounds
 from specdec.engine.running import RunningRequests, running_slots
 from specdec.engine.scheduler import Scheduler, View
-from specdec.engine.slot_table import SlotTable
 from specdec.interfaces import Round
 from specdec.requests import Request
 from specdec.tree import DraftTree
@@ -32,12 +29,8 @@ class Turns:
         plain: How rounds are played in which no row speculates.
         speculative: How all others are played.
         running: The requests in the slots.
-        slots: The state per slot.
         rounds: Plays rounds on the device.
-        outputs: Makes steps.
-        pages: Where requests are in the caches.
         delivery: Takes the steps of a turn that fails at its end.
-        timer: Measures the stages.
         prefill_chunk: The most tokens of one request that a forward may prefill.
 
     Attributes:
@@ -47,22 +40,18 @@ class Turns:
     def __init__(
         self,
         scheduler: Scheduler,
-        *,
         plain: Mode,
         speculative: Mode,
         running: RunningRequests,
-        slots: SlotTable,
         rounds: Rounds,
-        outputs: Outputs,
-        pages: Pages,
         delivery: Delivery,
-        timer: StageTimer,
+        *,
         prefill_chunk: int,
     ):
         self.waiting: dict[int, Request] = {}
         self._scheduler, self._plain, self._speculative = scheduler, plain, speculative
-        self._running, self._slots, self._rounds, self._outputs = running, slots, rounds, outputs
-        self._pages, self._delivery, self._timer, self._prefill_chunk = pages, delivery, timer, prefill_chunk
+        self._running, self._rounds, self._delivery = running, rounds, delivery
+        self._slots, self._timer, self._prefill_chunk = rounds.table, rounds.timer, prefill_chunk
         self._in_flight: InFlight | None = None
 
     def drop_round(self) -> None:
@@ -96,8 +85,8 @@ class Turns:
                 waiting=waiting,
                 running=running,
                 free_slots=len(self._running.by_slot) - len(running),
-                free_pages=self._pages.free,
-                page_size=self._pages.page_size,
+                free_pages=self._running.pages.free,
+                page_size=self._running.pages.page_size,
                 prefill_chunk=self._prefill_chunk,
                 max_depth=self._speculative.max_depth,
             )
@@ -157,7 +146,7 @@ class Turns:
             request = current.requests[row]
             if request is None or not still[row]:
                 continue
-            step = self._outputs.step(request, read, row, seconds, visible, may_repeat=bool(may_repeat[row]))
+            step = self._running.outputs.step(request, read, row, seconds, visible, may_repeat=bool(may_repeat[row]))
             steps.append(step)
             if step.finish_reason is not None:
                 try:

@@ -16,8 +16,8 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from specdec.arguments import whole
-from specdec.engine.doors import check_drafter, check_verifier
 from specdec.engine.engine import Engine
+from specdec.engine.parts import check_drafter, check_verifier
 from specdec.generation.calls import Endings, check_inputs, left_padding
 from specdec.generation.config import DECODING_FIELDS, check_fields, token_ids
 from specdec.generation.processors import check_processors, for_row, sampling_fields

@@ -8,7 +8,7 @@ import torch
 import specdec.engine.turns
 from drafters import ModelDrafter
 from specdec.batch import Batch
-from specdec.engine.turns import Engine
+from specdec.engine.engine import Engine
 from specdec.interfaces import StatelessDrafter
 from specdec.random import Purpose, uniforms
 from specdec.requests import SamplingParams

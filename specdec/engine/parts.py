@@ -11,25 +11,25 @@ from specdec.interfaces import Drafter, Verifier
 from specdec.target.target import Target
 
 
-def check_target(target: Any) -> None:
-    """Refuse anything but a target.
+def check_parts(target: Any, drafter: Any, verifier: Any, scheduler: Any) -> None:
+    """Refuse what an engine cannot be made of.
 
     Raises:
-        ValueError: It is a name, a model or something else; says how a target is made of it.
+        ValueError: Something else was given, such as a name, a model or a class; says what to give instead.
     """
     if isinstance(target, str | Path):
         raise ValueError(f"target is the text {str(target)!r}: give Target.from_pretrained({str(target)!r})")
     if isinstance(target, nn.Module):
         raise ValueError(f"target is the model {type(target).__name__} itself: give Target(model, tokenizer)")
     instance("target", target, Target, "a Target")
+    check_drafter(drafter)
+    check_verifier(verifier)
+    if scheduler is not None:
+        instance("scheduler", scheduler, Scheduler, "a Scheduler, or None for first come, first served")
 
 
 def check_drafter(drafter: Any) -> None:
-    """Refuse anything but a drafter or None.
-
-    Raises:
-        ValueError: It is a class, a model, a verifier or something else; says what to give instead.
-    """
+    """Refuse anything but a drafter or None."""
     if isinstance(drafter, Verifier):
         raise ValueError(f"drafter is the verifier {type(drafter).__name__}: give the drafter first, then the verifier")
     if isinstance(drafter, nn.Module | Target):
@@ -39,11 +39,7 @@ def check_drafter(drafter: Any) -> None:
 
 
 def check_verifier(verifier: Any) -> None:
-    """Refuse anything but a verifier or None.
-
-    Raises:
-        ValueError: It is a class, a model or something else; says what to give instead.
-    """
+    """Refuse anything but a verifier or None."""
     if isinstance(verifier, nn.Module | Target):
         raise ValueError(
             f"verifier is {_model(verifier)}: a verifier is the acceptance rule, give for example RejectionVerifier()"
@@ -52,16 +48,6 @@ def check_verifier(verifier: Any) -> None:
         raise ValueError(f"verifier is the drafter {type(verifier).__name__}: give an acceptance rule in its place")
     if verifier is not None:
         instance("verifier", verifier, Verifier, "an acceptance rule, for example RejectionVerifier()")
-
-
-def check_scheduler(scheduler: Any) -> None:
-    """Refuse anything but a scheduler or None.
-
-    Raises:
-        ValueError: It is something else.
-    """
-    if scheduler is not None:
-        instance("scheduler", scheduler, Scheduler, "a Scheduler, or None for first come, first served")
 
 
 def _model(given: object) -> str:
