@@ -18,7 +18,6 @@ from specdec.tree import DraftTree
 from specdec.types import Step
 
 Look = Callable[[Round], object]
-"""Sees every speculative round."""
 
 
 class Turns:
@@ -59,11 +58,7 @@ class Turns:
         self._in_flight = None
 
     def play(self, look: Look | None) -> list[Step]:
-        """Run one turn; returns its steps, those of a round that was begun a turn before.
-
-        Args:
-            look: Sees the round, if anybody does.
-        """
+        """Run one turn, which ``look`` may see; returns its steps, those of a round that was begun a turn before."""
         current, self._in_flight = self._in_flight, None
         if current is None or not current.rows_in(self._running.by_slot).any():
             batch = self._plan()
