@@ -1,22 +1,23 @@
 """When the shapes of arrays are checked: at the beginning of every test, and not where other tests check the same code.
 
-A check takes as long as a small operation on tensors. Checked all the way, tests of thousands of rounds would spend
-most of their time on calls of the same functions with the same shapes. So two numbers limit the checks: of a test, and
-of the copies of a function that is defined inside another one, since a copy is made at every call of the outer one and
-preparing its checks takes as long as a round.
+A check takes as long as a small operation on tensors, and to prepare the checks of a function takes as long as a round.
+So only functions whose annotations name shapes are checked (pyright knows all other types), their checks are prepared
+when they are first called, and two numbers limit the rest: the checks of a test, and the copies of a function that is
+defined inside another one, which is made anew at every call of the outer one.
 """
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from types import CodeType
-from typing import Any
+from types import CodeType, FunctionType
+from typing import Any, get_args
 
 import jaxtyping
 
-MOST_CHECKS = 5_000
-"""Checks in one test, two for each call of a function that returns something: about a tenth of a second."""
+MOST_CHECKS = 2_000
+"""Checks in one test, two for each call of a function that returns something: some hundredths of a second."""
 MOST_COPIES = 20
 """Copies of an inner function that are checked, in one process."""
 
@@ -46,16 +47,47 @@ def begin_checks() -> None:
     jaxtyping.config.update("jaxtyping_disable", False)
 
 
+def _has_shapes(annotation: Any) -> bool:
+    if isinstance(annotation, type) and issubclass(annotation, jaxtyping.AbstractArray):
+        return True
+    return any(map(_has_shapes, get_args(annotation)))
+
+
+def _prepared_late(function: Callable[..., Any], decorate: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function whose checks are prepared at its first call, or itself if there is nothing to check."""
+    if hasattr(function, "_checked") or not any(map(_has_shapes, getattr(function, "__annotations__", {}).values())):
+        return function
+    made: Callable[..., Any] | None = None
+
+    @wraps(function)
+    def checked(*arguments: Any, **named: Any) -> Any:
+        nonlocal made
+        if jaxtyping.config.jaxtyping_disable:
+            return function(*arguments, **named)
+        if made is None:
+            made = decorate(function)
+        return made(*arguments, **named)
+
+    checked._checked = True  # type: ignore[attr-defined]
+    return checked
+
+
 def _sparingly(**options: Any) -> Callable[[Any], Any]:
-    """Returns jaxtyping's decorator, which then leaves all but the first copies of an inner function as they are."""
+    """Returns jaxtyping's decorator, which prepares late, and leaves all but the first copies as they are."""
     decorate = _jaxtyped(**options)
 
     def decorated(function: Any) -> Any:
-        if "<locals>" in getattr(function, "__qualname__", "") and hasattr(function, "__code__"):
+        if isinstance(function, type):
+            if dataclasses.is_dataclass(function) and "__init__" in vars(function):
+                function.__init__ = _prepared_late(function.__init__, decorate)  # type: ignore[misc]
+            return function
+        if not isinstance(function, FunctionType):  # a property, a class method
+            return decorate(function)
+        if "<locals>" in function.__qualname__:
             _copies[function.__code__] += 1
             if _copies[function.__code__] > MOST_COPIES:
                 return function
-        return decorate(function)
+        return _prepared_late(function, decorate)
 
     return decorated
 

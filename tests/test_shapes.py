@@ -1,6 +1,7 @@
 """The checks of shapes in tests: they are made, and end where they would only take time."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import jaxtyping
 import pytest
@@ -38,6 +39,20 @@ def test_a_wrong_shape_is_noticed() -> None:
     with shapes_unchecked():
         assert not noticed(function)
     assert noticed(function)
+
+
+def test_fields_and_what_stands_inside_of_other_types_are_checked_and_nothing_without_shapes_is() -> None:
+    @checked
+    @dataclass(frozen=True)
+    class Pair:
+        a: Float[Tensor, " node"]
+        b: tuple[Float[Tensor, " node"] | None, ...]
+
+    def plain(a: Tensor, b: Tensor) -> Tensor:
+        return a
+
+    assert noticed(lambda a, b: Pair(a, (None, b))) and Pair(RIGHT[0], RIGHT).b == RIGHT
+    assert checked(plain) is plain
 
 
 def test_a_test_that_has_made_enough_checks_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
