@@ -10,22 +10,17 @@ os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # tests start subprocesses, and tokenizers warn about a fork
 
 import random
+from functools import cache
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import settings
 
 from tests.shapes import begin_checks
 
-# Without a GPU, Triton's kernels run in its interpreter. Before triton is imported, which transformers does.
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
-
 # Examples are the same in every run; times of a busy machine are no failures.
 settings.register_profile("seeded", derandomize=True, deadline=None, database=None)
 settings.load_profile("seeded")
-torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -45,12 +40,25 @@ def pytest_collectstart() -> None:
     cache, and is compiled anew where it is not there: several seconds in every process. The process that hands out
     the tests collects none and needs none of them.
     """
+    _load_libraries()
+
+
+@cache
+def _load_libraries() -> None:
+    import torch
+
+    # Without a GPU, Triton's kernels run in its interpreter. Before triton is imported, which transformers does.
+    if not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"
+    torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
     import transformers.modeling_utils  # noqa: F401
 
 
 @pytest.fixture(autouse=True)
 def _fresh_start() -> None:
     """Every test begins with the same random state, one thread and its checks, whichever tests ran before it."""
+    import torch
+
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
