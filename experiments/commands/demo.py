@@ -38,6 +38,8 @@ _PER_METHOD = 0.8
 
 _TRIED, _TRIED_TOKENS = 4, 96
 """Prompts among which the race's is chosen, and the tokens that are decoded of each for that."""
+_PENALTY = 1.2
+"""The race's repetition penalty: without one a small model repeats itself, and nobody wants to read that."""
 
 
 def demo(config: DictConfig) -> Summary:
@@ -119,7 +121,7 @@ def _least_repetitive(engine: Engine, jobs: Sequence[Job]) -> Job:
     """The job whose plain output repeats itself least, of the first few: small models loop, which flatters drafters."""
     tried = [job for job in jobs if job.sampling == jobs[0].sampling][:_TRIED]
     room = engine.max_length - max(len(job.prompt_ids) for job in tried)
-    sampling = replace(jobs[0].sampling, max_new_tokens=min(_TRIED_TOKENS, room), n=1)
+    sampling = replace(jobs[0].sampling, max_new_tokens=min(_TRIED_TOKENS, room), n=1, repetition_penalty=_PENALTY)
     outputs = engine.generate([list(job.prompt_ids) for job in tried], sampling, speculate=False)
     rates = [distinct_n_gram_rate(output.token_ids) or 0.0 for output in outputs]
     return tried[rates.index(max(rates))]
@@ -131,7 +133,7 @@ def _race(contenders: Sequence[Contender], method: str, jobs: Sequence[Job], tok
     assert isinstance(first, Engine), "plain decoding runs on our engine"
     job = _least_repetitive(first, jobs)
     room = contenders[0].engine.max_length - len(job.prompt_ids)
-    sampling = replace(job.sampling, max_new_tokens=min(tokens, room))
+    sampling = replace(job.sampling, max_new_tokens=min(tokens, room), repetition_penalty=_PENALTY)
     lanes = []
     for contender in contenders:
         if contender is contenders[0] or contender.method == method:
@@ -141,6 +143,6 @@ def _race(contenders: Sequence[Contender], method: str, jobs: Sequence[Job], tok
     target = first.target
     assert target.tokenizer is not None, "assemble refuses a target without one"
     texts = token_bytes({token.token for lane in lanes for token in lane.tokens}, target.tokenizer)
-    show_race(
-        terminal.console(), lanes, texts, title(target, [job.sampling], "one prompt", kv_cache=first.runner.kv_cache)
-    )
+    amount = f"one prompt, repetition penalty {_PENALTY}"
+    heading = title(target, [job.sampling], amount, kv_cache=first.runner.kv_cache)
+    show_race(terminal.console(), lanes, texts, heading)
