@@ -26,22 +26,15 @@ def summary(**more: Any) -> Summary:
     return summarize(records, planned=4, series=3, bootstrap=Bootstrap(resamples=200), **more)
 
 
-def shown(found: Summary) -> str:
+def test_the_table_and_the_document_say_what_was_measured() -> None:
     console = terminal.console(160, shown=False)
-    console.print(terminal.render(methods_table(found, "a title", LABELS)))
-    return console.export_text()
-
-
-def test_the_table_says_what_was_measured() -> None:
-    rows = [line.split("│")[1:-1] for line in shown(summary()).splitlines() if "│ 0 " in line]
-    cells = [[cell.strip() for cell in row] for row in rows]
+    console.print(terminal.render(methods_table(summary(), "a title", LABELS)))
+    shown = console.export_text()
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if "│ 0 " in line]
     assert cells[0] == ["0", "plain decoding", "1.00", "-", "-", "-", "5.0"]
     assert cells[1] == ["0", "model: chain of 3", "2.00 [2.00, 2.00]", "6.0", "25%", "2.00x [2.00, 2.00]", "10.0"]
     assert cells[2] == ["0", "model: tree of 6", "3.00 [3.00, 3.00]", "9.0", "25%", "4.00x [4.00, 4.00]", "20.0"]
-    assert "INCOMPLETE" not in shown(summary())
-
-
-def test_the_document_says_what_made_the_figures() -> None:
+    assert "INCOMPLETE" not in shown
     manifest: dict[str, Any] = {
         "config": {
             "labels": LABELS,
@@ -50,14 +43,9 @@ def test_the_document_says_what_made_the_figures() -> None:
             "sampling": {"max_new_tokens": 10},
             "engine": {"max_batch_size": 1},
         },
-        "target": {"name": "bundled/target"},
-        "prompts": 4,
-        "dtype": "bfloat16",
-        "device": "a processor",
-        "threads": 2,
-        "git": {"commit": "0123456789abcdef", "dirty": False},
-        "overrides": ["experiment=drafters", "out=elsewhere"],
-    }
+        "target": {"name": "bundled/target"}, "prompts": 4, "dtype": "bfloat16", "device": "a processor", "threads": 2,
+        "git": {"commit": "0123456789abcdef", "dirty": False}, "overrides": ["experiment=drafters", "out=elsewhere"],
+    }  # fmt: skip
     text = methods_document(Run(Path("x"), manifest, summary(compared_with="fast")))
     assert text.startswith(
         "`python -m experiments.run experiment=drafters`: bundled/target at the cost of a 110m model"

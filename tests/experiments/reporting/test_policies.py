@@ -12,8 +12,6 @@ from experiments.results.statistics import Bootstrap
 from specdec.drafting.costs import RoundCosts
 from tests.experiments.results.outputs import output
 
-COSTS = RoundCosts(rows=(1,), table=((1.0, 1.5, 2.0),))
-
 
 def record(method: str, prompt: int, seconds: float, depth: int, rounds: int) -> Record:
     fields = {"category": "ab"[prompt % 2], "batch": prompt, "seconds": seconds}
@@ -23,26 +21,19 @@ def record(method: str, prompt: int, seconds: float, depth: int, rounds: int) ->
 # By the clock, depth 1 is best for a and depth 2 for b. By the costs, 12 tokens take 12 s in 6 rounds of depth 2, and
 # 15 s in 10 rounds of depth 1.
 RECORDS = [
-    each
+    record(method, prompt, seconds, depth, rounds)
     for prompt in range(4)
-    for each in (
-        record("fixed_1", prompt, 3.0 if prompt % 2 == 0 else 5.0, 1, 10),
-        record("fixed_2", prompt, 4.0, 2, 6),
-        record("policy", prompt, 4.0, 2, 9),
-        record("nodes", prompt, 2.0, 2, 6),
+    for method, seconds, depth, rounds in (
+        ("fixed_1", (3.0, 5.0)[prompt % 2], 1, 10), ("fixed_2", 4.0, 2, 6), ("policy", 4.0, 2, 9), ("nodes", 2.0, 2, 6)
     )
-]
+]  # fmt: skip
 
 
 def losses(fixed: Sequence[str] = ("fixed_1", "fixed_2")) -> list[Figures]:
+    by_depth, others = ["fixed_1", "fixed_2", "policy"], ["policy", "nodes"]
+    costs = RoundCosts(rows=(1,), table=((1.0, 1.5, 2.0),))
     return policy_losses(
-        RECORDS,
-        fixed=fixed,
-        by_depth=["fixed_1", "fixed_2", "policy"],
-        others=["policy", "nodes"],
-        costs=COSTS,
-        rows=1,
-        bootstrap=Bootstrap(resamples=100),
+        RECORDS, fixed=fixed, by_depth=by_depth, others=others, costs=costs, rows=1, bootstrap=Bootstrap(resamples=100)
     )
 
 

@@ -1,7 +1,6 @@
-"""Pictures can be read in a paper's column: no small letters, both formats, markers that belong to a method."""
+"""Pictures can be read in a paper's column: no small letters, both formats, alarms that stay."""
 
 import contextvars
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,45 +15,43 @@ from tests.experiments.results.test_summary import PAIRS, summary_of
 
 
 @pytest.fixture
-def figures() -> Iterator[list[Figure]]:
-    """Every figure that is saved while the test runs."""
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """Every figure that a test would save."""
     seen: list[Figure] = []
-    save = Figure.savefig
-
-    def spy(self: Figure, *args: object, **kwargs: object) -> None:
-        seen.append(self)
-        save(self, *args, **kwargs)  # type: ignore[arg-type]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Figure, "savefig", spy)
-        yield seen
+    monkeypatch.setattr(Figure, "savefig", lambda self, *args, **kwargs: seen.append(self))
+    return seen
 
 
-def two_temperatures() -> Summary:
-    rows = [replace(r, temperature=t, category=c) for r in PAIRS for t in (0.0, 1.0) for c in "xy"]
-    return summary_of(rows, series=4)
+@pytest.fixture(scope="module")
+def lossy() -> Summary:
+    """Two categories, two temperatures, and a rule that is lossy."""
+    made = [replace(r, exactness=r.exactness and "lossy") for r in PAIRS]
+    return summary_of([replace(r, temperature=t, category=c) for r in made for t in (0.0, 1.0) for c in "xy"], series=4)
 
 
-def test_no_letter_is_too_small_and_no_figure_too_wide(figures: list[Figure], tmp_path: Path) -> None:
+def test_no_letter_is_too_small_no_figure_too_wide_and_a_lossy_rule_says_so(
+    figures: list[Figure], lossy: Summary, tmp_path: Path
+) -> None:
     for name, plot in {**RUN_PLOTS, "categories.png": category_plot}.items():
-        plot(two_temperatures(), tmp_path / name, "conditions")
-    assert len(figures) >= 2 * len(RUN_PLOTS)
-    for figure in figures:
-        assert figure.get_figwidth() in (style.COLUMN, style.PAGE)
-        texts = [text for text in figure.findobj(Text) if text.get_text()]
-        assert min(text.get_fontsize() for text in texts) >= style.SMALLEST
+        before = len(figures)
+        plot(lossy, tmp_path / name, "conditions")
+        for figure in figures[before:]:
+            assert figure.get_figwidth() in (style.COLUMN, style.PAGE)
+            texts = [text for text in figure.findobj(Text) if text.get_text()]
+            assert min(text.get_fontsize() for text in texts) >= style.SMALLEST
+            assert any("lossy" in text.get_text() for text in texts), name  # type: ignore[union-attr]
+    assert len(figures) >= 2 * len(RUN_PLOTS), "PNG and SVG"
 
 
-def test_svg_and_png_are_written_and_do_not_depend_on_the_time(tmp_path: Path) -> None:
+def test_svg_and_png_are_written_and_do_not_depend_on_the_time(lossy: Summary, tmp_path: Path) -> None:
     for name in ("a.png", "b.png"):
-        assert acceptance_plot(two_temperatures(), tmp_path / name, "conditions") == tmp_path / name
+        assert acceptance_plot(lossy, tmp_path / name, "conditions") == tmp_path / name
     first, second = ((tmp_path / name).read_text() for name in ("a.svg", "b.svg"))
-    assert first == second
-    assert "position in the draft" in first  # text, not outlines
+    assert first == second and "position in the draft" in first  # text, not outlines
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_without_a_title_the_alarm_stays(figures: list[Figure], tmp_path: Path) -> None:
+def test_without_a_title_the_alarm_stays(figures: list[Figure], lossy: Summary, tmp_path: Path) -> None:
     context = contextvars.copy_context()
     context.run(style.TITLES.set, False)
     made = style.new_figure(style.PAGE, 2)
@@ -62,7 +59,7 @@ def test_without_a_title_the_alarm_stays(figures: list[Figure], tmp_path: Path) 
     context.run(style.title, made, "a title", "conditions", alarm="NOT LOSSLESS: fast")
     texts = " ".join(text.get_text() for text in made.findobj(Text))  # type: ignore[union-attr]
     assert "NOT LOSSLESS: fast" in texts and "a title" not in texts and "conditions" not in texts
-    context.run(acceptance_plot, two_temperatures(), tmp_path / "x.png", "conditions")
+    context.run(acceptance_plot, lossy, tmp_path / "x.png", "conditions")
     assert not figures[0].get_suptitle()
     style.title(made, "a title", "conditions")
     assert made.get_suptitle() == "a title\nconditions", "only where it was asked for"

@@ -1,6 +1,5 @@
 """Two-way tables and heat maps: which settings become rows and columns, and what the cells say."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,12 @@ from experiments.reporting.terminal import console
 from experiments.reporting.two_way import long_table, report_two_way, two_way_table
 from experiments.results.comparison import Grid, Row, grids, make_rows
 from experiments.results.frame import Figures
-from experiments.results.runs import Run
 from tests.experiments.made_runs import loaded
 
 
-def runs(tmp_path: Path, *jobs: str, **facts: Any) -> list[Run]:
-    """A run for each job, by its overrides."""
-    return [loaded(tmp_path / str(number), *job.split(), **facts) for number, job in enumerate(jobs)]
-
-
 def rows(tmp_path: Path, *jobs: str, **facts: Any) -> list[Row]:
-    return make_rows(runs(tmp_path, *jobs, **facts))
+    """A row for each job, by its overrides."""
+    return make_rows([loaded(tmp_path / str(number), *job.split(), **facts) for number, job in enumerate(jobs)])
 
 
 def squares(first: str, second: str) -> list[str]:
@@ -33,67 +27,45 @@ def squares(first: str, second: str) -> list[str]:
     return [f"{one}={a} {other}={b}" for a in some for b in more]
 
 
-def test_two_settings_make_rows_and_columns(tmp_path: Path) -> None:
-    (grid,) = grids(rows(tmp_path, *squares("drafter.shape=2,4,8", "drafter.sampling=iid,coupled")))
-    assert (grid.row, grid.column) == ("drafter.shape", "drafter.sampling"), "the one with more values is down"
-    assert grid.rows == ("2", "4", "8")
-    assert grid.columns == ("iid", "coupled")
-    assert grid.fixed == {}
-    assert len(grid.cells) == 6
-    assert grid.cells["4", "iid"].mean_acceptance_length == pytest.approx(1 + (2 + 1 + 0 + 2 + 1 + 1 + 2 + 1 + 0) / 9)
-
-
-def test_a_value_that_was_not_given_is_the_configurations(tmp_path: Path) -> None:
+def test_two_settings_make_rows_and_columns_and_what_was_not_given_is_the_configurations(tmp_path: Path) -> None:
     config = {
         "dataset": {"seed": 0},
         "drafter": {"shape": 4, "sampling": "iid"},
         "bootstrap": {"confidence": 0.95, "resamples": 100, "seed": 0},
         "engine": {"max_batch_size": 1},
     }
-    jobs = ["drafter.shape=2", "drafter.sampling=coupled", "drafter.shape=2 drafter.sampling=coupled", ""]
-    (grid,) = grids(rows(tmp_path, *jobs, config=config))
-    assert set(grid.cells) == {("2", "iid"), ("4", "coupled"), ("2", "coupled"), ("4", "iid")}
+    jobs = squares("drafter.shape=2,8", "drafter.sampling=iid,coupled")
+    (grid,) = grids(rows(tmp_path, *jobs, "drafter.sampling=coupled", "", config=config))
+    assert (grid.row, grid.column) == ("drafter.shape", "drafter.sampling"), "the one with more values is down"
+    assert (grid.rows, grid.columns, grid.fixed) == (("2", "4", "8"), ("iid", "coupled"), {})
+    assert set(grid.cells) == {(row, column) for row in "248" for column in ("iid", "coupled")}
+    assert grid.cells["4", "iid"].mean_acceptance_length == pytest.approx(1 + (2 + 1 + 0 + 2 + 1 + 1 + 2 + 1 + 0) / 9)
 
 
-@pytest.mark.parametrize(
-    "jobs",
-    [
-        ["a=1", "a=2"],  # one setting
-        ["a=1 b=1", "a=2 b=2", "a=3 b=3"],  # a diagonal: three of nine cells
-        ["a=1 b=1"],
-    ],
-)
+# One setting; a diagonal: three of nine cells; one run.
+@pytest.mark.parametrize("jobs", [["a=1", "a=2"], ["a=1 b=1", "a=2 b=2", "a=3 b=3"], ["a=1 b=1"]])
 def test_no_table_of_less_than_two_settings(jobs: list[str], tmp_path: Path) -> None:
     assert grids(rows(tmp_path, *jobs)) == []
 
 
-def by_category(row: Row, found: Mapping[str, tuple[float, bool]]) -> Row:
-    """The row with a speedup by category, and whether each has an interval."""
-    summaries = {
-        name: Figures(
-            prompts=2,
-            mean_acceptance_length=2.0,
-            mean_acceptance_length_interval=(1.5, 2.5) if known else None,
-            tokens_per_second=10.0,
-            speedup=speedup,
-            speedup_interval=None,
-        )
-        for name, (speedup, known) in found.items()
-    }
-    return Row(row.name, row.run, row.method | {"by_category": summaries}, row.plain)
-
-
 def test_categories_are_rows(tmp_path: Path) -> None:
-    made = [by_category(row, {"qa": (1.2, True), "rag": (2.0, True)}) for row in rows(tmp_path, "a=1", "a=2", "a=3")]
+    def by_category(row: Row) -> Row:
+        shared: dict[str, Any] = {"prompts": 2, "mean_acceptance_length": 2.0, "tokens_per_second": 10.0}
+        shared |= {"mean_acceptance_length_interval": (1.5, 2.5), "speedup_interval": None}
+        found = {name: Figures(**shared, speedup=speedup) for name, speedup in (("qa", 1.2), ("rag", 2.0))}
+        return Row(row.name, row.run, row.method | {"by_category": found}, row.plain)
+
+    made = [by_category(row) for row in rows(tmp_path, "a=1", "a=2", "a=3")]
     (grid,) = grids(made, by_category=True)
     assert (grid.row, grid.rows) == ("category", ("qa", "rag"))
     assert (grid.column, grid.columns) == ("a", ("1", "2", "3"))
     assert grid.cells["rag", "2"].speedup == 2.0
 
 
-def test_the_table(tmp_path: Path) -> None:
+def test_the_table_and_its_files(tmp_path: Path) -> None:
+    found = rows(tmp_path / "runs", *squares("a=1,2", "b=x,y"))
     # Put together by hand: without records, intervals that do not overlap make a winner.
-    made = [row._replace(run=replace(row.run, frame=None)) for row in rows(tmp_path, *squares("a=1,2", "b=x,y"))]
+    made = [row._replace(run=replace(row.run, frame=None)) for row in found]
 
     def grid_of(interval: tuple[float, float]) -> Grid:
         fast = made[0].method | {"speedup": 3.0, "speedup_interval": interval}
@@ -106,8 +78,7 @@ def test_the_table(tmp_path: Path) -> None:
     assert not any("bold" in note for note in unsure.notes)
     grid = grid_of((2.9, 3.1))
     table = two_way_table(grid, 0.95, notes=["NOISY TIMINGS in 1 of 4 runs"])
-    assert table.notes[-1] == "NOISY TIMINGS in 1 of 4 runs"
-    assert any("bold" in note for note in table.notes)
+    assert table.notes[-1] == "NOISY TIMINGS in 1 of 4 runs" and any("bold" in note for note in table.notes)
     assert [column.heading for column in table.columns] == ["a \\ b", "x", "y"]
     assert table.rows[0][1].stacked.splitlines()[1] == "3.00x [2.90, 3.10]"
     marks = {cell.emphasis for row in table.rows for cell in row[1:] if cell is not table.rows[0][1]}
@@ -116,16 +87,12 @@ def test_the_table(tmp_path: Path) -> None:
     assert len(long_table([grid])) == 4
     assert list(long_table([grid]).columns)[:3] == ["a", "b", "mean_acceptance_length"]
 
-
-def test_the_files_and_the_pictures(tmp_path: Path) -> None:
-    made = rows(tmp_path / "runs", *squares("a=1,2", "b=x,y"))
     out = console(shown=False)
-    written = report_two_way(made, tmp_path, "conditions", out)
+    written = report_two_way(found, tmp_path, "conditions", out)
     assert [path.name for path in written] == ["two_way.md", "two_way.csv", "heat_map.png"]
-    assert all(path.stat().st_size for path in written)
-    assert "a by b" in out.export_text()
+    assert all(path.stat().st_size for path in written) and "a by b" in out.export_text()
     assert (tmp_path / "two_way.md").read_text().count("| a \\ b | x | y |") == 1
-    assert report_two_way(made[:1], tmp_path, "", out) == []
+    assert report_two_way(found[:1], tmp_path, "", out) == []
 
 
 def test_ink_can_be_read_on_every_colour() -> None:
@@ -138,7 +105,5 @@ def test_ink_can_be_read_on_every_colour() -> None:
     for name in ("cividis", "PuOr"):
         colors = matplotlib.colormaps[name]
         for step in range(101):
-            paper = luminance(colors(step / 100))
-            text = 0.0 if ink(colors, step / 100) == "black" else 1.0
-            bright, dark = max(paper, text), min(paper, text)
-            assert (bright + 0.05) / (dark + 0.05) >= 4.5
+            paper, text = luminance(colors(step / 100)), float(ink(colors, step / 100) != "black")
+            assert (max(paper, text) + 0.05) / (min(paper, text) + 0.05) >= 4.5
