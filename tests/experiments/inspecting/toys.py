@@ -25,6 +25,8 @@ from specdec.target.target import Target
 VOCAB, WIDTH, CODE, MEMORY, LAYERS = 64, 48, slice(1, 25), slice(25, 48), 8
 MASK = VOCAB - 1
 """A token that no text has, and that says nothing of the next one."""
+FEATURES = (2, 4, 5)
+"""The hidden states that heads read which read several."""
 THETA = 50.0
 """The target's RoPE: it turns so fast that a token can be told from its neighbours."""
 
@@ -38,19 +40,11 @@ def toy_model(seed: int = 0) -> LlamaForCausalLM:
     """The target."""
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=WIDTH,
-        intermediate_size=16,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        head_dim=12,
-        max_position_embeddings=256,
+        vocab_size=VOCAB, hidden_size=WIDTH, intermediate_size=16, num_hidden_layers=LAYERS, num_attention_heads=4,
+        num_key_value_heads=4, head_dim=12, max_position_embeddings=256,
         rope_parameters={"rope_type": "default", "rope_theta": THETA},
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
+        bos_token_id=None, eos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
     model: Any = LlamaForCausalLM(config).float().eval()
     for parameter in model.parameters():
         parameter.data.zero_() if parameter.ndim > 1 else parameter.data.fill_(1.0)
@@ -76,15 +70,6 @@ def toy_model(seed: int = 0) -> LlamaForCausalLM:
     output[follower, CODE] = codes[:MASK] * 0.75
     output[MASK, 0] = -20
     output[:, MEMORY] = (codes @ left.T) @ torch.linalg.pinv(turned) * 4
-    return model
-
-
-def reordered(model: LlamaForCausalLM, seed: int = 0) -> LlamaForCausalLM:
-    """The same model with the channels of its hidden states in another order, which changes none of its outputs."""
-    order = torch.randperm(WIDTH, generator=torch.Generator().manual_seed(seed))
-    for name, parameter in model.named_parameters():
-        rows = name.endswith(("o_proj.weight", "down_proj.weight"))
-        parameter.data = parameter.data[order] if rows or parameter.ndim == 1 else parameter.data[:, order]
     return model
 
 
@@ -160,47 +145,33 @@ def _cleared(head: Any) -> Any:
     return head.eval()
 
 
-def toy_eagle(seen: Seen, *, token: int = 1, label: int = 1, state: int = -1) -> EagleHead:
-    """EAGLE-1's head. ``token``, ``label`` and ``state`` say which pairs it was made for."""
+def toy_eagle(seen: Seen) -> EagleHead:
+    """EAGLE-1's head."""
     head = _cleared(EagleHead.for_target(seen.model, fusion_bias=False))
-    parts = seen.solved([seen.embedded(token), seen.state(state)], seen.state(-1, label))
+    parts = seen.solved([seen.embedded(1), seen.state(-1)], seen.state(-1, 1))
     head.model.fc.weight.data.copy_(torch.cat(parts, 1))
     return head
 
 
-def toy_mtp(seen: Seen, *, before_norm: bool = False) -> MTPHead:
+def toy_mtp(seen: Seen) -> MTPHead:
     """An MTP module."""
     model: Any = seen.model
-    head = _cleared(MTPHead.for_target(model, before_norm=before_norm))
+    head = _cleared(MTPHead.for_target(model, before_norm=False))
     head.model.norm.weight.data.copy_(model.model.norm.weight)
-    state = seen.state(LAYERS if before_norm else -1)
     wanted = unit_rms(seen.state(LAYERS, 1))
-    parts = seen.solved([unit_rms(seen.embedded(1)), unit_rms(state)], wanted)
+    parts = seen.solved([unit_rms(seen.embedded(1)), unit_rms(seen.state(-1))], wanted)
     head.model.proj.weight.data.copy_(torch.cat(parts, 1))
     return head
 
 
-def toy_eagle3(
-    seen: Seen,
-    *,
-    layers: tuple[int, ...] = (2, 4, 5),
-    draft_ids: Sequence[int] | None = None,
-    scale: float = 3.0,
-    **options: Any,
-) -> Eagle3Head:
-    """EAGLE-3's head. Its attention looks at its own pair alone, which it finds by the turn of RoPE.
-
-    Its output is ``scale`` times what a norm would make of it.
-    """
+def toy_eagle3(seen: Seen) -> Eagle3Head:
+    """EAGLE-3's head. Its attention looks at its own pair alone, which it finds by the turn of RoPE."""
     model: Any = seen.model
-    head: Any = _cleared(Eagle3Head.for_target(model, hidden_layers=layers, draft_ids=draft_ids, **options))
-    ids = torch.arange(VOCAB) if draft_ids is None else torch.tensor(list(draft_ids))
-    head.lm_head.weight.data.copy_(model.lm_head.weight[ids])
+    head: Any = _cleared(Eagle3Head.for_target(model, hidden_layers=FEATURES))
+    head.lm_head.weight.data.copy_(model.lm_head.weight)
     head.model.norm.weight.data.copy_(model.model.norm.weight)
-    states = [seen.state(layer) for layer in layers]
-    if options.get("norm_each"):
-        states = [unit_rms(each) for each in states]
-    wanted = scale * unit_rms(seen.state(LAYERS, 1))
+    states = [seen.state(layer) for layer in FEATURES]
+    wanted = 3 * unit_rms(seen.state(LAYERS, 1))  # thrice what a norm would make of it
     embedding, *features = seen.solved([unit_rms(seen.embedded(1)), *states], wanted)
     head.model.fusion.linear.weight.data.copy_(torch.cat(features, 1))
     attention: Any = head.model.layers[0].self_attn
@@ -227,15 +198,15 @@ def toy_medusa(seen: Seen, heads: int = 2, *, first: int = 2) -> MedusaHeads:
     return found.eval()
 
 
-def toy_block(seen: Seen, *, layers: tuple[int, ...] = (2, 4, 5), **options: Any) -> BlockHead:
+def toy_block(seen: Seen) -> BlockHead:
     """A block drafter's head: a place knows the memory, and a Markov head what follows the token before it."""
     model: Any = seen.model
     settings = {"layers": 1, "block_size": 4, "mask_token_id": MASK, "layer_kind": "llama", "markov_rank": WIDTH}
-    head: Any = _cleared(BlockHead.for_target(model, hidden_layers=layers, **(settings | options)))
+    head: Any = _cleared(BlockHead.for_target(model, hidden_layers=FEATURES, **settings))
     memory = seen.state(LAYERS)
     kept = torch.zeros_like(memory)
     kept[:, MEMORY] = memory[:, MEMORY]
-    head.fc.weight.data.copy_(torch.cat(seen.solved([seen.state(layer) for layer in layers], kept), 1))
+    head.fc.weight.data.copy_(torch.cat(seen.solved([seen.state(layer) for layer in FEATURES], kept), 1))
     attention: Any = head.layers[0].self_attn
     for part in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj):
         part.weight.data.zero_()
@@ -247,8 +218,7 @@ def toy_block(seen: Seen, *, layers: tuple[int, ...] = (2, 4, 5), **options: Any
     attention.v_proj.weight.data[MEMORY, MEMORY] = torch.eye(23) * scale
     norm = model.model.norm.weight
     head.norm.weight.data.copy_(norm)
-    if head.markov_head is not None:
-        head.markov_head.markov_w1.weight.data.copy_(model.model.embed_tokens.weight)
-        head.markov_head.markov_w2.weight.data.zero_()
-        head.markov_head.markov_w2.weight.data[:, CODE] = (model.lm_head.weight * norm)[:, CODE] / size
+    head.markov_head.markov_w1.weight.data.copy_(model.model.embed_tokens.weight)
+    head.markov_head.markov_w2.weight.data.zero_()
+    head.markov_head.markov_w2.weight.data[:, CODE] = (model.lm_head.weight * norm)[:, CODE] / size
     return head

@@ -14,14 +14,9 @@ from specdec.types import Completion, Step
 # of keys and values per position.
 ATTENTION = Attention.grouped(weights=100, heads=3, kv_heads=2, head_dim=2)
 SHAPE = ModelShape(
-    kind="toy",
-    hidden=5,
-    vocab=10,
-    layers=(Layer(attention=ATTENTION, mlp=Mlp(weights=200)),),
-    table_weights=50,
-    output_weights=50,
-    tied=True,
-)
+    kind="toy", hidden=5, vocab=10, layers=(Layer(attention=ATTENTION, mlp=Mlp(weights=200)),),
+    table_weights=50, output_weights=50, tied=True,
+)  # fmt: skip
 TARGET = ModelWork(shape=SHAPE, weight_bytes=700.0, kv_bytes=16.0)
 PAIR = 4 * 3 * 2
 TOKEN = 2 * (300 + 50)
@@ -30,15 +25,8 @@ SECOND = {"draft": 0.2, "verify": 0.6, "accept": 0.1, "commit": 0.1}
 
 
 def step(number: int, seconds: dict[str, float], *, nodes: int, depth: int, accepted: int) -> Step:
-    return Step(
-        request=0,
-        round=number,
-        token_ids=(1,),
-        proposed_nodes=nodes,
-        proposed_depth=depth,
-        accepted=accepted,
-        seconds=seconds,
-    )
+    drafted = {"proposed_nodes": nodes, "proposed_depth": depth, "accepted": accepted}
+    return Step(request=0, round=number, token_ids=(1,), seconds=seconds, **drafted)
 
 
 def done(prompt: int, *steps: Step) -> Completion:

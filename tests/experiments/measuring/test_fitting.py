@@ -21,17 +21,14 @@ def fitted(*prompts: Prompt, policy: str, room: int = 60) -> tuple[list[Prompt],
 def test_one_token_too_many_is_too_long() -> None:
     prompts, sentence = fitted(SHORT, LONG, policy="skip", room=109)
     assert prompts == [SHORT]
-    assert sentence == (
-        "1 of 2 prompts do not fit into engine.max_length=109 with sampling.max_new_tokens=10 "
-        "(the longest needs 110): 1 left out; dataset.too_long=cut shortens them"
-    )
+    for words in ("1 of 2 prompts", "engine.max_length=109", "the longest needs 110", "1 left out", "too_long=cut"):
+        assert sentence is not None and words in sentence
 
 
 def test_a_text_keeps_its_end() -> None:
     (prompt,), sentence = fitted(LONG, policy="cut")
     assert byte_tokenizer().decode(list(render(prompt, byte_tokenizer()))) == ("0123456789" * 5)
-    assert sentence is not None
-    assert "1 shortened; dataset.too_long=skip leaves them out" in sentence
+    assert sentence is not None and "1 shortened; dataset.too_long=skip leaves them out" in sentence
 
 
 def test_a_token_before_every_text_stays_in_front() -> None:
@@ -41,29 +38,17 @@ def test_a_token_before_every_text_stays_in_front() -> None:
     marked = Prompt(id="a", turns=("<|endoftext|>wxyz",), last_tokens=3)
     assert render(marked, tokenizer) == (first, *plain[-2:])
     assert render(Prompt(id="a", turns=("wxyz",), last_tokens=3), tokenizer) == tuple(plain[-3:])
-
-
-def test_too_few_tokens_are_an_error() -> None:
     with pytest.raises(ValueError, match="prompt a has 4 tokens, and 5 were asked for"):
         render(Prompt(id="a", turns=("wxyz",), last_tokens=5), byte_tokenizer())
 
 
 def test_a_conversation_loses_the_middle_of_its_longest_turn() -> None:
-    (prompt,), sentence = fitted(CHAT, policy="cut", room=90)
-    assert prompt.turns[1] == "more"
-    assert prompt.turns[0].startswith("begin x")
-    assert prompt.turns[0].endswith("x end")
-    assert "[...]" in prompt.turns[0]
-    assert needed_tokens(prompt, SAMPLING, byte_tokenizer()) <= 90
-    assert needed_tokens(prompt, SAMPLING, byte_tokenizer()) > 80, "not more than it must"
-    assert sentence is not None
-
-
-def test_a_conversation_of_which_nothing_would_be_left_is_left_out() -> None:
+    (prompt,), _ = fitted(CHAT, policy="cut", room=90)
+    long, short = prompt.turns
+    assert short == "more" and long.startswith("begin x") and long.endswith("x end") and "[...]" in long
+    assert 80 < needed_tokens(prompt, SAMPLING, byte_tokenizer()) <= 90, "not more than it must"
     prompts, sentence = fitted(SHORT, CHAT, policy="cut", room=45)
-    assert prompts == [SHORT]
-    assert sentence is not None
-    assert "1 left out" in sentence
+    assert prompts == [SHORT] and sentence is not None and "1 left out" in sentence, "nothing would be left of it"
 
 
 def test_nothing_fits() -> None:

@@ -1,6 +1,5 @@
 """The measuring loop: order, warm-up, failures, divergences; and records that survive it."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -46,24 +45,15 @@ class FakeEngine:
             accepted = 1 if speculate else 0
             steps = tuple(
                 Step(
-                    request=0,
-                    round=number,
-                    token_ids=(token,),
-                    accepted=accepted,
-                    proposed_depth=2 * accepted,
-                    proposed_nodes=3 * accepted,
-                    expected_accepted=0.75 * accepted,
-                    seconds={"verify": 0.5},
+                    request=0, round=number, token_ids=(token,), accepted=accepted, proposed_depth=2 * accepted,
+                    proposed_nodes=3 * accepted, expected_accepted=0.75 * accepted, seconds={"verify": 0.5},
                     finish_reason=reason if number == len(tokens) - 1 else None,
                 )
                 for number, token in enumerate(tokens)
-            )
+            )  # fmt: skip
+            shown: dict[str, Any] = {"text": "x", "finish_reason": reason, "steps": steps}
             error = "not finite" if reason == "error" else None
-            done.append(
-                Completion(
-                    prompt_ids=tuple(prompt), token_ids=tokens, text="x", finish_reason=reason, steps=steps, error=error
-                )
-            )
+            done.append(Completion(prompt_ids=tuple(prompt), token_ids=tokens, error=error, **shown))
         return done
 
 
@@ -78,10 +68,15 @@ def contenders(engine: FakeEngine) -> list[Contender]:
     return [Contender(PLAIN, engine, speculate=False), Contender("fast", engine)]  # type: ignore[arg-type]
 
 
+def measured(engine: FakeEngine, count: int, *, sampling: SamplingParams = GREEDY, **more: Any) -> list[Record]:
+    records: list[Record] = []
+    assert list(measure(contenders(engine), jobs(count, sampling), write=records.append, **more))[-1] == count
+    return records
+
+
 def test_methods_alternate_prompt_by_prompt_and_take_turns_at_going_first() -> None:
     engine = FakeEngine([])
-    records: list[Record] = []
-    assert list(measure(contenders(engine), jobs(3), write=records.append)) == [1, 2, 3]
+    records = measured(engine, 3)
     assert [(speculate, first) for _, speculate, first in engine.log] == [
         (False, [1]), (True, [1]), (True, [2]), (False, [2]), (False, [3]), (True, [3]),
     ]  # fmt: skip
@@ -107,54 +102,37 @@ def test_outputs_are_compared_with_the_method_of_the_same_law() -> None:
 
 def test_warm_up_runs_all_methods_and_is_not_recorded() -> None:
     engine = FakeEngine([], max_batch_size=2)
-    records: list[Record] = []
-    list(measure(contenders(engine), jobs(2), warmup=[[91], [92], [93]], write=records.append))
+    records = measured(engine, 2, warmup=[[91], [92], [93]])
     assert [(speculate, ids) for _, speculate, ids in engine.log[:4]] == [
         (False, [91, 92]), (False, [93]), (True, [91, 92]), (True, [93]),
     ]  # fmt: skip
     assert len(records) == 4
 
 
-@pytest.mark.parametrize(("tokens", "index"), [([5, 9, 7], 1), ([5, 6], 2), ([5, 6, 7, 8], 3), ([4, 6, 7], 0), ([], 0)])
-def test_divergences(tokens: list[int], index: int) -> None:
-    engine = FakeEngine([])
-    engine.outputs[True] = tokens
-    records: list[Record] = []
-    if not tokens:
-        engine.generate = lambda prompts, sampling, speculate: [  # type: ignore[method-assign]
-            Completion(
-                prompt_ids=(1,), token_ids=(5,) if not speculate else (), text="", finish_reason="stop", steps=()
-            )
-        ]
-    list(measure(contenders(engine), jobs(1), write=records.append))
-    assert records[1].equals_plain is False
-    assert records[1].divergence == index
-    plain = engine.outputs[False] if tokens else [5]
-    pair = (tokens[index] if index < len(tokens) else None, plain[index] if index < len(plain) else None)
-    assert records[1].tokens_at_divergence == pair
-    if None in pair:
-        assert records[1].margin is None
-        return
-    with torch.inference_mode():
-        logits = engine.target.model(torch.tensor([[1, 1, *tokens[:index]]])).logits[0, -1]
-    assert records[1].margin == pytest.approx(float(logits.max() - logits[list(pair)].min()), abs=1e-5)
-    assert records[1].tie_bound is None, "a lossy rule is not judged"
-
-
-def test_sampled_outputs_are_not_compared() -> None:
-    engine = FakeEngine([])
-    engine.outputs[True] = [1, 2, 3]
-    records: list[Record] = []
-    list(measure(contenders(engine), jobs(1, replace(GREEDY, temperature=1.0)), write=records.append))
-    assert records[1].equals_plain is None
-    assert records[1].divergence is None
+def test_divergences() -> None:
+    for tokens, index in (([5, 9, 7], 1), ([5, 6], 2), ([5, 6, 7, 8], 3), ([], 0)):
+        engine = FakeEngine([])
+        plain = engine.outputs[False] = [5, 6, 7] if tokens else [5]
+        engine.outputs[True] = tokens
+        record = measured(engine, 1)[1]
+        assert (record.equals_plain, record.divergence) == (False, index)
+        pair = (tokens[index] if index < len(tokens) else None, plain[index] if index < len(plain) else None)
+        assert record.tokens_at_divergence == pair
+        assert record.tie_bound is None, "a lossy rule is not judged"
+        if None in pair:
+            assert record.margin is None
+            continue
+        with torch.inference_mode():
+            logits = engine.target.model(torch.tensor([[1, 1, *tokens[:index]]])).logits[0, -1]
+        assert record.margin == pytest.approx(float(logits.max() - logits[list(pair)].min()), abs=1e-5)
+    sampled = measured(engine, 1, sampling=replace(GREEDY, temperature=1.0))[1]
+    assert sampled.equals_plain is sampled.divergence is None, "sampled outputs are not compared"
 
 
 def test_an_exception_is_a_failure_of_that_prompt_alone() -> None:
     engine = FakeEngine([])
     engine.raise_at[2] = RuntimeError("out of luck")
-    records: list[Record] = []
-    list(measure(contenders(engine), jobs(3), write=records.append))
+    records = measured(engine, 3)
     by = {(record.prompt, record.method): record for record in records}
     bad = by["p1", "fast"]
     assert bad.failed
@@ -182,9 +160,6 @@ def test_ctrl_c_passes_and_keeps_what_was_written(tmp_path: Path) -> None:
     assert [record.prompt for record in read_records(path)] == ["p0", "p0", "p1", "p1"]
 
 
-# ---------------------------------------------------------------- records
-
-
 def test_records_come_back_as_they_were(tmp_path: Path) -> None:
     engine = FakeEngine([])
     engine.raise_at[2] = RuntimeError("ü\nx")
@@ -207,23 +182,10 @@ def test_an_unfinished_last_line_is_left_out(tmp_path: Path) -> None:
     text = path.read_text()
     path.write_text(text[:-20])
     assert len(read_records(path)) == 3
-    path.write_text(text.replace("p0", 'p0"', 1))
-    with pytest.raises(ValueError, match="line 1 is not a record"):
-        read_records(path)
-    path.write_text(json.dumps({"prompt": "x"}) + "\n")
-    with pytest.raises(ValueError, match="line 1 is not a record"):
-        read_records(path)
-
-
-# ---------------------------------------------------------------- jobs
-
-
-def test_streams_come_from_prompt_turn_and_sample() -> None:
-    # Pinned: a change would change every sampled result.
-    assert stream_of("argparse.py:12", 0, 0) == 886276966058186968
-    streams = {stream_of(name, turn, sample) for name in ("a", "a1", "b") for turn in (0, 1, 11) for sample in (0, 1)}
-    assert len(streams) == 18
-    assert all(0 <= stream < 2**62 for stream in streams)
+    for damaged in (text.replace("p0", 'p0"', 1), '{"prompt": "x"}\n'):
+        path.write_text(damaged)
+        with pytest.raises(ValueError, match="line 1 is not a record"):
+            read_records(path)
 
 
 def test_jobs_for_samples_and_what_does_not_fit() -> None:
@@ -238,6 +200,10 @@ def test_jobs_for_samples_and_what_does_not_fit() -> None:
     assert unfit[0][1] == "40 prompt tokens and max_new_tokens=10 exceed the engine's max_length=30"
     with pytest.raises(ValueError, match="no prompt fits: 40 prompt tokens"):
         prepare(prompts[1:], sampling, tokenizer, max_length=30)
+    # Streams come from prompt, turn and sample. Pinned: a change would change every sampled result.
+    assert stream_of("argparse.py:12", 0, 0) == 886276966058186968
+    streams = {stream_of(name, turn, sample) for name in ("a", "a1", "b") for turn in (0, 1, 11) for sample in (0, 1)}
+    assert len(streams) == 18 and all(0 <= stream < 2**62 for stream in streams)
 
 
 def test_moments_are_those_without_looking() -> None:

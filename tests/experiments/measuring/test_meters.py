@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from drafters import MedusaDrafter, MergedDrafter, ModelDrafter, NGramDrafter
@@ -26,17 +25,10 @@ def counter(*values: float | None, full: float = float("inf")) -> Counter:
     return (lambda: left.pop(0)), full
 
 
-@pytest.mark.parametrize(
-    ("counters", "joules"),
-    [
-        ([], None),
-        ([counter(5.0, 12.5), counter(1.0, 1.5)], 8.0),  # two packages
-        ([counter(250.0, 10.0, full=262.0)], 22.0),  # it was full, and began anew
-        ([counter(5.0, None)], None),
-    ],
-)
-def test_joules_between_two_readings(counters: list[Counter], joules: float | None) -> None:
-    assert EnergyMeter(counters).stop() == joules
+def test_joules_between_two_readings() -> None:
+    assert EnergyMeter([]).stop() is EnergyMeter([counter(5.0, None)]).stop() is None
+    assert EnergyMeter([counter(5.0, 12.5), counter(1.0, 1.5)]).stop() == 8.0, "two packages"
+    assert EnergyMeter([counter(250.0, 10.0, full=262.0)]).stop() == 22.0, "it was full, and began anew"
 
 
 def zone(folder: Path, name: str, label: str, microjoules: str) -> Path:
@@ -64,8 +56,7 @@ def test_packages_are_read_and_their_parts_are_not_counted_twice(tmp_path: Path)
 
 
 def clocks(*readings: Clocks | None) -> Callable[[], Clocks | None]:
-    left = list(readings)
-    return lambda: left.pop(0)
+    return iter(readings).__next__
 
 
 def test_load_in_cores() -> None:
@@ -101,15 +92,11 @@ def test_engines_hold_what_is_planned() -> None:
         assert there == here + sum(v.numel() * v.element_size() for v in vectors), "a table that is shared counts once"
     assert held.total == held.weights + held.drafter + held.kv + held.drafter_kv + held.scratch + held.copies
     assert held_by([alone, Engine(target, **SIZES)]).copies == sum(alone.runner.executor.copies().values())
-
-
-def test_heads_and_parts_of_other_drafters_count() -> None:
-    target = Target(tiny_model())
     heads = medusa_heads(target.model)
     drafter = MergedDrafter(lookup=NGramDrafter(), model=MedusaDrafter(heads))
     held = held_by([Engine(target, drafter, RejectionVerifier(), **SIZES)])
     assert held.drafter == sum(p.numel() * p.element_size() for p in heads.parameters()) > 0
-    assert held.drafter_kv == 0
+    assert held.drafter_kv == 0, "heads and parts of other drafters count"
 
 
 def test_the_peak_is_that_since_the_meter_began() -> None:

@@ -6,17 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from experiments.measuring.exactness import (
-    LAWS,
-    SHAPES,
-    Part,
-    Work,
-    cases,
-    check_size,
-    pace_of,
-    roughly,
-    work_of,
-)
+from experiments.measuring.exactness import LAWS, SHAPES, Part, Work, cases, check_size, pace_of, roughly, work_of
 from experiments.reporting.checks import DraftProgress
 from specdec.checks.drafts import enumerate_drafts, num_drafts
 from specdec.checks.tables import Tables
@@ -28,12 +18,10 @@ from verifiers import BlockVerifier, TransportVerifier
 IID = DraftSampling.IID
 
 
-@pytest.mark.parametrize("vocab", [2, 3, 4])
-@pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_drafts_are_counted_without_making_them(shape: str, law: DraftSampling, vocab: int) -> None:
-    made = Tables.random(vocab, SHAPES[shape].max_depth, seed=0)
-    assert num_drafts(SHAPES[shape], law, vocab) == len(enumerate_drafts(made, SHAPES[shape], law).probability)
+def test_drafts_are_counted_without_making_them() -> None:
+    for shape, law, vocab in itertools.product(SHAPES.values(), LAWS, (2, 3)):
+        made = Tables.random(vocab, shape.max_depth, seed=0)
+        assert num_drafts(shape, law, vocab) == len(enumerate_drafts(made, shape, law).probability)
 
 
 def test_the_work_is_what_the_check_does() -> None:
@@ -48,16 +36,13 @@ def test_the_work_is_what_the_check_does() -> None:
 
 
 def test_a_vocabulary_that_does_not_fit_is_refused_at_once() -> None:
-    with pytest.raises(
-        ValueError, match=r"^vocab=50: a tree of shape 2 x 2, drafted iid, has 1.56e\+10 drafts.*: give"
-    ):
+    with pytest.raises(ValueError, match=r"^vocab=50: a tree of shape 2 x 2, drafted iid, has 1.56e\+10 drafts"):
         work_of(TransportVerifier(), 50, 2, [1])
     parts = [("2 x 2", IID)]
-    with pytest.raises(ValueError, match=r"give vocab=11 or less$"):
-        check_size(parts, 50)
     check_size(parts, 11)
-    with pytest.raises(ValueError, match=r"give vocab=11 or less$"):
-        check_size(parts, 12)
+    for vocab in (12, 50):
+        with pytest.raises(ValueError, match="give vocab=11 or less"):
+            check_size(parts, vocab)
 
 
 def work_at(pace: float, vocab: int) -> Work:
@@ -68,36 +53,26 @@ def work_at(pace: float, vocab: int) -> Work:
 def test_what_takes_too_long_is_refused_with_a_size_that_works() -> None:
     """1,000 drafts of 0.1 s in 10 turns take 17 minutes; 5 minutes are enough for a vocabulary of 6 (216 drafts)."""
     work_at(0.1, 10).check_time(10, max_minutes=17)
-    with pytest.raises(
-        ValueError, match=r"10,000 drafts .* about 17 minutes .*max_minutes=5 .* give vocab=6 or less, or"
-    ):
+    with pytest.raises(ValueError, match=r"about 17 minutes .*max_minutes=5 .* give vocab=6 or less"):
         work_at(0.1, 10).check_time(10, max_minutes=5)
-    with pytest.raises(ValueError, match=r"give fewer tables or temperatures, or raise max_minutes$"):
+    with pytest.raises(ValueError, match="give fewer tables or temperatures, or raise max_minutes"):
         work_at(100.0, 10).check_time(10, max_minutes=1)
 
 
-class Clock:
-    """Goes on only where a rule works."""
+class Slow(BlockVerifier):
+    """Takes a fixed time per call and one per draft, on a clock that goes on only where a rule works."""
 
     now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class Slow(BlockVerifier):
-    """Takes a fixed time per call and one per draft, on a clock of the test's."""
-
-    clock = Clock()
     call, draft = 0.5 / 1000, 2.0 / 1000
 
     def laws(self, tree: DraftTree, target_probs: Tensor) -> Laws:
-        self.clock.now += self.call + self.draft * len(tree.tokens)
+        Slow.now += self.call + self.draft * len(tree.tokens)
         return super().laws(tree, target_probs)
 
 
 def test_the_pace_is_that_of_a_draft_not_of_a_call() -> None:
-    assert pace_of(Slow(), ("chain 3", IID), 3, 0, clock=Slow.clock) == pytest.approx(Slow.draft)
+    found = pace_of(Slow(), ("chain 3", IID), 3, 0, clock=lambda: Slow.now)
+    assert found == pytest.approx(Slow.draft)
 
 
 def test_a_long_check_says_how_far_it_is_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,13 +51,10 @@ def loaded() -> ModuleType:
         sys.dont_write_bytecode = before
 
 
-def test_shipped_rules_are_exact(project: Path) -> None:
+def test_shipped_rules_are_exact_and_one_that_somebody_adds_to_the_package_is_declared(project: Path) -> None:
+    """A file in a clone is not tested by being there."""
     assert stated_exactness(RejectionVerifier()) == "exact"
     assert not (project / ".specdec").exists()
-
-
-def test_a_rule_in_the_package_that_is_not_public_is_declared(project: Path) -> None:
-    """A file that somebody adds to a clone is not tested by being there."""
     added = type("Added", (RejectionVerifier,), {"__module__": "verifiers.rejection"})
     assert not ships(added()) and stated_exactness(added()) == "exact (declared)"
     same_name = type("RejectionVerifier", (RejectionVerifier,), {"__module__": "verifiers.rejection"})
@@ -72,17 +69,11 @@ def test_a_rule_is_declared_until_it_is_remembered(project: Path) -> None:
     assert stated_exactness(loaded().Mine()) == "exact", "and in the next process"
 
 
-@pytest.mark.parametrize(
-    ("file", "text"),
-    [
-        ("own_rule.py", RULE + "    chain_only = True\n"),
-        ("own_parts.py", PARTS.replace("return x", "return 2 * x")),
-    ],
-)
-def test_an_edit_makes_it_declared_again(project: Path, file: str, text: str) -> None:
-    remember(loaded().Mine())
-    (project / file).write_text(text)
-    assert not is_checked(loaded().Mine())
+def test_an_edit_makes_it_declared_again(project: Path) -> None:
+    for file, text in (("own_rule.py", RULE + "    x = True\n"), ("own_parts.py", PARTS.replace("n x", "n 2 * x"))):
+        remember(loaded().Mine())
+        (project / file).write_text(text)
+        assert not is_checked(loaded().Mine())
 
 
 def test_a_damaged_file_is_an_error(project: Path) -> None:

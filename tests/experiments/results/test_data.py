@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,22 @@ from tests.experiments.made_runs import made
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "measurements.md"
 
+BLOCKED = """
+import importlib.abc, sys
+names = ["specdec", "drafters", "verifiers", "torch", "transformers", "hydra", "omegaconf", "wandb", "matplotlib"]
+class Blocked(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in names:
+            raise ImportError(name + " is blocked")
+sys.meta_path.insert(0, Blocked())
+import experiments.results.records, experiments.results.limits
+print("pandas" in sys.modules)
+from experiments import results
+d = results.load("outputs/**")
+print(len(d.runs), len(d.rounds))
+import specdec
+"""
+
 FACTS: dict[str, Any] = {
     "started": "2026-03-01T12:00:00+01:00",
     "threads": 2,
@@ -35,52 +52,53 @@ FACTS: dict[str, Any] = {
 }
 
 
+def documented() -> dict[str, dict[str, str]]:
+    """Columns and types of every frame, as the page has them."""
+    found: dict[str, dict[str, str]] = {}
+    frame = ""
+    for line in PAGE.read_text().splitlines():
+        heading = re.fullmatch(r"### `(\w+)`.*", line)
+        if re.match("##+ ", line):
+            frame = heading[1] if heading else ""
+        row = re.fullmatch(r"\| `([^`]+)` \| `([^`]+)` \|([^|]*)\|([^|]+)\|", line)
+        if frame and row:
+            found.setdefault(frame, {})[row[1]] = row[2]
+            assert row[4].strip(), f"{row[1]} has no meaning"
+    return found
+
+
 def lossy_round(folder: Path, **more: Any) -> None:
     """Append one output of a lossy rule that differs from plain decoding's, with distances and stages."""
     record = Record(
-        prompt="p9",
-        category="qa",
-        method="typical",
-        exactness="lossy",
-        temperature=0,
-        batch=9,
-        prompt_tokens=5,
-        token_ids=(1, 2, 3),
-        text="abc",
-        finish_reason="stop",
-        seconds=0.5,
-        stage_seconds={"draft": 0.1, "verify": 0.3},
-        accepted=(1, 0),
-        expected_accepted=(0.5, 0.25),
-        proposed_depth=(2, 1),
-        proposed_nodes=(2, 1),
-        distance_tv=(0.5, 0.0),
-        distance_kl=(None, 0.0),
-        equals_plain=False,
-        divergence=1,
-        margin=0.25,
-        tie_bound=0.01,
+        prompt="p9", category="qa", method="typical", exactness="lossy", temperature=0, batch=9, prompt_tokens=5,
+        token_ids=(1, 2, 3), text="abc", finish_reason="stop", seconds=0.5,
+        stage_seconds={"draft": 0.1, "verify": 0.3}, accepted=(1, 0), expected_accepted=(0.5, 0.25),
+        proposed_depth=(2, 1), proposed_nodes=(2, 1), distance_tv=(0.5, 0.0), distance_kl=(None, 0.0),
+        equals_plain=False, divergence=1, margin=0.25, tie_bound=0.01,
         work={"verify_bytes": 15.0, "verify_flops": 60.0, "verified": 4.0, "committed": 3.0},
-        round_seconds=(0.25, 0.15),
-        arrived=0.0,
-        admitted=0.1,
-        prefilled=0.2,
-        finished=0.4,
-        emitted_at=(0.3, 0.4),
+        round_seconds=(0.25, 0.15), arrived=0.0, admitted=0.1, prefilled=0.2, finished=0.4, emitted_at=(0.3, 0.4),
         emitted=(2, 1),
-    )
+    )  # fmt: skip
     with RecordWriter(folder / "records.jsonl", append=True) as writer:
         writer.write(dataclasses.replace(record, **more))
 
 
-@pytest.fixture
-def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two jobs of a sweep with everything that a run can have; the working directory is above them."""
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two jobs of a sweep with everything that a run can have."""
+    above = tmp_path_factory.mktemp("data")
     for number, shape in enumerate(("[2,1]", "4")):
-        folder = made(tmp_path / "outputs" / "sweep" / str(number), "drafter=model", f"drafter.shape={shape}", **FACTS)
+        folder = made(above / "outputs" / "sweep" / str(number), "drafter=model", f"drafter.shape={shape}", **FACTS)
         zeros = dict.fromkeys(("accepted", "expected_accepted", "proposed_depth", "proposed_nodes"), (0, 0, 0))
         lossy_round(folder, method="plain", exactness=None, equals_plain=None, distance_tv=(), distance_kl=(), **zeros)
         lossy_round(folder)
+    return above
+
+
+@pytest.fixture
+def outputs(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of them; the working directory is above it."""
+    shutil.copytree(written, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path / "outputs"
 
@@ -109,24 +127,36 @@ def test_a_row_per_method_has_the_figures_of_the_summary(outputs: Path) -> None:
     assert found.rounds.seconds.dropna().tolist()[-2:] == [0.25, 0.15]
     assert pandas.isna(row.divergences), "nothing was compared"
 
+    chosen = found.only(found.runs.query("`override.drafter.shape` == '4'").run)
+    assert len(chosen) == 1 and set(chosen.rounds.run) == {"outputs/sweep/1"}
+    with pytest.raises(ValueError, match="no run 'x' among these 2"):
+        found.only(["x"])
 
-def test_rows_of_prompts_and_rounds_are_the_records(outputs: Path) -> None:
-    found = results.load("outputs/sweep/0")
-    prompts = found.prompts
-    assert len(prompts) == 8
-    last = prompts.iloc[-1]
+    found = found.only(["outputs/sweep/0"])
+    last = found.prompts.iloc[-1]
+    assert len(found.prompts) == 8
     assert (last.run, last.prompt, last.category, last.method) == ("outputs/sweep/0", "p9", "qa", "typical")
     assert (last.tokens, last["rounds"], last.accepted, last.proposed_depth) == (3, 2, 1, 3)
     assert (last.mean_acceptance_length, last.expected_accepted, last.batch_seconds) == (1.5, 0.75, 0.5)
     assert (last.equals_plain, last.divergence, last.margin, last.text) == (False, 1, 0.25, "abc")
-    rounds = found.rounds
-    assert len(rounds) == 3 * 6 + 3 * 3 + 3 + 2
-    tail = rounds.iloc[-2:]
-    assert list(tail["round"]) == [0, 1]
-    assert list(tail.accepted) == [1, 0]
-    assert list(tail.distance_tv) == [0.5, 0.0]
+    tail = found.rounds.iloc[-2:]
+    assert len(found.rounds) == 3 * 6 + 3 * 3 + 3 + 2
+    assert [list(tail[name]) for name in ("round", "accepted", "distance_tv")] == [[0, 1], [1, 0], [0.5, 0.0]]
     assert list(tail.distance_kl.isna()) == [True, False]
-    assert rounds.iloc[:-2].distance_tv.isna().all(), "an exact rule has no distance"
+    assert found.rounds.iloc[:-2].distance_tv.isna().all(), "an exact rule has no distance"
+
+
+def test_the_page_has_every_column_with_its_type(outputs: Path) -> None:
+    page, found = documented(), results.load("outputs")
+    assert page == {"runs": RUNS, "prompts": PROMPTS, "rounds": ROUNDS}
+    for name, known in page.items():
+        frame = getattr(found, name)
+        for column in frame.columns:
+            wanted = known.get(column, known.get(re.sub(r"\..*", ".*", column, count=1)))
+            assert wanted is not None, f"{column} is not on the page"
+            assert wanted == "any" or str(frame[column].dtype) == wanted, column
+        for column in known:
+            assert any(each == column or each.startswith(column.partition("*")[0]) for each in frame.columns), column
 
 
 def test_what_cannot_be_read_is_left_out_with_one_warning(outputs: Path) -> None:
@@ -144,21 +174,9 @@ def test_what_cannot_be_read_is_left_out_with_one_warning(outputs: Path) -> None
         assert part in listed
     assert "outputs/empty" not in listed, "a folder without a manifest is nobody's run"
     assert set(found.runs.run) == {"outputs/sweep/1"}
-
-
-@pytest.mark.parametrize("given", ["nothing/**", "nothing", "outputs/none*"])
-def test_no_run_at_all_is_one_sentence(given: str, outputs: Path) -> None:
-    with pytest.raises(ValueError, match=rf"no run found in '{re.escape(given)}': give folders of runs, or a pattern"):
-        results.load(given)
-
-
-def test_runs_are_chosen_by_name(outputs: Path) -> None:
-    found = results.load("outputs")
-    chosen = found.only(found.runs.query("`override.drafter.shape` == '4'").run)
-    assert len(chosen) == 1
-    assert set(chosen.rounds.run) == {"outputs/sweep/1"}
-    with pytest.raises(ValueError, match="there is no run 'x' among these 2: take names from"):
-        found.only(["x"])
+    for given in ("nothing/**", "nothing", "outputs/none*"):
+        with pytest.raises(ValueError, match=rf"no run found in '{re.escape(given)}'"):
+            results.load(given)
 
 
 def test_a_summary_is_used_as_long_as_it_is_up_to_date(outputs: Path) -> None:
@@ -176,77 +194,12 @@ def test_a_summary_is_used_as_long_as_it_is_up_to_date(outputs: Path) -> None:
     assert 99.0 not in set(results.load(folder).runs.speedup), "the records have grown since"
 
 
-# ---------------------------------------------------------------- the documented schema
-
-
-def documented() -> dict[str, dict[str, str]]:
-    """Columns and types of every frame, as the page has them."""
-    found: dict[str, dict[str, str]] = {}
-    frame = ""
-    for line in PAGE.read_text().splitlines():
-        heading = re.fullmatch(r"### `(\w+)`.*", line)
-        if re.match("##+ ", line):
-            frame = heading[1] if heading else ""
-        row = re.fullmatch(r"\| `([^`]+)` \| `([^`]+)` \|([^|]*)\|([^|]+)\|", line)
-        if frame and row:
-            found.setdefault(frame, {})[row[1]] = row[2]
-            assert row[4].strip(), f"{row[1]} has no meaning"
-    return found
-
-
-def test_the_page_has_every_column_with_its_type() -> None:
-    assert documented() == {"runs": RUNS, "prompts": PROMPTS, "rounds": ROUNDS}
-
-
-@pytest.mark.parametrize("name", ["runs", "prompts", "rounds"])
-def test_the_frames_have_the_documented_types(name: str, outputs: Path) -> None:
-    frame, known = getattr(results.load("outputs"), name), documented()[name]
-    for column in frame.columns:
-        wanted = known.get(column, known.get(re.sub(r"\..*", ".*", column, count=1)))
-        assert wanted is not None, f"{column} is not on the page"
-        assert wanted == "any" or str(frame[column].dtype) == wanted, column
-    families = {column for column in known if column.endswith(".*")}
-    missing = [column for column in known.keys() - families if column not in frame]
-    assert not missing
-    for family in families:
-        assert any(column.startswith(family[:-1]) for column in frame.columns), f"no run here has {family}"
-
-
-# ---------------------------------------------------------------- on its own
-
-BLOCKED = """
-import importlib.abc, sys
-names = {names}
-class Blocked(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in names:
-            raise ImportError(name + " is blocked")
-sys.meta_path.insert(0, Blocked())
-{code}
-"""
-FOREIGN = ["specdec", "drafters", "verifiers", "torch", "transformers", "hydra", "omegaconf", "wandb", "matplotlib"]
-
-
-def alone(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run code where none of the other packages can be imported."""
-    script = BLOCKED.format(names=FOREIGN, code=code)
+def test_reading_needs_no_other_package_and_records_not_even_pandas(outputs: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run([sys.executable, "-c", script], cwd=folder, env=environment, capture_output=True, text=True)
-
-
-def test_reading_needs_no_other_package(outputs: Path) -> None:
-    code = "from experiments import results; d = results.load('outputs/**'); print(len(d.runs), len(d.rounds))"
-    done = alone(code, outputs.parent)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["6", "64"]
-    refused = alone("import specdec", outputs.parent)
-    assert "specdec is blocked" in refused.stderr, "the blocking works"
-
-
-def test_records_and_settings_do_not_wait_for_pandas() -> None:
-    code = "import sys, experiments.results.records, experiments.results.limits; print('pandas' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout.strip() == "False", done.stderr
+    words = [sys.executable, "-c", BLOCKED]
+    done = subprocess.run(words, cwd=outputs.parent, env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == ["False", "6", "64"], done.stderr
+    assert "specdec is blocked" in done.stderr, "the blocking works"
 
 
 def test_what_is_written_twice_agrees() -> None:

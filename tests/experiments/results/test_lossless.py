@@ -1,5 +1,6 @@
 """The verdict from hand-made records: which divergences a dtype excuses, and where the verdict is shown."""
 
+import io
 import json
 import math
 from pathlib import Path
@@ -42,11 +43,19 @@ def summary(*records: Record) -> Summary:
     return summarize([*plain, *records], planned=len(records), bootstrap=Bootstrap(resamples=100))
 
 
-def test_a_bound_of_zero_excuses_no_tie() -> None:
-    """It comes from an invariant engine, where equal logits are decided by the token's id in every method."""
-    found = judge([EQUAL, parted("1", 0.0, 0.0)])
-    assert found is not None and found.verdict is Verdict.NOT_LOSSLESS
-    assert sentence("fast", found).endswith("margin 0 nats, bound 0")
+@pytest.mark.parametrize(
+    ("one", "worst"),
+    [
+        # An invariant engine's bound: equal logits are decided by the token's id in every method.
+        (parted("1", 0.0, 0.0), "margin 0 nats, bound 0"),
+        (ENDED, "the end of the output instead of ' b' (token 9), where no dtype explains a difference"),
+    ],
+    ids=["bound of zero", "ended"],
+)
+def test_neither_a_tie_under_a_bound_of_zero_nor_an_early_end_is_excused(one: Record, worst: str) -> None:
+    found = judge([EQUAL, one])
+    assert found is not None and found.verdict is Verdict.NOT_LOSSLESS and found.largest_margin == one.margin
+    assert sentence("fast", found).endswith(worst)
 
 
 def test_not_lossless() -> None:
@@ -60,48 +69,23 @@ def test_not_lossless() -> None:
     )
 
 
-def test_an_output_that_ends_early_is_explained_by_nothing() -> None:
-    found = judge([EQUAL, ENDED])
-    assert found is not None and found.verdict is Verdict.NOT_LOSSLESS and found.largest_margin is None
-    assert sentence("fast", found).endswith(
-        "the end of the output instead of ' b' (token 9), where no dtype explains a difference"
-    )
-
-
-# ---------------------------------------------------------------- where it is shown
-
-
-def test_tables_say_it() -> None:
-    found = summary(EQUAL, BUG)
-    for table in (run_table(found, "t"), comparison_table(found, "t")):
+def test_it_is_said_in_tables_in_red_at_the_end_by_an_error_and_in_json() -> None:
+    bug, tie = summary(EQUAL, BUG), summary(EQUAL, TIE)
+    for table in (run_table(bug, "t"), comparison_table(bug, "t")):
         (cell,) = (cell for row in table.rows for cell in row if "NOT LOSSLESS" in cell.line)
         assert cell.line == "1 of 2, NOT LOSSLESS" and cell.emphasis is Emphasis.MISSED
         assert "**1 of 2, NOT LOSSLESS**" in table.markdown()
-    assert "else ties" in run_table(summary(EQUAL, TIE), "t").markdown()
-
-
-def test_the_end_of_a_report_says_it_in_red() -> None:
-    console = Console(record=True, width=300, file=open("/dev/null", "w"), color_system="standard", force_terminal=True)  # noqa: SIM115
-    print_verdicts(console, summary(EQUAL, BUG))
-    console.file.close()
+    assert "else ties" in run_table(tie, "t").markdown()
+    console = Console(record=True, width=300, file=io.StringIO(), color_system="standard", force_terminal=True)
+    print_verdicts(console, bug)
     text = console.export_text(styles=True)
     assert "\x1b[1;31mfast: NOT LOSSLESS: 1 of 2 outputs" in text, "bold and red"
     assert "' [a]' (token 7)" in text, "brackets of a token are no markup"
-
-
-def test_a_run_ends_with_an_error() -> None:
-    check_lossless(summary(EQUAL, TIE))
+    check_lossless(tie)
     with pytest.raises(NotLosslessError, match=r"^fast: NOT LOSSLESS: 1 of 2 outputs leave plain decoding's"):
-        check_lossless(summary(EQUAL, BUG))
-
-
-# ---------------------------------------------------------------- files
-
-
-def test_json_has_no_numbers_that_are_none() -> None:
-    text = json_text({"a": [1.5, math.nan, (math.inf,)], "b": {"c": -math.inf}, "d": "NaN"})
-    found = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    assert found == {"a": [1.5, None, [None]], "b": {"c": None}, "d": "NaN"}
+        check_lossless(bug)
+    found = json_text({"a": [1.5, math.nan, (math.inf,)], "b": {"c": -math.inf}, "d": "NaN"})
+    assert json.loads(found, parse_constant=pytest.fail) == {"a": [1.5, None, [None]], "b": {"c": None}, "d": "NaN"}
     json.loads(json_text(summary(EQUAL, BUG, ENDED)), parse_constant=pytest.fail)
 
 

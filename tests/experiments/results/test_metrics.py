@@ -7,16 +7,8 @@ from specdec.types import Step
 
 
 def step(accepted: int, depth: int, *, nodes: int = 0, expected: float = 0.0, tokens: int = 0, **more: object) -> Step:
-    return Step(
-        request=0,
-        round=0,
-        token_ids=tuple(range(tokens)),
-        accepted=accepted,
-        proposed_depth=depth,
-        proposed_nodes=nodes or depth,
-        expected_accepted=expected,
-        **more,
-    )
+    drafted = {"accepted": accepted, "proposed_depth": depth, "proposed_nodes": nodes or depth}
+    return Step(request=0, round=0, token_ids=tuple(range(tokens)), expected_accepted=expected, **drafted, **more)
 
 
 of = metrics.of_steps
@@ -30,13 +22,11 @@ STEPS = [
 ]
 
 
-def test_mean_acceptance_length_counts_the_next_token_and_no_cut() -> None:
+def test_the_mean_length_counts_the_next_token_and_no_cut() -> None:
     assert metrics.mean_acceptance_length(of(STEPS)) == pytest.approx((3 + 1 + 2 + 1) / 4)
     assert metrics.mean_acceptance_length(of([step(3, 3, tokens=2, finish_reason="stop")])) == 4
     assert metrics.mean_acceptance_length(of([step(0, 0, tokens=1)] * 5)) == 1
-
-
-def test_draft_acceptance_rate_is_over_depth_not_nodes() -> None:
+    # The rate is over depth, not nodes.
     assert metrics.draft_acceptance_rate(of(STEPS)) == pytest.approx(3 / 7)
     assert metrics.draft_acceptance_rate(of([step(0, 0)])) is None
 

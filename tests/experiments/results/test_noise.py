@@ -53,25 +53,16 @@ def test_what_the_length_explains_is_no_noise() -> None:
     assert alike.noisy
 
 
-@pytest.mark.parametrize(
-    ("load", "noisy"),
-    [
-        ({"cores": 4, "own": 1.0, "others": 0.3}, False),  # below a tenth of the cores
-        ({"cores": 4, "own": 1.0, "others": 1.5}, False),  # more than a quarter of the cores is idle
-        ({"cores": 4, "own": 2.0, "others": 1.5}, True),
-        ({"cores": 2, "own": 1.0, "others": 0.9}, True),
-        ({"cores": 4, "own": 4.0, "others": 0.3}, False),
-        ({"cores": 64, "own": 1.0, "others": 20.0}, False),
-    ],
-)
-def test_load_of_other_processes(load: dict[str, float], noisy: bool) -> None:
-    found = noise([0.1] * 5, load=load)
-    assert found.noisy is noisy
-    if noisy:
-        assert f"other processes used {load['others']:.1f} of the {load['cores']} cores" in str(found.warning)
-
-
-def test_load_is_a_mean_over_time_and_counts_a_batch_once() -> None:
+def test_the_load_of_other_processes_is_a_mean_over_time_and_counts_a_batch_once() -> None:
+    for cores, own, others, noisy in (
+        (4, 1.0, 0.3, False),  # below a tenth of the cores
+        (4, 1.0, 1.5, False),  # more than a quarter of the cores is idle
+        (4, 2.0, 1.5, True),
+        (2, 1.0, 0.9, True),
+    ):
+        found = noise([0.1] * 5, load={"cores": cores, "own": own, "others": others})
+        assert found.noisy is noisy
+        assert (f"other processes used {others:.1f} of the {cores} cores" in str(found.warning)) is noisy
     slow = {"cores": 4, "own": 1.0, "others": 3.0}
     below = {"cores": 4, "own": 1.0, "others": -0.2}  # of a short time, as the system counts in steps
     records = [record(0, 0.9, load=slow), record(0, 0.9, prompt="other", load=slow), record(1, 0.0, load=below)]
@@ -82,7 +73,6 @@ def test_load_is_a_mean_over_time_and_counts_a_batch_once() -> None:
 
 def test_the_table_says_it() -> None:
     load = {"cores": 2, "own": 1.0, "others": 0.96}
-    records = [record(n, 0.1, method=method, load=load) for n in range(4) for method in (PLAIN, "fast")]
-    summary = summarize(records, planned=4, bootstrap=Bootstrap(resamples=100))
-    assert "timings vary by ±0% between batches" in run_table(summary, "").notes
-    assert "other processes used 1.0 of 2 cores" in run_table(summary, "").notes
+    records = [record(n, 0.1, load=load) for n in range(4)]
+    notes = run_table(summarize(records, planned=4, bootstrap=Bootstrap(resamples=100)), "").notes
+    assert {"timings vary by ±0% between batches", "other processes used 1.0 of 2 cores"} <= set(notes)

@@ -2,16 +2,12 @@
 
 from pathlib import Path
 
-import pytest
-
 from experiments.results.revision import _PIECE, _PIECES, revision_of
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    """What a download leaves on the disk."""
+def test_of_a_download_it_is_the_commit(tmp_path: Path) -> None:
     folder = tmp_path / "models--owner--name"
     for name in ("config.json", "heads/medusa_lm_head.pt"):
         path = folder / "snapshots" / COMMIT / name
@@ -19,15 +15,10 @@ def cache(tmp_path: Path) -> Path:
         path.write_text("{}")
     (folder / "refs").mkdir()
     (folder / "refs" / "main").write_text(COMMIT)
-    return tmp_path
-
-
-def test_of_a_download_it_is_the_commit(cache: Path) -> None:
-    assert revision_of("owner/name", cache_dir=str(cache)) == f"hub:{COMMIT}"
-    assert revision_of("owner/name", cache_dir=str(cache), revision=COMMIT) == f"hub:{COMMIT}"
-    assert revision_of("owner/name", cache_dir=str(cache), subfolder="heads") == f"hub:{COMMIT}"
-    assert revision_of("owner/other", cache_dir=str(cache)) is None
-    assert revision_of("owner/name", cache_dir=str(cache), revision="other") is None
+    for more in ({}, {"revision": COMMIT}, {"subfolder": "heads"}):
+        assert revision_of("owner/name", cache_dir=str(tmp_path), **more) == f"hub:{COMMIT}"
+    assert revision_of("owner/other", cache_dir=str(tmp_path)) is None
+    assert revision_of("owner/name", cache_dir=str(tmp_path), revision="other") is None
 
 
 def test_of_a_folder_it_changes_with_the_files(tmp_path: Path) -> None:
@@ -43,21 +34,11 @@ def test_of_a_folder_it_changes_with_the_files(tmp_path: Path) -> None:
     large = bytes(3 * _PIECE * _PIECES)
     end, inner = bytearray(large), bytearray(large)
     end[-1], inner[len(large) // 2 - _PIECE : len(large) // 2 + 8 * _PIECE] = 1, b"x" * (9 * _PIECE)
-    found = [
-        model("a"),
-        model("b", config="{ }"),
-        model("c", weights=bytes(99) + b"x"),
-        model("d", weights=bytes(101)),
-        model("e", weights=large),
-        model("f", weights=bytes(end)),
-        model("g", weights=bytes(inner)),
-    ]
+    others = [bytes(99) + b"x", bytes(101), large, bytes(end), bytes(inner)]
+    found = [model("a"), model("b", config="{ }"), *(model(f"c{n}", weights=each) for n, each in enumerate(others))]
     assert len(set(found)) == len(found)
     assert all(each is not None and each.startswith("files:") for each in found)
     assert model("again", notes="not part of the model") == found[0], "the same wherever it lies"
     assert revision_of(str(tmp_path / "a" / "config.json")) == found[0], "a file stands for its folder"
-
-
-def test_a_model_that_ships_has_one() -> None:
-    target, drafter = revision_of("bundled/target"), revision_of("bundled/drafter")
-    assert target is not None and drafter is not None and target != drafter
+    shipped = {revision_of("bundled/target"), revision_of("bundled/drafter")}
+    assert len(shipped) == 2 and None not in shipped

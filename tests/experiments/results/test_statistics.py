@@ -3,12 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments.results.statistics import (
-    Bootstrap,
-    difference_of_means,
-    ratio_of_sums,
-    throughput_ratio,
-)
+from experiments.results.statistics import Bootstrap, difference_of_means, ratio_of_sums, throughput_ratio
 
 DEFAULT = Bootstrap()
 
@@ -57,14 +52,7 @@ def test_coverage_is_about_what_it_says() -> None:
     assert 83 <= hits <= 99
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"confidence": 95}, "bootstrap.confidence=95"),
-        ({"resamples": 1}, "bootstrap.resamples=1"),
-        ({"seed": -1}, "bootstrap.seed=-1"),
-    ],
-)
-def test_bad_settings(arguments: dict[str, int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Bootstrap(**arguments)
+@pytest.mark.parametrize("given", [{"confidence": 95}, {"resamples": 1}, {"seed": -1}], ids=str)
+def test_bad_settings(given: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="bootstrap.{}={}".format(*next(iter(given.items())))):
+        Bootstrap(**given)

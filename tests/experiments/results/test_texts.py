@@ -7,17 +7,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from experiments.results.texts import (
-    INCOMPLETE,
-    PROMPTS,
-    TOKENS,
-    in_context,
-    read_prompts,
-    read_token_texts,
-    text_of,
-    token_bytes,
-    write_token_texts,
-)
+from experiments.results import texts as files
+from experiments.results.texts import INCOMPLETE, in_context, read_token_texts, text_of, token_bytes, write_token_texts
 from tests.experiments.conftest import END_OF_TEXT, byte_tokenizer
 
 
@@ -62,15 +53,15 @@ def test_texts_survive_the_disk_and_add_up(tmp_path: Path) -> None:
     write_token_texts(tmp_path, accent, tokenizer)
     write_token_texts(tmp_path, tokenizer('a"')["input_ids"], tokenizer)
     assert read_token_texts(tmp_path) == token_bytes([*accent, *tokenizer('a"')["input_ids"]], tokenizer)
-    assert [path.name for path in tmp_path.iterdir()] == [TOKENS]
+    assert [path.name for path in tmp_path.iterdir()] == [files.TOKENS]
 
 
 def test_damaged_files_are_one_sentence(tmp_path: Path) -> None:
     assert read_token_texts(tmp_path) == {}
-    assert read_prompts(tmp_path) == {}
-    (tmp_path / TOKENS).write_text(json.dumps({"1": [300]}))
+    assert files.read_prompts(tmp_path) == {}
+    (tmp_path / files.TOKENS).write_text(json.dumps({"1": [300]}))
     with pytest.raises(ValueError, match=r"tokens\.json is damaged.*remove it"):
         read_token_texts(tmp_path)
-    (tmp_path / PROMPTS).write_text('{"prompt": "a", "turns": ["b"]}\n{"prompt": "c"}\n')
+    (tmp_path / files.PROMPTS).write_text('{"prompt": "a", "turns": ["b"]}\n{"prompt": "c"}\n')
     with pytest.raises(ValueError, match=r"prompts\.jsonl, line 2 is not a prompt"):
-        read_prompts(tmp_path)
+        files.read_prompts(tmp_path)

@@ -1,5 +1,6 @@
 """MBU, MFU, waste and residuals from records, by hand; what is above the roof is said."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -13,13 +14,9 @@ from tests.experiments.results.outputs import output
 
 PEAKS = {"copy": 80.0, "read": 100.0, "flops": 1000.0, "cache_bytes": 0.0}
 WORK = {
-    "verify_bytes": 300.0,
-    "verify_flops": 2000.0,
-    "verify_forwards": 2.0,
-    "useful_flops": 500.0,
-    "verified": 8.0,
-    "committed": 6.0,
-}
+    "verify_bytes": 300.0, "verify_flops": 2000.0, "verify_forwards": 2.0, "useful_flops": 500.0,
+    "verified": 8.0, "committed": 6.0,
+}  # fmt: skip
 
 
 def record(prompt: str = "p", rounds: int = 1, **more: Any) -> Record:
@@ -55,31 +52,22 @@ def test_what_is_above_the_roof_is_said_unless_caches_explain_it(cache: int, not
         assert "plain's verify would be faster than physics: it took 67% of the least time" in said[0]
 
 
-@pytest.mark.parametrize("seconds", [0.9, 0.94, 0.96, 2.0])
-@pytest.mark.parametrize("cache", [0, 20, 30])
-def test_suspicions_are_those_of_the_roofline(seconds: float, cache: int) -> None:
+def test_suspicions_are_those_of_the_roofline() -> None:
     """100 bytes or 100 operations take a second at best."""
     work, roof = bounds.Work(100.0, 100.0), bounds.Roof(100.0, 100.0)
     assert (TOLERANCE, CACHES) == (bounds.TOLERANCE, bounds.CACHES)
-    assert suspicion(seconds, 100.0, cache) == bounds.suspicion(work, seconds, roof, cache_bytes=cache)
+    for seconds, cache in itertools.product((0.9, 0.94, 0.96, 2.0), (0, 20, 30)):
+        assert suspicion(seconds, 100.0, cache) == bounds.suspicion(work, seconds, roof, cache_bytes=cache)
 
 
 PREDICTED = {
-    **WORK,
-    "predicted_rounds": 2.0,
-    "unpredicted_rounds": 1.0,
-    "predicted_draft": 1.0,
-    "measured_draft": 1.5,
-    "predicted_verify": 6.0,
-    "measured_verify": 5.0,
-    "predicted_judge": 0.5,
-    "measured_judge": 0.25,
-    "predicted_prefill": 1.2,
-    "measured_prefill": 1.0,
-}
+    **WORK, "predicted_rounds": 2.0, "unpredicted_rounds": 1.0, "predicted_draft": 1.0, "measured_draft": 1.5,
+    "predicted_verify": 6.0, "measured_verify": 5.0, "predicted_judge": 0.5, "measured_judge": 0.25,
+    "predicted_prefill": 1.2, "measured_prefill": 1.0,
+}  # fmt: skip
 
 
-def test_residuals_add_up() -> None:
+def test_residuals_add_up_and_are_shown() -> None:
     row = record(work=PREDICTED, round_seconds=(3.0, 3.75, 2.0), predicted_seconds=(3.3, 4.2, None), rounds=3)
     found = utilization_of([row], PEAKS)
     assert found is not None and found.prediction is not None
@@ -90,9 +78,7 @@ def test_residuals_add_up() -> None:
     assert sum(residual.values()) == pytest.approx((3.0 - 3.3) + (3.75 - 4.2))
     assert prediction.total_error == pytest.approx(7.5 / 6.75 - 1)
     assert (prediction.median_error, prediction.p95_error) == (pytest.approx(0.12), pytest.approx(0.12))
-
-
-def test_the_table_shows_them() -> None:
+    # And the table shows them.
     rows = [record(work=PREDICTED, round_seconds=(3.0,), predicted_seconds=(3.3,))]
     table = utilization_table(summarize(rows, planned=1, series=1, peaks=PEAKS))
     assert table is not None

@@ -51,15 +51,6 @@ def test_a_table_by_hand() -> None:
     assert small.draft_probs[0, 0].tolist() == pytest.approx([0.05, 0.8, 0, 0.1, 0.05])
 
 
-@pytest.mark.parametrize(("rule", "shape", "law"), CASES, ids=lambda value: type(value).__name__)
-def test_nothing_dropped_is_nothing_changed(rule: Verifier, shape: TreeShape, law: DraftSampling) -> None:
-    drafts = drafted(shape, law)
-    tree, p = unpack(pack(drafts.tree, drafts.target_probs, dropped=0))
-    torch.testing.assert_close(
-        rule.laws(tree, p).stop, rule.laws(drafts.tree, drafts.target_probs).stop, rtol=0, atol=1e-5
-    )
-
-
 def moved(drafts: WeightedDrafts, dropped: float, like_q: bool = True) -> tuple[Tensor, Tensor]:
     """p': like q (or evenly) on the tokens that are dropped; and how far it is from p, by node."""
     packed = pack(drafts.tree, drafts.target_probs, dropped=dropped)
@@ -81,23 +72,20 @@ def moved(drafts: WeightedDrafts, dropped: float, like_q: bool = True) -> tuple[
 
 
 @pytest.mark.parametrize(("rule", "shape", "law"), CASES, ids=lambda value: type(value).__name__)
-@pytest.mark.parametrize("dropped", [0.4])
-def test_a_rule_says_what_it_says_of_a_near_target(
-    rule: Verifier, shape: TreeShape, law: DraftSampling, dropped: float
-) -> None:
+def test_a_rule_says_what_it_says_of_a_near_target(rule: Verifier, shape: TreeShape, law: DraftSampling) -> None:
     drafts = drafted(shape, law)
-    near, far = moved(drafts, dropped)
-    assert far.max() <= dropped
-    tree, p = unpack(pack(drafts.tree, drafts.target_probs, dropped=dropped))
-    torch.testing.assert_close(rule.laws(tree, p).stop, rule.laws(drafts.tree, near).stop, rtol=0, atol=2e-5)
-
-
-def test_another_near_target_would_not_do() -> None:
-    drafts = drafted(TreeShape.branching(2), SWOR, vocab=12)
-    wrong, _ = moved(drafts, 0.4, like_q=False)
-    tree, p = unpack(pack(drafts.tree, drafts.target_probs, dropped=0.4))
-    rule = RejectionVerifier()
-    assert (rule.laws(tree, p).stop - rule.laws(drafts.tree, wrong).stop).abs().max() > 1e-2
+    for dropped in (0, 0.4):
+        near, far = moved(drafts, dropped)
+        assert far.max() <= dropped + 1e-6, "nothing dropped is nothing changed"
+        tree, p = unpack(pack(drafts.tree, drafts.target_probs, dropped=dropped))
+        torch.testing.assert_close(
+            rule.laws(tree, p).stop, rule.laws(drafts.tree, near).stop, rtol=0, atol=2e-5 if dropped else 1e-5
+        )
+    if law is SWOR:  # the mutant: another near target would not do
+        drafts = drafted(TreeShape.branching(2), SWOR, vocab=12)
+        wrong, _ = moved(drafts, 0.4, like_q=False)
+        tree, p = unpack(pack(drafts.tree, drafts.target_probs, dropped=0.4))
+        assert (rule.laws(tree, p).stop - rule.laws(drafts.tree, wrong).stop).abs().max() > 1e-2
 
 
 def test_a_chain_under_rejection_is_not_changed() -> None:

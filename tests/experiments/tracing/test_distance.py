@@ -8,7 +8,7 @@ from specdec.checks.drafts import enumerate_drafts, sample_drafts
 from specdec.checks.outcomes import emitted_law
 from specdec.checks.tables import Tables
 from specdec.interfaces import Verifier
-from specdec.tree import TreeShape
+from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
 from verifiers import (
     BlockVerifier,
@@ -19,11 +19,11 @@ from verifiers import (
     TraversalVerifier,
 )
 
-IID, SWOR, TOP = DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.DETERMINISTIC
+IID, SWOR = DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT
 TABLES = Tables.random(5, 2, seed=3)
 
 
-@pytest.mark.parametrize("rule", [RejectionVerifier(), BlockVerifier(), TargetWalkVerifier(), TraversalVerifier()])
+@pytest.mark.parametrize("rule", [BlockVerifier(), TargetWalkVerifier()])
 def test_an_exact_rule_has_none_though_given_one_draft_it_seems_to(rule: Verifier) -> None:
     drafts = sample_drafts(TABLES, TreeShape.chain(2), IID, 4, seed=0)
     for found in first_token_distances(rule, drafts.tree, drafts.target_probs):
@@ -34,8 +34,7 @@ def test_an_exact_rule_has_none_though_given_one_draft_it_seems_to(rule: Verifie
     assert (given.max() > 0.1) == (not isinstance(rule, TargetWalkVerifier))
 
 
-@pytest.mark.parametrize("rule", [RejectionVerifier(), TraversalVerifier()])
-@pytest.mark.parametrize("law", [IID, SWOR])
+@pytest.mark.parametrize(("rule", "law"), [(RejectionVerifier(), SWOR), (TraversalVerifier(), IID)])
 def test_an_exact_rule_has_none_on_average_where_siblings_are_drawn_again(rule: Verifier, law: DraftSampling) -> None:
     drafts = sample_drafts(TABLES, TreeShape.branching(2, 1), law, 40, seed=0)
     found = torch.tensor([each.tv for each in first_token_distances(rule, drafts.tree, drafts.target_probs)])
@@ -70,15 +69,11 @@ def test_several_sampled_siblings_show_a_lossy_rule() -> None:
 def test_many_tokens_count_as_one() -> None:
     torch.manual_seed(0)
     rows = torch.randn(2, 2000, dtype=torch.float64).mul(2).softmax(-1)
-    tables = Tables((rows[:1],), (rows[1:],))
-    shape = TreeShape.chain(1)
     tokens = torch.tensor([[0, 3]])
-    from specdec.tree import DraftTree
-
-    tree = DraftTree.from_shape(shape, tokens, sampling=IID, draft_probs=rows[None, [1, 1]])
+    tree = DraftTree.from_shape(TreeShape.chain(1), tokens, sampling=IID, draft_probs=rows[None, [1, 1]])
     (found,) = first_token_distances(LenientVerifier(lenience=0.5), tree, rows[None, [0, 0]])
     accepted = torch.minimum(rows[1], rows[0] / 0.5)
     residual = (rows[0] - rows[1]).clamp(min=0)
     emitted = accepted + (1 - accepted.sum()) * residual / residual.sum()
-    true = float(0.5 * (emitted - tables.p[0][0]).abs().sum())
+    true = float(0.5 * (emitted - rows[0]).abs().sum())
     assert true - 0.05 < found.tv <= true + 1e-9  # type: ignore[operator]

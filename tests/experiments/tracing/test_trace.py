@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from experiments.results.records import Record, read_records
 from experiments.run import run
 from experiments.tracing.draft_sets import find_drafts
+from experiments.tracing.outputs import outputs_of
 from experiments.tracing.scoring import score
 from experiments.tracing.trace import FOLDER, read_trace, shards
 from specdec.engine.engine import Engine
@@ -25,6 +26,7 @@ from tests.experiments.runs import Stop, local
 from tests.models import tiny_model
 from verifiers import RejectionVerifier
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
 Configure = Callable[..., DictConfig]
 SAMPLED = ["sampling.temperature=1", "engine.max_batch_size=2"]
 TREE = ["drafter.shape=[2,1]", "drafter.sampling=without_replacement"]
@@ -38,46 +40,50 @@ def rows(folder: Path) -> list[Any]:
     return [key for shard in read_trace(folder) for key in shard.keys]
 
 
-@pytest.mark.parametrize("drafter", ["model", "ngram"])
-def test_a_trace_has_every_round_and_replays_it(
-    drafter: str, configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any
+def test_a_trace_has_every_round_replays_it_leads_to_the_output_and_changes_nothing(
+    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path
 ) -> None:
-    more = TREE if drafter == "model" else []
-    run(configure("run", *tiny, *local(saved, drafter), *SAMPLED, *more, "trace=true", "trace_dropped=0"))
+    words = [*tiny, *local(saved, "model"), *SAMPLED, *TREE]
+    summary = run(configure("run", *words, "trace=true", "trace_dropped=0"))
+    assert summary.methods[1].distance_tv is None, "the rule is exact"
+    run(configure("run", *words, f"out={tmp_path / 'blind'}"))
     folder = tmp_path / "out"
     records = drafting(folder)
+    assert [record.token_ids for record in records] == [record.token_ids for record in drafting(tmp_path / "blind")]
+    assert not (tmp_path / "blind" / FOLDER).exists()
+
     keys = rows(folder)
     logged = {(r.prompt, number): value for r in records for number, value in enumerate(r.expected_accepted)}
     assert {(key.prompt, key.round) for key in keys} == logged.keys()
     assert all(key.expected_accepted == pytest.approx(logged[key.prompt, key.round], abs=1e-5) for key in keys)
-    assert {key.exactness for key in keys} == {"exact"}
-    assert {key.temperature for key in keys} == {1.0}
+    assert {(key.exactness, key.temperature) for key in keys} == {("exact", 1.0)}
 
     (drafts,) = find_drafts(folder)
-    assert drafts.laws == {DraftSampling.WITHOUT_REPLACEMENT if drafter == "model" else DraftSampling.DETERMINISTIC}
+    assert drafts.laws == {DraftSampling.WITHOUT_REPLACEMENT}
     (found,), _ = score(drafts, {"rejection": RejectionVerifier()})
     assert len(found.accepted) == sum(len(record.accepted) for record in records)
     assert np.abs(found.accepted - found.logged).max() < 1e-5
     assert found.logged.sum() == pytest.approx(sum(sum(record.expected_accepted) for record in records), abs=1e-3)
     assert found.logged.sum() > 0
 
-
-def test_looking_changes_nothing(
-    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any
-) -> None:
-    outputs = []
-    for name in ("true", "false"):
-        overrides = [*tiny, *local(saved, "model"), *SAMPLED, f"trace={name}", f"out={tmp_path / name}"]
-        run(configure("run", *overrides))
-        outputs.append([record.token_ids for record in drafting(tmp_path / name)])
-    assert outputs[0] == outputs[1]
-    assert not (tmp_path / "false" / FOLDER).exists()
+    # Accepted nodes and following tokens, one round after the other, are the output of the engine.
+    outputs, notes = outputs_of(folder, records)
+    assert not notes and sum(sum(output.record.accepted) for output in outputs) > 0
+    for output in outputs:
+        emitted = [
+            token.token
+            for each in output.rounds
+            for token in (*(each.nodes[node].odds for node in each.path), each.next)
+        ]
+        assert tuple(emitted[: len(output.tokens)]) == output.record.token_ids
+        for before, after in zip(output.rounds, output.rounds[1:], strict=False):
+            assert after.nodes[0].odds.token == before.next.token, "the root is the last token"
 
 
 def test_a_resumed_run_has_no_round_twice(
-    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    overrides = [*tiny, *local(saved, "model"), "trace=true"]
+    overrides = [*tiny, *local(saved, "ngram"), "trace=true"]
     with monkeypatch.context() as patch:
         Stop(patch, KeyboardInterrupt(), {3})
         with pytest.raises(KeyboardInterrupt):
@@ -89,21 +95,18 @@ def test_a_resumed_run_has_no_round_twice(
     keys = rows(tmp_path / "out")
     assert len({key.place for key in keys}) == len(keys)
     assert len(keys) == sum(len(record.accepted) for record in drafting(tmp_path / "out"))
+    (drafts,) = find_drafts(tmp_path / "out")
+    assert drafts.laws == {DraftSampling.DETERMINISTIC}
 
 
 def test_a_lossy_rule_logs_its_divergence(
     configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any
 ) -> None:
-    summary = run(configure("run", *tiny, *local(saved, "medusa"), *SAMPLED, "verifier=typical"))
-    plain, method = summary.methods
-    assert plain.distance_tv is None
-    assert method.distance_tv is not None
-    assert method.distance_tv > 0.01
+    plain, method = run(configure("run", *tiny, *local(saved, "medusa"), *SAMPLED, "verifier=typical")).methods
+    assert plain.distance_tv is None and method.distance_tv is not None and method.distance_tv > 0.01
     for record in drafting(tmp_path / "out"):
         assert len(record.distance_tv) == len(record.accepted) == len(record.distance_kl)
     assert "total variation" in capsys.readouterr().out
-    exact = run(configure("run", *tiny, *local(saved, "medusa"), *SAMPLED, f"out={tmp_path / 'exact'}"))
-    assert exact.methods[1].distance_tv is None
 
 
 def test_a_damaged_or_missing_trace_is_one_sentence(tmp_path: Path) -> None:
