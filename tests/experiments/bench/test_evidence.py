@@ -15,24 +15,24 @@ from tests.experiments.showcase import write_run
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize("name", STUDIES)
-def test_every_study_composes_and_has_its_place(name: str) -> None:
-    study = STUDIES[name]
-    module, *overrides = study.asked.split()
+def test_every_study_composes_and_has_its_place() -> None:
+    pages = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        assert compose(module.removeprefix("experiments."), overrides=overrides)
-    if study.page is None:
-        pages = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
-        for shown in study.pictures:
-            assert (ROOT / "docs" / "images" / f"{shown}.png").is_file() and f"images/{shown}.png" in pages
-        return
-    assert len(study.captions) == len(study.pictures)
-    page = (ROOT / study.page).read_text()
-    text = placed(page, name, "a new text")
-    assert text.index(f"<!-- {name}:begin") < text.index("a new text") < text.index(f"<!-- {name}:end -->")
-    assert placed(text, name, "another") == placed(page, name, "another"), "what stood there is gone"
-    with pytest.raises(ValueError, match="no marks <!-- other:begin"):
-        placed(page, "other", "text")
+        for study in STUDIES.values():
+            module, *overrides = study.asked.split()
+            assert compose(module.removeprefix("experiments."), overrides=overrides)
+    for name, study in STUDIES.items():
+        if study.page is None:
+            for shown in study.pictures:
+                assert (ROOT / "docs" / "images" / f"{shown}.png").is_file() and f"images/{shown}.png" in pages
+            continue
+        assert len(study.captions) == len(study.pictures)
+        page = (ROOT / study.page).read_text()
+        text = placed(page, name, "a new text")
+        assert text.index(f"<!-- {name}:begin") < text.index("a new text") < text.index(f"<!-- {name}:end -->")
+        assert placed(text, name, "another") == placed(page, name, "another"), "what stood there is gone"
+        with pytest.raises(ValueError, match="no marks <!-- other:begin"):
+            placed(page, "other", "text")
 
 
 def test_a_finished_study_is_not_run_again_and_a_failing_one_is_one_sentence(tmp_path: Path) -> None:

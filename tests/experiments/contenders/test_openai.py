@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -77,7 +78,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server(target: Target) -> Iterator[Server]:
     made = Server(target)
-    thread = threading.Thread(target=made.serve_forever, daemon=True)
+    thread = threading.Thread(target=made.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     yield made
     made.shutdown()
@@ -106,8 +107,11 @@ def test_token_ids_are_the_servers_own(target: Target, server: Server, monkeypat
 
 
 def test_text_alone_is_tokenized_again(target: Target, server: Server) -> None:
+    # What a server that stops by itself knows of its output.
     server.engine.generate = lambda prompts, sampling: [  # type: ignore[method-assign,assignment]
-        Answer("ab", "stop") if prompts[0] == PROMPTS[0] else Answer("abc", "length") for _ in prompts
+        SimpleNamespace(text="ab", finish_reason="stop", token_ids=())
+        if prompts[0] == PROMPTS[0]
+        else SimpleNamespace(text="abc", finish_reason="length", token_ids=())
     ]
     done = bound(target, server).generate(PROMPTS[:2], [SamplingParams(max_new_tokens=3)] * 2)
     letters = byte_tokenizer()("abc")["input_ids"]
@@ -116,27 +120,18 @@ def test_text_alone_is_tokenized_again(target: Target, server: Server) -> None:
     assert [(each.text, each.finish_reason) for each in done] == [("ab", "stop"), ("abc", "length")]
 
 
-class Answer:
-    """What a server that stops by itself knows of its output."""
-
-    def __init__(self, text: str, finish_reason: str):
-        self.text, self.finish_reason, self.token_ids = text, finish_reason, ()
-
-
 def test_fields_beyond_openais_are_sent_where_they_matter(target: Target, server: Server) -> None:
     sampling = SamplingParams(temperature=0.5, top_k=3, min_p=0.1, stop=("x",), seed=3, max_new_tokens=2)
     bound(target, server).generate(PROMPTS[:1], [sampling])
     (body,) = server.seen
-    sent = {name: body[name] for name in ("temperature", "top_k", "min_p", "stop", "max_tokens", "prompt")}
-    assert sent == {
-        "temperature": 0.5, "top_k": 3, "min_p": 0.1, "stop": ["x"], "max_tokens": 2, "prompt": PROMPTS[0]
-    }  # fmt: skip
+    sent = {"temperature": 0.5, "top_k": 3, "min_p": 0.1, "stop": ["x"], "max_tokens": 2, "prompt": PROMPTS[0]}
+    assert sent.items() <= body.items()
 
 
 def test_every_failure_is_one_sentence(target: Target, server: Server) -> None:
-    with pytest.raises(ValueError, match="give an address such as"):
+    with pytest.raises(ValueError, match="localhost:8000"):
         OpenAIServer(base_url="localhost:8000")
-    with pytest.raises(ValueError, match=r"no model 'big': choose among \['tiny'\]"):
+    with pytest.raises(ValueError, match=r"'big': choose among \['tiny'\]"):
         bound(target, server, model="big")
     server.models = ["a", "b"]
     with pytest.raises(ValueError, match=r"has 2 models: give model=…"):

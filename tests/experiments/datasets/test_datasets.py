@@ -12,8 +12,6 @@ from experiments.datasets.sources import HELD_OUT, stdlib_root
 from experiments.datasets.stdlib import Stdlib
 from experiments.datasets.text import Text
 
-# ---------------------------------------------------------------- stdlib
-
 
 @pytest.fixture(scope="module")
 def windows() -> list[Prompt]:
@@ -44,9 +42,6 @@ def test_what_follows_a_window_is_a_body(windows: list[Prompt]) -> None:
     assert line in ends
 
 
-# ---------------------------------------------------------------- choosing
-
-
 class Numbers:
     def __init__(self, size: int, count: int | None, seed: int = 0):
         self.size, self.count, self.seed = size, count, seed
@@ -60,8 +55,7 @@ def test_choice_is_seeded_ordered_and_independent_of_the_spare_ones() -> None:
     assert measured == choose(Numbers(100, 10), spare=0)[0]
     assert measured != choose(Numbers(100, 10, seed=1))[0]
     assert [int(prompt.id) for prompt in measured] == sorted(int(prompt.id) for prompt in measured)
-    assert len(measured) == 10
-    assert len(spare) == 3
+    assert (len(measured), len(spare)) == (10, 3)
     assert not {prompt.id for prompt in measured} & {prompt.id for prompt in spare}
 
 
@@ -72,21 +66,6 @@ def test_warm_up_never_repeats_what_is_measured() -> None:
     assert not set(texts) & {prompt.turns[0] for prompt in measured}
     assert texts[2] == "two\n0 one " or texts[2].startswith("two\n")
     assert warmup_texts(measured, spare, 0) == []
-
-
-def test_bad_choices() -> None:
-    with pytest.raises(ValueError, match=r"dataset\.count=0"):
-        choose(Numbers(5, 0))
-
-    class Twice(Numbers):
-        def load(self) -> list[Prompt]:
-            return super().load() * 2
-
-    with pytest.raises(ValueError, match="same id"):
-        choose(Twice(3, None))
-
-
-# ---------------------------------------------------------------- text files
 
 
 def test_each_file_is_a_prompt(tmp_path: Path) -> None:
@@ -109,22 +88,6 @@ def test_files_in_pieces(tmp_path: Path) -> None:
     assert joined == "\n".join(f"line number {number}" for number in range(20))
 
 
-def test_bad_text_files(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no file matches"):
-        Text(files=[str(tmp_path / "*.txt")]).load()
-    (tmp_path / "empty.txt").write_text(" \n")
-    with pytest.raises(ValueError, match=r"empty\.txt is empty"):
-        Text(files=str(tmp_path / "*.txt")).load()
-    (tmp_path / "empty.txt").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match="not a UTF-8 text file"):
-        Text(files=str(tmp_path / "*.txt")).load()
-    with pytest.raises(ValueError, match="prompt_tokens=2"):
-        Text(files="x", prompt_tokens=2)
-
-
-# ---------------------------------------------------------------- JSONL
-
-
 def test_turns_and_prompts(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     rows = [
@@ -140,27 +103,34 @@ def test_turns_and_prompts(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('{"turns": ["a"', "line 2 is not JSON"),
-        ('{"turns": []}', 'line 2: "turns" must be'),
-        ('{"text": "a"}', 'line 2 has neither "turns" nor "prompt"'),
-    ],
-)
-def test_malformed_lines_are_named(tmp_path: Path, line: str, message: str) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"turns": ["fine"]}\n' + line + "\n")
+BAD: list[tuple[type[Text | Jsonl], bytes | None, str]] = [
+    (Text, None, "no file matches"),
+    (Text, b" \n", "is empty"),
+    (Text, b"\xff\xfe\x00", "not a UTF-8 text file"),
+    (Jsonl, None, "there is no file"),
+    (Jsonl, b"\n", "no prompts"),
+    (Jsonl, b'{"prompt": "\xff"}\n', "not UTF-8"),
+    (Jsonl, b'{"turns": ["fine"]}\n{"turns": ["a"\n', "line 2 is not JSON"),
+    (Jsonl, b'{"turns": ["fine"]}\n{"turns": []}\n', 'line 2: "turns" must be'),
+    (Jsonl, b'{"turns": ["fine"]}\n{"text": "a"}\n', 'line 2 has neither "turns" nor "prompt"'),
+]
+
+
+@pytest.mark.parametrize(("kind", "content", "message"), BAD)
+def test_bad_files(kind: type[Text | Jsonl], content: bytes | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    if content is not None:
+        path.write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        Jsonl(file=str(path)).load()
+        (Text(files=str(path)) if kind is Text else Jsonl(file=str(path))).load()
 
 
-def test_bad_jsonl_files(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="there is no file"):
-        Jsonl(file=str(tmp_path / "no.jsonl")).load()
-    (tmp_path / "a.jsonl").write_text("\n")
-    with pytest.raises(ValueError, match="no prompts"):
-        Jsonl(file=str(tmp_path / "a.jsonl")).load()
-    (tmp_path / "a.jsonl").write_bytes(b'{"prompt": "\xff"}\n')
-    with pytest.raises(ValueError, match="not UTF-8"):
-        Jsonl(file=str(tmp_path / "a.jsonl")).load()
+def test_bad_choices() -> None:
+    with pytest.raises(ValueError, match="prompt_tokens=2"):
+        Text(files="x", prompt_tokens=2)
+    with pytest.raises(ValueError, match=r"dataset\.count=0"):
+        choose(Numbers(5, 0))
+    twice = Numbers(3, None)
+    twice.load = lambda: Numbers(3, None).load() * 2  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="same id"):
+        choose(twice)

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas
 import pytest
@@ -13,7 +14,6 @@ from omegaconf import DictConfig
 from experiments.config.sections import build
 from experiments.datasets import files
 from experiments.datasets.jsonl import Jsonl
-from experiments.datasets.prompt import Prompt
 
 SHARED = Path(os.environ.get("SPECDEC_DATA", Path(__file__).parents[3] / "shared" / "data"))
 
@@ -26,74 +26,46 @@ def written(folder: Path, *rows: object) -> str:
     return str(path)
 
 
-FORMS = [
-    (
-        "spec_bench",
-        {"question_id": 81, "category": "writing", "turns": ["Write.", "Again."], "reference": ["x"]},
-        Prompt(id="81", turns=("Write.", "Again."), category="mt_bench", chat=True),
-    ),
-    (
-        "spec_bench",
-        {"question_id": 300, "category": "rag", "turns": ["Read."]},
-        Prompt(id="300", turns=("Read.",), category="rag", chat=True),
-    ),
-    (
-        "mt_bench",
-        {"question_id": 81, "category": "writing", "turns": ["Write.", "Again."]},
-        Prompt(id="81", turns=("Write.", "Again."), category="writing", chat=True),
-    ),
-    (
-        "mt_bench",  # the hub's form
-        {"prompt_id": 7, "category": "math", "prompt": ["Add.", "More."], "reference": []},
-        Prompt(id="7", turns=("Add.", "More."), category="math", chat=True),
-    ),
-    (
-        "humaneval",
-        {"task_id": "HumanEval/0", "prompt": "def f(x):\n", "entry_point": "f", "test": "…", "canonical_solution": "…"},
-        Prompt(id="HumanEval/0", turns=("def f(x):\n",), category="humaneval"),
-    ),
-    ("humaneval", {"turns": ["Solve it."]}, Prompt(id="1", turns=("Solve it.",), category="humaneval", chat=True)),
-    (
-        "mbpp",
-        {"task_id": 11, "text": "Write a function.", "code": "…", "test_list": ["…"]},
-        Prompt(id="11", turns=("Write a function.",), category="mbpp", chat=True),
-    ),
-    (
-        "mbpp",  # the sanitized form
-        {"task_id": 2, "prompt": "Write a function.", "code": "…", "test_list": ["…"]},
-        Prompt(id="2", turns=("Write a function.",), category="mbpp", chat=True),
-    ),
-    (
-        "gsm8k",
-        {"question": "How many?", "answer": "#### 3"},
-        Prompt(id="1", turns=("How many?",), category="gsm8k", chat=True),
-    ),
-]
+# Of every dataset: rows, and what the prompts are: id, turns, category, chat.
+FORMS: dict[str, list[tuple[dict[str, Any], tuple[str, tuple[str, ...], str, bool]]]] = {
+    "spec_bench": [
+        ({"question_id": 81, "category": "writing", "turns": ["A", "B"]}, ("81", ("A", "B"), "mt_bench", True)),
+        ({"question_id": 300, "category": "rag", "turns": ["Read."]}, ("300", ("Read.",), "rag", True)),
+    ],
+    "mt_bench": [
+        ({"question_id": 81, "category": "writing", "turns": ["A", "B"]}, ("81", ("A", "B"), "writing", True)),
+        ({"prompt_id": 7, "category": "math", "prompt": ["A", "B"]}, ("7", ("A", "B"), "math", True)),  # the hub's
+    ],
+    "humaneval": [
+        ({"task_id": "H/0", "prompt": "def f(x):\n", "test": "…"}, ("H/0", ("def f(x):\n",), "humaneval", False)),
+        ({"turns": ["Solve it."]}, ("2", ("Solve it.",), "humaneval", True)),
+    ],
+    "mbpp": [
+        ({"task_id": 11, "text": "Write.", "code": "…", "test_list": ["…"]}, ("11", ("Write.",), "mbpp", True)),
+        ({"task_id": 2, "prompt": "Write.", "code": "…"}, ("2", ("Write.",), "mbpp", True)),  # the sanitized form
+    ],
+    "gsm8k": [({"question": "How many?", "answer": "#### 3"}, ("1", ("How many?",), "gsm8k", True))],
+}
 
 
-@pytest.mark.parametrize(("name", "row", "prompt"), FORMS, ids=lambda value: value if isinstance(value, str) else "")
-def test_forms(name: str, row: dict[str, object], prompt: Prompt, configure: Configure, tmp_path: Path) -> None:
-    config = configure("run", f"dataset={name}", f"dataset.file={written(tmp_path, row)}")
-    assert build(config, "dataset").load() == [prompt]
+@pytest.mark.parametrize("name", FORMS)
+def test_forms(name: str, configure: Configure, tmp_path: Path) -> None:
+    path = written(tmp_path, *(row for row, _ in FORMS[name]))
+    loaded = build(configure("run", f"dataset={name}", f"dataset.file={path}"), "dataset").load()
+    assert [(each.id, each.turns, each.category, each.chat) for each in loaded] == [prompt for _, prompt in FORMS[name]]
 
 
-def test_a_template_around_the_text(tmp_path: Path) -> None:
+def test_a_template_around_the_text_and_what_a_row_lacks_is_named(tmp_path: Path) -> None:
     path = written(tmp_path, {"question": "How many {}?"}, {"turns": ["As it is"]})
     prompts = Jsonl(file=path, fields=["question"], chat=True, template="Q: {}\nA:").load()
     assert [prompt.turns[0] for prompt in prompts] == ["Q: How many {}?\nA:", "As it is"]
     with pytest.raises(ValueError, match=r"dataset\.template='Q:': write {} where"):
         Jsonl(file=path, template="Q:")
-
-
-def test_what_a_row_lacks_is_named(tmp_path: Path) -> None:
     path = written(tmp_path, {"text": "a"})
     with pytest.raises(ValueError, match='line 1 has neither "turns", "question" nor "prompt"'):
         Jsonl(file=path, fields=["question", "prompt"]).load()
     with pytest.raises(ValueError, match='line 1: "prompt" must be a list of non-empty strings'):
         Jsonl(file=written(tmp_path, {"prompt": [1]})).load()
-
-
-# ---------------------------------------------------------------- Parquet and the hub
 
 
 def parquet(folder: Path) -> Path:
@@ -130,15 +102,13 @@ def test_files_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     ]
     with pytest.raises(ValueError, match="write a file on the hub as hf://datasets/OWNER/NAME/PATH"):
         Jsonl(file="hf://owner/name").load()
-
-
-def test_a_dataset_of_several_or_no_files_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "list_repo_files", lambda name, repo_type: ["a/test.parquet", "b/test.parquet"])
-    with pytest.raises(ValueError, match=r"several files: give .*/PATH with one of a/test\.parquet, b/test\.parquet"):
-        Jsonl(file="owner/name").load()
-    monkeypatch.setattr(files, "list_repo_files", lambda name, repo_type: ["README.md"])
-    with pytest.raises(ValueError, match="no JSONL or Parquet file"):
-        Jsonl(file="owner/name").load()
+    for listed, words in (
+        (["a/test.parquet", "b/test.parquet"], r"several files: .* a/test\.parquet, b"),
+        (["x"], "no JSONL"),
+    ):
+        monkeypatch.setattr(files, "list_repo_files", lambda name, repo_type, listed=listed: listed)
+        with pytest.raises(ValueError, match=words):
+            Jsonl(file="owner/name").load()
 
 
 @pytest.mark.parametrize("name", ["owner/name", "hf://datasets/owner/name/a.jsonl"])
@@ -150,9 +120,6 @@ def test_a_hub_out_of_reach_is_one_sentence(name: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(files, "list_repo_files", refuse)
     with pytest.raises(ValueError, match=r"cannot get .* from the Hugging Face hub .*: no connection$"):
         Jsonl(file=name).load()
-
-
-# ---------------------------------------------------------------- the real files
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the benchmark files are not on this machine")

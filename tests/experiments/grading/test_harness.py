@@ -87,19 +87,13 @@ def test_sampling_that_tasks_ask_for(engine: Engine) -> None:
         SpecdecLM(engine).generate_until(requests(("a", {"max_gen_toks": 200})))
 
 
-ROWS = [
-    {"question": "def f(", "answer": "?"},
-    {"question": "a b a b a", "answer": "?"},
-    {"question": "x", "answer": "?"},
-]
-
-
 @pytest.fixture
 def tasks(tmp_path: Path) -> Path:
     """A folder with two tasks, one of which runs programs."""
     folder = tmp_path / "tasks"
     folder.mkdir()
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    rows = [{"question": text, "answer": "?"} for text in ("def f(", "a b a b a", "x")]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for name in ("sums", "code"):
         task: dict[str, Any] = {
             "task": name,
@@ -147,38 +141,31 @@ def test_a_greedy_exact_method_has_plain_decodings_scores(
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "argument"),
     [
-        (["tasks=sumz"], "tasks: lm-eval has no task 'sumz'"),
+        (["tasks=sumz"], "tasks"),
         (["tasks=code"], "execute=true"),
         (["tasks=sums", "drafter=none"], "drafter=none"),
         (["tasks=sums", "limit=0"], "limit=0"),
         (["tasks=sums", "generation={num_beams: 4}"], "num_beams=4"),
         ([], "tasks"),
+        (["tasks=sums", "without lm-eval"], "lm-eval"),
     ],
 )
 def test_wrong_input_is_one_sentence(
     words: list[str],
-    message: str,
+    argument: str,
     tasks: Path,
     saved: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: Any,
 ) -> None:
+    if words[-1:] == ["without lm-eval"]:
+        words.pop()
+        monkeypatch.delitem(sys.modules, "experiments.grading.harness", raising=False)
+        monkeypatch.setitem(sys.modules, "lm_eval", None)  # type: ignore[arg-type]
     with pytest.raises(SystemExit, match="1"):
         command(monkeypatch, saved, tmp_path / "out", f"include={tasks}", *words)
-    error = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert len(error) == 1
-    assert message in error[0]
-    assert not (tmp_path / "out").exists()
-
-
-def test_lm_eval_that_is_not_installed(
-    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delitem(sys.modules, "experiments.grading.harness", raising=False)
-    monkeypatch.setitem(sys.modules, "lm_eval", None)  # type: ignore[arg-type]
-    with pytest.raises(SystemExit, match="1"):
-        command(monkeypatch, saved, tmp_path / "out", "tasks=sums")
-    assert "accuracy needs lm-eval" in capsys.readouterr().err
+    (error,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("error: "))
+    assert argument in error and not (tmp_path / "out").exists()
