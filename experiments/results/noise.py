@@ -83,12 +83,9 @@ def _spread(plain: Frame) -> float | None:
 
 def _deviations(own: Frame) -> list[float]:
     """How far each batch's time per round is from what its length explains, as a share of the median."""
-    batches = own.groupby(["batch", "turn"], sort=False).agg(
-        seconds=("seconds", "first"),
-        stages=("stage_seconds", "first"),
-        rounds=("rounds", "max"),
-        prompt_tokens=("prompt_tokens", "mean"),
-    )
+    calls = own.groupby(["batch", "turn"], sort=False)
+    batches = calls[["seconds", "stage_seconds"]].first().rename(columns={"stage_seconds": "stages"})
+    batches = batches.assign(rounds=calls["rounds"].max(), prompt_tokens=calls["prompt_tokens"].mean())
     batches = batches[:: -(-len(batches) // _MOST)]
     batches = batches[batches.rounds > 0]
     # Prefill is one forward of the whole prompt, and no round.

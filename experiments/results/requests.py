@@ -15,6 +15,8 @@ from experiments.results.timing import STAGES, calls_of
 
 LATENCIES = ("ttft", "engine_ttft", "queue", "tpot", "chunk_gap", "token_gap", "e2e")
 """The columns of the frame, and figures of requests, that are distributions over requests."""
+GAPS = ("chunk_gap", "token_gap")
+"""Those of which a request has several values."""
 LEVELS = (50, 90, 95, 99)
 """The percentiles of a distribution."""
 PARTS = 60
@@ -49,7 +51,10 @@ def request_figures(outputs: Outputs, terms: Terms, bootstrap: Bootstrap) -> Fig
     if good.empty or not seconds:
         return None
     told = good[good.told]
-    spreads = {name: spread(told[["prompt", name]].explode(name).dropna(), bootstrap) for name in LATENCIES}
+    spreads = {}
+    for name in LATENCIES:
+        values = told[["prompt", name]]
+        spreads[name] = spread((values.explode(name) if name in GAPS else values).dropna(), bootstrap)
     tokens = int(good.tokens.sum())
     hours = 1e6 / (3600 * tokens / seconds) if tokens else None
     joules = calls.joules.sum() if calls.joules.notna().all() and tokens and seconds >= LEAST_SECONDS else None

@@ -3,6 +3,7 @@
 A call is a turn of a batch: what the engine was given together, and what was timed as one.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,18 +27,19 @@ def calls_of(own: Frame) -> Frame:
         ``categories``, and ``prompts``: those of the batch in all of its turns, which belong together when prompts are
         resampled.
     """
-    calls = own.groupby(CALL, sort=False).agg(
-        requests=("tokens", "size"),
-        tokens=("tokens", "sum"),
-        seconds=("seconds", "first"),
-        failed=("failed", "any"),
-        joules=("joules", "first"),
-        ingestion=("ingestion", "sum"),
-        stages=("stage_seconds", "first"),
-        categories=("category", frozenset),
+    calls = own.groupby(CALL, sort=False)
+    sums, firsts = calls[["tokens", "ingestion"]].sum(), calls[["seconds", "joules", "stage_seconds"]].first()
+    found = sums.join(firsts).rename(columns={"stage_seconds": "stages"})
+    prompts, categories = defaultdict(set), defaultdict(set)
+    for batch, turn, prompt, category in zip(own.batch, own.turn, own.prompt, own.category, strict=True):
+        prompts[batch].add(prompt)
+        categories[batch, turn].add(category)
+    return found.assign(
+        requests=calls.size(),
+        failed=calls["failed"].any(),
+        categories=[frozenset(categories[call]) for call in found.index],
+        prompts=[frozenset(prompts[batch]) for batch, _ in found.index],
     )
-    prompts = own.groupby("batch", sort=False)["prompt"].agg(frozenset)
-    return calls.assign(prompts=prompts.reindex(calls.index.get_level_values("batch")).to_numpy())
 
 
 def timed_calls(own: Frame, baseline: Frame | None) -> Frame:
