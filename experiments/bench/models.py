@@ -1,8 +1,7 @@
 """The models that are measured, and prompts: real shapes with random weights, and the bundled ones."""
 
 import copy
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +9,6 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from drafters import ModelDrafter
-from experiments.bench.timing import in_turns
 from experiments.datasets.prompt import choose
 from experiments.datasets.stdlib import Stdlib
 from specdec.forward import ForwardBatch
@@ -203,32 +201,3 @@ def chain_scores(runner: ModelRunner, tokens: Tensor, prefix: int) -> Tensor:
 def some_tokens(count: int, vocab: int) -> Tensor:
     """Return random tokens ``[1, count]``, the same ones for every call with this count."""
     return torch.randint(0, vocab, (1, count), generator=torch.Generator().manual_seed(count))
-
-
-CAPTURED = 30
-"""Forwards of a size before those that are timed: the engine captures one that came so often."""
-
-
-def forward_figures(
-    runners: Mapping[str, ModelRunner], tokens: Tensor, prefix: int, repeats: int, *, least: bool = False
-) -> dict[str, str]:
-    """Return milliseconds of forwards over a chain of tokens, and their ratios to those of the first runner.
-
-    The runners, given by name, take turns. Times are medians and ratios the medians of the turns' ratios; with
-    ``least``, both are of the shortest times.
-    """
-    sides = [lambda r=runner: chain_scores(r, tokens, prefix) for runner in runners.values()]
-    times = dict(zip(runners, in_turns(sides, repeats, tokens.device, warm_up=CAPTURED), strict=True))
-    first, *others = runners
-    typical = min if least else statistics.median
-    figures = {f"{name}, ms": f"{1000 * typical(each):.1f}" for name, each in times.items()}
-    for name in others:
-        pairs = [(min(times[name]), min(times[first]))] if least else zip(times[name], times[first], strict=True)
-        figures[f"{name} / {first}"] = f"{statistics.median(a / b for a, b in pairs):.2f}"
-    return figures
-
-
-def set_threads(threads: int | None) -> None:
-    """Set the number of CPU threads, unless none is given."""
-    if threads is not None:
-        torch.set_num_threads(threads)

@@ -1,10 +1,9 @@
-"""The benchmarks' own arithmetic: drafts that rules take, when a dearer rule pays, structures that count alike."""
+"""The benchmarks' own arithmetic: drafts that rules take, when a dearer rule pays."""
 
 import pytest
 import torch
 
 from experiments.bench.rules import LAWS
-from experiments.bench.suffix import Tree, Trie, text_of
 from experiments.bench.verifiers import accepted_by, cases_of, make_case, pays, time_rule
 from specdec.checks.drafts import check_drafts
 from specdec.types import DraftSampling
@@ -34,17 +33,3 @@ def test_rules_are_timed_on_drafts_that_they_take() -> None:
     # Over 512 drafts block verification's advantage is many standard errors.
     assert 0 < rejection < block < 8
     torch.testing.assert_close(case.p.sum(-1), torch.ones(64, 9))
-
-
-def test_both_structures_of_suffixes_count_alike() -> None:
-    tokens = text_of(400, lambda text: [ord(letter) for letter in text])
-    assert tokens[:200] == tokens[200:]
-    tree, trie = Tree(5), Trie(5)
-    tree.extend(tokens)
-    trie.extend(tokens)
-    for start in range(0, 395, 7):
-        string, node = tokens[start : start + 5], 0
-        for size, token in enumerate(string, 1):
-            node = trie.nodes[node, token]
-            place = tree.tree.find(string[:size])
-            assert place is not None and place[0].count_at(place[1]) == trie.counts[node]
