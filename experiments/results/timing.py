@@ -28,17 +28,22 @@ def calls_of(own: Frame) -> Frame:
         resampled.
     """
     calls = own.groupby(CALL, sort=False)
-    sums, firsts = calls[["tokens", "ingestion"]].sum(), calls[["seconds", "joules", "stage_seconds"]].first()
-    found = sums.join(firsts).rename(columns={"stage_seconds": "stages"})
-    prompts, categories = defaultdict(set), defaultdict(set)
+    sums = calls[["tokens", "ingestion", "failed"]].sum()
+    firsts = calls[["seconds", "joules", "stage_seconds"]].first()
+    prompts, requests = defaultdict(set), defaultdict(list)
     for batch, turn, prompt, category in zip(own.batch, own.turn, own.prompt, own.category, strict=True):
         prompts[batch].add(prompt)
-        categories[batch, turn].add(category)
-    return found.assign(
-        requests=calls.size(),
-        failed=calls["failed"].any(),
-        categories=[frozenset(categories[call]) for call in found.index],
-        prompts=[frozenset(prompts[batch]) for batch, _ in found.index],
+        requests[batch, turn].append(category)
+    return pandas.DataFrame(
+        {
+            **{name: sums[name] for name in ("tokens", "ingestion")},
+            **{name: firsts[name] for name in ("seconds", "joules")},
+            "stages": firsts.stage_seconds,
+            "failed": sums.failed > 0,
+            "requests": [len(requests[call]) for call in sums.index],
+            "categories": [frozenset(requests[call]) for call in sums.index],
+            "prompts": [frozenset(prompts[batch]) for batch, _ in sums.index],
+        }
     )
 
 

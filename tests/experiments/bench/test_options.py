@@ -89,6 +89,7 @@ main()
 """
 
 
+@pytest.mark.full  # by default, tests/test_imports.py looks at the sources
 def test_benchmarks_need_no_hydra() -> None:
     done = subprocess.run([sys.executable, "-c", BLOCKED], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

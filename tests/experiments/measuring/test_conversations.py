@@ -143,6 +143,7 @@ def test_real_conversations_follow_the_reference() -> None:
     assert second.token_ids == tuple(expected)
 
 
+@pytest.mark.full
 def test_a_run_of_conversations(
     configure: Configure, tiny: list[str], tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

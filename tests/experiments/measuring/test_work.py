@@ -26,9 +26,9 @@ def test_drafts_are_counted_without_making_them() -> None:
 
 def test_the_work_is_what_the_check_does() -> None:
     """Every part is advanced once per table, and there are as many drafts as announced."""
-    work = work_of(BlockVerifier(), 3, 2, [1, 0.5])
+    work = work_of(BlockVerifier(), 2, 2, [1, 0.5])
     done: list[Part] = []
-    list(cases(BlockVerifier(), 3, 2, 0, [1, 0.5], advance=done.append))
+    list(cases(BlockVerifier(), 2, 2, 0, [1, 0.5], advance=done.append))
     assert sorted(set(done)) == sorted(work.drafts)
     assert {done.count(part) for part in work.drafts} == {work.turns} == {10}
     assert work.total == sum(work.drafts[part] for part in done)

@@ -13,12 +13,20 @@ from experiments.reporting.terminal import console
 from experiments.reporting.two_way import long_table, report_two_way, two_way_table
 from experiments.results.comparison import Grid, Row, grids, make_rows
 from experiments.results.frame import Figures
+from experiments.results.runs import Run
 from tests.experiments.made_runs import loaded
 
 
-def rows(tmp_path: Path, *jobs: str, **facts: Any) -> list[Row]:
+@pytest.fixture(scope="module")
+def made_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return loaded(tmp_path_factory.mktemp("runs") / "one")
+
+
+def rows(run: Run, *jobs: str, **facts: Any) -> list[Row]:
     """A row for each job, by its overrides."""
-    return make_rows([loaded(tmp_path / str(number), *job.split(), **facts) for number, job in enumerate(jobs)])
+    manifests = [run.manifest | {"overrides": job.split()} | facts for job in jobs]
+    runs = [replace(run, folder=Path(str(number)), manifest=each) for number, each in enumerate(manifests)]
+    return make_rows(runs)
 
 
 def squares(first: str, second: str) -> list[str]:
@@ -27,7 +35,7 @@ def squares(first: str, second: str) -> list[str]:
     return [f"{one}={a} {other}={b}" for a in some for b in more]
 
 
-def test_two_settings_make_rows_and_columns_and_what_was_not_given_is_the_configurations(tmp_path: Path) -> None:
+def test_two_settings_make_rows_and_columns_and_what_was_not_given_is_the_configurations(made_run: Run) -> None:
     config = {
         "dataset": {"seed": 0},
         "drafter": {"shape": 4, "sampling": "iid"},
@@ -35,7 +43,7 @@ def test_two_settings_make_rows_and_columns_and_what_was_not_given_is_the_config
         "engine": {"max_batch_size": 1},
     }
     jobs = squares("drafter.shape=2,8", "drafter.sampling=iid,coupled")
-    (grid,) = grids(rows(tmp_path, *jobs, "drafter.sampling=coupled", "", config=config))
+    (grid,) = grids(rows(made_run, *jobs, "drafter.sampling=coupled", "", config=config))
     assert (grid.row, grid.column) == ("drafter.shape", "drafter.sampling"), "the one with more values is down"
     assert (grid.rows, grid.columns, grid.fixed) == (("2", "4", "8"), ("iid", "coupled"), {})
     assert set(grid.cells) == {(row, column) for row in "248" for column in ("iid", "coupled")}
@@ -44,26 +52,26 @@ def test_two_settings_make_rows_and_columns_and_what_was_not_given_is_the_config
 
 # One setting; a diagonal: three of nine cells; one run.
 @pytest.mark.parametrize("jobs", [["a=1", "a=2"], ["a=1 b=1", "a=2 b=2", "a=3 b=3"], ["a=1 b=1"]])
-def test_no_table_of_less_than_two_settings(jobs: list[str], tmp_path: Path) -> None:
-    assert grids(rows(tmp_path, *jobs)) == []
+def test_no_table_of_less_than_two_settings(jobs: list[str], made_run: Run) -> None:
+    assert grids(rows(made_run, *jobs)) == []
 
 
-def test_categories_are_rows(tmp_path: Path) -> None:
+def test_categories_are_rows(made_run: Run) -> None:
     def by_category(row: Row) -> Row:
         shared: dict[str, Any] = {"prompts": 2, "mean_acceptance_length": 2.0, "tokens_per_second": 10.0}
         shared |= {"mean_acceptance_length_interval": (1.5, 2.5), "speedup_interval": None}
         found = {name: Figures(**shared, speedup=speedup) for name, speedup in (("qa", 1.2), ("rag", 2.0))}
         return Row(row.name, row.run, row.method | {"by_category": found}, row.plain)
 
-    made = [by_category(row) for row in rows(tmp_path, "a=1", "a=2", "a=3")]
+    made = [by_category(row) for row in rows(made_run, "a=1", "a=2", "a=3")]
     (grid,) = grids(made, by_category=True)
     assert (grid.row, grid.rows) == ("category", ("qa", "rag"))
     assert (grid.column, grid.columns) == ("a", ("1", "2", "3"))
     assert grid.cells["rag", "2"].speedup == 2.0
 
 
-def test_the_table_and_its_files(tmp_path: Path) -> None:
-    found = rows(tmp_path / "runs", *squares("a=1,2", "b=x,y"))
+def test_the_table_and_its_files(made_run: Run, tmp_path: Path) -> None:
+    found = rows(made_run, *squares("a=1,2", "b=x,y"))
     # Put together by hand: without records, intervals that do not overlap make a winner.
     made = [row._replace(run=replace(row.run, frame=None)) for row in found]
 
