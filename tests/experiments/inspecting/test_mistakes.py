@@ -23,23 +23,15 @@ from experiments.inspecting.search import Inspection, inspect
 from specdec.interfaces import Drafter
 from specdec.target.target import Target
 from tests.components import perturbed, wide
-from tests.experiments.inspecting.toys import (
-    MASK,
-    Seen,
-    toy_block,
-    toy_eagle,
-    toy_eagle3,
-    toy_medusa,
-    toy_mtp,
-    toy_target,
-)
+from tests.experiments.inspecting import toys
+from tests.experiments.inspecting.toys import MASK, Seen, toy_block, toy_eagle, toy_eagle3, toy_medusa, toy_mtp
 
 Make = Callable[..., Drafter]
 
 
 @pytest.fixture(scope="module")
 def target() -> Target:
-    return toy_target()
+    return toys.toy_target()
 
 
 @pytest.fixture(scope="module")
@@ -94,50 +86,41 @@ def test_a_right_head_is_not_accused(name: str, target: Target, seen: Seen) -> N
     assert kind_of(found.drafter) in {*USUAL, "model"}
 
 
+# How a mistake is made, which one it is, and what mends it.
 WRONG: dict[str, tuple[Callable[[Seen, Path], Make], Mistake, str]] = {
     "layers one too low": (
         lambda seen, folder: lambda hidden_layers=(1, 3, 4): eagle3(seen, hidden_layers=tuple(hidden_layers)),
-        Mistake.LAYERS,
-        "drafter.hidden_layers=[2,4,5]",
+        Mistake.LAYERS, "drafter.hidden_layers=[2,4,5]",
     ),
     "a block's layers": (
-        lambda seen, folder: (
-            lambda hidden_layers=(3, 5, 6), **more: block(seen, hidden_layers=tuple(hidden_layers), **more)
-        ),
-        Mistake.LAYERS,
-        "drafter.hidden_layers=[2,4,5]",
+        lambda seen, folder: lambda hidden_layers=(3, 5, 6), **m: block(seen, hidden_layers=tuple(hidden_layers), **m),
+        Mistake.LAYERS, "drafter.hidden_layers=[2,4,5]",
     ),
     "a normed residual stream": (
         lambda seen, folder: public(seen, folder, norm_before_residual=True),
-        Mistake.NORM,
-        "'norm_before_residual: false'",
+        Mistake.NORM, "'norm_before_residual: false'",
     ),
     "no rope_theta": (
         lambda seen, folder: public(seen, folder, rope_parameters=None, rope_theta=None),
-        Mistake.ROPE,
-        "'rope_theta: 50'",
+        Mistake.ROPE, "'rope_theta: 50'",
     ),
     "an MTP module that reads after the norm": (
         lambda seen, folder: lambda hidden_state="before_norm": mtp(seen, hidden_state),
-        Mistake.NORM,
-        "drafter.hidden_state=after_norm",
+        Mistake.NORM, "drafter.hidden_state=after_norm",
     ),
     "EAGLE-1 with the hidden state first": (
         lambda seen, folder: lambda: EagleDrafter(swapped(toy_eagle(seen)), 2),
-        Mistake.HALVES,
-        "halves of the columns of fc.weight",
+        Mistake.HALVES, "halves of the columns of fc.weight",
     ),
     "mask token": (
         lambda seen, folder: lambda mask_token_id=5, **more: block(seen, mask_token_id=mask_token_id, **more),
-        Mistake.MASK_TOKEN,
-        f"drafter.mask_token_id={MASK}",
+        Mistake.MASK_TOKEN, f"drafter.mask_token_id={MASK}",
     ),
     "Medusa heads that begin with the target's own": (
         lambda seen, folder: lambda: MedusaDrafter(toy_medusa(seen, 3, first=1), 2, sampling="iid"),
-        Mistake.SHIFT,
-        "leave it out",
+        Mistake.SHIFT, "leave it out",
     ),
-}
+}  # fmt: skip
 
 
 def swapped(head: Any) -> EagleHead:
