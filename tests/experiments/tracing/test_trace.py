@@ -99,6 +99,7 @@ def test_a_resumed_run_has_no_round_twice(
     assert drafts.laws == {DraftSampling.DETERMINISTIC}
 
 
+@pytest.mark.full
 def test_a_lossy_rule_logs_its_divergence(
     configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any
 ) -> None:
