@@ -37,9 +37,18 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_file_says_the_same(file: Path) -> None:
+def test_a_file_says_the_same_and_others_are_refused(file: Path) -> None:
     assert CalibratedRounds.load(file) == COSTS
     assert is_calibrated(file)
+    whole = json.loads(file.read_text())
+    for content in ("", "{}", "[1]", '{"kind": "something"}'):
+        file.write_text(content)
+        assert not is_calibrated(file)
+        with pytest.raises(ValueError, match=r"costs\.json holds no calibrated costs"):
+            CalibratedRounds.load(file)
+    file.write_text(json.dumps({**whole, "novelty": 1}))
+    with pytest.raises(ValueError, match="'novelty'"):
+        CalibratedRounds.load(file)
 
 
 def test_a_round_is_the_sum_of_its_parts_by_hand() -> None:
@@ -52,53 +61,31 @@ def test_a_round_is_the_sum_of_its_parts_by_hand() -> None:
     assert COSTS.draft(batch=2, drafted=0, context=100) == 0
 
 
-@pytest.mark.parametrize("size", [{"batch": 9}, {"drafted": 16}, {"context": 961}, {"context": 15}])
-def test_sizes_outside_of_the_box_are_refused(size: dict[str, int]) -> None:
-    given = {"batch": 1, "drafted": 4, "context": 100, **size}
-    with pytest.raises(ValueError, match=rf"^{next(iter(size))} .* is outside of what was measured"):
-        COSTS.verify(**given)
-
-
-def test_drafts_deeper_than_measured_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"^drafts 9 deep are outside of what was measured \(to 8\)"):
+def test_sizes_outside_of_the_box_are_refused() -> None:
+    for size in ({"batch": 9}, {"drafted": 16}, {"context": 961}, {"context": 15}):
+        given = {"batch": 1, "drafted": 4, "context": 100, **size}
+        with pytest.raises(ValueError, match=rf"^{next(iter(size))} .* outside"):
+            COSTS.verify(**given)
+    with pytest.raises(ValueError, match=r"^drafts 9 deep .* \(to 8\)"):
         COSTS.draft(batch=1, drafted=9, context=100)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
+def test_costs_of_other_conditions_are_refused() -> None:
+    check_conditions(HERE, HERE, "FILE")
+    for change, said in (
         ({"device": "another chip"}, "device is a chip there and another chip here"),
-        ({"dtype": "float32"}, "dtype is bfloat16 there and float32 here"),
+        ({"dtype": "float32"}, "dtype is bfloat16 there"),
         ({"model": "other", "fingerprint": "ff"}, "model is a model there and other here"),
         ({"fingerprint": "ff"}, "model is 0123456789ab there and ff here"),
-        ({"quantization": "int8"}, "quantization is None there and int8 here"),
-        ({"threads": 4}, "threads is 1 there and 4 here"),
-        ({"drafter": "Other"}, "drafter is Drafts there and Other here"),
-    ],
-)
-def test_costs_of_other_conditions_are_refused(change: dict[str, str], said: str) -> None:
-    with pytest.raises(ValueError, match=f"costs=FILE were measured under other conditions .*{said}"):
-        check_conditions(HERE, replace(HERE, **change), "FILE")
-    check_conditions(HERE, HERE, "FILE")
+        ({"quantization": "int8"}, "quantization is None there"),
+        ({"threads": 4}, "threads is 1 there"),
+        ({"drafter": "Other"}, "drafter is Drafts there"),
+    ):
+        with pytest.raises(ValueError, match=f"costs=FILE .*{said}"):
+            check_conditions(HERE, replace(HERE, **change), "FILE")
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"kind": "something"}'])
-def test_other_files_are_refused(content: str, tmp_path: Path) -> None:
-    path = tmp_path / "x.json"
-    path.write_text(content)
-    with pytest.raises(ValueError, match=r"x\.json holds no calibrated costs"):
-        CalibratedRounds.load(path)
-    assert not is_calibrated(path)
-
-
-def test_a_file_of_another_version_is_refused(file: Path) -> None:
-    found = json.loads(file.read_text())
-    file.write_text(json.dumps({**found, "novelty": 1}))
-    with pytest.raises(ValueError, match="'novelty', which this version does not know"):
-        CalibratedRounds.load(file)
-
-
-def test_policies_get_the_costs_of_rounds_by_depth(file: Path) -> None:
+def test_policies_get_the_costs_of_rounds(file: Path) -> None:
     costs = RoundCosts.load(file)
     assert costs.rows == (1, 2, 4, 8) and costs.max_depth == 8 and costs.conditions == HERE
     expected = [COSTS.round_seconds(batch=4, drafted=depth, context=488) for depth in range(9)]
@@ -106,29 +93,22 @@ def test_policies_get_the_costs_of_rounds_by_depth(file: Path) -> None:
     policy = CostAwareLength(file)
     policy.bind(max_batch_size=2, max_depth=8)
     assert policy.costs == costs
-
-
-def test_policies_of_nodes_pay_for_the_whole_draft(file: Path) -> None:
-    costs = RoundCosts.load(file, by_nodes=True)
-    seconds = costs.by_nodes(2, 8)
+    # Those of nodes pay for the whole draft, and trees what their rounds cost.
+    seconds = RoundCosts.load(file, by_nodes=True).by_nodes(2, 8)
     whole = COSTS.draft(batch=2, drafted=8, context=488) + COSTS.outside
     expected = [COSTS.verify(batch=2, drafted=nodes, context=488) + whole for nodes in range(9)]
     assert seconds == pytest.approx(np.array(expected))
+    trees = COSTS.trees(rows=2)
+    assert trees.plain == pytest.approx(COSTS.round_seconds(batch=2, drafted=0, context=488))
+    assert trees.of(12, 3) == pytest.approx(COSTS.round_seconds(batch=2, drafted=12, depth=3, context=488))
+    assert trees.largest_error < 1e-6
 
 
-def test_trees_cost_what_their_rounds_do() -> None:
-    costs = COSTS.trees(rows=2)
-    assert costs.plain == pytest.approx(COSTS.round_seconds(batch=2, drafted=0, context=488))
-    assert costs.of(12, 3) == pytest.approx(COSTS.round_seconds(batch=2, drafted=12, depth=3, context=488))
-    assert costs.largest_error < 1e-6
-
-
-def test_without_a_drafter_policies_are_refused(tmp_path: Path) -> None:
-    replace(COSTS, drafting=None, deepest=0).save(tmp_path / "plain.json")
-    with pytest.raises(ValueError, match=r"have no drafter's"):
-        RoundCosts.load(tmp_path / "plain.json")
-    with pytest.raises(ValueError, match=r"have no drafter's"):
-        CalibratedRounds.load(tmp_path / "plain.json").trees(rows=1)
+def test_without_a_drafter_policies_are_refused(file: Path) -> None:
+    replace(COSTS, drafting=None, deepest=0).save(file)
+    for asked in (RoundCosts.load, lambda path: CalibratedRounds.load(path).trees(rows=1)):
+        with pytest.raises(ValueError, match="have no drafter's"):
+            asked(file)
 
 
 # What no device can do. A model of 1 GB, 100 kB per position, 1 GFLOP per token; a device of 100 GB/s and 10 TFLOP/s.
@@ -155,17 +135,14 @@ def test_the_bounds_themselves_are_possible() -> None:
     assert found["delta"].utilization == pytest.approx(1) and found["gamma"].utilization == pytest.approx(1)
 
 
-@pytest.mark.parametrize(
-    ("constants", "said"),
-    [
-        ({"delta": 0.9 * DELTA}, "delta = 0.009 s, and weights / bandwidth is 0.01 s"),
-        ({"gamma": 0.9 * GAMMA}, "gamma = 9e-05 s, and FLOPs per token / peak is 0.0001 s"),
-        ({"alpha": 0.9 * ALPHA, "beta": 0.0}, "alpha = 9e-07 s, and KV per position / bandwidth is 1e-06 s"),
-    ],
-)
-def test_constants_that_are_faster_than_physics_are_refused(constants: dict[str, float], said: str) -> None:
-    with pytest.raises(ValueError, match=rf"{said}: that is faster than physics"):
-        check_possible(cost(**constants), SIZES, LEAST, ROOF, cache_bytes=0)
+def test_constants_that_are_faster_than_physics_are_refused() -> None:
+    for wrong, said in (
+        ({"delta": 0.9 * DELTA}, "delta = 0.009 s, .* 0.01 s"),
+        ({"gamma": 0.9 * GAMMA}, "gamma = 9e-05 s, .* 0.0001 s"),
+        ({"alpha": 0.9 * ALPHA, "beta": 0.0}, "alpha = 9e-07 s, .* 1e-06 s"),
+    ):
+        with pytest.raises(ValueError, match=f"{said}: .* faster than physics"):
+            check_possible(cost(**wrong), SIZES, LEAST, ROOF, cache_bytes=0)
 
 
 def test_a_forward_between_the_constants_that_is_faster_than_physics_is_refused() -> None:

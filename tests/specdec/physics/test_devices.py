@@ -11,29 +11,15 @@ ROW = "tiny:\n  memory: 1e9\n  bandwidth: 2.0e9\n  flops: {float32: 4e9}\n  sour
 
 def test_the_table_that_ships() -> None:
     devices = read_devices()
-    assert set(devices) >= {
-        "h100",
-        "h200",
-        "b200",
-        "a100-40gb",
-        "a100-80gb",
-        "l40s",
-        "a10",
-        "rtx3090",
-        "rtx4090",
-        "mi300x",
-    }
+    assert set(devices) >= {"h100", "h200", "b200", "a100-40gb", "a100-80gb", "l40s", "a10", "rtx4090", "mi300x"}
     for device in devices.values():
         assert len(device.source) > 20 and device.memory >= 1e10 and device.cache > 0, device
         assert 20 < device.roof("bfloat16").ridge < 500, f"{device.name}: dense rates, not those with sparsity"
         assert device.flops["float16"] == device.flops["bfloat16"]
         if "fp8" in device.flops:
             assert device.flops["fp8"] == pytest.approx(2 * device.flops["float16"], rel=0.02)
-
-
-@pytest.mark.parametrize(("name", "ridge"), [("h100", 295.3), ("a100-40gb", 200.6), ("a100-80gb", 153.0)])
-def test_ridges(name: str, ridge: float) -> None:
-    assert read_devices()[name].roof("float16").ridge == pytest.approx(ridge, abs=0.05)
+    for name, ridge in (("h100", 295.3), ("a100-40gb", 200.6), ("a100-80gb", 153.0)):
+        assert devices[name].roof("float16").ridge == pytest.approx(ridge, abs=0.05)
 
 
 def test_chips_add_up() -> None:
@@ -44,23 +30,13 @@ def test_chips_add_up() -> None:
     assert read_devices()["mi300x"].chip is None
 
 
-@pytest.mark.parametrize("name", ["h100", "H100", "A100_80GB", "a100 80gb"])
-def test_names_may_be_written_in_other_ways(name: str) -> None:
-    assert find_device(name, read_devices()).name in ("h100", "a100-80gb")
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("h10", "did you mean h100"),
-        ("a100", "a100-40gb or a100-80gb"),
-        ("4090", "rtx4090"),
-        ("tpu", "choose among h100"),
-    ],
-)
-def test_near_names_are_offered(name: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        find_device(name, read_devices())
+def test_names_may_be_written_in_other_ways_and_near_ones_are_offered() -> None:
+    devices = read_devices()
+    for name, found in (("h100", "h100"), ("H100", "h100"), ("A100_80GB", "a100-80gb"), ("a100 80gb", "a100-80gb")):
+        assert find_device(name, devices).name == found
+    for name, said in (("h10", "mean h100"), ("a100", "a100-40gb or a100-80gb"), ("4090", "rtx4090"), ("tpu", "h100")):
+        with pytest.raises(ValueError, match=said):
+            find_device(name, devices)
 
 
 def test_a_row_of_ones_own(tmp_path: Path) -> None:
@@ -74,26 +50,23 @@ def test_a_row_of_ones_own(tmp_path: Path) -> None:
         device.roof("fp8")
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
+def test_rows_that_are_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    for text, said in (
         ("", "has no rows"),
         ("- a\n", "has no rows"),
         ("a: [", "cannot be read"),
         ("tiny: 3\n", "tiny is not a row"),
         (ROW.replace("  bandwidth: 2.0e9\n", ""), "tiny has no bandwidth"),
         (ROW.replace("  source: here\n", ""), "tiny has no source"),
-        (ROW.replace("2.0e9", "fast"), "tiny.bandwidth='fast': give a number above 0"),
-        (ROW.replace("2.0e9", "-1"), "give a number above 0"),
+        (ROW.replace("2.0e9", "fast"), "tiny.bandwidth='fast'"),
+        (ROW.replace("2.0e9", "-1"), "tiny.bandwidth=-1"),
         (ROW.replace("float32", "float8"), "give rates by type"),
-        (ROW + "  colour: red\n", "'colour', which no row has"),
-        (ROW + "  measured: 3\n", "tiny.measured is not a section"),
-        (ROW + "  chip: 3\n", "tiny.chip=3: give processors, registers, shared"),
-        (ROW + "  chip: {processors: 3, registers: 0, shared: 1}\n", "tiny.chip.registers=0: give a number above 0"),
-    ],
-)
-def test_rows_that_are_wrong(text: str, said: str, tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=said):
-        read_devices(path)
+        (ROW + "  colour: red\n", "'colour'"),
+        (ROW + "  measured: 3\n", "tiny.measured"),
+        (ROW + "  chip: 3\n", "tiny.chip=3"),
+        (ROW + "  chip: {processors: 3, registers: 0, shared: 1}\n", "tiny.chip.registers=0"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=said):
+            read_devices(path)

@@ -26,14 +26,14 @@ H100 = Roof(bandwidth=3.35e12, flops=989.4e12)
 HALF = Precision()
 
 
-@pytest.mark.parametrize(("rate", "length"), [(0.8, 4), (0.5, 7), (0.0, 3), (0.9, 1)])
-def test_tokens_per_round_by_the_closed_form_and_by_enumeration(rate: float, length: int) -> None:
-    expected = sum(
-        rate ** sum(flags) * (1 - rate) ** (length - sum(flags)) * (1 + len(list(itertools.takewhile(bool, flags))))
-        for flags in itertools.product((True, False), repeat=length)
-    )
-    assert tokens_per_round([rate] * length) == pytest.approx(expected)
-    assert tokens_per_round([rate] * length) == pytest.approx((1 - rate ** (length + 1)) / (1 - rate))
+def test_tokens_per_round_by_the_closed_form_and_by_enumeration() -> None:
+    for rate, length in ((0.8, 4), (0.5, 7), (0.0, 3), (0.9, 1)):
+        expected = sum(
+            rate ** sum(flags) * (1 - rate) ** (length - sum(flags)) * (1 + len(list(itertools.takewhile(bool, flags))))
+            for flags in itertools.product((True, False), repeat=length)
+        )
+        assert tokens_per_round([rate] * length) == pytest.approx(expected)
+        assert tokens_per_round([rate] * length) == pytest.approx((1 - rate ** (length + 1)) / (1 - rate))
 
 
 def test_tokens_per_round_with_a_rate_per_position() -> None:
@@ -44,58 +44,40 @@ def test_tokens_per_round_with_a_rate_per_position() -> None:
     assert chain_tokens([0.5, 0.2], 3) == pytest.approx(1 + 0.5 + 0.1 + 0.02), "the last rate goes on"
 
 
-@pytest.mark.parametrize(
-    ("rate", "cost", "length", "best"),
-    [(0.6, 0.1, 3, 1.674), (0.8, 0.05, 8, 3.092), (0.8, 0.1, 6, 2.470), (0.9, 0.02, 19, 6.365)],
-)
-def test_best_length_where_verifying_is_free(rate: float, cost: float, length: int, best: float) -> None:
+def test_best_length_where_verifying_is_free() -> None:
     class Free:
         outside = 0.0
+
+        def __init__(self, cost: float):
+            self.cost = cost
 
         def verify(self, *, batch: int, drafted: int, context: float) -> float:
             return 1.0
 
         def draft(self, *, batch: int, drafted: int, context: float) -> float:
-            return cost * drafted
+            return self.cost * drafted
 
-    found = best_length(Free(), rate, batch=1, context=0, longest=30)
-    assert found.drafted == length
-    assert found.speedup == pytest.approx(best, abs=5e-4)
+    for rate, cost, length, best in ((0.6, 0.1, 3, 1.674), (0.8, 0.05, 8, 3.092), (0.9, 0.02, 19, 6.365)):
+        found = best_length(Free(cost), rate, batch=1, context=0, longest=30)
+        assert (found.drafted, found.speedup) == (length, pytest.approx(best, abs=5e-4))
 
 
 BATCHES = (1, 8, 32, 64, 128, 256, 512)
 
 
-@pytest.mark.parametrize(
-    ("rate", "cells"),
-    [
-        (0.5, "7/1.51 4/1.41 3/1.27 2/1.20 2/1.14 1/1.10 1/1.09"),
-        (0.7, "8/2.42 8/2.18 5/1.80 4/1.62 3/1.47 3/1.36 2/1.31"),
-        (0.8, "8/3.27 8/2.95 7/2.33 6/2.01 4/1.76 4/1.60 3/1.51"),
-        (0.9, "8/4.63 8/4.17 8/3.29 8/2.75 7/2.30 6/2.01 5/1.84"),
-    ],
-)
-def test_best_length_under_load(rate: float, cells: str) -> None:
-    found = [best_length(FITTED, rate, batch=batch, context=1024, longest=8) for batch in BATCHES]
-    assert [f"{each.drafted}/{each.speedup:.2f}" for each in found] == cells.split()
-
-
-def test_a_fixed_length_under_load() -> None:
-    found = [speedup_of(FITTED, 0.5, batch=batch, drafted=3, context=1024) for batch in BATCHES]
-    assert [f"{each:.2f}" for each in found] == ["1.43", "1.39", "1.27", "1.18", "1.09", "1.01", "0.96"]
-
-
-@pytest.mark.parametrize(
-    ("context", "cells"),
-    [
-        (256, "8/2.42 8/2.16 5/1.73 3/1.29 1/1.07"),
-        (4096, "8/2.43 8/2.25 6/2.02 4/1.87 4/1.83"),
-        (16_384, "8/2.46 8/2.44 7/2.43 7/2.44 7/2.44"),
-    ],
-)
-def test_best_length_by_context(context: int, cells: str) -> None:
-    found = [best_length(FITTED, 0.7, batch=batch, context=context, longest=8) for batch in (1, 8, 32, 128, 512)]
-    assert [f"{each.drafted}/{each.speedup:.2f}" for each in found] == cells.split()
+def test_best_length_under_load_and_by_context() -> None:
+    """The best lengths and their speedups, by rate and batch size, and by context and batch size."""
+    for rate, context, batches, cells in (
+        (0.5, 1024, BATCHES, "7/1.51 4/1.41 3/1.27 2/1.20 2/1.14 1/1.10 1/1.09"),
+        (0.7, 1024, BATCHES, "8/2.42 8/2.18 5/1.80 4/1.62 3/1.47 3/1.36 2/1.31"),
+        (0.9, 1024, BATCHES, "8/4.63 8/4.17 8/3.29 8/2.75 7/2.30 6/2.01 5/1.84"),
+        (0.7, 256, BATCHES[::2], "8/2.42 5/1.73 3/1.29 1/1.07"),
+        (0.7, 16_384, BATCHES[::2], "8/2.46 7/2.43 7/2.44 7/2.44"),
+    ):
+        found = [best_length(FITTED, rate, batch=batch, context=context, longest=8) for batch in batches]
+        assert [f"{each.drafted}/{each.speedup:.2f}" for each in found] == cells.split()
+    fixed = [speedup_of(FITTED, 0.5, batch=batch, drafted=3, context=1024) for batch in BATCHES]
+    assert [f"{each:.2f}" for each in fixed] == ["1.43", "1.39", "1.27", "1.18", "1.09", "1.01", "0.96"]
 
 
 def test_fitted_constants_have_a_meaning() -> None:
@@ -109,17 +91,17 @@ def test_fitted_constants_have_a_meaning() -> None:
     assert token / FITTED.target.ranges[0].per_token == pytest.approx(0.77, abs=5e-3)
 
 
-@pytest.mark.parametrize(("batch", "drafted", "context"), [(1, 3, 1024), (300, 3, 1024), (64, 8, 16_384)])
-def test_when_it_pays_is_the_closed_form(batch: int, drafted: int, context: int) -> None:
+def test_when_it_pays_is_the_closed_form() -> None:
     """(tokens - 1)(fixed + positions + outside) against what rejected tokens and drafting cost."""
-    tokens = tokens_per_round([0.5] * drafted)
-    target, positions = FITTED.target.ranges[0], batch * context
-    shared = (tokens - 1) * (target.fixed + FITTED.target.per_position * positions + FITTED.outside)
-    paid = target.per_token * batch * (drafted + 1 - tokens)
-    paid += FITTED.draft(batch=batch, drafted=drafted, context=context)
-    found = gain(FITTED, 0.5, batch=batch, drafted=drafted, context=context)
-    assert found == pytest.approx(shared - paid)
-    assert (found > 0) == (speedup_of(FITTED, 0.5, batch=batch, drafted=drafted, context=context) > 1)
+    for batch, drafted, context in ((1, 3, 1024), (300, 3, 1024), (64, 8, 16_384)):
+        tokens = tokens_per_round([0.5] * drafted)
+        target, positions = FITTED.target.ranges[0], batch * context
+        shared = (tokens - 1) * (target.fixed + FITTED.target.per_position * positions + FITTED.outside)
+        paid = target.per_token * batch * (drafted + 1 - tokens)
+        paid += FITTED.draft(batch=batch, drafted=drafted, context=context)
+        found = gain(FITTED, 0.5, batch=batch, drafted=drafted, context=context)
+        assert found == pytest.approx(shared - paid)
+        assert (found > 0) == (speedup_of(FITTED, 0.5, batch=batch, drafted=drafted, context=context) > 1)
 
 
 def test_break_even() -> None:
@@ -131,45 +113,28 @@ def test_break_even() -> None:
     assert break_even_batch(FITTED, 0.0, drafted=3, context=1024) == 0, "nothing is ever accepted"
 
 
-def test_target_efficiency() -> None:
-    plain = FITTED.verify(batch=64, drafted=0, context=1024)
-    found = target_efficiency(FITTED, batch=64, drafted=3, context=1024)
-    assert found == plain / FITTED.verify(batch=64, drafted=3, context=1024) < 1
-    assert target_efficiency(FITTED, batch=64, drafted=0, context=1024) == 1
+def test_critical_context() -> None:
+    for parameters, shape, drafted, context in (
+        (70e9, ROUND_70B, 0, 1487),
+        (70e9, ROUND_70B, 3, 6490),
+        (8.03e9, ROUND_8B, 0, 421),
+        (8.03e9, ROUND_8B, 3, 1754),
+    ):
+        sizes = {"flops": 2 * parameters, "pair_flops": shape.pair_flops, "kv_bytes": 2.0 * shape.kept_per_position}
+        found = critical_context(**sizes, ridge=H100.ridge, drafted=drafted)
+        assert found is not None and found == pytest.approx(context, abs=1)
+        assert intensity_of_many_rows(**sizes, context=found, drafted=drafted) == pytest.approx(H100.ridge)
 
 
-@pytest.mark.parametrize(
-    ("parameters", "shape", "drafted", "context"),
-    [
-        pytest.param(70e9, ROUND_70B, 0, 1487, id="70B"),
-        pytest.param(70e9, ROUND_70B, 3, 6490, id="70B verifying"),
-        pytest.param(8.03e9, ROUND_8B, 0, 421, id="8B"),
-        pytest.param(8.03e9, ROUND_8B, 3, 1754, id="8B verifying"),
-    ],
-)
-def test_critical_context(parameters: float, shape: ModelShape, drafted: int, context: int) -> None:
-    kv, pairs = 2.0 * shape.kept_per_position, shape.pair_flops
-    found = critical_context(flops=2 * parameters, pair_flops=pairs, kv_bytes=kv, ridge=H100.ridge, drafted=drafted)
-    assert found == pytest.approx(context, abs=1)
-    assert found is not None
-    at = intensity_of_many_rows(flops=2 * parameters, pair_flops=pairs, kv_bytes=kv, context=found, drafted=drafted)
-    assert at == pytest.approx(H100.ridge)
-
-
-@pytest.mark.parametrize(
-    ("shape", "intensity"),
-    [
-        pytest.param(nominal(32, layers=32, heads=32, kv_heads=32), 1.0, id="a key for every head"),
-        pytest.param(ROUND_70B, 8.0, id="70B, 8 heads per key"),
-        pytest.param(DEEPSEEK_V3, 241.8, id="latents"),
-    ],
-)
-def test_intensity_of_decode_attention(shape: ModelShape, intensity: float) -> None:
-    kv = 2.0 * shape.kept_per_position
-    assert shape.pair_flops / kv == pytest.approx(intensity, abs=0.05)
-    # Four nodes read what one reads.
-    many = intensity_of_many_rows(flops=0, pair_flops=shape.pair_flops, kv_bytes=kv, context=1e6, drafted=3)
-    assert many == pytest.approx(4 * intensity, rel=1e-3)
+def test_intensity_of_decode_attention() -> None:
+    """With a key for every head, one for 8 heads, and latents."""
+    multi_head = nominal(32, layers=32, heads=32, kv_heads=32)
+    for shape, intensity in ((multi_head, 1.0), (ROUND_70B, 8.0), (DEEPSEEK_V3, 241.8)):
+        kv = 2.0 * shape.kept_per_position
+        assert shape.pair_flops / kv == pytest.approx(intensity, abs=0.05)
+        # Four nodes read what one reads.
+        many = intensity_of_many_rows(flops=0, pair_flops=shape.pair_flops, kv_bytes=kv, context=1e6, drafted=3)
+        assert many == pytest.approx(4 * intensity, rel=1e-3)
 
 
 def test_experts_make_verifying_dear_for_few_rows() -> None:
@@ -180,6 +145,7 @@ def test_experts_make_verifying_dear_for_few_rows() -> None:
         kind="", hidden=0, vocab=0, layers=(Layer(attention=attention, mlp=mlp),) * 4, table_weights=0, output_weights=0
     )
     cost = RoofRounds(shape=mixture, precision=HALF, roof=H100)
+    assert target_efficiency(cost, batch=64, drafted=0, context=1024) == 1
     few, some, many = (target_efficiency(cost, batch=batch, drafted=3, context=0) for batch in (1, 64, 8192))
     assert few < 0.6 and many < 0.6 and some > 0.9
     dense = RoofRounds(shape=ROUND_8B, precision=HALF, roof=H100)

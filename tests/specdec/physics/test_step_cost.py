@@ -40,26 +40,26 @@ def constants(cost: StepCost) -> list[float]:
     return [*by_range, cost.per_position, cost.per_pair]
 
 
-def test_the_size_of_a_forward_is_counted_by_hand() -> None:
+def test_sizes_seconds_and_errors_are_counted_by_hand() -> None:
     size = StepSize.of(rows=2, queries=3, context=10)
     # Every row: queries that see 11, 12 and 13 positions.
     assert (size.tokens, size.positions, size.pairs) == (6, 20, 2 * (11 + 12 + 13))
-
-
-def test_seconds_are_counted_by_hand() -> None:
-    cost = StepCost(
-        ranges=(TokenRange(upto=4, fixed=1.0, per_token=0.5), TokenRange(upto=None, fixed=3.0, per_token=0.25)),
-        per_position=0.01,
-        per_pair=0.001,
-    )
+    ranges = (TokenRange(upto=4, fixed=1.0, per_token=0.5), TokenRange(upto=None, fixed=3.0, per_token=0.25))
+    cost = StepCost(ranges=ranges, per_position=0.01, per_pair=0.001)
     assert cost.seconds(StepSize(tokens=4, positions=100, pairs=1000)) == pytest.approx(1 + 2 + 1 + 1)
     assert cost.seconds(StepSize(tokens=5, positions=100, pairs=1000)) == pytest.approx(3 + 1.25 + 1 + 1)
+    found = Errors.of([1.1, 2.0, 0.7], [1.0, 2.0, 1.0])
+    assert (found.median, found.worst, found.points) == (pytest.approx(0.1), pytest.approx(0.3), 3)
+    assert found.p95 == pytest.approx(0.1 + 0.9 * 0.2)
 
 
 def test_the_fit_recovers_planted_constants() -> None:
     found = fit_step(SIZES, timed(PLANTED), ends=(1, 16))
     assert found.ends == PLANTED.ends
     assert constants(found) == pytest.approx(constants(PLANTED), rel=1e-5, abs=1e-12)
+    # A range that nothing was measured in is left out.
+    several = [size for size in SIZES if size.tokens > 1]
+    assert fit_step(several, [PLANTED.seconds(size) for size in several], ends=(1, 16, 4096)).ends == (16,)
 
 
 def test_no_constant_is_below_zero_where_least_squares_without_bounds_finds_one() -> None:
@@ -76,18 +76,6 @@ def test_no_constant_is_below_zero_where_least_squares_without_bounds_finds_one(
             per_pair=unbounded[3],
         )
     assert min(constants(fit_step(SIZES, seconds.tolist()))) >= 0
-
-
-def test_a_range_that_nothing_was_measured_in_is_left_out() -> None:
-    several = [size for size in SIZES if size.tokens > 1]
-    found = fit_step(several, [PLANTED.seconds(size) for size in several], ends=(1, 16, 4096))
-    assert found.ends == (16,)
-
-
-def test_errors_are_counted_by_hand() -> None:
-    found = Errors.of([1.1, 2.0, 0.7], [1.0, 2.0, 1.0])
-    assert (found.median, found.worst, found.points) == (pytest.approx(0.1), pytest.approx(0.3), 3)
-    assert found.p95 == pytest.approx(0.1 + 0.9 * 0.2)
 
 
 def test_the_fit_of_a_part_recovers_planted_constants() -> None:
@@ -108,21 +96,11 @@ def test_the_fit_of_a_part_recovers_planted_constants() -> None:
     assert [found.levels[1].per_token, found.per_position] == pytest.approx([2e-5, 1e-7], rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "message"),
-    [
-        ([], "0 measured times do not determine"),
-        (timed(PLANTED)[:2], "2 measured times do not determine"),
-        ([0.0] * len(SIZES), "not above 0"),
-    ],
-)
-def test_too_little_is_refused(seconds: list[float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        fit_step(SIZES[: len(seconds)], seconds)
-
-
-@pytest.mark.parametrize("ends", [(), (None, 4), (4, 4, None), (8, 4, None), (3,)])
-def test_ranges_that_are_none_are_refused(ends: tuple[int | None, ...]) -> None:
-    ranges = tuple(TokenRange(upto=end, fixed=1.0, per_token=0.0) for end in ends)
-    with pytest.raises(ValueError, match="ranges of a cost"):
-        StepCost(ranges=ranges, per_position=0.0, per_pair=0.0)
+def test_what_gives_no_cost_is_refused() -> None:
+    for seconds, message in (([], "0 measured"), (timed(PLANTED)[:2], "2 measured"), ([0.0] * len(SIZES), "above 0")):
+        with pytest.raises(ValueError, match=message):
+            fit_step(SIZES[: len(seconds)], seconds)
+    for ends in ((), (None, 4), (4, 4, None), (8, 4, None), (3,)):
+        ranges = tuple(TokenRange(upto=end, fixed=1.0, per_token=0.0) for end in ends)
+        with pytest.raises(ValueError, match="ranges of a cost"):
+            StepCost(ranges=ranges, per_position=0.0, per_pair=0.0)
