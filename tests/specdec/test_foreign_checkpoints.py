@@ -38,42 +38,33 @@ def stored(tmp_path: Path) -> Callable[[dict[str, Any]], str]:
     return make
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"quant_method": "gptq", "bits": 4}, r"by gptq, and gptqmodel and optimum are not .*-research\[gptq\]'"),
-        ({"load_in_8bit": True}, r"by bitsandbytes, and bitsandbytes is not installed"),
-        ({"quant_method": "torchao"}, r"torchao is not installed: pip install 'specdec-research\[torchao\]'"),
-    ],
-)
 def test_a_missing_package_is_named_before_weights_are_read(
-    stored: Callable[[dict[str, Any]], str],
-    settings: dict[str, Any],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
+    stored: Callable[[dict[str, Any]], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint, "find_spec", lambda module: None)
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *a, **k: pytest.fail("the weights were read"))
-    folder = stored(settings)
-    with pytest.raises(ValueError, match=message) as caught:
-        load(folder)
-    assert folder in str(caught.value)
-    assert "\n" not in str(caught.value)
+    for settings, message in (
+        ({"quant_method": "gptq", "bits": 4}, r"by gptq, and gptqmodel and optimum .*-research\[gptq\]'"),
+        ({"load_in_8bit": True}, r"by bitsandbytes, and bitsandbytes"),
+        ({"quant_method": "torchao"}, r"torchao.*-research\[torchao\]'"),
+    ):
+        folder = stored(settings)
+        with pytest.raises(ValueError, match=message) as caught:
+            load(folder)
+        assert folder in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("option", "value"), [("quantization", "int8"), ("inflate", "110m")])
 def test_our_own_changes_of_weights_are_refused(
-    stored: Callable[[dict[str, Any]], str], option: str, value: str, monkeypatch: pytest.MonkeyPatch
+    stored: Callable[[dict[str, Any]], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint, "find_spec", lambda module: object())
-    with pytest.raises(ValueError, match=f"quantized by gptq already; leave {option}='{value}' out"):
-        load(stored({"quant_method": "gptq", "bits": 4}), **{option: value})
-
-
-def test_a_loaded_model_of_another_library_is_not_quantized_again() -> None:
+    settings = {"quant_method": "gptq", "bits": 4}
+    for option, value in (("quantization", "int8"), ("inflate", "110m")):
+        with pytest.raises(ValueError, match=f"quantized by gptq already; leave {option}='{value}' out"):
+            load(stored(settings), **{option: value})
     model = tiny_model()
-    model.config.quantization_config = {"quant_method": "gptq"}
-    with pytest.raises(ValueError, match="quantization='int8': this llama model is quantized by gptq already"):
+    model.config.quantization_config = settings
+    with pytest.raises(ValueError, match=r"quantization='int8': .* by gptq already"):
         quantize(model, "int8")
 
 
@@ -99,13 +90,9 @@ def test_packed_buffers_count_as_weights() -> None:
 def wide_model() -> PreTrainedModel:
     """As ``tiny_model``, with layers wide enough for groups of 64 weights."""
     torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1}
     config = LlamaConfig(vocab_size=64, **sizes, bos_token_id=None, eos_token_id=None)
-    model = AutoModelForCausalLM.from_config(config).float().eval()
-    for parameter in model.parameters():
-        if parameter.ndim >= 2:
-            parameter.data.mul_(5.0)
-    return model
+    return AutoModelForCausalLM.from_config(config).float().eval()
 
 
 def _with_compressed_tensors(model: PreTrainedModel, folder: str) -> None:
@@ -172,7 +159,7 @@ def test_a_quantized_checkpoint_decodes_as_it_is(library: str, tmp_path: Path) -
     tokens = torch.arange(9)[None]
     with torch.inference_mode():
         assert torch.equal(target.model(tokens).logits, own(tokens).logits)
-    greedy = SamplingParams(max_new_tokens=24)
+    greedy = SamplingParams(max_new_tokens=12)
     with Engine(target, NGramDrafter(4), RejectionVerifier(), max_batch_size=2, max_length=64) as engine:
         plain = [done.token_ids for done in engine.generate(PROMPTS, greedy, speculate=False)]
         assert [done.token_ids for done in engine.generate(PROMPTS, greedy)] == plain

@@ -1,7 +1,7 @@
 """Loading: where files come from is told to all three readers, and which dtype ``auto`` means."""
 
 import json
-from collections.abc import Callable
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +37,19 @@ def llama(dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
     return LlamaForCausalLM(config).to(dtype)
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> str:
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bfloat16 checkpoint with a tokenizer."""
-    llama(torch.bfloat16).save_pretrained(tmp_path)
-    load_tokenizer("bundled/target").save_pretrained(tmp_path)
-    return str(tmp_path)
+    path = tmp_path_factory.mktemp("checkpoint")
+    llama(torch.bfloat16).save_pretrained(path)
+    load_tokenizer("bundled/target").save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def folder(saved: Path, tmp_path: Path) -> str:
+    """A copy to change."""
+    return str(shutil.copytree(saved, tmp_path, dirs_exist_ok=True))
 
 
 @pytest.fixture
@@ -75,34 +82,21 @@ def test_where_files_come_from_is_told_to_all_readers(calls: dict[str, dict[str,
         assert ("attn_implementation" in options) is (reader == "AutoModelForCausalLM")
 
 
-def _without_a_norm(tensors: dict[str, torch.Tensor]) -> object:
-    return tensors.pop("model.norm.weight")
+NORM, MORE = "model.norm.weight", "model.layers.1.input_layernorm.weight"
 
 
-def _with_a_shorter_norm(tensors: dict[str, torch.Tensor]) -> None:
-    tensors["model.norm.weight"] = tensors["model.norm.weight"][1:].clone()
-
-
-def _with_one_more(tensors: dict[str, torch.Tensor]) -> None:
-    tensors["model.layers.1.input_layernorm.weight"] = torch.ones(32)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (_without_a_norm, r"missing: the tensor model\.norm\.weight;"),
-        (_with_a_shorter_norm, r"of another shape: the tensor model\.norm\.weight \[31\] in place of \[32\]"),
-        (_with_one_more, r"of another model: the tensor model\.layers\.1\.input_layernorm\.weight"),
-    ],
-)
-def test_tensors_that_do_not_make_the_model(folder: str, change: Callable[[Any], object], words: str) -> None:
+def test_tensors_that_do_not_make_the_model(folder: str) -> None:
     """transformers draws what is missing at random and goes on."""
     file = Path(folder) / "model.safetensors"
     tensors = load_file(file)
-    change(tensors)
-    save_file(tensors, file, metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=words):
-        Target.from_pretrained(folder, device="cpu")
+    for changed, words in (
+        ({name: tensor for name, tensor in tensors.items() if name != NORM}, f"missing: .*{NORM}"),
+        (tensors | {NORM: tensors[NORM][1:].clone()}, rf"another shape: .*{NORM} \[31\] in place of \[32\]"),
+        (tensors | {MORE: torch.ones(32)}, f"of another model: .*{MORE}"),
+    ):
+        save_file(changed, file, metadata={"format": "pt"})
+        with pytest.raises(ValueError, match=words):
+            Target.from_pretrained(folder, device="cpu")
 
 
 def test_tensors_that_may_be_missing_or_superfluous(tmp_path: Path) -> None:
@@ -133,27 +127,22 @@ def test_a_head_in_place_of_a_model() -> None:
 @pytest.mark.parametrize(
     ("facts", "asked", "dtype", "reason"),
     [
-        (FAST, "auto", torch.bfloat16, "auto: bfloat16, as in the checkpoint"),
-        (
-            SLOW, "auto", torch.float32,
-            "auto: float32, because this CPU has no native bfloat16 arithmetic (checkpoint: bfloat16)",
-        ),
+        (FAST, "auto", torch.bfloat16, "auto: bfloat16"),
+        (SLOW, "auto", torch.float32, "auto: float32, because this CPU"),
         (SLOW, "bfloat16", torch.bfloat16, "bfloat16, as asked for"),
         (FAST, torch.float32, torch.float32, "float32, as asked for"),
     ],
-)  # fmt: skip
+)
 def test_auto_fits_the_machine(
-    monkeypatch: pytest.MonkeyPatch, folder: str, facts: Cpu, asked: str | torch.dtype, dtype: torch.dtype, reason: str
+    monkeypatch: pytest.MonkeyPatch, saved: Path, facts: Cpu, asked: str | torch.dtype, dtype: torch.dtype, reason: str
 ) -> None:
     monkeypatch.setattr(machine, "cpu", lambda: facts)
-    target = Target.from_pretrained(folder, dtype=asked, device="cpu")
-    assert (target.dtype, target.dtype_reason) == (dtype, reason)
-    assert {parameter.dtype for parameter in target.model.parameters()} == {dtype}
-    assert target.model.config.dtype is dtype
-    assert load_model(folder, dtype=asked, device="cpu").dtype is dtype
+    target = Target.from_pretrained(str(saved), dtype=asked, device="cpu")
+    assert target.dtype is target.model.config.dtype is dtype and target.dtype_reason.startswith(reason)
     # Whatever the dtype, the numbers are the checkpoint's.
     expected = llama(torch.bfloat16).state_dict()
-    assert all(torch.equal(tensor, expected[key].to(dtype)) for key, tensor in target.model.state_dict().items())
+    for key, tensor in target.model.state_dict().items():
+        assert tensor.dtype is dtype and torch.equal(tensor, expected[key].to(dtype)), key
 
 
 def test_a_checkpoint_whose_configuration_names_no_dtype(monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
@@ -172,7 +161,7 @@ def test_a_checkpoint_whose_configuration_names_no_dtype(monkeypatch: pytest.Mon
         assert torch.equal(table, llama().model.rotary_emb.inv_freq)
 
 
-def test_a_model_that_does_not_fit_into_memory(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_does_not_fit_into_memory(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     message = "CUDA out of memory. Tried to allocate 112.00 MiB. GPU 1 has a total capacity of 79.11 GiB of which "
     error = torch.OutOfMemoryError(message + "64.00 MiB is free.")
 
@@ -180,6 +169,5 @@ def test_a_model_that_does_not_fit_into_memory(folder: str, monkeypatch: pytest.
         raise error
 
     monkeypatch.setattr(LlamaForCausalLM, "to", to)
-    said = r"cannot load the model .*: out of memory on cuda:1: 112 MiB asked for, 64 MiB free; give device_map='auto'"
-    with pytest.raises(ValueError, match=said):
-        load(folder, device="cpu")
+    with pytest.raises(ValueError, match=r"cuda:1: 112 MiB asked for, 64 MiB free; give device_map='auto'"):
+        load(str(saved), device="cpu")

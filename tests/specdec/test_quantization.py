@@ -1,5 +1,7 @@
 """Quantized layers: their numbers by hand, and their kernels against plain products."""
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -12,15 +14,21 @@ from specdec.quantization.int8 import Int8Linear, to_int8
 from tests.specdec.quantized import by_hand
 
 
-def test_to_int8_example() -> None:
-    integers, scale = to_int8(torch.tensor([[0.5, -1.0, 0.25], [0.0, 0.0, 0.0]]))
+def test_examples_of_int8_and_int4() -> None:
+    weight = torch.tensor([[0.5, -1.0, 0.25], [0.0, 0.0, 0.0]])
+    integers, scale = to_int8(weight)
     assert integers.tolist() == [[64, -127, 32], [0, 0, 0]]
     # The nearest number to 1 / 127 that bfloat16 holds: the kernels take no others.
     assert scale.tolist() == [float(torch.tensor(1 / 127).bfloat16()), 1.0]
+    stored, scale = to_int4(weight)
+    # An eighth is a five-bit number; -8 stands for the largest weight, and nothing is clipped.
+    assert scale.tolist() == [[0.125], [1.0]]
+    assert [[byte >> 4, byte & 15] for byte in stored[0].tolist()] == [[8 + 4, 8 - 8], [8 + 2, 8]]
+    assert torch.equal(from_int4(stored, scale, 3), weight)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_error_of_a_weight_is_half_a_step(dtype: torch.dtype) -> None:
+def test_the_error_of_an_int8_weight_is_half_a_step(dtype: torch.dtype) -> None:
     weight = torch.randn(40, 64).to(dtype)
     integers, scale = to_int8(weight)
     error = (integers.double() * scale.double()[:, None] - weight.double()).abs()
@@ -51,14 +59,6 @@ def test_int4_numbers_are_exact_in_bfloat16() -> None:
     assert not torch.equal(numbers.bfloat16().float(), numbers)
 
 
-def test_to_int4_example() -> None:
-    stored, scale = to_int4(torch.tensor([[0.5, -1.0, 0.25], [0.0, 0.0, 0.0]]))
-    # An eighth is a five-bit number; -8 stands for the largest weight, and nothing is clipped.
-    assert scale.tolist() == [[0.125], [1.0]]
-    assert [[byte >> 4, byte & 15] for byte in stored[0].tolist()] == [[8 + 4, 8 - 8], [8 + 2, 8]]
-    assert from_int4(stored, scale, 3).tolist() == [[0.5, -1.0, 0.25], [0.0, 0.0, 0.0]]
-
-
 def test_fp8_keeps_small_weights() -> None:
     weight = torch.tensor([[1.0, -0.5, 1e-3, 0.0]])
     bits, scale = to_fp8(weight)
@@ -67,21 +67,19 @@ def test_fp8_keeps_small_weights() -> None:
     assert numbers[0, 0] == 1.0
 
 
-ROWS = [1, 2, 3, KERNEL_ROWS, KERNEL_ROWS + 1, KERNEL_ROWS_FLOAT32, KERNEL_ROWS_FLOAT32 + 1, 33, COMPACT_ROWS + 1]
-
-
 @pytest.fixture
 def torchs_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rows are multiplied as without a C compiler."""
     monkeypatch.setattr("specdec.execution.few_rows.native_library", lambda: None)
 
 
-@pytest.mark.parametrize("widths", [(48, 64), (5, 16), (33, 128), (20, 40), (16, 97)], ids=str)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("name", METHODS)
-def test_every_path_is_the_same_function(name: str, widths: tuple[int, int], dtype: torch.dtype) -> None:
-    out, width = widths
-    for rows in ROWS:
+ROWS = [1, 2, KERNEL_ROWS, KERNEL_ROWS + 1, KERNEL_ROWS_FLOAT32, KERNEL_ROWS_FLOAT32 + 1, COMPACT_ROWS + 1]
+CASES = [(name, dtype) for name in METHODS for dtype in (torch.bfloat16, torch.float32)]
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_every_path_is_the_same_function(name: str, dtype: torch.dtype) -> None:
+    for (out, width), rows in itertools.product([(48, 64), (5, 16), (20, 97)], ROWS):
         layer = METHODS[name](torch.randn(out, width).to(dtype), torch.randn(out).to(dtype) if rows % 2 else None)
         inputs = torch.randn(rows, width).to(dtype)
         # In float32, inputs are rounded; weights are not, in any scheme.
@@ -92,14 +90,14 @@ def test_every_path_is_the_same_function(name: str, widths: tuple[int, int], dty
         assert found.dtype is dtype and found.shape == (rows, out)
         # bfloat16 has 2^-9 of rounding: once for the output, once for each weight of the copy, once with the bias.
         error = (found.double() - expected).abs().max() / expected.abs().max()
-        assert error < 2 * 2**-8, f"{rows} rows: {error:.4f}"
+        assert error < 2 * 2**-8, f"{rows} rows of {width}: {error:.4f}"
 
 
 @pytest.mark.parametrize("name", ["int8", "int4"])
 def test_in_float32_all_numbers_of_rows_give_nearly_the_same_bits(name: str) -> None:
     """Kernel and copy round alike, so their outputs differ only where float32's last bits decide about a rounding."""
-    weight = torch.randn(512, 768, generator=torch.Generator().manual_seed(0))
-    inputs = torch.randn(40, 768, generator=torch.Generator().manual_seed(1))
+    weight = torch.randn(256, 512, generator=torch.Generator().manual_seed(0))
+    inputs = torch.randn(40, 512, generator=torch.Generator().manual_seed(1))
     layer = METHODS[name](weight, None)
     whole = layer(inputs)
     single = torch.cat([layer(row[None]) for row in inputs])
@@ -109,41 +107,44 @@ def test_in_float32_all_numbers_of_rows_give_nearly_the_same_bits(name: str) -> 
 
 
 @pytest.mark.usefixtures("torchs_kernels")
-@pytest.mark.parametrize("name", ["int8", "int4"])
-@pytest.mark.parametrize("rows", [2, 3, 9])
-def test_few_rows_go_through_the_kernel(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is fast is asked of injected facts here: this machine may have no native bfloat16."""
-    calls: list[int] = []
-    for dtype, native, least, most in (
+@pytest.mark.parametrize(
+    ("dtype", "native", "least", "most"),
+    [
         (torch.bfloat16, True, KERNEL_ROWS, KERNEL_ROWS),
         (torch.bfloat16, False, 1000, 1 << 62),
         (torch.float32, True, KERNEL_ROWS_FLOAT32, KERNEL_ROWS_FLOAT32),
         (torch.float16, True, 0, 0),
-    ):
-        monkeypatch.setattr("specdec.quantization.dispatch._native", lambda native=native: native)
-        limit = kernel_rows(dtype, torch.device("cpu"), copied=True)
-        assert least <= limit and (limit <= most or not native)
+    ],
+)
+def test_few_rows_go_through_the_kernel(
+    dtype: torch.dtype, native: bool, least: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is fast is asked of injected facts here: this machine may have no native bfloat16."""
+    monkeypatch.setattr("specdec.quantization.dispatch._native", lambda: native)
+    limit = kernel_rows(dtype, torch.device("cpu"), copied=True)
+    assert least <= limit and (limit <= most or not native)
+    calls: list[int] = []
+    for name in ("int8", "int4"):
         layer = METHODS[name](torch.randn(16, 64).to(dtype), None)
         kernel = type(layer).kernel
         monkeypatch.setattr(type(layer), "kernel", lambda *arguments, k=kernel: calls.append(1) or k(*arguments))
-        calls.clear()
-        layer(torch.randn(rows, 64).to(dtype))
-        assert bool(calls) is (rows <= limit), (dtype, native)
-        monkeypatch.setattr(type(layer), "kernel", kernel)
+        for rows in (2, 3, 9):
+            calls.clear()
+            layer(torch.randn(rows, 64).to(dtype))
+            assert bool(calls) is (rows <= limit), (name, rows)
 
 
 @pytest.mark.usefixtures("torchs_kernels")
-@pytest.mark.parametrize("offset", [0, 1, 2, 8, 16])
-def test_integers_at_addresses_the_kernel_cannot_read(offset: int) -> None:
+def test_integers_at_addresses_the_kernel_cannot_read() -> None:
     """A mapped file has them at any address. torch's kernel crashes on some, with AVX512."""
-    layer = Int8Linear(torch.randn(32, 64).bfloat16(), None)
-    inputs = torch.randn(KERNEL_ROWS, 64).bfloat16()
-    expected = layer(inputs)
-    store = torch.empty(layer.weight.numel() + 64, dtype=torch.int8)
-    start = -store.data_ptr() % 64 + offset
-    elsewhere = store[start : start + layer.weight.numel()].view_as(layer.weight).copy_(layer.weight)
-    layer.weight = nn.Parameter(elsewhere, requires_grad=False)
-    assert torch.equal(layer(inputs), expected)
+    layer, inputs = Int8Linear(torch.randn(32, 64).bfloat16(), None), torch.randn(KERNEL_ROWS, 64).bfloat16()
+    expected, integers = layer(inputs), layer.weight
+    for offset in (0, 1, 2, 8, 16):
+        store = torch.empty(integers.numel() + 64, dtype=torch.int8)
+        start = -store.data_ptr() % 64 + offset
+        elsewhere = store[start : start + integers.numel()].view_as(integers).copy_(integers)
+        layer.weight = nn.Parameter(elsewhere, requires_grad=False)
+        assert torch.equal(layer(inputs), expected)
 
 
 def test_a_float32_scale_that_the_kernel_cannot_take() -> None:

@@ -1,6 +1,7 @@
 """A scheme that would not be faster is refused, with the reason; facts and times are injected, nothing is timed."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -39,29 +40,20 @@ def times(full: float, quantized: float) -> Measure:
 
 def test_the_slower_scheme_is_refused_with_what_was_measured() -> None:
     check_fast(large(), "int4", facts=CPU, measure=times(1.0, 0.5))
-    with pytest.raises(ValueError, match="slower") as caught:
+    said = "quantization='int4' is slower than bfloat16 .*32768 x 64 .* 0.75 ms, and 0.25 ms .*quantization_check=false"
+    with pytest.raises(ValueError, match=said):
         check_fast(large(), "int4", facts=CPU, measure=times(0.25, 0.75))
-    assert str(caught.value) == (
-        "quantization='int4' is slower than bfloat16 on this machine: one row through 32768 x 64 weights takes "
-        "0.75 ms, and 0.25 ms in bfloat16; leave quantization out, or give quantization_check=false to have it all the "
-        "same"
-    )
 
 
-@pytest.mark.parametrize(("found", "refused"), [([1.05], False), ([2.0, 0.9], False), ([2.0, 2.0], True)])
-def test_a_busy_machine_is_asked_twice(found: list[float], refused: bool) -> None:
+def test_a_busy_machine_is_asked_twice() -> None:
     """Less than a tenth is noise, and a scheme is refused only if it was slower both times."""
-    left = iter(found)
-
-    def measure(name: str, shape: tuple[int, int], dtype: torch.dtype) -> RowTimes:
-        return RowTimes(1.0, next(left), shape)
-
-    if refused:
-        with pytest.raises(ValueError, match="slower"):
-            check_fast(large(), "int8", facts=CPU, measure=measure)
-    else:
-        check_fast(large(), "int8", facts=CPU, measure=measure)
-    assert next(left, None) is None
+    model = large()
+    for found, refused in (([1.05], False), ([2.0, 0.9], False), ([2.0, 2.0], True)):
+        left = iter(found)
+        measure: Measure = lambda name, shape, dtype, left=left: RowTimes(1.0, next(left), shape)  # noqa: E731
+        with pytest.raises(ValueError, match="slower") if refused else nullcontext():
+            check_fast(model, "int8", facts=CPU, measure=measure)
+        assert next(left, None) is None
 
 
 def test_small_models_are_not_measured() -> None:
@@ -96,17 +88,17 @@ HOPPER = Hardware("cuda", (9, 0), triton=True)
 @pytest.mark.parametrize(
     ("name", "dtype", "facts", "says"),
     [
-        ("fp8", torch.bfloat16, CPU, "need a GPU that computes with them .* this is a cpu device"),
-        ("fp8", torch.bfloat16, Hardware("cuda", (8, 0), triton=True), "capability 8.9, and this one has 8.0"),
-        ("int8", torch.bfloat16, Hardware("cuda", (9, 0)), "Triton, which is not installed"),
-        ("int4", torch.float64, HOPPER, "no kernel for it in float64"),
-        ("int4_compact", torch.float16, CPU, "no kernel for it in float16, only in float32 and bfloat16"),
+        ("fp8", torch.bfloat16, CPU, "GPU .* this is a cpu device"),
+        ("fp8", torch.bfloat16, Hardware("cuda", (8, 0), triton=True), "capability 8.9, .* 8.0"),
+        ("int8", torch.bfloat16, Hardware("cuda", (9, 0)), "Triton"),
+        ("int4", torch.float64, HOPPER, "float64"),
+        ("int4_compact", torch.float16, CPU, "float16"),
         ("int4", torch.float32, Hardware("cpu", operators=frozenset()), "no _weight_int4pack_mm_for_cpu"),
-        ("int8", torch.bfloat16, Hardware("mps"), "no kernel for it on mps devices"),
+        ("int8", torch.bfloat16, Hardware("mps"), "mps"),
     ],
 )
 def test_what_the_hardware_lacks(name: str, dtype: torch.dtype, facts: Hardware, says: str) -> None:
-    with pytest.raises(ValueError, match=f"quantization='{name}': .*{says}.*; leave quantization out, or give"):
+    with pytest.raises(ValueError, match=f"quantization='{name}': .*{says}"):
         check_fast(small(dtype=dtype), name, facts=facts)
 
 
@@ -118,17 +110,15 @@ def test_what_the_hardware_has() -> None:
     assert obstacle("a scheme of somebody else", torch.float64, Hardware("mps")) is None
 
 
-@pytest.mark.parametrize("name", ["int8", "int4"])
-def test_a_measurement_is_of_part_of_a_large_layer(name: str) -> None:
-    found = measure_row(name, (100_000, 1024), torch.float32)
+def test_a_measurement_is_of_part_of_a_large_layer() -> None:
+    found = measure_row("int8", (100_000, 1024), torch.float32)
     assert found.shape == (2048, 1024) and found.full > 0 and found.quantized > 0
-    assert measure_row(name, (48, 64), torch.bfloat16).shape == (48, 64)
+    assert measure_row("int4", (48, 64), torch.bfloat16).shape == (48, 64)
     assert torch.get_num_threads() == 1
 
 
 def test_a_target_on_a_cpu_has_no_fp8() -> None:
+    given = {"device": "cpu", "quantization": "fp8"}
     with pytest.raises(ValueError, match="fp8 weights need a GPU"):
-        Target.from_pretrained("bundled/target", device="cpu", quantization="fp8")
-    assert Target.from_pretrained(
-        "bundled/target", device="cpu", quantization="fp8", quantization_check=False
-    ).name.endswith("in fp8")
+        Target.from_pretrained("bundled/target", **given)
+    assert Target.from_pretrained("bundled/target", **given, quantization_check=False).name.endswith("in fp8")
