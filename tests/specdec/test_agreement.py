@@ -5,7 +5,7 @@ real ones.
 """
 
 from collections import deque
-from dataclasses import replace
+from dataclasses import fields
 
 import pytest
 import torch
@@ -46,54 +46,46 @@ def free(parents: list[list[int]], *, seed: int) -> DraftTree:
     return DraftTree.build(torch.randint(50, above.shape), above, valid=torch.rand(above.shape) < 0.8)
 
 
-def assert_same(one: DraftTree, other: DraftTree) -> None:
-    assert torch.equal(one.tokens, other.tokens)
-    assert torch.equal(one.parents, other.parents)
-    assert torch.equal(one.valid, other.valid)
-    assert (one.max_depth, one.max_children) == (other.max_depth, other.max_children)
-
-
-def test_trees_of_one_size_whose_parents_differ(processes: tuple[Agreement, Agreement]) -> None:
+def sent(processes: tuple[Agreement, Agreement], mine: DraftTree, theirs: DraftTree, *, fixed: bool) -> DraftTree:
+    """The tree that the other process goes on with, which is the first one's."""
     first, other = processes
-    tree = free([CHAIN, FORK], seed=1)
-    first.on_tree(tree, fixed=True)
-    assert_same(other.on_tree(free([FORK, CHAIN], seed=2), fixed=True), tree)
+    assert first.on_tree(mine, fixed=fixed) is mine or fixed
+    found = other.on_tree(theirs, fixed=fixed)
+    for name in ("tokens", "parents", "valid"):
+        assert torch.equal(getattr(found, name), getattr(mine, name)), name
+    assert (found.max_depth, found.max_children) == (mine.max_depth, mine.max_children)
+    return found
 
 
-@pytest.mark.parametrize(
-    "theirs",
-    [
-        free([FORK, CHAIN], seed=2),
-        free([[-1, 0], [-1, 0]], seed=2),
-        free([[*CHAIN, 3, 4], [*FORK, 3, 4]], seed=2),
-        DraftTree.root_only(torch.tensor([3, 4])),
-    ],
-    ids=["other nodes", "fewer nodes", "more nodes", "no draft"],
-)
-def test_trees_of_any_shape(processes: tuple[Agreement, Agreement], theirs: DraftTree) -> None:
-    first, other = processes
-    tree = free([CHAIN, FORK], seed=1)
-    assert first.on_tree(tree, fixed=False) is tree
-    assert_same(other.on_tree(theirs, fixed=False), tree)
+ROOTS = DraftTree.root_only(torch.tensor([3, 4]))
+OTHERS = {
+    "other nodes": free([FORK, CHAIN], seed=2),
+    "fewer nodes": free([[-1, 0], [-1, 0]], seed=2),
+    "more nodes": free([[*CHAIN, 3, 4], [*FORK, 3, 4]], seed=2),
+    "no draft": ROOTS,
+}
+
+
+@pytest.mark.parametrize("theirs", OTHERS)
+def test_trees_of_any_shape(processes: tuple[Agreement, Agreement], theirs: str) -> None:
+    sent(processes, free([CHAIN, FORK], seed=1), OTHERS[theirs], fixed=False)
 
 
 def test_no_draft_at_the_first_process_is_none_at_the_others(processes: tuple[Agreement, Agreement]) -> None:
-    first, other = processes
-    tree = DraftTree.root_only(torch.tensor([3, 4]))
-    first.on_tree(tree, fixed=False)
-    assert_same(other.on_tree(free([CHAIN, FORK], seed=1), fixed=False), tree)
+    sent(processes, ROOTS, free([CHAIN, FORK], seed=1), fixed=False)
+
+
+def test_trees_of_one_size_whose_parents_differ(processes: tuple[Agreement, Agreement]) -> None:
+    sent(processes, free([CHAIN, FORK], seed=1), free([FORK, CHAIN], seed=2), fixed=True)
 
 
 def test_trees_of_one_shape_keep_their_shape_and_their_q(processes: tuple[Agreement, Agreement]) -> None:
-    first, other = processes
     shape, probs = TreeShape.branching(2, 1), torch.full((2, 5, 8), 1 / 8)
     tree, theirs = (
         DraftTree.from_shape(shape, torch.full((2, 5), token), sampling=DraftSampling.IID, draft_probs=probs)
         for token in (1, 2)
     )
-    first.on_tree(tree, fixed=True)
-    found = other.on_tree(theirs, fixed=True)
-    assert_same(found, tree)
+    found = sent(processes, tree, theirs, fixed=True)
     assert found.is_static and found.draft_probs is probs
 
 
@@ -106,16 +98,9 @@ def test_verdicts(processes: tuple[Agreement, Agreement]) -> None:
         next_token=torch.tensor([2**40 + 1, 7]),  # exact in float64
         valid=torch.tensor([True, False]),
     )
-    theirs = replace(
-        mine,
-        path=torch.tensor([[2, -1], [-1, -1]]),
-        num_accepted=torch.tensor([1, 0]),
-        expected_accepted=torch.zeros(2, dtype=torch.float64),
-        next_token=torch.tensor([5, 5]),
-        valid=torch.tensor([True, True]),
-    )
+    theirs = Verdict(*(torch.zeros_like(getattr(mine, each.name)) for each in fields(mine)))
     first.on_verdict(mine)
     found = other.on_verdict(theirs)
-    for name in ("path", "num_accepted", "expected_accepted", "next_token", "valid"):
-        value, wanted = getattr(found, name), getattr(mine, name)
-        assert torch.equal(value, wanted) and value.dtype is wanted.dtype, name
+    for each in fields(mine):
+        value, wanted = getattr(found, each.name), getattr(mine, each.name)
+        assert torch.equal(value, wanted) and value.dtype is wanted.dtype, each.name

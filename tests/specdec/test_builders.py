@@ -94,10 +94,10 @@ def best_paths(scorer: Table, row: int, count: int) -> set[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("per_depth", [False, True])
-@pytest.mark.parametrize("count", [1, 4, 12, 30])
+@pytest.mark.parametrize("count", [1, 4, 30])
 def test_expansion_keeps_the_most_probable_paths(count: int, per_depth: bool) -> None:
     """Every level expands as many nodes as it has tokens, or as the tree has nodes: nothing better is passed over."""
-    for seed in range(5):
+    for seed in range(3):
         scorer = Table(per_depth=per_depth, seed=seed)
         tree = grown(ExpansionTree(count, DEPTH, width=max(count, VOCAB)), scorer).tree
         for row in range(2):
@@ -137,7 +137,7 @@ def test_nodes_too_deep_for_a_row_take_no_other_nodes_place(
     assert set(paths_of(together, 1)) - {()} == best_paths(Table(), 1, 5)
 
 
-@pytest.mark.parametrize("width", [2, 3, 5])
+@pytest.mark.parametrize("width", [2, 5])
 def test_the_scorers_numbers_are_those_of_the_nodes_it_was_shown(width: int) -> None:
     scorer = Table()
     result = grown(ExpansionTree(8, DEPTH, width=width), scorer)
@@ -171,7 +171,7 @@ def test_one_row_of_scores_serves_a_whole_level(shape: list[int] | int) -> None:
             assert siblings == scorer.law(row, path[:-1]).topk(len(siblings)).indices.tolist()
 
 
-@pytest.mark.parametrize("builder", [ExpansionTree(9, 4, width=3), ExpansionTree(4, 4, width=1), StaticTree([2, 1, 2])])
+@pytest.mark.parametrize("builder", [ExpansionTree(9, 4, width=3), StaticTree([2, 1, 2])])
 def test_drafts_do_not_drift(builder: ExpansionTree | StaticTree) -> None:
     """After many rounds, they are those of a drafter that reads the sequence for the first time.
 
@@ -181,29 +181,30 @@ def test_drafts_do_not_drift(builder: ExpansionTree | StaticTree) -> None:
     target, twin = Target(model), perturbed(model, 0.05)
     seen: list[DraftTree] = []
     drafter = ModelDrafter(twin, builder, sampling="deterministic")
-    prompt, params = [1, 2, 3], SamplingParams(max_new_tokens=60, ignore_eos=True)
+    prompt, params = [1, 2, 3], SamplingParams(max_new_tokens=40, ignore_eos=True)
     with Engine(target, drafter, RejectionVerifier()) as engine:
         engine.on_round = lambda played: seen.append(played.tree)
         (done,) = engine.generate([prompt], params)
-    assert sum(step.accepted > 1 for step in done.steps) > 5, "paths of some length were committed"
+    assert sum(step.accepted > 1 for step in done.steps) > 4, "paths of some length were committed"
     sequence = list(prompt)
     for step, tree in zip(done.steps[:-4], seen, strict=False):
-        fresh = ModelDrafter(twin, builder, sampling="deterministic")
-        session = fresh.bind(target, Sizes(max_batch_size=1, max_length=100))
+        session = ModelDrafter(twin, builder, sampling="deterministic").bind(
+            target, Sizes(max_batch_size=1, max_length=100)
+        )
         session.admit(0, sequence, params)
         session.scorer._last_token[0], session.scorer._known[0] = sequence[-2], 0
         drafted = proposed(session, slots_of([sequence], vocab_size=24, max_length=100))
-        assert torch.equal(drafted.tokens, tree.tokens)
-        assert torch.equal(drafted.parents, tree.parents)
+        assert torch.equal(drafted.tokens, tree.tokens) and torch.equal(drafted.parents, tree.parents)
         sequence += step.token_ids
 
 
 def test_numbers_that_do_not_fit() -> None:
-    with pytest.raises(ValueError, match="2 levels of width=3 offer 12"):
-        ExpansionTree(13, 2, width=3)
-    with pytest.raises(ValueError, match=r"depth=0|depth"):
-        ExpansionTree(4, 0)
-    model = tiny_model("llama", vocab_size=24)
-    with pytest.raises(ValueError, match="cannot be drawn with sampling=iid"):
-        ModelDrafter(model, ExpansionTree(4, 2, width=2), sampling="iid")
-    assert not ModelDrafter(model, ExpansionTree(4, 2, width=2), sampling="deterministic").has_leaf_probs
+    model, tree = tiny_model("llama", vocab_size=24, layers=1), ExpansionTree(4, 2, width=2)
+    for make, named in (
+        (lambda: ExpansionTree(13, 2, width=3), "width=3 offer 12"),
+        (lambda: ExpansionTree(4, 0), "depth"),
+        (lambda: ModelDrafter(model, tree, sampling="iid"), "sampling=iid"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            make()
+    assert not ModelDrafter(model, tree, sampling="deterministic").has_leaf_probs

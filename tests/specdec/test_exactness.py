@@ -1,5 +1,7 @@
 """The exactness harness itself: it refuses what means nothing, and its estimates agree with its enumerations."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -20,13 +22,13 @@ COIN = {(): [0.5, 0.5], (0,): [1.0, 0.0], (1,): [0.25, 0.75]}
 @pytest.mark.parametrize(
     ("p", "words"),
     [
-        ({**COIN, (1,): [0.25, 0.7]}, r"p after \(1,\) sums to 0.95, not to 1"),
-        ({**COIN, (0,): [1.25, -0.25]}, r"p after \(0,\) has a negative entry"),
-        ({**COIN, (0,): [1.0, float("nan")]}, r"p after \(0,\) has an entry that is not finite"),
-        ({**COIN, (0,): [1.0]}, r"p after \(0,\) has 1 entries, and 2 after \(\)"),
-        ({(): COIN[()], (1,): COIN[1,]}, r"p has no row for the prefix \(0,\)"),
-        ({**COIN, (2,): [0.5, 0.5]}, r"p has a row for the prefix \(2,\): give one for each of the 2"),
-        ({(0,): [0.5, 0.5]}, r"p has no row for the empty prefix"),
+        ({**COIN, (1,): [0.25, 0.7]}, r"p after \(1,\) sums to 0.95"),
+        ({**COIN, (0,): [1.25, -0.25]}, r"p after \(0,\) has a negative"),
+        ({**COIN, (0,): [1.0, float("nan")]}, r"p after \(0,\) .* not finite"),
+        ({**COIN, (0,): [1.0]}, r"p after \(0,\) has 1 entries"),
+        ({(): COIN[()], (1,): COIN[1,]}, r"no row for the prefix \(0,\)"),
+        ({**COIN, (2,): [0.5, 0.5]}, r"row for the prefix \(2,\)"),
+        ({(0,): [0.5, 0.5]}, "no row for the empty prefix"),
     ],
 )
 def test_rows_that_are_no_distributions(p: dict[tuple[int, ...], list[float]], words: str) -> None:
@@ -34,22 +36,25 @@ def test_rows_that_are_no_distributions(p: dict[tuple[int, ...], list[float]], w
         Tables.from_rows(p, COIN)
 
 
-def test_tables_that_do_not_do() -> None:
-    tables = Tables.from_rows(COIN, COIN)
-    with pytest.raises(ValueError, match="q has 1 rows for prefixes of length 1: give 2"):
-        Tables(tables.p, (tables.q[0], tables.q[1][:1]))
-    with pytest.raises(ValueError, match="the tables end after 1 tokens"):
-        enumerate_drafts(tables, TreeShape.chain(2), IID)
-    with pytest.raises(ValueError, match="the tables have no q"):
-        enumerate_drafts(Tables.from_rows(COIN, None), TreeShape.chain(1), IID)
-    with pytest.raises(ValueError, match="COUPLED drafts share noise"):
-        enumerate_drafts(tables, TreeShape.chain(1), DraftSampling.COUPLED)
-    with pytest.raises(ValueError, match=r"node 2 of .* has rank 1 and laws has 1 entries"):
-        enumerate_drafts(tables, TreeShape.branching(2), (IID,))
-    with pytest.raises(ValueError, match="at least 531,441 drafts, too many to enumerate: estimate"):
-        enumerate_drafts(Tables.random(81, 2, seed=0), TreeShape.branching(2, 2), IID)
-    with pytest.raises(ValueError, match="choose from dense"):
-        Tables.random(2, 1, seed=0, kinds=("dens",))
+CHAIN, FORK = TreeShape.chain(1), TreeShape.branching(2)
+TABLES = Tables.from_rows(COIN, COIN)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Tables(TABLES.p, (TABLES.q[0], TABLES.q[1][:1])), "q has 1 rows for prefixes of length 1"),
+        (lambda: enumerate_drafts(TABLES, TreeShape.chain(2), IID), "the tables end after 1 tokens"),
+        (lambda: enumerate_drafts(Tables.from_rows(COIN, None), CHAIN, IID), "have no q"),
+        (lambda: enumerate_drafts(TABLES, CHAIN, DraftSampling.COUPLED), "COUPLED"),
+        (lambda: enumerate_drafts(TABLES, FORK, (IID,)), r"node 2 of .* has rank 1 and laws has 1"),
+        (lambda: enumerate_drafts(Tables.random(40, 1, seed=0), TreeShape.branching(4), IID), "too many to enumerate"),
+        (lambda: Tables.random(2, 1, seed=0, kinds=("dens",)), "choose from dense"),
+    ],
+)
+def test_tables_that_do_not_do(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make()
 
 
 class ChainRule(RejectionVerifier):
@@ -83,37 +88,34 @@ PARENTS = torch.tensor([[-1, 0, 0], [-1, 0, 0]])
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (
-            {"parents": changed(PARENTS, (1, 1), 2)},
-            "row 1, node 1: its parent is 2, which must be a node before it",
-        ),
+        ({"parents": changed(PARENTS, (1, 1), 2)}, "row 1, node 1: its parent is 2"),
         ({"parents": changed(PARENTS, (1, 2), -1)}, "row 1, node 2: its parent is -1"),
-        ({"parents": changed(PARENTS, (1, 0), 0)}, "row 1, node 0: its parent is 0: it is the root, so give it -1"),
+        ({"parents": changed(PARENTS, (1, 0), 0)}, "row 1, node 0: its parent is 0"),
         (
             {"valid": torch.tensor([[True] * 3, [True, False, True]]), "parents": changed(PARENTS, (1, 2), 1)},
             "row 1, node 2: it is valid and its parent is not",
         ),
-        ({"tokens": changed(PARENTS * 0, (1, 2), 2)}, "row 1, node 2: its token is 2, which is none of the target's 2"),
-        ({"p": changed(HALF, (1, 2, 0), 0.6)}, "row 1, node 2: p after it sums to 1.1, not to 1"),
-        ({"p": changed(HALF, (0, 1, 0), float("nan"))}, "row 0, node 1: p after it has an entry that is not finite"),
-        ({"draft_probs": changed(HALF, (1, 0, 0), -0.5)}, "row 1, node 0: q after it has a negative entry"),
-        ({"draft_probs": None}, "row 0, node 1: it was drawn IID and the tree has no draft_probs"),
-        (
-            {"sampling": DraftSampling.COUPLED},
-            "row 0, node 1: it is COUPLED, and RejectionVerifier takes DETERMINISTIC, IID",
-        ),
+        ({"tokens": changed(PARENTS * 0, (1, 2), 2)}, "row 1, node 2: its token is 2"),
+        ({"p": changed(HALF, (1, 2, 0), 0.6)}, "row 1, node 2: p after it sums to 1.1"),
+        ({"p": changed(HALF, (0, 1, 0), float("nan"))}, "row 0, node 1: p after it .* not finite"),
+        ({"draft_probs": changed(HALF, (1, 0, 0), -0.5)}, "row 1, node 0: q after it has a negative"),
+        ({"draft_probs": None}, "row 0, node 1: .* no draft_probs"),
+        ({"sampling": DraftSampling.COUPLED}, "row 0, node 1: it is COUPLED"),
     ],
 )
 def test_malformed_drafts(changes: dict[str, object], words: str) -> None:
-    check_drafts(RejectionVerifier(), *broken())
-    # A leaf's q is not read.
-    check_drafts(RejectionVerifier(), *broken(draft_probs=changed(HALF, (1, 2, 0), float("nan"))))
     with pytest.raises(ValueError, match=words):
         check_drafts(RejectionVerifier(), *broken(**changes))
 
 
+def test_well_formed_drafts_pass() -> None:
+    check_drafts(RejectionVerifier(), *broken())
+    # A leaf's q is not read.
+    check_drafts(RejectionVerifier(), *broken(draft_probs=changed(HALF, (1, 2, 0), float("nan"))))
+
+
 def test_a_rule_is_not_asked_for_what_it_does_not_take() -> None:
-    with pytest.raises(ValueError, match="row 0, node 2: it has a sibling, and ChainRule takes chains only"):
+    with pytest.raises(ValueError, match=r"row 0, node 2: .* ChainRule takes chains only"):
         check_drafts(ChainRule(), *broken())
     tables = Tables.random(3, 2, seed=0)
     with pytest.raises(ValueError, match="node 1: it is WITHOUT_REPLACEMENT, and ChainRule takes IID"):
@@ -148,16 +150,16 @@ def test_the_sample_is_of_the_enumerated_law() -> None:
     assert (chance - counts).abs().max() < 4 / 4000**0.5 / 2
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_an_estimate_agrees_with_the_enumeration(seed: int) -> None:
-    tables, shape = Tables.random(4, 2, seed=seed), TreeShape.branching(2, 2)
+def test_an_estimate_agrees_with_the_enumeration() -> None:
+    """Within intervals of confidence 0.999; a bias is seen."""
+    tables, shape = Tables.random(4, 2, seed=0), TreeShape.branching(2, 2)
     exact = enumerate_outcome(RejectionVerifier(), tables, shape, SWOR)
-    guess = estimate(RejectionVerifier(), tables, shape, SWOR, samples=4000, seed=seed, confidence=0.999)
+    guess = estimate(RejectionVerifier(), tables, shape, SWOR, samples=4000, seed=0, confidence=0.999)
     assert guess.bias.low < 0 < guess.bias.high < 0.04
     assert guess.expected_accepted.low < exact.expected_accepted < guess.expected_accepted.high
 
     biased = enumerate_outcome(RejectionVerifier(), tables, shape, TOP, declared=IID)
-    guess = estimate(RejectionVerifier(), tables, shape, TOP, declared=IID, samples=4000, seed=seed, confidence=0.999)
+    guess = estimate(RejectionVerifier(), tables, shape, TOP, declared=IID, samples=4000, seed=0, confidence=0.999)
     assert guess.bias.low > 0 and guess.bias.mean == pytest.approx(biased.tv, abs=0.04)
 
 

@@ -1,7 +1,6 @@
 """Top-k and top-p against sorting the whole vocabulary, which is slow and obvious."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -10,8 +9,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec.filters import first_largest, keep_top, largest, nucleus_by_search, nucleus_by_sorting
-from specdec.requests import SamplingParams
-from specdec.sampling import SamplingTensors, distribution
 
 
 def by_sorting(logits: Tensor, top_k: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,7 +52,7 @@ def by_search(logits: Tensor, top_p: Tensor) -> Tensor:
     return logits.masked_fill(~nucleus_by_search(logits, top_p), -torch.inf)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(rows())
 def test_the_same_tokens_stay(case: tuple[Tensor, Tensor, Tensor]) -> None:
     """To the token, also within ties; but for sums of mass that are p up to rounding (1e-6)."""
@@ -89,7 +86,7 @@ def test_a_row_with_nan_keeps_it() -> None:
     assert nucleus_by_sorting(logits, torch.tensor([0.5, 0.5]))[0].isnan().any()
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=25)
 @given(rows(), st.integers(1, 40))
 def test_the_largest_values_are_those_of_a_stable_sort(case: tuple[Tensor, Tensor, Tensor], count: int) -> None:
     """Also within ties, where ``topk`` may return any of them, and among tokens that cannot be drawn."""
@@ -106,30 +103,7 @@ def test_ids_of_rows_with_nan_are_ids() -> None:
     assert ((largest(values, 3)[1] >= 0) & (largest(values, 3)[1] < 4)).all()
 
 
-def test_what_the_host_knows_changes_nothing() -> None:
-    """A greedy row beside filtered ones has no top-k of its own, and is not in the way of ``topk``."""
-    params = [SamplingParams(temperature=0.7, top_k=3, top_p=0.8), SamplingParams(), SamplingParams(temperature=1.0)]
-    logits = 3 * torch.randn(3, 2, 30, generator=torch.Generator().manual_seed(0))
-    for chosen in (params[:2], params):
-
-        def column(name: str, off: float) -> Tensor:
-            return torch.tensor([off if each.greedy else getattr(each, name) for each in chosen])  # noqa: B023
-
-        told = SamplingTensors.of(
-            chosen,
-            temperature=column("temperature", 0.0),
-            top_k=column("top_k", 0),
-            top_p=column("top_p", 1.0),
-            min_p=column("min_p", 0.0),
-            repetition_penalty=column("repetition_penalty", 1.0),
-            seen=None,
-        )
-        assert (told.largest_top_k, told.all_top_k, told.any_top_p) == (3, len(chosen) == 2, True)
-        untold = replace(told, largest_top_k=None, all_top_k=False, any_top_p=True)
-        assert torch.equal(distribution(logits[: len(chosen)], told), distribution(logits[: len(chosen)], untold))
-
-
-@pytest.mark.parametrize("shape", [(1, 7), (2, 3, 32_000), (9, 8_191), (400, 257), (45_000, 1)])
+@pytest.mark.parametrize("shape", [(1, 7), (2, 3, 32_000), (9, 8_191), (45_000, 1)])
 def test_the_first_of_the_largest_values(shape: tuple[int, ...]) -> None:
     values = torch.randn(shape, generator=torch.Generator().manual_seed(0)).mul(8).round()  # many ties
     values.view(-1, shape[-1])[1::3] = -torch.inf
@@ -138,8 +112,8 @@ def test_the_first_of_the_largest_values(shape: tuple[int, ...]) -> None:
     assert torch.equal(first_largest(values), expected)
 
 
-@pytest.mark.parametrize("place", [0, 130, 8_190])
-def test_nan_is_the_largest_value(place: int) -> None:
-    values = torch.arange(9 * 8_191.0).view(9, 8_191)
-    values[4, place:] = torch.nan
-    assert first_largest(values).tolist() == [8_190] * 4 + [place] + [8_190] * 4
+def test_nan_is_the_largest_value() -> None:
+    for place in (0, 130, 8_190):
+        values = torch.arange(9 * 8_191.0).view(9, 8_191)
+        values[4, place:] = torch.nan
+        assert first_largest(values).tolist() == [8_190] * 4 + [place] + [8_190] * 4

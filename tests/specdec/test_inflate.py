@@ -1,7 +1,6 @@
 """An inflated model computes the same function: the logits and hidden states of the model that it was made of."""
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,31 +15,17 @@ from specdec.llama_shapes import SHAPES, LlamaShape
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from tests.models import tiny_model
-from tests.verifiers.cases import complete
 from verifiers.rejection import RejectionVerifier
 
-BUNDLED = Path(__file__).parent.parent.parent / "specdec" / "bundled" / "target"
 PROMPTS = [[1, 2, 3, 4], [9, 8]]
-SMALL: dict[str, Any] = {
-    "vocab_size": 48,
-    "hidden_size": 32,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "eos_token_id": None,
-    "bos_token_id": None,
-}
-LARGER = LlamaShape(
-    hidden_size=96,
-    num_hidden_layers=4,
-    num_attention_heads=12,
-    num_key_value_heads=6,
-    head_dim=8,
-    intermediate_size=112,
+SIZES = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    "intermediate_size",
 )
+SMALL: dict[str, Any] = dict(zip(SIZES, (32, 2, 4, 2, 8, 40), strict=True)) | {
+    "vocab_size": 48, "max_position_embeddings": 64, "eos_token_id": None, "bos_token_id": None,
+}  # fmt: skip
+LARGER = LlamaShape(**dict(zip(SIZES, (96, 4, 12, 6, 8, 112), strict=True)))
 
 
 def shape(**changes: int) -> LlamaShape:
@@ -66,6 +51,10 @@ def outputs(model: LlamaForCausalLM) -> tuple[torch.Tensor, torch.Tensor]:
     return found.logits, found.hidden_states[-1]
 
 
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 100.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
 SOURCES: dict[str, dict[str, object]] = {
     "untied": {},
     "tied": {"tie_word_embeddings": True},
@@ -73,32 +62,19 @@ SOURCES: dict[str, dict[str, object]] = {
     "large epsilon": {"rms_norm_eps": 0.5},
     "multi-query": {"num_key_value_heads": 1},
     "multi-head": {"num_key_value_heads": 4},
-    "llama3 rope": {
-        "rope_parameters": {
-            "rope_type": "llama3",
-            "rope_theta": 100.0,
-            "factor": 4.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 32,
-        }
-    },
+    "llama3 rope": {"rope_parameters": LLAMA3},
 }
 GOALS = {
     "larger": LARGER,
     "its own key-value heads": shape(num_key_value_heads=12),
     "wider groups": shape(num_attention_heads=24, num_key_value_heads=4),
-    "wider heads": shape(head_dim=16),
     "four times as wide heads": shape(head_dim=32, num_key_value_heads=12),
-    "the same but for layers": shape(
-        hidden_size=32, num_attention_heads=4, num_key_value_heads=4, intermediate_size=40, num_hidden_layers=3
-    ),
+    "the same but for layers": LlamaShape(**dict(zip(SIZES, (32, 3, 4, 4, 8, 40), strict=True))),
 }
 
 
 @pytest.mark.parametrize(
-    ("source", "goal"),
-    [complete(source, goal, strong=source == "untied" or goal == "larger") for source in SOURCES for goal in GOALS],
+    ("source", "goal"), [*(("untied", goal) for goal in GOALS), *((source, "larger") for source in list(SOURCES)[1:])]
 )
 def test_same_logits(source: str, goal: str) -> None:
     model = small(**SOURCES[source])
@@ -107,6 +83,7 @@ def test_same_logits(source: str, goal: str) -> None:
     for name, value in vars(GOALS[goal]).items():
         assert getattr(larger.config, name) == value
     assert larger.lm_head.weight.shape == (48, GOALS[goal].hidden_size)
+    assert (larger.lm_head.weight is larger.model.embed_tokens.weight) == (source == "tied")
     logits, hidden = outputs(model)
     wide_logits, wide_hidden = outputs(larger)
     # Logits are of the order of 10; the sums only have other groupings.
@@ -150,12 +127,6 @@ def test_everything_that_can_be_is_random() -> None:
     assert torch.equal(outputs(inflate(small(), LARGER))[0], outputs(inflate(small(), LARGER))[0])
 
 
-def test_a_tied_output_layer_stays_tied() -> None:
-    larger = inflate(small(tie_word_embeddings=True), LARGER)
-    assert larger.lm_head.weight is larger.model.embed_tokens.weight
-    assert larger.num_parameters() == LlamaForCausalLM(larger.config).num_parameters()
-
-
 def test_decoding_and_acceptance_are_the_same() -> None:
     """The whole point: the same tokens, the same drafts accepted."""
     model = small()
@@ -173,22 +144,21 @@ def test_decoding_and_acceptance_are_the_same() -> None:
     assert np.mean(accepted) > 0.2
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_named_shapes_are_llama_shapes(name: str) -> None:
-    goal = resolve_shape(name)
-    config = LlamaConfig(**vars(goal))
-    assert resolve_shape(config) == goal == resolve_shape(vars(goal))
-    assert place_heads(4, 2, goal.num_attention_heads, goal.num_key_value_heads) is not None
-    assert describe(name) == name
+def test_named_shapes_are_llama_shapes() -> None:
+    for name in SHAPES:
+        goal = resolve_shape(name)
+        assert resolve_shape(LlamaConfig(**vars(goal))) == goal == resolve_shape(vars(goal))
+        assert place_heads(4, 2, goal.num_attention_heads, goal.num_key_value_heads) is not None
+        assert describe(name) == name
 
 
 @pytest.mark.parametrize(
     ("goal", "words"),
     [
-        ("7b", "give one of 110m, 1b, 8b"),
+        ("7b", "110m, 1b, 8b"),
         ({"hidden_size": 64}, "give exactly the numbers hidden_size, "),
-        (shape(hidden_size=24), "hidden_size is 32, which does not fit into 24"),
-        (shape(num_hidden_layers=1), "num_hidden_layers is 2, which does not fit into 1"),
+        (shape(hidden_size=24), "hidden_size is 32, .* 24"),
+        (shape(num_hidden_layers=1), "num_hidden_layers is 2, .* 1"),
         (shape(head_dim=12), "multiple of that width, not of 12"),
         (shape(num_key_value_heads=1), "give the shape more key-value heads"),
         (shape(num_key_value_heads=5), "divide num_attention_heads"),
@@ -199,12 +169,11 @@ def test_what_does_not_fit_is_refused(goal: Any, words: str) -> None:
         inflate(small(), goal)
 
 
-def test_other_models_are_refused() -> None:
-    with pytest.raises(ValueError, match="this is a qwen2 model"):
+def test_models_that_cannot_be_inflated_are_refused() -> None:
+    with pytest.raises(ValueError, match="qwen2"):
         inflate(tiny_model("qwen2"), LARGER)
-
-
-def test_rope_that_depends_on_the_width_is_refused() -> None:
+    with pytest.raises(ValueError, match="give one of 110m"):  # before it is loaded
+        Target.from_pretrained("/no/such/model", inflate="7b")
     rope = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 2.0, "original_max_position_embeddings": 32}
     model = small(rope_parameters=rope)
     with pytest.raises(ValueError, match="yarn RoPE depends on the head's width"):
@@ -212,7 +181,7 @@ def test_rope_that_depends_on_the_width_is_refused() -> None:
     torch.testing.assert_close(outputs(inflate(model, LARGER))[0], outputs(model)[0], atol=2e-4, rtol=2e-5)
 
 
-@pytest.mark.skipif(not BUNDLED.is_dir(), reason="the bundled target is not in this checkout")
+@pytest.mark.full
 def test_the_bundled_target_inflated() -> None:
     target = Target.from_pretrained("bundled/target", dtype="float32", device="cpu")
     larger = Target.from_pretrained("bundled/target", dtype="float32", device="cpu", inflate="110m")
@@ -224,8 +193,3 @@ def test_the_bundled_target_inflated() -> None:
     with torch.inference_mode():
         logits, wide = target.model(tokens).logits, larger.model(tokens).logits
     torch.testing.assert_close(wide, logits, atol=2e-4, rtol=2e-5)
-
-
-def test_a_wrong_name_is_told_before_loading() -> None:
-    with pytest.raises(ValueError, match="give one of 110m"):
-        Target.from_pretrained("/no/such/model", inflate="7b")

@@ -1,6 +1,6 @@
 """Node policies: what is kept, what is learned of it, and that a drafter with one stays what it was."""
 
-import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -33,19 +33,14 @@ def target() -> Target:
     return Target(tiny_model("llama", vocab_size=24))
 
 
-def trees_of(target: Target, shape: TreeBuilder, policy: NodePolicy | None, *, tokens: int = 20) -> list[DraftTree]:
+def trees_of(target: Target, shape: TreeBuilder, policy: NodePolicy, *, tokens: int = 16) -> list[DraftTree]:
     law = "without_replacement" if isinstance(shape, SampledTree) else "deterministic"
-    drafter = ModelDrafter(perturbed(target.model, 0.05), shape, sampling=law)
-    if policy is not None:
-        drafter = drafter.pruned_by(policy)
+    drafter = ModelDrafter(perturbed(target.model, 0.05), shape, sampling=law).pruned_by(policy)
     trees: list[DraftTree] = []
     with Engine(target, drafter, RejectionVerifier(), max_batch_size=2, check=True) as engine:
         engine.on_round = lambda played: trees.append(played.tree)
         engine.generate(PROMPTS, SamplingParams(max_new_tokens=tokens, ignore_eos=True))
     return trees
-
-
-# ---------------------------------------------------------------- calibration
 
 
 def test_rates_by_hand() -> None:
@@ -74,55 +69,50 @@ def test_calibration_learns_what_confidence_means() -> None:
     A bin has 300 or more, so that a rate is right within 0.09 (three standard errors), and the mean gap much closer.
     """
     rng = np.random.default_rng(0)
-    calibration = Calibration(depths=1, ranks=2)
+    calibration, raw = Calibration(depths=1, ranks=2), Calibration(depths=1, ranks=2)
     for _ in range(40):
         confidence = torch.from_numpy(rng.uniform(0.02, 0.98, (500, 1))).repeat(1, 2)
         rank = torch.tensor([[0, 1]])
         cells = calibration.cells(confidence, torch.ones(500, 1, dtype=torch.long), torch.ones_like(rank), rank)
-        predicted = calibration.rates()[cells]
         right = torch.from_numpy(rng.random((500, 2))) < confidence**2 / 2
-        calibration.count(cells, predicted, torch.ones_like(right), right, learn=True)
+        calibration.count(cells, calibration.rates()[cells], torch.ones_like(right), right, learn=True)
     confidence = torch.linspace(0.05, 0.95, 19, dtype=torch.float64)[:, None]
     one = torch.ones(19, 1, dtype=torch.long)
     for rank in range(2):
         cells = calibration.cells(confidence, one, one, one * 0 + rank)
         assert (calibration.rates()[cells] - confidence**2 / 2).abs().max() < 0.1
+    first = raw.cells(confidence, one, one, one * 0)
+    assert (raw.rates()[first] - confidence**2 / 2).abs().mean() > 0.2, "without counts it is far off"
     (found,) = calibration.errors()
     assert found["calibration_error"] < 0.05
-    raw = Calibration(depths=1, ranks=2)
-    cells = raw.cells(confidence, one, one, one * 0)
-    assert (raw.rates()[cells] - confidence**2 / 2).abs().mean() > 0.2, "without counts it is far off"
 
 
 def test_a_calibration_is_kept_and_read_again(tmp_path: Path) -> None:
-    calibration = Calibration(depths=3, ranks=2)
+    calibration, path = Calibration(depths=3, ranks=2), tmp_path / "c.json"
     calibration.tried += 2
     calibration.right += 1
-    calibration.save(tmp_path / "c.json", source="top")
+    calibration.save(path, source="top")
     shallower = Calibration(depths=2, ranks=1)
-    shallower.load(tmp_path / "c.json", source="top")
+    shallower.load(path, source="top")
     assert torch.equal(shallower.right, torch.ones(2, 2, 1, BINS, dtype=torch.float64))
-    with pytest.raises(ValueError, match="of source=top, and these drafts have source=head"):
-        shallower.load(tmp_path / "c.json", source="head")
-    with pytest.raises(ValueError, match="of depth 3 with 2 siblings, and these are of depth 4"):
-        Calibration(depths=4, ranks=2).load(tmp_path / "c.json", source="top")
-    (tmp_path / "other.json").write_text(json.dumps({"tried": [1]}))
-    for name in ("other.json", "missing.json"):
+    with pytest.raises(ValueError, match=r"source=top, .* source=head"):
+        shallower.load(path, source="head")
+    with pytest.raises(ValueError, match=r"depth 3 with 2 siblings, .* depth 4"):
+        Calibration(depths=4, ranks=2).load(path, source="top")
+    path.write_text('{"tried": [1]}')
+    for wrong in (path, tmp_path / "missing.json"):
         with pytest.raises(ValueError, match="holds no calibration"):
-            shallower.load(tmp_path / name, source="top")
+            shallower.load(wrong, source="top")
 
 
-# ---------------------------------------------------------------- what is kept
-
-
-@pytest.mark.parametrize("shape", [StaticTree(5), StaticTree([2, 2, 1]), ExpansionTree(9, 4, 3), SampledTree(9, 4, 3)])
+@pytest.mark.parametrize("shape", [StaticTree([2, 2, 1]), ExpansionTree(9, 4, 3), SampledTree(9, 4, 3)])
 def test_what_is_verified_stands_first(target: Target, shape: TreeBuilder) -> None:
     """And it is what was likeliest, as many nodes as the policy says."""
-    for tree in trees_of(target, shape, FirstNodes(3)):
-        room = min(3, tree.width - 1)
-        assert tree.width <= 4 and tree.valid[:, 1:].sum(-1).max() <= room
+    trees = trees_of(target, shape, FirstNodes(3))
+    for tree in trees:
+        assert tree.width <= 4 and tree.valid[:, 1:].sum(-1).max() <= min(3, tree.width - 1)
         assert (tree.valid.long().diff(dim=1) <= 0).all()
-    assert max(tree.width for tree in trees_of(target, shape, FirstNodes(3))) == 4
+    assert max(tree.width for tree in trees) == 4
 
 
 @pytest.mark.parametrize("shape", [StaticTree(5), StaticTree([2, 2, 1])])
@@ -130,8 +120,7 @@ def test_a_draft_that_ends_early_is_the_same_draft(
     target: Target, shape: TreeBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether the host stops the drafting or lets all nodes be drafted, the same ones are verified."""
-    policy = ConfidenceNodes(0.015, learn=False)
-    stopped = trees_of(target, shape, policy)
+    stopped = trees_of(target, shape, ConfidenceNodes(0.015, learn=False))
     monkeypatch.setattr(ConfidenceNodes, "_least", lambda self: None)
     whole = trees_of(target, shape, ConfidenceNodes(0.015, learn=False))
     assert len({tree.width for tree in whole}) > 1, "drafts are of different sizes"
@@ -157,24 +146,19 @@ def test_more_nodes_where_they_cost_less(target: Target) -> None:
 def test_a_recorded_round_chooses_as_many_nodes(target: Target) -> None:
     """Replays choose the nodes as the stages themselves do, bit for bit, and fewer are verified than were drafted."""
     costs = RoundCosts(rows=(1,), table=((1.0, 1.02, 1.1, 3.0),), nodes=(0, 1, 4, 9))
-    outputs, widths = [], set()
-    for recording in ("rounds", "off"):
-        policy = CostAwareNodes(costs, explore=5)
-        drafter = ModelDrafter(
-            perturbed(target.model, 0.05), SampledTree(9, 3, 3, power=1.0), sampling="without_replacement"
-        )
-        drafter = drafter.pruned_by(policy)
-        if recording == "rounds":
+    sampling = SamplingParams(max_new_tokens=30, temperature=1.0, ignore_eos=True)
+    outputs, widths, shape = [], set(), SampledTree(9, 3, 3, power=1.0)
+    for recording in (True, False):
+        drafter = ModelDrafter(perturbed(target.model, 0.05), shape, sampling="without_replacement")
+        drafter = drafter.pruned_by(CostAwareNodes(costs, explore=5))
+        if recording:
             engine, recorder = recorded(target, drafter, RejectionVerifier(), max_batch_size=1)
         else:
             engine = Engine(target, drafter, RejectionVerifier(), max_length=64, recording="off")
         engine.on_round = lambda played: widths.add(played.tree.width)
         with engine:
-            first, second = engine.generate(
-                [[1, 2, 3], [4, 5]], SamplingParams(max_new_tokens=40, temperature=1.0, ignore_eos=True)
-            )
-        outputs.append((first.token_ids, second.token_ids))
-    assert recorder.compared >= 20
+            outputs.append([done.token_ids for done in engine.generate([[1, 2, 3], [4, 5]], sampling)])
+    assert recorder.compared >= 15
     assert outputs[0] == outputs[1]
     assert max(widths) == 10 and min(widths) < 8
 
@@ -188,9 +172,6 @@ def test_a_confidence_head_is_asked(target: Target) -> None:
     without = BlockDrafter(block_head(target.model), 3).pruned_by(ConfidenceNodes(0.2, source="head"))
     with pytest.raises(ValueError, match="this drafter has none: give source=top"):
         Engine(target, without, RejectionVerifier())
-
-
-# ---------------------------------------------------------------- costs, and what does not fit
 
 
 def test_node_costs_are_measured_and_kept(target: Target, tmp_path: Path) -> None:
@@ -214,18 +195,23 @@ def test_costs_of_nodes_are_convex_and_nowhere_above_the_measured_ones() -> None
     assert costs.by_nodes(2, 2).tolist() == pytest.approx([1.5, 1.725, 1.95])
 
 
-def test_what_does_not_fit(target: Target) -> None:
-    for wrong, said in (
-        (lambda: ConfidenceNodes(1.5), "from 0 \\(all nodes\\) to 1"),
-        (lambda: ConfidenceNodes(source="best"), "give one of auto, head, top, entropy"),
-        (lambda: CostAwareNodes(RoundCosts(rows=(1,), table=((1.0, 2.0),), nodes=(0, 0))), "ascending numbers from 0"),
-        (lambda: SampledTree(13, 2, 3), "2 levels of width=3 offer 12"),
-        (lambda: ModelDrafter(target.model, SampledTree(4, 2, 2)), "cannot be drawn with sampling=iid"),
-        (lambda: paced(NGramDrafter(), ConfidenceNodes()), "NGramDrafter has none"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            wrong()
-    few = RoundCosts(rows=(1,), table=((1.0, 2.0),), nodes=(0, 1))
-    for costs, said in ((None, "needs to know how long rounds take"), (few, "with up to 1 nodes, and trees have 3")):
-        with pytest.raises(ValueError, match=said):
-            Engine(target, ModelDrafter(target.model, 3).pruned_by(CostAwareNodes(costs)), RejectionVerifier())
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda target: ConfidenceNodes(1.5), r"from 0 \(all nodes\) to 1"),
+        (lambda target: ConfidenceNodes(source="best"), "auto, head, top, entropy"),
+        (lambda target: CostAwareNodes(RoundCosts(rows=(1,), table=((1.0, 2.0),), nodes=(0, 0))), "ascending"),
+        (lambda target: SampledTree(13, 2, 3), "width=3 offer 12"),
+        (lambda target: ModelDrafter(target.model, SampledTree(4, 2, 2)), "sampling=iid"),
+        (lambda target: paced(NGramDrafter(), ConfidenceNodes()), "NGramDrafter"),
+        (lambda target: served(target, None), "how long rounds take"),
+        (lambda target: served(target, RoundCosts(rows=(1,), table=((1.0, 2.0),), nodes=(0, 1))), "trees have 3"),
+    ],
+)
+def test_what_does_not_fit(target: Target, make: Callable[[Target], object], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        make(target)
+
+
+def served(target: Target, costs: RoundCosts | None) -> Engine:
+    return Engine(target, ModelDrafter(target.model, 3).pruned_by(CostAwareNodes(costs)), RejectionVerifier())

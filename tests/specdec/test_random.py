@@ -18,21 +18,16 @@ COUNT = 40_000
 LARGEST = 1 - 2.0**-52  # of uniforms()
 
 
-def along(coordinate: str, offset: int = 0) -> torch.Tensor:
-    """``COUNT`` uniforms along one coordinate of the counter, all others fixed (and this one shifted)."""
+def along(coordinate: str) -> torch.Tensor:
+    """``COUNT`` uniforms along one coordinate of the counter, all others fixed; of seeds and streams a quarter."""
     key, zero = torch.tensor([request_key(7, 3)]), torch.zeros(1, dtype=torch.long)
     if coordinate == "index":
-        return uniforms(key, zero, Purpose.ACCEPT, COUNT + offset)[0, offset:]
-    steps = torch.arange(COUNT) + offset
+        return uniforms(key, zero, Purpose.ACCEPT, COUNT)[0]
     if coordinate == "round":
-        return uniforms(key.expand(COUNT), steps, Purpose.ACCEPT, 1)[:, 0]
-    seeds = torch.tensor(
-        [request_key(int(i), 3) if coordinate == "seed" else request_key(7, int(i)) for i in steps[: COUNT // 4]]
-    )
+        return uniforms(key.expand(COUNT), torch.arange(COUNT), Purpose.ACCEPT, 1)[:, 0]
+    some = range(COUNT // 4)
+    seeds = torch.tensor([request_key(i, 3) if coordinate == "seed" else request_key(7, i) for i in some])
     return uniforms(seeds, zero.expand(len(seeds)), Purpose.ACCEPT, 1)[:, 0]
-
-
-COORDINATES = ["index", "round", "stream", "seed"]
 
 
 def independent(first: torch.Tensor, second: torch.Tensor) -> None:
@@ -43,17 +38,17 @@ def independent(first: torch.Tensor, second: torch.Tensor) -> None:
     assert stats.chisquare(counts.ravel()).pvalue > ALPHA
 
 
-@pytest.mark.parametrize("coordinate", COORDINATES)
-def test_uniform_along_every_coordinate(coordinate: str) -> None:
-    u = along(coordinate).numpy()
-    assert stats.kstest(u, "uniform").pvalue > ALPHA
+def uniform(u: torch.Tensor) -> None:
+    assert stats.kstest(u.numpy(), "uniform").pvalue > ALPHA
     counts, _ = np.histogram(u, bins=256, range=(0, 1))
     assert stats.chisquare(counts).pvalue > ALPHA
 
 
-@pytest.mark.parametrize("coordinate", COORDINATES)
-def test_neighbours_along_every_coordinate_are_independent(coordinate: str) -> None:
+@pytest.mark.parametrize("coordinate", ["index", "round", "stream", "seed"])
+def test_uniform_and_independent_along_every_coordinate(coordinate: str) -> None:
     u = along(coordinate)
+    assert u.dtype == torch.float64 and u.min() >= 0 and u.max() <= LARGEST
+    uniform(u)
     independent(u[:-1], u[1:])
 
 
@@ -80,11 +75,11 @@ def test_purposes_indices_and_rounds_do_not_share_numbers() -> None:
 
 def test_requests_do_not_share_numbers() -> None:
     """Neither neighbouring seeds or streams nor exchanged ones."""
-    grid = range(120)
+    grid = range(80)
     keys = torch.tensor([[request_key(seed, stream) for stream in grid] for seed in grid])
     assert keys.unique().numel() == keys.numel()
-    u = uniforms(keys.flatten(), torch.zeros(keys.numel(), dtype=torch.long), Purpose.ACCEPT, 1).view(120, 120)
-    upper = torch.triu_indices(120, 120, offset=1)
+    u = uniforms(keys.flatten(), torch.zeros(keys.numel(), dtype=torch.long), Purpose.ACCEPT, 1).view(80, 80)
+    upper = torch.triu_indices(80, 80, offset=1)
     independent(u[upper[0], upper[1]], u[upper[1], upper[0]])
     independent(u[:, :-1].flatten(), u[:, 1:].flatten())
     independent(u[:-1].flatten(), u[1:].flatten())
@@ -108,12 +103,6 @@ def test_mix_is_the_finalizer_of_splitmix64() -> None:
     states = torch.arange(1, 4) * golden
     expected = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
     assert [int(x) % 2**64 for x in mix(states)] == expected
-
-
-def test_range_and_dtype() -> None:
-    u = along("index")
-    assert u.dtype == torch.float64
-    assert u.min() >= 0 and u.max() <= LARGEST
 
 
 def test_a_draw_depends_on_nothing_but_its_own_counter() -> None:
@@ -144,27 +133,27 @@ def test_fresh_seeds_differ() -> None:
 # shared noise
 
 
-def noise_along(coordinate: str, offset: int = 0) -> torch.Tensor:
-    """``COUNT`` numbers of the shared noise along one coordinate, all others fixed, as uniforms."""
-    steps = torch.arange(COUNT) + offset
-    key = torch.tensor([request_key(7, 3)])
+def noise_along(coordinate: str) -> torch.Tensor:
+    """The shared noise along one coordinate, all others fixed, as uniforms."""
+    key, steps = torch.tensor([request_key(7, 3)]), torch.arange(COUNT)
     if coordinate == "token":
-        noise = shared_noise(key, torch.tensor([[5]]), COUNT + offset)[0, 0, offset:]
+        noise = shared_noise(key, torch.tensor([[5]]), COUNT)[0, 0]
     elif coordinate == "position":
         noise = shared_noise(key, steps[None], 3)[0, :, 2]
     else:
-        keys = torch.tensor([request_key(7, int(i)) for i in steps])
-        noise = shared_noise(keys, torch.full((COUNT, 1), 5), 3)[:, 0, 2]
+        keys = torch.tensor([request_key(7, i) for i in range(COUNT // 4)])
+        noise = shared_noise(keys, torch.full((len(keys), 1), 5), 3)[:, 0, 2]
     return (-noise.double()).exp()
 
 
 @pytest.mark.parametrize("coordinate", ["token", "position", "stream"])
 def test_shared_noise_is_exponential_and_independent_along_every_coordinate(coordinate: str) -> None:
     u = noise_along(coordinate)
-    assert stats.kstest(u.numpy(), "uniform").pvalue > ALPHA
-    counts, _ = np.histogram(u, bins=256, range=(0, 1))
-    assert stats.chisquare(counts).pvalue > ALPHA
+    uniform(u)
     independent(u[:-1], u[1:])
+    if coordinate == "token":  # noise that two tokens share at times would not pass
+        with pytest.raises(AssertionError):
+            independent(torch.where(torch.arange(COUNT) % 20 == 0, u.roll(1), u)[:-1], u[:-1].roll(1))
 
 
 def test_the_earliest_of_many_tokens_are_fair() -> None:
@@ -189,12 +178,6 @@ def test_shared_noise_is_no_other_noise() -> None:
             independent(noise[:, index], other[:, index])
 
 
-def test_noise_that_two_tokens_share_would_not_pass() -> None:
-    u = noise_along("token")
-    with pytest.raises(AssertionError):
-        independent(torch.where(torch.arange(COUNT) % 20 == 0, u.roll(1), u)[:-1], u[:-1].roll(1))
-
-
 def test_shared_noise_depends_on_key_position_and_token_only() -> None:
     keys = torch.tensor([request_key(5, stream) for stream in range(3)])
     positions = torch.tensor([[4, 5], [9, 10], [0, 1]])
@@ -204,13 +187,11 @@ def test_shared_noise_depends_on_key_position_and_token_only() -> None:
     assert torch.equal(shared_noise(keys[1:2], positions[1:2, 1:], 40)[0, 0], noise[1, 1, :40])
 
 
-# draw
-
-
 def test_draw_takes_the_first_index_whose_cumulative_weight_exceeds_the_threshold() -> None:
     weights = torch.tensor([0.0, 0.25, 0.0, 0.5, 0.25, 0.0])
     u = torch.tensor([0.0, 0.2499, 0.25, 0.5, 0.7499, 0.75, LARGEST], dtype=torch.float64)
     assert draw(weights.expand(7, -1), u).tolist() == [1, 1, 3, 3, 3, 4, 4]
+    assert draw(torch.ones(7, 1), u).tolist() == [0] * 7, "one choice"
 
 
 def test_draw_needs_no_normalization_and_takes_any_shape() -> None:
@@ -222,27 +203,14 @@ def test_draw_needs_no_normalization_and_takes_any_shape() -> None:
     assert torch.equal(drawn[1, 2], draw(weights[1, 2], u[1, 2]))
 
 
-def test_draw_from_one_choice() -> None:
-    assert draw(torch.ones(3, 1), torch.tensor([0.0, 0.5, LARGEST], dtype=torch.float64)).tolist() == [0, 0, 0]
-
-
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=25)
 @given(
     st.lists(st.sampled_from([0.0, 1e-30, 1e-7, 0.1, 1.0, 3.0, 1e8]), min_size=1, max_size=12).filter(any),
     st.sampled_from([0.0, 2.0**-52, 0.1, 0.5, 1 - 2.0**-24, LARGEST]),
 )
-def test_draw_never_takes_weight_zero(weights: list[float], u: float) -> None:
+def test_draw_follows_its_definition_and_never_takes_weight_zero(weights: list[float], u: float) -> None:
     index = int(draw(torch.tensor(weights), torch.tensor(u, dtype=torch.float64)))
     assert weights[index] > 0
     # The first whose cumulative weight exceeds it, slow and literally, on the same float32 weights.
     cumulative = np.cumsum(np.array(weights, dtype=np.float32).astype(np.float64))
     assert index == next(i for i, mass in enumerate(cumulative) if mass > u * cumulative[-1])
-
-
-def test_draw_has_the_frequencies_of_the_weights() -> None:
-    weights = torch.tensor([0.5, 0.0, 0.2, 0.05, 0.25])
-    drawn = draw(weights.expand(COUNT, -1), along("index"))
-    counts = drawn.bincount(minlength=5).numpy()
-    assert counts[1] == 0
-    some = weights.numpy() > 0
-    assert stats.chisquare(counts[some], COUNT * weights.numpy()[some].astype(float)).pvalue > ALPHA

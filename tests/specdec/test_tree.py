@@ -1,61 +1,40 @@
-"""Tree shapes and draft trees, on literal tables."""
+"""Tree shapes, topologies and draft trees, on literal tables; bounds are derived or checked, never trusted."""
 
 import pytest
 import torch
 
+from specdec.topology import Topology
 from specdec.tree import DraftTree, TreeShape, along_path
 from specdec.types import DraftSampling
 from tests.shapes import shapes_unchecked
 
+CPU = torch.device("cpu")
+
 # 0 - 1 - 2 with a second child 3 of node 1, and a second child 4 of the root.
 PARENTS = [-1, 0, 1, 1, 0]
-ANCESTORS = [
-    [1, 0, 0, 0, 0],
-    [1, 1, 0, 0, 0],
-    [1, 1, 1, 0, 0],
-    [1, 1, 0, 1, 0],
-    [1, 0, 0, 0, 1],
-]
+ANCESTORS = [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 1, 0, 1, 0], [1, 0, 0, 0, 1]]
+PAIR = torch.tensor([PARENTS, [-1, 0, 1, 2, 3]])
 
 
-def tree(
-    *parents: list[int],
-    valid: list[list[int]] | None = None,
-    max_depth: int | None = None,
-    max_children: int | None = None,
-) -> DraftTree:
+def tree(*parents: list[int], valid: list[list[int]] | None = None, **bounds: int) -> DraftTree:
     table = torch.tensor(parents)
-    return DraftTree.build(
-        torch.arange(table.numel()).view_as(table) + 10,
-        table,
-        valid=None if valid is None else torch.tensor(valid).bool(),
-        max_depth=max_depth,
-        max_children=max_children,
-    )
+    tokens = torch.arange(table.numel()).view_as(table) + 10
+    return DraftTree.build(tokens, table, valid=None if valid is None else torch.tensor(valid).bool(), **bounds)
 
 
 def test_shapes_are_numbered_level_by_level() -> None:
     shape = TreeShape.from_paths([(1,), (0, 1), (0,), (0, 0), (0, 1, 0)])
     assert shape.paths == ((0,), (1,), (0, 0), (0, 1), (0, 1, 0))
-    assert shape.parents == (-1, 0, 0, 1, 1, 4)
-    assert shape.depths == (0, 1, 1, 2, 2, 3)
-    assert shape.ranks == (0, 0, 1, 0, 1, 0)
+    assert (shape.parents, shape.depths, shape.ranks) == ((-1, 0, 0, 1, 1, 4), (0, 1, 1, 2, 2, 3), (0, 0, 1, 0, 1, 0))
     assert shape.children == ((1, 2), (3, 4), (), (), (5,), ())
     assert (shape.num_nodes, shape.max_depth, shape.max_children, shape.is_chain) == (5, 3, 2, False)
 
 
-def test_chains() -> None:
+def test_chains_and_branching() -> None:
     shape = TreeShape.chain(3)
-    assert shape.paths == ((0,), (0, 0), (0, 0, 0))
-    assert shape.parents == (-1, 0, 1, 2)
+    assert shape.paths == ((0,), (0, 0), (0, 0, 0)) and shape.parents == (-1, 0, 1, 2)
     assert (shape.num_nodes, shape.max_depth, shape.max_children, shape.is_chain) == (3, 3, 1, True)
-    assert repr(shape) == "TreeShape.chain(3)"
-
-
-def test_branching() -> None:
-    shape = TreeShape.branching(3, 2)
-    assert shape.num_nodes == 3 + 6
-    assert shape.parents == (-1, 0, 0, 0, 1, 1, 2, 2, 3, 3)
+    assert TreeShape.branching(3, 2).parents == (-1, 0, 0, 0, 1, 1, 2, 2, 3, 3)
     assert TreeShape.branching(1, 1) == TreeShape.chain(2)
     assert not TreeShape.branching(2).is_chain
 
@@ -64,7 +43,7 @@ def test_equal_shapes_are_equal() -> None:
     one, other = TreeShape.branching(2, 1), TreeShape.from_paths([(1, 0), (1,), (0, 0), (0,), (0,)])
     assert one == other and hash(one) == hash(other)
     assert one != TreeShape.branching(2) and one != "shape"
-    assert eval(repr(one)) == one
+    assert eval(repr(one)) == one and repr(TreeShape.chain(3)) == "TreeShape.chain(3)"
 
 
 def test_shapes_as_a_configuration_writes_them() -> None:
@@ -82,74 +61,79 @@ def test_cut_shapes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "named"),
     [
-        (lambda: TreeShape.chain(0), "a chain of 0 drafted tokens: the length must be at least 1"),
-        (lambda: TreeShape.branching(), r"branching factors \(\): give at least one"),
+        (lambda: TreeShape.chain(0), "chain of 0"),
+        (lambda: TreeShape.branching(), r"branching factors \(\)"),
         (lambda: TreeShape.branching(2, 0), r"branching factors \(2, 0\)"),
-        (lambda: TreeShape.from_paths([]), "needs at least one path"),
-        (lambda: TreeShape.from_paths([()]), r"path \(\) in a tree shape"),
-        (lambda: TreeShape.from_paths([(0,), (-1,)]), r"path \(-1,\) in a tree shape: ranks start at 0"),
-        (lambda: TreeShape.from_paths([(0,), (1, 0)]), r"path \(1, 0\) .* has no parent: add the path \(1,\)"),
-        (lambda: TreeShape.of([]), r"tree shape is \[\]: give a length"),
-        (lambda: TreeShape.of([2, [0]]), r"tree shape is \[2, \[0\]\]: give a length such as 4"),
-        (lambda: TreeShape.branching(64, 64, 64), r"\[64, 64, 64\] make a tree of 266,304 nodes, .* at most 4,096"),
+        (lambda: TreeShape.from_paths([]), "at least one path"),
+        (lambda: TreeShape.from_paths([()]), r"path \(\)"),
+        (lambda: TreeShape.from_paths([(0,), (-1,)]), r"path \(-1,\)"),
+        (lambda: TreeShape.from_paths([(0,), (1, 0)]), r"path \(1, 0\) .*add the path \(1,\)"),
+        (lambda: TreeShape.of([]), r"tree shape is \[\]"),
+        (lambda: TreeShape.of([2, [0]]), r"tree shape is \[2, \[0\]\]"),
+        (lambda: TreeShape.branching(*[64] * 3), "266,304 nodes, .* at most 4,096"),
         (lambda: TreeShape.branching(*[9] * 99), "at most 4,096 nodes"),  # refused before a node is made
-        (lambda: TreeShape.chain(5000), "a chain of 5,000 drafted tokens, and a tree may have at most 4,096 nodes"),
-        (lambda: TreeShape.of([[rank] for rank in range(5000)]), "of 5,000 paths, and a tree may have at most 4,096"),
+        (lambda: TreeShape.chain(5000), "at most 4,096 nodes"),
+        (lambda: TreeShape.of([[rank] for rank in range(5000)]), "at most 4,096"),
     ],
-)  # fmt: skip
-def test_errors(make, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+)
+def test_shapes_that_are_none(make, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
         make()
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("shape", "size", "given", "named"),
     [
-        (lambda: DraftTree.from_shape(4, torch.zeros(1, 5, dtype=torch.long)), "shape is an int: give a TreeShape; "),
-        (lambda: DraftTree.from_shape(TreeShape.chain(2), torch.zeros(1, 2, dtype=torch.long)),
-         r"the tokens of a draft tree have shape \[1, 2\]: give \[batch, 3\], the root and 2 nodes"),
-        (lambda: DraftTree.from_shape(TreeShape.chain(2), torch.zeros(3, dtype=torch.long)), r"shape \[3\]: give"),
-        (lambda: DraftTree.from_shape(TreeShape.chain(1), torch.zeros(1, 2, dtype=torch.long),
-                                      draft_probs=torch.ones(1, 1, 8)),
-         r"draft_probs of a draft tree has shape \[1, 1, 8\]: give \[1, 2, vocab\]"),
-        (lambda: DraftTree.from_shape(TreeShape.chain(1), torch.zeros(1, 2, dtype=torch.long),
-                                      valid=torch.ones(2, dtype=torch.bool)),
-         r"valid of a draft tree has shape \[2\]: give \[1, 2\], as tokens has"),
-        (lambda: DraftTree.build(torch.zeros(1, 2, dtype=torch.long), torch.zeros(1, 3, dtype=torch.long)),
-         r"parents of a draft tree has shape \[1, 3\]: give \[1, 2\]"),
+        (4, (1, 5), {}, "^shape is an int"),
+        (2, (1, 2), {}, r"^the tokens .*\[1, 2\]: give \[batch, 3\]"),
+        (2, (3,), {}, r"^the tokens .*\[3\]"),
+        (1, (1, 2), {"draft_probs": torch.ones(1, 1, 8)}, r"^draft_probs .*\[1, 1, 8\]: give \[1, 2, vocab\]"),
+        (1, (1, 2), {"valid": torch.ones(2, dtype=torch.bool)}, r"^valid .*\[2\]: give \[1, 2\]"),
+        (None, (1, 2), {}, r"^parents .*\[1, 3\]: give \[1, 2\]"),
     ],
-)  # fmt: skip
-def test_tensors_that_make_no_tree(make, message: str) -> None:
-    with shapes_unchecked(), pytest.raises(ValueError, match=message):
-        make()
+)
+def test_tensors_that_make_no_tree(shape: int | None, size: tuple[int, ...], given: dict, named: str) -> None:
+    tokens = torch.zeros(size, dtype=torch.long)
+    chain: object = TreeShape.chain(shape) if shape in (1, 2) else shape
+    with shapes_unchecked(), pytest.raises(ValueError, match=named):
+        DraftTree.from_shape(chain, tokens, **given) if shape else DraftTree.build(tokens, torch.zeros(1, 3).long())
 
 
-def test_depth_and_ancestors() -> None:
+def test_depth_ancestors_and_bounds_are_derived_from_parents() -> None:
     batch = tree(PARENTS, [-1, 0, 0, 2, 3])
     assert batch.depth.tolist() == [[0, 1, 2, 2, 1], [0, 1, 1, 2, 3]]
+    assert (batch.max_depth, batch.max_children) == (3, 2), "the deepest node and the largest family"
     assert batch.ancestors[0].int().tolist() == ANCESTORS
-    assert batch.ancestors[1].int().tolist() == [
-        [1, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0],
-        [1, 0, 1, 0, 0],
-        [1, 0, 1, 1, 0],
-        [1, 0, 1, 1, 1],
-    ]
+    other = [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [1, 0, 1, 1, 0], [1, 0, 1, 1, 1]]
+    assert batch.ancestors[1].int().tolist() == other
     tight = tree(PARENTS, max_depth=2, max_children=2)
     assert torch.equal(tight.depth[0], batch.depth[0]) and torch.equal(tight.ancestors[0], batch.ancestors[0])
-
-
-def test_the_docstrings_example_of_ancestors() -> None:
+    loose = Topology.from_parents(PAIR, max_depth=99, max_children=99)
+    assert (loose.max_depth, loose.max_children) == (4, 4), "cut to what is possible"
+    assert loose.depth.tolist() == [[0, 1, 2, 2, 1], [0, 1, 2, 3, 4]]
+    # The docstring's example.
     assert tree([-1, 0, 1, 1]).ancestors[0].int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]
 
 
+def test_bounds_that_are_too_small_are_noticed() -> None:
+    tokens = torch.zeros_like(PAIR)
+    with pytest.raises(ValueError, match=r"^max_depth=3"):
+        _ = DraftTree.build(tokens, PAIR, max_depth=3, max_children=2).depth
+    with pytest.raises(ValueError, match=r"^max_children=1"):
+        _ = DraftTree.build(tokens, PAIR, max_depth=4, max_children=1).children
+    # Padding may lie beyond them.
+    valid = torch.tensor([[True, True, True, False, False]] * 2)
+    padded = DraftTree.build(tokens, PAIR, valid=valid, max_depth=2, max_children=1)
+    assert (padded.depth[valid] <= 2).all()
+    assert padded.children[:, 0].tolist() == [[1], [1]]
+
+
 def test_children_are_in_sibling_order_without_gaps() -> None:
-    assert tree(PARENTS, max_children=2).children[0].tolist() == [[1, 4], [2, 3], [-1, -1], [-1, -1], [-1, -1]]
+    assert tree(PARENTS).children[0].tolist() == [[1, 4], [2, 3], [-1, -1], [-1, -1], [-1, -1]]
     # A looser bound only pads.
     assert tree(PARENTS, max_children=4).children[0].tolist()[:2] == [[1, 4, -1, -1], [2, 3, -1, -1]]
-    assert tree(PARENTS).children[0].tolist()[:2] == [[1, 4], [2, 3]], "it is derived where it is not given"
     # Without node 1 and what stands below it, node 4 is the root's first child.
     pruned = tree(PARENTS, PARENTS, valid=[[1, 0, 0, 0, 1], [1, 1, 0, 1, 1]], max_children=2)
     assert pruned.children[0].tolist() == [[4, -1], *[[-1, -1]] * 4]
@@ -161,23 +145,52 @@ def test_padding_is_nobodys_child() -> None:
     assert padded.children.tolist() == [[[1], [-1], [-1], [-1]]] * 2
 
 
-def test_static_shapes_need_no_computation_and_agree_with_it() -> None:
-    shape = TreeShape.from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (2, 0), (2, 0, 0)])
-    tokens = torch.arange(16).view(2, 8)
+@pytest.mark.parametrize(
+    "shape", [TreeShape.chain(3), TreeShape.from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (2, 0), (2, 0, 0)])]
+)
+def test_static_shapes_need_no_computation_and_agree_with_it(shape: TreeShape) -> None:
+    tokens = torch.arange(2 * (shape.num_nodes + 1)).view(2, -1)
     static = DraftTree.from_shape(shape, tokens)
-    computed = DraftTree.build(
-        tokens, torch.tensor([shape.parents] * 2), max_depth=shape.max_depth, max_children=shape.max_children
-    )
     assert {"depth", "ancestors"} <= vars(static.topology).keys() and "children" in vars(static)
+    assert static.topology is Topology.of_shape(shape, CPU), "made once"
+    computed = DraftTree.build(tokens, torch.tensor([shape.parents] * 2))
     for name in ("depth", "ancestors", "children", "parents", "valid", "law"):
         assert torch.equal(getattr(static, name), getattr(computed, name)), name
-    assert (static.max_depth, static.max_children, static.width) == (3, 3, 8)
+    for name in ("max_depth", "max_children", "width"):
+        assert getattr(static, name) == getattr(computed, name), name
+    assert static.topology.in_line == shape.is_chain and not computed.topology.in_line, "nobody has looked"
 
 
 def test_static_shapes_with_invalid_nodes() -> None:
     valid = torch.tensor([[True, False, True]])
     ragged = DraftTree.from_shape(TreeShape.branching(2), torch.tensor([[5, 6, 7]]), valid=valid)
     assert ragged.children.tolist() == [[[2, -1], [-1, -1], [-1, -1]]]
+
+
+def test_a_long_chain_costs_no_loop() -> None:
+    chain = Topology.chain(700, CPU)
+    assert (chain.width, chain.max_depth, chain.max_children, chain.in_line) == (700, 699, 1, True)
+    assert chain.depth[0, -1] == 699 and chain.ancestors[0].sum() == 700 * 701 // 2
+    assert chain.parents[0, :3].tolist() == [-1, 0, 1]
+
+
+def test_ancestors_are_packed_into_words() -> None:
+    """The highest bit of a word is the sign of its number."""
+    words = Topology.chain(130, CPU).ancestor_words[0]
+    assert words.shape == (130, 3)
+    for node in (0, 5, 62, 63, 64, 127, 128, 129):
+        marks = sum((int(word) % 2**64) << (64 * i) for i, word in enumerate(words[node]))
+        assert marks == 2 ** (node + 1) - 1
+    packed = Topology.from_parents(torch.tensor([[-1, 0, 1, 1], [-1, 0, 0, 2]])).ancestor_words[:, :, 0]
+    assert packed.tolist() == [[1, 0b11, 0b111, 0b1011], [1, 0b11, 0b101, 0b1101]]
+
+
+def test_the_first_nodes_alone() -> None:
+    topology = Topology.from_parents(PAIR)
+    part = topology.first(3)
+    assert part.parents.tolist() == [[-1, 0, 1], [-1, 0, 1]] and part.depth.tolist() == [[0, 1, 2]] * 2
+    assert torch.equal(part.ancestors, topology.ancestors[:, :3, :3])
+    assert topology.first(5) is topology
 
 
 def test_limited_keeps_each_rows_upper_levels() -> None:
@@ -189,8 +202,7 @@ def test_limited_keeps_each_rows_upper_levels() -> None:
     assert limited.children[:, 1].tolist() == [[-1, -1], [-1, -1], [3, -1]]
     assert torch.equal(limited.depth, whole.depth) and torch.equal(limited.ancestors, whole.ancestors)
     assert whole.valid.all(), "the tree itself has changed"
-    again = limited.limited(torch.tensor([5, 0, 1]))
-    assert again.valid.sum(1).tolist() == [1, 1, 3], "a node came back"
+    assert limited.limited(torch.tensor([5, 0, 1])).valid.sum(1).tolist() == [1, 1, 3], "a node came back"
 
 
 def test_along_path_takes_the_root_and_the_path() -> None:
@@ -204,8 +216,7 @@ def test_along_path_takes_the_root_and_the_path() -> None:
 def test_root_only() -> None:
     root = DraftTree.root_only(torch.tensor([3, 4]))
     assert root.tokens.tolist() == [[3], [4]] and root.parents.tolist() == [[-1], [-1]]
-    assert (root.width, root.max_depth, root.max_children) == (1, 0, 0)
-    assert root.children.shape == (2, 1, 0)
+    assert (root.width, root.max_depth, root.max_children) == (1, 0, 0) and root.children.shape == (2, 1, 0)
     assert root.depth.tolist() == [[0], [0]] and root.ancestors.tolist() == [[[True]], [[True]]]
 
 
