@@ -67,49 +67,33 @@ def outputs(model: PreTrainedModel, name: str, temperature: float, **options: An
         return [done.token_ids for done in engine.generate(PROMPTS, sampling)]
 
 
-@pytest.mark.parametrize("drafter", ["medusa", pytest.param("model", marks=pytest.mark.full)])
-def test_layers_on_disk_decode_the_same(folder: str, drafter: str, tmp_path: Path) -> None:
-    model = load(folder, device_map=ON_DISK, offload_folder=str(tmp_path / "offloaded")).model
+def on_disk(folder: str) -> PreTrainedModel:
+    return load(folder, device_map=ON_DISK, offload_folder=f"{folder}/offloaded").model
+
+
+def test_layers_on_disk_decode_the_same(folder: str) -> None:
+    model, whole = on_disk(folder), tiny_model(seed=7, scale=4.0)
     assert next(model.parameters()).device.type == "meta"
     assert main_device(model) == torch.device("cpu")
-    whole = load(folder, device="cpu").model
     for temperature in (0.0, 0.9):
-        assert outputs(model, drafter, temperature) == outputs(whole, drafter, temperature)
-
-
-@pytest.fixture
-def on_disk(folder: str, tmp_path: Path) -> PreTrainedModel:
-    return load(folder, device_map=ON_DISK, offload_folder=str(tmp_path / "offloaded")).model
+        assert outputs(model, "medusa", temperature) == outputs(whole, "medusa", temperature)
 
 
 @pytest.mark.full
-def test_a_spread_drafter_takes_no_part_in_recordings(
-    folder: str, on_disk: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+def test_layers_on_disk_are_not_recorded_and_keep_the_promise_of_invariant_mode(
+    folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A recording would keep the weights that hooks have brought into memory for one forward."""
     monkeypatch.setattr("specdec.engine.rounds.RECORD_AFTER", 2)
-    target = Target(load(folder, device="cpu").model)
-    drafter = ModelDrafter(on_disk, (2, 2))
-    engine = Engine(target, drafter, RejectionVerifier(), max_length=64, recording="rounds")
+    model, whole = on_disk(folder), tiny_model(seed=7, scale=4.0)
+    engine = Engine(Target(whole), ModelDrafter(model, (2, 2)), RejectionVerifier(), max_length=64, recording="rounds")
     sampling = SamplingParams(max_new_tokens=20)
-    found = engine.generate(PROMPTS, sampling)
+    found, plain = (engine.generate(PROMPTS, sampling, speculate=each) for each in (True, False))
     recordings = engine._rounds.recordings
     assert recordings is not None and recordings.replays > 0
     assert {key[0] for key in recordings.keys} == {"verify", "judge", "commit"}
-    assert found[0].token_ids == Engine(target, max_length=64).generate(PROMPTS, sampling)[0].token_ids
-
-
-@pytest.mark.full
-def test_offloaded_layers_keep_the_promise_of_invariant_mode(on_disk: PreTrainedModel) -> None:
-    whole = outputs(tiny_model(seed=7, scale=4.0), "plain", 0.0, invariant=True)
-    assert outputs(on_disk, "ngram", 0.0, invariant=True) == whole
-
-
-def test_a_target_and_a_drafter_take_a_map(folder: str) -> None:
-    load_tokenizer("bundled/target").save_pretrained(folder)
-    target = Target.from_pretrained(folder, device_map={"": "cpu"})
-    drafter = ModelDrafter.from_pretrained(folder, device_map={"": "cpu"})
-    assert target.device == main_device(drafter.model) == torch.device("cpu")
+    assert [each.token_ids for each in found] == [each.token_ids for each in plain]
+    assert outputs(model, "ngram", 0.0, invariant=True) == outputs(whole, "plain", 0.0, invariant=True)
 
 
 def far_half() -> PreTrainedModel:
@@ -134,13 +118,12 @@ def far_half() -> PreTrainedModel:
     return model
 
 
-ONE_BY_DEFAULT = [pytest.param(name, marks=[] if name == "medusa" else pytest.mark.full) for name in DRAFTERS]
-"""Medusa's has a tree to commit, and hidden states that come from the other device."""
-
-
-@pytest.mark.parametrize("drafter", ONE_BY_DEFAULT)
+@pytest.mark.parametrize("drafter", ["medusa", pytest.param("model", marks=pytest.mark.full)])
 def test_keys_and_values_stay_where_their_layer_runs(drafter: str) -> None:
-    """No operation may mix tensors of the two devices, and the tokens are those of a model on one device."""
+    """No operation may mix tensors of the two devices, and the tokens are those of a model on one device.
+
+    Medusa's has a tree to commit, and hidden states that come from the other device.
+    """
     model = far_half()
     with FarDevice():
         found = {t: outputs(model, drafter, t) for t in (0.0, 0.9)}
@@ -151,33 +134,22 @@ def test_keys_and_values_stay_where_their_layer_runs(drafter: str) -> None:
     assert found == {t: outputs(whole, drafter, t) for t in (0.0, 0.9)}
 
 
-def on_two_gpus(model: PreTrainedModel) -> Any:
-    """A model that says that its layers run on two GPUs; it runs on neither."""
-    spread: Any = model
-    spread._hf_hook, spread.hf_device_map = object(), {"model.layers.0": "cpu", "model.layers.1": 0, "lm_head": 1}
-    return spread
-
-
-def test_the_kernel_wants_all_layers_on_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TritonAttention, "missing", staticmethod(lambda: None))
-    reason = BACKENDS["triton"].check(on_two_gpus(tiny_model()))
-    assert reason == "the model's layers run on several devices, and what its kernel needs to know is on one of them"
-
-
-def test_invariant_mode_wants_all_layers_on_one_device() -> None:
+def test_the_kernel_and_invariant_mode_want_all_layers_on_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = ModelRunner(tiny_model(), max_batch_size=1, max_length=64, invariant=True)
     assert isinstance(runner.executor, InvariantExecutor)
-    on_two_gpus(runner.model)
-    with pytest.raises(ValueError, match="invariant=True: this llama model runs on several devices or in several proc"):
+    spread: Any = runner.model  # says that its layers run on two GPUs; it runs on neither
+    spread._hf_hook, spread.hf_device_map = object(), {"model.layers.0": "cpu", "model.layers.1": 0, "lm_head": 1}
+    with pytest.raises(ValueError, match=r"invariant=True: .*several devices"):
         settle(runner.executor)
+    monkeypatch.setattr(TritonAttention, "missing", staticmethod(lambda: None))
+    assert "several devices" in str(BACKENDS["triton"].check(spread))
 
 
 def test_memory_is_asked_for_device_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
     free = {torch.device("cpu"): 10**6, FAR: 1000}
     monkeypatch.setattr("specdec.cache.slot_cache.free_memory", free.__getitem__)
-    near = LayerShape(2, 8, 2, 8, torch.float32)
-    shapes = {0: near, 1: LayerShape(2, 8, 2, 8, torch.float32, FAR)}
-    with pytest.raises(ValueError, match=r"4 slots x 10 positions x 128 bytes\), but meta has 0 MiB free"):
+    shapes = {layer: LayerShape(2, 8, 2, 8, torch.float32, device) for layer, device in enumerate((None, FAR))}
+    with pytest.raises(ValueError, match=r"10 positions x 128 bytes\), but meta has"):
         SlotCache(shapes, max_batch_size=4, max_length=8, max_nodes=2, device=torch.device("cpu"))
 
 
@@ -192,21 +164,24 @@ def test_a_model_that_accelerate_offloads_as_a_whole() -> None:
 def test_our_own_quantized_checkpoint_takes_a_map_of_one_device(tmp_path: Path) -> None:
     model = quantize(tiny_model(seed=7, scale=4.0), "int8_compact", check=False)
     model.save_pretrained(tmp_path)
-    spread = load(str(tmp_path), device_map={"": "cpu"}, quantization_check=False).model
-    assert outputs(spread, "plain", 0.0) == outputs(model, "plain", 0.0)
-    with shapes_unchecked(), pytest.raises(ValueError, match="this project's int8_compact, whose layers keep copies"):
-        load(str(tmp_path), device_map=ON_DISK, offload_folder=str(tmp_path / "offloaded"))
+    load_tokenizer("bundled/target").save_pretrained(tmp_path)
+    spread = Target.from_pretrained(str(tmp_path), device_map={"": "cpu"}, quantization_check=False)
+    assert outputs(spread.model, "plain", 0.0) == outputs(model, "plain", 0.0)
+    drafter = ModelDrafter.from_pretrained(str(tmp_path), device_map={"": "cpu"}, quantization_check=False)
+    assert main_device(drafter.model) == spread.device == torch.device("cpu")
+    with shapes_unchecked(), pytest.raises(ValueError, match="int8_compact"):
+        on_disk(str(tmp_path))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device_map": "cpu"}, "device_map='cpu': give 'auto', or a dict .*; a single device is given as device="),
-        ({"device_map": {"": "cpu", "lm_head": "meta"}}, "device_map.'lm_head'.='meta' leaves these weights without"),
-        ({"device_map": {"": 7}}, "device_map.''.=7 is not there: this machine has"),
-        ({"device_map": "auto", "device": "cpu"}, "device='cpu' and device_map both say where the model goes"),
-        ({"device_map": "auto", "quantization": "int8"}, "quantization='int8' needs the whole model on one device"),
-        ({"max_memory": {0: "1GiB"}}, "max_memory limits what device_map='auto' gives"),
+        ({"device_map": "cpu"}, "device_map='cpu'"),
+        ({"device_map": {"": "cpu", "lm_head": "meta"}}, "device_map.'lm_head'.='meta'"),
+        ({"device_map": {"": 7}}, "device_map.''.=7"),
+        ({"device_map": "auto", "device": "cpu"}, "device='cpu' and device_map"),
+        ({"device_map": "auto", "quantization": "int8"}, "quantization='int8'"),
+        ({"max_memory": {0: "1GiB"}}, "max_memory"),
     ],
 )
 def test_maps_that_cannot_be(folder: str, options: dict[str, Any], message: str) -> None:

@@ -30,12 +30,12 @@ needs_compiler = pytest.mark.skipif(native_library() is None, reason="no C compi
 DTYPES = (torch.float32, torch.bfloat16)
 
 
-def machines() -> Iterator[str]:
+def machines() -> Iterator[object]:
     """The instruction sets that the code has a way of its own for, as far as this processor has them."""
     yield "native"
     yield "x86-64-v3"  # AVX2
     if {"avx512f", "avx512bw", "avx512vl"} <= cpu().features:
-        yield "x86-64-v4"  # AVX512 without products of bfloat16
+        yield pytest.param("x86-64-v4", marks=pytest.mark.full)  # AVX512 without products of bfloat16
 
 
 @pytest.fixture(params=machines(), scope="module")
@@ -66,27 +66,26 @@ def noise(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("width", [1, 63, 64, 1000, 2049])
-def test_a_row_is_multiplied(on: ctypes.CDLL, dtype: torch.dtype, width: int) -> None:
-    parts = [noise(40, width, dtype=dtype), noise(33, width, dtype=dtype)]
-    inputs, bias = noise(1, 1, width, dtype=dtype), noise(73, dtype=dtype)
-    product = few_rows(parts)
-    assert product is not None
-    for added in (None, bias):
-        exact = inputs.double() @ torch.cat(parts).double().T + (0 if added is None else added.double())
-        outputs = product(inputs, added)
-        assert outputs.dtype is dtype and outputs.shape == (1, 1, 73)
-        # Half a step of bfloat16 is 2 ** -8 of a number at most; float32's sums are better than 1e-6 here.
-        assert ((outputs.double() - exact).abs() <= 2**-8 * exact.abs() + 1e-5).all() or dtype is torch.float32
-        if dtype is torch.float32:
-            torch.testing.assert_close(outputs.double(), exact, atol=2e-5, rtol=1e-5)
+def test_a_row_is_multiplied(on: ctypes.CDLL, dtype: torch.dtype) -> None:
+    for width in (1, 63, 64, 2049):
+        parts = [noise(40, width, dtype=dtype), noise(33, width, dtype=dtype)]
+        inputs, bias = noise(1, 1, width, dtype=dtype), noise(73, dtype=dtype)
+        product = few_rows(parts)
+        assert product is not None
+        for added in (None, bias):
+            exact = inputs.double() @ torch.cat(parts).double().T + (0 if added is None else added.double())
+            outputs = product(inputs, added)
+            assert outputs.dtype is dtype and outputs.shape == (1, 1, 73)
+            # Half a step of bfloat16 is 2 ** -8 of a number at most; float32's sums are better than 1e-5 here.
+            bound = 2**-8 * exact.abs() + 1e-5 if dtype is torch.bfloat16 else 1e-5 * exact.abs() + 2e-5
+            assert ((outputs.double() - exact).abs() <= bound).all()
 
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("scheme", ["int8", "int4"])
-@pytest.mark.parametrize("width", [64, 192, 768])
-def test_a_row_is_multiplied_by_quantized_weights(on: ctypes.CDLL, scheme: str, dtype: torch.dtype, width: int) -> None:
+def test_a_row_is_multiplied_by_quantized_weights(on: ctypes.CDLL, scheme: str, dtype: torch.dtype) -> None:
+    width = 192
     layer = made_by(scheme, noise(48, width, dtype=dtype), noise(48, dtype=dtype))
     inputs = noise(1, width, dtype=dtype)
     made = int8_rows(layer.weight, layer.scale) if scheme == "int8" else int4_rows(layer.weight, layer.scale, width)
@@ -104,7 +103,7 @@ def test_a_row_is_multiplied_by_quantized_weights(on: ctypes.CDLL, scheme: str, 
 
 @needs_compiler
 def test_a_layer_takes_it_for_few_rows_only() -> None:
-    for scheme in ("int8", "int8_compact", "int4", "int4_compact"):
+    for scheme in ("int8", "int4_compact"):
         layer = made_by(scheme, noise(48, 64, dtype=torch.bfloat16), None)
         for shape, times in (((64,), 1), ((1, 1, 64), 1), ((4, 4, 64), 1), ((17, 64), 0), ((2, 9, 64), 0)):
             with counted() as work:
@@ -116,7 +115,7 @@ def test_a_layer_takes_it_for_few_rows_only() -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4", "int8 in float32", "int4 in float32"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4 in float32"])
 def test_a_row_has_the_same_bits_among_any_number(on: ctypes.CDLL, kind: str) -> None:
     """Plain decoding multiplies one row, verification several: they must not part here."""
     dtype = torch.float32 if "float32" in kind else torch.bfloat16
@@ -134,7 +133,7 @@ def test_a_row_has_the_same_bits_among_any_number(on: ctypes.CDLL, kind: str) ->
         alone = torch.cat([product(row, None) for row in inputs.split(1)])
         exact = inputs.double() @ weight.double().T
         assert (alone.double() - exact).norm() < 0.2 * exact.norm(), "the right product, up to int4's rounding"
-        for rows in range(2, 34):
+        for rows in (2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 33):
             assert torch.equal(product(inputs[:rows], None), alone[:rows]), (out, width, rows)
 
 
@@ -205,7 +204,7 @@ def test_threads_do_not_matter() -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("scheme", [None, pytest.param("int8", marks=pytest.mark.full), "int4"])
+@pytest.mark.parametrize("scheme", [None, "int4"])
 def test_decoding_replays_it(scheme: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Captured forwards and recorded rounds know the products, which are no operations of torch."""
     monkeypatch.setattr("specdec.execution.replay.CAPTURE_AFTER", 3)
@@ -215,13 +214,13 @@ def test_decoding_replays_it(scheme: str | None, monkeypatch: pytest.MonkeyPatch
     model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **wide)).eval()
     target = Target(model if scheme is None else quantize(model, scheme))
     linears = sum(isinstance(each, nn.Linear) or hasattr(each, "few_rows") for each in model.modules())
-    sampling = SamplingParams(max_new_tokens=24, ignore_eos=True)
+    sampling = SamplingParams(max_new_tokens=14, ignore_eos=True)
     found = {}
     for way in ("off", "decisions", "rounds"):
         engine = Engine(target, max_length=64, recording=way)
         found[way] = engine.generate([[1, 2, 3]], sampling)[0].token_ids
         engine.submit([4, 5, 6], sampling)
-        for _ in range(16):
+        for _ in range(10):
             engine.step()
         with counted() as work:
             engine.step()

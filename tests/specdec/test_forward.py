@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaForCausalLM
 
 import specdec.execution.replay
 from specdec.forward import ForwardBatch, Wants, slot_index
@@ -49,9 +48,16 @@ def plainly(model, row: Tensor, tree: DraftTree, b: int, node: int) -> Tensor:
     return model(torch.cat([row, tree.tokens[b, path]])[None]).logits[0, -1]
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt2", "mistral_sliding"])
-@pytest.mark.parametrize("slots", [[0, 1, 2, 3], [5, 0, 3, 1], [2, 3, 5, 0], [4]], ids=str)
-@pytest.mark.parametrize("way", ["captured", "eager", "own attention", "unknown lengths"])
+@pytest.mark.parametrize(
+    ("architecture", "slots", "way"),
+    [
+        ("llama", [5, 0, 3, 1], "captured"),
+        ("gemma2", [2, 3, 5, 0], "eager"),
+        ("mistral_sliding", [4], "own attention"),
+        ("gpt2", [5, 0, 3, 1], "unknown lengths"),
+        ("llama", [0, 1, 2, 3], "unknown lengths"),
+    ],
+)
 def test_slots_may_stand_in_any_order(
     architecture: str, slots: list[int], way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,12 +68,7 @@ def test_slots_may_stand_in_any_order(
     for _ in range(2):  # the second time by the capture
         batch = ForwardBatch.of_tree(tree, host_slots=np.array(slots), host_lengths=lengths)
         if way == "unknown lengths":
-            batch = ForwardBatch(
-                tokens=tree.tokens,
-                slots=batch.slots,
-                lengths=batch.lengths,
-                topology=tree.topology,
-            )
+            batch = ForwardBatch(tokens=tree.tokens, slots=batch.slots, lengths=batch.lengths, topology=tree.topology)
         with without_looking() if way == "unknown lengths" else nullcontext():
             logits = runner.run(batch).scores
     for b, row in enumerate(rows):
@@ -88,9 +89,8 @@ def test_slots_may_stand_in_any_order(
             torch.testing.assert_close(after[b, 0], model(whole[None]).logits[0, -1], **CLOSE)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
-def test_rows_may_have_different_trees(architecture: str) -> None:
-    model = tiny_model(architecture)
+def test_rows_may_have_different_trees() -> None:
+    model = tiny_model("gemma3")
     runner, rows = filled(model, [1, 4, 2])
     parents = torch.tensor([[-1, 0, 1, 2, 3], [-1, 0, 0, 0, 0], [-1, 0, 1, 1, 0]])
     tree = DraftTree.build(torch.arange(15).view(3, 5), parents)
@@ -118,9 +118,10 @@ def test_a_tree_can_be_gone_down_level_by_level() -> None:
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, **CLOSE)
 
 
-@pytest.mark.parametrize("hidden_layers", [(), (-1, 2)], ids=str)
-@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma2"])
-@pytest.mark.parametrize("capture_after", [1, 10**9], ids=["captured", "eager"])
+@pytest.mark.parametrize(
+    ("architecture", "hidden_layers", "capture_after"),
+    [("llama", (), 1), ("gpt2", (-1, 2), 10**9), ("gemma2", (-1, 2), 1)],
+)
 def test_only_what_is_wanted_comes_back(
     architecture: str, hidden_layers: tuple[int, ...], capture_after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,9 +143,8 @@ def test_only_what_is_wanted_comes_back(
             torch.testing.assert_close(output.hidden_states[layer], all_of_it.hidden_states[layer], **CLOSE)
 
 
-@pytest.mark.parametrize("capture_after", [1, 10**9], ids=["captured", "eager"])
-def test_embeddings_in_place_of_tokens(capture_after: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(specdec.execution.replay, "CAPTURE_AFTER", capture_after)
+def test_embeddings_in_place_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(specdec.execution.replay, "CAPTURE_AFTER", 2)
     model = tiny_model("llama")
     runner, _ = filled(model, [1, 3])
     tree, slots, lengths = drafted(2), np.array([1, 3]), np.array(LENGTHS[:2])
@@ -160,45 +160,13 @@ def test_embeddings_in_place_of_tokens(capture_after: int, monkeypatch: pytest.M
         torch.testing.assert_close(runner.run(batch).scores, wanted, **CLOSE)
 
 
-class Guided(LlamaForCausalLM):
-    """A model that takes features beside its tokens, as the heads of EAGLE do."""
-
-    def forward(self, input_ids=None, features=None, **kwargs):  # type: ignore[override]
-        embeds = self.get_input_embeddings()(input_ids)
-        return super().forward(inputs_embeds=embeds if features is None else embeds + features, **kwargs)
-
-
-def test_features_reach_the_model() -> None:
-    model = tiny_model("llama")
-    guided = Guided(model.config).eval()
-    guided.load_state_dict(model.state_dict())
-    runner, rows = filled(guided, [2])
-    features = torch.randn(1, 3, 32, generator=torch.Generator().manual_seed(4))
-    tokens, lengths = torch.tensor([[5, 6, 7]]), np.array(LENGTHS[:1])
-    batch = ForwardBatch(
-        tokens=tokens,
-        features=features,
-        slots=torch.tensor([2]),
-        lengths=torch.from_numpy(lengths),
-        topology=Topology.chain(3, runner.device),
-    )
-    with torch.inference_mode():
-        whole = torch.cat([rows[0], tokens[0]])[None]
-        padded = torch.cat([torch.zeros(1, len(rows[0]), 32), features], dim=1)
-        wanted = guided(whole, features=padded).logits[0, -3:]
-        assert (wanted - guided(whole).logits[0, -3:]).abs().max() > 0.1, "features change nothing"
-    torch.testing.assert_close(runner.run(batch).scores[0], wanted, **CLOSE)
-
-
 def test_what_makes_no_forward_is_refused() -> None:
-    tree = drafted(1)
-    known = {
-        "slots": torch.zeros(1, dtype=torch.long),
-        "lengths": torch.zeros(1, dtype=torch.long),
-    }
-    with pytest.raises(ValueError, match="either tokens or embeds"):
-        ForwardBatch(tokens=None, topology=tree.topology, **known)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="either tokens or embeds"):
-        ForwardBatch(tokens=tree.tokens, embeds=torch.zeros(1, 6, 4), topology=tree.topology, **known)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="6 nodes per row and its topology 2"):
-        ForwardBatch(tokens=tree.tokens, topology=Topology.chain(2, torch.device("cpu")), **known)  # type: ignore[arg-type]
+    tree, zero = drafted(1), torch.zeros(1, dtype=torch.long)
+    chain, embeds = Topology.chain(2, torch.device("cpu")), torch.zeros(1, 6, 4)
+    for message, tokens, given, topology in (
+        ("either tokens or embeds", None, None, tree.topology),
+        ("either tokens or embeds", tree.tokens, embeds, tree.topology),
+        ("6 nodes per row and its topology 2", tree.tokens, None, chain),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ForwardBatch(tokens=tokens, embeds=given, topology=topology, slots=zero, lengths=zero)

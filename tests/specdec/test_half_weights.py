@@ -37,10 +37,9 @@ def llama_from_16_bits(layers: int = 2) -> LlamaForCausalLM:
 
 
 @needs_library
-@pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(
-    ("dtype", "scale"),
-    [(torch.bfloat16, scale) for scale in (1e-30, 0.02, 3.0, 1e6)] + [(torch.float16, 0.02), (torch.float16, 3.0)],
+    ("dtype", "scale", "bias"),
+    [*((torch.bfloat16, scale, True) for scale in (1e-30, 0.02, 1e6)), (torch.float16, 3.0, False)],
     ids=str,
 )
 def test_a_product_is_that_of_the_float32_weight(dtype: torch.dtype, scale: float, bias: bool) -> None:
@@ -48,7 +47,7 @@ def test_a_product_is_that_of_the_float32_weight(dtype: torch.dtype, scale: floa
     half = HalfWeight.of(weight)
     assert half is not None and half.bytes == 2 * weight.numel()
     added = torch.randn(96) * scale if bias else None
-    for rows in (1, 2, 9, 40):
+    for rows in (1, 9, 40):
         inputs = torch.randn(2, rows, 640)
         exact = inputs.double() @ weight.double().T + (0 if added is None else added.double())
         outputs = half(inputs, added)
@@ -103,21 +102,20 @@ def test_weights_are_only_joined_in_one_layout() -> None:
 
 
 @needs_library
-@pytest.mark.parametrize("batch", [1, 2])
-def test_a_model_from_16_bits_decodes_as_on_its_own_weights(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_from_16_bits_decodes_as_on_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specdec.execution.replay.CAPTURE_AFTER", 3)
     model = llama_from_16_bits()
     outputs = []
     for optimize in (True, False):
-        engine = Engine(Target(model), max_batch_size=batch, max_length=64, optimize=optimize)
-        prompts = [[1, 2, 3], [4, 5]][:batch]
-        outputs.append([c.token_ids for c in engine.generate(prompts, SamplingParams(max_new_tokens=30))])
+        engine = Engine(Target(model), max_batch_size=2, max_length=64, optimize=optimize)
+        prompts = [[1, 2, 3], [4, 5]]
+        outputs.append([c.token_ids for c in engine.generate(prompts, SamplingParams(max_new_tokens=16))])
     assert any(isinstance(layer.packed, HalfWeight) for layer in packed_linears(model)._layers)
     assert outputs[0] == outputs[1]
 
 
 @needs_library
-@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize("invariant", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_the_bytes_that_are_read_are_those_of_the_copies(invariant: bool) -> None:
     """A float32 model whose copies take 16 bits, its embedding's table too, which the output layer multiplies by."""
     model = llama_from_16_bits()

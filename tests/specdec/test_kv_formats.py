@@ -4,7 +4,7 @@ import hypothesis.extra.numpy as hnp
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -35,6 +35,7 @@ def bound(format: Format, vectors: Tensor) -> Tensor:
 
 
 @formats
+@settings(max_examples=25)
 @given(numbers=VECTORS)
 @example(numbers=np.zeros((1, 3), np.float32))
 @example(numbers=np.array([[3e38, -3e38, 1.0], [1e-38, 0.0, -2e-38]], np.float32))
@@ -42,6 +43,7 @@ def test_the_error_is_within_the_promise(format: Format, numbers: np.ndarray) ->
     vectors = torch.from_numpy(numbers)
     error = (stored(format, vectors) - vectors).abs()
     assert (error <= bound(format, vectors) * SLACK + SMALLEST_SCALE).all()
+    assert (error[vectors == 0] == 0).all()
 
 
 @formats
@@ -62,11 +64,6 @@ def test_the_error_of_one_scale_for_several_vectors_would_be_noticed(format: For
 
 
 @formats
-def test_zeros_stay_zeros(format: Format) -> None:
-    assert (stored(format, torch.zeros(2, 3, 8)) == 0).all()
-
-
-@formats
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_not_finite_stays_so_and_spoils_no_other_vector(format: Format, bad: float) -> None:
     vectors = torch.randn(3, 8)
@@ -83,6 +80,8 @@ def test_an_entry_depends_on_its_own_vector_alone(format: Format) -> None:
     for place in ((0, 0, 0), (4, 1, 6), (2, 2, 3)):
         own_codes, own_scales = format.encode(vectors[place][None])
         assert torch.equal(codes[place], own_codes[0]) and torch.equal(scales[place], own_scales[0])
+    for dtype in (torch.bfloat16, torch.float64):  # rounded once
+        assert torch.equal(format.decode(codes, scales, dtype), format.decode(codes, scales, torch.float32).to(dtype))
 
 
 @pytest.mark.parametrize(("name", "finite"), [("fp8", 254), ("fp8_e5m2", 248)])
@@ -96,20 +95,10 @@ def test_bytes_are_read_as_floats_of_eight_bits(name: str, finite: int) -> None:
     assert torch.equal(format.codes(wanted[usable]), codes[usable])
 
 
-@formats
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_numbers_are_rounded_once_to_the_models_dtype(format: Format, dtype: torch.dtype) -> None:
-    vectors = torch.randn(4, 8, dtype=dtype)
-    codes, scales = format.encode(vectors)
-    assert torch.equal(format.decode(codes, scales, dtype), format.decode(codes, scales, torch.float32).to(dtype))
-
-
 def test_a_format_that_does_not_exist() -> None:
     assert check_format(None) is None and check_format("fp8") is FORMATS["fp8"]
     for wrong in ("int4", "INT8", 8, True):
-        with pytest.raises(
-            ValueError, match=r"kv_cache=.*: give int8, fp8, fp8_e5m2, or None for the model's own dtype"
-        ):
+        with pytest.raises(ValueError, match=r"kv_cache=.*: give int8, fp8, fp8_e5m2"):
             check_format(wrong)
 
 
@@ -121,7 +110,7 @@ def test_a_device_that_cannot_convert(fails: bool) -> None:
                 raise TypeError("no such dtype on this device")
             return torch.zeros_like(scaled, dtype=torch.int8)
 
-    with pytest.raises(ValueError, match=r"kv_cache='fp8': cpu cannot convert to it; give 'int8' or None"):
+    with pytest.raises(ValueError, match=r"kv_cache='fp8': cpu"):
         check_device(Broken(), torch.device("cpu"))
 
 

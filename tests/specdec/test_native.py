@@ -100,9 +100,8 @@ def test_it_is_compiled_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
         "printf 'caf\\351: error' >&2; exit 1",  # in the user's own encoding
         "true",  # succeeds, and makes nothing
         'case "$*" in *-shared*) echo no library > "$4";; *) exec cc "$@";; esac',
-        'case "$*" in *-c*) kill -SEGV $$;; *) exec cc "$@";; esac',
     ],
-    ids=["fails", "other encoding", "makes nothing", "makes something else", "crashes"],
+    ids=["fails", "other encoding", "makes nothing", "makes something else"],
 )
 def test_a_compiler_that_fails_is_done_without(
     script: str, compiler: Callable[[str], None], folder: Path, caplog: pytest.LogCaptureFixture
@@ -121,32 +120,26 @@ def test_the_user_can_forbid_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("damage", ["empty", "half", "last byte", "one bit"])
+@pytest.mark.parametrize("damage", ["half", "one bit", "of another system"])
 def test_a_damaged_library_is_made_anew(damage: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loading a file of half the length ends the process: its second half is mapped, and is not there."""
+    """Loading a file of half the length ends the process: its second half is mapped, and is not there.
+
+    The last one is whole, such as one that was linked with a newer C library, in a home folder of several computers.
+    """
     library_in(folder)
     (kept,) = folder.iterdir()
     content = bytearray(kept.read_bytes())
-    middle = len(content) // 2
     if damage == "one bit":
-        content[middle] ^= 1
+        content[len(content) // 2] ^= 1
+    elif damage == "half":
+        del content[len(content) // 2 :]
     else:
-        del content[{"empty": 0, "half": middle, "last byte": len(content) - 1}[damage] :]
+        content = bytearray(b"of another system" + hashlib.sha256(b"of another system").digest())
     kept.unlink()  # the file that this process has mapped stays as it is
     kept.write_bytes(content)
     commands = compilations(monkeypatch)
     assert answer(library_in(folder)) == 1 and len(commands) == 1
     assert answer(library_in(folder)) == 1 and len(commands) == 1, "and is kept"
-
-
-@needs_compiler
-def test_a_whole_library_that_cannot_be_loaded_is_made_anew(folder: Path) -> None:
-    """Such as one that was linked with a newer C library, in a home folder that several computers have."""
-    library_in(folder)
-    (kept,) = folder.iterdir()
-    kept.unlink()
-    kept.write_bytes(b"of another system" + hashlib.sha256(b"of another system").digest())
-    assert answer(library_in(folder)) == 1
 
 
 @needs_compiler

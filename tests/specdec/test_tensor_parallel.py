@@ -18,75 +18,34 @@ from tests.models import tiny_model
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two processes has found, by rank."""
-    folder = tmp_path_factory.mktemp("shared")
-    tiny_model(seed=7, scale=4.0).save_pretrained(folder)
+@pytest.mark.full
+def test_two_processes_decode_what_one_does(tmp_path: Path) -> None:
+    whole = tiny_model(seed=7, scale=4.0)
+    whole.save_pretrained(tmp_path)
     own = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*torchrun, "-m", "tests.specdec.sharing", str(folder)]
+    command = [*torchrun, "-m", "tests.specdec.sharing", str(tmp_path)]
     done = subprocess.run(
         command, cwd=ROOT, env=own | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
-
-
-@pytest.mark.full
-def test_two_processes_decode_what_one_does(found: list[dict[str, Any]]) -> None:
-    first, second = found
-    assert first["together"] == second["together"]
+    first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2))
     assert len(first["together"]) == 5
-    for method, outputs in first["together"].items():
-        assert outputs == first["alone"][method], method
-    greedy = [outputs for method, outputs in first["together"].items() if method.endswith("at 0.0")]
-    assert all(outputs == greedy[0] for outputs in greedy)
-
-
-@pytest.mark.full
-def test_a_process_keeps_only_its_own_heads(found: list[dict[str, Any]]) -> None:
-    whole = tiny_model()
-    assert [each["key heads"] for each in found] == [whole.config.num_key_value_heads // 2] * 2
-    assert [each["executor"] for each in found] == ["EagerExecutor"] * 2
-    assert not any(each["recorded"] for each in found)
-    bytes_of_all = weights_read(whole).bytes
-    assert all(each["bytes"] < 0.6 * bytes_of_all for each in found)
-
-
-@pytest.mark.full
-def test_a_cache_in_one_byte_is_shared_too(found: list[dict[str, Any]]) -> None:
-    """Rounding to bytes may fall otherwise than in one process, so it is compared with plain decoding in both."""
-    plain, drafted = found[0]["in int8"]
-    assert plain == drafted
-    assert found[1]["in int8"] == [plain, drafted]
-
-
-@pytest.mark.full
-def test_invariant_mode_is_not_for_shares(found: list[dict[str, Any]]) -> None:
-    assert all("invariant=True: this llama model runs on several devices or" in each["invariant"] for each in found)
-
-
-@pytest.mark.full
-def test_what_the_first_process_decides_counts(found: list[dict[str, Any]]) -> None:
-    """The second process has other drafts, and each of its own verdicts is wrong."""
-    first, second = found
+    assert first["together"] == second["together"] == first["alone"]
+    # Rounding to bytes may fall otherwise than in one process, so it is compared with plain decoding in both.
+    plain, drafted = first["in int8"]
+    assert plain == drafted and second["in int8"] == [plain, drafted]
+    for each in (first, second):
+        assert each["key heads"] == whole.config.num_key_value_heads // 2, "a process keeps only its own heads"
+        assert each["bytes"] < 0.6 * weights_read(whole).bytes
+        assert each["executor"] == "EagerExecutor" and not each["recorded"]
+        assert "invariant=True" in each["invariant"]
+    # The second process has other drafts, and each of its own verdicts is wrong: what the first one decides counts.
     assert first["despite other opinions"] == second["despite other opinions"]
     assert first["despite other opinions"].items() <= first["alone"].items()
-
-
-@pytest.mark.full
-def test_without_agreement_the_processes_part(found: list[dict[str, Any]]) -> None:
-    """Even the first process is wrong then: its forwards mix its tokens with those of the other."""
-    first, second = found
+    # Without agreement even the first one is wrong: its forwards mix its tokens with those of the other.
     alone = first["alone"]["plain at 0.0"]
     assert alone != first["without agreement"] != second["without agreement"] != alone
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> str:
-    tiny_model().save_pretrained(tmp_path)
-    return str(tmp_path)
 
 
 @pytest.fixture
@@ -96,47 +55,27 @@ def started(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (2, "tensor_parallel=2: this process was started alone; start the program with torchrun --nproc-per-node 2"),
-        (True, "tensor_parallel=True: start the processes with torchrun"),
-        (0, "tensor_parallel=0: give at least 1"),
-        ("two", "tensor_parallel='two': give the number of processes, or True"),
-    ],
-)
-def test_processes_that_are_not_there(given: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("given", [2, True, 0, "two"])
+def test_processes_that_are_not_there(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"tensor_parallel='?{given}"):
         parallel.check_processes(given)
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("make", "options", "message"),
     [
-        (
-            {"tensor_parallel": 2},
-            "torchrun has started 3 processes; start the program with torchrun --nproc-per-node 2",
-        ),
-        ({"device_map": "auto"}, "tensor_parallel and device_map both say"),
-        ({"device": "cuda:1"}, "every process uses its own .* device; leave device out"),
-        ({"quantization": "int8"}, "quantization='int8' needs whole weights"),
-        ({"inflate": "110m"}, "inflate='110m' needs whole weights"),
-        ({}, "tensor_parallel=3 does not divide the model's 4 attention heads"),
+        (tiny_model, {"tensor_parallel": 2}, "torchrun .*3 processes"),
+        (tiny_model, {"device_map": "auto"}, "tensor_parallel and device_map"),
+        (tiny_model, {"device": "cuda:1"}, "device"),
+        (tiny_model, {"quantization": "int8"}, "quantization='int8'"),
+        (tiny_model, {"inflate": "110m"}, "inflate='110m'"),
+        (tiny_model, {}, "tensor_parallel=3 .*4 attention heads"),
+        (lambda: tiny_model("gpt2"), {}, "no plan for splitting gpt2"),
+        (lambda: quantize(tiny_model(), "int8"), {}, "quantized by this project"),
     ],
 )
-def test_what_cannot_be_shared(folder: str, started: None, options: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_shared(make: Any, tmp_path: Path, started: None, options: dict[str, Any], message: str) -> None:
+    make().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=message):
-        load(folder, **{"tensor_parallel": 3} | options)
-
-
-def test_a_model_without_a_plan(started: None, tmp_path: Path) -> None:
-    tiny_model("gpt2").save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="transformers has no plan for splitting gpt2 models"):
-        load(str(tmp_path), tensor_parallel=3)
-
-
-def test_a_checkpoint_of_our_own_quantization(started: None, tmp_path: Path) -> None:
-    quantize(tiny_model(), "int8").save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="quantized by this project, and tensor_parallel cannot split them"):
-        load(str(tmp_path), tensor_parallel=3)
+        load(str(tmp_path), **{"tensor_parallel": 3} | options)

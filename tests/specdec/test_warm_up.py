@@ -1,7 +1,6 @@
 """Warming up an engine: what rounds would capture later is captured now, and nothing else changes."""
 
 import pytest
-import torch
 
 import specdec.execution.replay
 from drafters import ModelDrafter
@@ -14,14 +13,9 @@ from verifiers import RejectionVerifier
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [9, 8, 9, 8, 9, 8, 1, 2, 3, 1, 2]]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-def engine_with(drafter: Drafter | None) -> Engine:
-    target = Target(tiny_model("llama"))
-    return Engine(target, drafter, RejectionVerifier() if drafter else None, max_batch_size=2, max_length=64)
+def engine_with(drafter: Drafter) -> Engine:
+    target = Target(tiny_model("llama", layers=1))
+    return Engine(target, drafter, RejectionVerifier(), max_batch_size=2, max_length=64)
 
 
 def sizes(engine: Engine) -> set[tuple[int, int]]:
@@ -51,25 +45,20 @@ def test_rounds_of_a_warm_engine_capture_nothing_more(warm: bool, monkeypatch: p
 
 
 def test_a_wide_tree_does_not_need_positions_that_the_model_lacks() -> None:
-    drafter = ModelDrafter(tiny_model("llama"), shape=(40,))
-    with Engine(Target(tiny_model("llama")), drafter, RejectionVerifier(), max_batch_size=1, max_length=24) as engine:
+    drafter = ModelDrafter(tiny_model("llama", layers=1), shape=(30,))
+    with Engine(
+        Target(tiny_model("llama", layers=1)), drafter, RejectionVerifier(), max_batch_size=1, max_length=24
+    ) as engine:
         engine.warm_up()
-        assert (1, 41) in sizes(engine)
+        assert (1, 31) in sizes(engine)
 
 
-def test_it_is_refused_while_requests_run() -> None:
-    with engine_with(None) as engine:
-        engine.submit(PROMPTS[0], SamplingParams(max_new_tokens=4))
-        with pytest.raises(RuntimeError, match="while 1 requests are unfinished: call it before them"):
-            engine.warm_up()
-
-
-@pytest.mark.parametrize(
-    ("nodes", "message"),
-    [([-1], "nodes=-1: give at least 0"), ([2, 1000], "nodes=1000: drafts of this engine have at most")],
-)
-def test_sizes_that_there_are_none_of_are_refused(nodes: list[int], message: str) -> None:
+def test_sizes_that_there_are_none_of_and_running_requests_are_refused() -> None:
     with engine_with(NGramDrafter(max_draft_tokens=7)) as engine:
-        with pytest.raises(ValueError, match=message):
-            engine.warm_up(nodes)
+        for nodes in ([-1], [2, 1000]):
+            with pytest.raises(ValueError, match=f"nodes={nodes[-1]}: "):
+                engine.warm_up(nodes)
         assert not sizes(engine)
+        engine.submit(PROMPTS[0], SamplingParams(max_new_tokens=4))
+        with pytest.raises(RuntimeError, match="1 requests are unfinished"):
+            engine.warm_up()
