@@ -33,7 +33,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 def machines() -> Iterator[object]:
     """The instruction sets that the code has a way of its own for, as far as this processor has them."""
     yield "native"
-    yield "x86-64-v3"  # AVX2
+    yield pytest.param("x86-64-v3", marks=pytest.mark.full)  # AVX2
     if {"avx512f", "avx512bw", "avx512vl"} <= cpu().features:
         yield pytest.param("x86-64-v4", marks=pytest.mark.full)  # AVX512 without products of bfloat16
 

@@ -89,7 +89,10 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("change", "options"),
     [
-        *((each, {}) for each in CHANGES),
+        *(
+            complete(each, {}, strong=each not in ("a parameter", "fewer layers", "quantized in place"))
+            for each in CHANGES
+        ),
         ("an optimizer's writes", {"recording": "rounds"}),
         complete("adapter", {"optimize": False}, strong=False),
     ],

@@ -48,6 +48,7 @@ def test_a_model_that_cannot_promise_it_is_refused_by_the_part() -> None:
         runner_for(model)
 
 
+@pytest.mark.full
 def test_experts_run_alone() -> None:
     runner = runner_for(tiny("mixtral").bfloat16())
     assert executor_of(runner).rows == 1
@@ -92,6 +93,7 @@ def test_rows_that_touch_each_other_run_alone_from_the_change_that_is_told(caplo
 # Elementwise functions: which sizes are computed by one code throughout.
 
 
+@pytest.mark.full
 def test_a_function_that_ends_within_a_vector_is_not_put_into_blocks(caplog: pytest.LogCaptureFixture) -> None:
     """A layer of width 45: the last of 16 x 45 numbers are computed by other code, whose silu rounds otherwise."""
     torch.manual_seed(0)

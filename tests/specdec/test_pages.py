@@ -145,8 +145,10 @@ def test_a_hit_saves_the_prefill_of_target_and_drafter(layout, monkeypatch) -> N
     assert all(counts[runner] <= 1.5 * once for runner, once in before.items())
 
 
-@pytest.mark.parametrize("size", [None, 4])
-@pytest.mark.parametrize("kind", ["llama", complete("gemma3", strong=False)])
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [("llama", 4), *(complete(*each, strong=False) for each in (("llama", None), ("gemma3", None), ("gemma3", 4)))],
+)
 def test_changed_weights_are_not_shared(kind: str, size: int | None) -> None:
     """Not even by a request that runs while they change. The Gemma's windows are shared like whole rows."""
     target = Target(tiny_model(kind, vocab_size=24, layers=2))

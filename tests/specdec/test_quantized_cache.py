@@ -92,7 +92,7 @@ def test_every_node_sees_the_stored_entries_of_its_own_path(architecture: str, a
     assert_alike(found, [own(model, path, kv_cache) for path in paths])
     for other in {None, *FORMATS} - {kv_cache}:  # entries that are not rounded, or rounded in another format
         with pytest.raises(AssertionError):
-            assert_alike(found, [own(model, path, other) for path in paths])
+            assert_alike(found[:4], [own(model, path, other) for path in paths[:4]])
 
 
 def committed(runner: ModelRunner, model: PreTrainedModel, rows: list[Tensor], kv_cache: str) -> tuple[list, list]:

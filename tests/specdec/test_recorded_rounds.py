@@ -59,7 +59,9 @@ def test_a_recorded_round_is_the_round_itself_at_other_lengths_slots_and_trees(t
     made, rule = DRAFTERS[drafter](target.model), VERIFIERS[verifier]()
     engine, recorder = recorded(target, made, rule, max_batch_size=3, prefill_chunk=7)
     with engine:
-        engine.generate(prompts()[:5], [replace(each, max_new_tokens=12) for each in SAMPLING[:5]])
+        engine.generate(
+            prompts()[:5], [replace(each, max_new_tokens=12 + 6 * i) for i, each in enumerate(SAMPLING[:5])]
+        )
         assert recorder.compared >= 20
         assert not engine._rounds.recordings._refused  # every stage of this pair can be recorded
 
@@ -134,12 +136,12 @@ class FixedAddresses(Recorder):
 def test_results_at_fixed_addresses_are_read_before_the_next_round_overwrites_them(target, drafter) -> None:
     made, rule = DRAFTERS[drafter](target.model), RejectionVerifier()
     options = {"max_batch_size": 3, "max_length": 64, "prefill_chunk": 7}
-    longer = [replace(each, max_new_tokens=20) for each in SAMPLING]
+    longer = [replace(each, max_new_tokens=30) for each in SAMPLING]
     with Engine(target, recording="off", **options) as plain:
         outputs = [each.token_ids for each in plain.generate(prompts(), longer)]
     # Every other request ends in the middle of its output.
     stops = [
-        replace(each, stop_token_ids=(tokens[8],) if i % 2 else ())
+        replace(each, stop_token_ids=(tokens[12],) if i % 2 else ())
         for i, (each, tokens) in enumerate(zip(longer, outputs, strict=True))
     ]
     with Engine(target, made, rule, recording="rounds", **options) as engine:
