@@ -20,7 +20,7 @@ SMALL = Tiles(16, 16, 4, 1)
 
 
 SHOWN = {"one tree for all rows", "groups of three", "heads of 80", "bfloat16", "softcap, sinks and scaling", "chunks",
-         "several words of ancestors", "the last level, in a window", "slots apart", "the window of a block"}  # fmt: skip
+         "several words of ancestors", "the last level, in a window", "slots apart"}  # fmt: skip
 """By default, in the interpreter. The others are like one of these, and a GPU takes them all."""
 
 
