@@ -1,11 +1,15 @@
 """Tiny models with a byte tokenizer, saved as users have theirs, and configurations that use them."""
 
+import copy
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -14,6 +18,8 @@ from drafters.heads.eagle_files import save_eagle
 from experiments.config.sections import CONF
 from experiments.datasets.prompt import Prompt
 from experiments.datasets.stdlib import Stdlib
+from experiments.measuring.peaks import brief_peaks
+from experiments.run import run
 from tests.components import block_head, eagle_head, hydra_heads, medusa_heads, perturbed
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
@@ -56,8 +62,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _prompts_are_read_once() -> Iterator[None]:
-    """Reading the standard library takes longer than a tiny run, and gives the same prompts every time."""
+def _once() -> Iterator[None]:
+    """Prompts are read and the device's peaks measured once: both would take as long as a tiny run."""
     read = Stdlib.load
 
     @functools.cache
@@ -66,6 +72,7 @@ def _prompts_are_read_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Stdlib, "load", lambda dataset: list(load(dataset.prompt_tokens)))
+        patch.setattr("experiments.session.engines.brief_peaks", functools.cache(brief_peaks))
         yield
 
 
@@ -86,20 +93,50 @@ def tiny(saved: Path, tmp_path: Path) -> list[str]:
         "dataset.prompt_tokens=16",
         "sampling.max_new_tokens=12",
         "warmup_prompts=1",
-        "bootstrap.resamples=200",
+        "bootstrap.resamples=100",
         "threads=1",  # tiny tensors: more threads only wait for each other
     ]
 
 
+@functools.cache
+def _composed(name: str, options: tuple[str, ...]) -> DictConfig:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose(name, list(options))
+
+
+def composed(name: str, *overrides: str) -> DictConfig:
+    """Composes a configuration as the command line does, without Hydra's own section.
+
+    Files are read once for each choice of options; settings are then applied by Hydra itself, to a copy.
+    """
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    is_option = [
+        "@" in word or (CONF / each.key_or_group).is_dir() or each.key_or_group.startswith("hydra")
+        for word, each in zip(overrides, parsed, strict=True)
+    ]
+    if any(each.is_sweep_override() for each in parsed):
+        return _composed(name, overrides)  # raises Hydra's own error
+    config = copy.deepcopy(_composed(name, tuple(itertools.compress(overrides, is_option))))
+    ConfigLoaderImpl._apply_overrides_to_config([e for e, o in zip(parsed, is_option, strict=True) if not o], config)
+    return config
+
+
 @pytest.fixture
 def configure() -> Callable[..., DictConfig]:
-    """Composes a configuration as the command line does, without Hydra's own section."""
-
-    def composed(name: str, *overrides: str) -> DictConfig:
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            return compose(name, list(overrides))
-
     return composed
+
+
+@pytest.fixture(scope="session")
+def traced_out(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny sampled run with a trace, without pictures. Nothing may be written there."""
+    out = tmp_path_factory.mktemp("traced") / "out"
+    words = [f"target.name={saved / 'target'}", f"drafter.name={saved / 'drafter'}", "method=model", "drafter.shape=2"]
+    words += ["sampling.temperature=1", "trace=true", "dataset.count=3", "dataset.prompt_tokens=16", f"out={out}"]
+    words += ["sampling.max_new_tokens=12", "warmup_prompts=0", "bootstrap.resamples=100", "threads=1", "peaks=none"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("matplotlib.figure.Figure.savefig", lambda *arguments, **more: None)
+        run(composed("run", *words))
+    return out
 
 
 @pytest.fixture

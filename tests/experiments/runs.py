@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from experiments.config.launch import launch
-from experiments.run import run
+from experiments.run import main
 from specdec.engine.engine import Engine
 
 Configure = Callable[..., DictConfig]
@@ -45,9 +45,16 @@ class Stop:
 
 def invoke(*arguments: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> int:
     """The exit code of a run in this process."""
-    monkeypatch.setattr(sys, "argv", ["run.py", *arguments, f"hydra.run.dir={tmp_path / 'hydra'}"])
+    return launched(f"hydra.run.dir={tmp_path / 'hydra'}", *arguments, monkeypatch=monkeypatch)
+
+
+def launched(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The exit code of a run or of a sweep in this process; a sweep's folder is among its arguments."""
+    monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
     try:
-        launch(run, "run")
+        main()
     except SystemExit as stop:
         return int(stop.code or 0)
+    finally:
+        HydraConfig.instance().cfg = None  # joblib's launcher leaves the last job's
     return 0

@@ -1,21 +1,22 @@
-"""The command that checks a drafter: its table, its verdict, and what it says about bad input."""
+"""The commands that check and inspect a drafter: their tables and verdicts."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig
 
+from drafters.heads.eagle_files import save_eagle
 from experiments.check_drafter import check_drafter as check
+from experiments.inspect_drafter import inspect_drafter as inspect
+from experiments.inspecting.kinds import Mistake
 from specdec.checks import draws
 from specdec.checks.drafter import Status
-from specdec.interfaces import Drafter
 from tests import mutants
+from tests.experiments.inspecting.toys import Seen, toy_eagle3, toy_model, toy_tokenizer
+from tests.experiments.runs import Configure
 from verifiers import RejectionVerifier, TransportVerifier
 
-Configure = Callable[..., DictConfig]
-SMALL = ("draws=0", "rounds=6", "tokens=8", "threads=1", "engine.max_length=160", "prompts=[abcabc, one two one two]")
-SMALLEST = (*SMALL, "every_rule=false")
+CHECKED = ("draws=0", "rounds=4", "tokens=8", "threads=1", "engine.max_length=160", "prompts=[abcabc, one two one two]")
 
 
 def shown(capsys: pytest.CaptureFixture[str]) -> str:
@@ -27,7 +28,9 @@ def test_a_drafter_that_keeps_its_contract(
 ) -> None:
     """With every rule: two stand for all, one of which is too slow for a model."""
     monkeypatch.setattr(draws, "fitting_rules", lambda drafter: [RejectionVerifier, TransportVerifier])
-    config = configure("check_drafter", f"target.name={saved / 'target'}", f"drafter.name={saved / 'drafter'}", *SMALL)
+    config = configure(
+        "check_drafter", f"target.name={saved / 'target'}", f"drafter.name={saved / 'drafter'}", *CHECKED
+    )
     findings = check(config)
     captured = capsys.readouterr()
     text, said = " ".join(captured.out.split()), captured.err
@@ -42,44 +45,68 @@ def test_a_drafter_that_keeps_its_contract(
 def test_a_drafter_with_another_tree_and_a_policy(
     configure: Configure, saved: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    models = [f"target.name={saved / 'target'}", f"drafter.name={saved / 'drafter'}"]
-    shape = ["tree=sampled", "drafter.shape.nodes=6", "drafter.shape.depth=2", "policy=confidence"]
-    shape.append("policy.threshold=0.001")  # a random model is never sure
-    findings = check(configure("check_drafter", *models, *shape, *SMALL, "every_rule=false"))
-    assert not [finding for finding in findings if finding.failed]
+    words = [f"target.name={saved / 'target'}", f"drafter.name={saved / 'drafter'}", *CHECKED, "every_rule=false"]
+    words += ["tree=sampled", "drafter.shape.nodes=6", "drafter.shape.depth=2", "policy=confidence"]
+    words.append("policy.threshold=0.001")  # a random model is never sure
+    assert not [finding for finding in check(configure("check_drafter", *words)) if finding.failed]
     assert "max_nodes=6, max_depth=2, laws=WITHOUT_REPLACEMENT" in shown(capsys)
-    with pytest.raises(ValueError, match="NGramDrafter has none: give policy=cost_aware or policy=additive"):
-        check(configure("check_drafter", models[0], "drafter=ngram", "policy=confidence", *SMALL))
 
 
 def test_a_drafter_that_does_not(configure: Configure, saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    drafter = f"drafter._target_={mutants.__name__}.Twins"
-    config = configure("check_drafter", f"target.name={saved / 'target'}", "drafter=none", drafter, *SMALLEST)
+    words = ["drafter=none", f"drafter._target_={mutants.__name__}.Twins", *CHECKED, "every_rule=false"]
     with pytest.raises(ValueError, match=r"^Twins breaks its contract in 1 check: trees: distinct siblings: node 2: "):
-        check(config)
+        check(configure("check_drafter", f"target.name={saved / 'target'}", *words))
     text = shown(capsys)
     assert "trees: distinct siblings FAILED" in text and "exact with" not in text
 
 
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (["prompts=[abc,3]"], r"^prompts=\['abc', 3\]: give a list of texts, or null"),
-        (["drafter=none"], r"^drafter=none drafts nothing, so there is nothing to check"),
-        (["+drafter.width=3"], r"^there is no drafter\.width: "),
-    ],
-)
-def test_bad_settings(configure: Configure, overrides: list[str], words: str) -> None:
-    """All of them before a model is loaded: the target does not exist."""
-    with pytest.raises(ValueError, match=words):
-        check(configure("check_drafter", "target.name=/nowhere", *overrides))
+# ---------------------------------------------------------------- a trained head
+
+PROMPTS = ",".join(" ".join(f"w{7 * row + 5 * place * row % 63}" for place in range(9)) for row in range(1, 9))
+INSPECTED = ("tokens=32", "threads=1", "target=hf", "target.dtype=float32", "target.device=cpu", f"prompts=[{PROMPTS}]")
 
 
-def test_a_class_that_lacks_a_method(configure: Configure) -> None:
-    target = f"drafter._target_={__name__}.Unfinished"
-    with pytest.raises(ValueError, match=r"^drafter: Unfinished has no bind: write bind\(self, target, sizes\), which"):
-        check(configure("check_drafter", "target.name=/nowhere", "drafter=none", target))
+@pytest.fixture(scope="module")
+def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders with the toy target and a head of it."""
+    folder, seen = tmp_path_factory.mktemp("toys"), Seen(toy_model())
+    seen.model.save_pretrained(folder / "target")
+    toy_tokenizer().save_pretrained(folder / "target")
+    save_eagle(toy_eagle3(seen), folder / "eagle", notes={"target": "someone/target"})
+    return folder
 
 
-class Unfinished(Drafter):
-    """Has no ``bind``."""
+@pytest.fixture
+def composed(configure: Configure, toys: Path) -> Configure:
+    """Composes an inspection of one of the toys."""
+
+    def compose(kind: str, *overrides: str) -> DictConfig:
+        names = [f"target.name={toys / 'target'}", f"drafter.name={toys / kind}"]
+        return configure("inspect_drafter", f"drafter={kind}", *INSPECTED, *names, *overrides)
+
+    return compose
+
+
+@pytest.mark.full
+def test_a_mistake_and_what_mends_it(composed: Configure, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the verdict says to set is set, and then nothing is wrong."""
+    found = inspect(composed("eagle", "depths=1", "drafter.hidden_layers=[1,3,4]"))
+    text = shown(capsys)
+    assert found.mistake is not None and found.mistake.alternative.mistake is Mistake.LAYERS
+    assert "was probably loaded with a mistake: wrong hidden layers. With " in text
+    assert "To mend it: leave out drafter.hidden_layers." in text
+    mended = inspect(composed("eagle", "depths=1"))
+    text = shown(capsys)
+    assert mended.mistake is None and not mended.knows_nothing
+    assert mended.loaded.length == pytest.approx(found.mistake.acceptance.length)
+    for words in (
+        "kind EAGLE-3 head, 1 decoder layer, ",
+        "layout EAGLE-3's (midlayer.*), with this project's specdec.json",
+        "trained on someone/target, as its files say",
+        "reads hidden states 2, 4, 5 (l is the input of layer l) of a target of 8 layers",
+        "vocabulary 64 of the target's 64 tokens",
+        "RoPE theta 50, default (as the target's)",
+        f"No mistake was found: none of {len(mended.tried)} alternatives raises the acceptance.",
+        f"1 {mended.loaded.acceptance[0]:.2f} {mended.loaded.unconditional[0]:.2f} 0.53 to 0.81",
+    ):
+        assert words in text

@@ -1,13 +1,11 @@
 """The verdict on a verifier: right on exact and lossy rules, and an error for one that promises too much."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import DictConfig
 from torch import Tensor
 
 from experiments.check_verifier import check_verifier as check
@@ -17,40 +15,29 @@ from specdec.interfaces import Laws
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
 from tests.changed_rule import accept_the_first
+from tests.experiments.runs import Configure
 from verifiers import RejectionVerifier, SharedNoiseVerifier
 
-Configure = Callable[..., DictConfig]
 SMALL = ("vocab=2", "tables=1", "temperatures=[1]")
+STRONG = ("vocab=3", "tables=1", "temperatures=[1]")
 
 
-class NoResidual(RejectionVerifier):
-    """Says that it is exact, and emits from p after a rejection."""
-
-    def laws(self, tree: DraftTree, target_probs: Tensor) -> Laws:
-        return replace(super().laws(tree, target_probs), after=lambda stop: target_probs[torch.arange(len(stop)), stop])
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    return " ".join(capsys.readouterr().out.split())
 
 
-def test_an_exact_rule(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_exact_rule_and_a_lossy_one(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
     done = check(configure("check_verifier", "verifier=traversal", *SMALL))
     assert max(case.tv for case in done) < 1e-12
     assert all(case.accepted == pytest.approx(case.known["traversal"]) for case in done)
     assert {case.shape for case in done} > {"chain 3", "2 x 2"}
     assert all("block" in case.known for case in done if case.shape == "chain 3")
-    text = " ".join(capsys.readouterr().out.split())
+    text = said(capsys)
     assert "TraversalVerifier is exact, over" in text and "It says of itself: exact." in text
-
-
-def test_a_lossy_rule(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
     done = check(configure("check_verifier", "verifier=lenient", *SMALL))
     assert {case.shape for case in done} == {"chain 3"}, "it takes chains only"
-    text = " ".join(capsys.readouterr().out.split())
+    text = said(capsys)
     assert "LenientVerifier is not exact" in text and "It says of itself: lossy." in text
-
-
-def test_a_rule_that_promises_too_much(configure: Configure) -> None:
-    config = configure("check_verifier", f"verifier._target_={NoResidual.__module__}.NoResidual", *SMALL)
-    with pytest.raises(ValueError, match="NoResidual says that it is exact and is not: total variation 0"):
-        check(config)
 
 
 def test_a_rule_that_is_exact_with_respect_to_a_mixture(
@@ -59,7 +46,7 @@ def test_a_rule_that_is_exact_with_respect_to_a_mixture(
     done = check(configure("check_verifier", "verifier=cascade", "verifier.alpha=0.3", *SMALL))
     assert all(isinstance(case, Case) and case.tv < 1e-12 for case in done)
     assert max(case.target_tv for case in done if isinstance(case, Case)) > 0.1
-    text = " ".join(capsys.readouterr().out.split())
+    text = said(capsys)
     assert "CascadeVerifier is exact with respect to the distribution that it states, which is up to" in text
     assert "It says of itself: exact with respect to another distribution." in text
 
@@ -68,9 +55,16 @@ def test_a_rule_with_shared_noise(configure: Configure, capsys: pytest.CaptureFi
     done = check(configure("check_verifier", "verifier=shared_noise", "streams=500", *SMALL))
     assert all(isinstance(case, SharedCase) and case.differing == 0 for case in done)
     assert {case.law for case in done} == set(DraftSampling)
-    text = " ".join(capsys.readouterr().out.split())
+    text = said(capsys)
     assert "SharedNoiseVerifier is exact by its own check" in text
     assert "It says of itself: exact, noise shared." in text
+
+
+class NoResidual(RejectionVerifier):
+    """Says that it is exact, and emits from p after a rejection."""
+
+    def laws(self, tree: DraftTree, target_probs: Tensor) -> Laws:
+        return replace(super().laws(tree, target_probs), after=lambda stop: target_probs[torch.arange(len(stop)), stop])
 
 
 class AlwaysTheFirst(SharedNoiseVerifier):
@@ -81,51 +75,46 @@ class AlwaysTheFirst(SharedNoiseVerifier):
         return replace(laws, stop=accept_the_first(tree, target_probs, laws))
 
 
-def test_shared_noise_that_promises_too_much(configure: Configure) -> None:
-    target = f"verifier._target_={AlwaysTheFirst.__module__}.AlwaysTheFirst"
-    with pytest.raises(ValueError, match=r"says that its noise is shared, and [0-9]+ outputs are not those of plain"):
-        check(configure("check_verifier", target, "streams=500", *SMALL))
-
-
-# ---------------------------------------------------------------- what is remembered, and what is refused
-
-
 class Checked(RejectionVerifier):
     """A rule that does not ship with the package, and is exact."""
 
 
-OWN = f"verifier._target_={Checked.__module__}.Checked"
-STRONG = ("vocab=3", "tables=1", "temperatures=[1]")
-
-
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of the rules that have passed, in a project that has checked none."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".specdec").mkdir()
     return tmp_path / ".specdec" / "checked.json"
 
 
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (NoResidual, "NoResidual says that it is exact and is not: total variation 0"),
+        (AlwaysTheFirst, r"says that its noise is shared, and [0-9]+ outputs are not those of plain"),
+    ],
+)
+def test_a_rule_that_promises_too_much(configure: Configure, rule: type, message: str, remembered: Path) -> None:
+    words = [f"verifier._target_={rule.__module__}.{rule.__name__}", *SMALL]
+    words += ["streams=500"] * (rule is AlwaysTheFirst)
+    with pytest.raises(ValueError, match=message):
+        check(configure("check_verifier", *words))
+    assert not remembered.exists()
+
+
 def test_a_rule_that_passes_is_remembered(
-    configure: Configure, project: Path, capsys: pytest.CaptureFixture[str]
+    configure: Configure, remembered: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert stated_exactness(Checked()) == "exact (declared)"
-    check(configure("check_verifier", OWN, *STRONG))
+    check(configure("check_verifier", f"verifier._target_={Checked.__module__}.Checked", *STRONG))
     assert stated_exactness(Checked()) == "exact"
     assert "Remembered in .specdec/checked.json" in capsys.readouterr().out
-    (entry,) = json.loads(project.read_text())["rules"].values()
+    (entry,) = json.loads(remembered.read_text())["rules"].values()
     assert entry["rule"].endswith("Checked") and entry["vocab"] == 3 and entry["largest_total_variation"] < 1e-12
 
 
 @pytest.mark.full
-def test_rules_that_ship_fail_or_are_lossy_are_not_remembered(configure: Configure, project: Path) -> None:
-    check(configure("check_verifier", "verifier=rejection", *STRONG))
-    check(configure("check_verifier", "verifier=lenient", *STRONG))
-    with pytest.raises(ValueError, match="says that it is exact and is not"):
-        check(configure("check_verifier", f"verifier._target_={NoResidual.__module__}.NoResidual", *STRONG))
-    assert not project.exists()
-
-
-@pytest.mark.parametrize("rule", ["transport", "shared_noise"])
-def test_too_large_a_vocabulary_is_refused(configure: Configure, rule: str) -> None:
-    with pytest.raises(ValueError, match=r"^vocab=50: .* drafts, .*: give vocab=1[12] or less$"):
-        check(configure("check_verifier", f"verifier={rule}", "vocab=50"))
+@pytest.mark.parametrize("rule", ["rejection", "lenient"])
+def test_a_rule_that_ships_is_not_remembered(configure: Configure, rule: str, remembered: Path) -> None:
+    check(configure("check_verifier", f"verifier={rule}", *STRONG))
+    assert not remembered.exists()

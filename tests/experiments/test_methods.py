@@ -1,69 +1,95 @@
-"""A run of several methods, each with a rule of its own if it likes, on tiny models."""
+"""Runs of several methods: each with a rule, a target and an engine of its own if it likes."""
 
-import re
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from experiments.results.records import read_records
 from experiments.results.runs import load_run
 from experiments.run import run
-from tests.experiments.runs import Configure, summary_file
-
-TWO = [
-    "drafter=none",
-    "method=none",
-    "+drafter@methods.copied=ngram",
-    "+drafter@methods.drawn=model",
-    "+verifier@rules.drawn=block",
-    "+labels={copied: prompt lookup, drawn: 'model: chain'}",
-]
+from tests.experiments.runs import Configure, launched, summary_file
 
 
 def test_methods_are_measured_together(
-    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any
+    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, no_pictures: None, capsys: Any
 ) -> None:
-    more = [f"methods.drawn.name={saved / 'drafter'}", "methods.drawn.shape=2", "temperatures=[0,1]"]
-    more.append("study={_target_:experiments.session.temperatures.temperatures,_partial_:true}")
-    run(configure("run", *tiny, *TWO, *more, "compared_with=copied", "dataset.count=2", "sampling.max_new_tokens=8"))
+    words = ["drafter=none", "method=none", "+drafter@methods.copied=ngram", "+drafter@methods.drawn=model"]
+    words += ["+verifier@rules.drawn=block", "+labels={copied: prompt lookup, drawn: 'model: chain'}"]
+    words += [f"methods.drawn.name={saved / 'drafter'}", "methods.drawn.shape=2", "temperatures=[0,1]"]
+    words.append("study={_target_:experiments.session.temperatures.temperatures,_partial_:true}")
+    run(configure("run", *tiny, *words, "compared_with=copied", "dataset.count=2", "sampling.max_new_tokens=4"))
     summary = summary_file(tmp_path / "out")
     found = [(method["temperature"], method["method"]) for method in summary["methods"]]
     assert found == [(t, name) for t in (0, 1) for name in ("plain", "copied", "drawn")]
     assert summary["complete"]
     assert summary["methods"][2]["gain"]["over"] == "copied"
     assert load_run(tmp_path / "out").summary.methods[5].gain is not None, "read back, it is compared again"
-    assert {"methods.png", "nodes.png", "tables.txt", "temperatures.png"} <= {
-        path.name for path in (tmp_path / "out").iterdir()
-    }
     shown = capsys.readouterr().out
     assert "What drafting brings by temperature" in shown, "the study"
     assert "prompt lookup" in shown and "model: chain" in shown and "difference" in shown
 
 
-@pytest.mark.parametrize(
-    ("more", "sentence"),
-    [
-        (["drafter=ngram"], "drafter and methods=['copied', 'drawn'] are both given: give drafter=none, or no methods"),
-        (["compared_with=drown"], "compared_with='drown': there is no such method: did you mean drawn?"),
-        (["+verifier@rules.drown=block"], "rules.drown: there is no method 'drown': did you mean drawn?"),
-        (["objective=speedup"], "objective=speedup is of one method, and there are 2: give null"),
-        (["+rules.drawn.lenience=2"], "there is no rules.drawn.lenience, and nothing else can be set here"),
-    ],
-)
-def test_a_wrong_setting_is_one_sentence(
-    more: list[str], sentence: str, configure: Configure, tiny: list[str], tmp_path: Path
+# Plain decoding runs the model's own code; the others have captures, and some a cache in int8: another law.
+LADDER = [
+    "drafter=none",
+    "method=none",
+    "+drafter@methods.optimized=none",
+    "+drafter@methods.cached=none",
+    "+drafter@methods.copied=ngram",
+    "+setups={plain: {engine: {optimize: false, max_batch_size: 1}}, optimized: {engine: {max_batch_size: 1}}, "
+    "cached: {engine: {max_batch_size: 1, kv_cache: int8}}, copied: {engine: {kv_cache: int8}}}",
+    "ladder=[plain,optimized,cached,copied]",
+    "engine.max_batch_size=2",
+]
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_methods_have_engines_of_their_own(configure: Configure, tiny: list[str], tmp_path: Path, capsys: Any) -> None:
+    run(configure("run", *tiny, *LADDER))
+    out = tmp_path / "out"
+    manifest = json.loads((out / "manifest.json").read_text())
+    found = manifest["ingredients"]
+    assert list(found) == ["plain", "optimized", "cached", "copied"]
+    assert [each["batch"] for each in found.values()] == ["1", "1", "1", "2"]
+    assert [each["KV cache"] for each in found.values()] == ["float32", "float32", "int8", "int8"]
+    assert found["plain"]["forwards"] == "the model's own code" != found["optimized"]["forwards"]
+    assert found["copied"]["drafter"] == "NGram, up to 16 tokens"
+    # Two prompts are a batch of all methods: those with one slot decode them in turn.
+    records = read_records(out / "records.jsonl")
+    assert {record.batch for record in records} == {0, 1} and len(records) == 12
+    for method, waits in (("plain", True), ("optimized", True), ("copied", False)):
+        first, second = [record for record in records if record.method == method and record.batch == 0]
+        assert ((second.admitted or 0.0) >= (first.finished or 0.0)) is waits, "for the only slot"
+    # What is drafted on another law is compared with plain decoding of that law, and nothing else is.
+    verdicts = {method["method"]: method["lossless"] for method in summary_file(out)["methods"]}
+    assert [name for name, verdict in verdicts.items() if verdict is not None] == ["copied"]
+    assert verdicts["copied"]["verdict"] == "equal"
+    stated = {method["method"]: method["exactness"] for method in summary_file(out)["methods"]}
+    assert stated == {
+        "plain": None, "optimized": None, "cached": "another target", "copied": "exact for another target"
+    }  # fmt: skip
+    cached = {r.prompt: r.token_ids for r in records if r.method == "cached"}
+    assert all(record.token_ids == cached[record.prompt] for record in records if record.method == "copied")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Where the speedup comes from" in shown and "CHANGES SEVERAL INGREDIENTS AT ONCE: copied" in shown
+    assert (out / "ingredients.md").exists() and (out / "ingredients.json").exists()
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("no_pictures")
+def test_the_four_kinds_of_requests_are_one_command(
+    saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(ValueError, match=re.escape(sentence)):
-        run(configure("run", *tiny, *TWO, *more))
-    assert not (tmp_path / "out").exists(), "before any work"
-
-
-@pytest.mark.parametrize("name", ["drafters", "heads", "markov_trees"])
-def test_the_studies_name_what_they_have(name: str, configure: Configure) -> None:
-    config = configure("run", f"experiment={name}")
-    assert list(config.labels) == list(config.methods), "every method has a label, in their order"
-    assert set(config.rules) <= set(config.methods)
-    # A smaller size, as for a first look, and a method less.
-    config = configure("run", f"experiment=[{name},quick]", f"~methods.{next(iter(config.methods))}")
-    assert config.dataset.count == 4
-    assert len(config.methods) == len(config.labels) - 1
+    given = [text for text in tiny if not text.startswith(("out=", "dataset.prompt_tokens", "sampling"))]
+    given += ["experiment=quadrants", "target.inflate=null", "engine.max_length=128", "engine.max_batch_size=2"]
+    given += [f"methods.model.name={saved / 'drafter'}", f"methods.eagle.name={saved / 'eagle'}"]
+    given += ["dataset.tokens=8,32", "dataset.longest=32", "sampling.max_new_tokens=4,12", "dataset.count=4"]
+    assert launched(*given, f"hydra.sweep.dir={tmp_path / 'sweep'}", monkeypatch=monkeypatch) == 0
+    found = json.loads((tmp_path / "sweep" / "quadrants.json").read_text())["quadrants"]
+    assert [(each["quadrant"], each["input_tokens"], each["max_new_tokens"]) for each in found] == [
+        ("SS", 8, 4), ("SL", 8, 12), ("LS", 32, 4), ("LL", 32, 12)
+    ]  # fmt: skip
+    assert all(len(each["methods"]) == 5 for each in found)
+    assert "Four kinds of requests" in capsys.readouterr().out

@@ -55,9 +55,12 @@ def smaller(command: str, saved: Path) -> list[str]:
     return more if "dataset=" in command else [*more, "dataset.prompt_tokens=16"]
 
 
+@pytest.mark.full
 def test_the_commands_of_the_page_work(
     project: Path, saved: Path, no_pictures: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Also where a file of the project is named like a package: the working directory is searched last."""
+    (project / "verifiers.py").write_text("raise RuntimeError('this is not the package verifiers')\n")
     lines = commands()
     assert len(lines) >= 8
     for line in lines:
@@ -105,14 +108,6 @@ def test_its_own_tests_pass(project: Path) -> None:
     drafter.write_text(drafter.read_text().replace("*followed, *[root]", "*followed[::-1], *[-1]"))
     done = subprocess.run(words, cwd=project, env=environment, capture_output=True, text=True)
     assert done.returncode == 1 and "the drafter breaks its contract" in done.stdout
-
-
-def test_a_module_of_the_project_takes_no_others_place(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The working directory is searched last: a file named like a package is not imported in its stead."""
-    (project / "verifiers.py").write_text("raise RuntimeError('this is not the package verifiers')\n")
-    monkeypatch.setattr(sys, "argv", ["specdec-check-verifier", "verifier=block", *smaller("check_verifier", project)])
-    import_module("experiments.check_verifier").main()
-    assert sys.path[-1] == str(project)
 
 
 def rule(most: int) -> Verifier:

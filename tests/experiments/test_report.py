@@ -1,27 +1,22 @@
 """``experiments.report``: one file that asks nobody for anything, with all texts as text."""
 
-import contextlib
 import json
 import re
+import shutil
 import sys
-from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import DictConfig
 
-from experiments.report import main
+from experiments.report import main, report
 from experiments.reporting.report.figures import findings
 from experiments.results.records import read_records
 from experiments.results.runs import load_run
 from experiments.results.texts import TOKENS
-from experiments.run import run
-from tests.experiments.runs import local
+from tests.experiments.conftest import composed
 from tests.experiments.showcase import HOSTILE, OUTPUT, write_run
-
-Configure = Callable[..., DictConfig]
 
 
 class Page(HTMLParser):
@@ -53,21 +48,16 @@ def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"experiments.reporting.report.page.{name}", lambda given, scratch: [])
 
 
-def command(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["report.py", *words])
-    with contextlib.suppress(SystemExit):  # after an error, which is printed
-        main()
-
-
-def page_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *words: str) -> Page:
+def page_of(tmp_path: Path, *words: str) -> Page:
     path = tmp_path / "report.html"
-    command(monkeypatch, *words, f"out={path}")
+    assert report.rewrite is not None
+    report(composed("report", *report.rewrite([*words, f"out={path}"])))
     return Page(path.read_text(encoding="utf-8"))
 
 
-def test_hostile_texts_stay_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_hostile_texts_stay_texts(tmp_path: Path, capsys: Any) -> None:
     folder = write_run(tmp_path / "run", device=HOSTILE, dtype_reason=HOSTILE, overrides=[HOSTILE])
-    page = page_of(monkeypatch, tmp_path, str(folder))
+    page = page_of(tmp_path, str(folder))
     assert page.text.count(HOSTILE) >= 3, "where facts are shown, as text"
     assert [tag for tag, _ in page.tags].count("script") == 2, "the data and the code"
     assert not [attributes for tag, attributes in page.tags if tag == "img"]
@@ -79,7 +69,12 @@ def test_hostile_texts_stay_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_nothing_is_asked_of_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    page = page_of(monkeypatch, tmp_path, str(write_run(tmp_path / "run")))
+    """From the command line, with all texts and pictures."""
+    monkeypatch.undo()
+    path = tmp_path / "report.html"
+    monkeypatch.setattr(sys, "argv", ["report.py", str(write_run(tmp_path / "run")), f"out={path}"])
+    main()
+    page = Page(path.read_text(encoding="utf-8"))
     policies = [a["content"] for tag, a in page.tags if a.get("http-equiv") == "Content-Security-Policy"]
     (policy,) = policies
     assert policy is not None
@@ -95,8 +90,8 @@ def test_nothing_is_asked_of_a_network(tmp_path: Path, monkeypatch: pytest.Monke
             assert value is None or value.startswith(("data:", "#")), f"<{tag} {name}={value}>"
 
 
-def test_what_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    page = page_of(monkeypatch, tmp_path, str(write_run(tmp_path / "run", temperature=0.0)))
+def test_what_the_page_says(tmp_path: Path, capsys: Any) -> None:
+    page = page_of(tmp_path, str(write_run(tmp_path / "run", temperature=0.0)))
     for text in ("NOT LOSSLESS", "1 of 3 greedy outputs are equal", "largest margin at a divergence 0.5 nats",
                  "nobody/nothing (1.5M parameters)", "float32", "0123456789 with changes", "a processor"):  # fmt: skip
         assert text in page.text, text
@@ -105,8 +100,8 @@ def test_what_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     assert "wrote" in capsys.readouterr().out
 
 
-def test_the_data_of_an_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    data = json.loads(page_of(monkeypatch, tmp_path, str(write_run(tmp_path / "run"))).data)
+def test_the_data_of_an_output(tmp_path: Path, capsys: Any) -> None:
+    data = json.loads(page_of(tmp_path, str(write_run(tmp_path / "run"))).data)
     output = next(each for each in data["runs"][0]["outputs"] if each["method"] == "model")
     assert tuple(output["k"]) == OUTPUT
     assert [data["sources"][number] for number in output["s"]] == [
@@ -119,19 +114,17 @@ def test_the_data_of_an_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert 0 < output["rounds"][1]["p"][1] < 1
 
 
-def test_runs_side_by_side_and_the_limit_of_prompts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_runs_side_by_side_and_the_limit_of_prompts(tmp_path: Path, capsys: Any) -> None:
     write_run(tmp_path / "sweep" / "0", prompts=4, trace=False, temperature=0.0)
     write_run(tmp_path / "sweep" / "1", prompts=4, overrides=["drafter=ngram"], dtype="bfloat16")
-    page = page_of(monkeypatch, tmp_path, str(tmp_path / "sweep"), "max_prompts=2")
+    page = page_of(tmp_path, str(tmp_path / "sweep"), "max_prompts=2")
     data = json.loads(page.data)
     assert [run["name"] for run in data["runs"]] == ["0", "drafter=ngram"]
     assert [[prompt["id"] for prompt in run["prompts"]] for run in data["runs"]] == [["p0"], ["p0"]]
     assert "1 of 4 prompts of drafter=ngram are shown" in page.text
     assert "0: No trace" in page.text
     assert "MIXED: the runs differ in their dtype" in page.text
-    none = json.loads(page_of(monkeypatch, tmp_path, str(tmp_path / "sweep"), "max_prompts=0").data)
+    none = json.loads(page_of(tmp_path, str(tmp_path / "sweep"), "max_prompts=0").data)
     assert [run["outputs"] for run in none["runs"]] == [[], []]
 
 
@@ -142,7 +135,7 @@ def test_runs_side_by_side_and_the_limit_of_prompts(
      ({"temperature": 1.0, "equals_plain": None}, "sampled")],
 )  # fmt: skip
 def test_every_verdict_has_its_kind(more: dict[str, Any], kind: str, tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", prompts=2, temperature=0.0)
+    folder = write_run(tmp_path / "run", prompts=2, temperature=0.0, trace=False)
     path = folder / "records.jsonl"
     first = {"equals_plain": False, "divergence": 3, "margin": 0.5, "tie_bound": 1e-5}
     rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -152,37 +145,10 @@ def test_every_verdict_has_its_kind(more: dict[str, Any], kind: str, tmp_path: P
     assert found.kind == kind
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["{run}", "out=x.pdf"], "error: out='x.pdf': give the name of a file that ends in .html"),
-        (["{run}", "out=folder.html"], "error: out='folder.html': give the name of a file that ends in .html"),
-        (["{run}", "max_prompts=-1"], "error: max_prompts=-1: give an integer of at least 0"),
-        (
-            [],
-            "error: runs has no value: give runs=…, folders of runs or of sweeps, or a pattern, "
-            "as 'runs=[FOLDER,FOLDER]'",
-        ),
-        (["nothing"], "error: nothing is not the folder of a run: it has no manifest.json"),
-    ],
-)
-def test_bad_input_is_one_sentence(
-    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_run(tmp_path / "run")
-    (tmp_path / "folder.html").mkdir()
-    command(monkeypatch, *(word.format(run="run") for word in words))
-    assert capsys.readouterr().err == f"{message}\n"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder.html", "run"], "nothing was left behind"
-
-
-def test_a_run_leaves_what_the_report_needs(
-    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    run(configure("run", *tiny, *local(saved, "model"), "sampling.temperature=1", "trace=true"))
+def test_a_run_leaves_what_the_report_needs(traced_out: Path, tmp_path: Path, capsys: Any) -> None:
     folder = tmp_path / "out"
-    data = json.loads(page_of(monkeypatch, tmp_path, str(folder)).data)
+    shutil.copytree(traced_out, folder)
+    data = json.loads(page_of(tmp_path, str(folder)).data)
     (shown,) = data["runs"]
     records = read_records(folder / "records.jsonl")
     assert len(shown["outputs"]) == len(records) == 6
@@ -192,5 +158,5 @@ def test_a_run_leaves_what_the_report_needs(
         words = [output["x"].get(str(i), shown["texts"][str(token)]) for i, token in enumerate(output["k"])]
         assert "".join(word for word in words if word != "▯").startswith(record.text.rstrip("\ufffd"))
     (folder / TOKENS).unlink()
-    again = json.loads(page_of(monkeypatch, tmp_path, str(folder)).data)
+    again = json.loads(page_of(tmp_path, str(folder)).data)
     assert again["runs"][0]["texts"] == shown["texts"], "from the target's tokenizer, which is still there"

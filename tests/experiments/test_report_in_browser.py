@@ -79,30 +79,21 @@ def texts(page: Any, selector: str) -> list[str]:
     return [each.text for each in all_of(page, selector) if each.is_displayed()]
 
 
-def open_output(page: Any, number: int) -> None:
-    all_of(page, "#prompts tbody tr button")[number].click()
-
-
-def test_the_verdict_is_first_and_red(page: Any) -> None:
+def test_the_verdict_is_first_and_the_worst_output_open(page: Any) -> None:
+    """Red, and tokens colored by their source."""
     (broken,) = all_of(page, ".verdict.broken strong")
     assert broken.text == "NOT LOSSLESS"
     red, green, blue = json.loads("[" + broken.value_of_css_property("color").split("(")[1].split(")")[0] + "]")[:3]
     assert red > 150 > 60 > max(green, blue)
     assert texts(page, ".verdict.sampled strong") == ["exact rule, sampled"]
-
-
-def test_the_worst_output_is_open_and_colored_by_source(page: Any) -> None:
     assert texts(page, "#view h3") == ["model, temperature 0"]
     kinds = [each.get_attribute("class").split()[1] for each in all_of(page, ".output .t")]
     assert kinds == ["accepted", "accepted", "bonus", "accepted", "recovered", "accepted", "bonus"]
     colors = {kind: all_of(page, f".t.{kind}")[0].value_of_css_property("background-color") for kind in set(kinds)}
     assert len(set(colors.values())) == 3
     words = texts(page, ".output .t")
-    assert words[:3] == [HOSTILE, "▯", "→"]
-    assert words[4] == "<b>"
-    assert texts(page, ".tokens .rejected-token") == ["·bad"], (
-        "what was drafted below the end of the second round's path"
-    )
+    assert words[:3] == [HOSTILE, "▯", "→"] and words[4] == "<b>"
+    assert texts(page, ".tokens .rejected-token") == ["·bad"], "drafted below the end of the second round's path"
     assert texts(page, ".diverges") == ["differs from plain decoding"]
 
 
@@ -124,14 +115,13 @@ def test_a_click_on_a_round_draws_its_tree(page: Any) -> None:
 
 def test_a_prompt_and_the_other_outputs_open(page: Any) -> None:
     rows = texts(page, "#prompts tbody tr")
-    open_output(page, next(i for i, row in enumerate(rows) if "model" in row and "last" in row))
+    number = next(i for i, row in enumerate(rows) if "model" in row and "last" in row)
+    all_of(page, "#prompts tbody tr button")[number].click()
     prompt, others = all_of(page, "#view > details > summary")
     prompt.click()
     assert texts(page, ".prompt") == [f"say last {HOSTILE}"]
     others.click()
-    WebDriverWait(page, 10).until(
-        lambda page: len(all_of(page, "#view h3")) == 2
-    )  # the browser says later that it is open
+    WebDriverWait(page, 10).until(lambda page: len(all_of(page, "#view h3")) == 2)  # it says later that it is open
     assert texts(page, "#view h3") == ["model, temperature 0", "plain, temperature 0"]
 
 

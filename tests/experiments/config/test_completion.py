@@ -52,8 +52,10 @@ def offered(scripts: Path, command: str, *lines: str) -> list[set[str]]:
     return [set(line.split()) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.full
 def test_names_and_settings_are_completed(scripts: Path) -> None:
-    groups, options, settings, swept, nonsense = offered(
+    """Those of the package and of an own folder; a folder before the overrides is no obstacle."""
+    groups, options, settings, swept, nonsense, own, _, folder = offered(
         scripts,
         "specdec-run",
         "specdec-run dra",
@@ -61,26 +63,16 @@ def test_names_and_settings_are_completed(scripts: Path) -> None:
         "specdec-run drafter=ngram drafter.b",
         "specdec-run drafter=ngram,model -m samp",
         "specdec-run drafter=ngram '",
+        "specdec-run --config-dir conf verifier=c",
+        "specdec-run verifier=c",
+        "specdec-run drafter=ngram --config-dir co",
     )
     assert groups == {"drafter=", "drafter."}
     assert options == {f"drafter={name}" for name in ("marginals", "medusa", "merged", "model", "mtp")}
     assert settings == {"drafter.branches="}
     assert "sampling=" in swept
     assert not nonsense, "and nothing is printed in the middle of the user's line"
-
-
-def test_the_options_of_an_own_folder_are_completed(scripts: Path) -> None:
-    own, _, folder = offered(
-        scripts,
-        "specdec-run",
-        "specdec-run --config-dir conf verifier=c",
-        "specdec-run verifier=c",
-        "specdec-run drafter=ngram --config-dir co",
-    )
     assert own == {"verifier=cascade", "verifier=cautious"}
     assert folder == {"conf"}, "the shell's own completion of files"
-
-
-def test_a_folder_before_the_overrides_is_no_obstacle(scripts: Path) -> None:
     (found,) = offered(scripts, "specdec-replay", "specdec-replay outputs/first basel")
     assert found == {"baseline="}

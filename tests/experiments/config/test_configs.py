@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from hydra.utils import get_object
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from drafters.heads.training import TrainedHead
 from experiments.config.checking import check_arguments, parameters_of
@@ -69,29 +71,59 @@ WHOLE = ("experiment", "recipe")
 Configure = Callable[..., DictConfig]
 
 
-def composed(group: str, name: str, configure: Configure, *more: str) -> tuple[DictConfig, str]:
-    """A configuration with an option of a group, and the section where the option's settings stand."""
-    application = "train" if group in (*TRAINING, "regenerate", "recipe") else "run"
-    chosen = f"+{group}={name}" if group == "contender" else f"{group}={name}"
+def composed(group: str, name: str, configure: Configure) -> tuple[DictConfig, str]:
+    """A configuration with an option of a group, and the section where the option's settings stand.
+
+    Only the option is composed, and put into a configuration that was composed before, but for options that change
+    other sections: trees and heads.
+    """
+    application = "train" if group in (*TRAINING, "regenerate") else "run"
     section = {"contender": f"contenders.{name}", "tree": "drafter"}.get(group, group)
-    return configure(application, chosen, *more), section
+    if group in ("tree", "head"):
+        return configure(application, f"{group}={name}"), section
+    config = configure(application)
+    ConfigStore.instance().store("only", {})
+    with initialize_config_dir(str(CONF), version_base="1.3"), open_dict(config):
+        part = compose("only", [f"+{group}={name}"])
+        OmegaConf.update(config, section, OmegaConf.select(part, section), merge=False, force_add=True)
+    return config, section
 
 
-@pytest.mark.parametrize(("group", "name"), OPTIONS)
+@pytest.mark.parametrize(("group", "name"), [each for each in OPTIONS if each[0] in WHOLE])
+def test_every_study_and_recipe_composes(group: str, name: str, configure: Configure) -> None:
+    if name == "fastest_shape":
+        pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="the extra optuna is not installed")
+    command = "train" if group == "recipe" else "run"
+    config = configure(command, f"{group}={name}")
+    settings = {str(key): plain(config, str(key)) for key in config if key not in ("out", "method")}
+    check_arguments(settings_of(command), settings | {"out": "."} | ({} if command == "train" else {"method": "m"}))
+    if command == "run" and config.methods:
+        named = set(config.methods) | {"plain"}
+        assert {*config.labels, *config.rules, *config.setups, *(config.ladder or ())} <= named
+        shown = set(config.ladder or config.methods) - {"plain"}
+        assert not config.labels or set(config.labels) == shown, "every method that is shown has a label"
+    if name == "medusa_sampled":  # what a study changes; the command line wins
+        assert config.sampling.temperature == 1 and config.drafter.name == "bundled/medusa"
+        assert configure("run", f"experiment=[{name},quick]", "dataset.count=7").dataset.count == 7
+
+
+@pytest.mark.parametrize(("group", "name"), [each for each in OPTIONS if each[0] not in WHOLE])
 def test_every_option_composes_and_instantiates(
     group: str, name: str, configure: Configure, saved: Path, tmp_path: Path
 ) -> None:
-    if (group, name) == ("experiment", "fastest_shape"):
-        pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="the extra optuna is not installed")
+    """And its file has every option of the component that it names, and no other."""
     (tmp_path / "prompts.jsonl").write_text('{"turns": ["a"]}\n')
-    given = GIVEN.get(("drafter", "model") if group == "tree" else (group, name), ())
-    words = [word.format(models=saved, conf=CONF, tmp=tmp_path) for word in given]
-    config, section = composed(group, name, configure, *words)
-    if group in WHOLE:
-        command = "train" if group == "recipe" else "run"
-        settings = {str(key): plain(config, str(key)) for key in config if key not in ("out", "method")}
-        check_arguments(settings_of(command), settings | {"out": "."} | ({} if command == "train" else {"method": "m"}))
-    elif group == "regenerate":
+    config, section = composed(group, name, configure)
+    settings = OmegaConf.select(config, section)
+    settings = settings.shape if group == "tree" else settings
+    if isinstance(settings, DictConfig) and group != "regenerate" and settings.get("_target_", group):
+        component = {"engine": Engine, "bootstrap": Bootstrap}.get(group) or get_object(settings["_target_"])
+        found = forgotten({str(key) for key in settings}, component)
+        assert not found, f"conf/{group}/{name}.yaml and {component.__qualname__} differ in {sorted(found)}"
+    for word in GIVEN.get(("drafter", "model") if group == "tree" else (group, name), ()):
+        key, _, value = word.format(models=saved, conf=CONF, tmp=tmp_path).partition("=")
+        OmegaConf.update(config, key, value)
+    if group == "regenerate":
         writing = {key: value for key, value in plain(config, group).items() if key != "drafter"}
         assert writing["file"] is None or typed(RegenerateConfig, writing, group)
     elif group == "engine":
@@ -103,45 +135,23 @@ def test_every_option_composes_and_instantiates(
         assert group != "dataset" or made.load()
 
 
-def test_a_component_may_be_made_of_others(configure: Configure, saved: Path) -> None:
-    words = ["drafter=choice", f"drafter.model.name={saved}/drafter", "drafter.model.shape=2"]
-    made = build(configure("run", *words, "drafter.lookup.factor=3"), "drafter")
-    assert made.lookup.factor == 3 and made.model.max_depth == 2
-    for word, sentence in {
-        "drafter.lookup.shared=7": "drafter.lookup.shared=7: give true or false",
-        "+drafter.model.shpe=3": "there is no drafter.model.shpe: did you mean drafter.model.shape?",
-    }.items():
-        with pytest.raises(ValueError, match=re.escape(sentence)):
-            build(configure("run", *words, word), "drafter")
-
-
-@pytest.mark.parametrize("drafter", ["drafter", "medusa"])
-def test_tree_shapes_from_the_command_line(drafter: str, configure: Configure, saved: Path) -> None:
-    chosen = ["drafter=medusa"] if drafter == "medusa" else []
+def test_shapes_and_parts_from_the_command_line(configure: Configure, saved: Path) -> None:
     for text, shape in (
         ("3", TreeShape.chain(3)),
         ("[3,2]", TreeShape.branching(3, 2)),
         ("[[0],[1],[0,0]]", TreeShape.from_paths([(0,), (1,), (0, 0)])),
     ):
-        config = configure("run", *chosen, f"drafter.name={saved / drafter}", f"drafter.shape={text}")
+        config = configure("run", "drafter=medusa", f"drafter.name={saved / 'medusa'}", f"drafter.shape={text}")
         assert build(config, "drafter").tree.shape == shape
-
-
-def test_experiments_may_change_every_group(configure: Configure) -> None:
-    config = configure("run", "experiment=medusa_sampled")
-    assert config.sampling.temperature == 1
-    assert config.drafter.name == "bundled/medusa"
-    # What is given on the command line wins.
-    assert configure("run", "experiment=quick", "dataset.count=7").dataset.count == 7
+    words = [f"drafter.model.name={saved}/drafter", "drafter.model.shape=2", "drafter.lookup.factor=3"]
+    made = build(configure("run", "drafter=choice", *words), "drafter")
+    assert made.lookup.factor == 3 and made.model.max_depth == 2
 
 
 # Where files come from: passed on to transformers, and given with +, as in +drafter.revision=….
 FILES = {"revision", "subfolder", "token", "cache_dir", "force_download", "local_files_only", "trust_remote_code"}
 # Arguments that no YAML file can hold: objects, and what an experiment sets itself.
-NOT_SETTINGS = {
-    Engine: {"target", "drafter", "verifier"},
-    SamplingParams: {"stream", "logits_processor", "logprobs"},
-}
+NOT_SETTINGS = {Engine: {"target", "drafter", "verifier"}, SamplingParams: {"stream", "logits_processor", "logprobs"}}
 
 
 def arguments_of(component: Any) -> set[str]:
@@ -160,18 +170,6 @@ def forgotten(given: set[str], component: Any) -> set[str]:
     return {key for key in given if key != "_target_"} ^ wanted
 
 
-@pytest.mark.parametrize(("group", "name"), [each for each in OPTIONS if each[0] not in (*WHOLE, "regenerate")])
-def test_every_option_of_a_component_is_in_its_file(group: str, name: str, configure: Configure) -> None:
-    section = OmegaConf.select(*composed(group, name, configure))
-    if group == "tree":
-        section = section.shape
-    if not isinstance(section, DictConfig) or (group != "engine" and group != "bootstrap" and not section["_target_"]):
-        return
-    component = {"engine": Engine, "bootstrap": Bootstrap}.get(group) or get_object(section["_target_"])
-    found = forgotten({str(key) for key in section}, component)
-    assert not found, f"conf/{group}/{name}.yaml and {component.__qualname__} differ in {sorted(found)}"
-
-
 def test_a_forgotten_option_is_found() -> None:
     """The check above on a component that has one option more than its file, and on a file with a key too many."""
 
@@ -187,9 +185,11 @@ def test_every_setting_is_checked(configure: Configure) -> None:
         assert {str(key) for key in configure(name)} == {field.name for field in fields(settings_of(name))}
 
 
-@pytest.mark.parametrize("path", [path for path in YAML if path.parent.name not in (*WHOLE, "pair")], ids=str)
-def test_every_setting_has_a_comment(path: Path) -> None:
+def test_every_setting_has_a_comment() -> None:
     """Beside the setting or above it; what refers to another setting is explained there."""
-    for before, line in itertools.pairwise((CONF / path).read_text().splitlines()):
-        if re.match(r"[a-z]\w*: *\S", line) and "${" not in line:
-            assert "#" in line or before.startswith("#"), f"conf/{path}: {line}"
+    for path in YAML:
+        if path.parent.name in (*WHOLE, "pair"):
+            continue
+        for before, line in itertools.pairwise((CONF / path).read_text().splitlines()):
+            if re.match(r"[a-z]\w*: *\S", line) and "${" not in line:
+                assert "#" in line or before.startswith("#"), f"conf/{path}: {line}"

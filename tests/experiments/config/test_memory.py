@@ -1,29 +1,30 @@
 """The memory of a run from its configuration: what is planned agrees with what the components then are."""
 
-from collections.abc import Callable
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
 
 import pytest
-from omegaconf import DictConfig
 
+from experiments.config.checking import in_words
 from experiments.config.sections import build
+from experiments.config.settings import EngineSettings
 from experiments.measuring.meters import held_by
 from experiments.planning.memory import RunMemory
+from experiments.run import run
 from experiments.session.memory import plan_memory
+from specdec.cache.formats import FORMATS
 from specdec.engine.engine import Engine
-
-Configure = Callable[..., DictConfig]
+from tests.experiments.runs import Configure
 
 
 @pytest.mark.parametrize(
     "words",
     [
         ["drafter=model", "tree=expansion"],
-        ["drafter=model", "drafter.shape=[3,2,1]"],
-        ["drafter=eagle"],
         ["drafter=eagle", "tree=sampled"],
-        ["drafter=medusa"],
         ["drafter=block", "drafter.shape=3"],
-        ["drafter=merged"],
         ["drafter=choice"],
     ],
     ids=" ".join,
@@ -37,7 +38,7 @@ def test_nodes_of_drafts_are_those_of_the_drafter(words: list[str], configure: C
     assert not planned.unknown
 
 
-@pytest.mark.parametrize("drafter", ["eagle", "block", "medusa"])
+@pytest.mark.parametrize("drafter", ["eagle", pytest.param("block", marks=pytest.mark.full)])
 def test_a_drafter_holds_what_is_planned(drafter: str, configure: Configure) -> None:
     """Weights but for norms and small vectors, and caches to the byte."""
     config = configure("run", f"drafter={drafter}", "method=m", "engine.max_batch_size=3", "engine.max_length=50")
@@ -73,3 +74,20 @@ def test_why_nothing_is_planned(words: list[str], said: str, configure: Configur
     """Loading says what is wrong, if anything is."""
     found = plan_memory(configure("run", "drafter=none", "method=m", *words), {"m": "drafter"})
     assert isinstance(found, str) and found.startswith(said)
+
+
+def test_the_settings_know_all_formats() -> None:
+    """They have the names without importing PyTorch."""
+    (kind,) = (field.type for field in fields(EngineSettings) if field.name == "kv_cache")
+    assert in_words(kind) == f"one of {', '.join(FORMATS)}, or null"
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_run_says_which_cache_it_has_and_is_lossless(configure: Configure, tiny: list[str], capsys: Any) -> None:
+    words = ["drafter=ngram", "engine.kv_cache=int8", "method=mine", "target.dtype=float32", "warmup_prompts=0"]
+    config = configure("run", *tiny, *words, "dataset.count=1")
+    summary = run(config)
+    assert all(method.lossless is None or method.lossless.divergences == 0 for method in summary.methods)
+    assert "keys and values in int8" in " ".join(capsys.readouterr().out.split())
+    target = json.loads((Path(config.out) / "manifest.json").read_text())["target"]
+    assert target["kv_cache"] == "int8" and target["kv_bytes_per_position"] > 0

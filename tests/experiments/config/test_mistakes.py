@@ -1,32 +1,31 @@
-"""Mistakes that a new user makes on the command line: each gets one sentence, before any work.
+"""The table of mistakes: input → an error of one sentence that names the argument, before any work.
 
 The user's own components live in a folder of their own, as they do in practice.
 """
 
 import json
-import subprocess
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import DictConfig
 
-from experiments.check_verifier import check_verifier as check
-from experiments.compare import compare
-from experiments.config.launch import launch, sentence
-from experiments.demo import demo
-from experiments.replay import replay
+from experiments.bench.chapter.models import CONFIGS
+from experiments.config.launch import Command, sentence
+from experiments.config.words import with_home, without_nulls
 from experiments.results.records import read_records
 from experiments.run import run
-from experiments.train import train
-from tests.models import tiny_model
+from tests.experiments.conftest import composed
+from tests.experiments.runs import Configure, invoke
+from tests.experiments.showcase import write_run
 
-Configure = Callable[..., DictConfig]
 MINE = """
 from drafters import NGramDrafter
 from experiments.datasets.prompt import Prompt
+from specdec.interfaces import Drafter
 from verifiers import RejectionVerifier
 
 NUMBER = 3
@@ -40,6 +39,10 @@ class Lookup(NGramDrafter):
 class Unbound(NGramDrafter):
     def bind(self, target, sizes):
         self.width = target.width  # LINE Unbound.bind AttributeError: 'Target' object has no attribute 'width'
+
+
+class Unfinished(Drafter):
+    pass
 
 
 class Needy(NGramDrafter):
@@ -67,74 +70,316 @@ LINES = {
     if found
 }
 """What raises in the user's file: number of its line, and what is said, by the name of the function."""
+FILES = {
+    "own_parts.py": MINE,
+    "own_syntax.py": "def f(:\n    pass\n",
+    "own_import.py": "import a_package_that_is_not_installed\n",
+    "a_file": "notes\n",
+    "bad.jsonl": '{"turns": ["a"]}\n{"turns": 3}\n',
+    "rows.jsonl": '{"prompt": "a", "answer": "b"}\n',
+    "turns.jsonl": '{"turns": ["a"]}\n',
+    "conf/dataset/data.yaml": "_target_: own_parts.Data\n",
+    "llama/config.json": json.dumps(CONFIGS["llama-3.1-8b"] | {"torch_dtype": "bfloat16"}),
+    "head70/config.json": json.dumps(CONFIGS["llama-3.1-70b"] | {"num_hidden_layers": 1}),
+    "bert.json": '{"model_type": "bert", "architectures": ["BertModel"], "num_hidden_layers": 2}',
+    "t5.json": '{"model_type": "t5", "is_encoder_decoder": true}',
+    "empty.json": "{}",
+    "unheard.json": '{"model_type": "unheard_of", "num_hidden_layers": 2}',
+    **{f"text/{name}.txt": f"spam and {name}, " * 20 for name in "abcd"},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    found = tmp_path_factory.mktemp("mine")
+    for name, text in FILES.items():
+        (found / name).parent.mkdir(parents=True, exist_ok=True)
+        (found / name).write_text(text)
+    (found / "folder.html").mkdir()
+    write_run(found / "run")
+    yield found
+    for name in ("own_parts", "own_syntax", "own_import"):
+        sys.modules.pop(name, None)
 
 
 @pytest.fixture
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def mine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user's folder with components that fail, from where the commands are started."""
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    (folder / "own_parts.py").write_text(MINE)
-    (folder / "own_syntax.py").write_text("def f(:\n    pass\n")
-    (folder / "own_import.py").write_text("import a_package_that_is_not_installed\n")
-    (folder / "a_file").write_text("notes\n")
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
-    for name in ("own_parts", "own_syntax", "own_import"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
     return folder
 
 
-def invoke(task: Callable[..., Any], name: str, *arguments: str, patch: pytest.MonkeyPatch, folder: Path) -> int:
-    """The exit code of an application in this process."""
-    patch.setattr(sys, "argv", [f"{name}.py", *arguments, f"hydra.run.dir={folder / 'hydra'}"])
-    try:
-        launch(task, name)
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    return 0
-
-
-def own(kind: str, drafter: str) -> list[str]:
-    """Overrides that use a component of ``own_parts``."""
-    chosen = {"drafter": ["drafter=none"], "verifier": ["drafter=ngram"], "dataset": ["drafter=ngram"]}[kind]
-    return [*chosen, f"{kind}._target_=own_parts.{drafter}"]
-
-
-@pytest.mark.parametrize(
-    ("kind", "function"),
-    [("drafter", "Unbound.bind"), ("dataset", "Data.load")],
+DEFAULTS = {
+    "run": "target.name={models}/target method=m drafter=ngram",
+    "train": "target.name={models}/target target.device=cpu data=text data.files=text/*.txt data.held_out=0.25 "
+    "fit='{{steps: 4, batch_size: 2, length: 32, lr: 1e-2, warmup: 1}}'",
+    "calibrate": "target.name={models}/target drafter.name={models}/drafter drafter.shape=2 seconds=0 rounds=1",
+    "check_drafter": "target.name=/nowhere",
+    "inspect_drafter": "target.name={models}/target",
+    "plan": "target.name=llama pictures=false",
+    "replay_text": "tokenizer={models}/target drafters=[ngram]",
+}
+OWN = "drafter=none drafter._target_="
+TWO = (
+    "drafter=none method=none +drafter@methods.copied=ngram +drafter@methods.drawn=model +verifier@rules.drawn=block "
+    "+drafter@methods.nothing=none"
 )
-def test_a_failing_component_shows_its_line(
-    kind: str, function: str, saved: Path, mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    """Not the framework's line that called it, nor Python's or torch's that it called."""
-    number, said = LINES[function]
-    more = [f"target.name={saved / 'target'}", "out=out"]
-    if kind == "dataset":  # all settings of the section but these are another dataset's
-        (mine / "own").mkdir()
-        (mine / "own" / "dataset").mkdir()
-        (mine / "own" / "dataset" / "data.yaml").write_text("_target_: own_parts.Data\n")
-        overrides = ["--config-dir", str(mine / "own"), "drafter=ngram", "dataset=data"]
-    else:
-        overrides = own(kind, function.split(".")[0])
-    assert invoke(run, "run", *overrides, *more, patch=monkeypatch, folder=mine) == 1
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1, error
-    assert said in error
-    assert f"(at own_parts.py:{number} in {function}" in error
-    assert ("HYDRA_FULL_ERROR=1 shows the whole traceback" in error) == (kind != "dataset"), "a ValueError is input"
+MISTAKES: dict[str, dict[str, str]] = {
+    "run": {
+        "drafter=ngrm": "drafter 'ngrm': did you mean ngram?",
+        "drafter.brnches=1": "drafter.brnches: did you mean drafter.branches?",
+        "sed=1": "sed: did you mean seed?",
+        "+sead=1": "sead: did you mean seed?",
+        "drafter=model temperature=1": "temperature: did you mean drafter.temperature or sampling.temperature?",
+        "verifier=bloc": "verifier 'bloc': did you mean block?",
+        "warmup_prompts=-1": "warmup_prompts=-1",
+        "seed=1.5": "seed=1.5",
+        "resume=yes": "resume='yes'",
+        "method=null": "method=None",
+        "out=3": "out=3",
+        "out=a_file": "a_file is a file",
+        "price=0": "price=0",
+        "trace_dropped=1": "trace_dropped=1",
+        "objective=speed": "objective='speed'",
+        "verifier=null": "verifier=null: a run needs a verifier, choose among block, ",
+        "dataset=stdlib,null": "dataset=stdlib,null",
+        "engine.max_batch_size=0": "engine.max_batch_size=0",
+        "engine.max_length=long": "engine.max_length='long'",
+        "engine.max_length=20": "no prompt fits: ",
+        "engine.prefill_chunk=0": "engine.prefill_chunk=0",
+        "+engine.prefil_chunk=2": "engine.prefil_chunk: did you mean engine.prefill_chunk?",
+        "engine.kv_cache=int4": "engine.kv_cache='int4': give one of int8, fp8, fp8_e5m2, or null",
+        "engine.kv_cache=int8 +contender=hf_generate": "engine.kv_cache=int8",
+        "engine.scheduler=fifo": "engine.scheduler='fifo'",
+        "engine.scheduler._target_=x.Y": "engine.scheduler is empty",
+        "engine.scheduler={{_target_:own_parts.Rule}}": "scheduler is a Rule",
+        "sla.ttft=0": "sla.ttft=0",
+        "+sla.itl=1": "sla.itl",
+        "sampling.temperature=hot": "sampling.temperature='hot'",
+        "sampling.top_p=2": "top_p=2",
+        "sampling.temperatur=1": "sampling.temperatur: did you mean sampling.temperature?",
+        "+bootstrap.samples=200": "bootstrap.samples: did you mean bootstrap.resamples?",
+        "bootstrap.resamples=many": "bootstrap.resamples='many'",
+        "dataset.count=[": "dataset.count=[",
+        "dataset.count=0": "dataset.count=0",
+        "dataset=jsonl": "dataset.file has no value",
+        "dataset=jsonl dataset.file=no.jsonl": "dataset.file",
+        "dataset=jsonl dataset.file=bad.jsonl": 'bad.jsonl, line 2: "turns" must be a list',
+        "dataset=text dataset.files=*.nothing": "dataset.files: no file matches",
+        "dataset._target_=drafters.NGramDrafter": "there is no dataset.",
+        "target._target_=null": "target._target_=None",
+        "target.name=models/mine/final": "'models/mine/final'",
+        "drafter=model drafter.shape=2.5": "chain length=2.5",
+        "drafter=model drafter.shape=[[0],[0,0,0]]": "path (0, 0, 0)",
+        "drafter=model drafter.name={models}/other": "vocab",
+        "drafter=medusa drafter.name=./nope": "no checkpoint at ",
+        "drafter=medusa drafter.name={models}/target": "has no weights",
+        "drafter=choice drafter.model.name={models}/drafter drafter.lookup.shared=7": "drafter.lookup.shared=7",
+        "drafter=choice +drafter.model.shpe=3": "drafter.model.shpe: did you mean drafter.model.shape?",
+        f"{OWN}own_parts.Lokup": "drafter._target_='own_parts.Lokup'",
+        f"{OWN}own_parts": "drafter._target_='own_parts' is a module",
+        f"{OWN}own_parts.NUMBER": "drafter._target_='own_parts.NUMBER' is of type int",
+        f"{OWN}3": "drafter._target_=3",
+        f"{OWN}nowhere.X": "drafter._target_='nowhere.X'",
+        f"{OWN}own_parts.Needy": "drafter.depth is missing",
+        f"{OWN}own_syntax.X": "SyntaxError: invalid syntax (at own_syntax.py:1;",
+        f"{OWN}own_import.X": "No module named 'a_package_that_is_not_installed' (at",
+        f"{OWN}verifiers.RejectionVerifier": "drafter is the verifier RejectionVerifier",
+        "verifier._target_=drafters.NGramDrafter": "verifier is the drafter NGramDrafter",
+        f"{TWO} drafter=ngram": "drafter and methods",
+        f"{TWO} compared_with=drown": "compared_with='drown': there is no such method: did you mean drawn?",
+        f"{TWO} +verifier@rules.drown=block": "rules.drown: there is no method 'drown': did you mean drawn?",
+        f"{TWO} objective=speedup": "objective=speedup",
+        f"{TWO} +rules.drawn.lenience=2": "rules.drawn.lenience",
+        f"{TWO} +setups.copid.engine.optimize=false": "setups.copid: there is no method 'copid': did you mean copied?",
+        f"{TWO} +setups.copied.engin.optimize=false": "setups.copied.engin: did you mean setups.copied.engine?",
+        f"{TWO} +setups.copied.target.quantisation=int8": "setups.copied.target.quantisation: did you mean",
+        f"{TWO} +setups.copied.engine.max_length=64": "setups.copied.engine.max_length",
+        f"{TWO} +setups.copied.engine=fast": "setups.copied.engine='fast'",
+        f"{TWO} +setups.copied.engine.optimize=false +contender=hf_generate": "contenders and setups",
+        f"{TWO} ladder=[plain,nothing]": "ladder: nothing has neither a drafter nor a setup",
+        f"{TWO} ladder=[plain]": "ladder=['plain']",
+        "drafter=model +policy@policies.a=fixed +policy@policies.b=fixed objective=speedup": "objective=speedup",
+    },
+    "demo": {
+        "temperatures=[]": "temperatures=[]",
+        "race=lookahead": "race='lookahead'",
+        "methods=null": "methods=None",
+    },
+    "replay": {
+        "nowhere verifiers=[rejection,blok]": "verifier 'blok': did you mean block?",
+        "nowhere 'verifiers=[{{name: lenient, lenence: 1}}]'": "verifier lenient has no 'lenence': did you mean",
+        "nowhere 'verifiers=[{{_target_: Rule}}]'": "verifiers._target_='Rule'",
+        "nowhere verifiers=[3]": "3 is no verifier",
+        "nowhere baseline=rejetion": "baseline: there is no verifier 'rejetion': did you mean rejection?",
+        "trace=a_file": "a_file is not the folder of a run",
+        "": "trace has no value",
+    },
+    "replay_text": {
+        "texts=/nowhere.jsonl": "'/nowhere.jsonl'",
+        "texts=rows.jsonl drafters=[ngrm]": "drafter 'ngrm': did you mean ngram?",
+        "texts=rows.jsonl 'drafters=[{{name: suffix, shred: true}}]'": "'shred': did you mean shared?",
+        "texts=rows.jsonl 'drafters=[ngram,{{name: suffix, label: ngram}}]'": "drafters: two are called 'ngram'",
+        "texts=rows.jsonl drafters=[]": "drafters=[]",
+        "texts=rows.jsonl per_category=0": "per_category=0",
+        "texts=rows.jsonl tokenizer=/nowhere": "/nowhere",
+        "texts=turns.jsonl": "texts: no line of turns.jsonl has an answer",
+        "texts=[]": "texts=[]",
+        "": "texts has no value",
+    },
+    "check_verifier": {
+        "vocab=1": "vocab=1",
+        "verifier._target_=null": "verifier._target_=None",
+        "verifier._target_=own_parts.Data": "verifier is a Data",
+        "verifier=transport vocab=50": "vocab=50: ",
+        "verifier=shared_noise vocab=50": "vocab=50: ",
+    },
+    "check_drafter": {
+        "prompts=[abc,3]": "prompts=['abc', 3]",
+        "drafter=none": "drafter=none",
+        "+drafter.width=3": "drafter.width",
+        f"{OWN}own_parts.Unfinished": "drafter: Unfinished has no bind: write bind(self, target, sizes)",
+        "target.name={models}/target drafter=ngram policy=confidence": "policy=cost_aware or policy=additive",
+    },
+    "inspect_drafter": {
+        "tokens=2": "tokens=2",
+        "drafter=none": "drafter=none",
+        "drafter=ngram": "NGramDrafter is not one trained model",
+    },
+    "calibrate": {
+        "grid.batch=[0]": "grid.batch=[0]",
+        "seconds=-1": "seconds=-1",
+        "+grid.rows=[1]": "grid.rows",
+        "grid.context=[100000]": "grid.context=",
+    },
+    "plan": {
+        "batch=0": "batch=0",
+        "batch=[1,0]": "batch=[1, 0]",
+        "acceptance=1.5": "acceptance=1.5",
+        "price=0": "price=0",
+        "drafter=eagel": "drafter 'eagel': did you mean eagle?",
+        "device=h10": "device 'h10' in the table: did you mean h100?",
+        "context=200000": "context=200000: the model has 131072 positions",
+        "context=100 output=100": "output=100",
+        "target.quantization=int3": "target.quantization='int3'",
+        "target.dtype=float8": "target.dtype='float8'",
+        "target.name=/nowhere.json": "'/nowhere.json'",
+        "target.name=bert.json": "BertModel is an encoder",
+        "target.name=t5.json": "encoder-decoder",
+        "target.name=empty.json": "has no layers",
+        "target.name=unheard.json": "has no hidden_size",
+        "target.name=bundled/target target.inflate=110n": "inflate='110n'",
+        "drafter=model": "has a vocabulary of 4,096 tokens",
+        "drafter=merged": "a plan knows model, eagle, mtp, block, medusa",
+        "drafter=eagle drafter.name=head70": "a head for hidden states of 8192 numbers",
+    },
+    "compare": {
+        "outputs/a outputs/b": "'outputs/a' has no name: give folders as 'runs=[outputs/a,outputs/b]'",
+        "": "runs has no value",
+        "run=a": "run: did you mean runs?",
+        "runs=a_file": "a_file is not the folder of a run",
+        "runs=nothing/*": "no folder matches",
+        "runs=a allow_mixed=maybe": "allow_mixed='maybe'",
+        "runs=a format=pdf": "format='pdf'",
+        "runs=a format=[]": "format=[]",
+    },
+    "report": {
+        "run out=x.pdf": "out='x.pdf'",
+        "run out=folder.html": "out='folder.html'",
+        "run max_prompts=-1": "max_prompts=-1",
+        "nothing": "nothing is not the folder of a run",
+        "": "runs has no value",
+    },
+    "show": {
+        "run prompt=3": "prompt=3: the run has prompts 0 to 2",
+        "run prompt=p00": "prompt 'p00': did you mean p0?",
+        "run prompt=0 method=modell": "method 'modell': did you mean model?",
+        "run prompt=0 round=3": "round=3: the output has rounds 0 to 2",
+        "run prompt=0 temperature=0": "temperature=0",
+        "run prompt=0 method=plain round=0": "round=0",
+        "text": "has no manifest.json",
+        "run folder.html": "give one folder, not 2",
+        "": "run has no value",
+    },
+    "export": {
+        "drafter.name=a format=vllm": "format='vllm'",
+        "": "drafter.name has no value",
+        "drafter=eagle": "drafter=eagle",
+    },
+    "bundle": {"models=drafter": "models='drafter'"},
+    "train": {
+        "head=eagel3": "head 'eagel3': did you mean eagle3?",
+        "mixed_precision=fp16": "mixed_precision='fp16'",
+        "out=a_file": "a_file is a file",
+        "fit.length=512": "fit.length=512",
+        "fit.batch_size=99": "fewer than one batch of 99",
+        "head=eagle3 head.hidden_layers=[1,2,99]": "layer 99",
+        "head=eagle3 head.draft_vocabulary=999": "head.draft_vocabulary=999",
+        "head=dflash head.mask_token_id=999": "head.mask_token_id=999",
+        "head=medusa head.name={models}/medusa head.depths=2": "holds 3 heads of width 32",
+        "loss=kl loss._target_=experiments.training.weights.Power": "losses.Loss",
+        "served.prompt_tokens=1": "served.prompt_tokens=1",
+    },
+}
+
+
+def mistake(command: str, words: list[str]) -> str:
+    """What a command says to words that are a mistake."""
+    task: Command = getattr(import_module(f"experiments.{command}"), command)
+    try:
+        given = words if task.rewrite is None else task.rewrite(words)
+        task(composed(command, *without_nulls(with_home(given))))
+    except Exception as error:
+        return sentence(error)
+    raise AssertionError("nothing was said")
+
+
+@pytest.mark.parametrize(("command", "words"), [(name, words) for name, rows in MISTAKES.items() for words in rows])
+def test_a_mistake_gets_one_sentence_before_any_work(command: str, words: str, saved: Path, mine: Path) -> None:
+    has_out = command not in ("report", "show", "check_verifier", "check_drafter", "inspect_drafter")
+    given = f"{'out=out ' * has_out}{DEFAULTS.get(command, '')} {words}".format(models=saved)
+    found = mistake(command, shlex.split(given))
+    assert MISTAKES[command][words] in found and "\n" not in found
+    assert ("HYDRA_FULL_ERROR" in found) == ("own_syntax" in words or "own_import" in words), "anything else is input"
+    assert not (mine / "out" / "records.jsonl").exists() and not (mine / "out" / "best").exists()
 
 
 @pytest.mark.parametrize(
-    ("kind", "function"),
-    [("drafter", "Lookup.propose"), ("verifier", "Rule.laws")],
+    ("words", "said"),
+    [
+        (["hydra.run.dir=a_file"], "cannot use 'a_file': File exists"),
+        (["pair=glm45_air_mtp"], "pair=glm45_air_mtp brings its own drafter, and drafter=ngram is chosen"),
+        (["--config-dir", "conf", "dataset=data"], "(at own_parts.py:{line} in Data.load"),
+        (["drafter=none", "drafter._target_=own_parts.Unbound"], "(at own_parts.py:{line} in Unbound.bind"),
+    ],
+)
+def test_the_command_line_ends_with_the_sentence(
+    words: list[str], said: str, saved: Path, mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """A component's own line is named: not the framework's that called it, nor Python's or torch's that it called."""
+    function = said.partition(" in ")[2]
+    number, message = LINES.get(function, (0, ""))
+    given = [f"target.name={saved / 'target'}"] * ("pair" not in words[0]) + ["drafter=ngram", *words, "out=out"]
+    assert invoke(*given, monkeypatch=monkeypatch, tmp_path=mine) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1, error
+    assert said.format(line=number) in error and message in error
+    if function == "Unbound.bind":
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+        with pytest.raises(AttributeError, match="has no attribute 'width'"):
+            invoke(*given, monkeypatch=monkeypatch, tmp_path=mine)
+
+
+@pytest.mark.parametrize(
+    ("kind", "function"), [("drafter", "Lookup.propose"), pytest.param("verifier", "Rule.laws", marks=pytest.mark.full)]
 )
 def test_a_component_that_fails_in_a_round_shows_its_line_in_the_records(
-    kind: str, function: str, configure: Configure, tiny: list[str], mine: Path, capsys: Any
+    kind: str, function: str, configure: Configure, tiny: list[str], mine: Path, no_pictures: None, capsys: Any
 ) -> None:
     number, said = LINES[function]
-    config = configure("run", *tiny, *own(kind, function.split(".")[0]), "method=mine", "warmup_prompts=0")
+    words = [f"{kind}._target_=own_parts.{function.split('.')[0]}", "method=mine", "warmup_prompts=0"]
+    config = configure("run", *tiny, "drafter=none" if kind == "drafter" else "drafter=ngram", *words)
     with pytest.raises(ValueError, match="every prompt failed with mine: ") as raised:
         run(config)
     place = f"(at own_parts.py:{number} in {function})"
@@ -144,169 +389,11 @@ def test_a_component_that_fails_in_a_round_shows_its_line_in_the_records(
     assert all(error is not None and error.endswith(place) and "\n" not in error for error in errors)
 
 
-def test_the_whole_traceback_on_demand(saved: Path, mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    overrides = [*own("drafter", "Unbound"), f"target.name={saved / 'target'}", "out=out"]
-    with pytest.raises(AttributeError, match="has no attribute 'width'"):
-        invoke(run, "run", *overrides, patch=monkeypatch, folder=mine)
-
-
-def test_an_error_of_the_framework_shows_its_deepest_line() -> None:
+def test_an_error_of_the_framework_shows_its_type_and_deepest_line() -> None:
     with pytest.raises(TypeError) as raised:
         read_records(None)  # type: ignore[arg-type]
     below = raised.value.with_traceback(raised.tb.tb_next)  # as if no code of a user had called it
     assert "records.py:" in sentence(below)
     assert "in read_records; HYDRA_FULL_ERROR=1 shows the whole traceback)" in sentence(below)
-
-
-BAD = {
-    "engine.kv_cache=int4": "engine.kv_cache='int4': give one of int8, fp8, fp8_e5m2, or null",
-    "engine.kv_cache=int8 +contender=hf_generate": "engine.kv_cache=int8 makes another target than the one that",
-    "drafter=none drafter._target_=own_parts.Lokup": "drafter._target_='own_parts.Lokup': there is no 'Lokup' in",
-    "drafter=none drafter._target_=own_parts": "drafter._target_='own_parts' is a module: name a class or function",
-    "drafter=none drafter._target_=own_parts.NUMBER": "drafter._target_='own_parts.NUMBER' is of type int: name a",
-    "drafter=none drafter._target_=3": "drafter._target_=3: give the dotted name of a class",
-    "drafter=none drafter._target_=nowhere.X": "drafter._target_='nowhere.X': there is no module 'nowhere'",
-    "drafter=none drafter._target_=own_parts.Needy": "drafter.depth is missing: give drafter.depth=…",
-    "drafter=none drafter._target_=own_syntax.X": "SyntaxError: invalid syntax (at own_syntax.py:1;",
-    "drafter=none drafter._target_=own_import.X": "No module named 'a_package_that_is_not_installed' (at",
-    "drafter=none drafter._target_=verifiers.RejectionVerifier": "drafter is the verifier RejectionVerifier",
-    "drafter=ngram verifier._target_=drafters.NGramDrafter": "verifier is the drafter NGramDrafter: give an acceptance",
-    "dataset._target_=drafters.NGramDrafter": "there is no dataset.",
-    "drafter=ngram target._target_=null": "target._target_=None: a run needs a target, give target=NAME",
-    "drafter=ngram engine.scheduler=fifo": "engine.scheduler='fifo': give 'engine.scheduler={{_target_:",
-    "drafter=ngram engine.scheduler._target_=x.Y": "engine.scheduler is empty: give 'engine.scheduler={{_target_:…}}'",
-    "drafter=ngram engine.scheduler={{_target_:own_parts.Rule}}": "scheduler is a Rule: give a Scheduler, or None",
-    "verifier=null": "verifier=null: a run needs a verifier, choose among block, ",
-    "dataset=stdlib,null": "dataset=stdlib,null: a run needs a dataset, choose among ",
-    "drafter=ngram method=null": "method=None: give a text",
-    "temperature=1": "there is no temperature: did you mean drafter.temperature or sampling.temperature?",
-    "drafter=ngram out=a_file": "a_file is a file)",
-    "drafter=ngram out=3": "out=3: give the path of a folder",
-    "drafter=ngram target.name=models/mine/final": "no model at 'models/mine/final': there is no such folder",
-    "drafter=ngram engine.max_batch_size=true": "engine.max_batch_size=True: give an integer of at least 1",
-    "drafter=ngram engine.max_length=long": "engine.max_length='long': give an integer of at least 2, or null",
-    "drafter.shape=2.5": "chain length=2.5: give a whole number",
-    "drafter.shape=[[0],[0,0,0]]": "path (0, 0, 0) in a tree shape has no parent: add the path (0, 0)",
-    "drafter=ngram sla.ttft=0": "sla.ttft=0: give seconds above 0, or a number with a unit (us, ms, s, min) such as",
-    "drafter=ngram +sla.itl=1": "there is no sla.itl: choose among ttft, tpot, e2e",
-    "drafter=ngram sla=fast": "sla='fast': give a section",
-    "drafter=ngram price=0": "price=0: give the price of an hour, above 0, or null",
-    "drafter=ngram seed=1.5": "seed=1.5: give an integer of at least 0, or null",
-    "sampling.temperature=hot": "sampling.temperature='hot': give a number",
-    "sampling.top_p=2": "top_p=2: give a mass in (0, 1]",
-    "sampling.temperatur=1": "there is no sampling.temperatur: did you mean sampling.temperature?",
-    "+sead=1": "there is no sead: did you mean seed?",
-    "+engine.prefil_chunk=2": "there is no engine.prefil_chunk: did you mean engine.prefill_chunk?",
-    "+bootstrap.samples=200": "there is no bootstrap.samples: did you mean bootstrap.resamples?",
-    "bootstrap.resamples=many": "bootstrap.resamples='many': give an integer",
-    "engine.prefill_chunk=0": "engine.prefill_chunk=0: give an integer of at least 1",
-    "trace_dropped=1": "trace_dropped=1: give a mass from 0",
-    "dataset.count=[": "cannot read 'dataset.count=['",
-    "dataset=jsonl dataset.file={tmp}/no.jsonl": "dataset.file: there is no file",
-    "dataset=jsonl dataset.file={tmp}/bad.jsonl": 'bad.jsonl, line 2: "turns" must be a list',
-    "dataset=text dataset.files={tmp}/*.txt": "dataset.files: no file matches",
-    "dataset.count=0": "dataset.count=0: give at least 1",
-    "drafter=medusa drafter.name={tmp}/nope": "no checkpoint at ",
-    "drafter=medusa drafter.name={models}/target": "has no weights: there is neither medusa_lm_head.safetensors",
-    "drafter.name={models}/other": "vocab",
-    "drafter=ngram engine.max_length=20": "no prompt fits: ",
-    "tracker=wandb tracker.mode=upload": "tracker.mode='upload'",
-}
-
-
-@pytest.mark.parametrize("overrides", BAD)
-def test_a_mistake_gets_one_sentence_before_any_work(
-    overrides: str, saved: Path, mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    places = {"tmp": mine, "models": saved}
-    (mine / "bad.jsonl").write_text('{"turns": ["a"]}\n{"turns": 3}\n')
-    defaults = {"target.name": saved / "target", "drafter.name": saved / "drafter", "out": mine / "out"}
-    given = overrides.format(**places).split()
-    chosen = "drafter=" in overrides
-    more = [
-        f"{key}={value}"
-        for key, value in defaults.items()
-        if not any(each.startswith((f"{key}=", f"{key.split('.')[0]}=")) for each in given)
-        and not (key == "drafter.name" and chosen)
-    ]
-    assert invoke(run, "run", *more, *given, patch=monkeypatch, folder=mine) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("error: "), error
-    assert BAD[overrides].format(**places) in error
-    assert error.count("\n") == 1, error
-    assert not (mine / "out" / "records.jsonl").exists()
-
-
-ELSEWHERE = [
-    ("demo", demo, "race=lookahead", "race='lookahead': there is no such method"),
-    ("demo", demo, "methods=null", "methods=None: give a section"),
-    ("compare", compare, "runs=a_file", "a_file is not the folder of a run: it has no manifest.json"),
-    ("replay", replay, "trace=a_file", "a_file is not the folder of a run: it has no manifest.json"),
-    ("check_verifier", check, "verifier._target_=null", "verifier._target_=None: name the rule to check"),
-    ("check_verifier", check, "verifier._target_=own_parts.Data", "verifier is a Data: give an acceptance rule"),
-    ("train", train, "out=a_file", "a_file is a file)"),
-    ("run", run, "hydra.run.dir=a_file", "cannot use 'a_file': File exists"),
-]
-
-
-@pytest.mark.parametrize(("name", "task", "override", "said"), ELSEWHERE)
-def test_mistakes_with_the_other_commands(
-    name: str,
-    task: Callable[..., Any],
-    override: str,
-    said: str,
-    mine: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Any,
-) -> None:
-    monkeypatch.setattr(sys, "argv", [f"{name}.py", f"hydra.run.dir={mine / 'hydra'}", override])
-    if override.startswith("hydra"):
-        del sys.argv[1]
-    with pytest.raises(SystemExit) as stopped:
-        launch(task, name)
-    error = capsys.readouterr().err
-    assert stopped.value.code == 1
-    assert error.startswith("error: ") and said in error and error.count("\n") == 1, error
-
-
-def test_null_decodes_plainly(saved: Path, tiny: list[str], mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert invoke(run, "run", *tiny, "drafter=null", "tracker=null", patch=monkeypatch, folder=mine) == 0
-    out = Path(next(text for text in tiny if text.startswith("out=")).removeprefix("out="))
-    assert {record.method for record in read_records(out / "records.jsonl")} == {"plain"}
-
-
-def test_the_manifest_has_revisions_and_the_users_own_repository(
-    configure: Configure, saved: Path, tiny: list[str], mine: Path, capsys: Any
-) -> None:
-    """A digest says whether a model has changed, and a commit what the user's own code was."""
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], cwd=mine, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
-    git("init", "-q")
-    git("add", "own_parts.py")
-    git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "parts")
-    config = configure("run", *tiny, f"drafter.name={saved / 'drafter'}", "method=model", "dataset.count=1")
-    run(config)
-    manifest = json.loads((Path(config.out) / "manifest.json").read_text())
-    assert manifest["project"]["commit"] == git("rev-parse", "HEAD")
-    assert manifest["project"]["folder"] == str(mine.resolve())
-    assert manifest["project"]["dirty"] and "?? a_file" in manifest["project"]["changes"]
-    assert manifest["revisions"]["target"].startswith("files:")
-    assert manifest["revisions"]["drafter"] not in (None, manifest["revisions"]["target"])
-
-
-def test_a_run_does_not_go_on_with_other_weights(
-    configure: Configure, saved: Path, tiny: list[str], mine: Path, capsys: Any
-) -> None:
-    model = mine / "drafter"
-    tiny_model(vocab_size=257).save_pretrained(model)
-    given = [*tiny, f"drafter.name={model}", "method=model"]
-    run(configure("run", *given))
-    out = Path(configure("run", *given).out)
-    (out / "summary.json").unlink()
-    tiny_model(vocab_size=257, seed=1).save_pretrained(model)
-    with pytest.raises(ValueError, match="had other files of its models"):
-        run(configure("run", *given, "resume=true"))
+    assert sentence(KeyError("x\ny")) == "KeyError: 'x\\ny' (HYDRA_FULL_ERROR=1 shows the whole traceback)"
+    assert sentence(ValueError("a\n  b")) == "a b"

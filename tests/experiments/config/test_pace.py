@@ -28,12 +28,14 @@ def test_a_slow_one_takes_the_model_at_its_own_size_and_says_so(
     assert config.target.inflate is None
 
 
+@pytest.mark.full
 def test_the_estimate_grows_with_the_work(configure: Configure, tiny: list[str]) -> None:
     few = seconds_needed(small(configure, tiny, "target.inflate=null", "temperatures=[0]", "~methods.medusa"))
     many = seconds_needed(small(configure, tiny, "target.inflate=null", "sampling.max_new_tokens=12000"))
     assert 0 < few < many  # a thousand times the tokens, twice the temperatures, one method more
 
 
+@pytest.mark.full
 def test_resuming_keeps_what_was_decided(
     configure: Configure, saved: Path, tiny: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,20 +2,19 @@
 
 import json
 import shutil
-import sys
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import DictConfig
 
-from experiments.config.launch import launch
 from experiments.results.records import read_records
 from experiments.run import run
 from specdec.engine.engine import Engine
+from tests.experiments.runs import Configure, launched
+from tests.models import tiny_model
 
-Configure = Callable[..., DictConfig]
 TIMES = (
     *("best_in", "seconds", "tokens_per_second", "speedup", "speedup_interval", "stage_seconds"),
     *("started", "resumed", "folder", "out", "load", "noise", "requests", "utilization"),
@@ -23,10 +22,7 @@ TIMES = (
 )
 
 
-@pytest.fixture(autouse=True)
-def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They take most of a tiny run's time, and are tested elsewhere."""
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *arguments, **more: None)
+pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
 @pytest.fixture
@@ -76,24 +72,31 @@ NGRAM = ["drafter=ngram", "method=ngram"]
 @pytest.mark.parametrize(
     ("more", "at"),
     [
-        (["sampling.temperature=1", "dataset.count=4"], 4),  # after the warm-up and two prompts
-        (["engine.max_batch_size=2", "sampling.n=3", "sampling.temperature=1"], 3),
-        (["conversations"], 4),  # in the middle of one
+        (["engine.max_batch_size=2", "sampling.n=2", "sampling.temperature=1"], 3),
+        pytest.param(["conversations"], 4, marks=pytest.mark.full),  # in the middle of one
+        pytest.param(["too long", "engine.max_length=64", "dataset.too_long=fail"], 3, marks=pytest.mark.full),
     ],
 )
 def test_the_result_is_the_uninterrupted_one(
-    more: list[str], at: int, configure: Configure, tiny: list[str], tmp_path: Path, capsys: Any, stop_at: Any
-) -> None:
+    more: list[str], at: int, configure: Configure, tiny: list[str], tmp_path: Path, capsys: Any, stop_at: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Bit for bit, at every temperature; and what cannot be resumed is said. A complete run is left alone."""
+    kind, own = more[0], [text for text in tiny if not text.startswith("dataset.")]
     given = [*tiny, *NGRAM, *more]
-    if more == ["conversations"]:
-        given = [text for text in tiny if not text.startswith("dataset.")] + NGRAM
-        given += chats(tmp_path / "p.jsonl", 1, 2, 1, 2)
+    if kind == "conversations":
+        given = [*own, *NGRAM, *chats(tmp_path / "p.jsonl", 1, 2, 1, 2)]
+    elif kind == "too long":  # one prompt does not fit, and stays a failure
+        rows = [{"prompt": "x" * size} for size in (10, 100, 20, 30)]
+        (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        given = [*own, *NGRAM, "dataset=jsonl", f"dataset.file={tmp_path / 'p.jsonl'}", *more[1:]]
     run(configure("run", *given, f"out={tmp_path / 'whole'}"))
     calls = stop_at(at)
     with pytest.raises(KeyboardInterrupt):
         run(configure("run", *given))
     before = read_records(tmp_path / "out" / "records.jsonl")
     assert before
+    refused(configure, given, tmp_path)
     with (tmp_path / "out" / "records.jsonl").open("a") as file:
         file.write('{"prompt": "half a li')  # as a crash would leave it
     done = calls[0]
@@ -108,24 +111,68 @@ def test_the_result_is_the_uninterrupted_one(
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["config"]["resume"] is False
     assert len(manifest["resumed"]) == 1
+    # It is complete: nothing is loaded, and nothing is written.
+    files = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    load = "specdec.target.target.Target.from_pretrained"
+    monkeypatch.setattr(load, lambda *_, **__: pytest.fail("a model is loaded for nothing"))
+    capsys.readouterr()
+    assert run(configure("run", *given, "resume=true")) == summary
+    assert "complete already" in capsys.readouterr().out
+    assert files == {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
 
 
-def test_prompts_that_do_not_fit_stay_failures(
-    configure: Configure, tiny: list[str], tmp_path: Path, capsys: Any, stop_at: Any
+def refused(configure: Configure, given: list[str], folder: Path) -> None:
+    """An interrupted run goes on with ``resume=true`` only, and with the settings and prompts that it had."""
+    before = (folder / "out" / "records.jsonl").read_bytes()
+    for words, message in (
+        ([], "go on with resume=true"),
+        (["resume=true", "drafter.branches=1"], r"had drafter\.branches=2, and this one has drafter\.branches=1"),
+        (["resume=true", "sampling.max_new_tokens=13"], r"had sampling\.max_new_tokens=12, and this one has"),
+        (["resume=true", "+sampling.extra=1"], r"had sampling\.extra=nothing, and this one has sampling\.extra=1"),
+        (["resume=true", f"out={folder / 'none'}"], r"resume=true: there is no run in "),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run(configure("run", *given, *words))
+    assert (folder / "out" / "records.jsonl").read_bytes() == before
+
+
+def test_other_prompts_or_weights_are_not_gone_on_with(
+    configure: Configure, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    rows = [{"prompt": "x" * size} for size in (10, 100, 20, 30)]
-    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    given = [text for text in tiny if not text.startswith("dataset.")]
-    given += [*NGRAM, "dataset=jsonl", f"dataset.file={tmp_path / 'p.jsonl'}", "engine.max_length=64"]
-    given.append("dataset.too_long=fail")
-    run(configure("run", *given, f"out={tmp_path / 'whole'}"))
-    stop_at(3)
-    with pytest.raises(KeyboardInterrupt):
-        run(configure("run", *given))
-    run(configure("run", *given, "resume=true"))
-    assert results(tmp_path / "out") == results(tmp_path / "whole")
+    """The manifest has digests of the models, and the commit of the user's own code."""
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "own.py").write_text("")
+    monkeypatch.chdir(mine)
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=mine, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    git("init", "-q")
+    git("add", "own.py")
+    git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "parts")
+    tiny_model(vocab_size=257).save_pretrained(mine / "drafter")
+    given = [text for text in tiny if not text.startswith("dataset.")] + chats(tmp_path / "p.jsonl", 1)
+    given += ["drafter=model", "method=model", f"drafter.name={mine / 'drafter'}"]
+    run(configure("run", *given))
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["project"]["commit"] == git("rev-parse", "HEAD")
+    assert manifest["project"]["folder"] == str(mine.resolve())
+    assert manifest["project"]["dirty"] and "?? drafter/" in manifest["project"]["changes"]
+    assert manifest["revisions"]["target"].startswith("files:")
+    assert manifest["revisions"]["drafter"] not in (None, manifest["revisions"]["target"])
+    (tmp_path / "out" / "summary.json").unlink()
+    tiny_model(vocab_size=257, seed=1).save_pretrained(mine / "drafter")
+    with pytest.raises(ValueError, match="had other files of its models"):
+        run(configure("run", *given, "resume=true"))
+    tiny_model(vocab_size=257).save_pretrained(mine / "drafter")
+    chats(tmp_path / "p.jsonl", 2)
+    with pytest.raises(ValueError, match="had other prompts"):
+        run(configure("run", *given, "resume=true"))
 
 
+@pytest.mark.full
 def test_a_seed_left_to_chance_is_the_first_attempts(
     configure: Configure, tiny: list[str], tmp_path: Path, capsys: Any, stop_at: Any
 ) -> None:
@@ -140,60 +187,9 @@ def test_a_seed_left_to_chance_is_the_first_attempts(
     assert results(tmp_path / "resumed") == results(tmp_path / "out")
 
 
-def test_a_complete_run_is_left_alone(
-    configure: Configure, tiny: list[str], tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = run(configure("run", *tiny, *NGRAM))
-    files = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-
-    def load(*arguments: object, **more: object) -> None:
-        pytest.fail("a model is loaded for nothing")
-
-    monkeypatch.setattr("specdec.target.target.Target.from_pretrained", load)
-    assert run(configure("run", *tiny, *NGRAM, "resume=true")) == first
-    assert "complete already" in capsys.readouterr().out
-    assert files == {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-
-
-def test_what_cannot_be_resumed_is_one_sentence(
-    configure: Configure, tiny: list[str], tmp_path: Path, capsys: Any, stop_at: Any
-) -> None:
-    with pytest.raises(ValueError, match=r"resume=true: there is no run in .*folder as out=FOLDER"):
-        run(configure("run", *tiny, *NGRAM, "resume=true"))
-    with pytest.raises(ValueError, match="resume='yes': give true or false"):
-        run(configure("run", *tiny, *NGRAM, "resume=yes"))
-    given = [text for text in tiny if not text.startswith("dataset.")] + NGRAM + chats(tmp_path / "p.jsonl", 1, 1, 1)
-    stop_at(3)
-    with pytest.raises(KeyboardInterrupt):
-        run(configure("run", *given))
-    with pytest.raises(ValueError, match="go on with resume=true"):
-        run(configure("run", *given))
-    before = (tmp_path / "out" / "records.jsonl").read_bytes()
-    for more, message in (
-        ("drafter.branches=1", r"had drafter\.branches=2, and this one has drafter\.branches=1"),
-        ("sampling.max_new_tokens=13", r"had sampling\.max_new_tokens=12, and this one has"),
-        ("+sampling.extra=1", r"had sampling\.extra=nothing, and this one has sampling\.extra=1"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            run(configure("run", *given, "resume=true", more))
-    chats(tmp_path / "p.jsonl", 1, 1, 2)
-    with pytest.raises(ValueError, match="had other prompts"):
-        run(configure("run", *given, "resume=true"))
-    assert (tmp_path / "out" / "records.jsonl").read_bytes() == before
-
-
-# ---------------------------------------------------------------- sweeps
-
-
 def sweep(monkeypatch: pytest.MonkeyPatch, folder: Path, *arguments: str) -> int:
     """The exit code of a sweep in this process."""
-    given = ["run.py", "-m", *arguments, f"hydra.sweep.dir={folder}", "hydra.sweep.subdir=${hydra.job.num}"]
-    monkeypatch.setattr(sys, "argv", given)
-    try:
-        launch(run, "run")
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    return 0
+    return launched("-m", *arguments, f"hydra.sweep.dir={folder}", monkeypatch=monkeypatch)
 
 
 @pytest.mark.full

@@ -28,7 +28,9 @@ SPECULATORS = {
 """What vLLM or speculators read of each type, besides what they read of all."""
 
 
-@pytest.mark.parametrize("kind", SPECULATORS)
+@pytest.mark.parametrize(
+    "kind", [name if name == "eagle3" else pytest.param(name, marks=pytest.mark.full) for name in SPECULATORS]
+)
 def test_a_folder_for_vllm_says_all_that_it_asks(
     kind: str, written: Callable[[str], Path], exported: Export, target: Target
 ) -> None:
@@ -134,11 +136,7 @@ def test_a_block_drafter_for_sglang(kind: str, written: Callable[[str], Path], e
         ("speculators", lambda t: eagle3_of(t, hidden_layers=(1, 1, 3)), "speculators refuses duplicates"),
         ("sglang", lambda t: block_of(t, owns_output=True), "SGLang's DFLASH heads have no output layer of their own"),
         ("sglang", lambda t: block_of(t, causal=True), "have no places that see a block one way"),
-        (
-            "sglang",
-            lambda t: block_of(t, shifted=True),
-            "heads have no shifted places without a Markov",
-        ),
+        ("sglang", lambda t: block_of(t, shifted=True), "heads have no shifted places without a Markov"),
         ("native", lambda t: block_of(t, markov_rank=4), "z-lab's layout has no Markov head in place"),
     ],
 )

@@ -1,10 +1,9 @@
 """A run's story told to wandb itself, in a process of its own: ``python -m tests.experiments.tracking.child``.
 
-Arguments: a folder, and what goes wrong: the service is killed in the middle of the run, or the disk is full.
+Argument: a folder. The service is killed in the middle of the run, and another run follows.
 """
 
 import logging
-import resource
 import sys
 from pathlib import Path
 
@@ -23,23 +22,18 @@ def kill_the_service() -> None:
     psutil.wait_procs(services, timeout=10)
 
 
-def main(folder: Path, trouble: str) -> None:
+def main(folder: Path) -> None:
     """Tell the story."""
     logging.basicConfig(level=logging.WARNING, format="WARNING %(message)s", stream=sys.stdout)
     tracker = WandbTracker("p", timeout=60, tags=["t"], trace=True)
-    if trouble == "full disk":
-        # No process of this one's may make a larger file: writing more is an error, as on a full disk.
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
     begin(tracker, folder)
-    if trouble == "killed":
-        kill_the_service()
+    kill_the_service()
     end(tracker, folder)
-    if trouble == "killed":
-        (folder / "next").mkdir()  # the next job of a sweep
-        begin(tracker, folder / "next")
-        end(tracker, folder / "next")
+    (folder / "next").mkdir()  # the next job of a sweep
+    begin(tracker, folder / "next")
+    end(tracker, folder / "next")
     print("DONE")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]))

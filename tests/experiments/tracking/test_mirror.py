@@ -70,19 +70,21 @@ def pairs(count: int, method: str = "ngram") -> list[Record]:
 
 
 def test_the_figures_of_a_runs_one_method_have_bare_names() -> None:
-    """So that two runs of different methods have columns in common."""
+    """So that two runs of different methods have columns in common; figures add lines, a table of prompts and files."""
     names = []
     for method in ("ngram", "medusa"):
         tracker, records = Noting(), pairs(2, method)
-        Mirror(tracker, [PLAIN, method], [0.0]).results(summed_up(records, 2), records, [])
+        files = [Path("a/records.jsonl")], [Path("a/trace/00000.parquet")]
+        Mirror(tracker, [PLAIN, method], [0.0]).results(summed_up(records, 2), records, *files)
+        known = {"mean_acceptance_length": 2.0, "draft_acceptance_rate": 0.5, "tokens_per_second": 4.0, "complete": 1.0}
+        known |= {"plain/tokens_per_second": 2.0, "lossless": "equal", "exactness": "exact"}
+        assert {name: tracker.figures[name] for name in known} == known
         assert tracker.figures["speedup"] == pytest.approx(2.0), "four tokens to plain decoding's two"
-        assert tracker.figures["mean_acceptance_length"] == 2.0
-        assert tracker.figures["draft_acceptance_rate"] == 0.5
-        assert tracker.figures["tokens_per_second"] == 4.0
-        assert tracker.figures["plain/tokens_per_second"] == 2.0
-        assert tracker.figures["lossless"] == "equal"
-        assert tracker.figures["exactness"] == "exact"
-        assert tracker.figures["complete"] == 1.0
+        assert [(row["prompt"], row["method"], row["tokens"]) for row in tracker.rows] == [
+            *(("p0", "plain", 2), ("p0", method, 4)),
+            *(("p1", "plain", 2), ("p1", method, 4)),
+        ]
+        assert tracker.kept == {"results": ["records.jsonl"], "trace": ["00000.parquet"]}
         names.append(set(tracker.figures))
     assert names[0] == names[1]
 
@@ -143,13 +145,14 @@ def test_running_figures_end_as_the_final_ones() -> None:
     assert {name: tracker.figures[name] for name in last} == last
 
 
-def test_there_are_at_most_a_hundred_points() -> None:
-    tracker, records = Noting(), pairs(350)
+def test_there_are_at_most_a_hundred_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("experiments.tracking.mirror.running_figures", lambda *_, **__: {})
+    tracker, records = Noting(), pairs(250)
     mirror = Mirror(tracker, [PLAIN, "ngram"], [0.0])
-    for done in range(1, 351):
-        mirror.progress(records[: 2 * done], done, 350)
+    for done in range(1, 251):
+        mirror.progress(records[: 2 * done], done, 250)
     assert 80 <= len(tracker.points) <= 101
-    assert tracker.points[-1][0] == 350, "the last one is there"
+    assert tracker.points[-1][0] == 250, "the last one is there"
 
 
 def test_a_resumed_run_has_no_points_where_nothing_is_new() -> None:
@@ -180,29 +183,11 @@ def test_lines_by_position_and_of_accepted_tokens() -> None:
     assert accepted_histogram([record(0, PLAIN, finish_reason="error", error="boom")]) == {}
 
 
-def test_prompts_and_files() -> None:
-    tracker, records = Noting(), pairs(2)
-    mirror = Mirror(tracker, [PLAIN, "ngram"], [0.0])
-    mirror.results(summed_up(records, 2), records, [Path("a/records.jsonl")], [Path("a/trace/00000.parquet")])
-    assert [(row["prompt"], row["method"], row["tokens"]) for row in tracker.rows] == [
-        *(("p0", "plain", 2), ("p0", "ngram", 4)),
-        *(("p1", "plain", 2), ("p1", "ngram", 4)),
-    ]
-    assert tracker.kept == {"results": ["records.jsonl"], "trace": ["00000.parquet"]}
-    mirror.results(summed_up(records, 2), records, [Path("a/records.jsonl")])
-    assert list(tracker.kept) == ["results", "trace"]
-
-
 def test_the_configuration_can_be_grouped_by() -> None:
     manifest = {
         "config": {
             "target": {"_target_": "specdec.target.target.Target.from_pretrained", "name": "bundled/target"},
-            "drafter": {
-                "_target_": "drafters.model.ModelDrafter",
-                "_convert_": "all",
-                "shape": [3, [2, 1]],
-                "deep": {},
-            },
+            "drafter": {"_target_": "drafters.model.ModelDrafter", "_convert_": "all", "shape": [3, [2, 1]]},
             "engine": {"max_length": None, "timing": True},
             "tracker": {"_target_": "experiments.tracking.wandb.WandbTracker"},
             "out": "outputs/x",
@@ -219,7 +204,7 @@ def test_the_configuration_can_be_grouped_by() -> None:
     }
     assert flat_config(manifest) == {
         "target": {"component": "Target", "name": "bundled/target", "parameters": 10},
-        "drafter": {"component": "ModelDrafter", "shape": "[3,[2,1]]", "deep": {}},
+        "drafter": {"component": "ModelDrafter", "shape": "[3,[2,1]]"},
         "engine": {"max_length": None, "timing": True},
         "seed": 0,
         "dtype": "float32",

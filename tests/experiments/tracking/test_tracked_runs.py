@@ -1,39 +1,25 @@
 """Whole runs from the command line with trackers: what a user finds at wandb afterwards; and a sweep of wandb's own."""
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
 
 from experiments.config.checking import check_arguments
-from experiments.config.launch import launch
 from experiments.config.sections import CONF, plain
 from experiments.config.settings import settings_of
 from experiments.run import run
 from experiments.session.tracked import name_of, sweep_name, tracked_run
-from specdec.engine.engine import Engine
 from specdec.tree import TreeShape
+from tests.experiments.runs import Configure, Stop, launched
 from tests.experiments.tracking.datastore import Datastore
 
 ROOT = Path(__file__).parents[3]
-Configure = Callable[..., DictConfig]
 
 
-def invoke(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    """The exit code of a run in this process."""
-    monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
-    try:
-        launch(run, "run")
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    return 0
-
-
+@pytest.mark.full
 def test_a_sweep_is_a_group_at_wandb(
     tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -42,7 +28,7 @@ def test_a_sweep_is_a_group_at_wandb(
     kept = [text for text in tiny if not text.startswith("out=")]
     sweep = [f"hydra.sweep.dir={tmp_path / 'night'}", "hydra.sweep.subdir=${hydra.job.num}"]
     more = ["drafter=ngram", "drafter.max_draft_tokens=2,4", "tracker=wandb", "tracker.timeout=120"]
-    assert invoke("-m", *kept, *more, *sweep, monkeypatch=monkeypatch) == 0
+    assert launched("-m", *kept, *more, *sweep, monkeypatch=monkeypatch) == 0
     found = [Datastore(tmp_path / "night" / job / "wandb") for job in "01"]
     assert [each.run.run_group for each in found] == ["night", "night"]
     assert [each.run.job_type for each in found] == ["run", "run"]
@@ -65,20 +51,16 @@ def test_a_sweep_is_a_group_at_wandb(
 
 
 def test_a_run_that_is_interrupted_is_mirrored_so_far(
-    configure: Configure, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    configure: Configure,
+    tiny: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    no_pictures: None,
+    capsys: Any,
 ) -> None:
     pytest.importorskip("wandb", reason="wandb is not installed")
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
-    calls: list[bool] = []
-    original = Engine.generate
-
-    def generate(engine: Engine, prompts: Any, sampling: Any, *, speculate: bool = True) -> Any:
-        calls.append(speculate)
-        if sum(calls) == 3:  # the first is the warm-up
-            raise KeyboardInterrupt
-        return original(engine, prompts, sampling, speculate=speculate)
-
-    monkeypatch.setattr(Engine, "generate", generate)
+    Stop(monkeypatch, KeyboardInterrupt(), {3})  # the first is the warm-up
     with pytest.raises(KeyboardInterrupt):
         run(configure("run", *tiny, "drafter=ngram", "method=ngram", "tracker=wandb", "tracker.timeout=120"))
     found = Datastore(tmp_path / "out" / "wandb")

@@ -94,7 +94,7 @@ def test_wandb_that_is_not_installed(
     assert "not installed" in warnings_of(caplog)[0]
 
 
-@pytest.mark.parametrize("what", ["init", "log", "finish"])
+@pytest.mark.parametrize("what", ["init", "log"])
 def test_one_warning_when_it_fails_and_no_more_calls(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

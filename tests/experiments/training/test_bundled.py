@@ -66,6 +66,7 @@ def out(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.full
 def test_a_head_is_installed_with_its_card(trained: Path, out: Path, capsys: Any) -> None:
     (out / "eagle3").mkdir()
     (out / "eagle3" / "old.safetensors").write_bytes(b"old")
@@ -122,6 +123,7 @@ def test_a_head_that_changes_outputs_is_refused(trained: Path, out: Path, monkey
         install("eagle3", trained, out)
 
 
+@pytest.mark.full
 def test_one_command_makes_target_and_heads(configure: Configure, tmp_path: Path, capfd: Any) -> None:
     """A tokenizer, a language model on text alone, and heads for it; a finished training is not run again."""
     overrides = [*TINY, "regenerate={documents: 4, prompt_tokens: 8, max_new_tokens: 24, batch_size: 4}"]

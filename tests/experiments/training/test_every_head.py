@@ -47,7 +47,9 @@ HEADS: dict[str, tuple[list[str], Load]] = {
 }
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize(
+    "name", [name if name == "dspark" else pytest.param(name, marks=pytest.mark.full) for name in HEADS]
+)
 def test_a_head_learns_and_loads(
     name: str, configure: Compose, tiny_training: list[str], saved: Path, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from experiments.train import train
 PROJECT = Path(__file__).parents[3] / "examples" / "project"
 
 
+@pytest.mark.full
 def test_a_head_of_ones_own(
     configure: Callable[..., DictConfig], tiny_training: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,7 +60,10 @@ def logits(head: TrainedHead, batch: TextBatch, target: FrozenTarget, anchors: A
     return torch.stack([head.logits(states, previous[:, d], d + 1) for d, states in enumerate(prediction.states)], 1)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2_mixed_sliding", "mistral_sliding", "gemma2", "gpt2"])
+@pytest.mark.parametrize(
+    "architecture",
+    ["qwen2_mixed_sliding", *(pytest.param(name, marks=pytest.mark.full) for name in ("gemma2", "gpt2"))],
+)
 def test_packed_documents_do_not_see_each_other(architecture: str) -> None:
     """States and logits of packed documents are those of the documents alone."""
     assert architecture in ARCHITECTURES
@@ -128,13 +131,15 @@ def unrolled_slowly(head: FeatureHead, batch: TextBatch, frozen: FrozenTarget, r
 
 
 OPTIONS: dict[str, dict] = {
-    "eagle3": {},
     "eagle3_two_layers_3_1": {"layers": 2, "norm_each": True, "feeds_normed": True, "norm_before_residual": True},
     "eagle3_reduced": {"draft_vocabulary": 50},
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "eagle3_two_layers_3_1" else pytest.param(name, marks=pytest.mark.full) for name in OPTIONS],
+)
 def test_the_training_time_test_is_what_the_engine_runs(name: str, target: Target) -> None:
     """All steps of all drafts at once equal each draft run alone, step after step; so do the gradients."""
     torch.manual_seed(1)
@@ -145,7 +150,7 @@ def test_the_training_time_test_is_what_the_engine_runs(name: str, target: Targe
     compare_unrolled(head, target)
 
 
-@pytest.mark.parametrize("hidden_state", ["after_norm", "before_norm"])
+@pytest.mark.parametrize("hidden_state", ["after_norm", pytest.param("before_norm", marks=pytest.mark.full)])
 def test_mtp_modules_are_trained_as_they_are_run(hidden_state: str, target: Target) -> None:
     torch.manual_seed(1)
     head = TrainedMTP(depths=3, hidden_state=hidden_state)
@@ -211,7 +216,6 @@ def block_slowly(head: BlockHead, batch: TextBatch, frozen: FrozenTarget, root: 
 
 
 BLOCKS: dict[str, dict] = {
-    "dflash": {"block_size": 5},
     "dflash_causal": {"block_size": 5, "causal": True, "draft_vocabulary": 40},
     "dspark": {"block_size": 4, "shifted": True, "markov_rank": 6, "confidence": True},
     "dspark_rnn": {"block_size": 4, "shifted": True, "markov_rank": 6, "markov_head_type": "rnn"},
@@ -219,7 +223,10 @@ BLOCKS: dict[str, dict] = {
 }
 
 
-@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize(
+    "name",
+    [name if name in ("dflash_causal", "dspark") else pytest.param(name, marks=pytest.mark.full) for name in BLOCKS],
+)
 def test_packed_blocks_are_each_block_alone(name: str, target: Target, generator: torch.Generator) -> None:
     torch.manual_seed(1)
     head = TrainedBlock(anchors=4, layers=2, hidden_layers=[1, 3], **BLOCKS[name])

@@ -71,7 +71,7 @@ def some_logits() -> Tensor:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_loss_is_its_formula(name: str) -> None:
+def test_a_loss_and_its_gradient_are_the_formulas(name: str) -> None:
     loss, formula = LOSSES[name]
     given = compared(some_logits())
     wanted = [
@@ -79,12 +79,14 @@ def test_a_loss_is_its_formula(name: str) -> None:
         for p, q, label in zip(given.p.numpy(), given.q.numpy(), given.labels.numpy(), strict=True)
     ]
     np.testing.assert_allclose(loss(given).numpy(), wanted, rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.parametrize("name", [name for name in LOSSES if name != "hybrid"])
-def test_a_gradient_is_the_formulas(name: str) -> None:
-    loss, _ = LOSSES[name]
-    assert torch.autograd.gradcheck(lambda logits: loss(compared(logits)), some_logits().requires_grad_())
+    if name != "hybrid":
+        assert torch.autograd.gradcheck(lambda logits: loss(compared(logits)), some_logits().requires_grad_())
+    # Tokens of no probability are no trouble: a target that excludes a token, and a head that all but does.
+    logits = torch.tensor([[0.0, 1.0, -200.0]]).requires_grad_()
+    given = Compared(logits.log_softmax(-1), torch.tensor([[0.5, 0.5, 0.0]]).log(), torch.tensor([0]), 0.5)
+    value = loss(given).sum()
+    value.backward()
+    assert value.isfinite() and logits.grad is not None and logits.grad.isfinite().all()
 
 
 def test_no_gradient_goes_through_the_hybrids_share() -> None:
@@ -98,25 +100,14 @@ def test_no_gradient_goes_through_the_hybrids_share() -> None:
     torch.testing.assert_close(logits.grad, other.grad)
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_tokens_of_no_probability_are_no_trouble(name: str) -> None:
-    """A target that excludes a token, and a head that all but does."""
-    loss, _ = LOSSES[name]
-    logits = torch.tensor([[0.0, 1.0, -200.0]]).requires_grad_()
-    given = Compared(logits.log_softmax(-1), torch.tensor([[0.5, 0.5, 0.0]]).log(), torch.tensor([0]), 0.5)
-    value = loss(given).sum()
-    value.backward()
-    assert value.isfinite() and logits.grad is not None and logits.grad.isfinite().all()
-
-
 def test_wrong_settings_are_one_sentence() -> None:
     for make, message in (
-        (lambda: CrossEntropy("label"), "loss.token='label': give text or argmax"),
-        (lambda: NegativeLogAcceptance(0.0), "loss.least=0.0: give a probability"),
+        (lambda: CrossEntropy("label"), "loss.token='label'"),
+        (lambda: NegativeLogAcceptance(0.0), "loss.least=0.0"),
         (lambda: WeightedSum([ForwardKL()], [1.0, 2.0]), "1 terms and 2 weights"),
-        (lambda: Power(0.0), "weights.base=0.0: give a number above 0"),
-        (lambda: Exponential(-1.0), "weights.gamma=-1.0: give a number above 0"),
-        (lambda: DPace(1.5), "weights.smoothing=1.5: give a number from 0 to 1"),
+        (lambda: Power(0.0), "weights.base=0.0"),
+        (lambda: Exponential(-1.0), "weights.gamma=-1.0"),
+        (lambda: DPace(1.5), "weights.smoothing=1.5"),
     ):
         with pytest.raises(ValueError, match=message):
             make()

@@ -1,0 +1,209 @@
+"""Sweeps: a line per job, how they end, every ablation as one command, jobs that run elsewhere, and searches."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.errors import MissingConfigException
+from omegaconf import OmegaConf
+
+from drafters.ngram import NGramDrafter
+from experiments.config.launch import sentence
+from experiments.config.sections import CONF
+from experiments.run import objective
+from experiments.sweep.lines import jobs_of
+from tests.experiments.runs import launched
+from tests.experiments.test_run_failures import WrongRoot
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sweeper", "total", "fixed"),
+    [
+        (["a=1,2", "b=x,y,z", "c=3"], {}, 6, {"c=3"}),
+        (["a=[1,2],[3]", "b=range(4)"], {"params": None}, 8, set()),
+        (["a=7"], {"params": {"a": "1,2,3", "b": "1,2"}}, 2, {"a=7"}),  # the command line replaces the file's
+        (["a=interval(0,1)"], {"n_trials": 12}, 12, set()),  # a search, by another sweeper
+        (["a=glob(*)"], {}, None, set()),
+    ],
+)
+def test_how_many_jobs(overrides: list[str], sweeper: dict[str, Any], total: int | None, fixed: set[str]) -> None:
+    config = OmegaConf.create({"hydra": {"sweeper": sweeper, "overrides": {"task": overrides}}})
+    assert jobs_of(config) == (total, fixed)
+
+
+def kept(tiny: list[str], *groups: str) -> list[str]:
+    """The overrides of a tiny run for the jobs of a sweep, which have folders of their own; without some settings."""
+    return [text for text in tiny if not text.startswith(("out=", *groups))]
+
+
+def test_a_sweep_says_a_line_per_job_and_ends_with_the_comparison(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of four jobs two fail, one is not lossless and one is as it should be: what there is stays, the sweep fails."""
+    honest, broken = (f"{each.__module__}.{each.__name__}" for each in (NGramDrafter, WrongRoot))
+    words = [*kept(tiny, "sampling"), "sampling.max_new_tokens=6", "drafter=ngram", "target.dtype=float32"]
+    words += ["drafter.branches=0,1", f"drafter._target_={broken},{honest}", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    # A job of its own folder is found, too.
+    words.append(f"out={tmp_path}/own/${{drafter.branches}}/${{drafter._target_}}")
+    assert launched("-m", *words, monkeypatch=monkeypatch) == 1
+    told = capfd.readouterr()
+    lines = told.out.splitlines()
+    assert lines[0] == f"4 jobs into {tmp_path / 'sweep'}"
+    jobs = [line for line in lines if line.startswith("job ")]
+    assert [line.partition(", ")[0] for line in jobs] == [f"job {number} of 4" for number in (1, 2, 3, 4)]
+    assert ["NO RESULT" in line for line in jobs] == [True, True, False, False]
+    # What all jobs share is not repeated.
+    assert jobs[3].startswith(f"job 4 of 4, drafter.branches=1 drafter._target_={honest}")
+    assert "length " in jobs[3] and "speedup " in jobs[3] and "tokens/s" in jobs[3]
+    assert " left" in jobs[2] and " left" not in jobs[3]
+    assert told.err.count("error: branches=0") == 2 and told.err.count("error: ngram: NOT LOSSLESS") == 1
+    assert told.err.count("error: ") == 4, "and one for the sweep"
+    assert len(lines) + len(told.err.splitlines()) < 50, "it fits a screen"
+    found = json.loads((tmp_path / "sweep" / "comparison.json").read_text())
+    assert [row["lossless"]["verdict"] for row in found["rows"]] == ["not lossless", "equal"]
+    assert [row["name"] for row in found["rows"]] == [f"ngram, drafter._target_={each}" for each in (broken, honest)]
+    assert len([note for note in found["notes"] if "NO RESULT of job" in note and "drafter.branches=0" in note]) == 2
+    assert any("2 rows: 1 equal to plain decoding, 1 NOT LOSSLESS." in note for note in found["notes"])
+    assert "NOT LOSSLESS" in (tmp_path / "sweep" / "comparison.md").read_text()
+    # The details are with the job.
+    assert json.loads((tmp_path / "own" / "1" / honest / "summary.json").read_text())["complete"]
+    assert "mean acceptance length" in (tmp_path / "own" / "1" / honest / "tables.txt").read_text()
+
+
+# The grids of two ablations, cut to a few jobs, and the rows and columns of their tables.
+ABLATIONS = {
+    "shape": (["drafter.shape=2,[2,1]"], "drafter.shape", "drafter.sampling"),
+    "category": (["dataset.per_category=2", "dataset.only=[asyncio,email]"], "category", "drafter"),
+}
+
+
+@pytest.mark.parametrize("path", sorted((CONF / "experiment").glob("ablate_*.yaml")), ids=lambda path: path.stem)
+def test_the_grid_of_an_ablation_has_settings_that_there_are(path: Path) -> None:
+    """The first of each setting's values composes."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        params = compose("run", [f"experiment={path.stem}"], return_hydra_config=True).hydra.sweeper.params
+        first = {name: str(values).partition(",")[0] for name, values in params.items() if "[" not in str(values)}
+        assert first
+        assert compose("run", [f"experiment={path.stem}", *(f"{name}={value}" for name, value in first.items())])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_an_ablation_is_one_command(
+    name: str, saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    own, row, column = ABLATIONS[name]
+    given = [text for text in tiny if text.startswith(("target", "bootstrap", "threads"))]
+    given += [f"experiment=ablate_{name}", *own, "dataset.count=1", "sampling.max_new_tokens=4", "warmup_prompts=0"]
+    given += ["dataset.prompt_tokens=16"]
+    given += ["drafter=ngram,none"] if column == "drafter" else [f"drafter.name={saved / 'drafter'}"]
+    assert launched(*given, f"hydra.sweep.dir={tmp_path / 'sweep'}", monkeypatch=monkeypatch) == 0
+    assert "NO RESULT" not in capfd.readouterr().out
+    file = "categories" if name == "category" else "two_way"
+    heading = (tmp_path / "sweep" / f"{file}.csv").read_text().splitlines()[0].split(",")
+    assert heading[: heading.index("mean_acceptance_length")][-2:] == [row, column]
+
+
+@pytest.mark.full
+def test_the_sweep_over_batch_sizes_is_one_command(
+    saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [*kept(tiny), "experiment=batch_sweep", f"drafter.name={saved / 'drafter'}", "target.inflate=null"]
+    given += ["engine.max_length=128", "engine.max_batch_size=1,2", "dataset.count=4", "warmup_prompts=0"]
+    assert launched(*given, f"hydra.sweep.dir={tmp_path / 'sweep'}", monkeypatch=monkeypatch) == 0
+    curves = json.loads((tmp_path / "sweep" / "batch_sweep.json").read_text())["curves"]
+    assert [curve["method"] for curve in curves] == ["plain", "model"]
+    assert [[point["batch"] for point in curve["points"]] for curve in curves] == [[1, 2], [1, 2]]
+    assert "Latency and throughput by batch size" in capsys.readouterr().out
+
+
+@pytest.mark.full
+def test_the_acceptance_ablation_is_one_command(
+    saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own grid, cut to one drafter and two shapes."""
+    given = [*kept(tiny, "sampling", "dataset.count", "warmup"), "experiment=ablate_acceptance", "drafter=model"]
+    given += [f"drafter.name={saved / 'drafter'}", "engine.max_length=128", "drafter.shape=2,[2,1]"]
+    given += ["dataset.count=1", "sampling.max_new_tokens=4", "warmup_prompts=0"]
+    assert launched(*given, f"hydra.sweep.dir={tmp_path / 'sweep'}", monkeypatch=monkeypatch) == 0
+    rows = json.loads((tmp_path / "sweep" / "comparison.json").read_text())["rows"]
+    assert [(row["temperature"], row["name"]) for row in rows] == [
+        (temperature, f"model, drafter.shape={shape}") for temperature in (0, 1) for shape in ("2", "[2,1]")
+    ]
+
+
+def plugin(name: str, extra: str) -> None:
+    pytest.importorskip(f"hydra_plugins.{name}", reason=f"the extra {extra} is not installed")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ("joblib", ["hydra/launcher=processes"]),
+        ("submitit", ["hydra/launcher=submitit_local"]),
+        ("ray", ["hydra/launcher=ray", "+hydra.launcher.ray.init.num_cpus=1"]),
+    ],
+)
+def test_a_sweep_elsewhere_ends_like_one_here(
+    extra: str,
+    words: list[str],
+    tiny: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Two jobs, of which one fails: the other has its results, the table names both, and the exit code is 1."""
+    plugin(f"hydra_{extra}_launcher", extra)
+    folder = tmp_path / "sweep"
+    given = [*kept(tiny, "dataset.count"), f"hydra.sweep.dir={folder}", "engine.max_length=200", "dataset.count=1"]
+    assert launched("-m", "drafter=ngram", "drafter.branches=1,0", *words, *given, monkeypatch=monkeypatch) == 1
+    shown = capfd.readouterr()
+    assert "error: 1 of 2 jobs failed: error.txt of 1 in" in shown.err
+    assert (folder / "0" / "summary.json").exists() and not (folder / "0" / "error.txt").exists()
+    written = (folder / "1" / "error.txt").read_text()
+    assert written.startswith("branches=0: ") and "\n\nTraceback" in written
+    text = " ".join(shown.out.split())
+    assert "NO RESULT of job 1 (drafter.branches=0" in text and "): branches=0: " in text
+    assert len(json.loads((folder / "comparison.json").read_text())["rows"]) == 1
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("default")  # Optuna 2.10, which the plugin asks for, uses what SQLAlchemy deprecates
+def test_a_search_maximizes_the_objective(
+    saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin("hydra_optuna_sweeper", "optuna")
+    folder = tmp_path / "sweep"
+    words = ["hydra.sweeper.n_trials=4", "hydra.sweeper.max_failure_rate=1", "objective=mean_acceptance_length"]
+    words += ["hydra.sweeper.params={drafter.shape:'choice(1,[2,1])'}", f"drafter.name={saved / 'drafter'}"]
+    words += [*kept(tiny), f"hydra.sweep.dir={folder}", "engine.max_length=200"]
+    assert launched("experiment=fastest_shape", *words, monkeypatch=monkeypatch) == 0
+    best: Any = OmegaConf.load(folder / "optimization_results.yaml")
+    rows = json.loads((folder / "comparison.json").read_text())["rows"]
+    assert len(rows) == 4
+    assert best.best_value == max(row["mean_acceptance_length"] for row in rows)
+    assert best.best_params["drafter.shape"] in ("1", "[2,1]")
+
+
+def test_the_objective_is_the_methods_figure() -> None:
+    plain, ours = (SimpleNamespace(method=name, speedup=speedup) for name, speedup in (("plain", None), ("ours", 2)))
+    summary: Any = SimpleNamespace(methods=[plain, ours])
+    config = OmegaConf.create({"objective": "speedup", "method": "ours"})
+    assert objective(config, summary) == 2.0
+    ours.speedup = None
+    with pytest.raises(ValueError, match=r"^objective=speedup: "):
+        objective(config, summary)
+    config.objective = None
+    assert objective(config, summary) is None
+
+
+def test_a_missing_plugin_is_named() -> None:
+    option = "hydra/launcher/submitit_slurm"
+    error = MissingConfigException(f"Could not load '{option}'", missing_cfg_file=option)
+    assert sentence(error) == f"{option} is not installed: pip install 'specdec-research[submitit]'"
