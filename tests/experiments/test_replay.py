@@ -148,7 +148,9 @@ def test_a_rule_that_refuses_on_the_way_is_not_scored_in_part(tmp_path: Path) ->
     assert "too many for a linear program" in str(found.refused)
 
 
-def test_the_application(configure: Configure, traced_out: Path, tmp_path: Path, capsys: Any) -> None:
+def test_the_application(
+    configure: Configure, traced_out: Path, tmp_path: Path, no_pictures: None, capsys: Any
+) -> None:
     rules = "verifiers=[rejection,block,typical,kseq,{name:lenient,lenience:0.5}]"
     more = [rules, f"out={tmp_path / 'replay'}", "bootstrap.resamples=200"]
     (found,) = replay(configure("replay", f"trace={traced_out}", *more))
@@ -168,9 +170,7 @@ def test_the_application(configure: Configure, traced_out: Path, tmp_path: Path,
     assert lenient.gain is not None and lenient.gain > 0 and lenient.distance_tv is not None
     folder = tmp_path / "replay"
     content = json.loads((folder / "replay.json").read_text())
-    pictures = {"replay.png", "replay.svg", "reach"}
-    assert {path.name for path in folder.iterdir()} == {"replay.md", "replay.csv", "replay.json", *pictures}
-    assert len(list((folder / "reach").glob("*.png"))) == len(content["drafts"])
+    assert {"replay.md", "replay.csv"} <= {path.name for path in folder.iterdir()}
     assert content["drafts"][0]["rules"][0]["exactness"] == "exact"
     assert not math.isnan(content["drafts"][0]["bound_at_1"])
     assert "| rejection (exact) |" in (folder / "replay.md").read_text()

@@ -72,7 +72,7 @@ NGRAM = ["drafter=ngram", "method=ngram"]
 @pytest.mark.parametrize(
     ("more", "at"),
     [
-        (["engine.max_batch_size=2", "sampling.n=2", "sampling.temperature=1"], 3),
+        (["engine.max_batch_size=2", "sampling.n=2", "sampling.temperature=1", "dataset.count=2"], 3),
         pytest.param(["conversations"], 4, marks=pytest.mark.full),  # in the middle of one
         pytest.param(["too long", "engine.max_length=64", "dataset.too_long=fail"], 3, marks=pytest.mark.full),
     ],
