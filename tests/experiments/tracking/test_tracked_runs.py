@@ -55,7 +55,6 @@ def test_a_run_that_is_interrupted_is_mirrored_so_far(
     tiny: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    no_pictures: None,
     capsys: Any,
 ) -> None:
     pytest.importorskip("wandb", reason="wandb is not installed")
