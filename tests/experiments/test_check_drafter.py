@@ -24,21 +24,28 @@ def shown(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_a_drafter_that_keeps_its_contract(
-    configure: Configure, saved: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    configure: Configure, saved: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With every rule: two stand for all, one of which is too slow for a model."""
-    monkeypatch.setattr(draws, "fitting_rules", lambda drafter: [RejectionVerifier, TransportVerifier])
-    config = configure(
-        "check_drafter", f"target.name={saved / 'target'}", f"drafter.name={saved / 'drafter'}", *CHECKED
-    )
-    findings = check(config)
+    words = [f"target.name={saved / 'target'}", "drafter=ngram", *CHECKED, "every_rule=false"]
+    findings = check(configure("check_drafter", *words))
     captured = capsys.readouterr()
     text, said = " ".join(captured.out.split()), captured.err
-    assert "exact with RejectionVerifier passed greedy" in text and "Transport" not in text
     assert "0 s: drafter" in said and " s: recorded rounds\n" in said, "a line per check where there is no terminal"
-    assert "ModelDrafter, tried with" in text and "greedy outputs passed equal to plain decoding" in text
+    assert "NGramDrafter, tried with" in text and "greedy outputs passed equal to plain decoding" in text
     passed = sum(finding.status is Status.PASSED for finding in findings)
-    assert f"ModelDrafter keeps its contract: it passes {passed} checks, and" in text
+    assert f"NGramDrafter keeps its contract: it passes {passed} checks, and" in text
+
+
+@pytest.mark.full
+def test_a_drafter_is_tried_with_every_rule(
+    configure: Configure, saved: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two stand for all, one of which is too slow for a model."""
+    monkeypatch.setattr(draws, "fitting_rules", lambda drafter: [RejectionVerifier, TransportVerifier])
+    models = [f"target.name={saved / 'target'}", f"drafter.name={saved / 'drafter'}"]
+    check(configure("check_drafter", *models, *CHECKED))
+    text = shown(capsys)
+    assert "exact with RejectionVerifier passed greedy" in text and "Transport" not in text
 
 
 @pytest.mark.full

@@ -82,10 +82,13 @@ def composed(group: str, name: str, configure: Configure) -> tuple[DictConfig, s
     if group in ("tree", "head"):
         return configure(application, f"{group}={name}"), section
     config = configure(application)
-    ConfigStore.instance().store("only", {})
-    with initialize_config_dir(str(CONF), version_base="1.3"), open_dict(config):
-        part = compose("only", [f"+{group}={name}"])
-        OmegaConf.update(config, section, OmegaConf.select(part, section), merge=False, force_add=True)
+    part = OmegaConf.load(CONF / group / f"{name}.yaml")
+    if "defaults" in part:
+        ConfigStore.instance().store("only", {})
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            part = OmegaConf.select(compose("only", [f"+{group}={name}"]), section)
+    with open_dict(config):
+        OmegaConf.update(config, section, part, merge=False, force_add=True)
     return config, section
 
 
