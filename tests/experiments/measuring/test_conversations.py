@@ -87,22 +87,18 @@ def test_later_turns_hold_what_was_said() -> None:
 def test_every_contender_answers_its_own_answers() -> None:
     engine = Parrot()
     records = talk(engine, [TWO])
-    assert engine.asked == [
-        (False, ["one"]), (True, ["one"]), (False, ["onep\n\ntwo"]), (True, ["ones\n\ntwo"]),
-    ]  # fmt: skip
-    assert [(r.prompt, r.turn, r.method, r.batch) for r in records] == [
-        ("a", 0, PLAIN, 0), ("a", 0, "fast", 0), ("a", 1, PLAIN, 0), ("a", 1, "fast", 0),
-    ]  # fmt: skip
+    asked = [["one"], ["one"], ["onep\n\ntwo"], ["ones\n\ntwo"]]
+    assert engine.asked == list(zip((False, True) * 2, asked, strict=True))
+    seen = [(r.prompt, r.turn, r.method, r.batch) for r in records]
+    assert seen == [("a", turn, method, 0) for turn in (0, 1) for method in (PLAIN, "fast")]
     assert engine.streams == [stream_of("a", turn, 0) for turn in (0, 0, 1, 1)]
 
 
 def test_batches_of_prompts_with_different_numbers_of_turns() -> None:
     engine = Parrot(size=3)
     records = talk(engine, [ONE, TWO, Prompt(id="c", turns=("x", "y"), chat=True)])
-    assert [texts for speculate, texts in engine.asked if speculate] == [
-        ["uno", "one", "x"],
-        ["ones\n\ntwo", "xs\n\ny"],
-    ]
+    asked = [["uno", "one", "x"], ["ones\n\ntwo", "xs\n\ny"]]
+    assert [texts for speculate, texts in engine.asked if speculate] == asked
     assert len(records) == 2 * 5
     summary = summarize(records, planned=5, bootstrap=Bootstrap(resamples=100))
     fast = summary.methods[1]

@@ -80,6 +80,7 @@ def test_a_trace_has_every_round_replays_it_leads_to_the_output_and_changes_noth
             assert after.nodes[0].odds.token == before.next.token, "the root is the last token"
 
 
+@pytest.mark.full
 def test_a_resumed_run_has_no_round_twice(
     configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
