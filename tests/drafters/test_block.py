@@ -1,4 +1,4 @@
-"""Block drafters: trees over what the head says, and what is refused."""
+"""Block drafters: trees over what the head says."""
 
 import heapq
 import itertools
@@ -17,7 +17,6 @@ from specdec.drafting.builders import ExpansionTree
 from specdec.drafting.scored import ScoredSession
 from specdec.engine.engine import Engine
 from specdec.execution.frozen import weights_changed
-from specdec.inflate import inflate
 from specdec.interfaces import Sizes
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
@@ -100,7 +99,7 @@ def paths_of(tree: Any, row: int) -> set[tuple[int, ...]]:
     return found
 
 
-@pytest.mark.parametrize("nodes", [1, 7, 24])
+@pytest.mark.parametrize("nodes", [1, 12])
 def test_trees_over_marginals_hold_the_best_paths_of_all(target: Target, nodes: int) -> None:
     """DDTree: the same nodes as best-first search, and as enumerating all paths of two levels."""
     drafter = bound(target, head_for(target), ExpansionTree(nodes, 4, nodes))
@@ -117,29 +116,27 @@ def test_trees_over_marginals_hold_the_best_paths_of_all(target: Target, nodes: 
 
 
 @pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
-@pytest.mark.parametrize("shape", [4, [2, 2, 1], [(0,), (1,), (2,), (1, 0), (1, 1), (1, 1, 0)]])
-def test_q_is_conditioned_on_the_branch(target: Target, kind: str, shape: Any) -> None:
+def test_q_is_conditioned_on_the_branch(target: Target, kind: str) -> None:
     """Every node's q: the slot's logits and what the tokens above the node add to them."""
     head = head_for(target, shifted=True, markov_rank=6, markov_head_type=kind)
+    shape = [(0,), (1,), (2,), (1, 0), (1, 1), (1, 1, 0)]
     drafter = bound(target, head, shape, sampling="without_replacement")
     states = states_for(target, drafter)
     drafter.observe(committed(states, [6, 6]))
     params = [SamplingParams(temperature=1.0)] * 2
     tree = drafted(drafter, slots_of([[1] * 6 + [8], [2] * 6 + [9]], vocab_size=VOCAB, params=params, max_length=40))
     assert (tree.law == int(DraftSampling.WITHOUT_REPLACEMENT)).all()
-    double = head.markov_head.double()
     bound_head = head.bound(target.model)
     for row in range(2):
         features = torch.cat([states[layer][row] for layer in drafter.hidden_layers], dim=-1)[None]
         cache = DynamicCache()
         with torch.no_grad():
-            bound_head.float()(features=features, past_key_values=cache)
+            bound_head(features=features, past_key_values=cache)
             tokens = torch.tensor([[8 + row, *[VOCAB - 1] * 4]])
             output = bound_head(
                 input_ids=tokens, attention_mask=torch.zeros(1, 1, 5, 11), past_key_values=cache,
                 output_hidden_states=True,
             )  # fmt: skip
-            double.double()
             parents = tree.parents[row].tolist()
             for node in {parent for parent in parents if parent >= 0}:
                 path, at = [], node
@@ -147,15 +144,12 @@ def test_q_is_conditioned_on_the_branch(target: Target, kind: str, shape: Any) -
                     path.append(int(tree.tokens[row, at]))
                     at = parents[at]
                 depth = len(path)
-                hidden = output.hidden_states[-1][:, :depth].double()
-                state: Any = None
+                hidden, state, added = output.hidden_states[-1], None, torch.zeros(1)
                 for place, token in enumerate(path[::-1]):
-                    given = hidden[:, place] if double.reads_hidden else None
-                    added, state = double(torch.tensor([token]), given, state)
-                bias = added[0]
-                wanted = (output.logits[0, depth - 1].double() + bias).softmax(-1)
-                torch.testing.assert_close(tree.draft_probs[row, node].double(), wanted, atol=1e-4, rtol=1e-3)
-        double.float()
+                    given = hidden[:, place] if head.markov_head.reads_hidden else None
+                    added, state = head.markov_head(torch.tensor([token]), given, state)
+                wanted = (output.logits[0, depth - 1] + added[0]).softmax(-1)
+                torch.testing.assert_close(tree.draft_probs[row, node], wanted, atol=1e-4, rtol=1e-3)
 
 
 def test_confidence_is_known_before_a_token_is_drawn(target: Target) -> None:
@@ -181,22 +175,21 @@ def test_confidence_is_known_before_a_token_is_drawn(target: Target) -> None:
     assert plain.scorer.confidence(tokens, 1) is None
 
 
-@pytest.mark.parametrize("recording", ["off", "rounds"])
-def test_the_context_is_what_one_forward_of_the_whole_text_gives(recording: str) -> None:
-    """After rounds that accepted more and less, in chunks and in slots that were used before."""
-    model = tiny_model("llama", vocab_size=VOCAB)
+def test_the_context_is_what_one_forward_of_the_whole_text_gives() -> None:
+    """After recorded rounds that accepted more and less, in chunks and in slots that were used before."""
+    model = tiny_model("llama", vocab_size=VOCAB, layers=2)
     head = markov_head(model)
     drafter = BlockDrafter(head, [2, 1, 1])
     engine = Engine(
         Target(model), drafter, RejectionVerifier(), max_batch_size=2, max_length=48, prefill_chunk=5,
-        recording=recording,
+        recording="rounds",
     )  # fmt: skip
     prompts = [[3] * 9, [7, 8, 9], [11], [5, 6] * 6]
-    outputs = engine.generate(prompts, SamplingParams(max_new_tokens=24, temperature=0.5))
-    assert sum(step.accepted for output in outputs for step in output.steps) > 10
-    stream = engine.stream([[3, 4] * 4, [9] * 3], SamplingParams(max_new_tokens=24, temperature=0.5))
+    outputs = engine.generate(prompts, SamplingParams(max_new_tokens=16, temperature=0.5))
+    assert sum(step.accepted for output in outputs for step in output.steps) > 5
+    stream = engine.stream([[3, 4] * 4, [9] * 3], SamplingParams(max_new_tokens=16, temperature=0.5))
     tokens: dict[int, list[int]] = {}
-    for step in itertools.islice(stream, 12):
+    for step in itertools.islice(stream, 8):
         tokens.setdefault(step.request, []).extend(step.token_ids)
     cache, bound_head = engine.session.models[0].cache, head.bound(model)
     first = min(tokens)
@@ -224,34 +217,7 @@ class SaysTheMarginals(Wrapped):
 def test_q_without_the_markov_head_s_part_is_rejected() -> None:
     model = tiny_model("llama", vocab_size=5, scale=1.5, layers=2)
     drafter = Wrapping(BlockDrafter(markov_head(model), 3), SaysTheMarginals)
-    assert p_value(model, drafter, RejectionVerifier(), SamplingParams(temperature=1.0)) < LEVEL
-
-
-@pytest.mark.parametrize("kind", ["", "vanilla", "gated", "rnn"])
-def test_a_head_on_an_inflated_target_drafts_what_it_did(kind: str) -> None:
-    """Widened with the hidden states, whose new channels carry nothing."""
-    model = tiny_model("llama_mqa_tied", vocab_size=VOCAB, scale=2.0)
-    larger = inflate(model, {
-        "hidden_size": 96, "num_hidden_layers": 5, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16,
-        "intermediate_size": 128,
-    })  # fmt: skip
-    markov = {"markov_rank": 6, "markov_head_type": kind, "confidence": True} if kind else {}
-    head = head_for(Target(model), shifted=bool(kind), **markov)
-    ids = torch.randint(0, VOCAB - 1, (2, 7), generator=torch.Generator().manual_seed(5))
-    drafts, sure = [], []
-    for each in (model, larger):
-        drafter = bound(Target(each), head, 4)
-        with torch.no_grad():
-            hidden = each(ids[:, :6], output_hidden_states=True).hidden_states
-        drafter.observe(committed({layer: hidden[layer] for layer in drafter.hidden_layers}, [6, 6]))
-        slots = slots_of(ids.tolist(), vocab_size=VOCAB, max_length=40)
-        drafted(drafter, slots)
-        drafts.append(drafter.scorer.root_logits(slots))
-        sure.append(drafter.scorer.confidence(ids[:, :1], 2))
-    assert drafter.models[0].facts.layers[0].key_heads == 3, "the larger target's head costs more"
-    torch.testing.assert_close(drafts[0], drafts[1], atol=1e-3, rtol=1e-3)
-    if kind:
-        torch.testing.assert_close(sure[0], sure[1], atol=1e-3, rtol=1e-3)
+    assert p_value(model, drafter, RejectionVerifier(), SamplingParams(temperature=1.0), samples=1000) < LEVEL
 
 
 def test_a_root_that_the_head_s_embeddings_lack_is_drafted_for(target: Target) -> None:
@@ -276,26 +242,3 @@ def test_the_head_in_training_is_the_one_that_drafts(target: Target) -> None:
     weights_changed()
     assert not torch.equal(drafted(drafter, slots).tokens, before)
     assert all(parameter.requires_grad for parameter in head.parameters())
-
-
-@pytest.mark.parametrize(
-    ("settings", "options", "message"),
-    [
-        ({}, {"tree": 5}, "the tree is 5 deep and a block of 5 places predicts 4 tokens"),
-        ({"shifted": True}, {"tree": 6}, "the tree is 6 deep and a block of 5 places predicts 5 tokens"),
-        ({}, {"block_size": 1}, "block_size=1"),
-        ({}, {"mask_token_id": VOCAB}, f"mask token {VOCAB}, and the embeddings have {VOCAB} rows"),
-        ({}, {"hidden_layers": (1, 4)}, r"reads the hidden states \[1, 4\] and the target .* 0 to 3"),
-        ({}, {"hidden_layers": (1, 2, 3)}, "reads 64 channels per position, and 3 hidden states .* have 96"),
-        ({"target_layers": 9}, {}, "was trained on a target of 9 layers, and .* has 4"),
-        ({"target_hidden_size": 16}, {}, "reads 32 channels per position, and 2 hidden states .* have 64"),
-        ({"hidden_size": 16}, {}, "is 16 wide and borrows"),
-        ({"sampling": None}, {"tree": ExpansionTree(4, 2, 4), "sampling": "iid"}, "most probable paths"),
-    ],
-)
-def test_what_does_not_fit_is_refused(
-    target: Target, settings: dict[str, Any], options: dict[str, Any], message: str
-) -> None:
-    settings.pop("sampling", None)
-    with pytest.raises(ValueError, match=message):
-        bound(target, head_for(target, **settings), **options)

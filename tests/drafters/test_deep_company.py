@@ -33,12 +33,17 @@ HEADS: dict[str, Callable[[Any], Drafter]] = {
     "medusa": lambda model: MedusaDrafter(medusa_heads(model), 2),
     "model": lambda model: ModelDrafter(perturbed(model, 0.2), 2),
 }
-COMBINED: list[type[CombinedDrafter]] = [MergedDrafter, ChoiceDrafter]
-FAST = {("eagle", MergedDrafter), ("block", MergedDrafter)}
 CASES = [
-    pytest.param(head, kind, marks=() if (head, kind) in FAST else pytest.mark.full, id=f"{head}-{kind.__name__}")
-    for head in HEADS
-    for kind in COMBINED
+    ("eagle", MergedDrafter),
+    *(
+        pytest.param(head, kind, marks=pytest.mark.full)
+        for head, kind in (
+            ("block", MergedDrafter),
+            ("mtp", MergedDrafter),
+            ("medusa", ChoiceDrafter),
+            ("model", ChoiceDrafter),
+        )
+    ),
 ]
 
 
@@ -66,13 +71,8 @@ def test_long_rounds_lose_nothing(head: str, kind: type[CombinedDrafter]) -> Non
             super().observe(outcome)
 
     sampling = [SamplingParams(max_new_tokens=64 - len(prompt)) for prompt in prompts]
-    with Engine(
-        Target(model),
-        Wrapping(combined(kind, head, model), Counting),
-        RejectionVerifier(),
-        max_batch_size=4,
-        max_length=64,
-    ) as engine:
+    drafter = Wrapping(combined(kind, head, model), Counting)
+    with Engine(Target(model), drafter, RejectionVerifier(), max_batch_size=4, max_length=64) as engine:
         done = [output.token_ids for output in engine.generate(prompts, sampling)]
         assert done == [output.token_ids for output in engine.generate(prompts, sampling, speculate=False)]
     assert longest > 8, "the look-up's paths are accepted, and deeper than the head's"
@@ -82,6 +82,6 @@ def test_long_rounds_lose_nothing(head: str, kind: type[CombinedDrafter]) -> Non
 def test_drafts_after_long_rounds_are_those_of_a_new_request(head: str, kind: type[CombinedDrafter]) -> None:
     model = looping()
     findings = check_drafter(
-        lambda: combined(kind, head, model), Target(model), verifier=RejectionVerifier(), rounds=24, draws=0, rules=()
+        lambda: combined(kind, head, model), Target(model), verifier=RejectionVerifier(), rounds=8, draws=0, rules=()
     )
     assert [finding for finding in findings if finding.failed] == []

@@ -16,9 +16,7 @@ from drafters.heads.mtp import MTPHead
 from drafters.heads.mtp_files import save_mtp
 from drafters.mtp import MTPDrafter
 from specdec.batch import Batch
-from specdec.drafting.builders import ExpansionTree
 from specdec.engine.engine import Engine
-from specdec.inflate import inflate
 from specdec.interfaces import Round
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
@@ -28,12 +26,12 @@ from tests.drafters import pairs
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
 from tests.verifiers.cases import complete
-from verifiers import RejectionVerifier, TargetWalkVerifier
+from verifiers import RejectionVerifier
 
 VOCAB = 24
-LAYERS = (0, 2, -1)
+LAYERS = (0, 1, -1)
 PROMPTS = [[1, 2, 3, 1, 2, 5, 9, 4, 7], [5], [6, 2], [3, 3, 8, 1, 4, 20, 11]]
-SAMPLED = SamplingParams(temperature=1.0, max_new_tokens=20)
+SAMPLED = SamplingParams(temperature=1.0, max_new_tokens=10)
 
 Law = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """From embeddings and features of all pairs to what is fed back and the logits, as a reference computes them."""
@@ -41,7 +39,7 @@ Law = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 @pytest.fixture(scope="module")
 def model():
-    return tiny_model("llama", vocab_size=VOCAB)
+    return tiny_model("llama", vocab_size=VOCAB, layers=2)
 
 
 @torch.inference_mode()
@@ -183,8 +181,8 @@ def test_every_node_has_the_law_of_a_dense_forward_over_all_pairs(model, tmp_pat
     engine.on_round = check_rounds(engine, check)
     with shapes_unchecked():
         outputs = engine.generate(PROMPTS, SAMPLED)
-    assert compared > 40
-    assert sum(step.accepted for output in outputs for step in output.steps) > 5
+    assert compared > 20
+    assert sum(step.accepted for output in outputs for step in output.steps) > 3
 
 
 def test_the_reference_tells_a_wrong_feature(model, tmp_path) -> None:
@@ -210,7 +208,7 @@ def test_the_reference_tells_a_wrong_feature(model, tmp_path) -> None:
 @pytest.mark.full
 def test_drafts_do_not_drift_over_two_hundred_rounds(tmp_path) -> None:
     """The last rounds of a long output, after 200 of them, each of which wrote drafted entries."""
-    model = tiny_model("llama", vocab_size=VOCAB)
+    model = tiny_model("llama", vocab_size=VOCAB, layers=2)
     model.config.max_position_embeddings = 512
     head = eagle3(model)
     law, fuse = reference(head, tmp_path, model)
@@ -232,29 +230,6 @@ def test_drafts_do_not_drift_over_two_hundred_rounds(tmp_path) -> None:
     with shapes_unchecked():
         engine.generate(PROMPTS[:1], SamplingParams(temperature=1.0, max_new_tokens=400, ignore_eos=True))
     assert rounds > 205
-
-
-@pytest.mark.parametrize("name", [complete("eagle", strong=False), complete("eagle3.1", strong=True)])
-def test_a_head_drafts_the_same_for_an_inflated_target(model, name: str) -> None:
-    """A target of twice the width: the head is widened, and its drafts are the same."""
-    shape = {
-        "hidden_size": 64,
-        "num_hidden_layers": 5,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 8,
-        "intermediate_size": 96,
-    }
-    head = HEADS[name](model)
-    found = []
-    for target in (Target(model), Target(inflate(model, shape))):
-        drafter = EagleDrafter(head, ExpansionTree(12, 4, 4))
-        with Engine(target, drafter, TargetWalkVerifier(), max_batch_size=2, max_length=48) as engine:
-            outputs = engine.generate(PROMPTS, SamplingParams(max_new_tokens=12))
-            found.append([(step.token_ids, step.accepted) for output in outputs for step in output.steps])
-            width = engine.session.models[0].model.config.hidden_size
-        assert width == target.model.config.hidden_size
-    assert found[0] == found[1]
 
 
 class Seldom(EagleDrafter):
@@ -309,7 +284,7 @@ def test_nothing_of_a_request_is_left_in_its_slot(model, between: bool) -> None:
         wanted = drafts(engine)
     drafter = EagleDrafter(head, [2, 1])
     with engine_with(drafter) as engine:
-        requests = [engine.submit(PROMPTS[3], SamplingParams(max_new_tokens=20)) for _ in range(2)]
+        requests = [engine.submit(PROMPTS[3], SamplingParams(max_new_tokens=10)) for _ in range(2)]
         for _ in range(4):
             engine.step()
         for tensor in engine.session.models[0].cache.tensors:

@@ -10,7 +10,6 @@ from torch import Tensor
 from drafters import marginals
 from drafters.marginals import MarginalDrafter, MarginalScorer
 from specdec.batch import Batch
-from specdec.checks.drafter import assert_conforms
 from specdec.engine.engine import Engine
 from specdec.interfaces import Sizes
 from specdec.random import Purpose, uniforms
@@ -29,7 +28,7 @@ SEQUENCES = [[1, 4, 2, 5, 3], [2, 0, 5]]
 
 @pytest.fixture(scope="module")
 def target() -> Target:
-    return Target(tiny_model(vocab_size=VOCAB, scale=4.0))
+    return Target(tiny_model(vocab_size=VOCAB, scale=4.0, layers=2))
 
 
 @torch.inference_mode()
@@ -81,8 +80,7 @@ def refuted(target: Target, laws: Tensor, knows_root: bool, temperature: float =
     return False
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-@pytest.mark.parametrize("knows_root", [False, True])
+@pytest.mark.parametrize(("knows_root", "temperature"), [(False, 0.6), (True, 1.0)])
 def test_the_laws_are_the_target_s_marginals(target: Target, knows_root: bool, temperature: float) -> None:
     laws = estimated(target, knows_root, temperature=temperature)
     torch.testing.assert_close(laws.sum(-1), torch.ones(2, DEPTH, dtype=torch.float64))
@@ -118,15 +116,13 @@ class Crowned(MarginalScorer):
         return law.argmax(-1).expand(-1, SAMPLES)
 
 
-@pytest.mark.parametrize("knows_root", [False, True])
 @pytest.mark.parametrize("mutant", [NotAveraged, OneTooEarly, SameNumbers, Crowned], ids=lambda kind: kind.__name__)
-def test_other_laws_are_refuted(target: Target, mutant: type[MarginalScorer], knows_root: bool) -> None:
-    assert refuted(target, estimated(target, knows_root, mutant), knows_root)
+def test_other_laws_are_refuted(target: Target, mutant: type[MarginalScorer]) -> None:
+    assert refuted(target, estimated(target, False, mutant), False)
 
 
-@pytest.mark.parametrize("knows_root", [False, True])
-def test_whether_the_root_is_known_makes_a_difference(target: Target, knows_root: bool) -> None:
-    assert refuted(target, estimated(target, not knows_root), knows_root)
+def test_whether_the_root_is_known_makes_a_difference(target: Target) -> None:
+    assert refuted(target, estimated(target, True), False)
 
 
 def test_the_first_unknown_tokens_are_stratified(target: Target) -> None:
@@ -147,19 +143,6 @@ def test_the_first_unknown_tokens_are_stratified(target: Target) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("knows_root", [False, True])
-def test_without_randomness_it_conforms(knows_root: bool) -> None:
-    assert_conforms(
-        lambda: MarginalDrafter(TREE, knows_root=knows_root, text_temperature=0),
-        Target(tiny_model(vocab_size=96, layers=2)),
-        verifier=RejectionVerifier(),
-        rules=(),
-        rounds=20,
-        draws=200,
-    )
-
-
-@pytest.mark.full
 def test_continuations_that_share_numbers_with_the_drafts_bias_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens must be drawn from q, given q. The generic test of distributions accepts the drafter as it is."""
     model = tiny_model(vocab_size=5, scale=1.5, layers=2)
@@ -177,9 +160,9 @@ def test_greedy_text_is_foreseen(knows_root: bool) -> None:
     The first root is the prompt's last token, and a prompt of one token has nothing before it.
     """
     drafter = MarginalDrafter([2, 1, 1], knows_root=knows_root, text_temperature=0)
-    engine = Engine(Target(tiny_model()), drafter, RejectionVerifier(), max_batch_size=2, max_length=80)
+    engine = Engine(Target(tiny_model(layers=2)), drafter, RejectionVerifier(), max_batch_size=2, max_length=80)
     prompts = [[1, 2, 3], [4], list(range(20)), [7, 8]]
-    for output in engine.generate(prompts, SamplingParams(max_new_tokens=41)):
+    for output in engine.generate(prompts, SamplingParams(max_new_tokens=21)):
         accepted = [step.accepted for step in output.steps]
         assert accepted[1:-1] == [3] * len(accepted[1:-1])
         if knows_root:
@@ -191,17 +174,3 @@ def test_rows_without_a_committed_token_propose_nothing(target: Target) -> None:
     assert drafted(session, slots_of([[1], [2]], vocab_size=VOCAB, max_length=20)).width == 1
     tree = drafted(session, slots_of([[1], [2, 3]], vocab_size=VOCAB, max_length=20))
     assert tree.valid.tolist() == [[True, False, False], [True, True, True]]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"samples": 0}, "samples=0"),
-        ({"samples": 2000}, "samples=2000 continuations of 4 tokens are 8,000 tokens .* give fewer samples"),
-        ({"text_temperature": -0.5}, "text_temperature=-0.5: give a positive number"),
-        ({"text_temperature": float("nan")}, "text_temperature=nan: give"),
-    ],
-)
-def test_arguments_out_of_their_range(options: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        MarginalDrafter(**options)  # type: ignore[arg-type]

@@ -10,8 +10,6 @@ from drafters.heads.last_state import DEFAULT_SHAPE
 from drafters.medusa import MedusaDrafter, MedusaHeads
 from specdec.batch import Batch
 from specdec.drafting.scored import ScoredSession
-from specdec.engine.engine import Engine
-from specdec.inflate import inflate
 from specdec.interfaces import Sizes
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
@@ -20,7 +18,6 @@ from specdec.types import DraftSampling, Outcome
 from tests.drafters.medusa_heads import HIDDEN, VOCAB, random_heads
 from tests.forwards import drafted, outcome_of, slots_of
 from tests.models import tiny_model
-from verifiers import TargetWalkVerifier
 
 
 @pytest.fixture(scope="module")
@@ -155,43 +152,3 @@ def test_the_default_shape_is_as_deep_as_there_are_heads(tmp_path: Path) -> None
     assert MedusaDrafter.from_pretrained(tmp_path).shape == DEFAULT_SHAPE
     assert MedusaDrafter(random_heads(2)).shape == DEFAULT_SHAPE.cut(2)
     assert MedusaDrafter.from_pretrained(tmp_path, shape=[2, 1]).shape == TreeShape.branching(2, 1)
-
-
-@pytest.mark.parametrize(
-    ("shape", "message"),
-    [
-        (4, "the tree shape is 4 deep and there are 3 Medusa heads"),
-        ([VOCAB + 1], f"takes the {VOCAB + 1} most probable tokens of a vocabulary of {VOCAB}"),
-    ],
-)
-def test_shapes_that_do_not_fit_the_heads(shape: object, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        MedusaDrafter(random_heads(), shape)  # type: ignore[arg-type]
-
-
-def test_heads_that_do_not_fit_the_target(target: Target) -> None:
-    with pytest.raises(ValueError, match=r"hidden states of width 16 and those of the target .* have 32"):
-        bound(target, heads=random_heads(hidden=16))
-    with pytest.raises(ValueError, match=f"have {VOCAB + 1} tokens and the target .* has {VOCAB}"):
-        bound(target, heads=random_heads(vocab_size=VOCAB + 1))
-
-
-def test_heads_on_an_inflated_target_draft_what_they_did() -> None:
-    """Widened with the hidden states, whose new channels carry nothing."""
-    model = tiny_model("llama_mqa_tied", scale=2.0)
-    shape = {
-        "hidden_size": 48, "num_hidden_layers": 5, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8,
-        "intermediate_size": 64,
-    }  # fmt: skip
-    heads = random_heads(2)
-    for head in heads.heads:  # so that they say what the target says, more or less
-        head[1].weight.data.copy_(model.get_output_embeddings().weight)
-    sampling = SamplingParams(max_new_tokens=40)
-    outputs = []
-    for target in (Target(model), Target(inflate(model, shape))):
-        engine = Engine(target, MedusaDrafter(heads, [16, 2]), TargetWalkVerifier(), max_length=64)
-        outputs.append(engine.generate([[1, 2, 3]], sampling)[0])
-    assert heads.hidden_size == 32, "the user's heads are left as they are"
-    assert outputs[0].token_ids == outputs[1].token_ids
-    assert [step.accepted for step in outputs[0].steps] == [step.accepted for step in outputs[1].steps]
-    assert sum(step.accepted for step in outputs[0].steps) > 0

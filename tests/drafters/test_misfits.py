@@ -1,4 +1,4 @@
-"""Weights that do not fit, each other or the target: one sentence each, which names the tensor as the files do."""
+"""Files that contradict themselves, and heads that do not fit their target: one sentence each, which names what."""
 
 import json
 from collections.abc import Callable
@@ -13,297 +13,289 @@ from transformers import PreTrainedModel
 
 from drafters.block import BlockDrafter
 from drafters.eagle import EagleDrafter
-from drafters.heads.eagle import Eagle3Head
-from drafters.heads.eagle_files import save_eagle
+from drafters.heads.block_files import load_block, save_block
+from drafters.heads.eagle import Eagle3Head, EagleHead
+from drafters.heads.eagle_files import load_eagle, save_eagle
+from drafters.heads.files import ServedFor
 from drafters.heads.mtp import MTPHead
 from drafters.heads.mtp_files import load_mtp, save_mtp
-from drafters.medusa import MedusaHeads
+from drafters.hydra import HydraHeads
+from drafters.medusa import MedusaDrafter, MedusaHeads
 from drafters.mtp import MTPDrafter
 from specdec.drafting.builders import ExpansionTree
 from specdec.engine import Engine
 from specdec.interfaces import Sizes
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
-from tests.components import block_head, eagle_head, markov_head, medusa_heads
+from tests.components import block_head, eagle_head, hydra_heads, markov_head, medusa_heads
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
 from verifiers.rejection import RejectionVerifier
 
 VOCAB = 64
-IDS = range(0, VOCAB, 2)
+IDS = torch.arange(0, VOCAB, 2)
+SIZES = Sizes(max_batch_size=1, max_length=32)
 
 
 @pytest.fixture(scope="module")
 def model() -> PreTrainedModel:
-    return tiny_model(vocab_size=VOCAB)
+    return tiny_model(vocab_size=VOCAB, layers=2)
 
 
-def saved_eagle3(model: PreTrainedModel, folder: Path) -> None:
-    save_eagle(Eagle3Head.for_target(model, hidden_layers=(0, 1, 2), draft_ids=IDS), folder)
+def eagle3(model: PreTrainedModel, **options: Any) -> Eagle3Head:
+    return Eagle3Head.for_target(model, **{"hidden_layers": (0, 1, -1), "draft_ids": IDS.tolist()} | options)
 
 
-def saved_mtp(model: PreTrainedModel, folder: Path) -> None:
-    save_mtp(MTPHead.for_target(model), folder)
+def block(model: PreTrainedModel, folder: Path, layout: str, **options: Any) -> None:
+    save_block(
+        block_head(model, mask_token_id=VOCAB - 1, **options),
+        folder,
+        layout=layout,
+        served=ServedFor(target="some/target"),
+    )
 
 
-def saved_block(model: PreTrainedModel, folder: Path) -> None:
-    block_head(model, draft_ids=torch.tensor(list(IDS))).save_pretrained(folder)
-
-
-SAVED: dict[str, tuple[Callable[[PreTrainedModel, Path], object], Callable[[Path], object]]] = {
+SAVED: dict[str, tuple[Callable[[PreTrainedModel, Path], object], Callable[..., object]]] = {
     "eagle": (lambda model, folder: save_eagle(eagle_head(model), folder), EagleDrafter.from_pretrained),
-    "eagle3": (saved_eagle3, EagleDrafter.from_pretrained),
-    "block": (saved_block, BlockDrafter.from_pretrained),
-    "eagle3_fc_norm": (
-        lambda model, folder: save_eagle(Eagle3Head.for_target(model, hidden_layers=(0, 1, 2), norm_each=True), folder),
+    "eagle3": (lambda model, folder: save_eagle(eagle3(model), folder), EagleDrafter.from_pretrained),
+    "eagle3.1": (
+        lambda model, folder: save_eagle(eagle3(model, norm_each=True, draft_ids=None), folder),
         EagleDrafter.from_pretrained,
     ),
+    "own": (lambda model, folder: block(model, folder, "own", draft_ids=IDS), BlockDrafter.from_pretrained),
+    "z-lab": (lambda model, folder: block(model, folder, "z-lab"), load_block),
+    "speculators": (lambda model, folder: block(model, folder, "speculators", draft_ids=IDS), load_block),
+    "deepspec": (
+        lambda model, folder: block(
+            model, folder, "deepspec", shifted=True, markov_rank=VOCAB, confidence=True, owns_embeddings=True,
+            owns_output=True,
+        ),
+        load_block,
+    ),
     "medusa": (lambda model, folder: medusa_heads(model).save_pretrained(folder), MedusaHeads.from_pretrained),
-}
+    "hydra": (lambda model, folder: hydra_heads(model).save_pretrained(folder), HydraHeads.from_pretrained),
+    "mtp": (lambda model, folder: save_mtp(MTPHead.for_target(model), folder), load_mtp),
+}  # fmt: skip
 
 
-def spoilt(name: str) -> Callable[[dict[str, Tensor]], object]:
-    """Makes one of a tensor's weights NaN."""
-    return lambda tensors: tensors[name].view(-1)[-1:].fill_(torch.nan)
+def spoilt(name: str, value: float = torch.nan) -> Callable[..., object]:
+    """Makes one of a tensor's weights something else."""
+    return lambda c, t: t[name].view(-1)[-1:].fill_(value)
 
 
-def infinite(tensors: dict[str, Tensor]) -> None:
-    tensors["fc.weight"][0, 0] = -torch.inf
-
-
-def longer_marks(tensors: dict[str, Tensor]) -> None:
-    """The marks of a larger vocabulary, and the same tokens marked."""
-    tensors["t2d"] = torch.cat([tensors["t2d"], torch.zeros(2000, dtype=torch.bool)])
-
-
-def cut(name: str) -> Callable[[dict[str, Tensor]], None]:
+def cut(name: str) -> Callable[..., object]:
     """Leaves out a tensor's last row."""
-
-    def change(tensors: dict[str, Tensor]) -> None:
-        tensors[name] = tensors[name][:-1].clone()
-
-    return change
+    return lambda c, t: t.update({name: t[name][:-1].clone()})
 
 
-def without(name: str) -> Callable[[dict[str, Tensor]], object]:
-    return lambda tensors: tensors.pop(name)
+def without(*names: str) -> Callable[..., object]:
+    return lambda c, t: [t.pop(name) for name in names]
 
 
-def with_one_more(tensors: dict[str, Tensor]) -> None:
-    tensors["odd.weight"] = torch.ones(2)
+def has(name: str, *shape: int) -> Callable[..., object]:
+    """Adds a tensor, or gives it another shape."""
+    return lambda c, t: t.update({name: torch.zeros(*shape)})
 
 
-def absolute(tensors: dict[str, Tensor]) -> None:
-    tensors["d2t"] += torch.arange(len(tensors["d2t"]))
+def says(**settings: Any) -> Callable[..., object]:
+    return lambda c, t: c.update(settings)
 
 
-def as_deepspec(tensors: dict[str, Tensor]) -> None:
+def dflash(**settings: Any) -> Callable[..., object]:
+    return lambda c, t: c["dflash_config"].update(settings)
+
+
+def as_deepspec(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """The names without midlayer, and the norm missing that tells EAGLE-3 from EAGLE-1."""
     for name in [name for name in tensors if name.startswith("midlayer.")]:
         tensors["layers.0." + name.removeprefix("midlayer.")] = tensors.pop(name)
     del tensors["layers.0.hidden_norm.weight"]
 
 
+def unequal_layers(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    for head in range(3):
+        tensors[f"{head}.2.weight"] = tensors.pop(f"{head}.1.weight")
+        for name in ("linear.weight", "linear.bias"):
+            tensors[f"{head}.1.{name}"] = tensors[f"{head}.0.{name}"] + 1
+
+
+def half_sliding(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    second = {name.replace("layers.0", "layers.1"): each + 0 for name, each in tensors.items() if "layers.0" in name}
+    tensors.update(second)
+    config.pop("is_causal", None)
+    config.update(num_hidden_layers=2, layer_types=["full_attention", "sliding_attention"], sliding_window=8)
+
+
 @pytest.mark.parametrize(
     ("kind", "change", "words"),
     [
-        ("eagle", without("layers.0.mlp.up_proj.weight"), r"incomplete: the tensor layers\.0\.mlp\.up_proj\.weight is"),
-        (
-            "eagle",
-            cut("layers.0.self_attn.o_proj.weight"),
-            r"o_proj\.weight is for hidden states of width 31, and layers\.0\.mlp\.gate_proj\.weight reads 32 channels",
-        ),
-        ("eagle3_fc_norm", without("fc_norm.1.weight"), r"the tensor fc_norm\.1\.weight is missing$"),
-        ("block", with_one_more, r"holds the tensor odd\.weight, which"),
-        ("medusa", without("1.0.linear.bias"), r"the tensor 1\.0\.linear\.bias is missing"),
-        (
-            "mtp",
-            without("mtp.layers.0.mlp.up_proj.weight"),
-            r"the tensor mtp\.layers\.0\.mlp\.up_proj\.weight is missing$",
-        ),
-        ("mtp", spoilt("mtp.fc.weight"), r"the tensor mtp\.fc\.weight holds NaN or infinity"),
-        ("mtp", cut("mtp.norm.weight"), r"mtp\.norm\.weight has the shape \[31\]"),
-        ("eagle3", as_deepspec, r"incomplete: the tensor layers\.0\.hidden_norm\.weight is missing$"),
-        ("eagle3", cut("lm_head.weight"), "its output layer has 31 columns, and d2t or t2d names 32 tokens"),
+        ("eagle", without("layers.0.mlp.up_proj.weight"), r"layers\.0\.mlp\.up_proj\.weight"),
+        ("eagle", cut("layers.0.self_attn.o_proj.weight"), r"o_proj\.weight .* 31, .*gate_proj\.weight reads 32"),
+        ("eagle", has("fc.weight", 32, 96), r"fc\.weight joins 96 channels to 32"),
+        ("eagle3.1", without("fc_norm.1.weight"), r"fc_norm\.1\.weight is missing$"),
+        ("eagle3", lambda c, t: [t.pop(name) for name in list(t) if name != "t2d"], "is no EAGLE head"),
+        ("eagle3", without("lm_head.weight"), "32 tokens .* no lm_head.weight"),
+        ("eagle3", as_deepspec, r"layers\.0\.hidden_norm\.weight is missing$"),
+        ("eagle3", cut("lm_head.weight"), "31 columns, and d2t or t2d names 32 tokens"),
+        ("eagle3", lambda c, t: t["d2t"].add_(torch.arange(len(t["d2t"]))), "d2t holds tokens"),
+        ("eagle3", spoilt("fc.weight", -torch.inf), r"fc\.weight holds NaN or infinity"),
+        ("eagle3", says(head_dim=7), "correct head_dim"),
+        ("eagle3", says(target_hidden_size=36), "no whole number of hidden states of 36"),
+        ("eagle3", says(eagle_config={"eagle_aux_hidden_state_layer_ids": [2, 3]}), r"\[2, 3\] are 2"),
         (
             "eagle3",
-            absolute,
-            r"its d2t holds tokens, and must hold differences.*store d2t - torch\.arange\(len\(d2t\)\)",
+            says(eagle_config={"eagle_aux_hidden_state_layer_ids": "2, 16"}),
+            r"config\.json has eagle_aux_hidden_state_layer_ids='2, 16'",
         ),
-        ("eagle3", infinite, r"the tensor fc\.weight holds NaN or infinity"),
-        ("block", spoilt("layers.0.mlp.up_proj.weight"), r"the tensor layers\.0\.mlp\.up_proj\.weight holds NaN"),
-        ("medusa", spoilt("0.0.linear.bias"), r"the tensor 0\.0\.linear\.bias holds NaN or infinity"),
+        ("eagle3", says(eagle_config="x"), "eagle_config='x'"),
+        ("eagle3", says(num_attention_heads="x", head_dim=None), "num_attention_heads='x'"),
+        ("eagle3", says(rms_norm_eps="x"), "'rms_norm_eps'"),
+        ("eagle3", says(rope_parameters={"rope_type": "odd", "rope_theta": 1e4}), "rope_type .odd."),
+        ("own", has("odd.weight", 2), r"odd\.weight"),
+        ("own", spoilt("layers.0.mlp.up_proj.weight"), r"layers\.0\.mlp\.up_proj\.weight holds NaN"),
+        ("own", says(block_size="x"), r"config\.json has block_size='x'"),
+        ("z-lab", dflash(mask_token_id=64), "mask token 64 .* 64 tokens: give mask_token_id"),
+        ("z-lab", dflash(target_layer_ids=[0, 1, 2]), r"fc\.weight reads 32 channels, and 3 hidden states"),
+        ("z-lab", dflash(target_layer_ids=[-2]), r"hidden states \[-1\]"),
+        ("z-lab", lambda c, t: [c.pop("block_size", 0), c["dflash_config"].pop("block_size", 0)], "block_size"),
+        ("z-lab", half_sliding, "full layers both ways"),
+        ("z-lab", has("layers.0.attention_conv.base_kernel", 2, 2, 32), "DFlash 2"),
+        ("z-lab", dflash(projector_type="domino"), "projector_type 'domino'"),
+        ("z-lab", lambda c, t: [c.pop("dflash_config"), c.update(architectures=["Llama"])], "is no block drafter"),
+        ("speculators", says(speculators_model_type="peagle"), "'peagle'"),
+        ("speculators", lambda c, t: c.pop("aux_hidden_state_layer_ids"), "give hidden_layers"),
+        ("speculators", without("d2t", "t2d"), "d2t"),
+        ("speculators", lambda c, t: t["t2d"].logical_not_(), "d2t and t2d name different tokens"),
+        ("speculators", lambda c, t: t["d2t"].zero_().sub_(1), "distinct tokens"),
+        ("deepspec", has("confidence_head.proj.weight", 1, 33), "confidence head reads 33 channels"),
+        ("medusa", without("1.0.linear.bias"), r"1\.0\.linear\.bias is missing"),
+        ("medusa", without("0.1.weight", "1.1.weight", "2.1.weight"), r"0\.1\.weight is missing"),
+        ("medusa", spoilt("0.0.linear.bias"), r"0\.0\.linear\.bias holds NaN or infinity"),
+        ("medusa", has("blocks.0.layers.0.weight", 4, 4), r"blocks\.0\.layers\.0\.weight"),
+        ("medusa", unequal_layers, "layer 1 of head 0 differs from its layer 0"),
+        ("hydra", without("hydra_mlp.1.0.linear.bias"), r"hydra_mlp\.1\.0\.linear\.bias is missing"),
+        ("hydra", has("prefix_embeding_layer.norm.weight", 1), r"Hydra\+\+"),
+        ("hydra", has("hydra_lm_head.0.bias", 3), r"hydra_lm_head\.0\.bias has the shape \[3\]"),
+        ("mtp", without("mtp.layers.0.mlp.up_proj.weight"), r"mtp\.layers\.0\.mlp\.up_proj\.weight is missing$"),
+        ("mtp", spoilt("mtp.fc.weight"), r"mtp\.fc\.weight holds NaN or infinity"),
+        ("mtp", cut("mtp.norm.weight"), r"mtp\.norm\.weight has the shape \[31\]"),
     ],
 )
 def test_files_that_contradict_themselves(
-    model: PreTrainedModel, kind: str, change: Callable[[dict[str, Tensor]], object], words: str, tmp_path: Path
+    model: PreTrainedModel, kind: str, change: Callable[..., object], words: str, tmp_path: Path
 ) -> None:
-    save, load = SAVED[kind] if kind != "mtp" else (saved_mtp, lambda folder: load_mtp(folder, model))
+    save, load = SAVED[kind]
     save(model, tmp_path)
+    (tmp_path / "specdec.json").unlink(missing_ok=True)  # what only this project's files say comes first
     (file,) = tmp_path.glob("*.safetensors")
-    tensors = load_file(file)
-    change(tensors)
+    config, tensors = tmp_path / "config.json", load_file(file)
+    stored = json.loads(config.read_text()) if config.exists() else {}
+    change(stored, tensors)
+    config.write_text(json.dumps(stored))
     save_file(tensors, file)
-    with pytest.raises(ValueError, match=words) as raised:
-        load(tmp_path)
-    assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"mask_token_id": "x"}, r"mask_token_id='x' is no whole number: give the number of a token"),
-        ({"hidden_layers": ("a",)}, r"^hidden_layers=\('a',\): give the numbers of hidden states"),
-        ({"hidden_layers": 3}, "^hidden_layers=3: give the numbers of hidden states"),
-    ],
-)
-def test_options_that_are_no_numbers(
-    model: PreTrainedModel, options: dict[str, Any], words: str, tmp_path: Path
-) -> None:
-    saved_block(model, tmp_path / "block")
-    saved_eagle3(model, tmp_path / "eagle3")
-    with shapes_unchecked():  # the annotations' check would refuse them, too
-        with pytest.raises(ValueError, match=words):
-            BlockDrafter.from_pretrained(tmp_path / "block", **options)
-        if "hidden_layers" in options:
-            with pytest.raises(ValueError, match=words):
-                EagleDrafter.from_pretrained(tmp_path / "eagle3", **options)
-            with pytest.raises(ValueError, match=words):
-                EagleDrafter(eagle_head(model), **options)
-
-
-@pytest.mark.parametrize(
-    ("kind", "file", "changes", "words"),
-    [
-        (
-            "eagle3",
-            "specdec.json",
-            {"hidden_layers": "abc"},
-            r"its specdec\.json has hidden_layers='abc': correct it to a",
-        ),
-        (
-            "deepspec",
-            "config.json",
-            {"eagle_config": {"eagle_aux_hidden_state_layer_ids": "2, 16, 29"}},
-            r"config\.json has eagle_aux_hidden_state_layer_ids='2, 16, 29': correct it",
-        ),
-        ("deepspec", "config.json", {"eagle_config": "x"}, r"eagle_config='x': it must hold settings by name"),
-        (
-            "eagle3",
-            "config.json",
-            {"num_attention_heads": "x", "head_dim": None},
-            "num_attention_heads='x': give a whole",
-        ),
-        ("eagle3", "config.json", {"rms_norm_eps": "x"}, r"cannot be used: Validation error for field 'rms_norm_eps'"),
-        ("block", "config.json", {"block_size": "x"}, r"config\.json has block_size='x': give a whole number"),
-    ],
-)
-def test_settings_of_the_wrong_type(
-    model: PreTrainedModel, kind: str, file: str, changes: dict[str, Any], words: str, tmp_path: Path
-) -> None:
-    save, load = SAVED["eagle3" if kind == "deepspec" else kind]
-    save(model, tmp_path)
-    if kind == "deepspec":  # without our own file, which comes first
-        (tmp_path / "specdec.json").unlink()
-    stored = json.loads((tmp_path / file).read_text())
-    (tmp_path / file).write_text(json.dumps(stored | changes))
     with shapes_unchecked(), pytest.raises(ValueError, match=words) as raised:
-        load(tmp_path)
+        load(tmp_path, *[model] * (kind == "mtp"))
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda text: "[]", r"config\.json holds no settings by name, but a list"),
-        (
-            lambda text: text.replace('"rope_type": "default"', '"rope_type": "odd"'),
-            "rope_type .odd., which is unknown",
-        ),
-    ],
-)
-def test_a_config_that_describes_nothing(
-    model: PreTrainedModel, change: Callable[[str], str], words: str, tmp_path: Path
-) -> None:
-    saved_eagle3(model, tmp_path)
-    file = tmp_path / "config.json"
-    file.write_text(change(file.read_text()))
-    with pytest.raises(ValueError, match=words):
-        EagleDrafter.from_pretrained(tmp_path)
+def test_settings_of_the_wrong_type(model: PreTrainedModel, tmp_path: Path) -> None:
+    SAVED["eagle3"][0](model, tmp_path)
+    SAVED["own"][0](model, tmp_path / "block")
+    with shapes_unchecked():  # the annotations' check would refuse them, too
+        for load, folder in ((BlockDrafter.from_pretrained, "block"), (EagleDrafter.from_pretrained, "")):
+            for value in (("a",), 3):
+                with pytest.raises(ValueError, match=r"^hidden_layers="):
+                    load(tmp_path / folder, hidden_layers=value)
+        with pytest.raises(ValueError, match="mask_token_id='x'"):
+            BlockDrafter.from_pretrained(tmp_path / "block", mask_token_id="x")
+        own = tmp_path / "specdec.json"
+        own.write_text(json.dumps(json.loads(own.read_text()) | {"hidden_layers": "abc"}))
+        with pytest.raises(ValueError, match=r"specdec\.json has hidden_layers='abc'"):
+            load_eagle(tmp_path)
+        (tmp_path / "config.json").write_text("[]")
+        with pytest.raises(ValueError, match=r"config\.json holds no settings by name"):
+            load_eagle(tmp_path)
 
 
-def test_a_markov_head_of_another_vocabulary(model: PreTrainedModel) -> None:
-    """Its own table and the target's output layer, which it borrows, have different columns."""
-    drafter = BlockDrafter(markov_head(model))
-    for vocabulary in (VOCAB + 8, VOCAB + 2000):
-        other = Target(tiny_model(vocab_size=vocabulary), name="other")
-        words = rf"drafts 64 tokens and the target other has {vocabulary}: give a head that was trained on this target"
+@pytest.mark.parametrize(("load", "file"), [(load_eagle, "model"), (MedusaHeads.from_pretrained, "medusa_lm_head")])
+def test_a_folder_without_a_head(load: Callable[[Path], object], file: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is no such folder"):
+        load(tmp_path / "nowhere")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=rf"has no weights: .*{file}\.safetensors"):
+        load(tmp_path)
+    (tmp_path / f"{file}.safetensors").write_text("no tensors")
+    with pytest.raises(ValueError, match="cannot be read as a checkpoint"):
+        load(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    if load is load_eagle:
+        with pytest.raises(ValueError, match=r"config\.json is not JSON"):
+            load(tmp_path)
+        (tmp_path / "config.json").unlink()
+        with pytest.raises(ValueError, match=r"there is no config\.json"):
+            load(tmp_path)
+    else:
+        (tmp_path / "config.json").write_text("{}")
+        (tmp_path / f"{file}.safetensors").unlink()
+        torch.save([1, 2], tmp_path / f"{file}.pt")
+        with pytest.raises(ValueError, match="is not a dict of tensors"):
+            load(tmp_path)
+
+
+def test_a_target_that_does_not_fit_is_refused(model: PreTrainedModel) -> None:
+    config = type(model.config)(**{**model.config.to_dict(), "hidden_size": 40, "head_dim": 8})
+    wider, more = type(model)(config), tiny_model(vocab_size=VOCAB + 600, layers=2)
+
+    def drafting(head: EagleHead | Eagle3Head, **options: Any) -> EagleDrafter:
+        return EagleDrafter(head, 2, name="H", **options)
+
+    deep = drafting(eagle3(model, hidden_layers=(0, 1, 3)))
+    narrow = drafting(Eagle3Head(config, hidden_layers=(0, 1, -1), captured_width=32))
+    module = MTPHead.for_target(
+        type(model)(type(model.config)(**{**model.config.to_dict(), "hidden_size": 16, "head_dim": 4}))
+    )
+    cases: list[tuple[Any, PreTrainedModel, str]] = [
+        (drafting(eagle3(model)), wider, "the head H reads .* width 32 and those .* have 40"),
+        (deep, model, "reads the input of layer 3 and the target .* 0 to 1"),
+        (drafting(eagle3(model)), tiny_model(vocab_size=24, layers=2), "token 62 .* 24 tokens"),
+        (drafting(eagle3(model, draft_ids=None)), more, "output layer .* 64 tokens .* 664"),
+        (drafting(eagle3(model, owns_embeddings=True)), more, "embeddings .* 64 tokens .* 664"),
+        (drafting(eagle3(model), hidden_layers=(1,)), model, r"hidden_layers=\[1\] are 1: give 3"),
+        (narrow, model, "40 wide and has no embeddings"),
+        (MedusaDrafter(medusa_heads(model), 2), wider, "width 32 and those of the target .* have 40"),
+        (MedusaDrafter(medusa_heads(model), 2), tiny_model(vocab_size=24, layers=2), "64 tokens and the target .* 24"),
+        (MTPDrafter(module, 2), model, "width 16 and those of the target .* have 32"),
+        (MTPDrafter(MTPHead.for_target(model), 2), more, "64 tokens and the target's has 664"),
+        (BlockDrafter(markov_head(model)), more, "drafts 64 tokens and the target .* 664"),
+    ]
+    for drafter, target, words in cases:
         with pytest.raises(ValueError, match=words):
-            drafter.bind(other, Sizes(max_batch_size=1, max_length=32))
+            drafter.bind(Target(target), SIZES)
 
 
-def test_a_module_of_another_width(model: PreTrainedModel, tmp_path: Path) -> None:
-    narrow: dict[str, Any] = model.config.to_dict() | {"hidden_size": 16, "head_dim": 4}
-    save_mtp(MTPHead.for_target(type(model)(type(model.config)(**narrow))), tmp_path)
-    drafter = MTPDrafter.from_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="is 16 wide and the target's hidden states are 32 wide: give a module that"):
-        drafter.bind(Target(model, name="target"), Sizes(max_batch_size=1, max_length=32))
-
-
-@pytest.fixture(scope="module")
-def larger() -> Target:
-    return Target(tiny_model(vocab_size=VOCAB + 2000), name="larger")
-
-
-@pytest.mark.parametrize(
-    ("kind", "options"), [("eagle", {}), ("eagle3", {"embeddings": "target"}), ("block", {"mask_token_id": 1})]
-)
+@pytest.mark.parametrize(("kind", "options"), [("eagle", {}), ("eagle3", {"embeddings": "target"}), ("own", {})])
 def test_heads_that_borrow_from_a_target_of_another_vocabulary(
-    model: PreTrainedModel, larger: Target, kind: str, options: dict[str, Any], tmp_path: Path
+    model: PreTrainedModel, kind: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
     """No tensor contradicts the target: only what the files say of the vocabulary, or the length of t2d."""
-    SAVED[kind][0](model, tmp_path)
-    drafter = (BlockDrafter if kind == "block" else EagleDrafter).from_pretrained(tmp_path, **options)
-    with pytest.raises(ValueError, match="64 tokens and the target larger has 2064: give a head that was trained"):
-        drafter.bind(larger, Sizes(max_batch_size=1, max_length=32))
+    save, load = SAVED[kind]
+    save(model, tmp_path)
+    larger = Target(tiny_model(vocab_size=VOCAB + 2000, layers=2), name="larger")
+    with pytest.raises(ValueError, match="64 tokens and the target larger has 2064"):
+        load(tmp_path, **options).bind(larger, SIZES)
+    if kind == "eagle3":  # the marks of a larger vocabulary, and the same tokens marked
+        tensors = load_file(tmp_path / "model.safetensors")
+        tensors["t2d"] = torch.cat([tensors["t2d"], torch.zeros(2000, dtype=torch.bool)])
+        for more in ({}, {"embed_tokens.weight": torch.ones(VOCAB, 32)}):
+            save_file(tensors | more, tmp_path / "model.safetensors")
+            with pytest.raises(ValueError, match="2064"):
+                load(tmp_path).bind(Target(model), SIZES)
 
 
-def test_a_module_of_another_vocabulary(model: PreTrainedModel, larger: Target, tmp_path: Path) -> None:
-    saved_mtp(model, tmp_path)
-    with pytest.raises(
-        ValueError, match="is for a vocabulary of 64 tokens and the target's has 2064: give a module that"
-    ):
-        MTPDrafter.from_pretrained(tmp_path).bind(larger, Sizes(max_batch_size=1, max_length=32))
-
-
-def test_marks_of_another_vocabulary(model: PreTrainedModel, tmp_path: Path) -> None:
-    """The length of t2d is the only thing that tells; the tokens that it marks all exist."""
-    saved_eagle3(model, tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    longer_marks(tensors)
-    own = tensors | {"embed_tokens.weight": torch.ones(VOCAB, model.config.hidden_size)}
-    for stored, there in ((tensors, False), (own, True)):
-        save_file(
-            {key: each for key, each in stored.items() if there or key != "embed_tokens.weight"},
-            tmp_path / "model.safetensors",
-        )
-        with pytest.raises(ValueError, match="2064"):
-            EagleDrafter.from_pretrained(tmp_path).bind(Target(model, name="t"), Sizes(max_batch_size=1, max_length=32))
-
-
-def test_a_module_that_is_not_there(model: PreTrainedModel, tmp_path: Path) -> None:
-    """Qwen's names share a prefix among modules: layers of others are left out, and one that is missing is named."""
-    saved_mtp(model, tmp_path)
-    file = tmp_path / "model.safetensors"
-    with pytest.raises(ValueError, match="has no MTP module 1: it has 0, give module=0 or another checkpoint"):
-        load_mtp(tmp_path, model, module=1)
-    tensors = load_file(file)
-    second = {key.replace("layers.0", "layers.1"): each + 1 for key, each in tensors.items() if "layers.0" in key}
-    save_file(tensors | second, file)
-    first, other = (load_mtp(tmp_path, model, module=module).state_dict() for module in (0, 1))
-    assert first.keys() == other.keys()
-    for key, value in first.items():
-        torch.testing.assert_close(other[key], value + 1 if ".layers.0." in key else value, rtol=0, atol=0)
+def test_hidden_layers_of_eagle_1(model: PreTrainedModel, tmp_path: Path) -> None:
+    save_eagle(EagleHead.for_target(model), tmp_path)
+    with pytest.raises(ValueError, match="EAGLE-1"):
+        load_eagle(tmp_path, hidden_layers=(1, 2, 3))
 
 
 def test_a_tree_larger_than_the_room_that_is_left(model: PreTrainedModel) -> None:

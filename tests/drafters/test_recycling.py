@@ -151,17 +151,3 @@ def test_recorded_rounds_draft_from_the_same_tables() -> None:
         done[recording] = [[(step.token_ids, step.proposed_nodes) for step in output.steps] for output in outputs]
     assert done["off"] == done["rounds"]
     assert any(len(tokens) > 1 for output in done["off"] for tokens, _ in output)
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: TokenRecyclingDrafter("large"), "shape='large': give small, paper"),
-        (lambda: TokenRecyclingDrafter(scope="batch"), "scope='batch': give request"),
-        (lambda: bound([VOCAB + 1]), "takes the 17 most probable tokens of a vocabulary of 16"),
-    ],
-    ids=["shape", "scope", "vocabulary"],
-)
-def test_bad_arguments_are_refused(make, words: str) -> None:
-    with shapes_unchecked(), pytest.raises(ValueError, match=words):
-        make()

@@ -46,7 +46,7 @@ def held(tree: SuffixTree) -> Strings:
     return found
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(8))
 def test_counts_are_those_of_the_texts(seed: int) -> None:
     """Several texts grow side by side, as those of a batch; some end, and the oldest ended ones are forgotten."""
     rng = random.Random(seed)
@@ -71,7 +71,7 @@ def test_counts_are_those_of_the_texts(seed: int) -> None:
     assert not tree.root.children
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=40), st.integers(1, 9))
 def test_strings_are_found_and_others_are_not(tokens: list[int], depth: int) -> None:
     tree, text = SuffixTree(depth), Text()
@@ -96,10 +96,10 @@ def nodes_of(tree: SuffixTree) -> int:
     return count
 
 
-@pytest.mark.parametrize("vocab", [1, 2, 30, 10**6])
+@pytest.mark.parametrize("vocab", [1, 3, 10**6])
 def test_memory_is_bounded_by_the_tokens_whatever_the_depth(vocab: int) -> None:
     rng = random.Random(0)
-    block = [rng.randrange(vocab) for _ in range(1500)]
+    block = [rng.randrange(vocab) for _ in range(600)]
     for depth in (4, 100):
         tree, text = SuffixTree(depth), Text()
         tree.extend(text, [*block, *block])  # copied text: a trie without compressed edges has depth nodes per token

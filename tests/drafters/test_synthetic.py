@@ -129,23 +129,3 @@ def test_drafting_takes_the_time_it_is_said_to_take() -> None:
     engine.timer.enabled = True
     steps = engine.generate(PROMPTS[:1], SamplingParams(max_new_tokens=10))[0].steps
     assert all(step.seconds["draft"] >= 0.01 for step in steps)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"accept": 1.5}, "accept=1.5: give a probability from 0 to 1, or a list"),
-        ({"accept": ["high"], "depth": None}, "accept='high': give a probability"),
-        ({"accept": [0.5, -0.1], "depth": None}, "accept=-0.1: give a probability"),
-        ({"accept": [0.5, 0.4], "depth": 3}, "depth=3 and accept has 2 probabilities: give one for each position, or"),
-        ({"accept": 0.5, "depth": None}, "depth=None and accept=0.5: give the number of tokens"),
-        ({"accept": 0.5, "depth": 0}, "depth=0: give at least 1"),
-        ({"accept": [], "depth": None}, "accept has 0 probabilities: give from 1 to"),
-        ({"cost": -1.0}, "cost=-1.0: give the seconds that drafting takes"),
-    ],
-)
-def test_bad_arguments_are_refused(arguments: dict[str, object], message: str) -> None:
-    # Unchecked, as for a user, whose wrong types our own checks have to find.
-    with shapes_unchecked(), pytest.raises(ValueError) as error:  # noqa: PT011 (the whole message follows)
-        SyntheticDrafter(**arguments)  # type: ignore[arg-type]
-    assert str(error.value).startswith(message)

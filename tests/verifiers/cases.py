@@ -8,12 +8,12 @@ from _pytest.mark.structures import ParameterSet
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.checks.drafts import Samplings, enumerate_drafts
-from specdec.checks.tables import Tables
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
 from verifiers import (
+    BlockVerifier,
+    GreedyMultiPathVerifier,
     KSeqVerifier,
     RejectionVerifier,
     TargetWalkVerifier,
@@ -22,7 +22,6 @@ from verifiers import (
     TwoDraftVerifier,
     WeightedTransportVerifier,
 )
-from verifiers.walk import Family, TryChildren
 
 EXACT = 1e-12
 """A rule whose total variation to the target, in float64, is smaller than this counts as exact."""
@@ -35,21 +34,22 @@ SHAPES = {
     "chain": TreeShape.chain(4),
     "2x2": TreeShape.branching(2, 2),
     "2x1x1": TreeShape.branching(2, 1, 1),
+    "uneven": TreeShape.from_paths([(0,), (1,), (0, 0)]),
     "chain below the second child": TreeShape.from_paths([(0,), (1,), (1, 0), (1, 0, 0)]),
     "three children, one of which has two": TreeShape.from_paths([(0,), (1,), (2,), (1, 0), (1, 1)]),
-    "two children below one": TreeShape.from_paths([(0,), (0, 0), (0, 1), (0, 1, 0)]),
 }
-LAWS: dict[str, DraftSampling | tuple[DraftSampling, ...]] = {
-    "top": TOP,
-    "iid": IID,
-    "swor": SWOR,
-    "top, then swor": (TOP, SWOR, SWOR),
-    "top, then iid": (TOP, IID, IID),
-    "swor, then top": (SWOR, TOP, SWOR),
-    "iid, then top": (IID, TOP, TOP),
-    "iid, then swor": (IID, SWOR, SWOR),
-    "swor, then iid": (SWOR, IID, TOP),
-}
+LAWS: list[DraftSampling | tuple[DraftSampling, ...]] = [
+    TOP,
+    IID,
+    SWOR,
+    (TOP, SWOR, SWOR),
+    (TOP, IID, IID),
+    (SWOR, TOP, SWOR),
+    (IID, TOP, TOP),
+    (IID, SWOR, SWOR),
+    (SWOR, IID, TOP),
+]
+"""One law for all nodes, or the law of every sibling rank."""
 MIXED: dict[str, Verifier] = {
     "rejection": RejectionVerifier(),
     "traversal": TraversalVerifier(),
@@ -60,6 +60,15 @@ MIXED: dict[str, Verifier] = {
     "target walk": TargetWalkVerifier(),
 }
 """Rules for trees whose siblings were drawn by different laws."""
+RULES: dict[str, Verifier] = {
+    **MIXED,
+    "block": BlockVerifier(),
+    "greedy multi-path": GreedyMultiPathVerifier(),
+    "weighted transport, program": WeightedTransportVerifier(solver="program"),
+}
+"""Every exact rule; a new one needs a line."""
+SLOW = ("transport", "weighted transport, program")
+"""Programs, solved node by node: fewer cases."""
 KINDS = {
     "dense": ("dense",),
     "zeros": ("zeros",),
@@ -142,66 +151,3 @@ FILE = Path(__file__).with_name("acceptance_tables.json")
 """Fixtures A (4 tokens, 4 deep), B (5 tokens, zeros, disjoint supports, p = q, one-hot rows) and L (one level of 8)."""
 needs_tables = pytest.mark.skipif(not FILE.is_file(), reason="acceptance_tables.json is not here")
 DIGITS = 5.1e-7  # six decimals
-
-
-def expected_by_levels(
-    verifier: Verifier, tables: Tables, factors: tuple[int, ...], laws: Samplings, *, declared: Samplings | None = None
-) -> float:
-    """Expected accepted tokens on ``TreeShape.branching(*factors)``, without enumerating its drafts.
-
-    Only for rules that decide level by level, where the subtree of an accepted child is verified as a tree of its own.
-    """
-
-    def after(token: int) -> Tables:
-        def cut(levels: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            return tuple(level.view(tables.vocab, -1, tables.vocab)[token] for level in levels[1:])
-
-        return Tables(cut(tables.p), cut(tables.q))
-
-    drafts = enumerate_drafts(tables, TreeShape.branching(factors[0]), laws, declared=declared)
-    stop = verifier.laws(drafts.tree, drafts.target_probs).stop
-    below = torch.zeros(tables.vocab, dtype=torch.float64)
-    if len(factors) > 1:
-        for token in range(tables.vocab):
-            below[token] = expected_by_levels(verifier, after(token), factors[1:], laws, declared=declared)
-    return float((drafts.probability[:, None] * stop[:, 1:] * (1 + below[drafts.tree.tokens[:, 1:]])).sum())
-
-
-def expected_in_post_order(
-    try_children: TryChildren, tables: Tables, factors: tuple[int, ...], law: DraftSampling
-) -> float:
-    """Expected accepted tokens of ``TreeShape.branching(*factors)`` where its drafts are too many to enumerate.
-
-    For rules that go from the leaves to the root. A subtree is accepted from with the weight that it comes with,
-    whatever its shape. So with children of weights w_1, w_2, ..., a node's expectation is that of
-    w_1 + E_1 + (1 - w_1) (w_2 + E_2 + (1 - w_2) ...).
-    """
-    vocab = tables.vocab
-    prefix, weight = torch.zeros(1, dtype=torch.long), torch.ones(1, dtype=torch.float64)
-    reach, total = weight, 0.0
-    for depth, children in enumerate(factors):
-        drafts = torch.cartesian_prod(*[torch.arange(vocab)] * children).view(-1, children)
-        p, q = tables.p[depth][prefix], tables.q[depth][prefix]
-        chance = q[:, drafts]
-        if law is SWOR:
-            before = torch.nn.functional.pad(chance.cumsum(-1)[..., :-1], (1, 0))
-            chance = chance / (1 - before).clamp(min=1e-300)
-            repeated = (drafts[:, :, None] == drafts[:, None, :]).tril(-1).any(-1).any(-1)
-            chance[:, repeated] = 0
-        chance = chance.prod(-1)
-        rows, draft = chance.nonzero(as_tuple=True)
-        tree = DraftTree.from_shape(
-            TreeShape.branching(children),
-            torch.nn.functional.pad(drafts[draft], (1, 0)),
-            sampling=law,
-            draft_probs=q[rows, None].expand(-1, children + 1, -1),
-        )
-        target_probs = p[rows, None].expand(-1, children + 1, -1)
-        family = Family(tree, target_probs, torch.zeros_like(rows)[:, None], children)
-        below = try_children(family, weight[rows, None])[0][:, 0]
-        failed = torch.nn.functional.pad((1 - below).cumprod(-1)[:, :-1], (1, 0), value=1.0)
-        visited = (reach[rows] * chance[rows, draft])[:, None] * failed
-        total += float((visited * below).sum())
-        prefix = (prefix[rows, None] * vocab + drafts[draft]).flatten()
-        weight, reach = below.flatten(), visited.flatten()
-    return total

@@ -1,23 +1,49 @@
-"""The same mistakes in every exact rule: enumeration must reject each of them.
-
-What is particular to a rule (its own residual, its own weights, its own plan) is in that rule's file.
-"""
+"""Mistakes, in every exact rule and in those with parts of their own: enumeration must reject each of them."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from specdec.checks.outcomes import enumerate_outcome
+import verifiers.greedy_multipath
+import verifiers.kseq
+import verifiers.thresholds
+import verifiers.transport
+import verifiers.two_draft
+from specdec.checks.drafts import Samplings, WeightedDrafts, enumerate_drafts
+from specdec.checks.outcomes import Outcome, enumerate_outcome, outcome
 from specdec.checks.tables import Tables
-from specdec.interfaces import Laws
+from specdec.interfaces import Laws, Verifier
 from specdec.tree import DraftTree, TreeShape
-from specdec.types import DraftSampling
-from tests.changed_rule import ChangedRule, emit_p
-from tests.verifiers.cases import BIASED, EXACT, IID, SWOR, TOP
-from tests.verifiers.test_exact_rules import RULES, SLOW
-from verifiers import RejectionVerifier, TargetWalkVerifier
+from tests.changed_rule import ChangedRule, WalkedRule, emit_p
+from tests.verifiers.cases import BIASED, EXACT, IID, MIXED, RULES, SLOW, SWOR, TOP
+from verifiers import (
+    BlockVerifier,
+    GreedyMultiPathVerifier,
+    KSeqVerifier,
+    RejectionVerifier,
+    TargetWalkVerifier,
+    TransportVerifier,
+    TraversalVerifier,
+    TwoDraftVerifier,
+    WeightedTransportVerifier,
+)
+from verifiers.transport import try_by_program
+from verifiers.two_draft import try_in_pairs
+from verifiers.walk import Family, Tried, TryChildren, leaf_to_root, try_in_turn
+
+
+def rejected(result: Outcome) -> None:
+    assert result.tv > BIASED
+    assert result.joint.sum().item() == pytest.approx(1, abs=1e-9), "not even a law: the mistake is another one"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# In every rule
 
 
 def what_is_left_above(tree: DraftTree, target_probs: Tensor, laws: Laws, stop: Tensor) -> Tensor:
@@ -50,67 +76,87 @@ def coin_of_the_stop_draws_the_token(tree: DraftTree, target_probs: Tensor, laws
     return torch.where(last > first, shared.clamp(min=0) / (last - first), law)
 
 
-def caught(rule: str, shape: TreeShape, laws: DraftSampling, **mistake: Callable[..., Tensor]) -> None:
-    tables = Tables.random(4, 2, seed=1)
-    assert enumerate_outcome(RULES[rule], tables, shape, laws).tv < EXACT
-    result = enumerate_outcome(ChangedRule(RULES[rule], **mistake), tables, shape, laws)
-    assert result.tv > BIASED
-    assert result.joint.sum().item() == pytest.approx(1, abs=1e-9), "not even a law: the mistake is another one"
-
-
-def shape_of(rule: str) -> TreeShape:
-    return TreeShape.chain(2) if RULES[rule].chain_only else TreeShape.branching(2, 1)
-
-
-@pytest.mark.parametrize("laws", [TOP, IID], ids=lambda law: law.name)
 @pytest.mark.parametrize("rule", RULES)
-def test_no_residual(rule: str, laws: DraftSampling) -> None:
-    caught(rule, shape_of(rule), laws, after=emit_p)
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_the_residual_of_the_node_above(rule: str) -> None:
-    caught(rule, shape_of(rule), IID, after=what_is_left_above)
-
-
-@pytest.mark.parametrize(
-    ("rule", "law", "factors", "seed"),
-    [("k-seq", IID, (2, 2), 21), ("two drafts", IID, (2, 1), 5), ("transport", SWOR, (2, 2), 5)],
-)
-def test_the_residual_of_rejection_sampling(rule: str, law: DraftSampling, factors: tuple[int, ...], seed: int) -> None:
-    mutant = ChangedRule(RULES[rule], after=lambda tree, p, laws, stop: RejectionVerifier().laws(tree, p).after(stop))
-    assert enumerate_outcome(mutant, Tables.random(4, 2, seed=seed), TreeShape.branching(*factors), law).tv > BIASED
-
-
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in SLOW])
-def test_one_coin_for_all_children(rule: str) -> None:
-    """Not of the programs, whose plans are vertices: they leave next to nothing between siblings to a coin."""
-    one_path = RULES[rule].chain_only or RULES[rule].paths_only
-    caught(rule, TreeShape.chain(2) if one_path else TreeShape.branching(2), IID, stop=one_coin_for_all_children)
+def test_mistakes_of_every_rule(rule: str) -> None:
+    """One coin for all is no mistake of the programs: their plans are vertices, which leave a coin next to nothing."""
+    exact, tables = RULES[rule], Tables.random(4, 2, seed=1)
+    shape = TreeShape.chain(2) if exact.chain_only else TreeShape.branching(2, 1)
+    level = shape if exact.chain_only or exact.paths_only else TreeShape.branching(2)
+    mistakes: list[tuple[TreeShape, Samplings, dict[str, Callable[..., Tensor]]]] = [
+        (shape, TOP, {"after": emit_p}),
+        (shape, IID, {"after": emit_p}),
+        (shape, IID, {"after": what_is_left_above}),
+        (shape, IID, {"after": coin_of_the_stop_draws_the_token}),
+    ]
+    if rule not in SLOW:
+        coin_shape = TreeShape.chain(2) if level is shape else level
+        mistakes.append((coin_shape, IID, {"stop": one_coin_for_all_children}))
+    for tree, laws, mistake in mistakes:
+        assert enumerate_outcome(exact, tables, tree, laws).tv < EXACT
+        rejected(enumerate_outcome(ChangedRule(exact, **mistake), tables, tree, laws))
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_the_coin_of_the_stop_draws_the_token(rule: str) -> None:
-    caught(rule, shape_of(rule), IID, after=coin_of_the_stop_draws_the_token)
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_q_of_another_temperature(rule: str) -> None:
-    """All but the walk, which does not look at q, and is exact."""
-    tables = Tables.random(4, 2, seed=1)
+def test_false_statements_about_the_draft(rule: str) -> None:
+    """The walk does not look at q, and is exact; a chain's tokens have no siblings that they could depend on."""
+    walks, tables = rule == "target walk", Tables.random(4, 2, seed=1)
+    shape = TreeShape.chain(2) if RULES[rule].chain_only else TreeShape.branching(2, 1)
     drawn = Tables(tables.p, tables.tempered(0.7).q)
-    tv = enumerate_outcome(RULES[rule], drawn, shape_of(rule), IID, declared_q=tables.q).tv
+    tv = enumerate_outcome(RULES[rule], drawn, shape, IID, declared_q=tables.q).tv
+    assert tv < EXACT if walks else tv > BIASED, "q of another temperature"
+    for law in (TOP, SWOR):
+        tv = enumerate_outcome(RULES[rule], tables, shape, law, declared=IID).tv
+        assert tv < EXACT if walks or (shape.is_chain and law is SWOR) else tv > BIASED, law.name
+
+
+@pytest.mark.parametrize("rule", [*MIXED, "weighted transport, program"])
+def test_a_looked_up_token_that_is_taken_for_drawn(rule: str) -> None:
+    law = SWOR if SWOR in RULES[rule].samplings else IID
+    tables, shape = Tables.random(4, 1, seed=21), TreeShape.branching(2)
+    assert enumerate_outcome(RULES[rule], tables, shape, (TOP, law)).tv < EXACT
+    tv = enumerate_outcome(RULES[rule], tables, shape, (TOP, law), declared=law).tv
     assert tv < EXACT if rule == "target walk" else tv > BIASED
 
 
-@pytest.mark.parametrize("drawn", [TOP, SWOR], ids=lambda law: law.name)
-@pytest.mark.parametrize("rule", RULES)
-def test_drafts_that_are_not_independent(rule: str, drawn: DraftSampling) -> None:
-    """The same; and a chain's tokens have no siblings that they could depend on."""
-    shape = shape_of(rule)
-    tv = enumerate_outcome(RULES[rule], Tables.random(4, 2, seed=1), shape, drawn, declared=IID).tv
-    legal = rule == "target walk" or (shape.is_chain and drawn is SWOR)
-    assert tv < EXACT if legal else tv > BIASED
+# ---------------------------------------------------------------------------------------------------------------------
+# In a rule's own parts
+
+
+def residual_of_rejection(tree: DraftTree, target_probs: Tensor, laws: Laws, stop: Tensor) -> Tensor:
+    """Emits from the residual of rejection sampling, token by token."""
+    return RejectionVerifier().laws(tree, target_probs).after(stop)
+
+
+def stops_at_the_first_failure(tree: DraftTree, target_probs: Tensor, laws: Laws) -> Tensor:
+    """Tries positions from the first on, and ends at the first that is not acceptable."""
+    # The chances back from the law, which is that of the last success.
+    chance = laws.stop / laws.stop.cumsum(1).clamp(min=1e-300)
+    go = torch.cat([torch.ones_like(chance[:, :1]), chance[:, 1:]], 1).cumprod(1)
+    return go - torch.nn.functional.pad(go[:, 1:], (0, 1))
+
+
+def last_uncapped(tree: DraftTree, target_probs: Tensor, laws: Laws) -> Tensor:
+    """Accepts the last position by the product of all ratios, as hierarchical speculative decoding was released."""
+    entry = tree.parents.clamp(min=0) * target_probs.shape[2] + tree.tokens
+    ratio = target_probs.flatten(1).gather(1, entry) / tree.draft_probs.flatten(1).gather(1, entry)
+    last = ratio[:, 1:].prod(1, keepdim=True).clamp(max=1)
+    others = laws.stop[:, :-1]
+    return torch.cat([others / others.sum(1, keepdim=True).clamp(min=1e-300) * (1 - last), last], 1)
+
+
+UNCAPPED = ChangedRule(BlockVerifier(), stop=last_uncapped)
+
+
+def residual_of_the_parent(tree: DraftTree, target_probs: Tensor, laws: Laws, stop: Tensor) -> Tensor:
+    """Takes the residual with the q of the node above."""
+    above = tree.parents.clamp(min=0)[..., None].expand_as(target_probs)
+    other = replace(tree, draft_probs=tree.draft_probs.gather(1, above))
+    return RejectionVerifier().laws(other, target_probs).after(stop)
+
+
+def acceptance_of_the_root(tree: DraftTree, target_probs: Tensor, laws: Laws) -> Tensor:
+    """Forgets the parent: accepts with p and q of the root."""
+    return RejectionVerifier().laws(tree, target_probs[:, :1].expand_as(target_probs).contiguous()).stop
 
 
 def second_use_of_the_coin(tree: DraftTree, target_probs: Tensor, laws: Laws, stop: Tensor) -> Tensor:
@@ -123,10 +169,171 @@ def second_use_of_the_coin(tree: DraftTree, target_probs: Tensor, laws: Laws, st
     return torch.where(taken < 1, shared / (1 - taken), law)
 
 
-@pytest.mark.parametrize("factors", [(1, 1), (2, 1)], ids=str)
-def test_the_coin_of_a_walk_is_not_used_twice(factors: tuple[int, ...]) -> None:
-    tables, shape = Tables.random(4, 2, seed=1), TreeShape.branching(*factors)
-    assert enumerate_outcome(TargetWalkVerifier(), tables, shape, TOP).tv < EXACT
-    result = enumerate_outcome(ChangedRule(TargetWalkVerifier(), after=second_use_of_the_coin), tables, shape, TOP)
-    assert result.tv > BIASED
-    assert result.joint.sum().item() == pytest.approx(1, abs=1e-9), "not even a law: the mistake is another one"
+def keeps_the_weight(family: Family, weight: Tensor) -> Tried:
+    """Does not update w when a child has failed."""
+    below, _, law = try_in_turn(family, weight)
+    return below, weight, law
+
+
+def forgets_the_weight(solve: TryChildren) -> TryChildren:
+    """Begins at every node with weight 1, as if the path to it were certain."""
+    return lambda family, weight: solve(family, torch.ones_like(weight))
+
+
+def not_given_failure(family: Family, weight: Tensor) -> Tried:
+    """Takes a child's share for its weight, as if its earlier siblings had not failed before it is tried."""
+    below, own, law = try_in_pairs(family, weight)
+    failed = torch.nn.functional.pad((1 - below).cumprod(-1)[..., :-1], (1, 0), value=1.0)
+    return below * failed, own, law
+
+
+ONE_BY_ONE = [SWOR] * 4
+"""Laws rank by rank, so that siblings are tried one by one, which is what some of the mistakes change."""
+
+
+@pytest.mark.parametrize(
+    ("mutant", "factors", "laws", "seed"),
+    [
+        (ChangedRule(RejectionVerifier(), after=residual_of_the_parent), (1, 1, 1, 1), IID, 21),
+        (ChangedRule(RejectionVerifier(), after=residual_of_the_parent), (2, 2), SWOR, 21),
+        (ChangedRule(RejectionVerifier(), stop=acceptance_of_the_root), (1, 1, 1, 1), IID, 21),
+        (ChangedRule(BlockVerifier(), stop=stops_at_the_first_failure), (1, 1, 1, 1), IID, 3),
+        (ChangedRule(BlockVerifier(), after=residual_of_rejection), (1, 1, 1, 1), IID, 3),
+        (UNCAPPED, (1, 1, 1, 1), IID, 3),
+        (ChangedRule(KSeqVerifier(), after=residual_of_rejection), (2, 2), IID, 21),
+        (ChangedRule(TwoDraftVerifier(), after=residual_of_rejection), (2, 1), IID, 5),
+        (ChangedRule(TransportVerifier(), after=residual_of_rejection), (2, 2), SWOR, 5),
+        (ChangedRule(TargetWalkVerifier(), after=second_use_of_the_coin), (1, 1), TOP, 1),
+        (ChangedRule(TargetWalkVerifier(), after=second_use_of_the_coin), (2, 1), TOP, 1),
+        (WalkedRule(leaf_to_root, keeps_the_weight), (2, 2), ONE_BY_ONE, 3),
+        (WalkedRule(leaf_to_root, forgets_the_weight(try_in_turn)), (2, 2), ONE_BY_ONE, 3),
+        (WalkedRule(leaf_to_root, forgets_the_weight(try_in_pairs)), (2, 1), IID, 3),
+        (WalkedRule(leaf_to_root, forgets_the_weight(try_by_program)), (2, 1), IID, 3),
+        (WalkedRule(leaf_to_root, not_given_failure), (2, 1), IID, 3),
+    ],
+)
+def test_mistakes_of_one_rule(mutant: Verifier, factors: tuple[int, ...], laws: Samplings, seed: int) -> None:
+    rejected(enumerate_outcome(mutant, Tables.random(4, len(factors), seed=seed), TreeShape.branching(*factors), laws))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# In a function that a rule calls
+
+largest, run = verifiers.greedy_multipath._law_of_the_largest, verifiers.kseq._run
+share_out, given = verifiers.two_draft.share_out, verifiers.transport._Plan.given
+masses_left, fill = verifiers.thresholds._masses_left, verifiers.thresholds._fill
+
+
+def no_skew(p: Tensor, q: Tensor, tokens: Tensor, paths: Tensor, most_paths: int) -> Tensor:
+    """Takes the selected path for one that was drawn."""
+    return q
+
+
+def skew_of_one_position(p: Tensor, q: Tensor, tokens: Tensor, paths: Tensor, most_paths: int) -> Tensor:
+    """Takes the best of K at every position for itself, as if the others had not lost paths before."""
+    both = [largest(p[:, i, None], q[:, i, None], tokens[:, i, None], paths, most_paths) for i in range(p.shape[1])]
+    return torch.cat(both, 1)
+
+
+def small_rho(*args: Any) -> tuple[Tensor, Tensor]:
+    """Accepts as often as if p could be spent twice."""
+    rho, left = run(*args)
+    return torch.ones_like(rho), left
+
+
+def generous(self: Any, drawn: tuple[int, ...]) -> np.ndarray:
+    """A plan that spends p twice."""
+    accepted = given(self, drawn)
+    return accepted / max(accepted.sum(), 1e-300)
+
+
+def evenly(mass: Tensor, q: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A coin decides which of two tokens is selected, and the selected one is judged by the optimal law."""
+    best_of = share_out(mass, q, first, first)[0], share_out(mass, q, second, second)[0]
+    same = first == second
+    left = share_out(mass, q, first, second)[2]
+    return best_of[0].where(same, best_of[0] / 2), torch.where(same, 0.0, best_of[1] / 2), left
+
+
+def always_the_later(mass: Tensor, q: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Never hands over: selects the token that is drafted too little."""
+    of_first, of_second, left = share_out(mass, q, first, second)
+    ratio = mass / q
+    later = ratio.gather(-1, first[..., None]) > ratio.gather(-1, second[..., None])
+    total, later = of_first + of_second, later[..., 0] | (first == second)
+    return total.where(later, 0.0), total.where(~later, 0.0), left
+
+
+def q_stays(*args: Any) -> Tensor:
+    """q is not smaller for later siblings."""
+    return torch.ones_like(masses_left(*args))
+
+
+def weights_of_one(*args: Any) -> Any:
+    """All weights are 1 among siblings."""
+    return fill(*args[:-1], torch.ones_like(args[-1]))
+
+
+@pytest.mark.parametrize(
+    ("place", "mistake", "rule", "factors", "law", "seed"),
+    [
+        ("greedy_multipath._law_of_the_largest", no_skew, GreedyMultiPathVerifier(), (2, 1), IID, 3),
+        ("greedy_multipath._law_of_the_largest", skew_of_one_position, GreedyMultiPathVerifier(), (2, 1), IID, 3),
+        ("kseq._run", small_rho, KSeqVerifier(), (2, 2), IID, 21),
+        ("transport._Plan.given", generous, TransportVerifier(), (2, 2), SWOR, 3),
+        ("two_draft.share_out", evenly, TwoDraftVerifier(), (2, 1), IID, 1),
+        ("two_draft.share_out", evenly, WeightedTransportVerifier(), (2, 1), IID, 1),
+        ("two_draft.share_out", always_the_later, TwoDraftVerifier(), (2, 1), IID, 1),
+        ("two_draft.share_out", always_the_later, WeightedTransportVerifier(), (2, 1), IID, 1),
+        ("thresholds._masses_left", q_stays, RejectionVerifier(), (1, 3), SWOR, 1),
+        ("thresholds._masses_left", q_stays, TraversalVerifier(), (1, 3), SWOR, 1),
+        ("thresholds._fill", weights_of_one, TraversalVerifier(), (1, 3), SWOR, 1),
+    ],
+)
+def test_mistakes_of_one_function(place, mistake, rule: Verifier, factors, law, seed: int, monkeypatch) -> None:
+    tables, shape = Tables.random(4, 2, seed=seed), TreeShape.branching(*factors)
+    assert enumerate_outcome(rule, tables, shape, law).tv < EXACT
+    monkeypatch.setattr(verifiers.transport, "_try_one", verifiers.transport._try_one.__wrapped__)  # nothing kept
+    monkeypatch.setattr(f"verifiers.{place}", mistake)
+    rejected(enumerate_outcome(rule, tables, shape, law))
+
+
+def merged(drafts: WeightedDrafts) -> WeightedDrafts:
+    """The trie of drafted paths: siblings are then distinct, in the order of their first draw."""
+    tree, depth = drafts.tree, drafts.tree.depth
+    twin = (drafts.prefixes[:, :, None] == drafts.prefixes[:, None, :]) & (depth[:, :, None] == depth[:, None, :])
+    first = twin.byte().argmax(-1)
+    trie = DraftTree.build(
+        tree.tokens,
+        torch.cat([tree.parents[:, :1], first.gather(1, tree.parents[:, 1:])], 1),
+        valid=first == torch.arange(tree.width),
+        sampling=SWOR,
+        draft_probs=tree.draft_probs,
+        max_depth=tree.max_depth,
+    )
+    return replace(drafts, tree=trie)
+
+
+@pytest.mark.parametrize("rule", [TraversalVerifier(), RejectionVerifier()], ids=lambda rule: type(rule).__name__)
+def test_a_trie_verified_as_independent(rule: Verifier) -> None:
+    tables = Tables.random(4, 2, seed=21)
+    trie = merged(enumerate_drafts(tables, TreeShape.branching(2, 1), IID))
+    assert outcome(rule, tables, trie).tv < EXACT
+    declared = replace(trie, tree=replace(trie.tree, law=torch.full_like(trie.tree.law, IID)))
+    assert outcome(rule, tables, declared).tv > BIASED
+
+
+def test_a_draft_that_was_sorted_after_it_was_drawn() -> None:
+    """It biases every rule that looks at q; the target walk takes any draft, and drafts declared to be coupled."""
+    tables = Tables.random(4, 1, seed=21)
+    made = enumerate_drafts(tables, TreeShape.branching(2), SWOR, declared=SWOR)
+    children = made.tree.tokens[:, 1:]
+    children = children.gather(1, tables.q[0][0][children].argsort(dim=1, descending=True))
+    tokens = torch.cat([made.tree.tokens[:, :1], children], 1)
+    p = torch.stack([tables.p[0].expand(len(tokens), -1), *(tables.p[1][children[:, i]] for i in range(2))], 1)
+    prefixes = torch.cat([torch.zeros_like(tokens[:, :1]), children], 1)
+    for rule, law in ((TargetWalkVerifier(), 3), (TargetWalkVerifier(), SWOR), (RejectionVerifier(), SWOR)):
+        law = torch.where(made.tree.law > 0, int(law), 0).to(torch.int8)
+        tree = DraftTree.from_shape(TreeShape.branching(2), tokens, sampling=law, draft_probs=made.tree.draft_probs)
+        tv = outcome(rule, tables, WeightedDrafts(tree, prefixes, made.probability, p)).tv
+        assert tv < EXACT if isinstance(rule, TargetWalkVerifier) else tv > BIASED

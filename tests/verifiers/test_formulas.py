@@ -1,0 +1,248 @@
+"""Rules beside their formulas, computed slowly: rejection, thresholds, optimal transport and its closed form of two."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import verifiers.kseq
+from specdec.checks.drafts import WeightedDrafts, enumerate_drafts, sample_drafts
+from specdec.checks.outcomes import enumerate_outcome, outcome
+from specdec.checks.tables import Tables
+from specdec.interfaces import Verifier
+from specdec.tree import DraftTree, TreeShape
+from specdec.types import DraftSampling
+from tests.verifiers.cases import EXACT, IID, KINDS, SWOR, TOP, complete, drafts
+from verifiers import (
+    KSeqVerifier,
+    RejectionVerifier,
+    TransportVerifier,
+    TraversalVerifier,
+    TwoDraftVerifier,
+    WeightedTransportVerifier,
+)
+from verifiers.thresholds import has_thresholds
+from verifiers.transport import optimal_acceptance
+from verifiers.two_draft import share_out
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Rejection, node by node
+
+
+def literal_laws(tree: DraftTree, target_probs: Tensor) -> tuple[list[int], list[list[float]], list[list[list[float]]]]:
+    """Rows that can be drawn, and both laws of these, the second of every node, node by node in Python floats."""
+    rows, stop_laws, next_laws = [], [], []
+    for row in range(len(target_probs)):
+        tokens, parents = tree.tokens[row].tolist(), tree.parents[row].tolist()
+        reach = [1.0] + [0.0] * (len(tokens) - 1)
+        stop, residuals, possible = [0.0] * len(tokens), [], True
+        for node in range(len(tokens)):
+            p = node_p = target_probs[row, node].tolist()
+            rejected, earlier = 1.0, set()
+            for child in range(len(tokens)):
+                if parents[child] != node or not tree.valid[row, child]:
+                    continue
+                token, law = tokens[child], int(tree.law[row, child])
+                if law == TOP:
+                    q = [float(other == token) for other in range(len(p))]
+                else:
+                    q = tree.draft_probs[row, node].tolist()
+                    if law == SWOR:
+                        q = [0.0 if other in earlier else mass for other, mass in enumerate(q)]
+                        q = [mass / sum(q) for mass in q] if sum(q) > 0 else q
+                a = min(1.0, p[token] / q[token]) if q[token] > 0 else 0.0
+                reach[child] = reach[node] * rejected * a
+                rejected *= 1 - a
+                left = [max(0.0, mass - drafted) for mass, drafted in zip(p, q, strict=True)]
+                p = [mass / sum(left) for mass in left] if sum(left) > 0 else node_p
+                earlier.add(token)
+                possible &= q[token] > 0
+            if tree.valid[row, node]:
+                stop[node] = reach[node] * rejected
+            residuals.append(p)
+        if possible:
+            rows.append(row)
+            stop_laws.append(stop)
+            next_laws.append(residuals)
+    return rows, stop_laws, next_laws
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(drafts(torch.float64))
+def test_rejection_is_its_formulas(case: tuple[DraftTree, Tensor]) -> None:
+    tree, p = case
+    rows, *expected = literal_laws(tree, p)
+    assume(rows)
+    expected_stop, expected_next = (torch.tensor(law, dtype=torch.float64) for law in expected)
+    laws = RejectionVerifier().laws(tree, p)
+    torch.testing.assert_close(laws.stop[rows], expected_stop, atol=1e-12, rtol=0)
+    for node in range(tree.width):
+        next_law = laws.after(torch.full_like(tree.tokens[:, 0], node))[rows]
+        # Where a path all but never ends, the residual is all rounding: compare what it contributes.
+        weight = expected_stop[:, node, None]
+        torch.testing.assert_close(weight * next_law, weight * expected_next[:, node], atol=1e-12, rtol=0)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# All nodes of a static shape at once
+
+
+UNEVEN = TreeShape.from_paths(
+    [(0,), (1,), (2,), (3,), (0, 0), (0, 1), (1, 0), (1, 1), (0, 0, 0), (0, 0, 1), (1, 0, 0), (0,) * 4, (0,) * 5]
+)
+
+
+@pytest.mark.parametrize("law", [IID, SWOR], ids=lambda law: law.name)
+@pytest.mark.parametrize("rule", [RejectionVerifier(), TraversalVerifier()], ids=lambda rule: type(rule).__name__)
+def test_all_nodes_at_once_are_as_one_by_one(rule: Verifier, law: DraftSampling) -> None:
+    """With zeros in the tables, and nodes that are left out, whose siblings took nothing away."""
+    for shape in (TreeShape.branching(3, 2, 1), UNEVEN, TreeShape.branching(5), TreeShape.branching(4, 1, 1, 1)):
+        tables = Tables.random(6 if shape.max_depth < 4 else 4, shape.max_depth, seed=3, kinds=KINDS["every kind"])
+        for grows in (None, lambda node, prefix: (prefix * 7 + node * 5) % 4 > 0):
+            made = sample_drafts(tables, shape, law, 12, seed=1, grows=grows)
+            tree, p = made.tree, made.target_probs
+            other = DraftTree.build(  # the host knows neither the shape nor the law
+                tree.tokens,
+                tree.parents.clone(),
+                valid=tree.valid,
+                sampling=torch.full_like(tree.tokens, int(law), dtype=torch.int8),
+                draft_probs=tree.draft_probs,
+            )
+            assert has_thresholds(tree) and not has_thresholds(other)
+            fast, slow = rule.laws(tree, p), rule.laws(other, p)
+            torch.testing.assert_close(fast.stop, slow.stop, atol=1e-12, rtol=0)
+            for node in range(0, tree.width, 2):
+                at = torch.full_like(tree.tokens[:, 0], node)
+                reached = (
+                    fast.stop[:, node] > 1e-12
+                )  # what would follow a node that no path ends at is nobody's business
+                torch.testing.assert_close(fast.after(at)[reached], slow.after(at)[reached], atol=1e-11, rtol=0)
+
+
+@pytest.mark.parametrize("law", [IID, SWOR], ids=lambda law: law.name)
+@pytest.mark.parametrize("rule", [RejectionVerifier(), TraversalVerifier()], ids=lambda rule: type(rule).__name__)
+def test_float32_is_close_to_float64(rule: Verifier, law: DraftSampling) -> None:
+    """A thousand tokens and eight siblings: no sum over the vocabulary is a small difference of large numbers."""
+    p, q = (2 * torch.randn(2, 32, 9, 1000, dtype=torch.float64)).softmax(-1)
+    drawn = torch.multinomial(q[:, 0], 8, replacement=law is IID)
+    tokens = torch.nn.functional.pad(drawn, (1, 0))
+    exact, found = (
+        rule.laws(
+            DraftTree.from_shape(TreeShape.branching(8), tokens, sampling=law, draft_probs=q.to(dtype)), p.to(dtype)
+        )
+        for dtype in (torch.float64, torch.float32)
+    )
+    torch.testing.assert_close(found.stop.double(), exact.stop, atol=2e-6, rtol=0)
+    root = torch.zeros(32, dtype=torch.long)
+    likely = exact.stop[:, 0] > 1e-3
+    assert likely.sum() > 10
+    torch.testing.assert_close(found.after(root).double()[likely], exact.after(root)[likely], atol=1e-5, rtol=0)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Siblings taken together
+
+SOLVED = 1e-7
+"""What the solver leaves of a constraint, hence of the optimum."""
+
+
+@pytest.mark.parametrize("law", [IID, SWOR])
+@pytest.mark.parametrize("children", [1, 2, 3])
+def test_the_bound_is_reached_and_is_that_of_all_sets(law: DraftSampling, children: int) -> None:
+    for kinds in KINDS.values():
+        tables = Tables.random(5, 1, seed=children, kinds=kinds)
+        made = enumerate_drafts(tables, TreeShape.branching(children), law)
+        p, q = tables.p[0][0], tables.q[0][0]
+        bound = float(optimal_acceptance(p, q, children, law))
+        assert outcome(TransportVerifier(), tables, made).expected_accepted == pytest.approx(bound, abs=SOLVED)
+        # The minimum over all sets of tokens, from the drafts themselves.
+        least = 0.0
+        for size in range(1, 6):
+            for chosen in itertools.combinations(range(5), size):
+                inside = (torch.isin(made.tree.tokens, torch.tensor(chosen)) | ~made.tree.valid)[:, 1:].all(1)
+                least = min(least, float(p[list(chosen)].sum() - made.probability[inside].sum()))
+        assert bound == pytest.approx(1 + least, abs=EXACT)
+        for rule in (RejectionVerifier(), KSeqVerifier()):
+            if law in rule.samplings:
+                assert outcome(rule, tables, made).expected_accepted < bound + EXACT
+
+
+@pytest.mark.parametrize("seed", [complete(seed, strong=seed == 0) for seed in range(4)])
+def test_one_level_is_transport(seed: int) -> None:
+    tables = Tables.random(4, 1, seed=seed, kinds=("dense", "zeros"))
+    pairs, program = WeightedTransportVerifier(), WeightedTransportVerifier(solver="program")
+
+    def stop_of(rule: Verifier, made: WeightedDrafts) -> Tensor:
+        return rule.laws(made.tree, made.target_probs).stop
+
+    for law, ours, level in (
+        (IID, pairs, TwoDraftVerifier()),
+        (IID, program, TransportVerifier()),
+        (SWOR, program, TransportVerifier()),
+        (SWOR, pairs, RejectionVerifier()),
+        (TOP, pairs, RejectionVerifier()),
+        (TOP, program, RejectionVerifier()),
+    ):
+        made = enumerate_drafts(tables, TreeShape.branching(2), law)
+        torch.testing.assert_close(stop_of(ours, made), stop_of(level, made))
+
+
+weights = st.lists(st.one_of(st.just(0.0), st.floats(1e-9, 1.0), st.just(0.5), st.just(1e-30)), min_size=7, max_size=7)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(weights, weights, st.sampled_from([1.0, 0.9, 0.5, 1e-6]), st.booleans())
+def test_sharing_out_spends_what_there_is(p: list[float], q: list[float], weight: float, alike: bool) -> None:
+    """Over all pairs: what arrives at a token and what is left of it are its mass; as much arrives as can.
+
+    With zeros, ties, tiny masses and p nearly q.
+    """
+    mass, draft = (torch.tensor(row, dtype=torch.float64) + 1e-300 * (sum(row) == 0) for row in (p, q))
+    draft = draft / draft.sum()
+    mass = draft * (1 + 1e-13 * torch.arange(7)) if alike else mass
+    mass = weight * mass / mass.sum()
+    first, second = torch.cartesian_prod(torch.arange(7), torch.arange(7)).T
+    of_first, of_second, left = share_out(mass.expand(49, 7), draft.expand(49, 7), first, second)
+    assert (of_first >= 0).all() and (of_second >= 0).all() and (of_first + of_second <= 1 + 1e-15).all()
+    assert (left == left[0]).all() and (left >= 0).all()
+    chance = draft[first] * draft[second]
+    arrives = torch.zeros(7, dtype=torch.float64)
+    arrives.index_add_(0, first, chance * of_first)
+    arrives.index_add_(0, second, chance * of_second)
+    torch.testing.assert_close(arrives + left[0], mass, atol=1e-14, rtol=0)
+    inside = (torch.arange(2**7)[:, None] >> torch.arange(7) & 1).double()  # all sets of tokens
+    best = (inside @ mass + 1 - (inside @ draft) ** 2).min()
+    assert float(arrives.sum()) == pytest.approx(min(float(best), float(mass.sum())), abs=1e-13)
+
+
+def test_sharing_out_scales() -> None:
+    """20 000 tokens in float32: the optimum to rounding, and neither of the two places is preferred."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(20_000, generator=generator)
+    p, q = logits.softmax(-1), (logits + torch.randn(20_000, generator=generator)).softmax(-1)
+    first, second = torch.multinomial(q, 40, replacement=True, generator=generator).view(2, 20)
+    p, q = p.expand(20, -1), q.expand(20, -1)
+    of_first, of_second, left = share_out(p, q, first, second)
+    bound = float(optimal_acceptance(p[0].double() / p[0].double().sum(), q[0].double() / q[0].double().sum(), 2, IID))
+    assert 1 - float(left[0].sum()) == pytest.approx(bound, abs=1e-5)
+    swapped = share_out(p, q, second, first)
+    different = first != second
+    torch.testing.assert_close(of_first[different], swapped[1][different])
+    torch.testing.assert_close(of_second[different], swapped[0][different])
+    assert 0.2 < float((of_first + of_second).mean()) < 1
+
+
+def test_halving_the_interval_finds_the_same_rho(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large tables on a CPU are searched in more steps of one place each."""
+    tables = Tables.random(4, 2, seed=21)
+    p, q = tables.p[1], tables.p[1].roll(1, -1)
+    three = torch.full((len(p),), 3)
+    few = verifiers.kseq._run(p, q, three, 3, p)
+    monkeypatch.setattr(verifiers.kseq, "_SMALL", 0)
+    halved = verifiers.kseq._run(p, q, three, 3, p)
+    for one, other in zip(few, halved, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=0)
+    assert enumerate_outcome(KSeqVerifier(), tables, TreeShape.branching(3), IID).tv < EXACT
