@@ -78,6 +78,7 @@ def test_long_rounds_lose_nothing(head: str, kind: type[CombinedDrafter]) -> Non
     assert longest > 8, "the look-up's paths are accepted, and deeper than the head's"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("head", "kind"), CASES)
 def test_drafts_after_long_rounds_are_those_of_a_new_request(head: str, kind: type[CombinedDrafter]) -> None:
     model = looping()
