@@ -28,7 +28,7 @@ SEQUENCES = [[1, 4, 2, 5, 3], [2, 0, 5]]
 
 @pytest.fixture(scope="module")
 def target() -> Target:
-    return Target(tiny_model(vocab_size=VOCAB, scale=4.0, layers=2))
+    return Target(tiny_model(vocab_size=VOCAB, scale=4.0))
 
 
 @torch.inference_mode()
