@@ -25,6 +25,7 @@ from tests.components import perturbed
 from tests.forwards import drafted as proposed
 from tests.forwards import slots_of
 from tests.models import tiny_model
+from tests.verifiers.cases import complete
 from verifiers.rejection import RejectionVerifier
 
 VOCAB, DEPTH = 5, 3
@@ -171,7 +172,7 @@ def test_one_row_of_scores_serves_a_whole_level(shape: list[int] | int) -> None:
             assert siblings == scorer.law(row, path[:-1]).topk(len(siblings)).indices.tolist()
 
 
-@pytest.mark.parametrize("builder", [ExpansionTree(9, 4, width=3), StaticTree([2, 1, 2])])
+@pytest.mark.parametrize("builder", [ExpansionTree(9, 4, width=3), complete(StaticTree([2, 1, 2]), strong=False)])
 def test_drafts_do_not_drift(builder: ExpansionTree | StaticTree) -> None:
     """After many rounds, they are those of a drafter that reads the sequence for the first time.
 

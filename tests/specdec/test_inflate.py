@@ -137,7 +137,7 @@ def test_decoding_and_acceptance_are_the_same() -> None:
     for target in (Target(model), Target(inflate(model, LARGER))):
         engine = Engine(target, ModelDrafter(twin, 3), RejectionVerifier(), max_batch_size=2, max_length=48)
         for temperature in (0.0, 1.0):
-            done = engine.generate(PROMPTS, SamplingParams(temperature=temperature, max_new_tokens=24, seed=3))
+            done = engine.generate(PROMPTS, SamplingParams(temperature=temperature, max_new_tokens=12, seed=3))
             steps.append([[(s.token_ids, s.accepted) for s in completion.steps] for completion in done])
     assert steps[:2] == steps[2:]
     accepted = [accepted for completions in steps for rounds in completions for _, accepted in rounds]

@@ -23,6 +23,7 @@ from specdec.tree import DraftTree
 from tests.components import block_head, perturbed
 from tests.models import tiny_model
 from tests.specdec.recorded import recorded
+from tests.verifiers.cases import complete
 from verifiers.rejection import RejectionVerifier
 
 PROMPTS = [[1, 2, 3], [4, 5]]
@@ -105,7 +106,10 @@ def test_a_calibration_is_kept_and_read_again(tmp_path: Path) -> None:
             shallower.load(wrong, source="top")
 
 
-@pytest.mark.parametrize("shape", [StaticTree([2, 2, 1]), ExpansionTree(9, 4, 3), SampledTree(9, 4, 3)])
+@pytest.mark.parametrize(
+    "shape",
+    [StaticTree([2, 2, 1]), complete(ExpansionTree(9, 4, 3), strong=False), SampledTree(9, 4, 3)],
+)
 def test_what_is_verified_stands_first(target: Target, shape: TreeBuilder) -> None:
     """And it is what was likeliest, as many nodes as the policy says."""
     trees = trees_of(target, shape, FirstNodes(3))
@@ -115,7 +119,7 @@ def test_what_is_verified_stands_first(target: Target, shape: TreeBuilder) -> No
     assert max(tree.width for tree in trees) == 4
 
 
-@pytest.mark.parametrize("shape", [StaticTree(5), StaticTree([2, 2, 1])])
+@pytest.mark.parametrize("shape", [complete(StaticTree(5), strong=False), StaticTree([2, 2, 1])])
 def test_a_draft_that_ends_early_is_the_same_draft(
     target: Target, shape: TreeBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,7 +142,7 @@ def test_more_nodes_where_they_cost_less(target: Target) -> None:
     means = []
     for price in (0.001, 0.05, 3.0):
         costs = RoundCosts(rows=(1,), table=(tuple(1 + price * size for size in sizes),), nodes=sizes)
-        trees = trees_of(target, ExpansionTree(12, 3, 4), CostAwareNodes(costs, explore=0))
+        trees = trees_of(target, ExpansionTree(12, 3, 4), CostAwareNodes(costs, explore=0), tokens=8)
         means.append(np.mean([tree.width for tree in trees]))
     assert means[0] > means[1] > means[2] == 1
 
@@ -174,6 +178,7 @@ def test_a_confidence_head_is_asked(target: Target) -> None:
         Engine(target, without, RejectionVerifier())
 
 
+@pytest.mark.full
 def test_node_costs_are_measured_and_kept(target: Target, tmp_path: Path) -> None:
     assert node_sizes(5) == (0, 1, 2, 3, 4, 5) and node_sizes(20) == (0, 1, 2, 3, 4, 6, 8, 12, 16, 20)
     mine = ConfidenceNodes()

@@ -104,7 +104,7 @@ def test_pickles_and_copies_have_the_numbers_alone_and_compute_the_same(name: st
 @pytest.mark.parametrize(
     ("architecture", "name"),
     [
-        *(("llama_mqa_tied", name) for name in METHODS),
+        *(("llama_mqa_tied", name) for name in ("int8", "int4_compact", "fp8")),
         ("gpt2", "int8"),
         *(complete(name, "int4", strong=False) for name in ("llama", "qwen2", "gemma3", "phi3")),
     ],
@@ -202,6 +202,7 @@ def _quiet() -> None:
     transformers_logging.disable_progress_bar()
 
 
+@pytest.mark.full
 def test_an_engine_sees_that_a_quantized_model_was_loaded_anew() -> None:
     """Its captured forwards multiply by copies of the integers."""
     first, second = quantize(small(), "int8"), quantize(perturbed(small().float(), 1.0).bfloat16(), "int8")

@@ -76,7 +76,7 @@ def test_speculation_with_a_quantized_target_is_plain_decoding_with_it() -> None
     target = Target(quantized(tiny_model().double(), "int4_compact"))
     draft = ModelDrafter(tiny_model().double(), [2, 2, 1], sampling="deterministic")  # what the target was before
     engine = Engine(target, draft, RejectionVerifier(), max_batch_size=2, max_length=64)
-    sampling = SamplingParams(max_new_tokens=32)
+    sampling = SamplingParams(max_new_tokens=16)
     plain = engine.generate(PROMPTS, sampling, speculate=False)
     assert [c.token_ids for c in engine.generate(PROMPTS, sampling)] == [c.token_ids for c in plain]
     # It is the quantized model's own greedy decoding, and not the original's.

@@ -156,17 +156,6 @@ def test_shared_noise_is_exponential_and_independent_along_every_coordinate(coor
             independent(torch.where(torch.arange(COUNT) % 20 == 0, u.roll(1), u)[:-1], u[:-1].roll(1))
 
 
-def test_the_earliest_of_many_tokens_are_fair() -> None:
-    """Each of 16 tokens is as often the first, and the least noise, times their number, is exponential again."""
-    noise = shared_noise(torch.tensor([request_key(1, 2)]), torch.arange(COUNT)[None], 16)[0]
-    earliest, token = noise.min(-1)
-    assert stats.chisquare(token.bincount(minlength=16).numpy()).pvalue > ALPHA
-    assert stats.kstest((earliest * 16).numpy(), "expon").pvalue > ALPHA
-    which = (token + 0.5) / 16
-    independent((-earliest * 16).exp(), which)
-    independent(which[:-1], which[1:])
-
-
 def test_shared_noise_is_no_other_noise() -> None:
     """Neither that of the same token at the next position, nor what a round draws with at the same count."""
     key, steps = torch.tensor([request_key(1, 0)]), torch.arange(COUNT // 4)

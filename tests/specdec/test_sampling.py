@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from specdec.requests import SamplingParams
-from specdec.sampling import SamplingTensors, distribution, one_hot_argmax, path_tokens, penalize, probs
+from specdec.sampling import SamplingTensors, distribution, one_hot_argmax, path_tokens, probs
 
 VOCAB = 50
 
@@ -165,13 +165,6 @@ def test_path_tokens_are_padded_with_the_root() -> None:
     tokens = torch.tensor([[7, 1, 2, 3]])
     ancestors = torch.tensor([[[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]]).bool()
     assert path_tokens(tokens, ancestors).tolist() == [[[7, 7, 7, 7], [7, 1, 7, 7], [7, 1, 2, 7], [7, 1, 7, 3]]]
-
-
-def test_penalize_literally() -> None:
-    values = torch.tensor([[[2.0, -2.0, 2.0, -2.0, 0.0]]])
-    seen = torch.tensor([[True, True, False, False, True]])
-    penalized = penalize(values, torch.tensor([2.0]), seen, torch.tensor([[[0, 3]]]))
-    assert penalized.tolist() == [[[1.0, -4.0, 2.0, -4.0, 0.0]]]
 
 
 def test_the_host_tells_penalized_batches_from_others() -> None:

@@ -195,7 +195,8 @@ def test_a_quantized_cache_is_part_of_the_model_that_is_examined(model: PreTrain
     assert tie.bound is not None and tie.bound < margin
 
 
-@pytest.mark.parametrize("kv_cache", ["int8", complete("fp8", strong=False)])
+@pytest.mark.full
+@pytest.mark.parametrize("kv_cache", ["int8", "fp8"])
 def test_codes_at_a_border_raise_the_bound(kv_cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float32 the pieces of a sequence may all agree by chance, where other pieces move the logits by 0.01."""
     target = Target.from_pretrained("bundled/target", dtype="float32", device="cpu")

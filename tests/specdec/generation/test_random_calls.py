@@ -21,6 +21,7 @@ from drafters import NGramDrafter
 from specdec.generation import SpeculativeGenerate
 from tests.components import DRAFTERS
 from tests.specdec.generation.calls import PAD, VOCAB
+from tests.verifiers.cases import complete
 from verifiers import RejectionVerifier
 
 TOKENS = st.integers(1, VOCAB - 2)  # the last one is the padding
@@ -47,7 +48,7 @@ WITH_EOS: dict[str, st.SearchStrategy[Any]] = {
     "min_length": st.integers(1, 12),
     "exponential_decay_length_penalty": st.just((2, 1.5)),
 }
-CALLS = int(os.environ.get("SPECDEC_CALLS", "25"))
+CALLS = int(os.environ.get("SPECDEC_CALLS", "15"))
 
 
 @st.composite
@@ -72,7 +73,7 @@ def calls(draw: st.DrawFn) -> dict[str, Any]:
     return arguments | {name: min(arguments[name], most) for name, most in limits.items() if name in arguments}
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "model_tree_iid"])
+@pytest.mark.parametrize("drafter", [complete("ngram", strong=False), complete("model_tree_iid", strong=True)])
 @given(arguments=calls())
 @settings(max_examples=CALLS, suppress_health_check=list(HealthCheck))
 def test_random_calls_return_what_transformers_own_loop_does(model, drafter: str, arguments: dict[str, Any]) -> None:

@@ -34,37 +34,38 @@ def masked(*zeros: tuple[int, int]) -> torch.Tensor:
 
 
 WATERMARK = {"ngram_len": 2, "keys": [1], "sampling_table_size": 8, "sampling_table_seed": 0, "context_history_size": 4}
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "right padding": ({"attention_mask": masked((1, 3))}, "row 1 of the attention mask has zeros behind"),
-    "a hole": ({"attention_mask": masked((0, 0), (0, 2))}, "row 0 of the attention mask has zeros behind"),
-    "no token": ({"attention_mask": masked(*((1, i) for i in range(4)))}, "row 1 of the attention mask is all zeros"),
-    "beams": ({"num_beams": 2}, "num_beams=2"),
-    "an assistant": ({"assistant_model": tiny_model()}, "assistant_model is not used: this engine drafts with its own"),
-    "guidance": ({"guidance_scale": 2.0}, "runs the model itself at each step"),
-    "contrastive": ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha=0.6"),
-    "scores": ({"return_dict_in_generate": True, "output_scores": True}, "output_scores: this engine returns"),
-    "logits": ({"return_dict_in_generate": True, "output_logits": True}, "output_logits: this engine returns"),
-    "attentions": ({"return_dict_in_generate": True, "output_attentions": True}, "output_attentions: this engine"),
-    "states": ({"return_dict_in_generate": True, "output_hidden_states": True}, "output_hidden_states: this engine"),
-    "positions": ({"position_ids": torch.arange(4)[None] + 1}, "row 0 of position_ids is not 0, 1, 2"),
-    "time": ({"max_time": 1.0}, "MaxTimeCriteria"),
-    "a criterion": ({"stopping_criteria": StoppingCriteriaList([Own()])}, "Own"),
-    "another EOS criterion": ({"stopping_criteria": StoppingCriteriaList([OwnEos(3)])}, "OwnEos"),
-    "a watermark": (
+
+
+def criteria(*given: StoppingCriteria) -> dict[str, Any]:
+    return {"stopping_criteria": StoppingCriteriaList(given)}
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"attention_mask": masked((1, 3))}, "row 1 of the attention mask"),
+    ({"attention_mask": masked((0, 0), (0, 2))}, "row 0 of the attention mask"),
+    ({"attention_mask": masked(*((1, i) for i in range(4)))}, "row 1 of the attention mask"),
+    ({"num_beams": 2}, "num_beams=2"),
+    ({"assistant_model": tiny_model(layers=1)}, "assistant_model"),
+    ({"guidance_scale": 2.0}, "runs the model itself at each step"),
+    ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha=0.6"),
+    *(
+        ({"return_dict_in_generate": True, name: True}, name)
+        for name in ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+    ),
+    ({"position_ids": torch.arange(4)[None] + 1}, "row 0 of position_ids"),
+    ({"max_time": 1.0}, "MaxTimeCriteria"),
+    (criteria(Own()), "Own"),
+    (criteria(OwnEos(3)), "OwnEos"),
+    (
         {"logits_processor": [SynthIDTextWatermarkLogitsProcessor(**WATERMARK, device=torch.device("cpu"))]},
         "keeps a state from step to step",
     ),
-    "lengths": ({"logits_processor": penalties(1, 2, 3)}, "prompt_ignore_length for 3 rows, and the batch has 2"),
-    "no tokenizer": ({"stop_strings": "a"}, "need a tokenizer, and transformers does not pass its own"),
-    "rows that nothing pads": (
-        {"stopping_criteria": StoppingCriteriaList([StopStringCriteria(letters(), "a")])},
-        "set eos_token_id, or call generate once per prompt",
-    ),
-}
-
-
-if not penalties(1):
-    del REFUSED["lengths"]
+    ({"stop_strings": "a"}, "need a tokenizer"),
+    # Nothing pads the rows that end first.
+    (criteria(StopStringCriteria(letters(), "a")), "set eos_token_id"),
+]
+if penalties(1):
+    REFUSED.append(({"logits_processor": penalties(1, 2, 3)}, "prompt_ignore_length for 3 rows, and the batch has 2"))
 
 
 @pytest.fixture
@@ -76,11 +77,10 @@ def _no_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_no_work")
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_not_supported_is_refused_before_any_work(model, case: str) -> None:
-    arguments, message = REFUSED[case]
+@pytest.mark.parametrize(("arguments", "named"), REFUSED)
+def test_what_is_not_supported_is_refused_before_any_work(model, arguments: dict[str, Any], named: str) -> None:
     ids = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
-    with pytest.raises(ValueError, match=message) as raised:
+    with pytest.raises(ValueError, match=named) as raised:
         model.generate(ids, **{"max_new_tokens": 3, **arguments}, custom_generate=SpeculativeGenerate())
     assert "\n" not in str(raised.value)
 

@@ -2,11 +2,7 @@
 
 import pytest
 import torch
-from transformers import (
-    SequenceBiasLogitsProcessor,
-    StoppingCriteriaList,
-    StopStringCriteria,
-)
+from transformers import SequenceBiasLogitsProcessor, StoppingCriteriaList, StopStringCriteria
 
 from specdec.engine.engine import Engine
 from specdec.generation import SpeculativeGenerate
@@ -14,7 +10,6 @@ from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from tests.components import DRAFTERS
 from tests.specdec.generation.calls import PAD, batch, letters
-from tests.verifiers.cases import complete
 from verifiers.rejection import RejectionVerifier
 
 
@@ -32,23 +27,19 @@ def stops_of(model) -> dict[str, list[str]]:
     }
 
 
-@pytest.mark.parametrize("drafter", [complete(None, strong=False), complete("model_chain_iid", strong=True)])
 @pytest.mark.parametrize("case", ["inside", "several", "from the prompt on", "never"])
-def test_stop_strings_end_a_row_where_they_do_in_transformers(model, case: str, drafter: str | None) -> None:
+def test_stop_strings_end_a_row_where_they_do_in_transformers(model, case: str) -> None:
     stop = stops_of(model)[case]
-    made = DRAFTERS[drafter](model) if drafter else None
-    verifier = RejectionVerifier() if drafter else None
     common = {"max_new_tokens": 12, "pad_token_id": PAD, "eos_token_id": 29}
     plain = model.generate(**batch(), **common, stop_strings=stop, tokenizer=letters())
     whole = model.generate(**batch(), **common)
     assert torch.equal(plain, whole) == (case == "never")
-    ours = SpeculativeGenerate(made, verifier, tokenizer=letters())
-    named = model.generate(**batch(), **common, stop_strings=stop, tokenizer=letters(), custom_generate=ours)
-    assert torch.equal(named, plain)
-    # A criterion brings what it needs: no tokenizer here.
-    ours = SpeculativeGenerate(DRAFTERS[drafter](model) if drafter else None, verifier, max_batch_size=2)
-    criteria = StoppingCriteriaList([StopStringCriteria(letters(), stop)])
-    assert torch.equal(model.generate(**batch(), **common, stopping_criteria=criteria, custom_generate=ours), plain)
+    named = {"stop_strings": stop, "tokenizer": letters()}
+    # A criterion brings what it needs: no tokenizer is given.
+    criteria = {"stopping_criteria": StoppingCriteriaList([StopStringCriteria(letters(), stop)])}
+    for given, options in ((named, {"tokenizer": letters()}), (criteria, {"max_batch_size": 2})):
+        ours = SpeculativeGenerate(DRAFTERS["model_chain_iid"](model), RejectionVerifier(), **options)
+        assert torch.equal(model.generate(**batch(), **common, **given, custom_generate=ours), plain)
 
 
 def test_a_stop_string_that_is_a_special_token(model) -> None:
