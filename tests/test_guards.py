@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.test_imports import PACKAGES, ROOT, SOURCES, imports
+from tests.test_imports import PACKAGES, ROOT, SOURCES, imports, parsed
 
 # ---------------------------------------------------------------- sizes of rooms
 
@@ -76,6 +76,12 @@ def test_a_room_that_grows_is_noticed() -> None:
 # ---------------------------------------------------------------- circles of imports
 
 
+@cache
+def texts() -> dict[str, str]:
+    """The text of every module."""
+    return {name: path.read_text() for name, path in SOURCES.items()}
+
+
 def import_graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
     """The modules that every module imports, inside of functions and for type checkers alone included."""
     graph = {}
@@ -107,7 +113,7 @@ def circles(graph: Mapping[str, set[str]]) -> list[set[str]]:
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    found = circles(import_graph({name: path.read_text() for name, path in SOURCES.items()}))
+    found = circles(import_graph(texts()))
     assert not found
 
 
@@ -181,8 +187,9 @@ class Classes:
         self.parents: dict[str, list[str]] = {}
         self.module: dict[str, str] = {}
         self._nodes: dict[str, ast.ClassDef] = {}
+        self.abstract_methods = cache(self._abstract_methods)
         for module, source in sources.items():
-            for node in ast.walk(ast.parse(source)):
+            for node in ast.walk(parsed(source)):
                 if isinstance(node, ast.ClassDef):
                     bases = [ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in node.bases]
                     self.parents[node.name], self.module[node.name], self._nodes[node.name] = bases, module, node
@@ -194,7 +201,7 @@ class Classes:
             found |= more
         return found
 
-    def abstract_methods(self, name: str) -> set[str]:
+    def _abstract_methods(self, name: str) -> set[str]:
         """The methods that a class leaves open."""
         if name not in self.parents:
             return set()
@@ -233,9 +240,9 @@ def asked(sources: Mapping[str, str], components: Iterable[str]) -> set[str]:
         foreign = {
             each.rpartition(".")[2] for each in imports(source, module, typing=True) if not each.startswith(PACKAGES)
         }
-        for node in ast.walk(ast.parse(source)):
+        for node in ast.walk(parsed(source)):
             kinds: list[ast.expr] = []
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "issubclass"):
                 kinds = [each for each in ast.walk(node.args[1]) if isinstance(each, ast.Name | ast.Attribute)]
             elif isinstance(node, ast.MatchClass):
                 kinds = [node.cls]
@@ -246,12 +253,9 @@ def asked(sources: Mapping[str, str], components: Iterable[str]) -> set[str]:
     return found
 
 
-def test_nobody_outside_a_room_asks_for_the_class_of_its_components() -> None:
-    assert asked({name: path.read_text() for name, path in SOURCES.items()}, COMPONENTS) == ASKED
-
-
-def test_no_class_is_deep() -> None:
-    classes = Classes({name: path.read_text() for name, path in SOURCES.items()})
+def test_nobody_outside_a_room_asks_for_the_class_of_its_components_and_no_class_is_deep() -> None:
+    assert asked(texts(), COMPONENTS) == ASKED
+    classes = Classes(texts())
     assert {name for name in classes.parents if classes.depth(name) > 2} == DEEP
 
 

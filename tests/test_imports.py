@@ -68,6 +68,12 @@ def name_of(path: Path) -> str:
 
 
 @functools.cache
+def parsed(source: str) -> ast.Module:
+    """The syntax tree of a source, which nobody changes."""
+    return ast.parse(source)
+
+
+@functools.cache
 def imports(source: str, module: str = "m", *, typing: bool = False) -> frozenset[str]:
     """Absolute names that a source imports anywhere in it, as `package.module` or `package.module.name`.
 
@@ -88,7 +94,7 @@ def imports(source: str, module: str = "m", *, typing: bool = False) -> frozense
         for child in ast.iter_child_nodes(node):
             visit(child)
 
-    visit(ast.parse(source))
+    visit(parsed(source))
     return frozenset(found)
 
 
@@ -99,41 +105,10 @@ def tops(names: Iterable[str]) -> set[str]:
 SOURCES = {name_of(path): path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))}
 
 
-@pytest.mark.parametrize("module", SOURCES)
-def test_packages_know_only_those_they_may(module: str) -> None:
-    found = tops(imports(SOURCES[module].read_text(), module, typing=True))
-    unknown = (found & set(PACKAGES)) - ALLOWED[module.split(".")[0]]
-    assert not unknown, f"{module} imports {sorted(unknown)}"
-    if not module.startswith("experiments"):
-        assert not found & ONLY_EXPERIMENTS, f"{module}: only experiments sees {sorted(ONLY_EXPERIMENTS)}"
-    whole = imports(SOURCES[module].read_text(), module, typing=True)
-    for package, place in ONLY_TRACKING.items():
-        seen = [name for name in whole if name == package or name.startswith(f"{package}.")]
-        assert not seen or module == place, f"{module}: only {place} sees {package}"
-
-
-@pytest.mark.parametrize("module", [name for name in SOURCES if name.startswith("specdec.")])
-def test_the_core_is_layered(module: str) -> None:
-    own = module.split(".")[1]
-    assert own in LEVEL, f"{module} has no layer: give it one in tests/test_imports.py"
-    for name in imports(SOURCES[module].read_text(), module):
-        parts = name.split(".")
-        if parts[0] != "specdec" or parts[1:2] == [own]:
-            continue
-        assert parts[1:], f"{module} imports the whole of specdec, which imports it: import the module it needs"
-        other = parts[1]
-        assert other in LEVEL, (
-            f"{module} imports {other!r} from specdec, where only modules have a layer: name the module"
-        )
-        assert LEVEL[other] < LEVEL[own], (
-            f"{module} (layer {LEVEL[own]}) imports specdec.{other} (layer {LEVEL[other]}): only lower ones may be"
-        )
-
-
-def test_every_layer_name_exists() -> None:
-    """A renamed module would leave a rule behind that checks nothing."""
-    missing = [name for name in LEVEL if f"specdec.{name}" not in SOURCES]
-    assert not missing, f"LAYERS names {missing}, which specdec does not have"
+@functools.cache
+def whole_project() -> dict[str, frozenset[str]]:
+    """What every module imports."""
+    return {name: imports(path.read_text(), name, typing=True) for name, path in SOURCES.items()}
 
 
 def is_entry_point(module: str) -> bool:
@@ -142,48 +117,75 @@ def is_entry_point(module: str) -> bool:
     return parts[0] == "experiments" and len(parts) == 2 and SOURCES[module].name != "__init__.py"
 
 
-def wrong_rooms(module: str, found: Iterable[str]) -> list[str]:
-    """What a module of experiments imports and may not."""
-    wrong = []
+def wrong_packages(module: str, found: Iterable[str]) -> list[str]:
+    """The packages that a module imports and may not."""
+    forbidden = set(PACKAGES) - ALLOWED[module.split(".")[0]]
+    room = "".join(module.split(".")[1:2])
+    if not (module.startswith("experiments") and (room in SEE_HYDRA or not room or is_entry_point(module))):
+        forbidden |= ONLY_EXPERIMENTS
+    forbidden |= {package for package, place in ONLY_TRACKING.items() if module != place}
+    return [f"{module} imports {name}" for name in sorted(tops(found) & forbidden)]
+
+
+def wrong_layers(module: str, found: Iterable[str]) -> list[str]:
+    """What a module of specdec imports, and is not in a layer below its own."""
     own = module.split(".")[1]
-    for name in sorted(found):
-        parts = name.split(".")
-        if parts[0] != "experiments":
-            continue
-        other = parts[1] if len(parts) > 1 else ""
-        if other not in ROOM_LEVEL:
-            wrong.append(f"{name} (an entry point: logic that is shared goes into a room)")
-        elif not is_entry_point(module) and other != own and ROOM_LEVEL[other] >= ROOM_LEVEL[own]:
-            wrong.append(f"{name} (layer {ROOM_LEVEL[other]}, not below {ROOM_LEVEL[own]})")
+    wrong = [] if own in LEVEL else [f"{module} has no layer: give it one in tests/test_imports.py"]
+    for parts in (name.split(".") for name in found if name.split(".")[0] == "specdec"):
+        other = "".join(parts[1:2])
+        if other != own and LEVEL.get(other, len(LAYERS)) >= LEVEL.get(own, 0):
+            wrong.append(f"{module} imports {'.'.join(parts)}, which is in no lower layer")
     return wrong
 
 
-@pytest.mark.parametrize("module", [name for name in SOURCES if name.startswith("experiments.")])
-def test_the_experiments_are_layered(module: str) -> None:
+def wrong_rooms(module: str, found: Iterable[str]) -> list[str]:
+    """What a module of experiments imports and may not."""
     own = module.split(".")[1]
-    assert own in ROOM_LEVEL or is_entry_point(module), f"{module} has no layer: give it one in tests/test_imports.py"
-    found = imports(SOURCES[module].read_text(), module, typing=True)
-    assert not wrong_rooms(module, found), f"{module} imports {'; '.join(wrong_rooms(module, found))}"
-    if own not in SEE_HYDRA and not is_entry_point(module):
-        assert not tops(found) & ONLY_EXPERIMENTS, f"{module}: only {SEE_HYDRA} and entry points see Hydra"
+    known = own in ROOM_LEVEL or is_entry_point(module)
+    wrong = [] if known else [f"{module} has no layer: give it one in tests/test_imports.py"]
+    for parts in (name.split(".") for name in sorted(found) if name.split(".")[0] == "experiments"):
+        other = "".join(parts[1:2])
+        if other not in ROOM_LEVEL:
+            wrong.append(f"{module} imports the entry point {'.'.join(parts)}: logic that is shared goes into a room")
+        elif known and not is_entry_point(module) and other != own and ROOM_LEVEL[other] >= ROOM_LEVEL[own]:
+            wrong.append(f"{module} imports {'.'.join(parts)}, which is in no lower layer")
+    return wrong
 
 
-def test_a_wrong_direction_between_rooms_is_found() -> None:
-    """The check above on modules that do not obey."""
+def test_packages_know_only_those_they_may() -> None:
+    assert [wrong for module, found in whole_project().items() for wrong in wrong_packages(module, found)] == []
+
+
+def test_the_core_is_layered() -> None:
+    running = {name: imports(SOURCES[name].read_text(), name) for name in SOURCES if name.startswith("specdec.")}
+    assert [wrong for module, found in running.items() for wrong in wrong_layers(module, found)] == []
+    missing = [name for name in LEVEL if f"specdec.{name}" not in SOURCES]
+    assert not missing, f"LAYERS names {missing}, which specdec does not have"
+
+
+def test_the_experiments_are_layered() -> None:
+    own = {name: found for name, found in whole_project().items() if name.startswith("experiments.")}
+    assert [wrong for module, found in own.items() for wrong in wrong_rooms(module, found)] == []
+    assert {name.split(".")[1] for name in own if name.count(".") == 2} == set(ROOM_LEVEL)
+    for room in ROOM_LEVEL:
+        assert ast.get_docstring(ast.parse(SOURCES[f"experiments.{room}"].read_text())), f"{room} has no docstring"
+
+
+def test_wrong_directions_are_found() -> None:
+    """The checks above on modules that do not obey."""
+    assert wrong_packages("specdec.tree", {"drafters.model", "hydra.utils"})
+    assert wrong_packages("experiments.results.runs", {"hydra.utils.instantiate"})
+    assert wrong_packages("experiments.run", {"wandb.sdk", "os"}) == ["experiments.run imports wandb"]
+    assert wrong_layers("specdec.tree", {"specdec.engine.engine.Engine"})
+    assert wrong_layers("specdec.tree", {"specdec"}), "the whole of it imports the module"
+    assert wrong_layers("specdec.new", {"math"})
+    assert not wrong_layers("specdec.engine.engine", {"specdec.engine.rounds", "specdec.tree.DraftTree"})
     assert wrong_rooms("experiments.run", {"experiments.demo.demo"})
     assert wrong_rooms("experiments.results.runs", {"experiments.config.sections.build"})
     assert wrong_rooms("experiments.results.runs", {"experiments.datasets.prompt.Prompt"}), "of the same layer"
     assert wrong_rooms("experiments.results.runs", {"experiments.compare.compare"})
     assert not wrong_rooms("experiments.run", {"experiments.config.launch.launch", "specdec.engine.engine.Engine"})
     assert not wrong_rooms("experiments.results.runs", {"experiments.results.records.Record"})
-
-
-def test_every_room_exists_and_says_what_it_is() -> None:
-    assert {name.split(".")[1] for name in SOURCES if name.count(".") == 2 and name.startswith("experiments.")} == set(
-        ROOM_LEVEL
-    )
-    for room in ROOM_LEVEL:
-        assert ast.get_docstring(ast.parse(SOURCES[f"experiments.{room}"].read_text())), f"{room} has no docstring"
 
 
 def test_importing_the_core_is_light() -> None:
