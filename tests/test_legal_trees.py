@@ -1,11 +1,14 @@
-"""Which trees that choose their own nodes leave the output the target's: builders and policies, enumerated.
+"""Ways of stopping a draft, and trees that choose their own nodes: which leave the output the target's, enumerated.
 
-``test_legality`` does this for rules of stopping a chain. Here the project's own builders and policies grow the trees.
-All that can be drawn is gone through one by one, so that the output's law comes out exactly, up to float32.
+A node may exist or not for any reason that is settled before its own token is drawn, never for a reason that looks at
+that token or at later ones (Leviathan et al.; DSpark, arXiv 2607.05147, appendix A, whose counterexample is here).
+First chains that end for a stated reason; then the project's own builders and policies grow the trees. All that can be
+drawn is gone through one by one, so that the output's law comes out exactly, for grown trees up to float32.
 """
 
 import itertools
-from collections.abc import Hashable, Iterator
+import math
+from collections.abc import Callable, Hashable, Iterable, Iterator
 
 import numpy as np
 import pytest
@@ -22,14 +25,29 @@ from specdec.drafting.vocabulary import VocabularyMap
 from specdec.interfaces import Verifier
 from specdec.requests import SamplingParams
 from specdec.topology import Topology
-from specdec.tree import DraftTree
+from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
 from tests.forwards import slots_of
-from tests.test_legality import Law, table
-from verifiers.block import TraversalVerifier
+from verifiers.block import BlockVerifier, TraversalVerifier
+from verifiers.kseq import KSeqVerifier
 from verifiers.rejection import RejectionVerifier
 
 VOCAB, LENGTH = 3, 3
+Law = Callable[[tuple[int, ...]], Tensor]
+Keep = Callable[[tuple[int, ...]], int]
+"""How many of the drawn tokens are drafted, given all that were drawn."""
+
+
+def table(seed: int) -> Law:
+    """A distribution after every sequence of tokens, in float64."""
+
+    def law(path: tuple[int, ...]) -> Tensor:
+        generator = torch.Generator().manual_seed(hash((seed, path)) % 2**31)
+        return (1.5 * torch.randn(VOCAB, generator=generator, dtype=torch.float64)).softmax(-1)
+
+    return law
+
+
 P, Q = table(1), table(2)
 
 
@@ -133,7 +151,7 @@ def paths_of(tree: DraftTree) -> list[tuple[int, ...]]:
     return paths
 
 
-def bias(rule: Verifier, drafted: Iterator[tuple[float, DraftTree]], p: Law = P) -> float:
+def bias(rule: Verifier, drafted: Iterable[tuple[float, DraftTree]], p: Law = P) -> float:
     """The total variation between the law of the first tokens and the target's."""
     vocab = len(p(()))
     law = dict.fromkeys(itertools.product(range(vocab), repeat=LENGTH), 0.0)
@@ -158,6 +176,63 @@ def bias(rule: Verifier, drafted: Iterator[tuple[float, DraftTree]], p: Law = P)
                     law[path] += begun * chance[path] / known
     assert total == pytest.approx(1, abs=1e-6), "all that can be drawn was gone through"
     return sum(abs(law[path] - chance[path]) for path in law) / 2
+
+
+# ---------------------------------------------------------------- chains that end for a stated reason
+
+
+def chains(keep: Keep, q: Law = Q, depth: int = 2) -> Iterator[tuple[float, DraftTree]]:
+    """All chains that a round may draft, with their probabilities."""
+    for drawn in itertools.product(range(len(q(()))), repeat=depth):
+        paths = [drawn[:i] for i in range(depth + 1)]
+        yield (
+            math.prod(float(q(path)[token]) for path, token in zip(paths, drawn, strict=False)),
+            DraftTree.from_shape(
+                TreeShape.chain(depth),
+                torch.tensor([[0, *drawn]]),
+                sampling=DraftSampling.IID,
+                draft_probs=torch.stack([q(path) for path in paths])[None],
+                valid=(torch.arange(depth + 1) <= keep(drawn))[None],
+            ),
+        )
+
+
+def until(stops: Callable[[tuple[int, ...]], bool]) -> Keep:
+    """Drafts until ``stops`` says so of the tokens before the next slot."""
+    return lambda drawn: next((i for i in range(len(drawn)) if stops(drawn[:i])), len(drawn))
+
+
+KNOWN_BEFORE: dict[str, Keep] = {
+    "always": until(lambda before: False),
+    "never": until(lambda before: True),
+    "after an unlikely token, which is kept": until(lambda b: bool(b) and bool(Q(b[:-1])[b[-1]] < 0.4)),
+    "before an uncertain slot": until(lambda before: bool(Q(before).max() < 0.5)),
+    "by the token before": until(lambda before: before[-1:] == (0,)),
+}
+DRAWN: dict[str, Keep] = {
+    "the unlikely token is dropped": lambda drawn: next(
+        (i for i in range(len(drawn)) if Q(drawn[:i])[drawn[i]] < 0.4), len(drawn)
+    ),
+    "the token behind decides": lambda drawn: 2 if drawn[1] == 0 else 1,
+    "all or nothing, by the first token": lambda drawn: 2 if drawn[0] == 0 else 0,
+}
+
+
+@pytest.mark.parametrize("rule", [RejectionVerifier, BlockVerifier, TraversalVerifier, KSeqVerifier])
+def test_stopping_for_what_is_known_before_changes_nothing_and_for_what_was_drawn_does(rule: type[Verifier]) -> None:
+    for reason, keep in KNOWN_BEFORE.items():
+        assert bias(rule(), chains(keep)) < 1e-12, reason
+    for reason, keep in DRAWN.items():
+        assert bias(rule(), chains(keep)) > 0.005, reason
+
+
+def test_a_draft_that_is_verified_whole_or_not_at_all() -> None:
+    """DSpark's counterexample: whole after A, not at all after B, which comes half as often as it should."""
+    keep, q = DRAWN["all or nothing, by the first token"], torch.tensor([0.5, 0.5], dtype=torch.float64)
+    assert bias(RejectionVerifier(), chains(keep, lambda path: q), wanted) == pytest.approx(0.15, abs=1e-12)
+
+
+# ---------------------------------------------------------------- trees that are grown
 
 
 COSTS = RoundCosts(rows=(1,), table=((1.0, 1.35, 1.75, 2.2, 2.7, 3.3),), nodes=(0, 1, 2, 3, 4, 5))
@@ -188,7 +263,7 @@ def test_no_choice_of_nodes_changes_the_output(case: str, monkeypatch: pytest.Mo
     shapes = {tuple(tree.parents[0][tree.valid[0]].tolist()) for _, tree in found}
     assert len(sizes | shapes) > 1 or builder().is_chain, "the choice depends on what was drawn"
     for rule in (RejectionVerifier(), TraversalVerifier()):
-        assert bias(rule, iter(found)) < 1e-6
+        assert bias(rule, found) < 1e-6
 
 
 class ByTheirTokens(SampledTree):
@@ -218,7 +293,7 @@ class GlobalBest(CostAwareNodes):
 def test_to_keep_nodes_by_their_tokens_does(mutant: type[SampledTree], monkeypatch: pytest.MonkeyPatch) -> None:
     found = list(worlds(mutant(3, 2, 2, power=1.0), None, narrow, monkeypatch))
     for rule in (RejectionVerifier(), TraversalVerifier()):
-        assert bias(rule, iter(found)) > 0.005
+        assert bias(rule, found) > 0.005
 
 
 def skewed(path: tuple[int, ...]) -> Tensor:
@@ -231,8 +306,8 @@ def test_however_much_drawn_tokens_are_trusted(power: float, monkeypatch: pytest
     right = list(worlds(SampledTree(3, 2, 2, power=power), None, skewed, monkeypatch))
     wrong = list(worlds(ByTheirTokens(3, 2, 2, power=power), None, skewed, monkeypatch))
     for rule in (RejectionVerifier(), TraversalVerifier()):
-        assert bias(rule, iter(right)) < 1e-6
-        assert bias(rule, iter(wrong)) > 0.003
+        assert bias(rule, right) < 1e-6
+        assert bias(rule, wrong) > 0.003
 
 
 def counterexample(path: tuple[int, ...]) -> Tensor:
@@ -252,7 +327,7 @@ def test_the_counterexample_of_dspark(policy: type[CostAwareNodes], monkeypatch:
     costs = RoundCosts(rows=(1,), table=((1.0, 1.6, 2.0),), nodes=(0, 1, 2))
     found = list(worlds(StaticTree(2), policy(costs, learn=False), counterexample, monkeypatch))
     sizes = [int(tree.valid.sum()) - 1 for _, tree in found]
-    wrong = bias(RejectionVerifier(), iter(found), wanted)
+    wrong = bias(RejectionVerifier(), found, wanted)
     if policy is GlobalBest:
         assert set(sizes) == {0, 2}
         assert wrong > 0.05

@@ -3,7 +3,8 @@
 Every fenced block in README.md, CONTRIBUTING.md and docs/ is ``python``, ``bash``, ``text``, or ``yaml`` that shows
 a file of conf/ or sweeps/. A document's Python blocks run in order in one namespace, as in a notebook. Commands are
 not run to their end, which the tests of the commands do, but resolved: a make target has to be in the Makefile, an
-application has to compose its configuration. A command that this file does not know how to check fails. A folder that
+application has to compose its configuration. A command that this file does not know how to check fails. The README's
+blocks and commands are tried by default, those of the other documents in the full matrix. A folder that
 a command names with ``--config-dir`` is one of ``examples/project``.
 
 ``make docs`` checks what is left: links between the pages, their anchors, and the docstrings of the API reference.
@@ -32,6 +33,7 @@ from experiments.config.words import bare_words, with_folders
 from specdec.doctor.__main__ import parse as parse_doctor
 from specdec.interfaces import Verifier
 from tests.experiments.made_runs import made
+from tests.verifiers.cases import complete
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -70,15 +72,15 @@ def blocks(document: str) -> list[tuple[int, str, str]]:
 
 
 def commands() -> list[tuple[str, str]]:
-    """Returns place and text of every command in a ``bash`` block."""
-    found = []
+    """Returns place and text of every command in a ``bash`` block, each once."""
+    found: dict[str, str] = {}
     for document in DOCUMENTS:
         for line, language, text in blocks(document):
             if language == "bash":
                 for offset, command in enumerate(text.replace("\\\n", "  ").splitlines(), start=1):
                     if command.strip() and not command.strip().startswith("#"):
-                        found.append((f"{document}:{line + offset}", command.strip()))
-    return found
+                        found.setdefault(command.strip(), f"{document}:{line + offset}")
+    return [(place, command) for command, place in found.items()]
 
 
 WITH_PYTHON = [document for document in DOCUMENTS if any(language == "python" for _, language, _ in blocks(document))]
@@ -113,7 +115,7 @@ BEFORE = {"docs/measurements.md": two_runs}
 """What a page's blocks find in the working directory, where that is not the repository."""
 
 
-@pytest.mark.parametrize("document", WITH_PYTHON)
+@pytest.mark.parametrize("document", [complete(name, strong=name == "README.md") for name in WITH_PYTHON])
 def test_python_blocks_run(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if document in BEFORE:
         BEFORE[document](tmp_path)
@@ -139,7 +141,7 @@ def make_targets() -> set[str]:
 
 
 def jobs(words: list[str]) -> Iterator[list[str]]:
-    """Yields the overrides of every job: of a sweep (``-m``) one for each combination of ``name=a,b``."""
+    """Yields the overrides of a job: of a sweep (``-m``) as many as it takes to see every value of ``name=a,b``."""
     if "-m" not in words:
         yield words
         return
@@ -149,11 +151,15 @@ def jobs(words: list[str]) -> Iterator[list[str]]:
         if word != "-m":
             several = [values] if values.startswith("[") else values.split(",")
             choices.append([f"{name}={value}" for value in several])
-    for job in itertools.product(*choices):
-        yield list(job)
+    for number in range(max(map(len, choices))):
+        yield [values[number % len(values)] for values in choices]
 
 
-@pytest.mark.parametrize(("place", "command"), commands(), ids=lambda value: str(value))
+@pytest.mark.parametrize(
+    ("place", "command"),
+    [complete(*each, strong=not each[0].startswith("docs/")) for each in commands()],
+    ids=lambda value: str(value),
+)
 def test_commands_resolve(place: str, command: str) -> None:
     words = shlex.split(command, comments=True)
     if words[0] == "make":
