@@ -44,20 +44,12 @@ def wrong(where: str) -> list[str]:
     return found
 
 
-def test_every_basic_has_a_line() -> None:
+def test_every_basic_has_a_line_that_says_where_it_is_or_that_it_is_not_there_yet() -> None:
     assert list(ROWS) == list(range(1, BASICS + 1))
     assert len({what for what, _ in ROWS.values()}) == BASICS
-
-
-def test_what_the_lines_name_is_there() -> None:
     assert {number: wrong(where) for number, (_, where) in ROWS.items() if wrong(where)} == {}
-
-
-def test_every_line_says_where_or_that_it_is_not_there_yet() -> None:
     assert {number for number, (_, where) in ROWS.items() if "**not yet**" in where} == LATER
-    assert [
-        number for number, (_, where) in ROWS.items() if number not in LATER and not re.search(r"\]\(|`", where)
-    ] == []
+    assert [number for number, (_, at) in ROWS.items() if number not in LATER and not re.search(r"\]\(|`", at)] == []
 
 
 def test_what_is_not_there_is_noticed() -> None:

@@ -119,7 +119,8 @@ def test_unrounded_keys_of_the_forwards_own_nodes_would_be_noticed(
     kv_cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(specdec.target.facts, "QuantizedSlotCache", Fresh)
-    assert decoded(kv_cache, optimize=False) != reference(MAIN, kv_cache=kv_cache)
+    models = (MAIN, "gemma2", "mistral_sliding", "qwen2")  # until the first whose outputs hang on it
+    assert any(decoded(kv_cache, name, optimize=False) != reference(name, kv_cache=kv_cache) for name in models)
 
 
 @formats

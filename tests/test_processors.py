@@ -50,7 +50,7 @@ def cases(prompt_length: int) -> dict[str, object]:
     ],
 )
 def test_greedy_equals_the_reference(drafter: str, case: str) -> None:
-    model = tiny_model(vocab_size=VOCAB, layers=2)
+    model = tiny_model(vocab_size=VOCAB)
     rng = random.Random(2)
     prompts = [[rng.randrange(VOCAB) for _ in range(length)] for length in (6, 1, 11)]
     wanted = [
