@@ -164,9 +164,10 @@ def bias(rule: Verifier, drafted: Iterable[tuple[float, DraftTree]], p: Law = P)
         total += weight
         paths = paths_of(tree)
         target = torch.stack([p(path) for path in paths])[None]
-        stops = rule.laws(tree, target).stop[0]
+        laws = rule.laws(tree, target)
+        stops = laws.stop[0]
         for stop in stops.nonzero()[:, 0].tolist():
-            following = rule.laws(tree, target).after(torch.tensor([stop]))[0]
+            following = laws.after(torch.tensor([stop]))[0]
             for token in range(vocab):
                 emitted = (*paths[stop], token)[:LENGTH]
                 begun = weight * float(stops[stop] * following[token] / following.sum())

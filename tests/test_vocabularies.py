@@ -111,7 +111,11 @@ def resized(model, width: int):
     return twin
 
 
-@pytest.mark.parametrize(("width", "shape"), [(VOCAB - 2, [2, 2]), (VOCAB + 3, 3)], ids=["narrower", "wider"])
+@pytest.mark.parametrize(
+    ("width", "shape"),
+    [complete(VOCAB - 2, [2, 2], strong=True), complete(VOCAB + 3, 3, strong=False)],
+    ids=["narrower", "wider"],
+)
 def test_a_drafter_of_another_width_is_lossless(width: int, shape: object) -> None:
     model = tiny_model("llama", vocab_size=VOCAB, scale=1.5, layers=2)
     drafter = ModelDrafter(resized(model, width), shape, sampling="iid")  # type: ignore[arg-type]
