@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 import specdec.engine.evidence
@@ -13,19 +12,19 @@ from specdec.batch import Batch
 from specdec.checks.reference import reference_decode
 from specdec.checks.shared import check_shared, expected_coupled
 from specdec.checks.tables import Tables
-from specdec.coupling import coupled_acceptance, winners
+from specdec.coupling import winners
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter
 from specdec.random import shared_noise
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
-from specdec.tree import DraftTree, TreeShape
+from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Noise
 from tests.changed_rule import ChangedRule, accept_the_first
 from tests.components import DRAFTERS, TREE, perturbed
 from tests.models import tiny_model
 from tests.sessions import Wrapped, Wrapping
-from tests.verifiers.cases import DIGITS, IID, KINDS, SHAPES, SWOR, TOP, complete, needs_tables
+from tests.verifiers.cases import IID, KINDS, SHAPES, SWOR, TOP, complete
 from verifiers import SharedNoiseVerifier
 
 COUPLED = DraftSampling.COUPLED
@@ -40,7 +39,7 @@ SAMPLES = 5000
 @pytest.mark.parametrize("law", [COUPLED, TOP, IID, SWOR], ids=lambda law: law.name)
 @pytest.mark.parametrize(
     "shape",
-    [complete(shape, strong=shape == "2x2") for shape in ("chain", "2x2", "three children, one of which has two")],
+    ["2x2", complete("three children, one of which has two", strong=False)],
 )
 def test_every_output_is_plain_decodings(shape: str, law: DraftSampling) -> None:
     for kinds in ("dense", "every kind"):
@@ -74,38 +73,9 @@ def test_a_law_that_is_not_the_targets_is_seen(monkeypatch: pytest.MonkeyPatch) 
 # The acceptance
 
 
-@needs_tables
-def test_published_figures_of_one_level(tables: dict[str, Tables]) -> None:
-    p, q = tables["L"].p[0][0], tables["L"].q[0][0]
-    for children, figure in enumerate((0.627492, 0.834016, 0.923196), start=1):
-        assert float(coupled_acceptance(p, q, children).sum()) == pytest.approx(figure, abs=DIGITS)
-
-
-@needs_tables
-@pytest.mark.parametrize(
-    ("factors", "figure"),
-    [
-        ((1,), 0.748128),
-        ((1, 1), 1.220285),
-        ((1, 1, 1), 1.517414),
-        ((1, 1, 1, 1), 1.704525),
-        ((2, 2), 1.689290),
-        ((2, 1, 1), 1.846301),
-        ((3, 1, 1), 2.060418),
-        ((2, 2, 2), 2.393495),
-    ],
-)
-def test_published_figures_of_fixture_a(tables: dict[str, Tables], factors: tuple[int, ...], figure: float) -> None:
-    assert expected_coupled(tables["A"], TreeShape.branching(*factors)) == pytest.approx(figure, abs=DIGITS)
-
-
 @pytest.mark.parametrize(
     ("shape", "kinds"),
-    [
-        complete(shape, kinds, strong=(shape, kinds) == ("2x2", "zeros"))
-        for shape in ("chain", "2x2", "chain below the second child")
-        for kinds in ("dense", "zeros")
-    ],
+    [("2x2", "zeros"), complete("chain below the second child", "dense", strong=False)],
 )
 def test_the_noise_gives_the_computed_acceptance(shape: str, kinds: str) -> None:
     """Within five standard errors: once in two million seeds a correct implementation is outside."""
@@ -119,24 +89,11 @@ def test_the_noise_gives_the_computed_acceptance(shape: str, kinds: str) -> None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The draw
-
-
-def test_the_first_to_arrive_wins() -> None:
-    noise = torch.tensor([1.0, 2.0, 0.5, 0.1])
-    assert winners(torch.tensor([0.5, 0.3, 0.2, 0.0]), noise).tolist() == [1, 0, 0, 0]  # .5, .15, .4, never
-    assert winners(torch.tensor([0.2, 0.3, 0.2, 0.3]), noise).tolist() == [0, 0, 0, 1]
-    assert winners(torch.tensor([0.0, 0.4, 0.1, 0.0]), noise).tolist() == [0, 1, 0, 0], "the lower of two equal ones"
-    for bad in ([0.0, 0.0, 0.0, 0.0], [torch.nan, 0.5, 0.5, 0.0]):
-        assert winners(torch.tensor(bad), noise).isnan().any(), "the engine reports such rows"
-
-
-# ---------------------------------------------------------------------------------------------------------------------
 # Through the engine
 
 PROMPTS = [[1, 2, 3, 1, 2], [7], [5, 6, 5, 6, 5, 6, 5, 6, 5]]
 SAMPLING = (
-    SamplingParams(max_new_tokens=14, temperature=1.0),
+    SamplingParams(max_new_tokens=10, temperature=1.0),
     SamplingParams(max_new_tokens=12, temperature=0.8, top_k=12, top_p=0.9, repetition_penalty=1.2),
     SamplingParams(max_new_tokens=13),
 )
@@ -187,10 +144,9 @@ def drafters(model) -> dict[str, Drafter]:
     }
 
 
-NAMES = list(drafters(tiny_model("llama", vocab_size=24, layers=2)))
-
-
-@pytest.mark.parametrize("name", [complete(name, strong=name in ("selected", "ngram")) for name in NAMES])
+@pytest.mark.parametrize(
+    "name", ["selected", "ngram", *(complete(name, strong=False) for name in ("chain", "another model", "medusa"))]
+)
 def test_the_output_is_plain_decodings(model, expected: list[list[int]], name: str) -> None:
     for setup in SETUPS.values():
         engine = Engine(Target(model), drafters(model)[name], SharedNoiseVerifier(), max_length=40, **setup)
