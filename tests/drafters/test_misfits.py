@@ -292,6 +292,16 @@ def test_heads_that_borrow_from_a_target_of_another_vocabulary(
                 load(tmp_path).bind(Target(model), SIZES)
 
 
+def test_modules_of_another_target(model: PreTrainedModel, tmp_path: Path) -> None:
+    """Read from files, which the module's own target is not named in: widths and vocabularies tell."""
+    narrow = type(model)(type(model.config)(**{**model.config.to_dict(), "hidden_size": 16, "head_dim": 4}))
+    more = tiny_model(vocab_size=VOCAB + 2000, layers=2)
+    for made_for, target, words in ((narrow, model, "16 wide .* 32 wide"), (model, more, "64 tokens .* 2064")):
+        save_mtp(MTPHead.for_target(made_for), tmp_path / "module")
+        with pytest.raises(ValueError, match=words):
+            MTPDrafter.from_pretrained(tmp_path / "module").bind(Target(target), SIZES)
+
+
 def test_hidden_layers_of_eagle_1(model: PreTrainedModel, tmp_path: Path) -> None:
     save_eagle(EagleHead.for_target(model), tmp_path)
     with pytest.raises(ValueError, match="EAGLE-1"):
