@@ -58,7 +58,7 @@ BY_DEFAULT = {("llama", 1), ("gemma2", 2), ("gpt2", 2), ("qwen2_mixed_sliding", 
 
 @pytest.mark.parametrize(
     ("architecture", "batch"),
-    [*BY_DEFAULT, *(complete(each, 2, strong=False) for each in ARCHITECTURES if (each, 2) not in BY_DEFAULT)],
+    [*sorted(BY_DEFAULT), *(complete(each, 2, strong=False) for each in ARCHITECTURES if (each, 2) not in BY_DEFAULT)],
 )
 @torch.inference_mode()
 def test_a_captured_forward_gives_what_the_model_gives(

@@ -55,7 +55,7 @@ BY_DEFAULT = {("llama", "eager"), ("llama_mqa_tied", "grouped"), ("gemma3", "gro
 
 @pytest.mark.parametrize(
     ("architecture", "attention"),
-    [*BY_DEFAULT, *(complete(each, "grouped", strong=False) for each in ("qwen2", "qwen3", "mistral_full"))],
+    [*sorted(BY_DEFAULT), *(complete(each, "grouped", strong=False) for each in ("qwen2", "qwen3", "mistral_full"))],
 )
 @torch.inference_mode()
 def test_every_node_sees_its_own_path_and_what_was_committed(architecture: str, attention: str) -> None:
