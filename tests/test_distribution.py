@@ -130,18 +130,18 @@ def model():
     return tiny_model("llama", vocab_size=VOCAB, scale=1.5, layers=2)
 
 
-@pytest.mark.parametrize(
-    "sampling", [complete(name, strong=name in ("top-k and top-p", "repetition penalty")) for name in SAMPLINGS]
-)
+@pytest.mark.parametrize("sampling", [complete(name, strong=name == "repetition penalty") for name in SAMPLINGS])
 def test_plain_sampling_follows_the_target(model, sampling: str) -> None:
     assert p_value(model, None, RejectionVerifier(), SAMPLINGS[sampling]) > LEVEL
 
 
-# What runs by default: every rule and every sampling, each where the others make it hardest.
-STRONG = {("temperature 1", drafter, verifier) for verifier, drafter in STRONGEST.items()} | {
+# What runs by default: every law of drafts and every sampling, each where the others make it hardest. That the rules
+# themselves are exact is enumerated (tests/verifiers).
+STRONG = {
+    ("temperature 1", STRONGEST[verifier], verifier) for verifier in (EVERYWHERE, "traversal", "shared_noise")
+} | {
     ("min-p", "ngram", EVERYWHERE),
     ("repetition penalty", "model_chain_iid", EVERYWHERE),
-    ("temperature 1", "model_by_confidence", "traversal"),
     ("top-k and top-p", "model_chain_own_temperature", EVERYWHERE),
     ("temperature 1", "block_markov_chain", "block"),
     ("repetition penalty", "block_markov_tree", "traversal"),
@@ -173,12 +173,13 @@ EVERY_CASE = (
 )
 
 
-def test_the_default_cases_cover_every_rule_sampling_and_law_and_all_cases_every_drafter(model) -> None:
+def test_the_default_cases_cover_every_sampling_and_law_and_all_cases_every_drafter_and_rule(model) -> None:
     assert set(EVERY_CASE) >= STRONG
-    samplings, drafters, rules = map(set, zip(*STRONG, strict=True))
-    assert (samplings, rules) == (set(SAMPLINGS), set(VERIFIERS))
+    samplings, drafters, _ = map(set, zip(*STRONG, strict=True))
+    assert samplings == set(SAMPLINGS)
     assert set().union(*(DRAFTERS[name](model).laws for name in drafters)) == set(DraftSampling)
     assert {drafter for _, drafter, _ in EVERY_CASE} == DRAFTERS.keys()
+    assert {rule for _, _, rule in EVERY_CASE} == VERIFIERS.keys()
 
 
 @pytest.mark.parametrize(
@@ -220,13 +221,13 @@ IGNORES_THE_PATH = ChangedRule(RejectionVerifier(), stop=ignores_the_path)
     ("drafter", "mutant"),
     [
         complete("medusa", NO_RESIDUAL, strong=False),
-        complete("medusa", ACCEPTS_TOO_MUCH, strong=True),
+        complete("medusa", ACCEPTS_TOO_MUCH, strong=False),
         complete("model_chain_iid", NO_RESIDUAL, strong=False),
         complete("model_chain_iid", ACCEPTS_TOO_MUCH, strong=False),
         complete("model_chain_iid", IGNORES_THE_PATH, strong=True),
-        complete("model_tree_iid", NO_RESIDUAL, strong=True),
+        complete("model_tree_iid", NO_RESIDUAL, strong=False),
         complete("model_tree_iid", IGNORES_THE_PATH, strong=False),
-        complete("model_tree_without_replacement", NO_RESIDUAL, strong=True),
+        complete("model_tree_without_replacement", NO_RESIDUAL, strong=False),
         complete("model_tree_without_replacement", TRAVERSAL_WITHOUT_RESIDUAL, strong=True),
         complete("model_tree_without_replacement", IGNORES_THE_PATH, strong=False),
     ],
@@ -235,7 +236,9 @@ def test_a_biased_rule_is_rejected(model, drafter: str, mutant: Verifier) -> Non
     assert p_value(model, drafter, mutant, SAMPLINGS["temperature 1"]) < LEVEL
 
 
-@pytest.mark.parametrize("sampling", ["top-k and top-p", "repetition penalty"])
+@pytest.mark.parametrize(
+    "sampling", [complete("top-k and top-p", strong=False), complete("repetition penalty", strong=True)]
+)
 def test_a_biased_rule_is_rejected_under_processing(model, sampling: str) -> None:
     assert p_value(model, "model_chain_iid", NO_RESIDUAL, SAMPLINGS[sampling]) < LEVEL
 
@@ -265,6 +268,7 @@ def test_shared_noise_that_comes_twice_is_rejected(model, monkeypatch: pytest.Mo
     assert p_value(model, "model_tree_coupled", SharedNoiseVerifier(), SAMPLINGS["temperature 1"], samples=2000) < LEVEL
 
 
+@pytest.mark.full
 def test_one_seed_for_all_requests_is_rejected(model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutant: requests share their random numbers."""
     import specdec.engine.slot_table

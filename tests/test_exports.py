@@ -36,6 +36,7 @@ except ValueError as error:
 """
 
 
+@pytest.mark.full
 def test_names_are_imported_when_they_are_used_and_bring_no_more_than_they_need() -> None:
     models = {"transformers.modeling_utils", "specdec.engine.engine", "drafters.model"}
     (packages, contracts, rule, engine, _), said = loaded_after(

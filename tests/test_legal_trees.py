@@ -28,6 +28,7 @@ from specdec.topology import Topology
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
 from tests.forwards import slots_of
+from tests.verifiers.cases import complete
 from verifiers.block import BlockVerifier, TraversalVerifier
 from verifiers.kseq import KSeqVerifier
 from verifiers.rejection import RejectionVerifier
@@ -302,7 +303,9 @@ def skewed(path: tuple[int, ...]) -> Tensor:
     return torch.tensor([0.55, 0.4, 0.05], dtype=torch.float64).roll(-sum((i + 1) * x for i, x in enumerate(path)))
 
 
-@pytest.mark.parametrize("power", [1.0, 0.5, 0.1])
+@pytest.mark.parametrize(
+    "power", [complete(1.0, strong=False), complete(0.5, strong=False), complete(0.1, strong=True)]
+)
 def test_however_much_drawn_tokens_are_trusted(power: float, monkeypatch: pytest.MonkeyPatch) -> None:
     right = list(worlds(SampledTree(3, 2, 2, power=power), None, skewed, monkeypatch))
     wrong = list(worlds(ByTheirTokens(3, 2, 2, power=power), None, skewed, monkeypatch))

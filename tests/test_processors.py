@@ -68,6 +68,7 @@ def test_greedy_equals_the_reference(drafter: str, case: str) -> None:
     assert expected[0] != without or case == "min_new"
 
 
+@pytest.mark.full
 def test_the_sampled_distribution_is_the_processed_one() -> None:
     model = tiny_model(vocab_size=5, scale=1.5, layers=2)
     sampling = SamplingParams(temperature=1.0, logits_processor=SequenceBiasLogitsProcessor({(1, 3): 2.0, (4,): -1.0}))

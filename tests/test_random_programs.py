@@ -379,6 +379,7 @@ def test_outputs_are_those_of_requests_alone(count: int) -> None:
     search()
 
 
+@pytest.mark.full
 def test_a_session_that_fails_while_a_request_is_preempted_loses_no_request() -> None:
     actions = tuple(("submit", number) for number in range(9))
     for number in range(8):

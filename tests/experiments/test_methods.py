@@ -45,6 +45,7 @@ LADDER = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("no_pictures")
 def test_methods_have_engines_of_their_own(configure: Configure, tiny: list[str], tmp_path: Path, capsys: Any) -> None:
     run(configure("run", *tiny, *LADDER))

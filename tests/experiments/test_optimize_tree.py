@@ -123,6 +123,7 @@ def test_costs_and_speed_are_measured(
         optimize_tree(chosen(traced_run, f"costs={out / 'other.json'}"))
 
 
+@pytest.mark.full
 def test_what_does_not_fit_the_trace(traced_run: Path, chosen: Configure, tmp_path: Path) -> None:
     """What the run or the drafter was is known before any model is loaded."""
     for overrides, words in [

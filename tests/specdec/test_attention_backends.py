@@ -77,6 +77,7 @@ def test_every_node_sees_its_own_path(architecture: str) -> None:
         torch.testing.assert_close(given.hidden_states[layer], wanted.hidden_states[layer], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.full
 @torch.inference_mode()
 def test_the_kernel_in_a_captured_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same numbers, and still the forward's own lengths, when the model's Python is left out."""

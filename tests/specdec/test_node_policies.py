@@ -147,6 +147,7 @@ def test_more_nodes_where_they_cost_less(target: Target) -> None:
     assert means[0] > means[1] > means[2] == 1
 
 
+@pytest.mark.full
 def test_a_recorded_round_chooses_as_many_nodes(target: Target) -> None:
     """Replays choose the nodes as the stages themselves do, bit for bit, and fewer are verified than were drafted."""
     costs = RoundCosts(rows=(1,), table=((1.0, 1.02, 1.1, 3.0),), nodes=(0, 1, 4, 9))

@@ -59,6 +59,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return run(tmp_path_factory.mktemp("engine"), QUICK)
 
 
+@pytest.mark.full
 def test_a_run_writes_figures_and_pictures(results: dict[str, Any]) -> None:
     assert results["schema"] == 1
     assert set(results["seconds"]) == set(QUICK)
@@ -80,6 +81,7 @@ def test_a_run_writes_figures_and_pictures(results: dict[str, Any]) -> None:
         assert 0 < step["best"] <= step["seconds"] and step["launches"] > 10
 
 
+@pytest.mark.full
 def test_rounds_have_stages_and_counts_and_are_played_in_every_way(results: dict[str, Any]) -> None:
     played = {(r["drafter"], r["rule"]): r for r in results["rounds"]}
     assert set(played) == set(PAIRS)

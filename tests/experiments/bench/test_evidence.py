@@ -15,6 +15,7 @@ from tests.experiments.showcase import write_run
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.full
 def test_every_study_composes_and_has_its_place() -> None:
     pages = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
     with initialize_config_dir(str(CONF), version_base="1.3"):

@@ -82,6 +82,7 @@ def test_the_settings_know_all_formats() -> None:
     assert in_words(kind) == f"one of {', '.join(FORMATS)}, or null"
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("no_pictures")
 def test_a_run_says_which_cache_it_has_and_is_lossless(configure: Configure, tiny: list[str], capsys: Any) -> None:
     words = ["drafter=ngram", "engine.kv_cache=int8", "method=mine", "target.dtype=float32", "warmup_prompts=0"]

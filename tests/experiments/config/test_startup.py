@@ -105,6 +105,7 @@ def test_questions_and_typing_errors_are_answered_at_once(every: bool, tmp_path:
             assert "powered by Hydra" in answers[0][1]
 
 
+@pytest.mark.full
 def test_a_reader_that_has_seen_enough_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """``--help | head -1``: the reading end of the pipe is closed."""
     reading, writing = os.pipe()

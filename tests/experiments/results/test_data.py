@@ -194,6 +194,7 @@ def test_a_summary_is_used_as_long_as_it_is_up_to_date(outputs: Path) -> None:
     assert 99.0 not in set(results.load(folder).runs.speedup), "the records have grown since"
 
 
+@pytest.mark.full
 def test_reading_needs_no_other_package_and_records_not_even_pandas(outputs: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     words = [sys.executable, "-c", BLOCKED]

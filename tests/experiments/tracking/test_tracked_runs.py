@@ -50,6 +50,7 @@ def test_a_sweep_is_a_group_at_wandb(
     assert found[0].summary.keys() == found[1].summary.keys(), "columns in common"
 
 
+@pytest.mark.full
 def test_a_run_that_is_interrupted_is_mirrored_so_far(
     configure: Configure,
     tiny: list[str],

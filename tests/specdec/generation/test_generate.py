@@ -92,6 +92,7 @@ def sampled(verifier: Verifier) -> tuple[float, bool]:
     return goodness(counts, law, 2000), repeated
 
 
+@pytest.mark.full
 def test_sampled_generate_follows_the_target() -> None:
     """Seeded; a correct engine would fail with one seed in 100 000."""
     level, repeated = sampled(RejectionVerifier())
@@ -99,6 +100,7 @@ def test_sampled_generate_follows_the_target() -> None:
     assert repeated, "torch's seed repeats the output"
 
 
+@pytest.mark.full
 def test_a_biased_rule_is_rejected_through_generate() -> None:
     """With the same seed and number of outputs."""
     assert sampled(NO_RESIDUAL)[0] < LEVEL
