@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from drafters.ngram import NGramDrafter
     from drafters.recycling import TokenRecyclingDrafter
     from drafters.suffix import SuffixDrafter
-    from drafters.synthetic import SyntheticDrafter
 else:  # a type checker would take any name for defined
     __getattr__, __dir__ = on_first_use(
         __name__,
@@ -34,7 +33,6 @@ else:  # a type checker would take any name for defined
             "ModelDrafter": "drafters.model",
             "NGramDrafter": "drafters.ngram",
             "SuffixDrafter": "drafters.suffix",
-            "SyntheticDrafter": "drafters.synthetic",
             "TokenRecyclingDrafter": "drafters.recycling",
         },
     )
@@ -52,6 +50,5 @@ __all__ = [
     "ModelDrafter",
     "NGramDrafter",
     "SuffixDrafter",
-    "SyntheticDrafter",
     "TokenRecyclingDrafter",
 ]

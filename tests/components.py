@@ -27,7 +27,7 @@ from drafters.mtp import MTPDrafter
 from drafters.ngram import NGramDrafter
 from drafters.recycling import TokenRecyclingDrafter
 from drafters.suffix import SuffixDrafter
-from drafters.synthetic import SyntheticDrafter
+from experiments.bench.synthetic import SyntheticDrafter
 from specdec.drafting.builders import ExpansionTree, SampledTree
 from specdec.drafting.policies import AdditiveLength, ConfidenceNodes, NodePolicy
 from specdec.interfaces import Drafter, Verifier

@@ -13,7 +13,7 @@ from specdec.physics.precision import Precision
 from specdec.physics.rounds import DraftModel
 from specdec.physics.shape import ModelShape
 
-_LOOKUPS = ("NGramDrafter", "SuffixDrafter", "TokenRecyclingDrafter", "SyntheticDrafter")
+_LOOKUPS = ("NGramDrafter", "SuffixDrafter", "TokenRecyclingDrafter")
 _PLACES = 16
 """Places of a block where nobody says."""
 

@@ -18,7 +18,7 @@ from drafters.mtp import MTPDrafter
 from drafters.ngram import NGramDrafter
 from drafters.recycling import TokenRecyclingDrafter
 from drafters.suffix import SuffixDrafter
-from drafters.synthetic import SyntheticDrafter
+from experiments.bench.synthetic import SyntheticDrafter
 from specdec.drafting.builders import ExpansionTree
 from specdec.interfaces import Sizes
 from specdec.target.target import Target

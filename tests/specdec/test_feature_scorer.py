@@ -7,7 +7,7 @@ from drafters.choice import ChoiceDrafter
 from drafters.eagle import EagleDrafter
 from drafters.merged import MergedDrafter
 from drafters.suffix import SuffixDrafter
-from drafters.synthetic import SyntheticDrafter
+from experiments.bench.synthetic import SyntheticDrafter
 from specdec.drafting.feature_scorer import FeatureScorer
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter

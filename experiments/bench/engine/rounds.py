@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
-from drafters import ModelDrafter, NGramDrafter, SyntheticDrafter
+from drafters import ModelDrafter, NGramDrafter
 from drafters.round_costs import STAGES, TimedRound, begin, now, time_round
 from experiments.bench.engine.settings import Options
 from experiments.bench.engine.steps import CAPTURED, Record, Setting, make_runner, measure_step
 from experiments.bench.models import make_draft_model, repetitive
 from experiments.bench.rules import make_rules
+from experiments.bench.synthetic import SyntheticDrafter
 from experiments.bench.timing import Budget, runs_wrapped
 from experiments.measuring.forwards import captured_at_once
 from specdec.engine.engine import Engine

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from scipy.stats import binomtest
 
-from drafters.synthetic import SyntheticDrafter, SyntheticSession
+from experiments.bench.synthetic import SyntheticDrafter, SyntheticSession
 from specdec.checks.reference import reference_decode
 from specdec.engine.engine import Engine
 from specdec.interfaces import Sizes
