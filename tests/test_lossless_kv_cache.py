@@ -138,7 +138,7 @@ def test_the_drafters_cache_does_not_change_greedy_outputs(kv_cache: str) -> Non
 
 
 @pytest.mark.full
-@formats
+@pytest.mark.parametrize("kv_cache", ["int8"])
 def test_a_drafter_with_a_quantized_cache_keeps_its_contract(kv_cache: str) -> None:
     """Among the rest: q is what was drawn, in any batch and slot."""
     model = target_model(MAIN)
