@@ -60,10 +60,6 @@ GALLERY = {
         "experiments.demo race=null",
         {"demo_speedup": "speedup", "demo_acceptance": "acceptance_by_position", "demo_time": "time"},
     ),
-    "bundled": Study(
-        "experiments.demo race=null target.inflate=null target.dtype=float32 sampling.max_new_tokens=96",
-        {"bundled_speedup": "speedup"},
-    ),
     "ablation": Study(
         "experiments.run experiment=ablate_acceptance",
         {f"ablation_{name}": name for name in ("comparison", "acceptance", "heat_map")},
