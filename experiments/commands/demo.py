@@ -38,7 +38,7 @@ _PER_METHOD = 0.8
 
 _TRIED, _TRIED_TOKENS = 4, 96
 """Prompts among which the race's is chosen, and the tokens that are decoded of each for that."""
-_PENALTY = 1.2
+_PENALTY = 1.1
 """The race's repetition penalty: without one a small model repeats itself, and nobody wants to read that."""
 
 

@@ -21,10 +21,10 @@ def test_a_slow_one_takes_the_model_at_its_own_size_and_says_so(
     configure: Configure, tiny: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = small(configure, tiny)
-    monkeypatch.setattr(pace, "seconds_needed", lambda config: 151.2)
+    monkeypatch.setattr(pace, "seconds_needed", lambda config: 421.2)
     said = fit_to_machine(config)
     assert said is not None
-    assert "At the cost of a 110m model this would take about 151 s here, more than time_limit=150" in said
+    assert "At the cost of a 110m model this would take about 421 s here, more than time_limit=420" in said
     assert config.target.inflate is None
 
 
