@@ -50,4 +50,6 @@ def all_reduce_seconds(
         bandwidth: Bytes per second of the link.
         latency: Seconds until the first byte arrives.
     """
+    if devices == 1:
+        return 0.0
     return 2 * (devices - 1) / devices * tokens * hidden * number_bytes / bandwidth + latency

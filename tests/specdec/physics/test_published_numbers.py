@@ -36,7 +36,7 @@ def seconds(work: StepWork, roof: Roof = H100) -> float:
 SUMS = {"devices": 2, "tokens": 8, "hidden": 8192, "number_bytes": 2, "bandwidth": 450e9, "latency": 5e-6}
 NUMBERS: dict[str, tuple[Callable[[], float], float]] = {
     "sums over two devices, us": (lambda: 1e6 * all_reduce_seconds(**SUMS), 8 * 8192 * 2 / 450e3 + 5),
-    "sums over one device": (lambda: all_reduce_seconds(**SUMS | {"devices": 1, "latency": 0.0}), 0),
+    "sums over one device": (lambda: all_reduce_seconds(**SUMS | {"devices": 1}), 0),
     "loading them, s": (lambda: load_seconds(140e9, 7e9), 20),
     "prefill, FLOP": (lambda: PREFILL.linear_flops, 5.734e14),
     "prefill, FLOP per byte (printed as 4,093 = 573 / 0.14)": (lambda: PREFILL.linear.intensity, 4096),
