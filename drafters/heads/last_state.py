@@ -1,4 +1,4 @@
-"""What drafters have in common whose heads read the target's newest last state, and have no cache: Medusa, Hydra."""
+"""Drafters whose heads read the target's newest last state and have no cache, Medusa and Hydra: their common part."""
 
 from abc import abstractmethod
 from collections.abc import Hashable, Mapping

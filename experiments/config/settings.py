@@ -182,7 +182,7 @@ KINDS: dict[str, Any] = {
     "max_length": Annotated[int, _least(4)],
     "overrides": list[str],
 }
-"""What a setting may be, by its name."""
+"""The values that a setting may have, by its name."""
 OWN: dict[str, dict[str, Any]] = {
     "run": {"seed": _or_null(Natural)},
     "demo": {"seed": _or_null(Natural), "temperatures": Temperatures},
@@ -268,7 +268,7 @@ CONTRADICTIONS: dict[str, Callable[[Any], None]] = {
     "replay": _check_replay,
     "replay_text": _check_replay_text,
 }
-"""What else is refused, given all settings of a command."""
+"""Further refusals, by all settings of a command together."""
 
 
 def _check_name(setting: str, name: str | None, known: Iterable[str] | Mapping[str, Any]) -> None:

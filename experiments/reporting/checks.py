@@ -1,4 +1,4 @@
-"""What is found out about a rule or a drafter: the tables of the commands that check, inspect and export."""
+"""Findings about a rule or a drafter: the tables of the commands that check, inspect and export."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -183,7 +183,7 @@ def tried_table(found: Inspection) -> Table:
 
 
 def verdict(name: str, target: str, found: Inspection, usual: Usual | None, trained_on: str | None = None) -> list[str]:
-    """Returns what is probably wrong, in sentences."""
+    """The likely mistakes, in sentences."""
     loaded = found.loaded
     lines = [f"Tokens per round with a chain of {len(loaded.acceptance)}: {loaded.length:.2f}.{_usual(usual)}"]
     mistake = found.mistake

@@ -31,7 +31,7 @@ from verifiers import RejectionVerifier
 Decode = Callable[[list[int]], Sequence[int]]
 """Decodes a prompt and returns what was emitted."""
 Contest = tuple[str, Decode, Mapping[str, Decode]]
-"""What is done, our way, and others' ways of doing the same, by name."""
+"""Kinds of decoding: our way, and others' ways of the same, by name."""
 
 
 class TooLongError(Exception):
