@@ -27,12 +27,7 @@ class PagedCache(SlotCache):
 
     Args:
         shapes: One shape per layer that stores keys and values.
-        paging: The size and the number of pages.
-        max_batch_size: The number of slots.
-        max_length: Committed positions per slot.
-        max_nodes: Further positions per slot, for the nodes of a tree.
-        device: Where to put the cache.
-        indexers: One shape per layer that selects keys by other keys.
+        paging: The size and the number of pages. All other arguments: see ``SlotCache``.
 
     Raises:
         ValueError: The cache does not fit into the device's free memory.

@@ -30,12 +30,7 @@ class QuantizedSlotCache(Cache):
     Args:
         shapes: One shape per layer that stores keys and values.
         format: How numbers are stored.
-        paging: The size and the number of pages; None for rows.
-        max_batch_size: The number of slots.
-        max_length: Committed positions per slot.
-        max_nodes: Further positions per slot, for the nodes of a tree.
-        device: Where to put the cache.
-        indexers: One shape per layer that selects keys by other keys.
+        paging: The size and the number of pages; None for rows. All other arguments: see ``SlotCache``.
 
     Raises:
         ValueError: The device cannot compute the format, or the cache does not fit into its free memory.

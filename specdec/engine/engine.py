@@ -7,7 +7,8 @@ import torch
 
 from specdec.arguments import flag, instance, whole
 from specdec.attributes import check_drafter_attributes, check_session, check_verifier_attributes
-from specdec.cache.pages import PageCounts, Paging, pages_for
+from specdec.cache.pages import PageCounts, Paging
+from specdec.cache.pool import pages_for
 from specdec.engine.clock import StageTimer
 from specdec.engine.delivery import Delivery
 from specdec.engine.inspection import Inspector

@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from specdec.cache import pages as pages_module
-from specdec.cache.pages import Paging, Pool, Rows, keys_of
+from specdec.cache import pool as pool_module
+from specdec.cache.pages import Paging
+from specdec.cache.pool import Pool, keys_of
+from specdec.cache.rows import Rows
 from specdec.drafting.feature_scorer import FeatureScorer
 from specdec.engine.engine import Engine
 from specdec.engine.scheduler import Scheduler, View, Work
@@ -227,7 +229,7 @@ def test_a_key_without_its_past_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
         for end in range(size, len(tokens) + 1, size):
             yield from keys_of(tokens[end - size : end], size, b"", ahead=False)
 
-    monkeypatch.setattr(pages_module, "keys_of", forgetful)
+    monkeypatch.setattr(pool_module, "keys_of", forgetful)
     assert outputs(engine_of("plain", cache=Paging(page_size=1, shared=True))) != alone("plain")
 
 
@@ -241,7 +243,7 @@ def test_pairs_of_other_tokens_are_noticed(mutant: str, monkeypatch) -> None:
     elif mutant == "lookback":
         engine.session.lookback = 0
     else:
-        monkeypatch.setattr(pages_module, "keys_of", lambda *args, ahead: keys_of(*args, ahead=False))
+        monkeypatch.setattr(pool_module, "keys_of", lambda *args, ahead: keys_of(*args, ahead=False))
     found = [conversations(engine) for _ in range(3)]
     assert found != [conversations_alone("feature heads")] * 3
 
