@@ -12,7 +12,6 @@ from experiments.reporting.table import NOTHING, Cell, Emphasis, Table, left
 from specdec.physics.bounds import CACHES
 from specdec.physics.capacity import kv_bytes_per_position, weight_bytes, windowed_kv_bytes
 from specdec.physics.reading import COUNTED
-from specdec.physics.serving import load_seconds
 
 DISK = 7e9
 """Bytes per second of a fast disk, from which weights are loaded."""
@@ -61,7 +60,7 @@ def memory_table(plan: Plan) -> Table:
             room,
             *([f"slots keep whole rows in all layers: {dropped}"] if least < whole else []),
             f"loading the weights from a disk of {DISK / _GIGA:.0f} GB/s takes "
-            f"{load_seconds(weight_bytes(shape, precision), DISK):.3g} s",
+            f"{weight_bytes(shape, precision) / DISK:.3g} s",
         ],
     )
 

@@ -137,28 +137,22 @@ class CalibratedRounds:
         nodes, depths = zip((0, 0), *self.depths, strict=True)
         return float(np.interp(depth, depths, nodes)) if self.depths else depth
 
-    @property
-    def middle(self) -> float:
-        """The context in the middle of the box, for whoever cannot say a context."""
-        return sum(self.box.context) / 2
-
     # ---------------------------------------------------------------- as tables of rounds
 
-    def rounds(self, *, by_nodes: bool = False, context: float | None = None) -> RoundCosts:
-        """Return the costs of whole rounds, as policies of drafting look them up.
+    def rounds(self, *, by_nodes: bool = False) -> RoundCosts:
+        """Return the costs of whole rounds in the middle of the calibrated contexts, as policies look them up.
 
         Args:
             by_nodes: By the number of nodes that are verified of a whole drafted tree; else by depth.
-            context: Positions in a row's cache; None for the middle of what was calibrated.
 
         Raises:
-            ValueError: No drafter was calibrated, or the context is outside of what was.
+            ValueError: No drafter was calibrated.
         """
         if not self.deepest:
             raise ValueError("these calibrated costs have no drafter's: calibrate with the drafter")
         least, most = self.box.batch
         rows = sorted({least, most, *(2**power for power in range(12) if least <= 2**power <= most)})
-        at = {"context": self.middle if context is None else context}
+        at = {"context": sum(self.box.context) / 2}
         largest = min(round(self.nodes_at(self.deepest)), self.box.drafted[1])
         nodes = tuple(sorted({*range(min(4, largest) + 1), *range(0, largest, 4), largest})) if by_nodes else None
         if nodes is not None:
@@ -181,17 +175,13 @@ class CalibratedRounds:
             conditions=self.conditions,
         )
 
-    def trees(self, *, rows: int, context: float | None = None) -> TreeCosts:
-        """Return the costs of rounds by nodes and depth of their trees, at one batch size.
-
-        Args:
-            rows: The batch size.
-            context: See ``rounds``.
+    def trees(self, *, rows: int) -> TreeCosts:
+        """Return the costs of rounds by nodes and depth of their trees, at one batch size and the middle context.
 
         Raises:
-            ValueError: No drafter was calibrated, or a size is outside of what was.
+            ValueError: No drafter was calibrated, or the batch size is outside of what was.
         """
-        at = {"batch": rows, "context": self.middle if context is None else context}
+        at = {"batch": rows, "context": sum(self.box.context) / 2}
         most = self.box.drafted[1]
         sizes = sorted({*range(1, min(most, 8) + 1), *range(8, most, 8), most})
         trees = tuple((size, depth) for size in sizes for depth in range(1, min(self.deepest, size) + 1))

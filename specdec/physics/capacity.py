@@ -1,10 +1,11 @@
 """How much memory a model with its cache takes, and how many rows, or how long ones, a device has room for."""
 
+from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from specdec.physics.precision import Precision
-from specdec.physics.shape import Layer, ModelShape
+from specdec.physics.shape import ModelShape
 from specdec.slot_memory import SlotMemory
 
 PAGE = 16
@@ -26,12 +27,13 @@ def weight_bytes(shape: ModelShape, precision: Precision) -> float:
 
 def kv_bytes_per_position(shape: ModelShape, precision: Precision) -> float:
     """Return the bytes that one position of one row takes in the cache, over all layers."""
-    return shape.kept_per_position * precision.kv + shape.vectors_per_position * precision.kv_vector
+    return sum(count * precision.kept(part) for layer, count in shape.groups for part in layer.attending)
 
 
 def state_bytes_per_row(shape: ModelShape, precision: Precision) -> float:
     """Return the bytes of recurrent layers' states, for one row."""
-    return shape.state_per_row * precision.activations
+    states = (layer.recurrence.state * count for layer, count in shape.groups if layer.recurrence is not None)
+    return sum(states) * precision.activations
 
 
 def windowed_kv_bytes(shape: ModelShape, precision: Precision, positions: float) -> float:
@@ -42,10 +44,9 @@ def windowed_kv_bytes(shape: ModelShape, precision: Precision, positions: float)
     total = 0.0
     for layer, count in shape.groups:
         for part in layer.attending:
-            each = part.kept * precision.kv + part.vectors * precision.kv_vector
             # Whoever chooses positions may choose any of them.
             kept = positions if layer.indexer is not None else part.seen(positions)
-            total += count * each * kept
+            total += count * precision.kept(part) * kept
     return total
 
 
@@ -64,17 +65,11 @@ def activation_bytes(shape: ModelShape, precision: Precision, *, tokens: int, lo
     """
     # An MLP's inner vectors and their gates are two of its three matrices' widths.
     inner = [layer.mlp.active / shape.hidden * 2 / 3 for layer, _ in shape.groups]
-    widest = max((*inner, *(_mixed(layer) for layer, _ in shape.groups)), default=0.0)
-    layer = tokens * (2 * shape.hidden + widest) * precision.activations
+    attention = [layer.attention for layer, _ in shape.groups if layer.attention is not None]
+    # Queries, keys, values and the output.
+    mixed = [each.heads * (each.prefill_key_dim + each.prefill_value_dim) + each.kept for each in attention]
+    layer = tokens * (2 * shape.hidden + max((*inner, *mixed), default=0.0)) * precision.activations
     return max(layer, logits * shape.vocab * (precision.logits + precision.activations))
-
-
-def _mixed(layer: Layer) -> float:
-    """Return the numbers per token within attention: queries, keys, values and the output."""
-    attention = layer.attention
-    if attention is None:
-        return 0.0
-    return attention.heads * (attention.prefill_key_dim + attention.prefill_value_dim) + attention.kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,9 +125,10 @@ class Served:
     @property
     def slots(self) -> SlotMemory:
         """The target's cache."""
-        state = state_bytes_per_row(self.shape, self.precision)
         return SlotMemory(
-            per_position=kv_bytes_per_position(self.shape, self.precision), drafted=self.drafted, per_row=state
+            per_position=kv_bytes_per_position(self.shape, self.precision),
+            drafted=self.drafted,
+            per_row=state_bytes_per_row(self.shape, self.precision),
         )
 
     @property
@@ -172,9 +168,7 @@ class Served:
             page: Positions per page.
         """
         positions = mean_length + self.drafted + 1 + (page - 1) / 2
-        per_row = positions * (self.slots.per_position + self.drafter_slots.per_position) + state_bytes_per_row(
-            self.shape, self.precision
-        )
+        per_row = positions * (self.slots.per_position + self.drafter_slots.per_position) + self.slots.per_row
 
         def fits(rows: int) -> bool:
             fixed = self.memory(rows=rows, length=0)
@@ -213,8 +207,7 @@ class Memory:
     @property
     def total(self) -> float:
         """All of it."""
-        held = self.weights + self.drafter + self.kv + self.drafter_kv + self.scratch
-        return held + self.activations + self.overhead
+        return sum(getattr(self, part.name) for part in fields(self))
 
 
 _MOST = 1 << 40
@@ -222,12 +215,4 @@ _MOST = 1 << 40
 
 def largest(fits: Callable[[int], bool]) -> int:
     """Return the largest number that fits, if all smaller ones do; 0 if not even 1 does."""
-    if not fits(1):
-        return 0
-    low, high = 1, 2
-    while high < _MOST and fits(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    return bisect_left(range(1, _MOST), True, key=lambda number: not fits(number))

@@ -100,7 +100,6 @@ def check_possible(
     roof: Roof,
     *,
     cache_bytes: float,
-    what: str = "the target's forward",
 ) -> None:
     """Refuse constants that are faster than physics.
 
@@ -112,7 +111,6 @@ def check_possible(
         least: What forwards must do.
         roof: The device at its best.
         cache_bytes: See ``meanings``.
-        what: What costs so much, for the message.
 
     Raises:
         ValueError: Names the constant, or the size, and the bound.
@@ -120,8 +118,8 @@ def check_possible(
     for each in meanings(cost, sizes, least, roof, cache_bytes=cache_bytes):
         if each.impossible:
             raise ValueError(
-                f"{what} has {each.symbol} = {each.seconds:.3g} s, and {each.what} is {each.least:.3g} s: that is "
-                f"faster than physics, so that times or peaks are wrong; measure again on an idle machine"
+                f"the target's forward has {each.symbol} = {each.seconds:.3g} s, and {each.what} is {each.least:.3g} "
+                f"s: that is faster than physics, so that times or peaks are wrong; measure again on an idle machine"
             )
     for size in sizes:
         work = least.of(size)
@@ -131,7 +129,7 @@ def check_possible(
             continue
         if seconds < bound * (1 - TOLERANCE):
             raise ValueError(
-                f"{what} of {size.tokens:g} tokens behind {size.positions:g} positions would take {seconds:.3g} s, and "
-                f"at least {bound:.3g} s are needed: that is faster than physics, so that times or peaks are wrong; "
-                f"measure again on an idle machine"
+                f"the target's forward of {size.tokens:g} tokens behind {size.positions:g} positions would take "
+                f"{seconds:.3g} s, and at least {bound:.3g} s are needed: that is faster than physics, so that times "
+                f"or peaks are wrong; measure again on an idle machine"
             )

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from specdec.physics.shape import Attention
+
 BYTES = {
     "float32": 4.0,
     "bfloat16": 2.0,
@@ -43,6 +45,10 @@ class Precision:
     def of_experts(self) -> float:
         """Bytes of a weight in an expert's matrix."""
         return self.weights if self.experts is None else self.experts
+
+    def kept(self, part: Attention) -> float:
+        """Return the bytes that a layer's attention keeps in the cache per position."""
+        return part.kept * self.kv + part.vectors * self.kv_vector
 
     @classmethod
     def of(

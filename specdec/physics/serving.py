@@ -19,22 +19,7 @@ def price_per_million(price: float, tokens_per_second: float) -> float:
         price: Price of the device per hour.
         tokens_per_second: What it makes, over all rows.
     """
-    return price * hours_per_million(tokens_per_second)
-
-
-def hours_per_million(tokens_per_second: float) -> float:
-    """Return the hours that a device takes for a million tokens."""
-    return 1e6 / (3600 * tokens_per_second)
-
-
-def load_seconds(size: float, bandwidth: float) -> float:
-    """Return the seconds that reading the weights from a disk takes.
-
-    Args:
-        size: Bytes.
-        bandwidth: Bytes per second.
-    """
-    return size / bandwidth
+    return price * 1e6 / (3600 * tokens_per_second)
 
 
 def all_reduce_seconds(

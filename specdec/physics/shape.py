@@ -227,16 +227,6 @@ class ModelShape:
         return sum(part.kept * count for layer, count in self.groups for part in layer.attending)
 
     @cached_property
-    def vectors_per_position(self) -> int:
-        """Vectors that the cache keeps per position, over all layers."""
-        return sum(part.vectors * count for layer, count in self.groups for part in layer.attending)
-
-    @cached_property
-    def state_per_row(self) -> int:
-        """Numbers that recurrent layers keep per row."""
-        return sum(layer.recurrence.state * count for layer, count in self.groups if layer.recurrence is not None)
-
-    @cached_property
     def pair_flops(self) -> int:
         """Operations of attention per query and position, over all layers, where none has a window."""
         return sum(part.pair_flops * count for layer, count in self.groups for part in layer.attending)

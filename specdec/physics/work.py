@@ -72,9 +72,7 @@ class StepWork:
         return StepWork(**{f.name: getattr(self, f.name) * count for f in fields(self)})
 
 
-def step_work(
-    shape: ModelShape, precision: Precision, *, batch: int, context: float, drafted: float = 0, tree_depth: int = 0
-) -> StepWork:
+def step_work(shape: ModelShape, precision: Precision, *, batch: int, context: float, drafted: float = 0) -> StepWork:
     """Return the work of a decoding step, or of one that verifies a draft.
 
     Args:
@@ -82,13 +80,11 @@ def step_work(
         precision: Bytes of its numbers.
         batch: Rows.
         context: Positions in a row's cache, before the step.
-        drafted: Drafted nodes of a row; 0 for plain decoding.
-        tree_depth: Depth of the draft tree; 0 for a chain, which is as deep as it has nodes.
+        drafted: Drafted nodes of a row, a chain; 0 for plain decoding.
     """
     nodes = drafted + 1
-    depth = min(tree_depth, drafted) if tree_depth else drafted
-    # A node sees the cache, itself and its ancestors. In a chain these are half the nodes, on average.
-    visible = context + 1 + depth / 2
+    # A node sees the cache, itself and its ancestors, which are half the nodes on average.
+    visible = context + 1 + drafted / 2
     return _forward(
         shape,
         precision,
@@ -141,7 +137,7 @@ def _forward(
     read = written = pair_flops = 0.0
     for layer, count in shape.groups:
         for attention in layer.attending:
-            per_position = attention.kept * precision.kv + attention.vectors * precision.kv_vector
+            per_position = precision.kept(attention)
             read += count * batch * per_position * attention.seen(context)
             written += count * tokens * per_position
             each = attention.prefill_pair_flops if prefill else attention.pair_flops

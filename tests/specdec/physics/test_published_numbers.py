@@ -11,7 +11,7 @@ from experiments.bench.chapter.models import DEEPSEEK_V3, LLAMA_8B, ROUND_8B, RO
 from specdec.physics.bounds import Roof, flop_utilization
 from specdec.physics.capacity import Served, kv_bytes_per_position
 from specdec.physics.precision import Precision, bytes_of
-from specdec.physics.serving import all_reduce_seconds, hours_per_million, latency, load_seconds, price_per_million
+from specdec.physics.serving import all_reduce_seconds, latency, price_per_million
 from specdec.physics.shape import Attention, Layer, ModelShape, experts_hit, nominal
 from specdec.physics.work import StepWork, prefill_work, step_work
 
@@ -37,7 +37,6 @@ SUMS = {"devices": 2, "tokens": 8, "hidden": 8192, "number_bytes": 2, "bandwidth
 NUMBERS: dict[str, tuple[Callable[[], float], float]] = {
     "sums over two devices, us": (lambda: 1e6 * all_reduce_seconds(**SUMS), 8 * 8192 * 2 / 450e3 + 5),
     "sums over one device": (lambda: all_reduce_seconds(**SUMS | {"devices": 1}), 0),
-    "loading them, s": (lambda: load_seconds(140e9, 7e9), 20),
     "prefill, FLOP": (lambda: PREFILL.linear_flops, 5.734e14),
     "prefill, FLOP per byte (printed as 4,093 = 573 / 0.14)": (lambda: PREFILL.linear.intensity, 4096),
     "prefill, s": (lambda: seconds(PREFILL), 0.5795),
@@ -63,7 +62,6 @@ NUMBERS: dict[str, tuple[Callable[[], float], float]] = {
     "8B, slots of 4,096": (lambda: SERVED_8B.most_rows(0.9 * 80e9, length=4096), 100),
     "8B, pages": (lambda: SERVED_8B.most_paged_rows(0.9 * 80e9, mean_length=1024), 398),
     "price of a million tokens at 24 tokens/s": (lambda: price_per_million(2.0, 24), 23.15),
-    "hours of a million tokens": (lambda: hours_per_million(766), 0.3626),
     "latency counts the first token once": (lambda: latency(0.5, 0.05, 101), 5.5),
 }
 
