@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from drafters.heads.assemble import fill, named, needed
 from drafters.heads.files import Checkpoint, Where, write
-from drafters.heads.last_state import Heads, LastStateDrafter, LastStateScorer, NewestState, TrainedHeads
+from drafters.heads.last_state import Heads, LastStateDrafter, LastStateScorer, TrainedHeads
 from drafters.heads.training import Anchors, Borrowed, Prediction, TargetStates, TextBatch
 from specdec.batch import Batch
 from specdec.execution.module import ModuleCaller
@@ -115,15 +115,13 @@ class HydraHeads(Heads):
 class HydraScorer(LastStateScorer):
     """Scores the children of a node with its depth's head, which reads the node's own path."""
 
-    def __init__(self, heads: ModuleCaller, newest: NewestState, target: Target, max_shown: int):
-        super().__init__(heads, newest, target)
-        self._embed: Any = target.model.get_input_embeddings()
-        self._max_shown = max_shown
-        self._width = int(newest.width)
+    def __init__(self, heads: ModuleCaller, embed: Any, max_shown: int, **places: Any):
+        super().__init__(heads, **places)
+        self._embed, self._max_shown, self._width = embed, max_shown, self.newest.shape[1]
 
     def root_logits(self, batch: Batch) -> Float[Tensor, "batch 1 vocab"]:
         """Return the first head's logits."""
-        state, width = self.newest.of(batch.slots), self._width
+        state, width = self.newest[batch.slots], self._width
         # What a head reads, by node: the state, and the embeddings of its path, which grows with the depth.
         self._joined = state.new_zeros(len(batch), 1 + self._max_shown, (self.num_heads + 1) * width)
         self._joined[:, 0, :width] = state
@@ -147,9 +145,9 @@ class HydraDrafter(LastStateDrafter):
 
     kind, title = HydraHeads, "Hydra"
 
-    def scorer(self, heads: ModuleCaller, newest: NewestState, target: Target) -> HydraScorer:
+    def scorer(self, heads: ModuleCaller, target: Target, **places: Any) -> HydraScorer:
         """Return what scores level by level."""
-        return HydraScorer(heads, newest, target, self.tree.max_shown)
+        return HydraScorer(heads, target.model.get_input_embeddings(), self.tree.max_shown, **places)
 
 
 class TrainedHydra(TrainedHeads):

@@ -16,7 +16,7 @@ from specdec.arguments import flag, number, whole
 from specdec.batch import Batch
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.scored import ScoredDrafter, ScoredSession
-from specdec.drafting.scorer import Scorer
+from specdec.drafting.scorer import Scorer, forward_of
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.forward import ForwardBatch, Wants
 from specdec.interfaces import Sizes
@@ -80,12 +80,12 @@ class MarginalScorer(Scorer):
         """Returns the logarithms of the marginals of the first ``depth`` depths."""
         before = (batch.lengths - 1).clamp(min=0)  # a row without a token there is not ready
         tokens = torch.stack([self._last_token[batch.slots], batch.roots], dim=1)
-        scores = self._forward(batch, before, tokens, self._pair)
+        scores = self._scores(batch, before, tokens, self._pair)
         law = self._law(scores[:, 1:] if self._knows_root else scores[:, :1])
         laws = [law[:, 0]] if self._knows_root else []
         for level in range(depth - self._knows_root):
             bush = self._bush.first(_PAIR + self._samples * (level + 1))
-            law = self._law(self._forward(batch, before, self._drawn(law, batch, level), bush))
+            law = self._law(self._scores(batch, before, self._drawn(law, batch, level), bush))
             laws.append(self._average(law))
         return torch.stack(laws, dim=1).log()
 
@@ -111,24 +111,13 @@ class MarginalScorer(Scorer):
             uniform = (self._stairs + uniform) / self._samples
         return draw(law.expand(-1, self._samples, -1), uniform)
 
-    def _forward(
-        self,
-        batch: Batch,
-        lengths: Int[Tensor, " batch"],
-        tokens: Int[Tensor, "batch node"],
-        topology: Topology,
+    def _scores(
+        self, batch: Batch, lengths: Int[Tensor, " batch"], tokens: Int[Tensor, "batch node"], topology: Topology
     ) -> Float[Tensor, "batch node vocab"]:
         """Returns logits at the last nodes of a topology whose other nodes are in the cache."""
-        return self.runner.run(
-            ForwardBatch(
-                tokens=tokens,
-                slots=batch.slots,
-                lengths=lengths,
-                topology=topology,
-                # The bound was made for a tree of the target's, which is smaller than the bush.
-                key_bound=batch.key_bound + topology.width if batch.key_bound is not None else None,
-            )
-        ).scores
+        # The bound was made for a tree of the target's, which is smaller than the bush.
+        bound = None if batch.key_bound is None else batch.key_bound + topology.width
+        return self.runner.run(forward_of(batch, tokens, topology, lengths, key_bound=bound)).scores
 
     def prepare(self, batch: Batch) -> Hashable:
         """Nothing is needed from the host."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from drafters.heads.assemble import fill, named, needed
 from drafters.heads.files import Checkpoint, Where, write
-from drafters.heads.last_state import Heads, LastStateDrafter, LastStateScorer, NewestState, TrainedHeads
+from drafters.heads.last_state import Heads, LastStateDrafter, LastStateScorer, TrainedHeads
 from drafters.heads.training import Anchors, Prediction, TargetStates, TextBatch
 from specdec.batch import Batch
 from specdec.execution.module import ModuleCaller
@@ -121,7 +121,7 @@ class MedusaScorer(LastStateScorer):
 
     def all_logits(self, batch: Batch, depth: int) -> Float[Tensor, "batch depth vocab"]:
         """Return the logits of the first ``depth`` heads."""
-        return self.heads(self.newest.of(batch.slots), depth).transpose(0, 1)
+        return self.heads(self.newest[batch.slots], depth).transpose(0, 1)
 
 
 class MedusaDrafter(LastStateDrafter):
@@ -136,9 +136,9 @@ class MedusaDrafter(LastStateDrafter):
 
     kind, title = MedusaHeads, "Medusa"
 
-    def scorer(self, heads: ModuleCaller, newest: NewestState, target: Target) -> MedusaScorer:
+    def scorer(self, heads: ModuleCaller, target: Target, **places: Any) -> MedusaScorer:
         """Return what scores all depths at once."""
-        return MedusaScorer(heads, newest, target)
+        return MedusaScorer(heads, **places)
 
 
 class TrainedMedusa(TrainedHeads):

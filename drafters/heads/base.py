@@ -81,12 +81,26 @@ class FeatureBackbone(nn.Module):
         position_ids: Int[Tensor, "batch node"] | None = None,
         past_key_values: Any = None,
         inputs_embeds: Float[Tensor, "batch node hidden"] | None = None,
-        use_cache: bool | None = None,
         output_hidden_states: bool = False,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """Runs pairs through the layers; see ``FeatureHead.forward``."""
-        embeds = self._embedded(input_ids) if inputs_embeds is None else inputs_embeds
+        """Runs pairs through the layers.
+
+        Args:
+            input_ids: The tokens of the pairs, as the target's ids.
+            features: Their features; zeros if not given.
+            attention_mask: None for causal; or two-dimensional, or complete, as transformers' models take it.
+            position_ids: The positions of the pairs, which are those of their features; counted from 0 if not given.
+            past_key_values: A cache of transformers, or ours.
+            inputs_embeds: Embeddings in place of tokens.
+            output_hidden_states: Whether to return hidden states.
+            **kwargs: Passed on to the layers.
+        """
+        embeds: Any = inputs_embeds
+        if embeds is None:
+            if self.embed_tokens is None:
+                raise ValueError("this head has no embeddings: it borrows the target's, call FeatureHead.bound first")
+            embeds = self.embed_tokens(input_ids)
         if features is None:
             features = embeds.new_zeros(*embeds.shape[:2], self.feature_width)
         if position_ids is None:
@@ -109,7 +123,6 @@ class FeatureBackbone(nn.Module):
                 attention_mask=mask,
                 position_ids=position_ids,
                 past_key_values=past_key_values,
-                use_cache=use_cache,
                 position_embeddings=rotary,
                 **kwargs,
             )
@@ -119,11 +132,6 @@ class FeatureBackbone(nn.Module):
             past_key_values=past_key_values,
             hidden_states=(*inputs, hidden, normed) if output_hidden_states else None,
         )
-
-    def _embedded(self, input_ids: Int[Tensor, "batch node"] | None) -> Float[Tensor, "batch node hidden"]:
-        if self.embed_tokens is None:
-            raise ValueError("this head has no embeddings: it borrows the target's, call FeatureHead.bound first")
-        return self.embed_tokens(input_ids)
 
 
 class FeatureHead(PreTrainedModel):
@@ -180,43 +188,25 @@ class FeatureHead(PreTrainedModel):
     def forward(
         self,
         input_ids: Int[Tensor, "batch node"] | None = None,
-        features: Float[Tensor, "batch node width"] | None = None,
-        attention_mask: Any = None,
+        *,
         position_ids: Int[Tensor, "batch node"] | None = None,
         past_key_values: Any = None,
-        inputs_embeds: Float[Tensor, "batch node hidden"] | None = None,
-        use_cache: bool | None = None,
-        output_hidden_states: bool = False,
         logits_to_keep: int = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Runs pairs.
 
         Args:
-            input_ids: The tokens of the pairs, as the target's ids.
-            features: Their features; zeros if not given.
-            attention_mask: None for causal; or two-dimensional, or complete, as transformers' models take it.
-            position_ids: The positions of the pairs, which are those of their features; counted from 0 if not given.
-            past_key_values: A cache of transformers, or ours.
-            inputs_embeds: Embeddings in place of tokens.
-            use_cache: Passed on to the layers.
-            output_hidden_states: Whether to return hidden states.
+            input_ids: See ``FeatureBackbone.forward``, also for the others.
+            position_ids: See there.
+            past_key_values: See there.
             logits_to_keep: How many of the last pairs get logits; 0 for all.
+            **kwargs: Such as ``features``.
 
         Returns:
             Logits ``[batch, node, column]``, and hidden states if asked for.
         """
-        output = self.model(
-            input_ids=input_ids,
-            features=features,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            output_hidden_states=output_hidden_states,
-            **kwargs,
-        )
+        output = self.model(input_ids=input_ids, position_ids=position_ids, past_key_values=past_key_values, **kwargs)
         if self.lm_head is None:
             raise ValueError("this head has no output layer: it borrows the target's, call FeatureHead.bound first")
         hidden = output.last_hidden_state

@@ -114,49 +114,29 @@ class Heads(nn.Module):
         return cls.load(path, **where).to(device=place, dtype=resolved if isinstance(resolved, torch.dtype) else None)
 
 
-class NewestState:
-    """The target's last state at every slot's last committed position.
-
-    Args:
-        width: Width of the states.
-        max_batch_size: The number of slots.
-        dtype: In what they are kept.
-        device: Where they are.
-    """
-
-    def __init__(self, width: int, max_batch_size: int, dtype: torch.dtype, device: torch.device):
-        self.width = width
-        with torch.inference_mode(False):
-            self._hidden = torch.zeros(max_batch_size, width, dtype=dtype, device=device)
-
-    def of(self, slots: Int[Tensor, " batch"]) -> Float[Tensor, "batch hidden"]:
-        """Return the states of some slots."""
-        return self._hidden[slots]
-
-    def observe(self, outcome: Outcome) -> None:
-        """Keep the state at every row's last committed position."""
-        hidden, slots, counts = outcome.hidden_states[-1], outcome.slots, outcome.counts
-        last = (counts - 1).clamp_(min=0)[:, None, None].expand(-1, 1, hidden.shape[2])
-        chosen = hidden.gather(1, last)[:, 0].to(self._hidden.dtype)
-        self._hidden[slots] = chosen.where((counts > 0)[:, None], self._hidden[slots])
-
-
 class LastStateScorer(Scorer):
-    """Scores with heads that read the newest last state.
+    """Scores with heads that read the target's last state at every slot's last committed position.
 
     Args:
         heads: Runs the heads.
-        newest: The states.
-        target: The target.
+        max_batch_size: The number of slots.
+        dtype: In what the states are kept.
+        device: Where they are.
+
+    Attributes:
+        newest: The state of every slot.
     """
 
     needs_state = True
     lookback = 1  # the newest state is kept
+    newest: Float[Tensor, "slot hidden"]
 
-    def __init__(self, heads: ModuleCaller, newest: NewestState, target: Target):
+    def __init__(self, heads: ModuleCaller, *, max_batch_size: int, dtype: torch.dtype, device: torch.device):
         module: Any = heads.module
-        self.heads, self.newest, self.target, self.model = heads, newest, target, module
+        self.heads, self.model = heads, module
         self.max_depth = self.num_heads = int(module.num_heads)
+        with torch.inference_mode(False):
+            self.newest = torch.zeros(max_batch_size, module.hidden_size, dtype=dtype, device=device)
 
     def prepare(self, batch: Batch) -> Hashable:
         """Nothing is needed from the host."""
@@ -164,7 +144,10 @@ class LastStateScorer(Scorer):
 
     def observe(self, outcome: Outcome, nodes: Int[Tensor, "batch depth"] | None) -> None:
         """Keep the hidden state at every row's last committed position."""
-        self.newest.observe(outcome)
+        hidden, slots, counts = outcome.hidden_states[-1], outcome.slots, outcome.counts
+        last = (counts - 1).clamp_(min=0)[:, None, None].expand(-1, 1, hidden.shape[2])
+        chosen = hidden.gather(1, last)[:, 0].to(self.newest.dtype)
+        self.newest[slots] = chosen.where((counts > 0)[:, None], self.newest[slots])
 
 
 class LastStateDrafter(ScoredDrafter):
@@ -260,8 +243,8 @@ class LastStateDrafter(ScoredDrafter):
         return drafter
 
     @abstractmethod
-    def scorer(self, heads: ModuleCaller, newest: NewestState, target: Target) -> LastStateScorer:
-        """Return what scores the tokens of a tree."""
+    def scorer(self, heads: ModuleCaller, target: Target, **places: Any) -> LastStateScorer:
+        """Return what scores the tokens of a tree; ``places`` are further arguments of ``LastStateScorer``."""
 
     def bind(self, target: Target, sizes: Sizes) -> ScoredSession:
         """Check the widths, put heads where the target is, and make room for one hidden state per slot."""
@@ -284,9 +267,8 @@ class LastStateDrafter(ScoredDrafter):
             self.trained_on.check(f"of {self.title}", target)
         dtype = self.dtype or target.dtype
         caller = ModuleCaller(beside(heads, target.device, dtype), optimize=self.optimize)
-        newest = NewestState(width, sizes.max_batch_size, dtype, target.device)
+        scorer = self.scorer(caller, target, max_batch_size=sizes.max_batch_size, dtype=dtype, device=target.device)
         vocabulary = VocabularyMap(heads.vocab_size, target.vocab_size)
-        scorer = self.scorer(caller, newest, target)
         return ScoredSession(self, scorer, vocabulary, target.device, sizes, hidden_layers=(-1,))
 
 

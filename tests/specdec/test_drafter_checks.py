@@ -261,7 +261,7 @@ def test_state_in_new_tensors_is_noticed_in_recorded_rounds(wide: Target, monkey
     observe = MedusaScorer.observe
 
     def replaces(scorer: MedusaScorer, outcome: Outcome, nodes: Tensor | None) -> None:
-        scorer.newest._hidden = scorer.newest._hidden.clone()
+        scorer.newest = scorer.newest.clone()
         observe(scorer, outcome, nodes)
 
     monkeypatch.setattr(MedusaScorer, "observe", replaces)
