@@ -3,7 +3,7 @@
 DFlash (arXiv 2602.06036), DSpark (arXiv 2607.05147), and trees over what their places say (DDTree, arXiv 2604.12989).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -359,10 +359,6 @@ class TrainedBlock(TrainedHead):
     def drafter(self) -> Drafter:
         """A chain of a whole block."""
         return BlockDrafter(frozen_copy(self.head), optimize=False)
-
-    def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        """Write the head in bfloat16."""
-        frozen_copy(self.head, torch.bfloat16).save_pretrained(folder)
 
     def filled(
         self, states: list[Float[Tensor, "row position hidden"]], batch: TextBatch, anchors: Anchors

@@ -1,4 +1,4 @@
-"""The common parts of drafters that are made of two others."""
+"""The common parts of drafters that are made of others."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ from specdec.types import Outcome
 
 
 class CombinedDrafter(Drafter):
-    """A drafter that proposes nodes of two others.
+    """A drafter that proposes nodes of others.
 
-    Both see everything that becomes final. In ``Outcome.path`` a part finds its own nodes, by the numbers that they
+    All see everything that becomes final. In ``Outcome.path`` a part finds its own nodes, by the numbers that they
     had in the part's own tree, up to the first node that is not its own; -1 stands from there on.
 
     Args:
-        parts: The two drafters, by the names of the arguments that they were given for.
+        parts: The drafters, by the names of the arguments that they were given for.
 
     Raises:
         ValueError: One is no drafter.
@@ -34,38 +34,36 @@ class CombinedDrafter(Drafter):
         for name, part in parts.items():
             instance(name, part, Drafter, "a drafter, such as SuffixDrafter()")
         self.parts = tuple(parts.values())
-        first, second = self.parts
-        self.laws = first.laws | second.laws
-        self.max_depth = max(first.max_depth, second.max_depth)
+        self.laws = frozenset(law for part in self.parts for law in part.laws)
+        self.max_depth = max(part.max_depth for part in self.parts)
 
     @abstractmethod
     def bind(self, target: Target, sizes: Sizes) -> "CombinedSession":
-        """Begin a session of both parts."""
+        """Begin a session of all parts."""
 
 
 class CombinedSession(Session):
-    """The sessions of two drafters.
+    """The sessions of some drafters.
 
     Args:
         drafter: The combination.
-        first: The session of its first part.
-        second: The session of its second part.
+        parts: The sessions of its parts.
     """
 
     reads_host = True
 
-    def __init__(self, drafter: CombinedDrafter, first: Session, second: Session):
-        self.parts = first, second
+    def __init__(self, drafter: CombinedDrafter, *parts: Session):
+        self.parts = parts
         self.depths = tuple(part.max_depth for part in drafter.parts)
-        self.hidden_layers = tuple(dict.fromkeys((*first.hidden_layers, *second.hidden_layers)))
-        self.top_tokens = max(first.top_tokens, second.top_tokens)
-        self.models = *first.models, *second.models
-        self.caches = *first.caches, *second.caches
-        if first.lookback is not None and second.lookback is not None:
-            self.lookback = max(first.lookback, second.lookback)
+        self.hidden_layers = tuple(dict.fromkeys(layer for part in parts for layer in part.hidden_layers))
+        self.top_tokens = max(part.top_tokens for part in parts)
+        self.models = tuple(model for part in parts for model in part.models)
+        self.caches = tuple(cache for part in parts for cache in part.caches)
+        lookbacks = [part.lookback for part in parts if part.lookback is not None]
+        self.lookback = max(lookbacks) if len(lookbacks) == len(parts) else None
 
     def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
-        """Begin the request in both parts."""
+        """Begin the request in all parts."""
         for part in self.parts:
             part.admit(slot, prompt_ids, sampling)
 
@@ -74,7 +72,7 @@ class CombinedSession(Session):
         return min(part.held(slot, length) for part in self.parts)
 
     def release(self, slot: int) -> None:
-        """End the request in both parts."""
+        """End the request in all parts."""
         for part in self.parts:
             part.release(slot)
 

@@ -201,6 +201,6 @@ class TrainedLM(TrainedHead):
 
     def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
         """Write the model in bfloat16, with the target's tokenizer."""
-        frozen_copy(self.head, torch.bfloat16).save_pretrained(folder)
+        super().save(folder, facts)
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(folder)

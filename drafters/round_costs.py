@@ -166,8 +166,8 @@ def measure_costs(
     """
     tokens = {depth: depth + 1 for depth in range(drafter.max_depth + 1)}
     limited = AdaptiveDrafter(drafter, FixedLength(0))
-    table = _table(target, limited, verifier, prompts, rows, rounds, tokens, "depth", options)
-    return _costs(target, drafter, rows, table)
+    costs = _measured(target, limited, verifier, prompts, rows, rounds, tokens, "depth", options)
+    return replace(costs, drafter=type(drafter).__name__)
 
 
 def measure_node_costs(
@@ -184,11 +184,9 @@ def measure_node_costs(
 
     Arguments and errors are those of ``measure_costs``. The drafter's own policy stays as it is.
     """
-    sizes = node_sizes(drafter.max_nodes)
-    tokens = {nodes: min(nodes, drafter.max_depth) + 1 for nodes in sizes}
+    tokens = {nodes: min(nodes, drafter.max_depth) + 1 for nodes in node_sizes(drafter.max_nodes)}
     limited = drafter.pruned_by(FirstNodes())
-    table = _table(target, limited, verifier, prompts, rows, rounds, tokens, "nodes", options)
-    return _costs(target, drafter, rows, table, nodes=sizes)
+    return _measured(target, limited, verifier, prompts, rows, rounds, tokens, "nodes", options)
 
 
 def node_sizes(most: int) -> tuple[int, ...]:
@@ -197,7 +195,7 @@ def node_sizes(most: int) -> tuple[int, ...]:
     return tuple(sorted({size for size in steps if size < most} | {most}))
 
 
-def _table(
+def _measured(
     target: Target,
     drafter: Drafter,
     verifier: Verifier,
@@ -207,8 +205,8 @@ def _table(
     tokens: Mapping[int, int],
     size_name: str,
     options: Mapping[str, Any],
-) -> tuple[tuple[float, ...], ...]:
-    """Return the seconds of rounds by batch size and by size of their drafts.
+) -> RoundCosts:
+    """Return the costs of rounds by batch size and by size of their drafts.
 
     ``tokens`` has the most tokens that a round of each size emits; ``size_name`` is the attribute of the session's
     policy that sets the size.
@@ -231,20 +229,10 @@ def _table(
                     f"give at least {longest + emitted}, or shorter prompts"
                 )
         table.append(tuple(smallest([each["seconds"] for each in kind]) for kind in timed))
-    return tuple(table)
-
-
-def _costs(
-    target: Target,
-    drafter: Drafter,
-    rows: Sequence[int],
-    table: tuple[tuple[float, ...], ...],
-    nodes: tuple[int, ...] | None = None,
-) -> RoundCosts:
     return RoundCosts(
         rows=tuple(sorted(set(rows))),
-        table=table,
-        nodes=nodes,
+        table=tuple(table),
+        nodes=tuple(tokens) if size_name == "nodes" else None,
         device=str(target.device),
         dtype=str(target.dtype).removeprefix("torch."),
         drafter=type(drafter).__name__,

@@ -1,7 +1,7 @@
 """Drafters whose heads read the target's newest last state and have no cache, Medusa and Hydra: their common part."""
 
 from abc import abstractmethod
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
@@ -325,7 +325,3 @@ class TrainedHeads(TrainedHead):
     def drafter(self) -> Drafter:
         """A chain, sampled for sampled requests: acceptance is then what the figures estimate."""
         return self.made(frozen_copy(self.head), self.depths, sampling="iid", optimize=False)
-
-    def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        """Write the heads in bfloat16, in their public layout."""
-        frozen_copy(self.head, torch.bfloat16).save_pretrained(folder)

@@ -258,14 +258,14 @@ class TrainedHead(nn.Module, ABC):
     def drafter(self) -> Drafter:
         """A drafter for the engine with a copy of the present weights: a chain of ``depths`` tokens."""
 
-    @abstractmethod
     def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        """Write the weights as the drafter's ``from_pretrained`` reads them.
+        """Write the weights in bfloat16, as the drafter's ``from_pretrained`` reads them.
 
         Args:
             folder: New, and empty.
             facts: What is known about the training, for a file beside the weights.
         """
+        frozen_copy(self.head, torch.bfloat16).save_pretrained(folder)
 
 
 def frozen_copy(module: Any, dtype: torch.dtype | None = None) -> Any:
