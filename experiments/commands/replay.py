@@ -11,17 +11,18 @@ from experiments.config.groups import sections
 from experiments.config.sections import bootstrap_of, build, plain
 from experiments.reporting.replay import report_replay
 from experiments.results.comparison import distinguishing
+from experiments.results.frame import Figures
 from experiments.results.origin import read_manifest
 from experiments.results.runs import jobs_of
 from experiments.results.statistics import Bootstrap
 from experiments.tracing.draft_sets import find_drafts
-from experiments.tracing.figures import RAN, DraftSetFigures, figures
+from experiments.tracing.figures import RAN, figures
 from experiments.tracing.orderings import orderings
 from experiments.tracing.scoring import score
 from specdec.interfaces import Verifier
 
 
-def replay(config: DictConfig) -> list[DraftSetFigures]:
+def replay(config: DictConfig) -> list[Figures]:
     """Ask the configuration's verifiers, or all, about the drafts of a trace; print and write what they say."""
     bootstrap = bootstrap_of(config)
     rules = named_verifiers(plain(config, "verifiers"))
@@ -33,7 +34,7 @@ def replay(config: DictConfig) -> list[DraftSetFigures]:
 
 def replay_runs(
     folders: Sequence[Path], rules: Mapping[str, Verifier], out: Path, *, baseline: str, bootstrap: Bootstrap
-) -> list[DraftSetFigures]:
+) -> list[Figures]:
     """Ask rules about the drafts of traced runs; print and write what they say.
 
     Args:
@@ -44,7 +45,7 @@ def replay_runs(
         ValueError: A folder has no trace, or no rule fits.
     """
     manifests = [read_manifest(folder) for folder in folders]
-    done: list[DraftSetFigures] = []
+    done: list[Figures] = []
     scored = []
     for folder, manifest, settings in zip(folders, manifests, distinguishing(manifests), strict=True):
         parts = [part for part in settings if not part.startswith("sampling.temperature=")]
@@ -53,9 +54,9 @@ def replay_runs(
             scores, bound = score(drafts, {**rules, RAN: ran})
             scored += [found for found in scores if found.rule != RAN]
             done.append(figures(drafts, scores, bound, baseline=baseline, bootstrap=bootstrap))
-    done.sort(key=lambda each: each.drafts.temperature)
-    if not any(row for each in done for row in each.rows):
-        raise ValueError(f"none of {', '.join(rules)} fits these drafts: {done[0].refused[0][1]}")
+    done.sort(key=lambda each: each.temperature)
+    if not any(each.rules for each in done):
+        raise ValueError(f"none of {', '.join(rules)} fits these drafts: {next(iter(done[0].refused.values()))}")
     found = orderings(scored, bootstrap)
     report_replay(done, found, out, baseline=baseline, confidence=bootstrap.confidence, manifests=manifests)
     return done

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,8 @@ from experiments.reporting.cells import NOTHING, between, lossiness, number, sig
 from experiments.reporting.formats import document, publish
 from experiments.reporting.table import Cell, Column, Emphasis, Table, left
 from experiments.results.comparison import commit_of
+from experiments.results.frame import Figures
 from experiments.results.lossless import promises_exact
-from experiments.tracing.figures import DraftSetFigures, RuleFigures
-from experiments.tracing.orderings import Ordering
 
 CONTEXTS = (
     "One-round expectations on identical contexts: those that the rule which ran has led to. Another rule would have "
@@ -28,8 +26,8 @@ _SAME = 0.005
 
 
 def report_replay(
-    done: Sequence[DraftSetFigures],
-    found: Sequence[Ordering],
+    done: Sequence[Figures],
+    found: Sequence[Figures],
     out: Path,
     *,
     baseline: str,
@@ -49,7 +47,7 @@ def report_replay(
         yield gain_plot(done, out / "replay.png", title, baseline=baseline)
         (out / REACH).mkdir(exist_ok=True)
         for each in done:
-            name = re.sub(r"[^\w.]+", "_", f"{each.label} T{each.drafts.temperature:g}").strip("_")
+            name = re.sub(r"[^\w.]+", "_", f"{each.drafts} T{each.temperature:g}").strip("_")
             yield reach_plot(each, out / REACH / f"{name}.png", title)
 
     publish(
@@ -57,19 +55,14 @@ def report_replay(
         "replay",
         tables=[rules, *ordered],
         document=document(about, named, *ordered, notes, f"Drafts made at commit {commits}."),
-        figures={
-            "title": title,
-            "notes": notes,
-            "drafts": [_figures(each) for each in done],
-            "orderings": [asdict(each) for each in found],
-        },
+        figures={"title": title, "notes": notes, "drafts": done, "orderings": found},
         said=notes,
         more={"replay.csv": named.csv()},
         pictures=pictures(),
     )
 
 
-def replay_table(done: Sequence[DraftSetFigures], title: str, confidence: float, *, every_row: bool = False) -> Table:
+def replay_table(done: Sequence[Figures], title: str, confidence: float, *, every_row: bool = False) -> Table:
     """A row per rule and drafts.
 
     With ``every_row`` temperature and drafts stand in every row, for media that draw no sections.
@@ -89,27 +82,27 @@ def replay_table(done: Sequence[DraftSetFigures], title: str, confidence: float,
     columns = [Column("T"), left("drafts", fold=True, max_width=22), left("rule (exactness)", fold=True, min_width=16)]
     table = Table([*columns, *map(Column, headings)], f"Rules on identical drafts: {title}", notes)
     for each in done:
-        for index, row in enumerate(each.rows):
-            head = (f"{each.drafts.temperature:g}", each.label) if index == 0 or every_row else ("", "")
+        for index, row in enumerate(each.rules):
+            head = (f"{each.temperature:g}", each.drafts) if index == 0 or every_row else ("", "")
             distances = f"{number(row.distance_tv, 3)}; {number(row.distance_kl, 3)}"
             table.add(
                 *head,
-                Cell(row.label, emphasis=lossiness(row.exactness)),
+                Cell(f"{row.rule} ({row.exactness})", emphasis=lossiness(row.exactness)),
                 Cell(f"{row.accepted:.3f}", between(row.accepted_interval)),
                 signed(row.gain, row.gain_interval),
                 number(row.reach[0], 3) if row.reach else NOTHING,
-                number(each.bound, 3),
+                number(each.bound_at_1, 3),
                 " ".join(f"{value:.2f}" for value in row.reach[1:]) or NOTHING,
                 NOTHING if promises_exact(row.exactness) else distances,
-                end_section=index + 1 == len(each.rows),
+                end_section=index + 1 == len(each.rules),
             )
     return table
 
 
-def ordering_table(found: Sequence[Ordering], confidence: float) -> Table:
+def ordering_table(found: Sequence[Figures], confidence: float) -> Table:
     """A row per published ordering and drafts."""
 
-    def verdict(each: Ordering) -> Cell:
+    def verdict(each: Figures) -> Cell:
         return Cell(each.verdict, emphasis=Emphasis.MISSED if each.verdict == "REVERSED" else Emphasis.NONE)
 
     return Table.of(
@@ -126,22 +119,7 @@ def ordering_table(found: Sequence[Ordering], confidence: float) -> Table:
     )
 
 
-def _figures(each: DraftSetFigures) -> dict[str, Any]:
-    """Figures of some drafts, for ``replay.json``."""
-    return {
-        "drafts": each.label,
-        "temperature": each.drafts.temperature,
-        "folder": str(each.drafts.folder),
-        "difference_to_log": each.error,
-        "bound_at_1": each.bound,
-        "bound_at_1_interval": each.bound_interval,
-        "bound_by_depth": each.levels,
-        "rules": [asdict(row) for row in each.rows],
-        "refused": dict(each.refused),
-    }
-
-
-def remarks(done: Sequence[DraftSetFigures]) -> list[str]:
+def remarks(done: Sequence[Figures]) -> list[str]:
     """Sentences that a reader of the table needs: the bound's meaning, refusals, and the compression's effect."""
     notes = [
         "Bound: the largest probability with which a lossless rule can accept one of the root's sampled siblings "
@@ -150,26 +128,26 @@ def remarks(done: Sequence[DraftSetFigures]) -> list[str]:
     ]
     refused: dict[tuple[str, str], dict[str, str]] = {}
     for each in done:
-        for rule, reason in each.refused:
+        for rule, reason in each.refused.items():
             # One sentence for all that differ in a row's number or a vocabulary's size.
-            refused.setdefault((rule, re.sub(r"[\d,]+", "", reason)), {}).setdefault(each.label, reason)
-    every = {each.label for each in done}
+            refused.setdefault((rule, re.sub(r"[\d,]+", "", reason)), {}).setdefault(each.drafts, reason)
+    every = {each.drafts for each in done}
     for (rule, _), reasons in refused.items():
         where = "any of the drafts" if reasons.keys() == every else "; ".join(reasons)
         notes.append(f"Not asked: {rule}, about {where}: {next(iter(reasons.values()))}")
-    errors = [(each.error, each) for each in done if each.error is not None]
+    errors = [(each.difference_to_log, each) for each in done if each.difference_to_log is not None]
     if errors:
         (mean, _), where = max(errors, key=lambda found: abs(found[0][0]))
         notes.append(
             f"Effect of compression: asked again here, the rule that ran expects at most {mean:+.1g} more "
-            f"accepted tokens per round than when it ran ({where.label}, T={where.drafts.temperature:g}); "
+            f"accepted tokens per round than when it ran ({where.drafts}, T={where.temperature:g}); "
             f"in a single round the difference is at most {max(error[1] for error, _ in errors):.1g}."
         )
     return notes
 
 
 @style.styled()
-def gain_plot(done: Sequence[DraftSetFigures], path: Path, subtitle: str, *, baseline: str) -> Path:
+def gain_plot(done: Sequence[Figures], path: Path, subtitle: str, *, baseline: str) -> Path:
     """Expected accepted tokens per round: a cell per rule and drafts, a block per temperature.
 
     The colour of an exact rule's cell is its gain over the baseline on the same drafts, starred where the paired
@@ -179,11 +157,11 @@ def gain_plot(done: Sequence[DraftSetFigures], path: Path, subtitle: str, *, bas
     """
     from matplotlib.colors import TwoSlopeNorm
 
-    temperatures = sorted({each.drafts.temperature for each in done})
-    kinds = list(dict.fromkeys(each.label for each in done))
-    rules = list(dict.fromkeys((row.rule, row.exactness) for each in done for row in each.rows))
+    temperatures = sorted({each.temperature for each in done})
+    kinds = list(dict.fromkeys(each.drafts for each in done))
+    rules = list(dict.fromkeys((row.rule, row.exactness) for each in done for row in each.rules))
     rules.sort(key=lambda rule: not promises_exact(rule[1]))  # stable: the others keep their order
-    gains = [row.gain for each in done for row in each.rows if row.gain is not None and promises_exact(row.exactness)]
+    gains = [row.gain for each in done for row in each.rules if row.gain is not None and promises_exact(row.exactness)]
     norm = TwoSlopeNorm(0.0, vmin=min([-0.01, *gains]), vmax=max([0.01, *gains]))
     figure = style.new_figure(style.PAGE, 1.25 + (0.25 + 0.19 * len(rules)) * len(temperatures))
     panels = figure.subplots(len(temperatures), 1, sharex=True, squeeze=False)[:, 0]
@@ -191,9 +169,9 @@ def gain_plot(done: Sequence[DraftSetFigures], path: Path, subtitle: str, *, bas
     for panel, temperature in zip(panels, temperatures, strict=True):
         values = [[np.nan] * len(kinds) for _ in rules]
         texts = {(y, x): "-" for y in range(len(rules)) for x in range(len(kinds))}
-        for each in (each for each in done if each.drafts.temperature == temperature):
-            for row in each.rows:
-                at = (rules.index((row.rule, row.exactness)), kinds.index(each.label))
+        for each in (each for each in done if each.temperature == temperature):
+            for row in each.rules:
+                at = (rules.index((row.rule, row.exactness)), kinds.index(each.drafts))
                 exact = promises_exact(row.exactness)
                 if exact:
                     values[at[0]][at[1]] = row.gain or 0.0
@@ -212,40 +190,40 @@ def gain_plot(done: Sequence[DraftSetFigures], path: Path, subtitle: str, *, bas
 
 
 @style.styled()
-def reach_plot(each: DraftSetFigures, path: Path, subtitle: str) -> Path:
+def reach_plot(each: Figures, path: Path, subtitle: str) -> Path:
     """Probability of accepting so far, by position, for the exact rules on one kind of drafts.
 
     Rules that accept alike share a line. The bound of any lossless rule stands at the first position, the only one for
     which it is known. It is an average over draws, so it has an interval: on the drafts that happened to be drawn a
     rule may lie above its mean. Rules that are not exact may lie above it anyway, and are left out.
     """
-    groups = _alike([row for row in each.rows if promises_exact(row.exactness) and row.reach])
+    groups = _alike([row for row in each.rules if promises_exact(row.exactness) and row.reach])
     figure = style.new_figure(style.COLUMN, 2.4 + 0.14 * (len(groups) + 1))
     axes = figure.subplots()
     for index, together in enumerate(groups):
         reach, label = together[0].reach, style.wrapped(" = ".join(row.rule for row in together), 60)
         axes.plot(range(1, len(reach) + 1), reach, label=label, **style.looks(index))
-    if each.bound is not None:
-        low, high = each.bound_interval or (each.bound, each.bound)
+    if each.bound_at_1 is not None:
+        low, high = each.bound_at_1_interval or (each.bound_at_1, each.bound_at_1)
         axes.fill_between([0.8, 1.2], low, high, color="black", alpha=0.15, linewidth=0)
         label = "bound of any lossless rule, position 1, with its interval"
-        axes.hlines(each.bound, 0.8, 1.2, color="black", linewidth=1.6, label=label)
+        axes.hlines(each.bound_at_1, 0.8, 1.2, color="black", linewidth=1.6, label=label)
     style.positions(axes)
     axes.set_ylabel("rounds that accepted so far")
     style.legend_of(figure, axes, ncols=1)
-    style.title(figure, f"{each.label}, T = {each.drafts.temperature:g}", subtitle)
+    style.title(figure, f"{each.drafts}, T = {each.temperature:g}", subtitle)
     return style.save(figure, path)
 
 
-def _sure(row: RuleFigures) -> bool:
+def _sure(row: Figures) -> bool:
     """Whether a rule's gain is beyond chance, and large enough to be seen in the figures."""
     interval = row.gain_interval
     return interval is not None and not interval[0] <= 0 <= interval[1] and abs(row.gain or 0.0) >= _SAME
 
 
-def _alike(rows: Sequence[RuleFigures]) -> list[list[RuleFigures]]:
+def _alike(rows: Sequence[Figures]) -> list[list[Figures]]:
     """Rules whose lines could not be told apart, together."""
-    groups: list[list[RuleFigures]] = []
+    groups: list[list[Figures]] = []
     for row in rows:
         for group in groups:
             if len(group[0].reach) == len(row.reach) and np.allclose(group[0].reach, row.reach, atol=_SAME, rtol=0):

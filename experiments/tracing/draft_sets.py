@@ -40,6 +40,13 @@ class DraftSet:
     has_leaf_probs: bool = True
     ran: Verifier | None = None
 
+    @property
+    def label(self) -> str:
+        """Which drafts, in words."""
+        laws = ", ".join(law.name.lower().replace("_", " ") for law in sorted(self.laws))
+        settings = [part for part in self.settings if not part.startswith("drafter.sampling=")]
+        return ", ".join([self.method, *settings, laws])
+
 
 class TracedDrafter(Drafter):
     """Stands for the drafter that made a trace, so that a rule's own check decides whether it fits."""

@@ -1,10 +1,10 @@
 """Which rule accepts more: published orderings of rules, tested on one's own drafts."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from experiments.results.frame import Figures
 from experiments.results.statistics import Bootstrap, Interval, difference_of_means, totals
 from experiments.tracing.scoring import Score
 from specdec.types import DraftSampling
@@ -17,41 +17,20 @@ PUBLISHED = (
 """The rule that accepts more, the rule that accepts less, and whether this is for chains (else for trees)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ordering:
-    """One ordering on some drafts.
+def orderings(scores: Sequence[Score], bootstrap: Bootstrap) -> list[Figures]:
+    """Return every published ordering that these drafts can test. At temperature 0 all exact rules accept alike.
 
-    Attributes:
-        difference: Expected accepted tokens of the first less those of the second.
-        interval: Interval of the difference, paired over prompts.
-        on_same_drafts: True where both rules were asked about the same drafts. False where each side has drafts and
-            contexts of its own, on the same prompts.
+    Returns:
+        Of each its ``name``, its ``drafts`` and their ``temperature``; the ``difference`` of the first rule's expected
+        accepted tokens and the second one's, its ``interval``, paired over prompts, and the ``verdict`` in words;
+        ``on_same_drafts``: whether both rules were asked about the same drafts. Else each side has drafts and contexts
+        of its own, on the same prompts.
     """
-
-    name: str
-    drafts: str
-    temperature: float
-    difference: float
-    interval: Interval | None
-    on_same_drafts: bool
-
-    @property
-    def verdict(self) -> str:
-        """In words."""
-        if self.interval is None:
-            return "one prompt: no interval"
-        if self.interval[0] >= -1e-6:
-            return "holds"
-        return "REVERSED" if self.interval[1] < 0 else "undecided"
-
-
-def orderings(scores: Sequence[Score], bootstrap: Bootstrap) -> list[Ordering]:
-    """Every published ordering that these drafts can test. At temperature 0 all exact rules accept alike."""
     found = [*_on_same_drafts(scores, bootstrap), *_without_replacement(scores, bootstrap)]
     return sorted(found, key=lambda each: (each.name, each.temperature, each.drafts))
 
 
-def _on_same_drafts(scores: Sequence[Score], bootstrap: Bootstrap) -> Iterator[Ordering]:
+def _on_same_drafts(scores: Sequence[Score], bootstrap: Bootstrap) -> Iterator[Figures]:
     by_drafts: dict[int, dict[str, Score]] = {}
     for score in scores:
         if score.refused is None and score.drafts.temperature > 0:
@@ -65,9 +44,9 @@ def _on_same_drafts(scores: Sequence[Score], bootstrap: Bootstrap) -> Iterator[O
                 yield _ordering(f"{more} ≥ {less}", rules[more], rules[less], _name(drafts.settings), bootstrap, True)
 
 
-def _without_replacement(scores: Sequence[Score], bootstrap: Bootstrap) -> Iterator[Ordering]:
+def _without_replacement(scores: Sequence[Score], bootstrap: Bootstrap) -> Iterator[Figures]:
     """Rejection and traversal sampling, siblings without replacement against with: each has drafts of its own."""
-    sides: dict[tuple[object, ...], dict[DraftSampling, Score]] = {}
+    sides: dict[tuple[str, tuple[str, ...], str, float], dict[DraftSampling, Score]] = {}
     for score in scores:
         drafts = score.drafts
         if score.refused is None and drafts.temperature > 0 and len(drafts.laws) == 1 and not drafts.is_chain:
@@ -80,23 +59,32 @@ def _without_replacement(scores: Sequence[Score], bootstrap: Bootstrap) -> Itera
             yield _ordering(f"{rule}: w/o ≥ with replacement", more, less, _name(settings), bootstrap, False)
 
 
-def _name(settings: object) -> str:
-    assert isinstance(settings, tuple)
+def _name(settings: Sequence[str]) -> str:
     return ", ".join(settings) or "all"
 
 
-def _ordering(name: str, more: Score, less: Score, drafts: str, bootstrap: Bootstrap, same: bool) -> Ordering:
+def _ordering(name: str, more: Score, less: Score, drafts: str, bootstrap: Bootstrap, same: bool) -> Figures:
     prompts = sorted(set(more.prompts) & set(less.prompts))
     columns = [
         totals(side.prompts, values, prompts)
         for side in (more, less)
         for values in (side.accepted, np.ones(len(side.prompts)))
     ]
-    return Ordering(
+    interval = bootstrap.interval(difference_of_means, columns)
+    return Figures(
         name=name,
         drafts=drafts,
         temperature=more.drafts.temperature,
         difference=float(difference_of_means(*columns)),
-        interval=bootstrap.interval(difference_of_means, columns),
+        interval=interval,
+        verdict=_verdict(interval),
         on_same_drafts=same,
     )
+
+
+def _verdict(interval: Interval | None) -> str:
+    if interval is None:
+        return "one prompt: no interval"
+    if interval[0] >= -1e-6:
+        return "holds"
+    return "REVERSED" if interval[1] < 0 else "undecided"

@@ -71,12 +71,16 @@ def test_figures_by_hand(tmp_path: Path) -> None:
     # Sum of min(p, q): .25 + .25 + .2.
     assert bound.first.tolist() == pytest.approx([0.7, 0.7])
     made = figures(drafts, scores, bound, baseline="rejection", bootstrap=QUICK)
-    assert [row.accepted for row in made.rows] == pytest.approx([0.7, 0.7, 0.35])
-    assert made.rows[2].gain == pytest.approx(-0.35)
-    assert made.rows[2].gain_interval == pytest.approx((-0.5, -0.2))
-    assert made.rows[0].reach == pytest.approx((0.7,))
-    assert made.bound == pytest.approx(0.7)
-    assert {row.label for row in made.rows} == {"rejection (exact)", "block (exact)", "walk (exact)"}
+    assert [row.accepted for row in made.rules] == pytest.approx([0.7, 0.7, 0.35])
+    assert made.rules[2].gain == pytest.approx(-0.35)
+    assert made.rules[2].gain_interval == pytest.approx((-0.5, -0.2))
+    assert made.rules[0].reach == pytest.approx([0.7])
+    assert made.bound_at_1 == pytest.approx(0.7)
+    assert {f"{row.rule} ({row.exactness})" for row in made.rules} == {
+        "rejection (exact)",
+        "block (exact)",
+        "walk (exact)",
+    }
     (ordering,) = (o for o in orderings(scores, QUICK) if o.name.startswith("block"))
     assert (ordering.difference, ordering.verdict) == (pytest.approx(0), "holds")
 
@@ -133,8 +137,8 @@ def test_what_does_not_fit_is_refused_with_the_reason(tmp_path: Path) -> None:
     assert "not made for drafts that are WITHOUT_REPLACEMENT" in str(kseq.refused)
     assert rejection.refused is None
     made = figures(find_drafts(tmp_path)[0], scores, bound, baseline="rejection", bootstrap=QUICK)
-    assert [row.rule for row in made.rows] == ["rejection"]
-    assert [rule for rule, _ in made.refused] == ["block", "kseq"]
+    assert [row.rule for row in made.rules] == ["rejection"]
+    assert list(made.refused) == ["block", "kseq"]
 
 
 def test_a_rule_that_refuses_on_the_way_is_not_scored_in_part(tmp_path: Path) -> None:
@@ -163,8 +167,8 @@ def test_the_application(
         "with which a lossless rule can accept one of the root's",
     ):
         assert text in " ".join(shown.split()), text
-    assert found.error is not None and found.error[1] < 0.05
-    rows = {row.rule: row for row in found.rows}
+    assert found.difference_to_log is not None and found.difference_to_log[1] < 0.05
+    rows = {row.rule: row for row in found.rules}
     block, lenient = rows["block"], rows["lenient, lenience=0.5"]
     assert block.gain is not None and block.distance_tv is None
     assert lenient.gain is not None and lenient.gain > 0 and lenient.distance_tv is not None

@@ -8,13 +8,13 @@ from matplotlib.text import Text
 
 from experiments.reporting import style
 from experiments.reporting.replay import gain_plot, reach_plot
+from experiments.results.frame import Figures
 from experiments.tracing.draft_sets import DraftSet
-from experiments.tracing.figures import DraftSetFigures, RuleFigures
 from specdec.types import DraftSampling
 
 
-def rule(name: str, exactness: str, reach: tuple[float, ...], gain: float | None = None) -> RuleFigures:
-    return RuleFigures(
+def rule(name: str, exactness: str, reach: tuple[float, ...], gain: float | None = None) -> Figures:
+    return Figures(
         rule=name, exactness=exactness, accepted=sum(reach), accepted_interval=None, gain=gain,
         gain_interval=None if gain is None else (gain - 0.001, gain + 0.001), reach=reach,
         distance_tv=None, distance_kl=None, rounds=9, prompts=3,
@@ -29,13 +29,14 @@ ROWS = (
 )
 
 
-def drawn_on(kind: str, temperature: float) -> DraftSetFigures:
+def drawn_on(kind: str, temperature: float) -> Figures:
     drafts = DraftSet(
         settings=(kind,), folder=Path("run"), method="model", exactness="exact", temperature=temperature,
         laws=frozenset({DraftSampling.IID}), is_chain=True, max_nodes=4, max_depth=4,
     )  # fmt: skip
-    shared = {"refused": (), "bound": 0.64, "bound_interval": (0.6, 0.68), "levels": (), "error": None}
-    return DraftSetFigures(drafts=drafts, rows=ROWS, **shared)  # type: ignore[arg-type]
+    return Figures(
+        drafts=drafts.label, temperature=temperature, bound_at_1=0.64, bound_at_1_interval=(0.6, 0.68), rules=ROWS
+    )
 
 
 def test_gains_are_a_matrix_and_rules_that_accept_alike_share_a_line(
