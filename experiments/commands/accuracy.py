@@ -6,15 +6,16 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from experiments.config.sections import bootstrap_of, build, listed, plain
-from experiments.grading.accuracy import Accuracy, accuracies, scores_of
+from experiments.grading.accuracy import accuracies, scores_of
 from experiments.measuring.measure import Contender
 from experiments.reporting.accuracy import report_accuracy
+from experiments.results.frame import Figures
 from experiments.session.engines import new_engine, settle
 from experiments.session.methods import check_components
 from experiments.session.policies import paced
 
 
-def accuracy(config: DictConfig) -> list[Accuracy]:
+def accuracy(config: DictConfig) -> list[Figures]:
     """Evaluate the configuration's method and plain decoding; print and write what comes of it.
 
     Raises:

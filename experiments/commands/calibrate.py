@@ -12,15 +12,15 @@ from experiments.config.sections import build, plain
 from experiments.measuring.calibrating import Plan
 from experiments.measuring.calibrating import calibrate as measured
 from experiments.measuring.forwards import Grid
-from experiments.reporting import terminal
 from experiments.reporting.calibration import constants_table, document, errors_table, predicted_plot, remarks
+from experiments.reporting.formats import publish
 from experiments.session.engines import settle
 from experiments.session.methods import check_components
 from specdec.interfaces import Drafter
 from specdec.physics.calibrated import CalibratedRounds
 from specdec.target.target import Target
 
-PICTURE, TEXT = "predicted.png", "calibration.md"
+PICTURE = "predicted.png"
 _ENGINE = ("attention", "optimize", "kv_cache", "invariant")
 _TEXT = "def area(self):\n    return self.width * self.height\n\n\nclass Square(Shape):\n    def __init__(self):\n"
 
@@ -51,18 +51,17 @@ def calibrate(config: DictConfig) -> CalibratedRounds:
             progress=status.update,
             **options,
         )
-    console = terminal.console()
-    for table in (constants_table(found), errors_table(found)):
-        console.print(terminal.render(table, terminal.Frame.NARROW))
-    terminal.say(console, *remarks(found))
-    path = Path(config.costs)
+    path, out = Path(config.costs), Path(config.out)
     path.parent.mkdir(parents=True, exist_ok=True)
     found.save(path)
-    picture = Path(config.out) / PICTURE
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    text = picture.with_name(TEXT)
-    text.write_text(document(found), encoding="utf-8")
-    terminal.list_written(console, [path, text, predicted_plot(found, picture)])
+    publish(
+        out,
+        "calibration",
+        tables=[constants_table(found), errors_table(found)],
+        document=document(found),
+        said=remarks(found),
+        drawn=lambda: [predicted_plot(found, out / PICTURE), path],
+    )
     return found
 
 

@@ -56,7 +56,7 @@ def check_drafter(config: DictConfig) -> list[Finding]:
         )
     drafter = name.removesuffix(".from_pretrained").rpartition(".")[2]
     console = terminal.console()
-    console.print(terminal.render(drafter_table(drafter, target.name, findings), terminal.Frame.NARROW))
+    terminal.show(console, drafter_table(drafter, target.name, findings))
     counts = Counter(finding.status for finding in findings)
     wrong = [finding for finding in findings if finding.failed]
     if wrong:

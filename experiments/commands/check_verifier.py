@@ -39,7 +39,7 @@ def check_verifier(config: DictConfig) -> list[Case] | list[SharedCase]:
     if not done:
         raise ValueError(f"{name} takes none of the drafts that are tried: chains and trees, {_words(list(LAWS))}")
     console = terminal.console(NARROW)
-    console.print(terminal.render(exactness_table(rule, done), terminal.Frame.TIGHT))
+    terminal.show(console, exactness_table(rule, done), frame=terminal.Frame.TIGHT)
     worst = max(done, key=lambda case: case.tv)
     exact = worst.tv < config.threshold
     where = f"{worst.shape}, {worst.law.name}, {worst.rows} tables, temperature {worst.temperature:g}"
@@ -69,7 +69,7 @@ def _check_shared(rule: Verifier, config: DictConfig) -> list[SharedCase]:
     with DraftProgress(work) as progress:
         done = list(shared_cases(rule, *settings, advance=progress.advance))
     console = terminal.console(NARROW)
-    console.print(terminal.render(shared_table(rule, done), terminal.Frame.TIGHT))
+    terminal.show(console, shared_table(rule, done), frame=terminal.Frame.TIGHT)
     differing = sum(case.differing for case in done)
     p_value = min(case.p_value for case in done)
     if differing or p_value < SHARED_LEVEL:

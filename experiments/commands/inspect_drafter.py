@@ -67,12 +67,12 @@ def inspect_drafter(config: DictConfig) -> Inspection:
     title = f"{type(first).__name__} {options.get('name') or ''}".strip()
     usual = USUAL.get(kind)
     console = terminal.console()
-    for table in (
+    terminal.show(
+        console,
         facts_table(f"{title}, inspected with {target.name}", facts_of(found.drafter, target, checkpoint)),
         predictions_table(found, usual),
-        *([tried_table(found)] if found.tried or found.refused else []),
-    ):
-        console.print(terminal.render(table, terminal.Frame.NARROW))
+        tried_table(found) if found.tried or found.refused else None,
+    )
     terminal.say(console, *verdict(title, target.name, found, usual, trained))
     return found
 

@@ -92,7 +92,7 @@ def optimize_tree(config: DictConfig) -> list[Optimized]:
         terminal.list_written(console, written)
         if config.measure:
             optimized = replace(optimized, measured=_measured(changed, optimized, out, bootstrap))
-            console.print(terminal.render(measured_table(optimized, bootstrap), terminal.Frame.NARROW))
+            terminal.show(console, measured_table(optimized, bootstrap))
             print_advice(console, optimized)
             write_figures(optimized, out, bootstrap, about)
         found.append(optimized)

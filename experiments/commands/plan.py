@@ -1,6 +1,5 @@
 """A plan for a checked configuration: what it asks, and what is printed and written about it."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from experiments.planning.plan import Plan
 from experiments.planning.question import Question
 from experiments.planning.sources import read_config, shape_of
 from experiments.reporting import terminal
+from experiments.reporting.formats import publish
 from experiments.reporting.plan import figures_of, head_lines, tables, tail_lines
 from specdec.physics.calibrated import CalibratedRounds
 from specdec.physics.devices import TABLE, Device, find_device, read_devices
@@ -28,21 +28,17 @@ DEVICE = "h100"
 def plan(config: DictConfig) -> Plan:
     """Plan, print the tables, write ``plan.json`` and the pictures, and return the plan."""
     made = Plan(question_of(config))
-    console = terminal.console()
-    terminal.say(console, *head_lines(made))
-    for table in tables(made):
-        console.print(terminal.render(table, terminal.Frame.NARROW))
-    terminal.say(console, *tail_lines(made))
     out = Path(config.out)
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / "plan.json"
-    path.write_text(json.dumps(figures_of(made), indent=1) + "\n", encoding="utf-8")
-    written = [path]
-    if config.pictures:
+
+    def drawn() -> list[Path]:
+        if not config.pictures:
+            return []
         from experiments.reporting.plan_plot import draw  # it imports matplotlib
 
-        written += draw(made, out)
-    terminal.list_written(console, written)
+        return draw(made, out)
+
+    terminal.say(terminal.console(), *head_lines(made))
+    publish(out, "plan", tables=tables(made), figures=figures_of(made), said=tail_lines(made), drawn=drawn)
     return made
 
 

@@ -14,7 +14,6 @@ from experiments.reporting.policies import loss_table, policy_losses
 from experiments.reporting.requests import in_flight_plot, requests_plot, requests_table
 from experiments.reporting.run_plots import RUN_PLOTS, category_plot, methods_plot, nodes_plot
 from experiments.reporting.run_tables import category_table, comparison_table, methods_table, run_table
-from experiments.reporting.table import Table
 from experiments.results.summary import Summary
 from experiments.session.assembly import measure_methods
 from experiments.session.measurement import Ended, Report, Shown
@@ -43,12 +42,8 @@ def run(config: DictConfig) -> Summary:
 def _report_on_one(config: DictConfig) -> Report:
     main = comparison_table if len(config.policies) > 1 else run_table
 
-    def tables(summary: Summary, title: str) -> list[Table]:
-        categories = category_table(summary)
-        return [main(summary, title), *([categories] if categories is not None else [])]
-
     return Report(
-        tables=tables,
+        tables=lambda summary, title: [main(summary, title), category_table(summary)],
         plots={**RUN_PLOTS, "categories.png": category_plot},
         studies=[partial(_policy_losses, config)] if config.policies else [],
     )
@@ -96,8 +91,7 @@ def _policy_losses(config: DictConfig, ended: Ended) -> Shown:
         rows=config.engine.max_batch_size,
         bootstrap=bootstrap,
     )
-    table = loss_table(losses, bootstrap.confidence)
-    return [] if table is None else [table], []
+    return [loss_table(losses, bootstrap.confidence)], []
 
 
 def _asks_for_requests(config: DictConfig) -> bool:
@@ -109,10 +103,8 @@ def _asks_for_requests(config: DictConfig) -> bool:
 
 def _with_requests(report: Report) -> Report:
     """The report with the table and the pictures of requests."""
-
-    def tables(summary: Summary, title: str) -> list[Table]:
-        requests = requests_table(summary)
-        return [*report.tables(summary, title), *([requests] if requests is not None else [])]
-
-    plots = {"requests.png": requests_plot, "in_flight.png": in_flight_plot}
-    return replace(report, tables=tables, plots={**report.plots, **plots})
+    return replace(
+        report,
+        tables=lambda summary, title: [*report.tables(summary, title), requests_table(summary)],
+        plots={**report.plots, "requests.png": requests_plot, "in_flight.png": in_flight_plot},
+    )

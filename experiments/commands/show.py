@@ -35,7 +35,7 @@ def show(config: DictConfig) -> None:
         raise ValueError(f"{folder} has no results: no prompt of that run has finished")
     console = terminal.console()
     if config.prompt is None:
-        console.print(terminal.render(_prompt_table(records)))
+        terminal.show(console, _prompt_table(records), frame=terminal.Frame.FULL)
         return
     chosen = choose_records(
         records,

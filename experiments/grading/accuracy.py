@@ -1,40 +1,15 @@
 """From the scores of single answers to accuracy, and its paired difference from plain decoding."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from experiments.results.frame import Figures
 from experiments.results.statistics import Bootstrap, Interval
 
 Scores = Mapping[tuple[str, str], Mapping[int, float]]
 """By task and metric: the score of every document, by its number."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Accuracy:
-    """A method's mean score on one task, beside plain decoding's on the same documents.
-
-    Attributes:
-        metric: Its score, with lm-eval's filter of the answer: ``exact_match, strict-match``.
-        plain_interval: Its bootstrap interval over documents; None with one document.
-        difference: What the method has more.
-        difference_interval: Its interval. The same documents are drawn for both.
-        better, worse: Documents that the method scores higher, or lower, on.
-    """
-
-    task: str
-    metric: str
-    documents: int
-    plain: float
-    plain_interval: Interval | None
-    accuracy: float
-    interval: Interval | None
-    difference: float
-    difference_interval: Interval | None
-    better: int
-    worse: int
 
 
 def scores_of(results: Mapping[str, Any]) -> dict[tuple[str, str], dict[int, float]]:
@@ -50,35 +25,43 @@ def scores_of(results: Mapping[str, Any]) -> dict[tuple[str, str], dict[int, flo
     return found
 
 
-def accuracies(plain: Scores, drafted: Scores, bootstrap: Bootstrap) -> list[Accuracy]:
-    """The accuracy on every task by every metric, in the tasks' order."""
+def accuracies(plain: Scores, drafted: Scores, bootstrap: Bootstrap) -> list[Figures]:
+    """Return a method's mean score on every task by every metric, beside plain decoding's on the same documents.
+
+    Returns:
+        In the tasks' order: ``task``, ``metric`` (with lm-eval's filter of the answer: ``exact_match, strict-match``),
+        how many ``documents``, the score of ``plain`` decoding, the method's ``accuracy``, and the ``difference``: what
+        the method has more. Their bootstrap intervals over documents, in which the same ones are drawn for both, are
+        ``plain_interval``, ``interval`` and ``difference_interval``; None with one document. The documents that the
+        method scores higher, or lower, on are ``better`` and ``worse``.
+    """
     found = []
     for (task, metric), theirs in plain.items():
         own = drafted.get((task, metric), {})
         shared = [document for document in theirs if document in own]
-        if shared:
-            before = np.array([theirs[document] for document in shared])
-            after = np.array([own[document] for document in shared])
-            found.append(_accuracy(task, metric, before, after, bootstrap))
+        if not shared:
+            continue
+        before, after = (np.array([scores[document] for document in shared]) for scores in (theirs, own))
+        (first, one), (second, two), (change, both) = (
+            _mean(each, bootstrap) for each in (before, after, after - before)
+        )
+        found.append(
+            Figures(
+                task=task,
+                metric=metric,
+                documents=len(shared),
+                plain=first,
+                plain_interval=one,
+                accuracy=second,
+                interval=two,
+                difference=change,
+                difference_interval=both,
+                better=int((after > before).sum()),
+                worse=int((after < before).sum()),
+            )
+        )
     return found
 
 
-def _accuracy(task: str, metric: str, plain: np.ndarray, own: np.ndarray, bootstrap: Bootstrap) -> Accuracy:
-    change = own - plain
-    return Accuracy(
-        task=task,
-        metric=metric,
-        documents=len(own),
-        plain=float(plain.mean()),
-        plain_interval=bootstrap.interval(_mean, [plain]),
-        accuracy=float(own.mean()),
-        interval=bootstrap.interval(_mean, [own]),
-        difference=float(change.mean()),
-        difference_interval=bootstrap.interval(_mean, [change]),
-        better=int((change > 0).sum()),
-        worse=int((change < 0).sum()),
-    )
-
-
-def _mean(values: np.ndarray, *, axis: int = -1) -> np.ndarray:
-    return values.mean(axis)
+def _mean(values: np.ndarray, bootstrap: Bootstrap) -> tuple[float, Interval | None]:
+    return float(values.mean()), bootstrap.interval(np.mean, [values])

@@ -1,21 +1,18 @@
 """The report of benchmarks: a table of scores beside plain decoding's, and its files."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from experiments.grading.accuracy import Accuracy
-from experiments.reporting import terminal
 from experiments.reporting.cells import lossiness
-from experiments.reporting.formats import USUAL, document, write_formats, write_texts
+from experiments.reporting.formats import USUAL, document, publish, write_formats
 from experiments.reporting.table import Cell, Table, left
-from experiments.results.origin import json_text
+from experiments.results.frame import Figures
 from experiments.results.statistics import Interval
 
 
 def report_accuracy(
-    rows: Sequence[Accuracy],
+    rows: Sequence[Figures],
     out: Path,
     *,
     method: str,
@@ -29,17 +26,21 @@ def report_accuracy(
     notes = [f"intervals at {confidence:.0%}, over documents; the difference is paired"]
     if length is not None:
         notes.append(f"{method}: {length:.2f} tokens per round")
-    table, console = accuracy_table(rows, title, Cell(method, emphasis=lossiness(exactness)), notes), terminal.console()
-    console.print(terminal.render(table, terminal.Frame.NARROW))
+    table = accuracy_table(rows, title, Cell(method, emphasis=lossiness(exactness)), notes)
     facts = {"title": title, "method": method, "exactness": exactness, "mean_acceptance_length": length}
-    contents = {**facts, "confidence": confidence, "rows": [asdict(each) for each in rows]}
-    texts = write_texts(out, {"accuracy.json": json_text(contents)})
     text = document(table, notes)
-    written = write_formats(formats, out, "accuracy", document=text, table=table, figures=lambda: _figures(rows))
-    terminal.list_written(console, [*written, *texts])
+    publish(
+        out,
+        "accuracy",
+        tables=[table],
+        figures={**facts, "confidence": confidence, "rows": rows},
+        drawn=lambda: write_formats(
+            formats, out, "accuracy", document=text, table=table, figures=lambda: _figures(rows)
+        ),
+    )
 
 
-def accuracy_table(rows: Sequence[Accuracy], title: str, method: Cell, notes: list[str]) -> Table:
+def accuracy_table(rows: Sequence[Figures], title: str, method: Cell, notes: list[str]) -> Table:
     """A row per task and metric."""
     return Table.of(
         rows,
@@ -63,12 +64,12 @@ def _score(value: float, bounds: Interval | None, *, sign: str) -> Cell:
     return Cell(f"{value:{sign}.3f}", more)
 
 
-def _figures(rows: Sequence[Accuracy]) -> Any:
+def _figures(rows: Sequence[Figures]) -> Any:
     import pandas  # when asked for: it takes a while
 
     flat: list[dict[str, Any]] = []
     for row in rows:
-        values = asdict(row)
+        values = dict(row)
         for name in ("plain_interval", "interval", "difference_interval"):
             low, high = values.pop(name) or (None, None)
             prefix = name.removesuffix("_interval") if name != "interval" else "accuracy"

@@ -45,7 +45,7 @@ def report_batch_sweep(runs: Sequence[Run], folder: Path) -> list[Figures]:
         document=document(f"{'; '.join(made.notes)}.", made, said),
         figures={"curves": [{name: value for name, value in each.items() if name != "top"} for each in found]},
         said=said,
-        pictures=(batch_sweep_plot(found, folder / f"{name}.png", "; ".join(about)) for name in ["batch_sweep"]),
+        drawn=lambda: [batch_sweep_plot(found, folder / "batch_sweep.png", "; ".join(about))],
     )
     return found
 

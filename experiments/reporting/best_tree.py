@@ -10,9 +10,9 @@ from rich.console import Console
 
 from experiments.reporting import style, terminal
 from experiments.reporting.cells import NOTHING, number, signed_percent, times, with_interval
+from experiments.reporting.formats import write_texts
 from experiments.reporting.table import Cell, Column, Emphasis, Table, left
 from experiments.results.frame import Figures
-from experiments.results.origin import json_text
 from experiments.results.statistics import Bootstrap
 from experiments.tracing.rates import Recorded
 from specdec.drafting.best_shapes import AcceptanceRates, PlannedShape
@@ -257,8 +257,7 @@ def remarks(optimized: Optimized) -> list[str]:
 
 def print_found(console: Console, optimized: Optimized, bootstrap: Bootstrap) -> None:
     """Print the rates, the sizes, and the best tree as an override."""
-    for table in (rates_table(optimized, bootstrap), sizes_table(optimized)):
-        console.print(terminal.render(table, terminal.Frame.NARROW))
+    terminal.show(console, rates_table(optimized, bootstrap), sizes_table(optimized))
     terminal.say(console, *remarks(optimized))
     print_advice(console, optimized)
 
@@ -302,9 +301,7 @@ def write_figures(optimized: Optimized, out: Path, bootstrap: Bootstrap, about: 
         "advice": optimized.advice()[0],
         "remarks": remarks(optimized),
     }
-    path = out / f"T{optimized.temperature:g}.json"
-    path.write_text(json_text(content), encoding="utf-8")
-    return path
+    return write_texts(out, {f"T{optimized.temperature:g}.json": content})[0]
 
 
 def write_found(optimized: Optimized, out: Path, about: str) -> list[Path]:

@@ -15,7 +15,6 @@ from experiments.reporting.two_way import report_two_way
 from experiments.reporting.verdicts import counted, say_verdict, sentence, warning
 from experiments.results.comparison import Row, best_of, commit_of, differences, make_rows, title
 from experiments.results.lossless import NOT_LOSSLESS
-from experiments.results.origin import json_text
 from experiments.results.runs import Run
 
 if TYPE_CHECKING:
@@ -53,12 +52,12 @@ def report_comparison(
     rows, about = make_rows(runs), title(runs)
     notes = [*(f"MIXED: the runs {text}" for text in mixed), *remarks(runs), *missing, *_verdicts(rows)]
     table, console = comparison_table(rows, about), terminal.console()
-    console.print(terminal.render(table, terminal.Frame.NARROW))
+    terminal.show(console, table)
     # A picture has no room for a list of folders.
     told = [note.partition(" in ")[0] if note.startswith("NOISY") else note for note in notes]
     subtitle = "; ".join([about, *(note for note in told if note.startswith(("MIXED", "INCOMPLETE", "NOISY")))])
     figures = [{"name": ", ".join(row.name), "folder": str(row.run.folder), **row.method} for row in rows]
-    written = write_texts(out, {"comparison.json": json_text({"title": about, "notes": notes, "rows": figures})})
+    written = write_texts(out, {"comparison.json": {"title": about, "notes": notes, "rows": figures}})
     noise = [note for note in notes if note.startswith("NOISY")]
     written += report_two_way(rows, out, subtitle, console, notes=noise)
     for note in notes:

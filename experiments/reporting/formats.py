@@ -21,27 +21,25 @@ def publish(
     name: str,
     *,
     tables: Sequence[Table],
-    document: str,
-    figures: Mapping[str, Any],
+    figures: Mapping[str, Any] | None = None,
+    document: str = "",
     said: Sequence[str] = (),
     more: Mapping[str, str] | None = None,
-    pictures: Iterable[Path] = (),
-    files: Iterable[Path] = (),
+    drawn: Callable[[], Iterable[Path]] = tuple,
 ) -> None:
     """Print tables and sentences, write a report's files, and list these.
 
-    ``document`` is the report in Markdown (empty for none); ``more`` has further texts, by the names of their files;
-    ``pictures`` and ``files`` are made when the texts are written.
+    ``figures`` become JSON, and ``document`` is the report in Markdown (empty for none); ``more`` has further texts, by
+    the names of their files; ``drawn`` makes pictures and other files when the texts are written.
     """
     from experiments.reporting import terminal  # it imports rich, and settings only want the names of the formats
 
     console = terminal.console()
-    for table in tables:
-        console.print(terminal.render(table, terminal.Frame.NARROW))
+    terminal.show(console, *tables)
     terminal.say(console, *said)
-    texts = {f"{name}.md": document} if document else {}
-    written = write_texts(out, {**texts, f"{name}.json": json_text(figures), **(more or {})})
-    terminal.list_written(console, [*written, *pictures, *files])
+    texts = {f"{name}.md": document, f"{name}.json": figures, **(more or {})}
+    written = write_texts(out, {file: text for file, text in texts.items() if text})
+    terminal.list_written(console, [*written, *drawn()])
 
 
 def write_formats(
@@ -74,11 +72,11 @@ def write_formats(
     return written
 
 
-def write_texts(folder: Path, texts: Mapping[str, str]) -> list[Path]:
-    """Write texts into a folder, by the names of their files, and return the files."""
+def write_texts(folder: Path, texts: Mapping[str, str | Mapping[str, Any]]) -> list[Path]:
+    """Write texts, and figures as JSON, into a folder, by the names of their files, and return the files."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
+        (folder / name).write_text(text if isinstance(text, str) else json_text(text), encoding="utf-8")
     return [folder / name for name in texts]
 
 

@@ -15,7 +15,7 @@ from experiments.results.comparison import commit_of
 from experiments.results.frame import Figures, Frame, Outputs, frame_of, rounds_of
 from experiments.results.metrics import mean_acceptance_length
 from experiments.results.noise import noise_of
-from experiments.results.origin import json_text, read_manifest
+from experiments.results.origin import read_manifest
 from experiments.results.records import GREEDY_BELOW, PLAIN, Record
 from experiments.results.requests import percentile
 from experiments.results.statistics import Bootstrap, ratio_of_sums
@@ -215,8 +215,7 @@ def report_ingredients(
             remarks = said if table is made[-1] else f"{'; '.join(table.notes)}." if table.notes else ""
             parts += [f"**{table.title}**", table, remarks]
         tables += made
-    texts = {"ingredients.md": document(*parts), "ingredients.json": json_text({"ladders": found})}
-    written = write_texts(folder, texts)
+    written = write_texts(folder, {"ingredients.md": document(*parts), "ingredients.json": {"ladders": found}})
     for ladder in found:
         name = "ingredients.png" if len(found) == 1 else f"ingredients_T{ladder.temperature:g}.png"
         written.append(ingredients_plot(ladder, folder / name, about, labels))

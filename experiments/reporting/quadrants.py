@@ -195,7 +195,7 @@ def report_quadrants(runs: Sequence[Run], folder: Path, missing: Sequence[str] =
         document=document(f"{'; '.join(notes)}.", made, said),
         figures={"quadrants": found},
         said=said,
-        pictures=(quadrants_plot(own, folder / name, about, labels) for name, own in pictures.items()),
+        drawn=lambda: [quadrants_plot(own, folder / name, about, labels) for name, own in pictures.items()],
     )
     return found
 

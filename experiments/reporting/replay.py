@@ -58,7 +58,7 @@ def report_replay(
         figures={"title": title, "notes": notes, "drafts": done, "orderings": found},
         said=notes,
         more={"replay.csv": named.csv()},
-        pictures=pictures(),
+        drawn=pictures,
     )
 
 

@@ -61,7 +61,7 @@ def report_texts(
         figures={"files": list(files), "tokenizer": tokenizer, "drafters": found},
         said=[FORCED],
         more={"replay_text.csv": tables[0].csv()},
-        pictures=(text_plot(each, out / "replay_text.png", about, bootstrap.confidence) for each in [found]),
+        drawn=lambda: [text_plot(found, out / "replay_text.png", about, bootstrap.confidence)],
     )
 
 

@@ -43,6 +43,13 @@ def say(out: Console, *lines: str) -> None:
         out.print(line, highlight=False, markup=False)
 
 
+def show(out: Console, *tables: Table | None, frame: Frame = Frame.NARROW) -> None:
+    """Print those tables that there are."""
+    for table in tables:
+        if table is not None:
+            out.print(render(table, frame))
+
+
 def list_written(out: Console, paths: Iterable[Path]) -> None:
     """Say which files were written: a line for each folder, which is not broken."""
     folders: dict[Path, list[str]] = {}

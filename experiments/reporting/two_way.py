@@ -41,8 +41,7 @@ def report_two_way(
         if not listed:
             continue
         tables = [two_way_table(grid, confidence, notes=notes) for grid in listed]
-        for table in tables[:_SHOWN]:
-            console.print(terminal.render(table, terminal.Frame.NARROW))
+        terminal.show(console, *tables[:_SHOWN])
         if tables[_SHOWN:]:
             terminal.say(console, f"… and {len(tables) - _SHOWN} more tables of this kind in {name}.md")
         parts = [part for table in tables for part in (f"{table.title} ({'; '.join(table.notes)})", table)]

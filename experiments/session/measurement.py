@@ -37,7 +37,9 @@ TABLES = "tables.txt"
 """What a run shows at its end, in its folder."""
 
 Plot = Callable[[Summary, Path, str], Path | None]
-Shown = tuple[Sequence[Table], Sequence[Path]]
+Tables = Sequence[Table | None]
+"""Tables, and None for those that would say nothing."""
+Shown = tuple[Tables, Sequence[Path]]
 """Tables, and files that were written."""
 
 
@@ -62,7 +64,7 @@ class Report:
         studies: Make more tables and files at the end.
     """
 
-    tables: Callable[[Summary, str], Sequence[Table]]
+    tables: Callable[[Summary, str], Tables]
     plots: Mapping[str, Plot]
     opening: Callable[[Sequence[Contender], Sequence[Job]], None] | None = None
     studies: Sequence[Callable[[Ended], Shown]] = ()
@@ -164,10 +166,8 @@ class Measurement:
         if any(method.finished for method in summary.methods):
             more, files = self._closing(summary, records)
             written += files
-            used = utilization_table(summary)
-            tables = self.report.tables(summary, self.title)
-            for table in [*tables, *([used] if used is not None else []), *more]:
-                console.print(terminal.render(table))
+            tables = [*self.report.tables(summary, self.title), utilization_table(summary), *more]
+            terminal.show(console, *tables, frame=terminal.Frame.FULL)
             for name, plot in self.report.plots.items():
                 path = plot(summary, self.folder / name, self.title)
                 written += [path] if path is not None else []
@@ -187,12 +187,13 @@ class Measurement:
     def _closing(self, summary: Summary, records: Sequence[Record]) -> Shown:
         """More tables for the end, and the files of what policies have learned. Notes the peak of memory."""
         engines = {each.method: each.engine for each in self.contenders[1:] if isinstance(each.engine, Engine)}
-        learned = calibration_table(calibrations_of(engines))
         planned, held, meter = self.memory
         peak = meter.peak()
         note_in_manifest(self.folder, memory=memory_facts(planned, held, peak))
-        tables = [] if learned is None else [learned]
-        tables += [memory_table(planned, held, peak)] if isinstance(planned, RunMemory) else []
+        tables: Tables = [
+            calibration_table(calibrations_of(engines)),
+            memory_table(planned, held, peak) if isinstance(planned, RunMemory) else None,
+        ]
         files = keep_calibrations(engines, self.folder)
         ended = Ended(summary=summary, records=records, contenders=self.contenders, folder=self.folder)
         for study in self.report.studies:

@@ -62,8 +62,7 @@ def show_planned(planned: RunMemory | str) -> None:
         return
     planned.check()
     if not in_sweep():
-        console = terminal.console()
-        console.print(terminal.render(memory_table(planned), terminal.Frame.NARROW))
+        terminal.show(terminal.console(), memory_table(planned))
 
 
 def _planned(config: DictConfig, methods: Mapping[str, str]) -> RunMemory:

@@ -2,13 +2,14 @@
 
 import numpy as np
 
-from experiments.grading.accuracy import Accuracy, accuracies, scores_of
+from experiments.grading.accuracy import accuracies, scores_of
+from experiments.results.frame import Figures
 from experiments.results.statistics import Bootstrap
 
 BOOTSTRAP = Bootstrap(resamples=2000)
 
 
-def compared(plain: list[float], own: list[float], bootstrap: Bootstrap = BOOTSTRAP) -> Accuracy:
+def compared(plain: list[float], own: list[float], bootstrap: Bootstrap = BOOTSTRAP) -> Figures:
     key = ("gsm8k", "exact_match")
     (found,) = accuracies({key: dict(enumerate(plain))}, {key: dict(enumerate(own))}, bootstrap)
     return found
