@@ -14,7 +14,7 @@ from transformers import DynamicCache
 
 from drafters.heads.block import BlockHead
 from drafters.heads.block_files import load_block
-from drafters.heads.bound import lengthen, row_of
+from drafters.heads.bound import row_of
 from drafters.heads.training import (
     Anchors,
     Borrowed,
@@ -33,7 +33,7 @@ from specdec.arguments import instance, whole
 from specdec.drafting.block_scorer import BlockScorer
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.scored import ScoredSession
-from specdec.drafting.vocabulary import MOST_PADDING, VocabularyMap
+from specdec.drafting.vocabulary import VocabularyMap
 from specdec.execution.module import ModuleCaller
 from specdec.inflate import signal_width
 from specdec.interfaces import Drafter, Sizes
@@ -132,14 +132,8 @@ class BlockDrafter(OwnModelDrafter):
 
     def bind(self, target: Target, sizes: Sizes) -> ScoredSession:
         """Check that the head fits the target, and allocate its cache."""
-        head, width = self.head, target.model.config.get_text_config(decoder=True).hidden_size
-        inflated = signal_width(target.model) < width
-        if inflated and head.config.hidden_size == signal_width(target.model):
-            head = head.widened(width)  # it costs what such a target's head would
-        self._check_fit(head, target, inflated=inflated)
-        self.check_trained_on(target)
-        head = head.bound(target.model)
-        lengthen(head, sizes.max_length)
+        head: BlockHead = self.beside(self.head, self.hidden_layers, target, sizes)
+        self._check_block(head, target)
         runner = self.runner_for(head, "head", sizes, max_nodes=self.block_size - 1)
         vocabulary = VocabularyMap(runner.vocab_size, target.vocab_size, head.draft_ids)
         config, markov, confidence = head.config, head.markov_head, head.confidence_head
@@ -169,50 +163,27 @@ class BlockDrafter(OwnModelDrafter):
         )
         return ScoredSession(self, scorer, vocabulary, target.device, sizes, hidden_layers=self.hidden_layers)
 
-    def _check_fit(self, head: BlockHead, target: Target, *, inflated: bool) -> None:
-        """Refuse a target that the head was not made for; says what does not fit."""
-        config, text = head.config, target.model.config.get_text_config(decoder=True)
-        this, that = f"the head {self.name}", f"the target {target.name}"
-        remedy = "give a head that was trained on this target"
-        embeddings: Any = target.model.get_input_embeddings() if head.embed_tokens is None else head.embed_tokens
-        output: Any = target.model.get_output_embeddings() if head.lm_head is None else head.lm_head
-        rows, columns, ids = embeddings.weight.shape[0], output.weight.shape[0], head.draft_ids
+    def _check_block(self, head: BlockHead, target: Target) -> None:
+        """Refuse a target whose layers, tokens or output layer are not those that a bound head was made for."""
+        config, remedy = head.config, "give a head that was trained on this target"
+        embeddings, output = head.get_input_embeddings(), head.get_output_embeddings()
+        rows, columns, layers = embeddings.weight.shape[0], output.weight.shape[0], target.num_layers
+        inflated = signal_width(target.model) < target.model.config.get_text_config(decoder=True).hidden_size
         if self.mask_token_id >= rows:
             raise ValueError(
-                f"{this} fills its places with the mask token {self.mask_token_id}, and the embeddings have {rows} "
-                f"rows: give mask_token_id=…, or a head that was trained on this target"
+                f"the head {self.name} fills its places with the mask token {self.mask_token_id}, and the embeddings "
+                f"have {rows} rows: give mask_token_id=…, or a head that was trained on this target"
             )
-        if any(not 0 <= layer < text.num_hidden_layers for layer in self.hidden_layers):
+        if not inflated and config.target_layers not in (None, layers):
             raise ValueError(
-                f"{this} reads the hidden states {list(self.hidden_layers)} and {that} has {text.num_hidden_layers} "
-                f"layers, whose inputs are 0 to {text.num_hidden_layers - 1}: give hidden_layers=…, or a head that was "
-                f"trained on this target"
+                f"the head {self.name} was trained on a target of {config.target_layers} layers, and {target.name} has "
+                f"{layers}: {remedy}"
             )
-        if not inflated and config.target_layers not in (None, text.num_hidden_layers):
+        if head.draft_ids is None and config.markov_rank and columns != config.columns:
             raise ValueError(
-                f"{this} was trained on a target of {config.target_layers} layers, and {target.name} has "
-                f"{text.num_hidden_layers}: {remedy}"
+                f"the head {self.name} drafts {config.columns} tokens and the output layer of {target.name} has "
+                f"{columns}: {remedy}"
             )
-        read = len(self.hidden_layers) * text.hidden_size
-        if head.feature_width != read:
-            raise ValueError(
-                f"{this} reads {head.feature_width} channels per position, and {len(self.hidden_layers)} hidden states "
-                f"of {that} have {read}: {remedy}"
-            )
-        if (head.embed_tokens is None or head.lm_head is None) and config.hidden_size != text.hidden_size:
-            raise ValueError(
-                f"{this} is {config.hidden_size} wide and borrows the embeddings or the output layer of {that}, which "
-                f"is {text.hidden_size} wide: {remedy}"
-            )
-        padded = abs(columns - target.vocab_size) <= MOST_PADDING
-        if ids is None and (not padded or (config.markov_rank and columns != config.columns)):
-            raise ValueError(f"{this} drafts {config.columns} tokens and {that} has {target.vocab_size}: {remedy}")
-        if abs(config.vocab_size - target.vocab_size) > MOST_PADDING:  # as its files state it, if it borrows all layers
-            raise ValueError(
-                f"{this} is for a vocabulary of {config.vocab_size} tokens and {that} has {target.vocab_size}: {remedy}"
-            )
-        if ids is not None and int(ids[-1]) >= target.vocab_size:
-            raise ValueError(f"{this} drafts the token {int(ids[-1])} and {that} has {target.vocab_size}: {remedy}")
 
 
 class TrainedBlock(TrainedHead):

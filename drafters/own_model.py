@@ -1,11 +1,12 @@
 """What drafters have in common that run a model of their own: a small causal LM, or a head."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
 from transformers import PreTrainedModel
 
+from drafters.heads.bound import fitted, lengthen
 from drafters.heads.files import Where
 from drafters.heads.trained_on import TrainedOn, trained_on
 from specdec.arguments import flag, wholes
@@ -118,14 +119,24 @@ class OwnModelDrafter(ScoredDrafter):
             drafter.trained_on = trained_on(path, **where)
         return drafter
 
-    def check_trained_on(self, target: Target) -> None:
-        """Refuse another target than the one that the files name.
+    def beside(self, head: Any, layers: Sequence[int], target: Target, sizes: Sizes) -> Any:
+        """Return a head as it runs beside a target: as wide, on its device, with what it borrows, and as long.
+
+        Args:
+            head: The head, which is not changed.
+            layers: The target's hidden states that it reads.
+            target: The target.
+            sizes: The engine's sizes.
 
         Raises:
-            ValueError: It is another one.
+            ValueError: It does not fit the target, or its files name another one.
         """
+        head = fitted(head, self.name, layers, target)
         if self.trained_on is not None:
             self.trained_on.check(self.name, target)
+        head = head.bound(target.model)
+        lengthen(head, sizes.max_length)
+        return head
 
     def runner_for(self, model: PreTrainedModel, kind: str, sizes: Sizes, *, max_nodes: int) -> ModelRunner:
         """Return a runner of the model for one engine.

@@ -101,8 +101,6 @@ class FeatureBackbone(nn.Module):
             if self.embed_tokens is None:
                 raise ValueError("this head has no embeddings: it borrows the target's, call FeatureHead.bound first")
             embeds = self.embed_tokens(input_ids)
-        if features is None:
-            features = embeds.new_zeros(*embeds.shape[:2], self.feature_width)
         if position_ids is None:
             start = 0 if past_key_values is None else past_key_values.get_seq_length()
             position_ids = torch.arange(start, start + embeds.shape[1], device=embeds.device)[None]
@@ -113,7 +111,8 @@ class FeatureBackbone(nn.Module):
             past_key_values=past_key_values,
             position_ids=position_ids,
         )
-        hidden = self.join(embeds, features)
+        given = embeds.new_zeros(*embeds.shape[:2], self.feature_width) if features is None else features
+        hidden = self.join(embeds, given)
         rotary = self.rotary_emb(embeds, position_ids=position_ids, **self.rotary_arguments)
         inputs: list[Tensor] = []
         for layer in self.layers:

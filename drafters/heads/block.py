@@ -154,9 +154,19 @@ class BlockHead(PreTrainedModel):
         return tuple(self.config.hidden_layers or ())
 
     @property
+    def captured(self) -> int:
+        """How many hidden states of the target it reads."""
+        return len(self.hidden_layers)
+
+    @property
+    def captured_width(self) -> int:
+        """The width of each."""
+        return self.config.target_hidden_size or self.config.hidden_size
+
+    @property
     def feature_width(self) -> int:
         """The width of ``features``: the hidden states of ``hidden_layers`` side by side."""
-        return len(self.hidden_layers) * (self.config.target_hidden_size or self.config.hidden_size)
+        return self.captured * self.captured_width
 
     def get_input_embeddings(self) -> Any:
         return self.embed_tokens
@@ -343,7 +353,7 @@ class BlockHead(PreTrainedModel):
 
     def widened(self, width: int) -> "BlockHead":
         """Returns the same head for wider hidden states of the target; see ``bound.widened``."""
-        factor = width / self.config.hidden_size
+        factor = width / self.captured_width
         config = wider_config(self.config, factor)
         config.target_hidden_size, rank = width, self.config.markov_rank
 

@@ -2,12 +2,16 @@
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+
+from specdec.drafting.vocabulary import MOST_PADDING
+from specdec.inflate import signal_width
+from specdec.target.target import Target
 
 _Head = TypeVar("_Head", bound=nn.Module)
 
@@ -31,6 +35,60 @@ def beside(head: _Head, device: torch.device, dtype: torch.dtype) -> _Head:
     twin = copy.deepcopy(head)
     twin.zero_grad()  # a head in training was copied with its gradients
     return move(twin.requires_grad_(False), device, dtype).eval()
+
+
+def fitted(head: Any, name: str, layers: Sequence[int], target: Target) -> Any:
+    """Returns a head that fits a target, which is a wider one if the target is inflated.
+
+    Args:
+        head: A head with ``captured`` hidden states of ``captured_width`` and ``draft_ids``.
+        name: The head's, for messages.
+        layers: The target's hidden states that it reads.
+        target: The target.
+
+    Raises:
+        ValueError: The head was made for another target; says what does not fit.
+    """
+    this, that, remedy = f"the head {name}", f"the target {target.name}", "give a head that was trained on this target"
+    width, count = target.model.config.get_text_config(decoder=True).hidden_size, target.num_layers
+    if head.captured_width == signal_width(target.model) < width:
+        head = head.widened(width)  # it costs what such a target's head would
+    own, embeddings, output = head.config.hidden_size, head.get_input_embeddings(), head.get_output_embeddings()
+    if head.captured_width != width:
+        raise ValueError(
+            f"{this} reads hidden states of width {head.captured_width} and those of {that} have {width}: {remedy}"
+        )
+    if own != width and (embeddings is None or output is None):
+        part = "embeddings" if embeddings is None else "output layer"
+        raise ValueError(f"{this} is {own} wide and has no {part} of its own, and {that} is {width} wide: {remedy}")
+    beyond = [layer for layer in layers if layer < -1 or (count is not None and layer >= count)]
+    if beyond:
+        raise ValueError(
+            f"{this} reads the input of layer {beyond[0]} and {that} has the layers 0 to {(count or 0) - 1}: {remedy}, "
+            f"or hidden_layers"
+        )
+    if len(layers) != head.captured:
+        raise ValueError(
+            f"{this} reads {head.captured} hidden states, and hidden_layers={list(layers)} are {len(layers)}: give "
+            f"{head.captured}"
+        )
+    _check_vocabulary(head, this, that, target.vocab_size)
+    return head
+
+
+def _check_vocabulary(head: Any, this: str, that: str, tokens: int) -> None:
+    """Compare what a head has of the vocabulary with the target's: layers, or else what its files state."""
+    remedy = "give a head that was trained on this target"
+    ids, embeddings, output = head.draft_ids, head.get_input_embeddings(), head.get_output_embeddings()
+    if ids is not None and int(ids.max()) >= tokens:
+        raise ValueError(f"{this} drafts token {int(ids.max())} and {that} has {tokens} tokens: {remedy}")
+    layers = {"output layer": None if ids is not None else output, "embeddings": embeddings}
+    widths = {part: layer.weight.shape[0] for part, layer in layers.items() if layer is not None}
+    if not widths and head.config.vocab_size > 1:  # 1: not stated
+        widths["vocabulary"] = head.config.vocab_size
+    for part, known in widths.items():
+        if abs(known - tokens) > MOST_PADDING:
+            raise ValueError(f"the {part} of {this} has {known} tokens and {that} has {tokens}: {remedy}")
 
 
 def bound(head: _Head, target: PreTrainedModel) -> _Head:

@@ -266,7 +266,7 @@ def test_a_target_that_does_not_fit_is_refused(model: PreTrainedModel) -> None:
         (MedusaDrafter(medusa_heads(model), 2), tiny_model(vocab_size=24, layers=2), "64 tokens and the target .* 24"),
         (MTPDrafter(module, 2), model, "width 16 and those of the target .* have 32"),
         (MTPDrafter(MTPHead.for_target(model), 2), more, "64 tokens and the target .* has 664"),
-        (BlockDrafter(markov_head(model)), more, "drafts 64 tokens and the target .* 664"),
+        (BlockDrafter(markov_head(model)), more, "64 tokens and the target .* 664"),
     ]
     for drafter, target, words in cases:
         with pytest.raises(ValueError, match=words):

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,6 +19,15 @@ from specdec.drafting.pruning import reordered
 from specdec.drafting.rating import SOURCES, Rated, Rater, source_of, spared
 from specdec.drafting.scorer import Scorer
 from specdec.host import can_look
+
+
+class Learning(TypedDict, total=False):
+    """Arguments of every policy that learns: those of ``NodePolicy``."""
+
+    source: str
+    calibration: str | Path | None
+    learn: bool
+    explore: int
 
 
 class NodePolicy(ABC):
@@ -179,22 +188,11 @@ class ConfidenceNodes(NodePolicy):
         threshold: The least survival of a node that is verified; from 0 (all nodes) to 1. A node pays for itself where
             its survival is more than the tokens that the other nodes bring in the time that it takes: 0.15 where it
             takes a fifteenth of a round that brings two tokens. ``CostAwareNodes`` measures this.
-        source: See ``NodePolicy``.
-        calibration: See ``NodePolicy``.
-        learn: See ``NodePolicy``.
-        explore: See ``NodePolicy``.
+        **learning: See ``NodePolicy``.
     """
 
-    def __init__(
-        self,
-        threshold: float = 0.15,
-        *,
-        source: str = "auto",
-        calibration: str | Path | None = None,
-        learn: bool = True,
-        explore: int = 32,
-    ):
-        super().__init__(source=source, calibration=calibration, learn=learn, explore=explore)
+    def __init__(self, threshold: float = 0.15, **learning: Unpack[Learning]):
+        super().__init__(**learning)
         self.threshold = number("threshold", threshold, "give a probability, such as 0.15")
         if not 0 <= self.threshold <= 1:
             raise ValueError(f"threshold={threshold}: give a probability from 0 (all nodes) to 1")
@@ -230,22 +228,11 @@ class CostAwareNodes(NodePolicy):
     Args:
         costs: How long rounds take by the number of nodes, or a file of that (``RoundCosts.save``) or of calibrated
             costs. With None, set the attribute before the policy is used (``drafters.round_costs.measure_node_costs``).
-        source: See ``NodePolicy``.
-        calibration: See ``NodePolicy``.
-        learn: See ``NodePolicy``.
-        explore: See ``NodePolicy``.
+        **learning: See ``NodePolicy``.
     """
 
-    def __init__(
-        self,
-        costs: RoundCosts | str | Path | None = None,
-        *,
-        source: str = "auto",
-        calibration: str | Path | None = None,
-        learn: bool = True,
-        explore: int = 32,
-    ):
-        super().__init__(source=source, calibration=calibration, learn=learn, explore=explore)
+    def __init__(self, costs: RoundCosts | str | Path | None = None, **learning: Unpack[Learning]):
+        super().__init__(**learning)
         self.costs = RoundCosts.load(costs, by_nodes=True) if isinstance(costs, str | Path) else costs
 
     @property
