@@ -1,6 +1,5 @@
-"""Block drafters: trees over what the head says."""
+"""Block drafters: the head against its definition, and trees over what it says."""
 
-import heapq
 import itertools
 from typing import Any
 
@@ -11,29 +10,119 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from drafters.block import BlockDrafter
-from drafters.heads.block import BlockHead
-from specdec.batch import Batch
-from specdec.drafting.builders import ExpansionTree
+from drafters.heads.block import BlockHead, default_layers
+from drafters.heads.markov import MarkovHead
 from specdec.drafting.scored import ScoredSession
-from specdec.engine.engine import Engine
-from specdec.execution.frozen import weights_changed
+from specdec.forward import LOGITS, ForwardBatch, Wants
 from specdec.interfaces import Sizes
 from specdec.requests import SamplingParams
+from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
-from specdec.tree import DraftTree
+from specdec.topology import Topology
 from specdec.types import DraftSampling, Outcome
-from tests.components import markov_head
-from tests.drafters.blocks import HIDDEN, VOCAB, dense_logits, head_for
+from tests.drafters.blocks import HIDDEN, ROWS, VOCAB, context_of, dense_logits, head_for
 from tests.forwards import drafted, outcome_of, slots_of
 from tests.models import tiny_model
-from tests.sessions import Wrapped, Wrapping
-from tests.test_distribution import LEVEL, p_value
-from verifiers.rejection import RejectionVerifier
 
 
 @pytest.fixture(scope="module")
 def target() -> Target:
     return Target(tiny_model("llama", vocab_size=VOCAB))
+
+
+WINDOW = {"sliding_window": 6, "use_sliding_window": True}
+
+
+def forward_block(runner: ModelRunner, head: BlockHead, features: Tensor, tokens: Tensor, topology: Topology) -> Tensor:
+    """The logits of one block a row: the context in two pieces, into slots that are not in order."""
+    slots = np.array([2, 0, 3])
+    lengths = np.array(ROWS)
+    for start, stop in ((0, 4), (4, 7)):
+        piece = features[:, start:stop]
+        runner.run(
+            ForwardBatch(
+                tokens=torch.zeros(piece.shape[:2], dtype=torch.long),
+                slots=torch.from_numpy(slots),
+                lengths=torch.full((3,), start),
+                topology=Topology.chain(piece.shape[1], runner.device),
+                features=piece,
+                wants=Wants(logits=0),
+            )
+        )
+    output = runner.run(
+        ForwardBatch(
+            tokens=tokens,
+            slots=torch.from_numpy(slots),
+            lengths=torch.from_numpy(lengths),
+            topology=topology,
+            wants=LOGITS,
+        )
+    )
+    return output.scores
+
+
+@pytest.mark.parametrize(
+    ("settings", "attention"),
+    [
+        ({}, "grouped"),
+        ({}, "eager"),
+        ({"causal": True}, "grouped"),
+        ({"layer_kind": "llama"}, "grouped"),
+        ({"layer_types": ["full_attention", "sliding_attention"], **WINDOW}, "grouped"),
+        ({"layer_types": ["sliding_attention", "sliding_attention"], **WINDOW, "causal": True}, "eager"),
+        ({"input_embedding_scale": 3.0, "output_multiplier": 0.5, "final_logit_softcapping": 2.0}, "grouped"),
+    ],
+)
+def test_a_block_behind_its_context_is_what_the_papers_define(
+    target: Target, settings: dict[str, Any], attention: str
+) -> None:
+    """Ragged rows, one without any context; again once the forward is captured."""
+    head = head_for(target, **settings)
+    runner = ModelRunner(
+        head.bound(target.model), max_batch_size=4, max_length=32, max_nodes=4, attention=attention, optimize=True
+    )
+    width = head.config.block_size
+    topology = Topology.chain(width, runner.device) if head.config.causal else Topology.block(width, runner.device)
+    features = context_of(head)
+    tokens = torch.full((3, width), VOCAB - 1)
+    tokens[:, 0] = torch.tensor([5, 9, 11])
+    wanted = [
+        dense_logits(head, target, features[row, :length], tokens[row].tolist(), causal=head.config.causal)
+        for row, length in enumerate(ROWS)
+    ]
+    for _ in range(30 if attention == "grouped" else 1):  # more than it takes to be captured
+        found = forward_block(runner, head, features, tokens, topology)
+    for row in range(3):
+        torch.testing.assert_close(found[row].double(), wanted[row], atol=2e-4, rtol=2e-4)
+    if attention == "grouped":
+        assert runner.executor.recordings.keys, "nothing was captured"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
+def test_a_markov_head_is_what_the_paper_defines(kind: str) -> None:
+    torch.manual_seed(0)
+    head = MarkovHead(kind, vocab_size=9, draft_vocab_size=7, hidden_size=6, rank=4).double()
+    previous, hidden = torch.tensor([[3, 0, 8]]), torch.randn(1, 3, 6).double()
+    path = None
+    weights, state = {name: tensor.numpy() for name, tensor in head.state_dict().items()}, np.zeros(4)
+    sigmoid = lambda x: 1 / (1 + np.exp(-x))  # noqa: E731
+    for slot in range(3):
+        found, path = head(previous[:, slot], hidden[:, slot] if head.reads_hidden else None, path)
+        known, h = weights["markov_w1.weight"][previous[0, slot]], hidden[0, slot].numpy()
+        if kind == "gated":
+            gate = weights["gate_proj.weight"] @ np.concatenate([h, known]) + weights["gate_proj.bias"]
+            known = sigmoid(gate) * known
+        if kind == "rnn":
+            joint = weights["joint_proj.weight"] @ np.concatenate([state, known, h]) + weights["joint_proj.bias"]
+            g, c, o = joint[:4], joint[4:8], joint[8:]
+            state, known = sigmoid(g) * state + (1 - sigmoid(g)) * np.tanh(c), np.tanh(o)
+        np.testing.assert_allclose(found[0].numpy(), weights["markov_w2.weight"] @ known, atol=1e-12)
+
+
+def test_the_usual_layers() -> None:
+    assert default_layers(36, 5) == [1, 9, 17, 25, 33]
+    assert default_layers(28, 1) == [14]
 
 
 def bound(target: Target, head: BlockHead, tree: Any = None, **options: Any) -> ScoredSession:
@@ -68,51 +157,6 @@ def test_a_greedy_chain_takes_the_slots_best_tokens(target: Target, shifted: boo
         wanted = reference_for(target, drafter, states, row, root).argmax(-1)
         assert tree.tokens[row].tolist() == [root, *wanted.tolist()]
     assert tree.max_depth == (5 if shifted else 4)
-
-
-def best_first(log_probs: np.ndarray, nodes: int) -> set[tuple[int, ...]]:
-    """DDTree by a heap over rank tuples, as its paper has it: the most probable paths, as tuples of tokens."""
-    depth, vocab = log_probs.shape
-    order = np.argsort(-log_probs, axis=1, kind="stable")
-    value = lambda ranks: sum(log_probs[d, order[d, r]] for d, r in enumerate(ranks))  # noqa: E731
-    heap, found = [(-value((0,)), (0,))], set()
-    while len(found) < nodes:
-        _, ranks = heapq.heappop(heap)
-        found.add(tuple(int(order[d, r]) for d, r in enumerate(ranks)))
-        if ranks[-1] + 1 < vocab:
-            sibling = (*ranks[:-1], ranks[-1] + 1)
-            heapq.heappush(heap, (-value(sibling), sibling))
-        if len(ranks) < depth:
-            heapq.heappush(heap, (-value((*ranks, 0)), (*ranks, 0)))
-    return found
-
-
-def paths_of(tree: Any, row: int) -> set[tuple[int, ...]]:
-    found = set()
-    for node in range(1, tree.width):
-        path, at = [], node
-        while at > 0:
-            path.append(int(tree.tokens[row, at]))
-            at = int(tree.parents[row, at])
-        if tree.valid[row, node]:
-            found.add(tuple(path[::-1]))
-    return found
-
-
-@pytest.mark.parametrize("nodes", [1, 12])
-def test_trees_over_marginals_hold_the_best_paths_of_all(target: Target, nodes: int) -> None:
-    """DDTree: the same nodes as best-first search, and as enumerating all paths of two levels."""
-    drafter = bound(target, head_for(target), ExpansionTree(nodes, 4, nodes))
-    states = states_for(target, drafter)
-    drafter.observe(committed(states, [6, 6]))
-    tree = drafted(drafter, slots_of([[1] * 6 + [8], [2] * 6 + [9]], vocab_size=VOCAB, max_length=40))
-    for row, root in enumerate((8, 9)):
-        log_probs = reference_for(target, drafter, states, row, root).log_softmax(-1).numpy()
-        assert paths_of(tree, row) == best_first(log_probs, nodes)
-        pairs = {(a, b): log_probs[0, a] + log_probs[1, b] for a, b in itertools.product(range(VOCAB), repeat=2)}
-        kept = {path for path in paths_of(tree, row) if len(path) == 2}
-        worst = min((pairs[path] for path in kept), default=np.inf)
-        assert all(value <= worst + 1e-6 for path, value in pairs.items() if path not in kept)
 
 
 @pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
@@ -175,51 +219,6 @@ def test_confidence_is_known_before_a_token_is_drawn(target: Target) -> None:
     assert plain.scorer.confidence(tokens, 1) is None
 
 
-def test_the_context_is_what_one_forward_of_the_whole_text_gives() -> None:
-    """After recorded rounds that accepted more and less, in chunks and in slots that were used before."""
-    model = tiny_model("llama", vocab_size=VOCAB, layers=2)
-    head = markov_head(model)
-    drafter = BlockDrafter(head, [2, 1, 1])
-    engine = Engine(
-        Target(model), drafter, RejectionVerifier(), max_batch_size=2, max_length=48, prefill_chunk=5,
-        recording="rounds",
-    )  # fmt: skip
-    prompts = [[3] * 9, [7, 8, 9], [11], [5, 6] * 6]
-    outputs = engine.generate(prompts, SamplingParams(max_new_tokens=16, temperature=0.5))
-    assert sum(step.accepted for output in outputs for step in output.steps) > 5
-    stream = engine.stream([[3, 4] * 4, [9] * 3], SamplingParams(max_new_tokens=16, temperature=0.5))
-    tokens: dict[int, list[int]] = {}
-    for step in itertools.islice(stream, 8):
-        tokens.setdefault(step.request, []).extend(step.token_ids)
-    cache, bound_head = engine.session.models[0].cache, head.bound(model)
-    first = min(tokens)
-    for slot, prompt in enumerate([[3, 4] * 4, [9] * 3]):
-        text = prompt + tokens[first + slot]
-        with torch.no_grad():
-            states = model(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
-            fresh = bound_head(features=states[1]).past_key_values
-        keys, values = (tensor[0, slot, : len(text) - 1].transpose(0, 1) for tensor in cache.tensors)
-        torch.testing.assert_close(keys, fresh.layers[0].keys[0], atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(values, fresh.layers[0].values[0], atol=1e-4, rtol=1e-4)
-
-
-class SaysTheMarginals(Wrapped):
-    """Mutant: draws with the Markov head, and says q without it."""
-
-    def propose(self, batch: Batch) -> DraftTree:
-        tree = super().propose(batch)
-        if tree.draft_probs is not None:
-            depth = tree.width - 1
-            tree.draft_probs[:, :depth] = self.inner.scorer._logits[:, :depth].softmax(-1)  # type: ignore[attr-defined]
-        return tree
-
-
-def test_q_without_the_markov_head_s_part_is_rejected() -> None:
-    model = tiny_model("llama", vocab_size=5, scale=1.5, layers=2)
-    drafter = Wrapping(BlockDrafter(markov_head(model), 3), SaysTheMarginals)
-    assert p_value(model, drafter, RejectionVerifier(), SamplingParams(temperature=1.0), samples=1000) < LEVEL
-
-
 def test_a_root_that_the_head_s_embeddings_lack_is_drafted_for(target: Target) -> None:
     """A target's logits may be padded: drafts are bad then, and nothing fails."""
     head = head_for(target, owns_embeddings=True, owns_output=True, vocab_size=VOCAB - 4, mask_token_id=5)
@@ -227,18 +226,3 @@ def test_a_root_that_the_head_s_embeddings_lack_is_drafted_for(target: Target) -
     drafter.observe(committed(states_for(target, drafter), [6, 6]))
     slots = slots_of([[1] * 6 + [VOCAB - 1], [2] * 6 + [9]], vocab_size=VOCAB, max_length=40)
     assert drafted(drafter, slots).tokens[:, 1:].max() < VOCAB - 4
-
-
-def test_the_head_in_training_is_the_one_that_drafts(target: Target) -> None:
-    head = head_for(target)
-    drafter = bound(target, head)
-    drafter.observe(committed(states_for(target, drafter), [6, 6]))
-    slots = slots_of([[1] * 6 + [8], [2] * 6 + [9]], vocab_size=VOCAB, max_length=40)
-    before = drafted(drafter, slots).tokens.clone()
-    with torch.no_grad():
-        head.layers[1].mlp.down_proj.weight.neg_()
-    with pytest.raises(ValueError, match="weights_changed"):  # not followed silently
-        drafted(drafter, slots)
-    weights_changed()
-    assert not torch.equal(drafted(drafter, slots).tokens, before)
-    assert all(parameter.requires_grad for parameter in head.parameters())

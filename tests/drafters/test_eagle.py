@@ -1,27 +1,252 @@
-"""EAGLE's heads and their targets: what fits, and what binding changes."""
+"""EAGLE: public layouts load, heads come back as they were, what fits a target, and what binding changes."""
 
+import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from drafters.eagle import EagleDrafter
 from drafters.heads.eagle import Eagle3Head, EagleHead
-from specdec.drafting.builders import ExpansionTree, StaticTree
+from drafters.heads.eagle_files import layers_of, load_eagle, save_eagle
 from specdec.drafting.scored import ScoredSession
 from specdec.engine.engine import Engine
 from specdec.interfaces import Sizes
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
-from specdec.types import DraftSampling
-from tests.drafters.eagle_heads import VOCAB, eagle3
+from tests.components import eagle_head, wide
 from tests.models import tiny_model
-from verifiers import RejectionVerifier, TargetWalkVerifier
+from verifiers import TargetWalkVerifier
+
+VOCAB = 64
+IDS = [token for token in range(VOCAB) if token % 3]
+
+
+def eagle3(model, **options: Any) -> Eagle3Head:
+    given = {"hidden_layers": (0, 2, 3), "draft_ids": IDS} | options
+    return wide(Eagle3Head.for_target(model, **given), 1.5)
 
 
 @pytest.fixture(scope="module")
 def model():
     return tiny_model("llama", vocab_size=VOCAB)
+
+
+def rewritten(folder: Path, tensors: Callable[[dict[str, Tensor]], object] = len, **config: Any) -> Path:
+    """Changes the files of a checkpoint, and drops what only this project's say."""
+    (folder / "specdec.json").unlink(missing_ok=True)
+    stored = load_file(folder / "model.safetensors")
+    tensors(stored)
+    save_file(stored, folder / "model.safetensors")
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+    return folder
+
+
+def logits(head: EagleHead | Eagle3Head, model) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    states = [torch.randn(2, 5, head.captured_width, generator=generator) for _ in range(head.captured)]
+    bound = head.bound(model)
+    tokens = torch.randint(0, VOCAB, (2, 5), generator=generator)
+    with torch.inference_mode():
+        return bound(tokens, features=bound.fuse(states)).logits
+
+
+HEADS: dict[str, Callable[..., EagleHead | Eagle3Head]] = {
+    "eagle": eagle_head,
+    "eagle3": eagle3,
+    "eagle3, whole vocabulary": lambda model: eagle3(model, draft_ids=None),
+    "eagle3, own embeddings": lambda model: eagle3(model, owns_embeddings=True),
+    "eagle3.1": lambda model: eagle3(model, norm_each=True, feeds_normed=True, norm_before_residual=True),
+    "eagle3, two layers": lambda model: eagle3(model, layers=2),
+    "eagle3, five states": lambda model: eagle3(model, hidden_layers=(0, 1, 2, 3, -1)),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_comes_back_as_it_was(model, name: str, tmp_path: Path) -> None:
+    head = HEADS[name](model)
+    save_eagle(head, tmp_path, notes={"target": "some/target"})
+    again = load_eagle(tmp_path)
+    assert type(again) is type(head)
+    assert (again.hidden_layers, again.fed_back) == (head.hidden_layers, head.fed_back)
+    assert torch.equal(logits(again, model), logits(head, model))
+    assert json.loads((tmp_path / "specdec.json").read_text())["target"] == "some/target"
+
+
+def test_the_tensors_have_the_published_names(model, tmp_path: Path) -> None:
+    save_eagle(eagle3(model, norm_each=True), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    layer = {name.removeprefix("midlayer.") for name in tensors if name.startswith("midlayer.")}
+    rest = {name for name in tensors if not name.startswith("midlayer.")}
+    norms = {"input_layernorm.weight", "hidden_norm.weight", "post_attention_layernorm.weight"}
+    projections = {f"self_attn.{part}_proj.weight" for part in "qkvo"}
+    assert layer == norms | projections | {f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")}
+    fused = {"fc.weight", *(f"fc_norm.{i}.weight" for i in range(3))}
+    assert rest == fused | {"norm.weight", "lm_head.weight", "d2t", "t2d"}
+    assert tensors["midlayer.self_attn.q_proj.weight"].shape == (32, 64)
+    assert tensors["fc.weight"].shape == (32, 96)
+    assert (torch.arange(len(IDS)) + tensors["d2t"]).tolist() == IDS
+    assert tensors["t2d"].nonzero()[:, 0].tolist() == IDS
+
+
+def renamed(tensors: dict[str, Tensor], old: str, new: str) -> None:
+    for name in [name for name in tensors if name.startswith(old)]:
+        tensors[new + name.removeprefix(old)] = tensors.pop(name)
+
+
+def speculators(folder: Path) -> None:
+    """Turns a checkpoint into one as ``speculators`` writes it."""
+    file = folder / "config.json"
+    layer = json.loads(file.read_text())
+    theta = layer.pop("rope_theta")
+    layer["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
+    rewritten(folder, lambda tensors: renamed(tensors, "midlayer.", "layers.0."))
+    own = ("draft_vocab_size", "norm_before_residual", "norm_output", "target_hidden_size")
+    config = {key: layer.pop(key) for key in own}
+    config["eagle_aux_hidden_state_layer_ids"] = layer.pop("eagle_config")["eagle_aux_hidden_state_layer_ids"]
+    config |= {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "transformer_layer_config": layer,
+        "speculators_config": {"proposal_methods": [{"speculative_tokens": 3}], "verifier": {"name_or_path": "a/b"}},
+    }
+    file.write_text(json.dumps(config))
+
+
+def test_speculators_files_load(model, tmp_path: Path) -> None:
+    head = eagle3(model, norm_before_residual=True)
+    head.config.rope_parameters["rope_theta"] = 123.0
+    save_eagle(head, tmp_path)
+    speculators(tmp_path)
+    again = load_eagle(tmp_path)
+    assert isinstance(again, Eagle3Head)
+    assert again.norm_before_residual
+    assert again.hidden_layers == (0, 2, 3)
+    assert again.config.rope_parameters["rope_theta"] == 123.0
+    assert dict(again.named_parameters()).keys() == dict(head.named_parameters()).keys()
+
+
+def test_deepspecs_files_load(tmp_path: Path) -> None:
+    """Qwen3's norms of queries and keys, the whole vocabulary, embeddings, and outputs of layers as ids."""
+    target = tiny_model("qwen3", vocab_size=VOCAB)
+    config = target.config
+    config.num_hidden_layers, config.layer_types = 1, ["full_attention"]
+    config.rope_parameters["rope_theta"] = 777.0
+    head = wide(Eagle3Head(config, hidden_layers=(0, 1, 2, 3, 4), captured=5, owns_embeddings=True), 1.5)
+    save_eagle(head, tmp_path)
+
+    def change(tensors: dict[str, Tensor]) -> None:
+        renamed(tensors, "midlayer.", "layers.0.")
+        renamed(tensors, "", "model.")
+
+    rewritten(
+        tmp_path,
+        change,
+        architectures=["Qwen3Eagle3Model"],
+        eagle_config=None,
+        target_layer_ids=[-1, 0, 1, 2, 3],
+        num_hidden_layers=36,
+        rope_parameters=None,
+        rope_theta=777.0,
+    )
+    again = load_eagle(tmp_path)
+    assert again.hidden_layers == (0, 1, 2, 3, 4)
+    assert again.config.model_type == "qwen3"
+    torch.testing.assert_close(logits(again, target), logits(head, target))
+
+
+@pytest.mark.parametrize(
+    ("stored", "layers"),
+    [
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 16, 29]}}, (2, 16, 29)),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 16, 29]}, (2, 16, 29)),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 15, 28]}}, (2, 16, 29)),
+        ({"target_layer_ids": [1, 15, 28]}, (2, 16, 29)),
+        ({"target_layer_ids": [-1, 15, 28]}, (0, 16, 29)),
+        ({"target_layer_ids": [2, 15, 28], "eagle_aux_hidden_state_layer_ids": [1, 2, 3]}, (3, 16, 29)),
+        ({"eagle_config": {}}, None),
+    ],
+)
+def test_layer_numbers_mean_what_their_key_says(stored: dict[str, Any], layers: tuple[int, ...] | None) -> None:
+    assert layers_of(stored, {}) == layers
+    assert layers_of(stored, {"hidden_layers": [1, 2, 3]}) == (1, 2, 3)
+
+
+def test_rotary_parameters_of_old_and_new_files(model, tmp_path: Path) -> None:
+    save_eagle(eagle3(model), tmp_path)
+    linear = {"type": "linear", "factor": 2.0}
+    for theta, new, scaling, rope in (
+        (None, None, None, {"rope_type": "default", "rope_theta": 10000.0}),
+        (5e5, None, None, {"rope_type": "default", "rope_theta": 5e5}),
+        (5e5, {"rope_theta": 7.0}, None, {"rope_type": "default", "rope_theta": 7.0}),
+        (1e6, None, linear, {"rope_type": "linear", "rope_theta": 1e6, "factor": 2.0}),
+    ):
+        rewritten(tmp_path, rope_theta=theta, rope_parameters=new, rope_scaling=scaling)
+        found = load_eagle(tmp_path).config.rope_parameters
+        assert {key: found[key] for key in rope} == rope
+
+
+def shuffled(tensors: dict[str, Tensor]) -> None:
+    order = torch.randperm(len(IDS), generator=torch.Generator().manual_seed(1))
+    tensors["lm_head.weight"] = tensors["lm_head.weight"][order]
+    tensors["d2t"] = torch.tensor(IDS)[order] - torch.arange(len(IDS))
+
+
+WRONG = {"num_hidden_layers": 40, "intermediate_size": 11, "num_key_value_heads": 9, "draft_vocab_size": 5}
+
+
+@pytest.mark.parametrize(
+    ("change", "config"),
+    [
+        (len, WRONG),  # as published files state the target's sizes: tensors win over the configuration
+        (shuffled, {}),  # columns in any order
+        (lambda tensors: tensors.pop("d2t"), {}),  # marks alone
+    ],
+)
+def test_what_published_files_have_otherwise(model, tmp_path: Path, change, config: dict[str, Any]) -> None:
+    head = eagle3(model)
+    save_eagle(head, tmp_path)
+    again = load_eagle(rewritten(tmp_path, change, **config))
+    assert again.draft_ids is not None and again.draft_ids.tolist() == IDS
+    assert torch.equal(logits(again, model), logits(head, model))
+
+
+def test_embeddings_that_are_not_finite_are_the_targets(model, tmp_path: Path) -> None:
+    head = eagle3(model, owns_embeddings=True)
+    save_eagle(head, tmp_path)
+    assert load_eagle(tmp_path).model.embed_tokens is not None
+    assert load_eagle(tmp_path, embeddings="target").model.embed_tokens is None
+    rewritten(tmp_path, lambda tensors: tensors["embed_tokens.weight"].fill_(float("nan")))
+    again = load_eagle(tmp_path)
+    assert again.model.embed_tokens is None
+    assert again.bound(model).get_input_embeddings() is model.get_input_embeddings()
+    with pytest.raises(ValueError, match=r"embeddings='own' and .* has none that are finite: give 'target'"):
+        load_eagle(tmp_path, embeddings="own")
+
+
+def test_eagle1_without_a_bias_and_with_biases_of_attention(model, tmp_path: Path) -> None:
+    head = wide(EagleHead.for_target(model, fusion_bias=False), 1.5)
+    save_eagle(head, tmp_path)
+    biases = {f"layers.0.self_attn.{part}_proj.bias": rows for part, rows in (("q", 32), ("k", 16), ("v", 16))}
+    rewritten(tmp_path, lambda tensors: tensors.update({name: torch.ones(rows) for name, rows in biases.items()}))
+    again = load_eagle(tmp_path)
+    named = dict(again.named_parameters())
+    assert {f"model.{name}" for name in biases} <= set(named)
+    assert "model.fc.bias" not in named
+    assert "model.layers.0.self_attn.o_proj.bias" not in named
+
+
+def test_weights_as_torch_writes_them(model, tmp_path: Path) -> None:
+    head = eagle_head(model)
+    save_eagle(head, tmp_path)
+    torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    (tmp_path / "model.safetensors").unlink()
+    assert torch.equal(logits(load_eagle(tmp_path), model), logits(head, model))
 
 
 def bind(head: EagleHead | Eagle3Head, target, **options: Any) -> ScoredSession:
@@ -35,14 +260,6 @@ def test_the_layers_of_a_head_that_names_none_are_the_usual_ones(model) -> None:
     head.hidden_layers = None
     assert bind(head, deep).hidden_layers == (2, 4, 5)
     assert bind(head, deep, hidden_layers=(1, 2, 3)).hidden_layers == (1, 2, 3)
-
-
-def test_trees_and_laws_by_default(model) -> None:
-    head = eagle3(model)
-    assert isinstance(EagleDrafter(head).tree, ExpansionTree)
-    assert EagleDrafter(head).laws == {DraftSampling.DETERMINISTIC}
-    assert isinstance(EagleDrafter(head, 4).tree, StaticTree)
-    assert EagleDrafter(head, 4).laws == {DraftSampling.IID}
 
 
 def test_binding_changes_no_head_and_shares_its_weights(model) -> None:
@@ -67,14 +284,6 @@ def test_a_head_of_another_dtype_is_cast_and_its_frequencies_are_not(model) -> N
     assert half.lm_head.weight.dtype == torch.bfloat16
     assert torch.equal(half.model.rotary_emb.inv_freq, wanted)
     assert head.dtype == torch.float32
-
-
-def test_a_prompt_of_one_token_has_nothing_to_begin_with(model) -> None:
-    """The first round drafts nothing for it, and the second round does, while its batch mate drafts in both."""
-    with Engine(Target(model), EagleDrafter(eagle3(model), 2), RejectionVerifier(), max_batch_size=2) as engine:
-        one, other = engine.generate([[5], [1, 2, 3, 4]], SamplingParams(max_new_tokens=6))
-    assert [step.proposed_nodes for step in one.steps[:2]] == [0, 2]
-    assert other.steps[0].proposed_nodes == 2
 
 
 def test_positions_beyond_those_of_the_training_texts(model) -> None:

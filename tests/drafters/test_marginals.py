@@ -11,13 +11,12 @@ from drafters import marginals
 from drafters.marginals import MarginalDrafter, MarginalScorer
 from specdec.batch import Batch
 from specdec.engine.engine import Engine
-from specdec.interfaces import Sizes
 from specdec.random import Purpose, uniforms
 from specdec.requests import SamplingParams
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 from tests.components import TREE
-from tests.forwards import drafted, outcome_of, slots_of
+from tests.forwards import outcome_of, slots_of
 from tests.models import tiny_model
 from tests.test_distribution import LEVEL, p_value
 from verifiers.rejection import RejectionVerifier
@@ -121,27 +120,6 @@ def test_other_laws_are_refuted(target: Target, mutant: type[MarginalScorer]) ->
     assert refuted(target, estimated(target, False, mutant), False)
 
 
-def test_whether_the_root_is_known_makes_a_difference(target: Target) -> None:
-    assert refuted(target, estimated(target, True), False)
-
-
-def test_the_first_unknown_tokens_are_stratified(target: Target) -> None:
-    """A token that should be drawn n times is drawn within two of n, where independent draws spread by √n."""
-    seen = []
-
-    class Watched(MarginalScorer):
-        def _drawn(self, law: Tensor, batch: Batch, level: int) -> Tensor:
-            drawn = super()._drawn(law, batch, level)
-            if level == 0:
-                seen.append((law[:, 0], drawn))
-            return drawn
-
-    estimated(target, True, Watched)
-    ((law, drawn),) = seen
-    counts = torch.nn.functional.one_hot(drawn, VOCAB).sum(1)
-    assert ((counts - SAMPLES * law).abs() < 2 + 1e-3).all()
-
-
 @pytest.mark.full
 def test_continuations_that_share_numbers_with_the_drafts_bias_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens must be drawn from q, given q. The generic test of distributions accepts the drafter as it is."""
@@ -167,10 +145,3 @@ def test_greedy_text_is_foreseen(knows_root: bool) -> None:
         assert accepted[1:-1] == [3] * len(accepted[1:-1])
         if knows_root:
             assert accepted[0] == (3 if len(output.prompt_ids) > 1 else 0)
-
-
-def test_rows_without_a_committed_token_propose_nothing(target: Target) -> None:
-    session = MarginalDrafter(2, samples=4).bind(target, Sizes(max_batch_size=2, max_length=20))
-    assert drafted(session, slots_of([[1], [2]], vocab_size=VOCAB, max_length=20)).width == 1
-    tree = drafted(session, slots_of([[1], [2, 3]], vocab_size=VOCAB, max_length=20))
-    assert tree.valid.tolist() == [[True, False, False], [True, True, True]]

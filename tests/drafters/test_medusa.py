@@ -1,12 +1,17 @@
-"""Medusa: what is drafted from which hidden state, and what is refused."""
+"""Medusa's and Hydra's heads: the checkpoint formats, what is drafted from which hidden state and path."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from drafters.heads.assemble import named
 from drafters.heads.last_state import DEFAULT_SHAPE
+from drafters.heads.training import Anchors, TargetStates, TextBatch
+from drafters.hydra import NAMES, HydraDrafter, TrainedHydra
 from drafters.medusa import MedusaDrafter, MedusaHeads
 from specdec.batch import Batch
 from specdec.drafting.scored import ScoredSession
@@ -15,14 +20,181 @@ from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from specdec.tree import TreeShape
 from specdec.types import DraftSampling, Outcome
-from tests.drafters.medusa_heads import HIDDEN, VOCAB, random_heads
+from tests.components import hydra_heads
 from tests.forwards import drafted, outcome_of, slots_of
 from tests.models import tiny_model
+
+HIDDEN, VOCAB = 32, 64
 
 
 @pytest.fixture(scope="module")
 def target() -> Target:
     return Target(tiny_model(vocab_size=VOCAB))
+
+
+def law(weights: dict[str, Tensor], state: Tensor, embeddings: Tensor, path: list[int]) -> Tensor:
+    """The paper's formula for the children of a path from the root on, with weights by their public names."""
+    head = len(path) - 1
+    x = torch.cat([state, *(embeddings[token] for token in path)])
+    for layer in range(2):
+        name = f"hydra_mlp.{head}.{layer}"
+        z = x @ weights[f"{name}.linear.weight"].T + weights[f"{name}.linear.bias"]
+        if f"{name}.res_connection.weight" in weights:
+            x = x @ weights[f"{name}.res_connection.weight"].T + weights[f"{name}.res_connection.bias"]
+        x = x + z * torch.sigmoid(z)
+    return (x @ weights[f"hydra_lm_head.{head}.weight"].T + weights[f"hydra_lm_head.{head}.bias"]).softmax(-1)
+
+
+@torch.no_grad()
+def test_every_node_is_scored_from_its_own_path(target: Target) -> None:
+    """The path's tokens count: with others above it, a node's law is another one."""
+    heads = hydra_heads(target.model, num_layers=2)
+    weights, embeddings = named(heads.state_dict(), NAMES), target.model.get_input_embeddings().weight
+    drafter = HydraDrafter(heads, [3, 2, 2], sampling="without_replacement")
+    session = drafter.bind(target, Sizes(max_batch_size=2, max_length=50))
+    hidden = torch.randn(2, 4, HIDDEN, generator=torch.Generator().manual_seed(0))
+    session.observe(outcome_of(torch.zeros(2, 4, dtype=torch.long), [4, 2], hidden_states={-1: hidden}))
+    sampling = [SamplingParams(temperature=1.0)] * 2
+    tree = drafted(session, slots_of([[0, 5], [0, 6]], vocab_size=VOCAB, max_length=50, params=sampling))
+    assert tree.draft_probs is not None
+    apart, compared = 0.0, 0
+    for row, state in enumerate((hidden[0, 3], hidden[1, 1])):
+        parents = tree.parents[row].tolist()
+        for node in {parent for parent in parents if parent >= 0}:
+            path, at = [], node
+            while at >= 0:
+                path.insert(0, int(tree.tokens[row, at]))
+                at = parents[at]
+            wanted = law(weights, state, embeddings, path)
+            torch.testing.assert_close(tree.draft_probs[row, node], wanted, rtol=1e-4, atol=1e-5)
+            others = [(token + 1) % VOCAB for token in path]
+            apart = max(apart, float((law(weights, state, embeddings, others) - wanted).abs().sum()))
+            compared += 1
+    assert compared == 2 * (1 + 3 + 6) and apart > 0.1
+
+
+def test_a_hydra_checkpoint_comes_back_as_it_was(target: Target, tmp_path: Path) -> None:
+    heads = hydra_heads(target.model, num_layers=3)
+    heads.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "hydra_lm_head.safetensors")
+    assert tensors["hydra_mlp.1.0.res_connection.weight"].shape == (HIDDEN, 3 * HIDDEN)
+    assert "hydra_mlp.1.2.linear.bias" in tensors and "hydra_lm_head.2.bias" in tensors
+    save_file(tensors | {"input_embed_fn.weight": torch.zeros(VOCAB, HIDDEN)}, tmp_path / "hydra_lm_head.safetensors")
+    again = HydraDrafter.from_pretrained(tmp_path).heads
+    assert again.num_layers == 3
+    for name, tensor in heads.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor), name
+
+
+def test_training_predicts_what_the_drafter_does(target: Target) -> None:
+    """The trained head's logits at a text's own tokens are the heads' over the same path."""
+    head = TrainedHydra(depths=3, num_layers=2)
+    head.begin(target, None)
+    head.head.load_state_dict(hydra_heads(target.model, num_layers=2).state_dict())
+    tokens = torch.randint(VOCAB, (1, 9), generator=torch.Generator().manual_seed(1))
+    batch = TextBatch(tokens, torch.ones_like(tokens).bool(), torch.zeros_like(tokens), torch.arange(9)[None])
+    hidden = torch.randn(1, 9, HIDDEN, generator=torch.Generator().manual_seed(2))
+    anchors = Anchors.everywhere(batch, 3)
+    found = head(batch, TargetStates({-1: hidden}, torch.nn.Identity()), anchors)
+    embeddings = target.model.get_input_embeddings().weight
+    for row, root in enumerate(anchors.index.tolist()):
+        for depth in range(int(anchors.valid[row].sum())):
+            joined = torch.cat([hidden[0, root - 1], *embeddings[tokens[0, root : root + depth + 1]]])
+            mine = head.logits(found.states[depth][row : row + 1], tokens[0, root + depth][None], depth + 1)[0]
+            torch.testing.assert_close(mine, head.head(joined, depth), rtol=1e-4, atol=1e-5)
+
+
+def random_heads(
+    num_heads: int = 3, *, num_layers: int = 1, vocab_size: int = VOCAB, hidden: int = HIDDEN
+) -> MedusaHeads:
+    heads = MedusaHeads(
+        num_heads=num_heads, hidden_size=hidden, vocab_size=vocab_size, num_layers=num_layers, base_model="some/base"
+    )
+    for parameter in heads.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return heads.eval()
+
+
+@pytest.mark.parametrize(("num_heads", "num_layers"), [(1, 1), (5, 1), (3, 2), (2, 0)])
+def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path, num_heads: int, num_layers: int) -> None:
+    heads = random_heads(num_heads, num_layers=num_layers)
+    heads.save_pretrained(tmp_path)
+    loaded = MedusaHeads.from_pretrained(tmp_path)
+    assert (loaded.num_heads, loaded.num_layers, loaded.hidden_size, loaded.vocab_size) == (
+        num_heads, num_layers, HIDDEN, VOCAB,
+    )  # fmt: skip
+    assert loaded.base_model == "some/base"
+    hidden = torch.randn(4, HIDDEN)
+    assert torch.equal(loaded(hidden), heads(hidden))
+    assert torch.equal(loaded(hidden, 1), heads(hidden)[:1])
+
+
+def test_the_tensors_have_the_published_names_and_shapes(tmp_path: Path) -> None:
+    random_heads(2, num_layers=2).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "medusa_lm_head.safetensors")
+    shapes = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
+    per_head = {
+        "0.linear.weight": (HIDDEN, HIDDEN), "0.linear.bias": (HIDDEN,),
+        "1.linear.weight": (HIDDEN, HIDDEN), "1.linear.bias": (HIDDEN,), "2.weight": (VOCAB, HIDDEN),
+    }  # fmt: skip
+    assert shapes == {f"{head}.{key}": shape for head in range(2) for key, shape in per_head.items()}
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["medusa_num_heads"] == 2 and config["medusa_num_layers"] == 2
+
+
+def test_layers_of_a_head_share_their_block(tmp_path: Path) -> None:
+    random_heads(1, num_layers=2).save_pretrained(tmp_path)
+    head = MedusaHeads.from_pretrained(tmp_path).heads[0]
+    assert head[0] is head[1]
+    hidden = torch.randn(3, HIDDEN)
+    block, output = head[0].linear, head[2]
+    once = hidden + torch.nn.functional.silu(hidden @ block.weight.T + block.bias)
+    twice = once + torch.nn.functional.silu(once @ block.weight.T + block.bias)
+    torch.testing.assert_close(head(hidden), twice @ output.weight.T)
+
+
+def test_where_files_come_from_is_told_to_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    random_heads().save_pretrained(tmp_path / "inner")
+    asked = []
+
+    def download(repository: str, name: str, *, subfolder: str | None, **options: object) -> str:
+        asked.append((repository, name, subfolder, options["revision"], options["token"], options["local_files_only"]))
+        return str(tmp_path / "inner" / name)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    drafter = MedusaDrafter.from_pretrained(
+        "some/heads", revision="v2", token="secret", subfolder="inner", local_files_only=True
+    )
+    assert drafter.heads.num_heads == 3
+    given = ("inner", "v2", "secret", True)
+    files = ("config.json", "medusa_lm_head.safetensors", "medusa_lm_head.safetensors", "config.json", "training.json")
+    assert asked == [("some/heads", name, *given) for name in files]
+
+
+def test_a_subfolder_of_a_folder(tmp_path: Path) -> None:
+    random_heads(2).save_pretrained(tmp_path / "inner")
+    assert MedusaHeads.from_pretrained(tmp_path, subfolder="inner").num_heads == 2
+    with pytest.raises(ValueError, match=r"has no weights: there is neither medusa_lm_head\.safetensors nor"):
+        MedusaHeads.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("prefix", ["", "medusa_head."])
+@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
+def test_both_file_types_and_the_prefix_of_whole_models(tmp_path: Path, prefix: str, suffix: str) -> None:
+    heads = random_heads()
+    tensors = {prefix + key: tensor.clone().half() for key, tensor in heads.heads.state_dict().items()}
+    if prefix:
+        tensors["model.embed_tokens.weight"] = torch.zeros(VOCAB, HIDDEN)
+    file = tmp_path / f"medusa_lm_head.{suffix}"
+    torch.save(tensors, file) if suffix == "pt" else save_file(tensors, file)
+    # As an uploaded config says it, wrongly.
+    (tmp_path / "config.json").write_text(json.dumps({"medusa_num_heads": 2, "medusa_num_layers": 4}))
+    for path in (tmp_path, file):
+        loaded = MedusaHeads.from_pretrained(path)
+        assert (loaded.num_heads, loaded.num_layers) == (3, 1)
+        assert loaded.heads[0][1].weight.dtype == torch.float16, "the checkpoint's own dtype"
+        assert torch.equal(loaded.heads[2][1].weight, heads.heads[2][1].weight.half())
+    assert MedusaHeads.from_pretrained(tmp_path, dtype=torch.float32).heads[0][1].weight.dtype == torch.float32
 
 
 def bound(target: Target, shape: object = (2, 2), *, heads: MedusaHeads | None = None, batch: int = 3) -> ScoredSession:
@@ -65,27 +237,6 @@ def test_every_node_takes_its_rank_of_its_head(target: Target, shape: object) ->
     assert (tree.max_depth, tree.max_children) == (static.max_depth, static.max_children)
 
 
-@torch.no_grad()
-def test_the_hidden_state_of_the_latest_commit_counts(target: Target) -> None:
-    heads = random_heads()
-    drafter = bound(target, 1, heads=heads)
-    first, second = torch.randn(3, 2, HIDDEN), torch.randn(2, 3, HIDDEN)
-    drafter.observe(committed(first, [2, 2, 2]))
-    drafter.observe(committed(second, [3, 1], slots=[2, 0]))
-    tokens = drafted(drafter, running()).tokens[:, 1].tolist()
-    states = [second[1, 0], first[1, 1], second[0, 2]]
-    assert tokens == [int(heads.heads[0](state).argmax()) for state in states]
-
-
-def test_rows_without_a_hidden_state_propose_nothing(target: Target) -> None:
-    drafter = bound(target)
-    assert drafted(drafter, slots_of([[10], [11], [12]], vocab_size=VOCAB, max_length=50)).width == 1
-    drafter.observe(committed(torch.randn(1, 1, HIDDEN), [1], slots=[1]))
-    tree = drafted(drafter, slots_of([[10], [0, 11], [12]], vocab_size=VOCAB, max_length=50))
-    assert tree.valid.tolist() == [[True] + [False] * 6, [True] * 7, [True] + [False] * 6]
-    assert (tree.children[0] == -1).all() and tree.children[1, 0].tolist() == [1, 2]
-
-
 def test_heads_that_know_fewer_tokens_than_the_target(target: Target) -> None:
     drafter = bound(target, [2], heads=random_heads(vocab_size=VOCAB - 4))
     drafter.observe(committed(torch.randn(3, 1, HIDDEN), [1, 1, 1]))
@@ -108,12 +259,6 @@ def test_the_caller_s_heads_stay_as_they_are(target: Target, dtype: torch.dtype)
     assert all(p.grad is None and not p.requires_grad for p in drafter.models[0].parameters())
 
 
-def test_heads_that_fit_are_used_without_a_copy(target: Target) -> None:
-    heads = random_heads().train()
-    assert bound(target, heads=heads).models[0] is heads
-    assert heads.training and all(parameter.requires_grad for parameter in heads.parameters())
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("sampling", ["iid", "without_replacement"])
 def test_a_sampled_head_s_q_is_its_softmax_at_the_request_s_temperature(target: Target, sampling: str) -> None:
@@ -130,21 +275,6 @@ def test_a_sampled_head_s_q_is_its_softmax_at_the_request_s_temperature(target: 
         for node, depth in enumerate(depths):  # leaves included
             wanted = (heads.heads[depth](hidden[row, 0]) / temperature).softmax(-1)
             torch.testing.assert_close(tree.draft_probs[row, node], wanted, atol=1e-5, rtol=1e-4)
-
-
-def test_a_leaf_s_law_takes_one_more_head() -> None:
-    assert MedusaDrafter(random_heads(3), 2, sampling="iid").has_leaf_probs
-    assert not MedusaDrafter(random_heads(3), 3, sampling="iid").has_leaf_probs
-
-
-def test_a_row_that_is_not_ready_has_no_q_at_the_leaves(target: Target) -> None:
-    drafter = MedusaDrafter(random_heads(), 2, sampling="iid")
-    drafter = drafter.bind(target, Sizes(max_batch_size=3, max_length=50, leaf_probs=True))
-    drafter.observe(committed(torch.randn(1, 1, HIDDEN), [1], slots=[1]))
-    params = [SamplingParams(temperature=1.0)] * 3
-    tree = drafted(drafter, slots_of([[10], [0, 11], [12]], vocab_size=VOCAB, params=params, max_length=50))
-    assert tree.valid[:, 1:].tolist() == [[False] * 2, [True] * 2, [False] * 2]
-    assert not tree.draft_probs[[0, 2]].any() and tree.draft_probs[1].any()
 
 
 def test_the_default_shape_is_as_deep_as_there_are_heads(tmp_path: Path) -> None:

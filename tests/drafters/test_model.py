@@ -21,7 +21,6 @@ VOCAB = 24
 PROMPTS = [[1, 2, 3, 1, 2], [5, 6, 5]]
 SHAPE = [(0,), (1,), (0, 0), (0, 1), (1, 0)]
 SAMPLED = SamplingParams(temperature=0.9, seed=3)
-FILTERED = SamplingParams(temperature=1.0, top_k=1, seed=3)
 GREEDY = SamplingParams(seed=3)
 
 
@@ -82,13 +81,6 @@ def test_coupled_children_are_the_first_in_the_race(model) -> None:
             assert tree.tokens[row, children].tolist() == expected.tolist()
 
 
-def test_coupled_siblings_have_positive_probability(model) -> None:
-    """top-k leaves one token: second children, and what is below them, do not exist."""
-    drafter = ModelDrafter(perturbed(model, 0.3), SHAPE, sampling="coupled")
-    tree = proposed(drafter, model, [FILTERED, SAMPLED])
-    assert tree.valid.tolist() == [[True, True, False, True, False, False], [True] * 6]
-
-
 def test_greedy_rows_beside_coupled_ones_get_the_top_k(model) -> None:
     twin = perturbed(model, 0.3)
     drafter = ModelDrafter(twin, SHAPE, sampling="coupled")
@@ -115,13 +107,3 @@ def test_q_stands_at_every_node_with_leaf_probs(model, sampling: str, shape: Any
         for node in range(tree.width):
             wanted = law_after(twin, prompt + path(tree, row, node), (SamplingParams(temperature=1.0), SAMPLED)[row])
             torch.testing.assert_close(tree.draft_probs[row, node], wanted, atol=1e-5, rtol=1e-4)
-
-
-def test_leaf_probs_where_nothing_may_be_drafted_and_nobody_drafts(model) -> None:
-    """The last token of a request has a q, too; a row that decodes plainly has none."""
-    twin = perturbed(model, 0.3)
-    drafter = ModelDrafter(twin, 2)
-    tree = proposed(drafter, model, [SAMPLED, SAMPLED], room=0, plain=True, leaf_probs=True)
-    assert tree.draft_probs is not None
-    torch.testing.assert_close(tree.draft_probs[0, 0], law_after(twin, PROMPTS[0], SAMPLED), atol=1e-5, rtol=1e-4)
-    assert (tree.draft_probs[1] == 0).all()

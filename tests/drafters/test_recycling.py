@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from drafters.recycling import TEMPLATES, RecyclingSession, TokenRecyclingDrafter
-from specdec.engine.engine import Engine
 from specdec.interfaces import Sizes
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
@@ -14,7 +13,6 @@ from specdec.tree import TreeShape
 from tests.forwards import outcome_of, slots_of
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
-from verifiers.rejection import RejectionVerifier
 
 VOCAB = 16
 TARGET = Target(tiny_model(vocab_size=VOCAB, layers=1))
@@ -74,12 +72,6 @@ def test_a_tree_is_the_table_unrolled(scope: str) -> None:
         assert (tree.tokens[row][~tree.valid[row]] == sequence[-1]).all()
 
 
-def test_nothing_is_drafted_from_an_empty_table() -> None:
-    drafter = bound()
-    with shapes_unchecked():
-        assert drafter.propose(slots_of([[1, 2], [3, 4]])).valid.sum() == 2
-
-
 def successors(drafter: RecyclingSession, tokens: list[int]) -> list[list[int]]:
     """What each row drafts behind such a root; empty where nothing is known."""
     with shapes_unchecked():
@@ -127,27 +119,3 @@ def test_a_request_begins_with_its_own_empty_table() -> None:
     shared.admit(0, [1, 3], SamplingParams())
     with shapes_unchecked():
         assert (shared.propose(slots_of([[1, 3], [1, 3]])).valid.sum(1) == 3).all()
-
-
-def test_the_second_output_is_found_in_the_table() -> None:
-    """Through the engine, with whole rounds recorded: an output that the table has seen takes fewer rounds."""
-    wanted = SamplingParams(max_new_tokens=24, ignore_eos=True)
-    drafter = TokenRecyclingDrafter([2, 1, 1])
-    with shapes_unchecked(), Engine(TARGET, drafter, RejectionVerifier(), max_length=64, recording="rounds") as engine:
-        first, second = (engine.generate([[1, 2, 3]], wanted)[0] for _ in range(2))
-    assert first.token_ids == second.token_ids
-    assert len(second.steps) < len(first.steps)
-
-
-def test_recorded_rounds_draft_from_the_same_tables() -> None:
-    """A batch whose requests come and go, so that slots are used again."""
-    prompts, done = [[1, 2, 3], [4, 5], [6, 1, 2, 3]], {}
-    params = [SamplingParams(max_new_tokens=tokens, ignore_eos=True) for tokens in (8, 20, 16)]
-    for recording in ("off", "rounds"):
-        drafter = TokenRecyclingDrafter([2, 1, 1])
-        engine = Engine(TARGET, drafter, RejectionVerifier(), max_length=64, max_batch_size=2, recording=recording)
-        with shapes_unchecked(), engine:
-            outputs = engine.generate(prompts, params)
-        done[recording] = [[(step.token_ids, step.proposed_nodes) for step in output.steps] for output in outputs]
-    assert done["off"] == done["rounds"]
-    assert any(len(tokens) > 1 for output in done["off"] for tokens, _ in output)

@@ -1,10 +1,15 @@
-"""Suffix drafts against counting by hand, and what is shared between requests."""
+"""Suffix drafts and trees against counting by hand, and what is shared between requests."""
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drafters.suffix import SuffixDrafter, SuffixSession
+from drafters.suffix_tree import Node, SuffixTree, Text
 from specdec.batch import Batch
 from specdec.engine.engine import Engine
 from specdec.interfaces import Sizes
@@ -16,6 +21,87 @@ from tests.forwards import outcome_of, slots_of
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
 from verifiers.rejection import RejectionVerifier
+
+Strings = Counter[tuple[int, ...]]
+
+
+def strings(texts: Iterable[Sequence[int]], depth: int) -> Strings:
+    """How often each string occurs."""
+    found: Strings = Counter()
+    for tokens in texts:
+        for start in range(len(tokens)):
+            for stop in range(start + 1, min(start + depth, len(tokens)) + 1):
+                found[tuple(tokens[start:stop])] += 1
+    return found
+
+
+def held(tree: SuffixTree) -> Strings:
+    """What a tree says of itself; checks on the way that its parts fit each other."""
+    found: Strings = Counter()
+
+    def visit(node: Node, above: tuple[int, ...]) -> None:
+        edge = tuple(node.text.tokens[node.start : node.start + node.length])
+        for size in range(1, len(edge) + 1):
+            if node.count_at(size) == 0:  # a text that was here has been forgotten
+                return
+            found[above + edge[:size]] = node.count_at(size)
+        children = node.children or {}
+        if node is not tree.root:
+            assert node.best is max(
+                children.values(), key=lambda child: (child.count, child is node.best), default=None
+            )
+        for token, child in children.items():
+            assert child.parent is node and child.text.tokens[child.start] == token
+            visit(child, above + edge)
+
+    visit(tree.root, ())
+    return found
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_counts_are_those_of_the_texts(seed: int) -> None:
+    """Several texts grow side by side, as those of a batch; some end, and the oldest ended ones are forgotten."""
+    rng = random.Random(seed)
+    depth, vocab = rng.choice([1, 2, 3, 5, 8]), rng.choice([1, 2, 3, 5])
+    tree, growing, ended = SuffixTree(depth), [Text()], []
+    for _ in range(rng.randint(5, 40)):
+        what = rng.random()
+        if what < 0.1 or not growing:
+            growing.append(Text())
+        elif what < 0.17:
+            ended.append(growing.pop(rng.randrange(len(growing))))
+            tree.end(ended[-1])
+        elif what < 0.25 and ended:
+            tree.forget(ended.pop(0))
+        else:
+            tree.extend(rng.choice(growing), [rng.randrange(vocab) for _ in range(rng.randint(1, 4))])
+        assert held(tree) == strings([text.tokens for text in growing + ended], depth)
+    for text in growing:
+        tree.end(text)
+    for text in growing + ended:
+        tree.forget(text)
+    assert not tree.root.children
+
+
+def nodes_of(tree: SuffixTree) -> int:
+    waiting, count = [tree.root], 0
+    while waiting:
+        node = waiting.pop()
+        count += 1
+        waiting += (node.children or {}).values()
+    return count
+
+
+@pytest.mark.parametrize("vocab", [1, 3, 10**6])
+def test_memory_is_bounded_by_the_tokens_whatever_the_depth(vocab: int) -> None:
+    rng = random.Random(0)
+    block = [rng.randrange(vocab) for _ in range(600)]
+    for depth in (4, 100):
+        tree, text = SuffixTree(depth), Text()
+        tree.extend(text, [*block, *block])  # copied text: a trie without compressed edges has depth nodes per token
+        assert nodes_of(tree) <= 2 * len(text.tokens) + 1
+        assert len(text.open) <= 2 * depth and len(text.cursors) < depth
+
 
 TARGET = Target(tiny_model(vocab_size=8, layers=1))
 
@@ -119,23 +205,6 @@ def test_trees_hold_the_most_probable_paths(sequence, most, deepest) -> None:
     siblings = [(parent, token) for parent, token, valid in parents if valid]
     assert len(set(siblings)) == len(siblings)
     assert tree.only_law is DraftSampling.DETERMINISTIC and tree.draft_probs is None
-
-
-def test_what_followed_once_has_one_half_and_ties_go_to_the_latest() -> None:
-    drafter = bound()
-    tree, slots = drafted(drafter, [[1, 2, 3, 1]])
-    assert path_of(tree) == [2] and drafter.rate(slots)[0] == 0.5  # the own occurrence of 1 counts
-    tree, slots = drafted(drafter, [[1, 2, 1, 3, 1]])
-    assert path_of(tree) == [3] and drafter.rate(slots)[0] == pytest.approx(1 / 3)
-
-
-def test_rows_are_drafted_by_their_own_sequences() -> None:
-    sequences = [[1, 2, 3, 1, 2], [4, 5, 6], [5, 5, 5, 5], [1, 2, 3, 1, 2]]
-    drafter = bound(slots=4)
-    tree, _ = drafted(drafter, sequences, drafting=[True, True, True, False])
-    alone = [path_of(drafted(bound(), [sequence])[0]) for sequence in sequences[:3]]
-    assert [path_of(tree, row) for row in range(4)] == [*alone, []]
-    assert alone[0] == [3, 1] and alone[1] == [] and alone[2] == [5, 5]
 
 
 def committed(slot: int, start: int, tokens: list[int]) -> Outcome:
