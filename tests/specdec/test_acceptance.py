@@ -1,12 +1,11 @@
 """One round's acceptance: the path, and that what is drawn follows the verifier's two laws."""
 
-import pytest
 import torch
 from scipy import stats
 
-from specdec.acceptance import Plain, accept, path_to
-from specdec.interfaces import Drafter, Laws, Verifier
-from specdec.random import Purpose, draw, request_key, uniforms
+from specdec.acceptance import accept, path_to
+from specdec.interfaces import Laws, Verifier
+from specdec.random import Purpose, request_key, uniforms
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling, Exactness, Verdict
 
@@ -97,33 +96,3 @@ def test_laws_that_are_not_finite_are_reported_per_row() -> None:
     rule = Given(stop_law, torch.tensor([[torch.nan, 0.5, 0.5], *NEXT_LAWS[1:].tolist()]))
     verdict = accepted(torch.tensor([[0.9, 0.5]] * 3, dtype=torch.float64), rule)
     assert verdict.valid.tolist() == [True, False, False]
-
-
-def test_plain_decoding_draws_from_p_at_the_root() -> None:
-    p, u = torch.rand(3, 1, 8).softmax(-1), torch.rand(3, 2, dtype=torch.float64)
-    verdict = accept(Plain(), DraftTree.root_only(torch.tensor([1, 2, 3])), p, u)
-    assert verdict.path.shape == (3, 0)
-    assert verdict.num_accepted.tolist() == [0, 0, 0] and verdict.expected_accepted.tolist() == [0, 0, 0]
-    assert torch.equal(verdict.next_token, draw(p[:, 0], u[:, 1]))
-
-
-class Fake(Drafter):
-    max_nodes, max_depth = 3, 2
-
-    def __init__(self, *laws: DraftSampling, chain: bool):
-        self.laws, self.is_chain = frozenset(laws), chain
-
-    def bind(self, target, sizes):
-        raise NotImplementedError
-
-
-def test_check_lets_fitting_pairs_pass_and_refuses_others() -> None:
-    """With the name of a rule that fits."""
-    rule, top = Given(), DraftSampling.DETERMINISTIC
-    rule.check(Fake(top, chain=False))
-    with pytest.raises(ValueError, match=r"Given .* IID.*use BlockV"):
-        rule.check(Fake(DraftSampling.IID, top, chain=True))
-    rule.chain_only = True
-    rule.check(Fake(top, chain=True))
-    with pytest.raises(ValueError, match=r"Given takes chains only.*use RejectionVerifier"):
-        rule.check(Fake(top, chain=False))

@@ -15,17 +15,13 @@ from specdec.attention import BACKENDS, AttentionBackend, call
 from specdec.checks.reference import reference_decode
 from specdec.doctor.findings import chosen
 from specdec.engine.engine import Engine
-from specdec.execution import ReplayExecutor
-from specdec.forward import Wants
 from specdec.interfaces import Drafter
 from specdec.requests import SamplingParams
 from specdec.target.facts import find
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 from tests.components import DISTANCE, DRAFTERS, TREE, fitting, perturbed
-from tests.forwards import verify
 from tests.models import tiny_model
-from tests.specdec.test_model_runner import LENGTHS, drafted, prefilled
 from tests.verifiers.cases import complete
 
 ROOT = Path(__file__).parents[2]
@@ -59,40 +55,6 @@ def test_the_kernel_decodes_as_the_model_itself(
     wanted = [reference_decode(model, prompt, sampling) for prompt in PROMPTS]
     assert [list(output.token_ids) for output in outputs] == wanted
     assert sum(step.accepted for output in outputs for step in output.steps) > 0  # trees were kept, too
-
-
-@pytest.mark.parametrize(
-    "architecture", [complete(each, strong=False) for each in ("gemma2", "qwen2_mixed_sliding", "gpt2")]
-)
-@torch.inference_mode()
-def test_every_node_sees_its_own_path(architecture: str) -> None:
-    model = tiny_model(architecture)
-    own, _ = prefilled(model, attention="eager")
-    runner, _ = prefilled(model, attention="triton")
-    tree = drafted(runner)
-    wanted = verify(own, tree, LENGTHS, wants=Wants(hidden_layers=(-1, 2)))
-    given = verify(runner, tree, LENGTHS, wants=Wants(hidden_layers=(-1, 2)))
-    torch.testing.assert_close(given.scores, wanted.scores, atol=1e-5, rtol=1e-5)
-    for layer in (-1, 2):
-        torch.testing.assert_close(given.hidden_states[layer], wanted.hidden_states[layer], atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.full
-@torch.inference_mode()
-def test_the_kernel_in_a_captured_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same numbers, and still the forward's own lengths, when the model's Python is left out."""
-    monkeypatch.setattr("specdec.execution.replay.CAPTURE_AFTER", 1)
-    model = tiny_model(layers=1)
-    runner, _ = prefilled(model, attention="triton", chunk=17)
-    tree = drafted(runner)
-    first = verify(runner, tree, LENGTHS).scores
-    assert isinstance(runner.executor, ReplayExecutor)
-    assert runner.executor.recordings.keys
-    shorter = [length - 2 for length in LENGTHS]
-    own, _ = prefilled(model, attention="eager", optimize=False)
-    torch.testing.assert_close(first, verify(own, tree, LENGTHS).scores, atol=1e-5, rtol=1e-5)
-    again = verify(runner, tree, shorter).scores
-    torch.testing.assert_close(again, verify(own, tree, shorter).scores, atol=1e-5, rtol=1e-5)
 
 
 class _Failing(type(BACKENDS["grouped"])):

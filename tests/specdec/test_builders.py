@@ -10,23 +10,15 @@ from torch import Tensor
 
 from drafters.model import ModelDrafter
 from specdec.batch import Batch
-from specdec.drafting.builders import ExpansionTree, Grown, SampledTree, StaticTree, TreeBuilder
+from specdec.drafting.builders import ExpansionTree, Grown, SampledTree, TreeBuilder
 from specdec.drafting.drawing import Drawing
 from specdec.drafting.scorer import Scorer
 from specdec.drafting.vocabulary import VocabularyMap
-from specdec.engine.engine import Engine
-from specdec.interfaces import Sizes
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
 from specdec.topology import Topology
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
-from tests.components import perturbed
-from tests.forwards import drafted as proposed
 from tests.forwards import slots_of
 from tests.models import tiny_model
-from tests.verifiers.cases import complete
-from verifiers.rejection import RejectionVerifier
 
 VOCAB, DEPTH = 5, 3
 ROOTS = [[1, 2], [3, 4]]
@@ -138,21 +130,6 @@ def test_nodes_too_deep_for_a_row_take_no_other_nodes_place(
     assert set(paths_of(together, 1)) - {()} == best_paths(Table(), 1, 5)
 
 
-@pytest.mark.parametrize("width", [2, 5])
-def test_the_scorers_numbers_are_those_of_the_nodes_it_was_shown(width: int) -> None:
-    scorer = Table()
-    result = grown(ExpansionTree(8, DEPTH, width=width), scorer)
-    assert result.nodes is not None
-    for row in range(2):
-        parents = {path[:-1] for path in paths_of(result.tree, row) if path}
-        for node, path in enumerate(paths_of(result.tree, row)):
-            number = int(result.nodes[row, node])
-            if number < 0:
-                assert path not in parents, "a node with children was shown"
-            else:
-                assert scorer.paths[row][number] == path
-
-
 def test_impossible_tokens_are_not_drafted() -> None:
     scorer = Table(missing=0.7, seed=3)
     tree = grown(ExpansionTree(30, DEPTH, width=30), scorer).tree
@@ -160,43 +137,6 @@ def test_impossible_tokens_are_not_drafted() -> None:
         assert set(paths_of(tree, row)) - {()} == best_paths(scorer, row, 30)
     assert (tree.parents[:, 1:] < torch.arange(1, tree.width)).all(), "parents stand before their children"
     assert not tree.valid.all(), "fewer paths are possible than were asked for"
-
-
-@pytest.mark.parametrize("shape", [3, [2, 2, 1]])
-def test_one_row_of_scores_serves_a_whole_level(shape: list[int] | int) -> None:
-    scorer = Table(per_depth=True)
-    tree = grown(StaticTree(shape), scorer).tree
-    for row in range(2):
-        for path in paths_of(tree, row)[1:]:
-            siblings = [other[-1] for other in paths_of(tree, row) if other and other[:-1] == path[:-1]]
-            assert siblings == scorer.law(row, path[:-1]).topk(len(siblings)).indices.tolist()
-
-
-@pytest.mark.parametrize("builder", [ExpansionTree(9, 4, width=3), complete(StaticTree([2, 1, 2]), strong=False)])
-def test_drafts_do_not_drift(builder: ExpansionTree | StaticTree) -> None:
-    """After many rounds, they are those of a drafter that reads the sequence for the first time.
-
-    So the drafting model's cache has followed the accepted nodes, wherever they stood in the tree.
-    """
-    model = tiny_model("llama", vocab_size=24)
-    target, twin = Target(model), perturbed(model, 0.05)
-    seen: list[DraftTree] = []
-    drafter = ModelDrafter(twin, builder, sampling="deterministic")
-    prompt, params = [1, 2, 3], SamplingParams(max_new_tokens=40, ignore_eos=True)
-    with Engine(target, drafter, RejectionVerifier()) as engine:
-        engine.on_round = lambda played: seen.append(played.tree)
-        (done,) = engine.generate([prompt], params)
-    assert sum(step.accepted > 1 for step in done.steps) > 4, "paths of some length were committed"
-    sequence = list(prompt)
-    for step, tree in zip(done.steps[:-4], seen, strict=False):
-        session = ModelDrafter(twin, builder, sampling="deterministic").bind(
-            target, Sizes(max_batch_size=1, max_length=100)
-        )
-        session.admit(0, sequence, params)
-        session.scorer._last_token[0], session.scorer._known[0] = sequence[-2], 0
-        drafted = proposed(session, slots_of([sequence], vocab_size=24, max_length=100))
-        assert torch.equal(drafted.tokens, tree.tokens) and torch.equal(drafted.parents, tree.parents)
-        sequence += step.token_ids
 
 
 def test_numbers_that_do_not_fit() -> None:

@@ -10,10 +10,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from specdec import machine
 from specdec.doctor import check as checking
-from specdec.doctor.__main__ import check, main, report
-from specdec.doctor.check import TOKENS, Times, Way, measure, verdicts, ways
+from specdec.doctor.__main__ import check, main
+from specdec.doctor.check import TOKENS, Times, Way, measure, verdicts
 from specdec.doctor.findings import chosen, found
 from specdec.machine import Cpu
 
@@ -83,17 +82,6 @@ def test_what_is_found_and_chosen_for_another_machine() -> None:
     assert dict(chosen(CPU, Cpu(features=held), default_threads=1))["dtype, bfloat16 model"].startswith("auto: bfloat1")
 
 
-@pytest.mark.parametrize(("feature", "first"), [("avx512_bf16", torch.bfloat16), ("avx2", torch.float32)])
-def test_the_choice_is_compared_with_every_other(
-    monkeypatch: pytest.MonkeyPatch, feature: str, first: torch.dtype
-) -> None:
-    monkeypatch.setattr(machine, "cpu", lambda: Cpu(features=frozenset({feature})))
-    other = torch.float32 if first is torch.bfloat16 else torch.bfloat16
-    wanted = [Way(dtype, packed, 1) for packed in (True, False) for dtype in (first, other)]
-    assert ways(CPU, default_threads=1) == wanted
-    assert ways(CPU, default_threads=6)[4:] == [Way(first, True, 6)]
-
-
 def test_times_of_every_way() -> None:
     before = torch.get_num_threads()
     compared = [Way(torch.float32, True, 1), Way(torch.bfloat16, False, 2)]
@@ -126,15 +114,3 @@ def test_verdicts(times: Times, right: bool, said: str) -> None:
     (verdict,) = verdicts(times)
     assert (verdict.right, bool(re.search(said, verdict.text))) == (right, True), verdict.text
     assert verdicts({CHOICE: (1.0, 1.0), OTHER_PLAIN: (0.1, 0.1)}) == [], "ways that differ in two things say nothing"
-
-
-def test_a_wrong_choice_is_a_warning() -> None:
-    stream = io.StringIO()
-    times = {CHOICE: (0.002, 0.008), OTHER_DTYPE: (0.001, 0.002), PLAIN: (0.004, 0.016)}
-    report(Console(file=stream, soft_wrap=True), times)
-    lines = stream.getvalue().splitlines()
-    assert lines[:2] == [
-        "measured: milliseconds of a forward of 1 and 8 tokens:",
-        "  float32, packed and captured, 2 threads: 2.00 and 8.00",
-    ]
-    assert lines[-2].startswith("warning: dtype: float32 takes") and lines[-1].startswith("ok: execution: ")

@@ -17,7 +17,6 @@ from drafters.medusa import MedusaScorer
 from specdec.checks.drafter import Finding, Status, assert_conforms, check_drafter
 from specdec.checks.playing import WatchedSession
 from specdec.interfaces import Drafter, Sizes, why_unfit
-from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from specdec.types import Outcome
 from tests import mutants
@@ -152,22 +151,6 @@ def test_a_drafter_that_never_drafts_is_no_success(target: Target) -> None:
             return type(tree).root_only(slots.roots)
 
     assert list(failing(check(Silent, target, **FEW))) == ["drafts to the end"]
-
-
-@pytest.mark.full
-def test_the_requests_own_sampling_is_used_and_a_rule_is_found(target: Target) -> None:
-    """Also with a penalty; the rule is one of those that have been imported."""
-    sampling = SamplingParams(temperature=0.6, top_k=5, repetition_penalty=1.2)
-    findings = check_drafter(Honest, target, rules=(), sampling=sampling, **LONGER)
-    assert "tried with" in findings[1].detail and failing(findings) == {}
-
-
-@pytest.mark.full
-def test_narrow_dtypes_are_not_compared() -> None:
-    target = Target(tiny_model(vocab_size=VOCAB, layers=1).bfloat16())
-    findings = {finding.check: finding for finding in check(Honest, target, **FEW)}
-    assert findings["no drift"].status is Status.NOT_APPLICABLE
-    assert "bfloat16" in findings["no drift"].detail
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ Batching, refill and streams: ``tests/test_random_programs.py``.
 """
 
 import pytest
-import torch
 from torch.overrides import TorchFunctionMode
 
 from specdec.engine.engine import Engine
@@ -188,21 +187,3 @@ def test_bad_input_is_one_sentence_before_any_work(target, prompts, sampling, wo
 def test_bad_engine_arguments(target, name: str, value: object) -> None:
     with pytest.raises(ValueError, match=f"{name}='?{value}"):
         Engine(target, **{name: value})
-
-
-@pytest.mark.parametrize("penalty", [1.0, 1.3])
-def test_a_greedy_round_without_drafts_needs_no_law_and_ends_as_with_one(target, penalty, monkeypatch) -> None:
-    greedy = SamplingParams(max_new_tokens=9, temperature=0.0, repetition_penalty=penalty, logprobs=2, stream=0)
-    prompts = PROMPTS[:2]
-    with make(target, None, max_batch_size=2) as engine:
-        # A batch mate that samples for longer: every round computes p for all rows.
-        mate = SamplingParams(max_new_tokens=15, temperature=1.0, stream=1, seed=0)
-        with_law = engine.generate(prompts, [greedy, mate])[0]
-    monkeypatch.setattr("specdec.engine.round.distribution", lambda *_: pytest.fail("p was computed"))
-    with make(target, None) as engine:
-        without = engine.generate(prompts[:1], greedy)[0]
-    assert [each.token_ids for each in without.steps] == [each.token_ids for each in with_law.steps]
-    assert [each.logprobs for each in without.steps] == [each.logprobs for each in with_law.steps]
-    assert [each.expected_accepted for each in without.steps] == [0.0] * 9
-    assert without.logprobs == (0.0,) * 9  # all of p is on the largest logit
-    assert torch.allclose(torch.tensor(without.raw_logprobs), torch.tensor(with_law.raw_logprobs), atol=1e-5)

@@ -14,7 +14,6 @@ from transformers import PreTrainedTokenizerFast
 from drafters import ModelDrafter, NGramDrafter
 from specdec.batch import Batch
 from specdec.engine.engine import Engine
-from specdec.engine.scheduler import Scheduler, View, Work
 from specdec.engine.text import Detokenizer
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
@@ -154,19 +153,6 @@ def test_more_nodes_than_announced_are_refused(target: Target, wanted: list[tupl
         engine.generate(PROMPTS, SAMPLING)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_narrower_drafter_under_a_repetition_penalty(temperature: float) -> None:
-    model, draft = (tiny_model(vocab_size=size, scale=2.0, layers=2) for size in (VOCAB, VOCAB - 16))
-    params = SamplingParams(max_new_tokens=20, repetition_penalty=1.5, temperature=temperature)
-    drafter = ModelDrafter(draft, [2, 1], sampling="without_replacement")
-    engine = Engine(Target(model), drafter, RejectionVerifier(), max_batch_size=2, max_length=64)
-    outputs, plain = (
-        engine.generate([[1, VOCAB - 1, 2, VOCAB - 2], [3, 4]], params, speculate=each) for each in (True, False)
-    )
-    assert all(o.finish_reason == "length" for o in outputs)
-    assert temperature or [o.token_ids for o in outputs] == [o.token_ids for o in plain]
-
-
 def test_a_drafter_serves_several_engines_at_once(target: Target, wanted: list[tuple[int, ...]]) -> None:
     drafter = ModelDrafter(perturbed(target.model, 0.1), 3)
     engines = [Engine(target, drafter, RejectionVerifier(), max_batch_size=size, max_length=64) for size in (1, 2, 3)]
@@ -204,18 +190,3 @@ def test_an_engine_built_in_inference_mode(target: Target, wanted: list[tuple[in
         engine = Engine(target, drafter, RejectionVerifier(), max_length=64)
         inside = engine.generate(PROMPTS, SAMPLING)
     assert [o.token_ids for o in inside] == [o.token_ids for o in engine.generate(PROMPTS, SAMPLING)] == wanted
-
-
-def test_a_policy_of_admission(target: Target, wanted: list[tuple[int, ...]]) -> None:
-    """Last come, first served: outputs are the same, the order is another."""
-
-    class Stack(Scheduler):
-        def plan(self, view: View) -> Work:
-            chosen = [*view.waiting][::-1][: view.free_slots]
-            prefill = [(request, request.to_prefill) for request in [*view.prefilling, *chosen]]
-            return Work(prefill=prefill, decode=[*view.running, *chosen])
-
-    engine = Engine(target, max_length=64, scheduler=Stack())
-    ended = [step.request for step in engine.stream(PROMPTS, SAMPLING) if step.finish_reason]
-    assert ended == [2, 1, 0]
-    assert [o.token_ids for o in engine.generate(PROMPTS, SAMPLING)] == wanted

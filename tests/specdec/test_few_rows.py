@@ -14,7 +14,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import specdec.execution.native as native
 from specdec.engine.engine import Engine
 from specdec.execution import few_rows as module
-from specdec.execution import frozen
 from specdec.execution.counting import counted
 from specdec.execution.few_rows import few_rows, int4_rows, int8_rows
 from specdec.execution.native import native_library
@@ -135,21 +134,6 @@ def test_a_row_has_the_same_bits_among_any_number(on: ctypes.CDLL, kind: str) ->
         assert (alone.double() - exact).norm() < 0.2 * exact.norm(), "the right product, up to int4's rounding"
         for rows in (2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 33):
             assert torch.equal(product(inputs[:rows], None), alone[:rows]), (out, width, rows)
-
-
-@needs_compiler
-def test_weights_that_are_replaced_or_written_are_seen() -> None:
-    layer = made_by("int8", noise(48, 64, dtype=torch.bfloat16), None)
-    inputs = noise(1, 64, dtype=torch.bfloat16)
-    before = layer(inputs)
-    with torch.no_grad():
-        layer.scale.mul_(2)
-    frozen.weights_changed()
-    assert torch.equal(layer(inputs), 2 * before)
-    layer.scale = layer.scale * 2
-    assert torch.equal(layer(inputs), 4 * before)
-    layer.weight = nn.Parameter(torch.zeros_like(layer.weight), requires_grad=False)
-    assert not layer(inputs).any()
 
 
 class Wrapped(Tensor):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModel, AutoModelForCausalLM, LlamaConfig, T5Config, T5ForConditionalGeneration
 
 import specdec.execution.replay
 from specdec.forward import ForwardBatch, Wants, slot_index
@@ -14,7 +15,7 @@ from specdec.target.runner import ModelRunner
 from specdec.topology import Topology
 from specdec.tree import DraftTree, TreeShape
 from tests.forwards import prefill, verify
-from tests.models import tiny_model
+from tests.models import COMMON, tiny_model
 
 LENGTHS = [9, 4, 12, 6]
 SHAPE = TreeShape.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)])
@@ -170,3 +171,24 @@ def test_what_makes_no_forward_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             ForwardBatch(tokens=tokens, embeds=given, topology=topology, slots=zero, lengths=zero)
+
+
+ROPE = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 128}
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: T5ForConditionalGeneration(T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1)), "t5: encoder-decoder"),
+        (lambda: AutoModel.from_config(LlamaConfig(vocab_size=8, **COMMON)), "llama: LlamaModel"),
+        (tiny_model, "max_length=300"),
+        (
+            lambda: AutoModelForCausalLM.from_config(LlamaConfig(vocab_size=8, **COMMON, rope_parameters=ROPE)),
+            "dynamic RoPE",
+        ),
+    ],
+)
+def test_models_that_cannot_run_are_refused(make, words: str) -> None:
+    """Other types: ``tests/test_architectures.py``."""
+    with pytest.raises(ValueError, match=words):
+        ModelRunner(make(), max_batch_size=1, max_length=300 if "300" in words else 200)

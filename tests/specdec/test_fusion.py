@@ -57,34 +57,6 @@ def rotated(x: Tensor, cosines: Tensor, sines: Tensor, *, half: int = 4) -> Tens
     return x * cosines + turned * sines
 
 
-@pytest.mark.parametrize(("weight", "rows"), [(WEIGHT, 1), (WEIGHT, 70), (None, 3)], ids=["1", "70", "no weight"])
-def test_a_norm_becomes_one_operation(weight: Tensor | None, rows: int) -> None:
-    def call(x: Tensor) -> list[Tensor]:
-        return [norm(x, weight=weight)]
-
-    program = program_of(call, torch.randn(1, rows, 8))
-    assert operations(program, torch.randn(1, rows, 8)) == {"_fused_rms_norm": 1}
-    assert the_same(program, call, torch.randn(1, rows, 8))
-
-
-@pytest.mark.parametrize(("dtype", "rows"), [(torch.float32, 1), (torch.bfloat16, 5)], ids=str)
-def test_a_rotation_becomes_four_operations(dtype: torch.dtype, rows: int) -> None:
-    """For the second tensor that is rotated by the same angles; the first one's signs the sines."""
-
-    def call(x: Tensor, y: Tensor, angles: Tensor) -> list[Tensor]:
-        cosines, sines = angles.cos(), angles.sin()
-        return [rotated(each.transpose(1, 2), cosines, sines) for each in (x, y)]
-
-    def tensors() -> list[Tensor]:
-        return [torch.randn(2, rows, h, 8).to(dtype) for h in (6, 2)] + [torch.randn(2, 1, rows, 8).to(dtype)]
-
-    inputs = tensors()
-    program = program_of(call, *inputs)
-    found = operations(program, *inputs)
-    assert found == {"cos": 1, "sin": 1, "flip": 2, "mul": 3, "mul_": 2, "add_": 2}
-    assert the_same(program, call, *tensors())
-
-
 CONSTANT = torch.ones(3, 8)
 
 

@@ -85,23 +85,6 @@ def test_a_weight_that_is_trained_leaves_16_bits() -> None:
 
 
 @needs_library
-def test_weights_are_only_joined_in_one_layout() -> None:
-    """Joined, the small weights would be too small beside the large ones to be held in 16 bits."""
-    model = nn.ModuleList([nn.Linear(128, 128, bias=False) for _ in range(3)])
-    with torch.no_grad():
-        for layer, scale in zip(model, (1e-12, 1.0, 2.0), strict=True):
-            layer.weight.copy_(of_16_bits(128, 128, scale=scale))
-    packed = PackedLinears(model)
-    small, middle, large = (layer.packed for layer in packed._layers)
-    assert all(isinstance(part, HalfWeight) for part in (small, middle, large))
-    assert packed.joint([small, large]) is None
-    joined = packed.joint([middle, large])
-    assert isinstance(joined, HalfWeight)
-    inputs = torch.randn(2, 128)
-    assert torch.equal(joined(inputs, None), torch.cat([middle(inputs, None), large(inputs, None)], dim=-1))
-
-
-@needs_library
 def test_a_model_from_16_bits_decodes_as_on_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specdec.execution.replay.CAPTURE_AFTER", 3)
     model = llama_from_16_bits()

@@ -54,16 +54,6 @@ def test_a_smaller_promise_would_be_broken(format: Format) -> None:
 
 
 @formats
-def test_the_error_of_one_scale_for_several_vectors_would_be_noticed(format: Format) -> None:
-    vectors = torch.tensor([[1.0, -0.5, 0.3], [1000.0, 2.0, -7.0]])
-    codes, scales = format.encode(vectors)
-    joint = scales.amax(0, keepdim=True).expand_as(scales)
-    wrong = format.decode(format.codes(vectors / joint), joint, torch.float32)
-    assert ((wrong - vectors).abs() > bound(format, vectors) * SLACK).any() == (format.name == "int8")
-    assert codes.dtype is torch.int8 and scales.dtype is torch.float32
-
-
-@formats
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_not_finite_stays_so_and_spoils_no_other_vector(format: Format, bad: float) -> None:
     vectors = torch.randn(3, 8)
@@ -71,17 +61,6 @@ def test_what_is_not_finite_stays_so_and_spoils_no_other_vector(format: Format, 
     kept = stored(format, vectors)
     assert not kept[1, 5].isfinite()
     assert torch.equal(kept[[0, 2]], stored(format, vectors[[0, 2]]))
-
-
-@formats
-def test_an_entry_depends_on_its_own_vector_alone(format: Format) -> None:
-    vectors = torch.randn(5, 3, 7, 16) * torch.tensor([1e-3, 1.0, 1e3])[:, None, None]
-    codes, scales = format.encode(vectors)
-    for place in ((0, 0, 0), (4, 1, 6), (2, 2, 3)):
-        own_codes, own_scales = format.encode(vectors[place][None])
-        assert torch.equal(codes[place], own_codes[0]) and torch.equal(scales[place], own_scales[0])
-    for dtype in (torch.bfloat16, torch.float64):  # rounded once
-        assert torch.equal(format.decode(codes, scales, dtype), format.decode(codes, scales, torch.float32).to(dtype))
 
 
 @pytest.mark.parametrize(("name", "finite"), [("fp8", 254), ("fp8_e5m2", 248)])

@@ -68,23 +68,6 @@ def test_auto_is_what_is_fast(
     assert (choice.dtype, choice.reason) == (getattr(torch, dtype), reason)
 
 
-@pytest.mark.parametrize("emulated", [False, True])
-def test_a_gpu_is_asked_for_arithmetic_without_emulation(monkeypatch: pytest.MonkeyPatch, emulated: bool) -> None:
-    class Here:
-        def __init__(self, device: torch.device):
-            assert device == CUDA
-
-        def __enter__(self) -> None: ...
-        def __exit__(self, *error: object) -> None: ...
-
-    monkeypatch.setattr(torch.cuda, "device", Here)
-    monkeypatch.setattr(
-        torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or not emulated
-    )
-    assert machine.is_native(torch.bfloat16, CUDA) is not emulated
-    assert machine.is_native(torch.float16, CUDA)
-
-
 def test_recommended_threads() -> None:
     for facts, threads in (
         (LAPTOP, 4),

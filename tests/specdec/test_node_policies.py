@@ -22,7 +22,6 @@ from specdec.target.target import Target
 from specdec.tree import DraftTree
 from tests.components import block_head, perturbed
 from tests.models import tiny_model
-from tests.specdec.recorded import recorded
 from tests.verifiers.cases import complete
 from verifiers.rejection import RejectionVerifier
 
@@ -145,27 +144,6 @@ def test_more_nodes_where_they_cost_less(target: Target) -> None:
         trees = trees_of(target, ExpansionTree(12, 3, 4), CostAwareNodes(costs, explore=0), tokens=8)
         means.append(np.mean([tree.width for tree in trees]))
     assert means[0] > means[1] > means[2] == 1
-
-
-@pytest.mark.full
-def test_a_recorded_round_chooses_as_many_nodes(target: Target) -> None:
-    """Replays choose the nodes as the stages themselves do, bit for bit, and fewer are verified than were drafted."""
-    costs = RoundCosts(rows=(1,), table=((1.0, 1.02, 1.1, 3.0),), nodes=(0, 1, 4, 9))
-    sampling = SamplingParams(max_new_tokens=30, temperature=1.0, ignore_eos=True)
-    outputs, widths, shape = [], set(), SampledTree(9, 3, 3, power=1.0)
-    for recording in (True, False):
-        drafter = ModelDrafter(perturbed(target.model, 0.05), shape, sampling="without_replacement")
-        drafter = drafter.pruned_by(CostAwareNodes(costs, explore=5))
-        if recording:
-            engine, recorder = recorded(target, drafter, RejectionVerifier(), max_batch_size=1)
-        else:
-            engine = Engine(target, drafter, RejectionVerifier(), max_length=64, recording="off")
-        engine.on_round = lambda played: widths.add(played.tree.width)
-        with engine:
-            outputs.append([done.token_ids for done in engine.generate([[1, 2, 3], [4, 5]], sampling)])
-    assert recorder.compared >= 15
-    assert outputs[0] == outputs[1]
-    assert max(widths) == 10 and min(widths) < 8
 
 
 def test_a_confidence_head_is_asked(target: Target) -> None:

@@ -8,12 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from specdec.engine.engine import Engine
 from specdec.origin import Place, described, own_place, place
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
 from specdec.tree import TreeShape
-from tests.models import tiny_model
 
 
 def raised(function: Callable[[], object]) -> Exception:
@@ -83,17 +79,3 @@ def test_an_error_on_one_line() -> None:
     assert described(error).startswith("JSONDecodeError: Expecting property name")
     assert described(error).endswith(" in reads)") and "\n" not in described(error)
     assert described(RuntimeError("a\nb")) == "RuntimeError: a", "never raised, so it has no line"
-
-
-def test_a_logits_processor_is_named_in_the_last_step() -> None:
-    def processor(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("cannot score")
-
-    engine = Engine(Target(tiny_model()), max_length=32)
-    engine.submit([1, 2], SamplingParams(max_new_tokens=4, logits_processor=processor))
-    with pytest.raises(RuntimeError, match="cannot score"):
-        engine.step()
-    (step,) = engine.step()
-    assert step.finish_reason == "error"
-    said = step.error or ""
-    assert said.startswith("RuntimeError: cannot score (at ") and said.endswith(" in processor)")

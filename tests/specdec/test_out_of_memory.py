@@ -39,18 +39,6 @@ def raising(error: Exception) -> Any:
     return Mock(side_effect=error)
 
 
-@pytest.mark.full
-def test_after_a_shortage_no_memory_is_kept_for_recordings(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specdec.engine.rounds.RECORD_AFTER", 2)
-    engine = Engine(target, max_length=64, recording="rounds")
-    engine.generate(PROMPTS, SAMPLING)
-    assert len(engine._rounds.recordings)
-    with monkeypatch.context() as patch:
-        patch.setattr(engine.runner, "run", raising(torch.OutOfMemoryError(CUDA_SHORTAGE)))
-        assert engine.generate(PROMPTS[:1], SAMPLING)[0].finish_reason == "error"
-    assert len(engine._rounds.recordings) == 0
-
-
 @pytest.mark.parametrize(
     ("error", "said"),
     [

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from specdec.engine.engine import Engine
-from specdec.execution import frozen
 from specdec.execution.packing import PackedLinears, can_pack, packed_linears
 from specdec.target.target import Target
 from tests.models import tiny_model
@@ -53,25 +52,6 @@ def test_only_plain_layers_are_packed() -> None:
     with packed.in_use():
         assert layer(torch.zeros(1)).item() == 1, "it has been given a forward since it was packed"
     assert layer(torch.zeros(1)).item() == 1
-
-
-@torch.no_grad()
-def test_weights_are_packed_again_once_for_every_change_that_is_told() -> None:
-    layer = nn.Linear(640, 704)
-    packed, inputs = PackedLinears(layer), torch.randn(3, 640)
-    for change in ("data", "replaced"):
-        if change == "data":
-            layer.weight.data.mul_(2)
-        else:
-            layer.weight = nn.Parameter(torch.randn(704, 640) / 25)
-        frozen.weights_changed()
-        packed.refresh(frozen.epoch())
-        with packed.in_use():
-            expected = nn.functional.linear(inputs, layer.weight, layer.bias)
-            torch.testing.assert_close(layer(inputs), expected, atol=1e-5, rtol=1e-5)
-    copies = packed._layers
-    packed.refresh(frozen.epoch())
-    assert packed._layers is copies
 
 
 def test_engines_share_the_copies_which_go_with_the_last_of_them() -> None:

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from specdec.cache import pool as pool_module
 from specdec.cache.pages import Paging
 from specdec.cache.pool import Pool, keys_of
-from specdec.cache.rows import Rows
 from specdec.drafting.feature_scorer import FeatureScorer
 from specdec.engine.engine import Engine
 from specdec.engine.scheduler import Scheduler, View, Work
@@ -320,21 +319,6 @@ def test_the_page_that_was_left_first_is_evicted_first_and_of_a_request_the_last
     more = pool.enter([8, 8], [0, 1], positions=6, drafted=False, again=0).pages
     assert first[1] in more and first[0] not in more, "the end of what was held goes before its beginning"
     assert pool.counts.evicted_pages == 1
-
-
-@given(st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=9), min_size=1, max_size=12))
-@settings(max_examples=20, deadline=None, derandomize=True)
-def test_rows_are_copied_from_slots_that_hold_the_beginning(sequences: list[list[int]]) -> None:
-    rows, content = Rows(3, shared=True), {slot: list[int]() for slot in range(3)}
-    for tokens in sequences:
-        placement = rows.enter(tokens, [0, 1, 2], positions=9, drafted=True, again=1)
-        best = max(n for n in range(len(tokens)) for each in content.values() if each[:n] == tokens[:n])
-        assert placement.reused == max(best - 1, 0)
-        if placement.reused:
-            assert content[placement.source][: placement.reused] == tokens[: placement.reused]
-        content[placement.slot] = tokens[:-1]
-        rows.hold(placement.slot, np.array(tokens[:-1], dtype=np.int64), drafted=True)
-        rows.leave(placement.slot)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,6 @@ Two forwards that compute the same key round it differently, and where it lies o
 a code. So logits are compared twice: nearly all to float32's rounding, and all to what a few codes make.
 """
 
-from contextlib import nullcontext
-
 import numpy as np
 import pytest
 import torch
@@ -32,7 +30,6 @@ formats = pytest.mark.parametrize("kv_cache", FORMATS)
 LENGTHS = [11, 4, 17]
 SLOTS = [4, 0, 1]
 SHAPE = TreeShape.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)])
-PATHS = torch.tensor([[1, 4, -1], [2, 5, -1], [-1, -1, -1]])
 ROUNDING, CODES = 1e-5, 0.02
 """Differences of logits whose spread is about 1: of a forward in other pieces, and where a code differs."""
 
@@ -93,65 +90,6 @@ def test_every_node_sees_the_stored_entries_of_its_own_path(architecture: str, a
     for other in {None, *FORMATS} - {kv_cache}:  # entries that are not rounded, or rounded in another format
         with pytest.raises(AssertionError):
             assert_alike(found[:4], [own(model, path, other) for path in paths[:4]])
-
-
-def committed(runner: ModelRunner, model: PreTrainedModel, rows: list[Tensor], kv_cache: str) -> tuple[list, list]:
-    """Logits after a tree whose paths are committed, and the model's own."""
-    tree = drafted(runner)
-    lengths = torch.tensor(LENGTHS)
-    verify(runner, tree, LENGTHS, slots=SLOTS)
-    runner.cache.commit(torch.tensor(SLOTS), lengths, PATHS)
-    roots = torch.tensor([3, 5, 7])
-    longer = lengths + 1 + (PATHS >= 0).sum(1)
-    output = verify(runner, DraftTree.root_only(roots), longer, slots=SLOTS).scores
-    wanted = []
-    for b, row in enumerate(rows):
-        kept = torch.cat([torch.zeros(1, dtype=torch.long), PATHS[b][PATHS[b] >= 0]])
-        wanted.append(own(model, torch.cat([row, tree.tokens[b, kept], roots[b : b + 1]]), kv_cache))
-    return list(output[:, 0]), wanted
-
-
-@pytest.mark.parametrize(("architecture", "kv_cache"), [("gemma2", "fp8"), ("gpt2", "fp8_e5m2")])
-@torch.inference_mode()
-def test_commit_equals_recomputation(architecture: str, kv_cache: str) -> None:
-    model = tiny_model(architecture)
-    runner, rows = prefilled(model, kv_cache)
-    assert_alike(*committed(runner, model, rows, kv_cache))
-
-
-@pytest.mark.parametrize("forgotten", [None, "_codes", "_scales"])
-@torch.inference_mode()
-def test_a_commit_that_forgets_a_part_is_noticed(monkeypatch: pytest.MonkeyPatch, forgotten: str | None) -> None:
-    model = tiny_model()
-    runner, rows = prefilled(model, "int8", chunk=17)
-    if forgotten:
-        monkeypatch.setattr(getattr(runner.cache, forgotten), "commit", lambda *args: None)
-    with pytest.raises(AssertionError) if forgotten else nullcontext():
-        assert_alike(*committed(runner, model, rows, "int8"))
-
-
-@torch.inference_mode()
-def test_entries_are_moved_bit_for_bit_and_clearing_forgets_them() -> None:
-    runner, _ = prefilled(tiny_model(), "fp8")
-    assert isinstance(runner.cache, QuantizedSlotCache)
-    verify(runner, drafted(runner), LENGTHS, slots=SLOTS)
-    before = [tensor.clone() for tensor in runner.cache.tensors]
-    assert len(before) == 4, "codes and factors of keys and values"
-    runner.cache.commit(torch.tensor(SLOTS), torch.tensor(LENGTHS), PATHS)
-    for old, new in zip(before, runner.cache.tensors, strict=True):
-        for b, slot in enumerate(SLOTS):
-            kept = [LENGTHS[b] + node for node in PATHS[b].tolist() if node >= 0]
-            end = LENGTHS[b] + 1
-            assert torch.equal(new[:, slot, :end], old[:, slot, :end])
-            assert torch.equal(new[:, slot, end : end + len(kept)], old[:, slot, kept])
-        others = [slot for slot in range(5) if slot not in SLOTS]
-        assert torch.equal(new[:, others], old[:, others])
-    runner.cache.clear(SLOTS[0], start=2, stop=5)
-    for tensor in runner.cache.tensors:
-        assert not tensor[:, SLOTS[0], 2:5].any()
-        assert tensor[:, SLOTS[0], 5:9].any() and tensor[:, SLOTS[1]].any()
-    runner.cache.clear(SLOTS[0])
-    assert not any(tensor[:, SLOTS[0]].any() for tensor in runner.cache.tensors)
 
 
 @formats

@@ -8,21 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
 from drafters.model import ModelDrafter
-from specdec.engine.engine import Engine
 from specdec.execution import frozen
-from specdec.execution.packing import PackedWeight, can_pack, plain_weights
+from specdec.execution.packing import plain_weights
 from specdec.quantization import METHODS, quantization_of, quantize
 from specdec.quantization.base import QuantizedLinear
 from specdec.quantization.dispatch import KERNEL_ROWS, KERNEL_ROWS_FLOAT32
 from specdec.quantization.int8 import Int8Linear, from_int8
-from specdec.requests import SamplingParams
 from specdec.target.loading import load_model, load_tokenizer
 from specdec.target.target import Target
-from tests.components import perturbed
 from tests.models import tiny_model
 from tests.specdec.quantized import quantized, small
 from tests.verifiers.cases import complete
@@ -142,14 +139,6 @@ def test_a_stored_model_says_so_and_is_a_model(tmp_path: Path) -> None:
     assert load_model(str(tmp_path), dtype="float32", device="cpu").dtype is torch.float32
 
 
-def test_models_that_share_a_configuration() -> None:
-    first = small(tied=True)
-    second = LlamaForCausalLM(first.config)
-    quantize(first, "int8")
-    assert quantization_of(second) is None and second.config.tie_word_embeddings
-    assert {id(module.config) for module in first.modules() if hasattr(module, "config")} == {id(first.config)}
-
-
 def test_what_is_stored_is_quantized_once(tmp_path: Path) -> None:
     quantize(small(), "int8").save_pretrained(tmp_path)
     assert quantization_of(load_model(str(tmp_path), quantization="int8", device="cpu")) == "int8"
@@ -162,27 +151,6 @@ def test_what_is_stored_is_quantized_once(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"scheme": "int8"', '"scheme": "int2"'))
     with pytest.raises(ValueError, match=f"stored in 'int2', and this version reads {', '.join(METHODS)}"):
         load_model(str(tmp_path), device="cpu")
-
-
-def test_packed_copies_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = filled(1)
-    if not can_pack(layer.scale):
-        pytest.skip("this processor has no packed bfloat16 kernel")
-    # It takes few rows, and reads no packed copies.
-    monkeypatch.setattr("specdec.execution.few_rows.native_library", lambda: None)
-    calls: list[int] = []
-    call = PackedWeight.__call__
-    monkeypatch.setattr(PackedWeight, "__call__", lambda *arguments: calls.append(1) or call(*arguments))
-    packed = outputs(layer)
-    assert calls
-    calls.clear()
-    with plain_weights():
-        plain = outputs(layer)
-        assert_same(outputs(copy.deepcopy(layer)), plain)
-    assert not calls
-    torch.testing.assert_close(plain, packed, rtol=2e-2, atol=2e-2)
-    outputs(layer)
-    assert calls, "they are used again"
 
 
 @pytest.mark.parametrize(("dtype", "keep_copy"), [(torch.float32, True), (torch.bfloat16, False)])
@@ -200,18 +168,3 @@ def test_gradients_pass_through(dtype: torch.dtype, keep_copy: bool) -> None:
 @pytest.fixture(autouse=True)
 def _quiet() -> None:
     transformers_logging.disable_progress_bar()
-
-
-@pytest.mark.full
-def test_an_engine_sees_that_a_quantized_model_was_loaded_anew() -> None:
-    """Its captured forwards multiply by copies of the integers."""
-    first, second = quantize(small(), "int8"), quantize(perturbed(small().float(), 1.0).bfloat16(), "int8")
-    engine, sampling = Engine(Target(first), max_length=64), SamplingParams(max_new_tokens=24)
-    for _ in range(2):
-        before = engine.generate([[1, 2, 3]], sampling)[0].token_ids
-    first.load_state_dict(second.state_dict())
-    wanted = Engine(Target(second), max_length=64).generate([[1, 2, 3]], sampling)[0].token_ids
-    with pytest.raises(ValueError, match="weights_changed"):
-        engine.generate([[1, 2, 3]], sampling)
-    engine.weights_changed()
-    assert engine.generate([[1, 2, 3]], sampling)[0].token_ids == wanted != before

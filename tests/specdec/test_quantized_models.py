@@ -107,21 +107,6 @@ def test_what_speculation_decodes_otherwise_was_a_tie(name: str, dtype: torch.dt
     assert agreed > 32, "they agree for more than the length of one output"
 
 
-@pytest.mark.parametrize(("name", "temperature", "least"), [("int8", 0.0, 0.8), ("int4", 1.0, 0.5)])
-def test_a_quantized_copy_of_the_target_drafts_well(name: str, temperature: float, least: float) -> None:
-    model = tiny_model()
-    drafter = ModelDrafter(quantized(copy.deepcopy(model), name), 3)
-    engine = Engine(Target(model), drafter, RejectionVerifier(), max_batch_size=3, max_length=64)
-    sampling = SamplingParams(temperature=temperature, max_new_tokens=32, seed=1)
-    done = engine.generate(PROMPTS, sampling)
-    if temperature == 0:
-        assert [c.token_ids for c in done] == [c.token_ids for c in engine.generate(PROMPTS, sampling, speculate=False)]
-    steps = [step for completion in done for step in completion.steps]
-    rate = sum(step.accepted for step in steps) / sum(step.proposed_depth for step in steps)
-    assert rate > least, f"{rate:.2f} of the drafted tokens were accepted"
-    assert not any(isinstance(module, QuantizedLinear) for module in model.modules()), "the target itself was quantized"
-
-
 @pytest.mark.parametrize("tied", [False, True])
 def test_bytes_are_counted(tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specdec.quantization.dispatch._native", lambda: True)  # elsewhere kernels take all rows

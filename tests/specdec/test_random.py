@@ -183,15 +183,6 @@ def test_draw_takes_the_first_index_whose_cumulative_weight_exceeds_the_threshol
     assert draw(torch.ones(7, 1), u).tolist() == [0] * 7, "one choice"
 
 
-def test_draw_needs_no_normalization_and_takes_any_shape() -> None:
-    weights = torch.rand(2, 3, 5)
-    u = torch.rand(2, 3, dtype=torch.float64)
-    drawn = draw(weights, u)
-    assert drawn.shape == (2, 3)
-    assert torch.equal(drawn, draw(weights * 8, u)), "a power of two changes no rounding"
-    assert torch.equal(drawn[1, 2], draw(weights[1, 2], u[1, 2]))
-
-
 @settings(max_examples=25)
 @given(
     st.lists(st.sampled_from([0.0, 1e-30, 1e-7, 0.1, 1.0, 3.0, 1e8]), min_size=1, max_size=12).filter(any),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.requests import GREEDY_BELOW, Request, SamplingParams
+from specdec.requests import GREEDY_BELOW, SamplingParams
 from specdec.sampling import probs
 from tests.forwards import slots_of
 
@@ -93,11 +93,3 @@ def test_seeded_fills_in_what_is_missing_and_nothing_else() -> None:
     assert one.stream == 4 and one.temperature == 0.5
     assert one.seed is not None and one.seed != other.seed, "two fresh seeds agree with probability 2**-62"
     assert SamplingParams(seed=9, stream=2).seeded(4) == SamplingParams(seed=9, stream=2)
-
-
-def test_remaining_counts_down() -> None:
-    sampling = SamplingParams(max_new_tokens=3)
-    request = Request(id=0, prompt_ids=[1], sampling=sampling, speculate=True, stop_ids=frozenset())
-    assert request.remaining == 3
-    request.output_ids += [5, 6]
-    assert request.remaining == 1

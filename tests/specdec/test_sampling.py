@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from specdec.requests import SamplingParams
-from specdec.sampling import SamplingTensors, distribution, one_hot_argmax, path_tokens, probs
+from specdec.sampling import SamplingTensors, one_hot_argmax, path_tokens, probs
 
 VOCAB = 50
 
@@ -97,12 +97,6 @@ def test_every_row_is_as_in_transformers_and_as_if_it_were_alone() -> None:
         assert torch.equal(p[row : row + 1] > 0, alone > 0)
 
 
-def test_low_precision_logits_are_processed_in_float32() -> None:
-    values = logits(1, 2, seed=4).bfloat16()
-    params = tensors([SamplingParams(temperature=0.7, top_p=0.9)])
-    assert torch.equal(probs(values, params), probs(values.float(), params))
-
-
 @pytest.mark.parametrize(
     ("params", "values", "expected"),
     [
@@ -159,26 +153,3 @@ def test_the_repetition_penalty_follows_every_nodes_path() -> None:
     params[1] = SamplingParams(temperature=1.0)
     p = probs(values, tensors(params, seen), path_tokens(tokens, ancestors))
     torch.testing.assert_close(p[1], values[1].softmax(-1))
-
-
-def test_path_tokens_are_padded_with_the_root() -> None:
-    tokens = torch.tensor([[7, 1, 2, 3]])
-    ancestors = torch.tensor([[[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]]).bool()
-    assert path_tokens(tokens, ancestors).tolist() == [[[7, 7, 7, 7], [7, 1, 7, 7], [7, 1, 2, 7], [7, 1, 7, 3]]]
-
-
-def test_the_host_tells_penalized_batches_from_others() -> None:
-    plain = tensors([SamplingParams()])
-    assert plain.flags != replace(plain, seen=torch.zeros(1, 8, dtype=torch.bool)).flags
-    assert plain.flags != replace(plain, any_sampled=True).flags
-    assert plain.flags == replace(plain, temperature=torch.ones(1)).flags
-
-
-def test_what_the_host_knows_of_filters_changes_nothing() -> None:
-    """A greedy row beside filtered ones has no top-k of its own, and is not in the way of ``topk``."""
-    params = [SamplingParams(temperature=0.7, top_k=3, top_p=0.8), SamplingParams(), SamplingParams(temperature=1.0)]
-    for chosen in (params[:2], params):
-        told, values = tensors(chosen), logits(len(chosen), 2, seed=0)
-        assert (told.largest_top_k, told.all_top_k, told.any_top_p) == (3, len(chosen) == 2, True)
-        untold = replace(told, largest_top_k=None, all_top_k=False, any_top_p=True)
-        assert torch.equal(distribution(values, told), distribution(values, untold))

@@ -108,16 +108,6 @@ def test_a_masked_vocabulary_does_not_widen_the_bound(model: PreTrainedModel) ->
         assert examined(masked, (0, 1)).bound == plain
 
 
-def test_without_a_bound_one_forward_is_enough(model: PreTrainedModel) -> None:
-    calls = []
-    handle = model.register_forward_hook(lambda *given: calls.append(1))
-    try:
-        assert examined(model, (0, 1), bounded=False).bound is None
-    finally:
-        handle.remove()
-    assert len(calls) == 1
-
-
 def shift(engine: Engine, by: float) -> None:
     """Make an engine's forwards add ever more to the logit of token 0: it computes something else than the model."""
     right = engine.runner.run
@@ -157,28 +147,6 @@ def test_an_engine_that_computes_something_else_does_not_excuse_itself(model: Pr
     assert honest is not None and own <= honest <= RUNNER_AT_MOST * own
     shift(engine, 5.0)
     assert examined(model, (0, 1), close, runner=engine.runner).bound == RUNNER_AT_MOST * own
-
-
-def test_the_engine_runs_only_where_it_decides(model: PreTrainedModel) -> None:
-    """A margin below the bound of the model's own passes is a tie, and one far above it is none, whatever follows."""
-    alone = examined(model, (0, 1)).bound
-    assert alone is not None
-    engine = engine_of(model)
-    engine.runner.run = None  # type: ignore[assignment]
-    for factor in (0.5, 100.0):
-        examined(model, (0, 1), near_tie(model, factor * alone), runner=engine.runner)
-
-
-def test_a_model_in_training_is_examined_without_dropout(model: PreTrainedModel) -> None:
-    noisy = tiny_model(vocab_size=32)
-    noisy.config.attention_dropout = 0.5
-    for module in noisy.modules():
-        if hasattr(module, "attention_dropout"):
-            module.attention_dropout = 0.5
-    wanted = examined(noisy, (0, 1))
-    noisy.train()
-    assert examined(noisy, (0, 1)) == wanted
-    assert noisy.training
 
 
 def test_a_quantized_cache_is_part_of_the_model_that_is_examined(model: PreTrainedModel) -> None:

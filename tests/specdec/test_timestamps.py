@@ -1,11 +1,9 @@
 """When things happen to a request: the order of its moments, what they are read at, and what reading them costs."""
 
 import time
-from types import SimpleNamespace
 
 import pytest
 
-from specdec.engine import output, running, turns
 from specdec.engine.engine import Engine
 from specdec.engine.output import Outputs
 from specdec.engine.read_back import Fetch
@@ -79,22 +77,6 @@ def test_tokens_are_visible_when_they_were_read_and_before_text_is_made(model, m
     assert len(read) == len(text) == len(done.steps)
     for after, step, before in zip(read, done.steps, text, strict=True):
         assert after <= step.visible <= before
-
-
-@pytest.mark.parametrize("size", [1, 4])
-def test_a_round_reads_the_clock_twice_whatever_its_rows(model, monkeypatch, size: int) -> None:
-    reads = []
-
-    def now() -> float:
-        reads.append(None)
-        return time.perf_counter()
-
-    for module in (output, running, turns):
-        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=now))
-    done = make(model, size=size).generate([PROMPTS[0]] * size, GREEDY)
-    rounds = max(len(each.steps) for each in done)
-    # Once per request that takes a slot, once for the one forward that prefills all.
-    assert len(reads) == 2 * rounds + size + 1
 
 
 def test_an_error_has_a_time_and_an_abort_has_none(model, monkeypatch) -> None:

@@ -140,11 +140,6 @@ def test_children_are_in_sibling_order_without_gaps() -> None:
     assert pruned.children[1].tolist() == [[1, 4], [3, -1], *[[-1, -1]] * 3]
 
 
-def test_padding_is_nobodys_child() -> None:
-    padded = tree([-1, 0, 0, 0], [-1, 0, -1, -1], valid=[[1, 1, 0, 0], [1, 1, 0, 0]], max_children=1)
-    assert padded.children.tolist() == [[[1], [-1], [-1], [-1]]] * 2
-
-
 @pytest.mark.parametrize(
     "shape", [TreeShape.chain(3), TreeShape.from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (2, 0), (2, 0, 0)])]
 )
@@ -161,19 +156,6 @@ def test_static_shapes_need_no_computation_and_agree_with_it(shape: TreeShape) -
     assert static.topology.in_line == shape.is_chain and not computed.topology.in_line, "nobody has looked"
 
 
-def test_static_shapes_with_invalid_nodes() -> None:
-    valid = torch.tensor([[True, False, True]])
-    ragged = DraftTree.from_shape(TreeShape.branching(2), torch.tensor([[5, 6, 7]]), valid=valid)
-    assert ragged.children.tolist() == [[[2, -1], [-1, -1], [-1, -1]]]
-
-
-def test_a_long_chain_costs_no_loop() -> None:
-    chain = Topology.chain(700, CPU)
-    assert (chain.width, chain.max_depth, chain.max_children, chain.in_line) == (700, 699, 1, True)
-    assert chain.depth[0, -1] == 699 and chain.ancestors[0].sum() == 700 * 701 // 2
-    assert chain.parents[0, :3].tolist() == [-1, 0, 1]
-
-
 def test_ancestors_are_packed_into_words() -> None:
     """The highest bit of a word is the sign of its number."""
     words = Topology.chain(130, CPU).ancestor_words[0]
@@ -183,14 +165,6 @@ def test_ancestors_are_packed_into_words() -> None:
         assert marks == 2 ** (node + 1) - 1
     packed = Topology.from_parents(torch.tensor([[-1, 0, 1, 1], [-1, 0, 0, 2]])).ancestor_words[:, :, 0]
     assert packed.tolist() == [[1, 0b11, 0b111, 0b1011], [1, 0b11, 0b101, 0b1101]]
-
-
-def test_the_first_nodes_alone() -> None:
-    topology = Topology.from_parents(PAIR)
-    part = topology.first(3)
-    assert part.parents.tolist() == [[-1, 0, 1], [-1, 0, 1]] and part.depth.tolist() == [[0, 1, 2]] * 2
-    assert torch.equal(part.ancestors, topology.ancestors[:, :3, :3])
-    assert topology.first(5) is topology
 
 
 def test_limited_keeps_each_rows_upper_levels() -> None:

@@ -58,16 +58,3 @@ def test_a_special_token_ends_the_engine_s_own_output_and_text(model) -> None:
     output = engine.generate([[1, 2, 3]], sampling)[0]
     assert output.finish_reason == "stop" and output.token_ids[-1] == 30 and 30 not in output.token_ids[:-1]
     assert output.text == "".join(letters().convert_ids_to_tokens(list(output.token_ids[:-1])))
-
-
-def test_what_is_streamed_ends_with_the_stop_string(model) -> None:
-    got: list[int] = []
-    prompt = torch.tensor([[1, 2, 3]])
-    stop = letters().convert_ids_to_tokens(model.generate(prompt, max_new_tokens=12)[0].tolist()[6:8])
-    ours = SpeculativeGenerate(DRAFTERS["model_chain_iid"](model), RejectionVerifier(), tokenizer=letters())
-    common = {"max_new_tokens": 12, "stop_strings": "".join(stop)}
-    output = model.generate(
-        prompt, **common, custom_generate=ours, on_tokens=lambda tokens: got.extend(tokens.tolist())
-    )
-    assert torch.equal(output, model.generate(prompt, **common, tokenizer=letters()))
-    assert output[0, 3:].tolist() == got
