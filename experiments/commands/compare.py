@@ -16,6 +16,6 @@ def compare(config: DictConfig) -> list[Row]:
     Raises:
         ValueError: There is no such run, or the runs differ in what they should share.
     """
-    runs = [load_run(folder) for folder in find_folders([str(folder) for folder in listed(config, "runs")])]
+    runs = [load_run(folder) for folder in find_folders(listed(config, "runs"))]
     formats = [str(name) for name in listed(config, "format")]
     return report_comparison(runs, Path(config.out), allow_mixed=config.allow_mixed, formats=formats)

@@ -13,7 +13,7 @@ from experiments.reporting.replay import report_replay
 from experiments.results.comparison import distinguishing
 from experiments.results.frame import Figures
 from experiments.results.origin import read_manifest
-from experiments.results.runs import jobs_of
+from experiments.results.runs import runs_at
 from experiments.results.statistics import Bootstrap
 from experiments.tracing.draft_sets import find_drafts
 from experiments.tracing.figures import RAN, figures
@@ -28,7 +28,7 @@ def replay(config: DictConfig) -> list[Figures]:
     rules = named_verifiers(plain(config, "verifiers"))
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    folders = jobs_of(Path(config.trace))
+    folders = runs_at(config.trace) or [Path(config.trace)]
     return replay_runs(folders, rules, Path(config.out), baseline=config.baseline, bootstrap=bootstrap)
 
 

@@ -18,7 +18,7 @@ def report(config: DictConfig) -> Path:
         ValueError: There is no such run.
     """
     path = Path(config.out)
-    runs = [load_run(folder) for folder in find_folders([str(folder) for folder in listed(config, "runs")])]
+    runs = [load_run(folder) for folder in find_folders(listed(config, "runs"))]
     outputs, notes = outputs_to_show(runs, config.max_prompts)
     texts = [texts_of_run(run.folder, run.manifest, tokens_of(own)) for run, own in zip(runs, outputs, strict=True)]
     write_page(runs, outputs, texts, path, notes=notes)

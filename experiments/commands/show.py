@@ -13,7 +13,7 @@ from experiments.reporting.table import Column, Table
 from experiments.reporting.tokens import colored, output_view, round_view
 from experiments.results.origin import read_manifest
 from experiments.results.records import PLAIN, RECORDS, Record, read_records
-from experiments.results.runs import jobs_of
+from experiments.results.runs import runs_at
 from experiments.session.token_texts import texts_of_run
 from experiments.tracing.outputs import outputs_of
 
@@ -25,7 +25,7 @@ def show(config: DictConfig) -> None:
         ValueError: There is no such run, prompt, method or round.
     """
     folder = Path(config.run)
-    jobs = jobs_of(folder)
+    jobs = runs_at(config.run) or [folder]
     if len(jobs) > 1:
         raise ValueError(f"{folder} is a sweep of {len(jobs)} jobs: give the folder of one, such as {jobs[0]}")
     manifest = read_manifest(jobs[0])

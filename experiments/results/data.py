@@ -19,7 +19,7 @@ from experiments.results import metrics
 from experiments.results.frame import Frame, frame_of, rounds_of
 from experiments.results.origin import flatten, read_manifest
 from experiments.results.records import RECORDS, read_records
-from experiments.results.runs import SUMMARY, by_number, folders_below, load_run
+from experiments.results.runs import SUMMARY, by_number, load_run, runs_at
 from experiments.results.summary import SCHEMA
 
 Read = TypeVar("Read")
@@ -173,7 +173,8 @@ def load(*patterns: str | os.PathLike[str]) -> Results:
             raise ValueError(f"{folder} has a manifest and no {RECORDS}: not a run, or one that never began")
         return folder, manifest
 
-    manifests = dict(_readable(folders_below(os.fspath(pattern) for pattern in patterns), read))
+    folders = dict.fromkeys(folder for pattern in patterns for folder in runs_at(os.fspath(pattern)))
+    manifests = dict(_readable(folders, read))
     if not manifests:
         given = ", ".join(repr(os.fspath(pattern)) for pattern in patterns) or "nothing"
         raise ValueError(f"no run found in {given}: give folders of runs, or a pattern such as 'outputs/**'")

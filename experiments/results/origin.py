@@ -30,14 +30,17 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     raise ValueError(f"{path} is damaged: its config is not an object")
 
 
-def flatten(config: Mapping[str, Any], prefix: str = "", *, lists: bool = False) -> dict[str, Any]:
-    """Return the values by dotted name; with ``lists``, those of lists by number, from 1."""
+def flatten(config: Mapping[str, Any], prefix: str = "", *, lists: bool = False, joint: str = ".") -> dict[str, Any]:
+    """Return the values by dotted name: ``{"a": {"b": 1}}`` becomes ``{"a.b": 1}``.
+
+    With ``lists``, those of lists have numbers for names, from 1. ``joint`` stands in the place of the dot.
+    """
     flat: dict[str, Any] = {}
     for key, value in config.items():
         if lists and isinstance(value, list | tuple):
             value = {str(place): each for place, each in enumerate(value, start=1)}
         if isinstance(value, Mapping) and value:
-            flat |= flatten(value, f"{prefix}{key}.", lists=lists)
+            flat |= flatten(value, f"{prefix}{key}{joint}", lists=lists, joint=joint)
         else:
             flat[f"{prefix}{key}"] = value
     return flat

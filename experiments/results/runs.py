@@ -3,7 +3,7 @@
 import glob
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,12 +98,10 @@ def find_folders(given: Sequence[str]) -> list[Path]:
     found: dict[Path, Path] = {}
     twice: dict[Path, None] = {}
     for text in given:
-        folders = [Path(text)]
-        if not folders[0].exists() and glob.has_magic(text):
-            folders = [path for path in map(Path, glob.glob(text, recursive=True)) if path.is_dir()]
-            if not folders:
-                raise ValueError(f"no folder matches {text!r}: give folders of runs, or a pattern that matches some")
-        for job in (job for folder in sorted(folders, key=by_number) for job in jobs_of(folder)):
+        jobs = runs_at(text)
+        if not jobs and not Path(text).exists() and glob.has_magic(text):
+            raise ValueError(f"no folder matches {text!r}: give folders of runs, or a pattern that matches some")
+        for job in jobs or [Path(text)]:
             if job.resolve() in found:
                 twice[found[job.resolve()]] = None
             found.setdefault(job.resolve(), job)
@@ -112,27 +110,13 @@ def find_folders(given: Sequence[str]) -> list[Path]:
     return list(found.values())
 
 
-def folders_below(patterns: Iterable[str]) -> list[Path]:
-    """Return the folders of all runs at or anywhere below some paths, and those that patterns match, each once."""
-    found: dict[Path, None] = {}
-    for pattern in patterns:
-        deep = Path(pattern).exists() or not glob.has_magic(pattern)  # `outputs/**` has every folder already
-        places = [Path(pattern)] if deep else map(Path, glob.glob(pattern, recursive=True))
-        below = [file.parent for place in places for file in _manifests(place, deep=deep)]
-        found |= dict.fromkeys(sorted(below, key=lambda path: [by_number(Path(part)) for part in path.parts]))
-    return list(found)
-
-
-def _manifests(place: Path, *, deep: bool) -> Iterable[Path]:
-    if (place / MANIFEST).is_file():
-        return [place / MANIFEST]
-    return place.rglob(MANIFEST) if deep and place.is_dir() else []
-
-
-def jobs_of(folder: Path) -> list[Path]:
-    """The folder itself, or those of a sweep's jobs that have begun."""
-    jobs = [path.parent for path in folder.glob(f"*/{MANIFEST}")] if not (folder / MANIFEST).exists() else []
-    return sorted(jobs, key=by_number) or [folder]
+def runs_at(pattern: str) -> list[Path]:
+    """Return the folders of all runs at or anywhere below a path, or below those that a pattern matches, by number."""
+    exists = Path(pattern).exists() or not glob.has_magic(pattern)
+    places = [Path(pattern)] if exists else map(Path, glob.glob(pattern, recursive=True))
+    files = ([place / MANIFEST] if (place / MANIFEST).is_file() else place.rglob(MANIFEST) for place in places)
+    found = {file.parent for listed in files for file in listed}
+    return sorted(found, key=lambda path: [by_number(Path(part)) for part in path.parts])
 
 
 def by_number(folder: Path) -> tuple[int, int, str]:

@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.config.checking import did_you_mean
 from experiments.config.groups import sections
-from experiments.config.sections import build, plain
+from experiments.config.sections import build, listed, plain
 from experiments.results.origin import read_manifest
 from experiments.results.runs import find_folders
 from experiments.tracing.draft_sets import DraftSet, find_drafts
@@ -39,8 +39,7 @@ def read_traces(config: DictConfig) -> Traced:
     Raises:
         ValueError: There is no trace, or it has several methods, or runs of several drafters.
     """
-    given = plain(config, "trace")
-    folders = find_folders([str(folder) for folder in (given if isinstance(given, list) else [given])])
+    folders = find_folders(listed(config, "trace"))
     manifests = [read_manifest(folder) for folder in folders]
     sets = [drafts for folder in folders for drafts in find_drafts(folder)]
     methods = list(dict.fromkeys(drafts.method for drafts in sets))

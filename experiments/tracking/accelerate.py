@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from experiments.results.origin import flatten
 from experiments.tracking.base import Figures, TrackedRun, Tracker
 from experiments.tracking.guard import Guard
 
@@ -48,7 +49,7 @@ class AccelerateTracker(Tracker):
             self._tracker.start()
             self._tracker.store_init_configuration(self._settings)
 
-        settings = dotted(run.config) | {"name": run.name, "group": run.group, "command": run.command}
+        settings = flatten(run.config) | {"name": run.name, "group": run.group, "command": run.command}
         self._settings = {
             name: value if isinstance(value, bool | int | float) else str(value) for name, value in settings.items()
         }
@@ -85,14 +86,3 @@ class AccelerateTracker(Tracker):
 def _allowed(figures: Figures) -> dict[str, float | str]:
     """Figures under names that MLflow takes: ``model/T=0/speedup`` becomes ``model/T_0/speedup``."""
     return {re.sub(r"[^\w\-. :/]", "_", name): value for name, value in figures.items()}
-
-
-def dotted(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested configuration as one level with dotted names: ``{"a": {"b": 1}}`` becomes ``{"a.b": 1}``."""
-    flat: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            flat |= dotted(value, f"{prefix}{name}.")
-        else:
-            flat[f"{prefix}{name}"] = value
-    return flat

@@ -1,18 +1,23 @@
 """A run's configuration and results as flat names, numbers, words and rows, as trackers take them."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.results.comparison import commit_of
+from experiments.results.origin import flatten
 from experiments.results.records import Record
 from experiments.results.summary import MethodSummary
 
 _NO_SETTINGS = ("out", "resume", "tracker", "experiment")
 _NOT_FLAT = {
     *("method", "exactness", "temperature", "errors", "divergences", "lossless"),
-    *("acceptance_by_position", "gain", "requests", "competes", "not_lossless"),
+    *("acceptance_by_position", "gain", "competes", "not_lossless"),
 }
+_VERDICT = ("divergences", "unexplained", "largest_margin", "tie_bound")
+_MANY = re.compile(r"requests/.*_(interval|over_time)\b")
+"""Intervals and series of requests, which would be most of a tracker's names."""
 _FACTS = ("dtype", "device", "prompts", "prompts_hash", "exactness", "overrides", "versions")
 
 
@@ -48,40 +53,17 @@ def _class_name(target: str) -> str:
 
 def figures_of(method: MethodSummary) -> dict[str, float | str]:
     """All single figures of a method, by a name such as ``speedup`` or ``stage_seconds/verify``."""
-    flat: dict[str, float | str] = {}
-
-    def add(name: str, value: Any) -> None:
-        if isinstance(value, dict):
-            for key, inner in value.items():
-                add(f"{name}/{key}", inner)
-        elif isinstance(value, tuple | list):
-            names = ("low", "high") if name.endswith("_interval") else [str(i + 1) for i in range(len(value))]
-            for key, inner in zip(names, value, strict=True):
-                add(f"{name}/{key}", inner)
-        elif isinstance(value, int | float):
-            flat[name] = float(value) if isinstance(value, bool) else value
-
-    for name, value in method.items():
-        if name not in _NOT_FLAT:
-            add(name, value)
-    if method.requests is not None:
-        add("requests", _without_intervals(method.requests))
-    if method.exactness is not None:
-        flat["exactness"] = method.exactness
+    parts = {name: value for name, value in method.items() if name not in _NOT_FLAT}
+    words = {} if method.exactness is None else {"exactness": method.exactness}
     if method.lossless is not None:
-        flat["lossless"] = str(method.lossless.verdict)
-        for name in ("divergences", "unexplained", "largest_margin", "tie_bound"):
-            add(f"lossless/{name}", getattr(method.lossless, name))
-    return flat
-
-
-def _without_intervals(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Figures of requests without intervals and series, which would be most of a tracker's names."""
-    return {
-        name: _without_intervals(value) if isinstance(value, Mapping) else value
-        for name, value in figures.items()
-        if not name.endswith(("_interval", "_over_time"))
+        words["lossless"] = str(method.lossless.verdict)
+        parts["lossless"] = {name: method.lossless[name] for name in _VERDICT}
+    figures: dict[str, float | str] = {
+        name.replace("_interval/1", "_interval/low").replace("_interval/2", "_interval/high"): value
+        for name, value in flatten(parts, lists=True, joint="/").items()
+        if isinstance(value, int | float) and not _MANY.match(name)
     }
+    return figures | words
 
 
 def acceptance_lines(method: MethodSummary) -> dict[str, dict[int, float]]:

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 
-from experiments.tracking.accelerate import AccelerateTracker, dotted
+from experiments.results.origin import flatten
+from experiments.tracking.accelerate import AccelerateTracker
 from tests.experiments.tracking.everything import use, warnings_of
 
 
@@ -63,7 +64,7 @@ def test_figures_go_to_the_service(service: type[Service], tmp_path: Path, caplo
     assert [step for step, _ in logged[3:]] == [1, 2, 3], "a line, place by place"
     tracker._log({"model/T=0/speedup": 1.0}, 3)
     assert service.calls[-1][0] == "finish", "after the end nothing is said"
-    assert dotted({"a": {"b": {"c": 1}}, "d": None}) == {"a.b.c": 1, "d": None}
+    assert flatten({"a": {"b": {"c": 1}}, "d": None}) == {"a.b.c": 1, "d": None}
 
 
 @pytest.mark.parametrize("what", ["config", "log", "finish"])
