@@ -13,14 +13,7 @@ from experiments.config.sections import bootstrap_of, build
 from experiments.datasets.prompt import choose
 from experiments.measuring.rounds import measure_tree_costs, shapes_to_measure
 from experiments.reporting import terminal
-from experiments.reporting.best_tree import (
-    Optimized,
-    measured_table,
-    print_advice,
-    print_found,
-    write_figures,
-    write_found,
-)
+from experiments.reporting.best_tree import Optimized, report_found, report_measured
 from experiments.reporting.run_plots import RUN_PLOTS
 from experiments.reporting.run_tables import comparison_table
 from experiments.results.frame import Figures
@@ -86,15 +79,11 @@ def optimize_tree(config: DictConfig) -> list[Optimized]:
         optimized = Optimized(
             temperature=temperature, recorded=recorded, rates=rates, planned=planned, costs=costs, best=best, old=old
         )
-        print_found(console, optimized, bootstrap)
         about = _about(traced, costs)
-        written = [*write_found(optimized, out, about), write_figures(optimized, out, bootstrap, about)]
-        terminal.list_written(console, written)
+        report_found(console, optimized, out, bootstrap, about)
         if config.measure:
             optimized = replace(optimized, measured=_measured(changed, optimized, out, bootstrap))
-            terminal.show(console, measured_table(optimized, bootstrap))
-            print_advice(console, optimized)
-            write_figures(optimized, out, bootstrap, about)
+            report_measured(console, optimized, out, bootstrap, about)
         found.append(optimized)
     return found
 

@@ -60,12 +60,7 @@ def check_reachable(pair: str, names: Sequence[str]) -> None:
         ValueError: The hub has to be asked, and cannot be reached or refuses.
     """
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        RepositoryNotFoundError,
-    )
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
     from experiments.results.revision import revision_of  # it imports the hub's client
 

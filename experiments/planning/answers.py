@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 
 from specdec.physics.capacity import Memory
-from specdec.physics.speculation import (
-    BestLength,
-)
+from specdec.physics.speculation import BestLength
 from specdec.physics.work import StepWork
 
 

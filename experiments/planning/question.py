@@ -9,9 +9,7 @@ from specdec.physics.bounds import Roof
 from specdec.physics.devices import Device
 from specdec.physics.precision import Precision
 from specdec.physics.shape import ModelShape
-from specdec.physics.speculation import (
-    Acceptance,
-)
+from specdec.physics.speculation import Acceptance
 
 
 @dataclass(frozen=True, kw_only=True)

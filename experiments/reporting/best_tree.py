@@ -255,14 +255,35 @@ def remarks(optimized: Optimized) -> list[str]:
     return said
 
 
-def print_found(console: Console, optimized: Optimized, bootstrap: Bootstrap) -> None:
-    """Print the rates, the sizes, and the best tree as an override."""
+def report_found(console: Console, optimized: Optimized, out: Path, bootstrap: Bootstrap, about: str) -> None:
+    """Print the rates, the sizes and the best tree, and write it as an option of ``tree=``, figures and pictures."""
     terminal.show(console, rates_table(optimized, bootstrap), sizes_table(optimized))
     terminal.say(console, *remarks(optimized))
-    print_advice(console, optimized)
+    _print_advice(console, optimized)
+    name, shape = f"T{optimized.temperature:g}", optimized.best.shape
+    tree = (
+        "# @package drafter\n"
+        f"# {about}\n"
+        f"# {shape.num_nodes} nodes, {shape.max_depth} deep: {optimized.best.tokens:.2f} tokens per round predicted at "
+        f"T={optimized.temperature:g}.\n"
+        f"# {optimized.advice()[1].rstrip(':')}.\n"
+        f"# Take it with: --config-dir {out} tree={name}\n"
+        f"shape: {written_shape(shape)}\n"
+    )
+    written = write_texts(out / TREES, {f"{name}.yaml": tree})
+    written += [tree_plot(optimized, out / f"{name}_tree.png", about)]
+    written += [sizes_plot(optimized, out / f"{name}_sizes.png", about)]
+    terminal.list_written(console, [*written, *_write_figures(optimized, out, bootstrap, about)])
 
 
-def print_advice(console: Console, optimized: Optimized) -> None:
+def report_measured(console: Console, optimized: Optimized, out: Path, bootstrap: Bootstrap, about: str) -> None:
+    """Print what the trees have brought, and which to take; write the figures anew."""
+    terminal.show(console, measured_table(optimized, bootstrap))
+    _print_advice(console, optimized)
+    _write_figures(optimized, out, bootstrap, about)
+
+
+def _print_advice(console: Console, optimized: Optimized) -> None:
     """Print which tree to take, the new one as an override."""
     choice, reason = optimized.advice()
     terminal.say(console, reason)
@@ -271,8 +292,7 @@ def print_advice(console: Console, optimized: Optimized) -> None:
         console.print(f"'drafter.shape={shape}'", highlight=False, markup=False, soft_wrap=True)
 
 
-def write_figures(optimized: Optimized, out: Path, bootstrap: Bootstrap, about: str) -> Path:
-    """Write all figures as JSON; returns the path."""
+def _write_figures(optimized: Optimized, out: Path, bootstrap: Bootstrap, about: str) -> list[Path]:
     recorded = optimized.recorded
 
     def listed(shape: TreeShape) -> Any:
@@ -301,26 +321,7 @@ def write_figures(optimized: Optimized, out: Path, bootstrap: Bootstrap, about: 
         "advice": optimized.advice()[0],
         "remarks": remarks(optimized),
     }
-    return write_texts(out, {f"T{optimized.temperature:g}.json": content})[0]
-
-
-def write_found(optimized: Optimized, out: Path, about: str) -> list[Path]:
-    """Write the tree as an option of ``tree=``, and the pictures; returns their paths."""
-    name, shape = f"T{optimized.temperature:g}", optimized.best.shape
-    tree = out / TREES / f"{name}.yaml"
-    tree.parent.mkdir(parents=True, exist_ok=True)
-    tree.write_text(
-        "# @package drafter\n"
-        f"# {about}\n"
-        f"# {shape.num_nodes} nodes, {shape.max_depth} deep: {optimized.best.tokens:.2f} tokens per round predicted at "
-        f"T={optimized.temperature:g}.\n"
-        f"# {optimized.advice()[1].rstrip(':')}.\n"
-        f"# Take it with: --config-dir {out} tree={name}\n"
-        f"shape: {written_shape(shape)}\n",
-        encoding="utf-8",
-    )
-    pictures = [tree_plot(optimized, out / f"{name}_tree.png", about)]
-    return [tree, *pictures, sizes_plot(optimized, out / f"{name}_sizes.png", about)]
+    return write_texts(out, {f"T{optimized.temperature:g}.json": content})
 
 
 @style.styled()
