@@ -9,8 +9,7 @@ from experiments.config.sections import listed, plain
 from experiments.planning.drafting import drafter_class, plan_drafter
 from experiments.planning.formats import choose_formats, inflated
 from experiments.planning.measured import ChainCosts, check_file, device_of
-from experiments.planning.plan import Plan
-from experiments.planning.question import Question
+from experiments.planning.plan import Plan, Question
 from experiments.planning.sources import read_config, shape_of
 from experiments.reporting import terminal
 from experiments.reporting.formats import publish

@@ -1,14 +1,23 @@
-"""A plan: the answers to a question."""
+"""A plan: a question, and the answers to it."""
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from typing import Any, TypeVar
 
-from experiments.planning.answers import Map, Phase, Request, Room, Speculation
-from experiments.planning.question import Question
+from experiments.planning.drafting import Planned
+from experiments.planning.measured import ChainCosts
+from experiments.results.origin import Figures
+from specdec.physics.bounds import Roof
 from specdec.physics.capacity import Served, kv_bytes_per_position
+from specdec.physics.devices import Device
+from specdec.physics.precision import Precision
 from specdec.physics.rounds import RoofRounds, RoundCost
 from specdec.physics.serving import latency, price_per_million
+from specdec.physics.shape import ModelShape
 from specdec.physics.speculation import (
+    Acceptance,
     BestLength,
     best_length,
     break_even_batch,
@@ -18,12 +27,65 @@ from specdec.physics.speculation import (
 )
 from specdec.physics.work import StepWork, prefill_work, step_work
 
+Made = TypeVar("Made")
 BATCHES = tuple(2**power for power in range(11))
 """Batches of the map."""
 CONTEXTS = tuple(2**power for power in range(6, 18))
 """Contexts of the map, as far as the model goes."""
 MOST = 1 << 14
 """The largest batch at which a draft is tried."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is to be planned.
+
+    Attributes:
+        name: The target's name.
+        shape: Its shape.
+        precision: Bytes of its numbers.
+        formats: Its formats in words.
+        device: Where it is to run.
+        roof: What that does at best, in the type that the target computes in.
+        measured: Whether the roof is a measured one.
+        batches: Rows.
+        context: Positions per row: the length of a slot, and what a step reads.
+        output: How many of them are output; the others are the prompt.
+        drafter: What drafts; None without speculation.
+        acceptance: How often drafted tokens are accepted.
+        longest: The longest draft to consider.
+        usable: Bytes of the device's memory that may be used.
+        prefill_chunk: Prompt tokens per forward, at most.
+        page: Positions per page of a paged cache.
+        overhead: Seconds per forward that are not in the roof.
+        price: Price of the device per hour; None if it is not asked for.
+        costs: What rounds were measured to cost on the device; None to plan with the least times.
+    """
+
+    name: str
+    shape: ModelShape
+    precision: Precision
+    formats: str
+    device: Device
+    roof: Roof
+    measured: bool
+    batches: Sequence[int]
+    context: int
+    output: int
+    drafter: Planned | None
+    acceptance: Acceptance
+    longest: int
+    usable: float
+    prefill_chunk: int
+    page: int
+    overhead: float
+    price: float | None
+    costs: ChainCosts | None = None
+
+    @property
+    def prompt(self) -> int:
+        """Tokens of the prompt."""
+        return self.context - self.output
 
 
 @dataclass(frozen=True)
@@ -79,14 +141,14 @@ class Plan:
         return max(1, best.drafted)
 
     @cached_property
-    def rooms(self) -> list[Room]:
-        """The memory of every batch."""
+    def rooms(self) -> list[Figures]:
+        """The memory of every batch, its total, whether it fits into the device, and how long so many slots can be."""
         usable, found = self.asked.usable, []
         for batch in self.asked.batches:
             memory = self.served.memory(rows=batch, length=self.asked.context)
-            longest = self.served.longest(usable, rows=batch)
-            limit = self.asked.shape.max_length
-            found.append(Room(batch, memory, memory.total <= usable, min(longest, limit) if limit else longest))
+            longest = min(self.served.longest(usable, rows=batch), self.asked.shape.max_length or math.inf)
+            sizes = {**asdict(memory), "total": memory.total}
+            found.append(Figures(batch=batch, **sizes, fits=memory.total <= usable, longest=longest))
         return found
 
     @property
@@ -100,8 +162,14 @@ class Plan:
         return self.served.most_paged_rows(self.asked.usable, mean_length=self.asked.context / 2, page=self.asked.page)
 
     @cached_property
-    def phases(self) -> list[Phase]:
-        """The prefill, and for every batch a plain step, a draft and its verification."""
+    def phases(self) -> list[Figures]:
+        """The prefill, and for every batch a plain step, a draft and its verification.
+
+        Of each its ``kind`` (``prefill``, ``decode``, ``draft`` or ``verify``), ``what`` it does, in words, the rows of
+        its ``batch``, bytes and operations by part and in all, the ``intensity``, what it is ``bound`` by, the least
+        ``seconds``, part by part, and the ``tokens`` that it emits, over all rows. ``predicted_seconds`` are by
+        measured costs; None without such, and outside of what was measured.
+        """
         asked = self.asked
         chunks = "" if asked.prompt <= asked.prefill_chunk else f" by {asked.prefill_chunk:,}"
         predicted = self._prefill_seconds(1) if asked.costs is not None else None
@@ -128,58 +196,80 @@ class Plan:
         return found
 
     @cached_property
-    def speculations(self) -> list[Speculation | None]:
-        """What speculation brings, by batch; None outside of what was measured."""
+    def speculations(self) -> list[Figures | None]:
+        """What speculation brings, by batch; None outside of what was measured.
+
+        The ``best`` draft length, which is the fastest, and that by the least times (``bound``); with the best one the
+        ``tokens`` per round and row, seconds of a plain step over those of the verifying one (``efficiency``),
+        ``draft_seconds`` and ``verify_seconds`` per round, and ``tokens_per_second`` over all rows.
+        """
         return [self._speculation(batch) for batch in self.asked.batches]
 
-    def requests(self, *, speculate: bool) -> list[Request | None]:
+    def requests(self, *, speculate: bool) -> list[Figures | None]:
         """Return what a request takes, by batch; None where that is outside of what was measured.
 
         The prompts of a batch are prefilled together, and all rows have the length that they have halfway.
+
+        Returns:
+            Of each: ``prefill_seconds`` of its prompt (None outside of what was measured), seconds ``per_token`` of
+            output, ``seconds`` of all of it, the prefill's share of these, output ``tokens_per_second`` over all rows
+            while they decode, and the ``price`` of a million of them, prefill included; None without a price.
         """
         return [self._request(batch, speculate=speculate) for batch in self.asked.batches]
 
-    def _request(self, batch: int, *, speculate: bool) -> Request | None:
+    def _request(self, batch: int, *, speculate: bool) -> Figures | None:
         asked = self.asked
         prefill, halfway = self._prefill_seconds(batch), asked.prompt + asked.output / 2
         best = self._best(batch, halfway) if speculate else BestLength(0, 1.0)
-        try:
-            plain = self.cost.verify(batch=batch, drafted=0, context=halfway) + self.cost.outside
-        except ValueError:
+        plain = _known(self.cost.verify, batch=batch, drafted=0, context=halfway)
+        if best is None or plain is None:
             return None
-        if best is None:
-            return None
-        each = plain / best.speedup
+        each = (plain + self.cost.outside) / best.speedup
         seconds = None if prefill is None else latency(prefill + each, each, asked.output)
         price = None
         if asked.price is not None and seconds is not None:
             price = price_per_million(asked.price, batch * asked.output / seconds)
-        return Request(
+        return Figures(
             batch=batch,
             prefill_seconds=prefill,
             per_token=each,
             seconds=seconds,
+            prefill_share=None if prefill is None or seconds is None else prefill / seconds,
             tokens_per_second=batch / each,
             price=price,
         )
 
     @cached_property
-    def map(self) -> Map:
-        """The best draft over batches and contexts."""
+    def map(self) -> Figures:
+        """The best draft over batches and contexts.
+
+        ``drafted`` tokens and their ``speedup`` by batch and context, None outside of what was measured; whether there
+        is room for so many slots of this length (``fits``). ``break_even_batch``, by context: the largest batch at
+        which a draft of ``fixed`` tokens is no slower than plain decoding; None if it always pays, as far as is known;
+        ``break_even_known``: whether anything is. ``most`` is the largest batch that it speaks of.
+        """
         limit, batches = self.asked.shape.max_length, BATCHES
         contexts = tuple(each for each in CONTEXTS if limit is None or each <= limit) or (limit or 1,)
         if self.asked.costs is not None:  # a little beyond what is known, to show that it ends
             box = self.asked.costs.rounds.box
             batches = tuple(each for each in batches if each <= 2 * box.batch[1])
             contexts = tuple(each for each in contexts if box.context[0] / 2 < each <= 2 * box.context[1])
-        best = tuple(tuple(self._best(batch, context) for context in contexts) for batch in batches)
-        fits = tuple(
-            tuple(self.served.memory(rows=batch, length=each).total <= self.asked.usable for each in contexts)
-            for batch in batches
-        )
+        best = [[self._best(batch, context) for context in contexts] for batch in batches]
         most = MOST if self.asked.costs is None else self.asked.costs.most_rows
         even = [self._break_even(context, most) for context in contexts]
-        return Map(batches, contexts, best, fits, tuple(batch for _, batch in even), tuple(k for k, _ in even), most)
+        return Figures(
+            batches=batches,
+            contexts=contexts,
+            drafted=[[each and each.drafted for each in row] for row in best],
+            speedup=[[each and each.speedup for each in row] for row in best],
+            fits=[
+                [self.served.memory(rows=batch, length=each).total <= self.asked.usable for each in contexts]
+                for batch in batches
+            ],
+            break_even_batch=[batch for _, batch in even],
+            break_even_known=[known for known, _ in even],
+            most=most,
+        )
 
     def _break_even(self, context: int, most: int) -> tuple[bool, int | None]:
         """Return whether anything is known about a context, and the batch at which a fixed draft breaks even."""
@@ -217,34 +307,29 @@ class Plan:
         """Return the fastest length; None outside of what was measured."""
         if self.asked.costs is None:
             return self._least_best(batch, context)
-        try:
-            self.cost.verify(batch=batch, drafted=0, context=context)
-            return best_length(self.cost, self.asked.acceptance, batch=batch, context=context, longest=self.longest)
-        except ValueError:
+        if _known(self.cost.verify, batch=batch, drafted=0, context=context) is None:
             return None
+        sizes = {"batch": batch, "context": context, "longest": self.longest}
+        return _known(best_length, self.cost, self.asked.acceptance, **sizes)
 
     def _least_best(self, batch: int, context: float) -> BestLength:
         return best_length(self.bound, self.asked.acceptance, batch=batch, context=context, longest=self.longest)
 
     def _predicted(self, batch: int, drafted: int, *, draft: bool = False) -> float | None:
         """Return the seconds of verifying, or of drafting, by measured costs; None if they do not say."""
-        costs, size = self.asked.costs, {"batch": batch, "drafted": drafted, "context": self.asked.context}
-        try:
-            return None if costs is None else costs.draft(**size) if draft else costs.verify(**size)
-        except ValueError:
+        costs = self.asked.costs
+        if costs is None:
             return None
+        return _known(costs.draft if draft else costs.verify, batch=batch, drafted=drafted, context=self.asked.context)
 
     def _prefill_seconds(self, batch: int) -> float | None:
         """Return the seconds of a batch's prompts; None outside of what was measured."""
         asked = self.asked
         if asked.costs is None:
             return self._prefill(batch).by_parts(asked.roof) + asked.overhead
-        try:
-            return asked.costs.prefill(batch=batch, prompt=asked.prompt, chunk=asked.prefill_chunk)
-        except ValueError:
-            return None
+        return _known(asked.costs.prefill, batch=batch, prompt=asked.prompt, chunk=asked.prefill_chunk)
 
-    def _speculation(self, batch: int) -> Speculation | None:
+    def _speculation(self, batch: int) -> Figures | None:
         cost, context = self.cost, self.asked.context
         best = self._best(batch, context)
         if best is None:
@@ -252,7 +337,7 @@ class Plan:
         verify = cost.verify(batch=batch, drafted=best.drafted, context=context)
         draft = cost.draft(batch=batch, drafted=best.drafted, context=context)
         tokens = chain_tokens(self.asked.acceptance, best.drafted)
-        return Speculation(
+        return Figures(
             batch=batch,
             best=best,
             tokens=tokens,
@@ -274,6 +359,27 @@ class Plan:
 
     def _phase(
         self, kind: str, what: str, batch: int, work: StepWork, *, tokens: float, predicted: float | None
-    ) -> Phase:
+    ) -> Figures:
         seconds = work.by_parts(self.asked.roof) + self.asked.overhead
-        return Phase(kind=kind, what=what, batch=batch, work=work, seconds=seconds, tokens=tokens, predicted=predicted)
+        total = work.total
+        return Figures(
+            kind=kind,
+            what=what,
+            batch=batch,
+            **asdict(work),
+            bytes=total.bytes,
+            flops=total.flops,
+            intensity=total.intensity,
+            bound=work.bound(self.asked.roof),
+            seconds=seconds,
+            predicted_seconds=predicted,
+            tokens=tokens,
+        )
+
+
+def _known(call: Callable[..., Made], *given: Any, **sizes: Any) -> Made | None:
+    """What a call says; None outside of what was measured."""
+    try:
+        return call(*given, **sizes)
+    except ValueError:
+        return None

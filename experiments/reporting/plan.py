@@ -1,14 +1,13 @@
 """A plan as tables, sentences and figures. Needs the standard library only; ``plan_plot`` draws its pictures."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any
 
-from experiments.planning.answers import Phase, Request, Speculation
 from experiments.planning.drafting import short_count
 from experiments.planning.measured import OUTSIDE
 from experiments.planning.plan import Plan
 from experiments.reporting.table import NOTHING, Cell, Emphasis, Table, left
+from experiments.results.origin import Figures
 from specdec.physics.bounds import CACHES
 from specdec.physics.capacity import kv_bytes_per_position, weight_bytes, windowed_kv_bytes
 from specdec.physics.reading import COUNTED
@@ -37,7 +36,7 @@ def memory_table(plan: Plan) -> Table:
         parts |= {"drafter's\nweights": "drafter", "drafter's\nKV": "drafter_kv"}
     parts |= {"draft\nnodes": "scratch"} if asked.drafter is not None else {}
     parts |= {"activations": "activations", "total": "total"}
-    sizes = [(name, lambda room, part=part: gigabytes(getattr(room.memory, part))) for name, part in parts.items()]
+    sizes = [(name, lambda room, part=part: gigabytes(room[part])) for name, part in parts.items()]
     slots, paged = plan.most_rows, plan.most_paged_rows
     room = (
         f"{slots:,} such slots fit, or {paged:,} rows in pages of {asked.page} if they are half as long on average"
@@ -72,21 +71,20 @@ def phase_table(plan: Plan) -> Table:
     """
     asked, first = plan.asked, plan.phases[0]
 
-    def rate(phase: Phase) -> str:
-        seconds = phase.seconds if asked.costs is None else phase.predicted
+    def rate(phase: Figures) -> str:
+        seconds = phase.seconds if asked.costs is None else phase.predicted_seconds
         return "" if not phase.tokens else NOTHING if seconds is None else f"{phase.tokens / seconds:,.0f}"
 
-    def attention(phase: Phase) -> str:
-        flops = phase.work.total.flops
-        return f"{phase.work.attention_flops / flops if flops else 0.0:.0%}"
+    def over_least(phase: Figures) -> str:
+        return NOTHING if phase.predicted_seconds is None else f"{phase.predicted_seconds / phase.seconds:.2f}"
 
-    flops: Line = ("TFLOP", lambda phase: f"{phase.work.total.flops / 1e12:,.3g}")
+    flops: Line = ("TFLOP", lambda phase: f"{phase.flops / 1e12:,.3g}")
     sizes: list[Line] = [
-        ("weights\nGB", lambda phase: gigabytes(phase.work.weight_bytes)),
-        ("KV\nGB", lambda phase: gigabytes(phase.work.kv_read_bytes + phase.work.kv_write_bytes)),
-        ("other\nGB", lambda phase: gigabytes(phase.work.activation_bytes + phase.work.logit_bytes)),
+        ("weights\nGB", lambda phase: gigabytes(phase.weight_bytes)),
+        ("KV\nGB", lambda phase: gigabytes(phase.kv_read_bytes + phase.kv_write_bytes)),
+        ("other\nGB", lambda phase: gigabytes(phase.activation_bytes + phase.logit_bytes)),
         flops,
-        ("of these\nattention", attention),
+        ("of these\nattention", lambda phase: f"{phase.attention_flops / (phase.flops or 1.0):.0%}"),
     ]
     predicted: list[Line] = []
     notes = [
@@ -95,10 +93,10 @@ def phase_table(plan: Plan) -> Table:
     ]
     if asked.costs is not None:
         notes.append("predicted drafts include the decision about them")
-        sizes = [("GB", lambda phase: gigabytes(phase.work.total.bytes)), flops]
+        sizes = [("GB", lambda phase: gigabytes(phase.bytes)), flops]
         predicted = [
-            ("predicted\nms", lambda phase: _ms(phase.predicted)),
-            ("over the\nleast", lambda phase: NOTHING if phase.predicted is None else _number(phase.ratio, ".2f")),
+            ("predicted\nms", lambda phase: _ms(phase.predicted_seconds)),
+            ("over the\nleast", over_least),
         ]
     return Table.of(
         plan.phases,
@@ -106,8 +104,8 @@ def phase_table(plan: Plan) -> Table:
             (left("forward"), lambda phase: phase.what),
             ("rows", lambda phase: f"{phase.batch:,}"),
             *sizes,
-            ("FLOP/\nbyte", lambda phase: f"{phase.work.total.intensity:,.3g}"),
-            (left("bound by"), lambda phase: phase.work.bound(asked.roof)),
+            ("FLOP/\nbyte", lambda phase: f"{phase.intensity:,.3g}"),
+            (left("bound by"), lambda phase: phase.bound),
             ("least\nms", lambda phase: _ms(phase.seconds)),
             *predicted,
             ("tokens/s", rate),
@@ -196,8 +194,8 @@ def head_lines(plan: Plan) -> list[str]:
         f"{device.title}: {asked.roof.bandwidth / 1e12:.4g} TB/s, {asked.roof.flops / 1e12:.4g} TFLOP/s ({figures}); "
         f"ridge {asked.roof.ridge:.3g} FLOP/byte",
     ]
-    if plan.phases[1].work.total.bytes < CACHES * device.cache:
-        read = gigabytes(plan.phases[1].work.total.bytes)
+    if plan.phases[1].bytes < CACHES * device.cache:
+        read = gigabytes(plan.phases[1].bytes)
         lines.append(
             f"What a step reads ({read} GB) is not much larger than the device's last "
             f"cache ({device.cache / 1e6:.0f} MB), which is faster than its memory: the times do not hold for it."
@@ -219,7 +217,8 @@ def tail_lines(plan: Plan) -> list[str]:
         return [*lines, "No drafter is given, so nothing is said about speculation: drafter=model, eagle, ngram, …"]
     what = f"A fixed draft of {plan.fixed} tokens" if plan.fixed > 1 else "A draft of one token"
     grid, measured = plan.map, plan.asked.costs is not None
-    known = {c: batch for c, batch, sure in zip(grid.contexts, grid.break_even, grid.known, strict=True) if sure}
+    even = zip(grid.contexts, grid.break_even_batch, grid.break_even_known, strict=True)
+    known = {context: batch for context, batch, sure in even if sure}
     if not known:
         return [*lines, f"{what}: batches and contexts of the map are {OUTSIDE}."]
     shown = list(known) if measured else [each for each in _SHOWN if each in known] or list(known)[-1:]
@@ -276,7 +275,7 @@ def _slower(batch: int | None, most: int | None) -> str:
 def _prefill_unknown(plan: Plan) -> list[str]:
     """The settings with which costs could predict a prefill, if they do not predict any."""
     costs = plan.asked.costs
-    if costs is None or plan.phases[0].predicted is not None or costs.rounds.prefill is None:
+    if costs is None or plan.phases[0].predicted_seconds is not None or costs.rounds.prefill is None:
         return []
     return [
         f"pieces of prompts of {between(costs.rounds.box.chunk)} tokens were measured, all rows together: give "
@@ -320,14 +319,14 @@ def _ms(seconds: float | None) -> str:
 
 def figures_of(plan: Plan) -> dict[str, Any]:
     """All figures by name, for ``plan.json``. Bytes, seconds and operations, without prefixes."""
-    asked, grid, drafting = plan.asked, plan.map, plan.asked.drafter is not None
+    asked, drafting = plan.asked, plan.asked.drafter is not None
     return {
         "schema": 1,
         "asked": {
             "target": asked.name,
             "parameters": asked.shape.weights,
             "formats": asked.formats,
-            "precision": asdict(asked.precision),
+            "precision": asked.precision,
             "device": asked.device.name,
             "source": asked.device.source,
             "measured": asked.measured,
@@ -340,49 +339,20 @@ def figures_of(plan: Plan) -> dict[str, Any]:
             "longest": plan.longest,
             "usable": asked.usable,
             "price": asked.price,
-            "costs": None if asked.costs is None else asdict(asked.costs.rounds.conditions),
+            "costs": None if asked.costs is None else asked.costs.rounds.conditions,
         },
-        "memory": [
-            {"batch": r.batch, **asdict(r.memory), "total": r.memory.total, "fits": r.fits, "longest": r.longest}
-            for r in plan.rooms
-        ],
+        "memory": plan.rooms,
         "most_rows": plan.most_rows,
         "most_paged_rows": plan.most_paged_rows,
-        "forwards": [
-            {
-                "what": phase.what,
-                "batch": phase.batch,
-                **asdict(phase.work),
-                "intensity": phase.work.total.intensity,
-                "bound": phase.work.bound(asked.roof),
-                "seconds": phase.seconds,
-                "predicted_seconds": phase.predicted,
-                "tokens": phase.tokens,
-            }
-            for phase in plan.phases
-        ],
-        "speculation": _dicts(plan.speculations) if drafting else [],
+        "forwards": plan.phases,
+        "speculation": plan.speculations if drafting else [],
         "requests": {
-            "plain": _dicts(plan.requests(speculate=False)),
-            "speculative": _dicts(plan.requests(speculate=True)) if drafting else [],
+            "plain": plan.requests(speculate=False),
+            "speculative": plan.requests(speculate=True) if drafting else [],
         },
         "critical_context": {
             "plain": plan.critical_context(0),
             "verify": plan.critical_context(plan.fixed) if drafting else None,
         },
-        "map": {
-            "batches": list(grid.batches),
-            "contexts": list(grid.contexts),
-            "drafted": [[each and each.drafted for each in row] for row in grid.best],
-            "speedup": [[each and each.speedup for each in row] for row in grid.best],
-            "fits": [list(row) for row in grid.fits],
-            "break_even_batch": list(grid.break_even),
-            "break_even_known": list(grid.known),
-        }
-        if drafting
-        else None,
+        "map": plan.map if drafting else None,
     }
-
-
-def _dicts(figures: Sequence[Speculation | Request | None]) -> list[dict[str, Any] | None]:
-    return [None if each is None else asdict(each) for each in figures]

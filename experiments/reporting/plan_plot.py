@@ -29,7 +29,7 @@ def roofline(plan: Plan, path: Path) -> Path:
     asked, roof = plan.asked, plan.asked.roof
     figure = style.new_figure(style.PAGE, 3.9)
     axes = figure.subplots()
-    points = [(phase.work.total.intensity, phase.work.total.flops / phase.seconds / 1e12) for phase in plan.phases]
+    points = [(phase.intensity, phase.flops / phase.seconds / 1e12) for phase in plan.phases]
     low = min(0.5, *(0.6 * x for x, _ in points))
     high = max(10 * roof.ridge, *(2 * x for x, _ in points))
     grid = np.geomspace(low, high, 200)
@@ -47,8 +47,8 @@ def roofline(plan: Plan, path: Path) -> Path:
         # The number of rows: above a decode, below what drafts and verifies.
         place, side = ((-4, 5), "right") if phase.kind in ("decode", "prefill") else ((4, -10), "left")
         style.note(axes, f"{phase.batch:,}", (x, y), place, ha=side, va="baseline", color=looks["color"], bbox=None)
-        if phase.predicted is not None:
-            rate = phase.work.total.flops / phase.predicted / 1e12
+        if phase.predicted_seconds is not None:
+            rate = phase.flops / phase.predicted_seconds / 1e12
             lowest = min(lowest, rate)
             axes.plot(x, rate, **looks, markersize=5, fillstyle="none")
             axes.plot([x, x], [rate, y], color=looks["color"], linewidth=0.6, alpha=0.5, zorder=2)
@@ -78,7 +78,7 @@ def roofline(plan: Plan, path: Path) -> Path:
 def pays(plan: Plan, path: Path) -> Path:
     """The speedup of the best draft by batch and context, its length, and where a fixed draft breaks even."""
     grid, asked = plan.map, plan.asked
-    speed = np.array([[np.nan if each is None else each.speedup for each in row] for row in grid.best])
+    speed = np.array(grid.speedup, dtype=np.float64)  # None becomes NaN
     known = speed[~np.isnan(speed)]
     figure = style.new_figure(style.PAGE, 4.6)
     axes = figure.subplots()
@@ -87,9 +87,9 @@ def pays(plan: Plan, path: Path) -> Path:
         axes,
         speed.tolist(),
         {
-            (row, column): "-" if each is None else f"{each.drafted}\n{each.speedup:.2f}x" if each.drafted else "none"
-            for row, batch in enumerate(grid.best)
-            for column, each in enumerate(batch)
+            (row, column): "-" if drafted is None else f"{drafted}\n{speed[row, column]:.2f}x" if drafted else "none"
+            for row, batch in enumerate(grid.drafted)
+            for column, drafted in enumerate(batch)
         },
         norm,
         "cividis",
@@ -127,7 +127,7 @@ def _break_even(axes: Axes, plan: Plan) -> object | None:
     grid = plan.map
     top = len(grid.batches) - 0.5
     heights = []
-    for batch, known in zip(grid.break_even, grid.known, strict=True):
+    for batch, known in zip(grid.break_even_batch, grid.break_even_known, strict=True):
         place = top if batch is None else -0.5 if batch == 0 else float(np.log2(batch))
         heights.append(min(max(place, -0.5), top) if known else np.nan)
     if all(not height < top for height in heights):

@@ -24,7 +24,7 @@ in_order       True                            nothing happened before what must
 Latencies are empty where the engine does not tell its moments; those that need the end, where the request failed.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import fields
 from itertools import chain, pairwise
 from typing import Any
@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 import pandas
 
+from experiments.results.origin import Figures as Figures
 from experiments.results.records import Record
 
 Frame = Any
@@ -39,19 +40,6 @@ Frame = Any
 
 Outputs = Iterable[Record] | Frame
 """Records, or the frame that was made of them."""
-
-
-class Figures(dict[str, Any]):
-    """Figures by name, which can be read as attributes too: ``found.speedup``. As JSON they are what a file has."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"there is no figure {name!r} among {', '.join(self)}") from None
-
-    def __or__(self, more: Mapping[str, Any]) -> "Figures":  # type: ignore[override]
-        return Figures({**self, **more})
 
 
 ROUND_COLUMNS = {

@@ -1,8 +1,9 @@
-"""What made a result, read back from its manifest; and figures as JSON. Needs the standard library only."""
+"""What made a result, read back from its manifest; figures, and JSON of them. Needs the standard library only."""
 
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,19 @@ MANIFEST = "manifest.json"
 
 _FREE = frozenset(["resume", "out", "progress_every", "title"])
 """Settings that may differ between the attempts at a run."""
+
+
+class Figures(dict[str, Any]):
+    """Figures by name, which can be read as attributes too: ``found.speedup``. As JSON they are what a file has."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"there is no figure {name!r} among {', '.join(self)}") from None
+
+    def __or__(self, more: Mapping[str, Any]) -> "Figures":  # type: ignore[override]
+        return Figures({**self, **more})
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -57,12 +71,14 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, 
 
 def json_text(value: Any) -> str:
     """The value as indented JSON with a line break at its end. A number that JSON does not have becomes null."""
-    return json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False, default=str) + "\n"
+    return json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False, default=str) + "\n"
 
 
-def _finite(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
+    if is_dataclass(value) and not isinstance(value, type):
+        return _plain(asdict(value))
     if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value

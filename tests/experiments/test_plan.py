@@ -79,7 +79,7 @@ def test_speculation_is_slower_than_its_target_never(planned: Any) -> None:
 
 def test_formats_change_bytes(planned: Any) -> None:
     half, int4 = planned(), planned("target.quantization=int4", "engine.kv_cache=int8")
-    memory, smaller = half.rooms[0].memory, int4.rooms[0].memory
+    memory, smaller = half.rooms[0], int4.rooms[0]
     assert memory.weights == 2 * half.asked.shape.weights
     tables = half.asked.shape.table_weights
     assert smaller.weights == pytest.approx(2 * tables + 0.53125 * (half.asked.shape.weights - tables))
@@ -155,7 +155,7 @@ def test_measured_costs_take_the_place_of_the_least_times(
     plain, verify = (6e-3 + 2e-5 * 4 * tokens + 4e-8 * 4 * 1024 for tokens in (1, 4))
     draft = 1e-3 + 3 * 2e-4
     by_kind = {phase.kind: phase for phase in made.phases if phase.batch == 4}
-    found = [by_kind[kind].predicted for kind in ("decode", "draft", "verify")]
+    found = [by_kind[kind].predicted_seconds for kind in ("decode", "draft", "verify")]
     assert found == pytest.approx([plain, draft, verify])
     assert by_kind["decode"].ratio == pytest.approx(plain / by_kind["decode"].seconds)
     speculation, outside = made.speculations
@@ -186,12 +186,12 @@ def test_nothing_is_said_beyond_what_was_measured(planned: Any, costs: str) -> N
     assert made.asked.context == 5000, "the longest that was measured"
     grid = made.map
     assert grid.batches == (1, 2, 4, 8, 16) and grid.contexts == (64, 128, 256, 512, 1024, 2048, 4096, 8192)
-    known = [[best is not None for best in row] for row in grid.best]
+    known = [[drafted is not None for drafted in row] for row in grid.drafted]
     assert known == [[batch <= 8 and context <= 5000 for context in grid.contexts] for batch in grid.batches]
-    assert grid.known == tuple(context <= 5000 for context in grid.contexts) and grid.most == 8
+    assert grid.break_even_known == [context <= 5000 for context in grid.contexts] and grid.most == 8
     far = planned("drafter=eagle", costs, "batch=[1]", "context=6000")
-    assert far.speculations == [None] and all(phase.predicted is None for phase in far.phases[1:])
-    assert planned("drafter=none", costs, "batch=[16]").phases[1].predicted is None
+    assert far.speculations == [None] and all(phase.predicted_seconds is None for phase in far.phases[1:])
+    assert planned("drafter=none", costs, "batch=[16]").phases[1].predicted_seconds is None
 
 
 def test_decoding_is_predicted_where_prompts_are_not(
