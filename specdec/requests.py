@@ -122,6 +122,8 @@ class SamplingParams:
 
     def seeded(self, index: int) -> "SamplingParams":
         """Returns these parameters with seed and stream filled in, for the request of this index in its call."""
+        if self.seed is not None and self.stream is not None:
+            return self
         return replace(
             self,
             seed=fresh_seed() if self.seed is None else self.seed,

@@ -1,6 +1,7 @@
 """The requests that hold a slot: their state in the cache, the slot table and the drafting session."""
 
 import time
+from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -49,6 +50,7 @@ class RunningRequests:
     ):
         self._runner, self._slots, self.outputs, self._session = runner, slots, outputs, session
         self.by_slot: list[Request | None] = [None] * max_batch_size
+        self._free_slots = list(range(max_batch_size))  # ascending
         self._drafted_for: set[int] = set()  # requests that the session has admitted
         self.pages = pages
         self._caches = [runner.cache, *(session.caches if session is not None else ())]
@@ -60,7 +62,7 @@ class RunningRequests:
         return iter([request for request in self.by_slot if request is not None])
 
     def __len__(self) -> int:
-        return sum(request is not None for request in self.by_slot)
+        return len(self.by_slot) - len(self._free_slots)
 
     def enter(self, request: Request) -> None:
         """Give a request a slot, with what the caches hold of its tokens already.
@@ -69,11 +71,10 @@ class RunningRequests:
             ValueError: There are not enough free pages.
         """
         drafted, tokens = request.speculate and self._session is not None, request.tokens
-        free = [slot for slot, other in enumerate(self.by_slot) if other is None]
         kept, again = self._swap.take(request.id), self._lookback(drafted)
         placement = self.pages.enter(
             tokens,
-            free,
+            self._free_slots,
             positions=len(request.prompt_ids) + request.sampling.max_new_tokens,
             drafted=drafted,
             again=again if kept is None else None,
@@ -89,6 +90,7 @@ class RunningRequests:
         request.slot, request.prefilled, request.to_prefill = slot, reused, len(tokens) - 1 - reused
         request.admitted = request.admitted or time.perf_counter()
         self.by_slot[slot] = request
+        self._free_slots.remove(slot)
         self._reach[slot] = reused
         self._slots.admit(
             slot,
@@ -237,6 +239,7 @@ class RunningRequests:
     def _free(self, request: Request, *, sound: bool = True) -> None:
         slot, own = request.slot, self.pages.own(request.slot)
         self.by_slot[slot] = None
+        insort(self._free_slots, slot)
         if sound:
             self._hold(request)
         else:
