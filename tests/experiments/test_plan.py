@@ -157,7 +157,6 @@ def test_measured_costs_take_the_place_of_the_least_times(
     by_kind = {phase.kind: phase for phase in made.phases if phase.batch == 4}
     found = [by_kind[kind].predicted_seconds for kind in ("decode", "draft", "verify")]
     assert found == pytest.approx([plain, draft, verify])
-    assert by_kind["decode"].ratio == pytest.approx(plain / by_kind["decode"].seconds)
     speculation, outside = made.speculations
     tokens = 1 + 0.7 + 0.49 + 0.343
     assert speculation.best.drafted == 3, "as many as may be considered"
