@@ -108,18 +108,8 @@ class BlockDrafter(OwnModelDrafter):
     ) -> "BlockDrafter":
         """Load a head from a folder, the hub, or this package (``"bundled/…"``), in any layout of ``block_files``.
 
-        Args:
-            path: A folder, a name on the hub, or ``bundled/…``.
-            shape: ``tree`` of the class.
-            block_size: See the class.
-            mask_token_id: See the class.
-            hidden_layers: See the class.
-            dtype: What to load the head in; None for its own. ``bind`` copies it to the target's dtype and device.
-            device: Where to load it; None for the CPU.
-            **options: See ``Loaded``.
-
-        Raises:
-            ValueError: There is no such head, or it is of another kind or incomplete; or as the class.
+        Arguments and errors are those of ``load_block`` and of the class, whose ``tree`` is called ``shape`` here.
+        ``bind`` copies the weights to the target's device and dtype.
         """
         chosen = layers_given(hidden_layers)
 

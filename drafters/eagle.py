@@ -66,17 +66,8 @@ class EagleDrafter(FeatureDrafter):
     ) -> "EagleDrafter":
         """Load a head from a folder, the hub, or this package.
 
-        Args:
-            path: See ``load_eagle``.
-            shape: See the class.
-            hidden_layers: See the class.
-            embeddings: See ``load_eagle``.
-            dtype: What to load the weights in; ``bind`` casts them to the target's.
-            device: Where to load them; None for the CPU, from where ``bind`` copies them to the target's device.
-            **options: See ``Loaded``.
-
-        Raises:
-            ValueError: There is no such checkpoint, or it is none of an EAGLE head, or incomplete.
+        Arguments and errors are those of ``load_eagle`` and of the class. ``bind`` copies the weights to the target's
+        device and dtype.
         """
         chosen = layers_given(hidden_layers)
 

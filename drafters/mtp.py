@@ -1,6 +1,7 @@
 """Drafts with the modules for multi-token prediction that many models ship with (DeepSeek-V3, arXiv 2412.19437)."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -55,30 +56,24 @@ class MTPDrafter(FeatureDrafter):
     ) -> "MTPDrafter":
         """Take the module from files. They are read by ``bind``, because a module is made like the target's layers.
 
+        The other arguments are those of ``load_mtp`` and of the class. The wrong ``hidden_state`` costs acceptance and
+        nothing else, so try both.
+
         Args:
             path: A folder or a name on the hub; None for the target's own checkpoint.
-            shape: See the class.
-            module: Which of the checkpoint's modules, from 0.
-            hidden_state: Which state of the target the module reads first, ``"after_norm"`` or ``"before_norm"``;
-                ``"auto"`` for what the checkpoint's family is known to read. The wrong one costs acceptance and nothing
-                else, so try both.
-            **options: See ``Loaded``.
         """
         number, state = whole("module", module, least=0), check_hidden(hidden_state)
 
-        def load(**where: Any) -> Load:
-            def load_for(target: PreTrainedModel) -> MTPHead:
-                place = path or target.config.name_or_path
-                if not place:
-                    raise ValueError(
-                        "the target was not loaded from files, so its MTP module cannot be found: give the folder that "
-                        "it is in"
-                    )
-                return load_mtp(place, target, module=number, hidden_state=state, **where)
+        def load(target: PreTrainedModel, **where: Any) -> MTPHead:
+            place = path or target.config.name_or_path
+            if not place:
+                raise ValueError(
+                    "the target was not loaded from files, so its MTP module cannot be found: give the folder that it "
+                    "is in"
+                )
+            return load_mtp(place, target, module=number, hidden_state=state, **where)
 
-            return load_for
-
-        return cls.loaded(path, load, shape, options)
+        return cls.loaded(path, lambda **where: partial(load, **where), shape, options)
 
     def head_for(self, target: Target) -> FeatureHead:
         """Return the module that was given, or else read it from its files."""
@@ -95,9 +90,8 @@ class TrainedMTP(TrainedFeatureHead):
         name: A module to go on from (a folder or a name on the hub; it may be the target's own); None for new weights.
         module: Which of the checkpoint's modules, from 0.
         depths: How many tokens a draft has.
-        hidden_state: Which state of the target is read: ``"after_norm"`` or ``"before_norm"``; ``"auto"`` for what the
-            checkpoint's family is known to read, and after the norm for new weights.
-        detached: See ``TrainedFeatureHead``.
+        hidden_state: As for ``load_mtp``; ``"auto"`` is after the norm for new weights.
+        detached: As for ``TrainedFeatureHead``.
 
     Raises:
         ValueError: An argument is out of its range.

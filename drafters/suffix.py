@@ -166,25 +166,19 @@ class SuffixSession(RatedSession):
 
     def _drafts(self, batch: Batch) -> list[Draft]:
         """Returns the best draft of every row; an empty one where nothing is to be drafted."""
-        asked: list[tuple[_Request, tuple[int, int]] | None] = []
-        for row, slot in enumerate(batch.on_host.slots.tolist()):
-            request, depth = self._requests[slot], int(batch.on_host.max_depth[row])
-            if request is None or not batch.on_host.drafting[row] or depth <= 0:
-                asked.append(None)
-                continue
-            length = int(batch.on_host.lengths[row]) + 1
-            self._read(request, batch.on_host.tokens[row, :length])
-            asked.append((request, (length, depth)))
-        found: list[Draft] = []
-        for each in asked:  # after all rows have been read, so that their order does not matter
-            if each is None:
-                found.append(Draft())
-                continue
-            request, at = each
+        host, drafts = batch.on_host, [Draft()] * len(batch)
+        asked: list[tuple[int, _Request]] = []
+        for row in np.flatnonzero(host.drafting & (host.max_depth > 0)).tolist():
+            request = self._requests[host.slots[row]]
+            if request is not None:
+                self._read(request, host.tokens[row, : host.lengths[row] + 1])
+                asked.append((row, request))
+        for row, request in asked:  # after all rows have been read, so that their order does not matter
+            at = len(request.text.tokens), int(host.max_depth[row])
             if request.found_at != at:
                 request.found_at, request.found = at, self._draft(request, at[1])
-            found.append(request.found)
-        return found
+            drafts[row] = request.found
+        return drafts
 
     def _read(self, request: "_Request", sequence: np.ndarray) -> None:
         """Add what is new of a sequence to the trees."""
@@ -213,8 +207,6 @@ class SuffixSession(RatedSession):
         other = Draft()
         for match in range(len(points), 0, -1):
             other = self._better(shared, points[match - 1], match, depth, other)
-        if not other.tokens:
-            return best
         # Where scores are equal, the longer match wins, then the request's own.
         return other if (other.score, other.match) > (best.score, best.match) else best
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
+from transformers import LlamaConfig, PreTrainedModel
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
@@ -62,9 +62,10 @@ class FeatureBackbone(nn.Module):
     fusion: nn.Module
     feature_width: int
 
-    def __init__(self, config: PreTrainedConfig):
+    def __init__(self, config: Any, *, owns_embeddings: bool):
         super().__init__()
-        self.config = config
+        self.config, self.feature_width = config, config.hidden_size
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size) if owns_embeddings else None
         self.rotary_arguments: dict[str, Any] = {}  # what the rotary embedding is given besides positions
 
     @abstractmethod

@@ -58,11 +58,8 @@ class EagleHead(FeatureHead):
 class _EagleBackbone(FeatureBackbone):
     def __init__(self, head: EagleHead):
         config: Any = head.config
-        super().__init__(config)
-        width = config.hidden_size
-        self.feature_width = width
-        self.embed_tokens = nn.Embedding(config.vocab_size, width) if head.owns_embeddings else None
-        self.fc = nn.Linear(2 * width, width, bias=head.fusion_bias)
+        super().__init__(config, owns_embeddings=head.owns_embeddings)
+        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=head.fusion_bias)
         self.fusion = nn.Identity()
         self.layers = nn.ModuleList(_decoder_layer(config, index) for index in range(config.num_hidden_layers))
         self.layers[0].input_layernorm = nn.Identity()  # what comes out of fc is not normed
@@ -181,17 +178,14 @@ class Eagle3Head(FeatureHead):
 class _Eagle3Backbone(FeatureBackbone):
     def __init__(self, head: Eagle3Head):
         config: Any = head.config
-        super().__init__(config)
-        width = config.hidden_size
-        self.feature_width = width
-        self.embed_tokens = nn.Embedding(config.vocab_size, width) if head.owns_embeddings else None
+        super().__init__(config, owns_embeddings=head.owns_embeddings)
         total = head.captured * head.captured_width
         norm: nn.Module = nn.Identity()
         if head.norm_each:
             norm = _NormEach(config, head.captured, head.captured_width)
         elif head.norm_joined:
             norm = _rms_norm(config, total)
-        self.fusion = _Fusion(norm, nn.Linear(total, width, bias=head.fusion_bias))
+        self.fusion = _Fusion(norm, nn.Linear(total, config.hidden_size, bias=head.fusion_bias))
         first = PairLayer(config, 0, norm_before_residual=head.norm_before_residual)
         rest = [_decoder_layer(config, index) for index in range(1, config.num_hidden_layers)]
         self.layers = nn.ModuleList([first, *rest])

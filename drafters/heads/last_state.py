@@ -225,16 +225,11 @@ class LastStateDrafter(ScoredDrafter):
     ) -> Any:
         """Load heads from a folder, the hub, or this package (``"bundled/…"``).
 
+        The other arguments are those of the class and of ``Heads.from_pretrained``.
+
         Args:
-            path: See ``Heads.from_pretrained``.
-            shape: See the class.
-            sampling: See the class.
-            temperature: See the class.
-            dtype: See the class.
             device: Where to load them; None for the CPU, from where ``bind`` copies them to the target's device.
-            optimize: See the class.
             any_target: Whether it may run on another target than the one that its ``training.json`` names.
-            **where: See ``Where``.
         """
         heads = cls.kind.from_pretrained(path, device=device, **where)
         drafter = cls(heads, shape, sampling=sampling, temperature=temperature, dtype=dtype, optimize=optimize)

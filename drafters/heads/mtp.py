@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,21 +15,14 @@ from drafters.heads.bound import move
 
 
 class _Backbone(FeatureBackbone):
-    def __init__(self, config: PreTrainedConfig, target: PreTrainedModel, *, hidden_first: bool, owns_embeddings: bool):
-        super().__init__(config)
-        settings: Any = config
-        width = settings.hidden_size
-        self.feature_width, self.hidden_first = width, hidden_first
+    def __init__(self, config: Any, target: PreTrainedModel, *, hidden_first: bool, owns_embeddings: bool):
+        super().__init__(config, owns_embeddings=owns_embeddings)
+        width, self.hidden_first = config.hidden_size, hidden_first
         layer, rotary = _like_the_targets(target, config)
-        norm: Any = type(layer.input_layernorm)
-        self.enorm = norm(width, eps=settings.rms_norm_eps)
-        self.hnorm = norm(width, eps=settings.rms_norm_eps)
+        norm = partial(type(layer.input_layernorm), width, eps=config.rms_norm_eps)
+        self.enorm, self.hnorm, self.norm = norm(), norm(), norm()
         self.proj = nn.Linear(2 * width, width, bias=False)
-        self.layers = nn.ModuleList([layer])
-        self.norm = norm(width, eps=settings.rms_norm_eps)
-        self.fusion = nn.Identity()
-        self.embed_tokens = nn.Embedding(settings.vocab_size, width) if owns_embeddings else None
-        self.rotary_emb = rotary
+        self.layers, self.fusion, self.rotary_emb = nn.ModuleList([layer]), nn.Identity(), rotary
         if "layer_type" in inspect.signature(rotary.forward).parameters:  # one kind of layers turns unlike another
             self.rotary_arguments = {"layer_type": "full_attention"}
 
