@@ -17,15 +17,14 @@ from drafters.heads.block_files import load_block
 from drafters.heads.bound import row_of
 from drafters.heads.training import (
     Anchors,
-    Borrowed,
     Prediction,
     TargetStates,
     TextBatch,
     TrainedHead,
     additive,
+    borrowed,
     frozen_copy,
     most_frequent,
-    output_of,
     take_output,
 )
 from drafters.own_model import Loaded, Options, OwnModelDrafter, layers_given
@@ -280,11 +279,7 @@ class TrainedBlock(TrainedHead):
             head = BlockHead.for_target(target.model, draft_ids=ids, **self.options).float()
             take_output(head, target)
         self.head, self.hidden_layers = head, head.hidden_layers
-        # In a tuple, so that nothing is registered twice.
-        self._borrowed = (
-            head.embed_tokens or Borrowed(target.model.get_input_embeddings()),
-            head.lm_head or Borrowed(output_of(target.model)),
-        )
+        self._borrowed = borrowed(head, target)
 
     def anchors(self, batch: TextBatch, generator: torch.Generator) -> Anchors:
         """A sample of the positions where a draft can begin, as many per row."""

@@ -302,6 +302,14 @@ class Borrowed(nn.Module):
         return self._module[0](given).float()
 
 
+def borrowed(head: PreTrainedModel, target: Target) -> tuple[Any, Any]:
+    """A head's embeddings and output layer, or the target's; in a tuple, so that nothing is registered twice."""
+    return (
+        head.get_input_embeddings() or Borrowed(target.model.get_input_embeddings()),
+        head.get_output_embeddings() or Borrowed(output_of(target.model)),
+    )
+
+
 def most_frequent(counts: Int[Tensor, " vocab"] | None, columns: int | None) -> Int[Tensor, " column"] | None:
     """The ids of the most frequent tokens, ascending; of equally frequent ones those with the lower ids.
 

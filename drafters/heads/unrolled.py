@@ -18,15 +18,14 @@ from transformers import AttentionInterface, DynamicCache
 from drafters.heads.base import FeatureHead
 from drafters.heads.training import (
     Anchors,
-    Borrowed,
     Prediction,
     TargetStates,
     TextBatch,
     TrainedHead,
     additive,
+    borrowed,
     frozen_copy,
     most_frequent,
-    output_of,
 )
 from specdec.target.target import Target
 
@@ -69,11 +68,7 @@ class TrainedFeatureHead(TrainedHead):
         AttentionInterface.register(ATTENTION, unrolled_attention)
         head.config._attn_implementation = ATTENTION
         self.hidden_layers = tuple(head.hidden_layers or ())
-        # In a tuple, so that nothing is registered twice.
-        self._borrowed = (
-            head.model.embed_tokens or Borrowed(target.model.get_input_embeddings()),
-            head.lm_head or Borrowed(output_of(target.model)),
-        )
+        self._borrowed = borrowed(head, target)
 
     def forward(self, batch: TextBatch, states: TargetStates, anchors: Anchors) -> Prediction:
         """Runs all steps over all positions, and returns the normed outputs of the position before each root."""

@@ -6,7 +6,7 @@ are read by the head's forwards, and take no memory of their own.
 
 from dataclasses import replace
 
-from specdec.physics.shape import Attention, Layer, Mlp, ModelShape
+from specdec.physics.shape import Layer, Mlp, ModelShape
 
 DRAFT_VOCAB = 32_000
 """Tokens that EAGLE-3's public heads draft, where nobody says; never more than the target has."""
@@ -23,27 +23,23 @@ def eagle3(target: ModelShape, *, layer: Layer | None = None, draft_vocab: int |
         layer: Its decoder layer; None for one like the target's.
         draft_vocab: Tokens that it drafts; None for ``DRAFT_VOCAB``, or all of the target's if these are fewer.
     """
-    vocab = min(draft_vocab or DRAFT_VOCAB, target.vocab)
-    return ModelShape(
-        kind="eagle3",
-        hidden=target.hidden,
-        vocab=vocab,
-        layers=(_twice_as_wide(layer or like(target), target.hidden),),
-        table_weights=0,
-        output_weights=target.hidden * vocab,
-        other_weights=EAGLE3_LAYERS * target.hidden**2,
-        max_length=target.max_length,
-    )
+    layer, vocab = layer or like(target), min(draft_vocab or DRAFT_VOCAB, target.vocab)
+    attention = layer.attention
+    if attention is not None:  # queries, keys and values of an input that is twice as wide as the residual stream
+        output = attention.heads * attention.prefill_value_dim * target.hidden
+        layer = replace(layer, attention=replace(attention, weights=2 * attention.weights - output))
+    shape = _shape("eagle3", target, (layer,), other=EAGLE3_LAYERS * target.hidden**2, output=target.hidden * vocab)
+    return replace(shape, vocab=vocab)
 
 
 def eagle(target: ModelShape, *, layer: Layer | None = None) -> ModelShape:
     """Return the shape of an EAGLE-1 or EAGLE-2 head: two inputs merged, one layer, the target's output layer."""
-    return _borrowing("eagle", target, (layer or like(target),), other=2 * target.hidden**2)
+    return _shape("eagle", target, (layer or like(target),), other=2 * target.hidden**2)
 
 
 def mtp(target: ModelShape) -> ModelShape:
     """Return the shape of an MTP module: two inputs merged, a layer like the target's last, the target's output."""
-    return _borrowing("mtp", target, (target.layers[-1],), other=2 * target.hidden**2)
+    return _shape("mtp", target, (target.layers[-1],), other=2 * target.hidden**2)
 
 
 def block(
@@ -66,7 +62,7 @@ def block(
     """
     count = layers if hidden_layers is None else hidden_layers
     markov = markov_rank * target.vocab
-    shape = _borrowing("block", target, (layer or like(target),) * layers, other=count * target.hidden**2 + markov)
+    shape = _shape("block", target, (layer or like(target),) * layers, other=count * target.hidden**2 + markov)
     return replace(shape, table_weights=markov)
 
 
@@ -78,16 +74,8 @@ def medusa(target: ModelShape, *, heads: int = 4, layers: int = 1) -> ModelShape
         heads: How many tokens are drafted.
         layers: Square matrices per head.
     """
-    return ModelShape(
-        kind="medusa",
-        hidden=target.hidden,
-        vocab=target.vocab,
-        layers=(),
-        table_weights=0,
-        output_weights=heads * target.hidden * target.vocab,
-        other_weights=heads * layers * target.hidden**2,
-        max_length=target.max_length,
-    )
+    output = heads * target.hidden * target.vocab
+    return _shape("medusa", target, (), other=heads * layers * target.hidden**2, output=output)
 
 
 def like(target: ModelShape) -> Layer:
@@ -97,29 +85,19 @@ def like(target: ModelShape) -> Layer:
     return Layer(attention=attention, mlp=Mlp(weights=target.layers[0].mlp.active))
 
 
-def _twice_as_wide(layer: Layer, hidden: int) -> Layer:
-    """Return the layer with queries, keys and values of an input that is twice as wide as the residual stream."""
-    attention = layer.attention
-    if attention is None:
-        return layer
-    return replace(layer, attention=replace(attention, weights=2 * attention.weights - _output(attention, hidden)))
-
-
-def _output(attention: Attention, hidden: int) -> int:
-    """Return the numbers in attention's last matrix, which the width of its input does not change."""
-    return attention.heads * attention.prefill_value_dim * hidden
-
-
-def _borrowing(kind: str, target: ModelShape, layers: tuple[Layer, ...], *, other: int) -> ModelShape:
+def _shape(
+    kind: str, target: ModelShape, layers: tuple[Layer, ...], *, other: int, output: int | None = None
+) -> ModelShape:
+    """Return the shape of a head; ``output`` None borrows the target's output layer."""
     return ModelShape(
         kind=kind,
         hidden=target.hidden,
         vocab=target.vocab,
         layers=layers,
         table_weights=0,
-        output_weights=target.output_weights,
-        tied=True,
-        borrowed=True,
+        output_weights=target.output_weights if output is None else output,
+        tied=output is None,
+        borrowed=output is None,
         other_weights=other,
         max_length=target.max_length,
     )

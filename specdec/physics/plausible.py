@@ -101,16 +101,9 @@ def check_possible(
     *,
     cache_bytes: float,
 ) -> None:
-    """Refuse constants that are faster than physics.
+    """Refuse constants that are faster than physics; arguments are those of ``meanings``.
 
     Besides the constants themselves, the predicted time of every size is compared with the bound that nobody beats.
-
-    Args:
-        cost: The fitted cost.
-        sizes: Those that were measured.
-        least: What forwards must do.
-        roof: The device at its best.
-        cache_bytes: See ``meanings``.
 
     Raises:
         ValueError: Names the constant, or the size, and the bound.

@@ -88,15 +88,7 @@ class BestLength:
 
 
 def best_length(cost: RoundCost, acceptance: Acceptance, *, batch: int, context: float, longest: int) -> BestLength:
-    """Return the length of chains that is fastest, out of none to ``longest``.
-
-    Args:
-        cost: How long the parts of a round take.
-        acceptance: How often drafted tokens are accepted.
-        batch: Rows.
-        context: Positions in a row's cache.
-        longest: The longest length to consider.
-    """
+    """Return the length of chains that is fastest, out of none to ``longest``; for the others see ``speedup_of``."""
     found = BestLength(0, 1.0)
     for drafted in range(1, longest + 1):
         speed = speedup_of(cost, acceptance, batch=batch, drafted=drafted, context=context)
@@ -121,14 +113,8 @@ def break_even_batch(
 ) -> int | None:
     """Return the largest batch at which speculation is no slower than plain decoding.
 
-    With experts it may be slower for few rows, too, which this does not say.
-
-    Args:
-        cost: How long the parts of a round take.
-        acceptance: How often drafted tokens are accepted.
-        drafted: Drafted tokens per row.
-        context: Positions in a row's cache.
-        most: The largest batch to consider.
+    With experts it may be slower for few rows, too, which this does not say. Batches up to ``most`` are considered; the
+    other arguments are those of ``speedup_of``.
 
     Returns:
         0 if it is slower at every power of two; None if it pays at ``most``.
@@ -177,11 +163,6 @@ def intensity_of_many_rows(
 ) -> float:
     """Return the operations per byte of a step with so many rows that reading the weights costs nothing per row.
 
-    Args:
-        flops: Operations per token in products with weights.
-        pair_flops: Operations of attention per token and position.
-        kv_bytes: Bytes that the cache keeps per position.
-        context: Positions in a row's cache.
-        drafted: Drafted nodes per row.
+    ``context`` counts positions in a row's cache; the other arguments are those of ``critical_context``.
     """
     return (drafted + 1) * (flops + pair_flops * context) / (kv_bytes * context)

@@ -91,8 +91,7 @@ def mark(model: PreTrainedModel, scheme: str) -> None:
 
 def quantization_of(model: PreTrainedModel) -> str | None:
     """Returns the name of a model's quantization; None if it has none of ours."""
-    config = getattr(model.config, "quantization_config", None)
-    return config.scheme if isinstance(config, SpecdecConfig) else None
+    return stored_scheme(model.config)
 
 
 def stored_scheme(config: PreTrainedConfig) -> str | None:

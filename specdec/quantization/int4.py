@@ -9,7 +9,7 @@ Few rows run on a CPU through torch's int4 kernel (``_weight_int4pack_mm_for_cpu
 (``_weight_int4pack_mm``) or a Triton kernel. ``dispatch.py`` says what happens to many rows.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -90,17 +90,11 @@ class Int4Linear(DispatchedLinear):
         return outputs if outputs.shape[1] == self.out_features else outputs[:, : self.out_features].contiguous()
 
 
-@dataclass(frozen=True)
-class _Packed:
-    """Weights in the layout of one of torch's kernels.
+class _Packed(NamedTuple):
+    """Weights in the layout of one of torch's kernels."""
 
-    Attributes:
-        weight: Only the kernel knows the order.
-        scales: A factor and an offset, which is 0 here, in bfloat16; the shape is (group, out, 2).
-    """
-
-    weight: Tensor
-    scales: Tensor
+    weight: Tensor  # only the kernel knows the order
+    scales: Tensor  # a factor and an offset, which is 0 here, in bfloat16; of shape (group, out, 2)
 
 
 def to_int4(weight: Float[Tensor, "out in"]) -> tuple[UInt8[Tensor, "out bytes"], Float[Tensor, "out group"]]:

@@ -5,12 +5,12 @@ from functools import partial
 
 from torch import Tensor
 
-from specdec.quantization.base import QuantizedLinear
+from specdec.quantization.dispatch import DispatchedLinear
 from specdec.quantization.fp8 import Fp8Linear
 from specdec.quantization.int4 import Int4Linear
 from specdec.quantization.int8 import Int8Linear
 
-METHODS: dict[str, Callable[[Tensor, Tensor | None], QuantizedLinear]] = {
+METHODS: dict[str, Callable[[Tensor, Tensor | None], DispatchedLinear]] = {
     "int8": Int8Linear,
     "int8_compact": partial(Int8Linear, keep_copy=False),
     "int4": Int4Linear,

@@ -181,14 +181,12 @@ def measure_row(name: str, shape: tuple[int, int], dtype: torch.dtype) -> RowTim
         torch.set_num_threads(threads)
 
 
-def _timed(layer: QuantizedLinear, weight: Tensor, inputs: Tensor) -> RowTimes:
+def _timed(layer: DispatchedLinear, weight: Tensor, inputs: Tensor) -> RowTimes:
     other = torch.ones(_CACHES)
     with torch.inference_mode():
         packed = PackedWeight(weight, [weight]) if can_pack(weight) else None
-
-        row = layer.few_rows() if isinstance(layer, DispatchedLinear) else None
-        form = layer.form_for(1) if isinstance(layer, DispatchedLinear) and row is None else None
-        kernel = layer.by_kernel if isinstance(layer, DispatchedLinear) and form is not None else None
+        row = layer.few_rows()
+        form = layer.form_for(1) if row is None else None
 
         def full() -> Tensor:
             return F.linear(inputs, weight) if packed is None else packed(inputs, None)
@@ -197,7 +195,7 @@ def _timed(layer: QuantizedLinear, weight: Tensor, inputs: Tensor) -> RowTimes:
             # The choice of the product is Python, which is no part of a captured forward.
             if row is not None:
                 return row(inputs, None)
-            return layer(inputs) if kernel is None else kernel(inputs, form)
+            return layer(inputs) if form is None else layer.by_kernel(inputs, form)
 
         least = [float("inf")] * 2
         for run in range(_RUNS + 1):
