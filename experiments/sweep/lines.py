@@ -13,6 +13,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from experiments.config.job import in_sweep
+from experiments.config.launch import ERROR
 
 SUMMARY = "summary.json"
 _BASELINE = "plain"
@@ -27,6 +28,7 @@ class JobLines(Callback):
 
     def __init__(self) -> None:
         self._began = self._job_began = time.monotonic()
+        self._started = time.time()
         self._total: int | None = None
         self._fixed: set[str] = set()
 
@@ -42,7 +44,7 @@ class JobLines(Callback):
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Start its clock."""
-        self._job_began = time.monotonic()
+        self._job_began, self._started = time.monotonic(), time.time()
 
     def on_job_end(self, config: DictConfig, job_return: Any, **kwargs: Any) -> None:
         """Say what came of it."""
@@ -58,7 +60,8 @@ class JobLines(Callback):
             rest = self._total - number - 1
             of = f" of {self._total}"
             left = f", about {duration((now - self._began) / (number + 1) * rest)} left" if rest > 0 else ""
-        print(f"job {number + 1}{of}, {label}: {_figures(Path(str(config.out)))}; {took}{left}", flush=True)
+        said = _figures(Path(str(config.out)), failed_since=self._started if _failed(config) else 0.0)
+        print(f"job {number + 1}{of}, {label}: {said}; {took}{left}", flush=True)
 
 
 def jobs_of(config: DictConfig) -> tuple[int | None, set[str]]:
@@ -77,8 +80,15 @@ def jobs_of(config: DictConfig) -> tuple[int | None, set[str]]:
     return sweeper.get("n_trials", total), fixed
 
 
-def _figures(folder: Path) -> str:
+def _failed(config: DictConfig) -> bool:
+    return (Path(str(config.hydra.runtime.output_dir)) / ERROR).exists()
+
+
+def _figures(folder: Path, *, failed_since: float) -> str:
+    """The main figures of a job; a summary from before it failed is that of another job with the same folder."""
     try:
+        if (folder / SUMMARY).stat().st_mtime < failed_since:
+            return "NO RESULT"
         summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
         methods = summary["methods"]
         said = [_method(method, several=len(methods) > 2) for method in methods if method["method"] != _BASELINE]
