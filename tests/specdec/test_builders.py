@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafters.model import ModelDrafter
 from specdec.batch import Batch
 from specdec.drafting.builders import ExpansionTree, Grown, SampledTree, TreeBuilder
 from specdec.drafting.drawing import Drawing
@@ -18,7 +17,6 @@ from specdec.topology import Topology
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
 from tests.forwards import slots_of
-from tests.models import tiny_model
 
 VOCAB, DEPTH = 5, 3
 ROOTS = [[1, 2], [3, 4]]
@@ -137,15 +135,3 @@ def test_impossible_tokens_are_not_drafted() -> None:
         assert set(paths_of(tree, row)) - {()} == best_paths(scorer, row, 30)
     assert (tree.parents[:, 1:] < torch.arange(1, tree.width)).all(), "parents stand before their children"
     assert not tree.valid.all(), "fewer paths are possible than were asked for"
-
-
-def test_numbers_that_do_not_fit() -> None:
-    model, tree = tiny_model("llama", vocab_size=24, layers=1), ExpansionTree(4, 2, width=2)
-    for make, named in (
-        (lambda: ExpansionTree(13, 2, width=3), "width=3 offer 12"),
-        (lambda: ExpansionTree(4, 0), "depth"),
-        (lambda: ModelDrafter(model, tree, sampling="iid"), "sampling=iid"),
-    ):
-        with pytest.raises(ValueError, match=named):
-            make()
-    assert not ModelDrafter(model, tree, sampling="deterministic").has_leaf_probs

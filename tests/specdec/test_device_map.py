@@ -21,10 +21,9 @@ from specdec.engine.engine import Engine
 from specdec.execution.invariant import InvariantExecutor
 from specdec.interfaces import Drafter
 from specdec.placement import main_device
-from specdec.quantization import quantize
 from specdec.requests import SamplingParams
 from specdec.target.invariance import settle
-from specdec.target.loading import load, load_tokenizer
+from specdec.target.loading import load
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 from tests.components import medusa_heads
@@ -158,19 +157,6 @@ def test_a_model_that_accelerate_offloads_as_a_whole() -> None:
     assert next(model.parameters()).device.type == "meta"
     assert main_device(model) == torch.device("cpu")
     assert outputs(model, "ngram", 0.0) == outputs(tiny_model(seed=7, scale=4.0), "ngram", 0.0)
-
-
-@pytest.mark.full
-def test_our_own_quantized_checkpoint_takes_a_map_of_one_device(tmp_path: Path) -> None:
-    model = quantize(tiny_model(seed=7, scale=4.0), "int8_compact", check=False)
-    model.save_pretrained(tmp_path)
-    load_tokenizer("bundled/target").save_pretrained(tmp_path)
-    spread = Target.from_pretrained(str(tmp_path), device_map={"": "cpu"}, quantization_check=False)
-    assert outputs(spread.model, "plain", 0.0) == outputs(model, "plain", 0.0)
-    drafter = ModelDrafter.from_pretrained(str(tmp_path), device_map={"": "cpu"}, quantization_check=False)
-    assert main_device(drafter.model) == spread.device == torch.device("cpu")
-    with shapes_unchecked(), pytest.raises(ValueError, match="int8_compact"):
-        on_disk(str(tmp_path))
 
 
 @pytest.mark.parametrize(

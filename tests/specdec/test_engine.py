@@ -10,11 +10,9 @@ from specdec.engine.engine import Engine
 from specdec.host import without_looking
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
-from specdec.types import DraftSampling
 from tests.components import DRAFTERS, STRONGEST, fitting
 from tests.models import tiny_model
 from tests.verifiers.cases import complete
-from verifiers.rejection import RejectionVerifier
 
 VOCAB = 64
 
@@ -139,24 +137,6 @@ def test_one_synchronization_per_round(target, drafter) -> None:
             engine.step()
     # How many nodes a policy has left, where there is one; and the one table that the host reads.
     assert counted.seen == ["__int__"] * (drafter in CUT_SHORT) + ["numpy"]
-
-
-@pytest.mark.parametrize(
-    ("attribute", "value", "words"),
-    [
-        ("chain_only", True, "takes chains only, .* use RejectionVerifier"),
-        ("samplings", frozenset([DraftSampling.IID]), "DETERMINISTIC, as MedusaDrafter .* use RejectionVerifier"),
-        (None, None, "MedusaDrafter needs a verifier"),
-    ],
-)
-def test_unfit_pairs_are_refused_with_a_rule_that_fits(target, attribute: str | None, value: object, words: str):
-    class Narrow(RejectionVerifier):
-        pass
-
-    if attribute:
-        setattr(Narrow, attribute, value)
-    with pytest.raises(ValueError, match=words):
-        Engine(target, DRAFTERS["medusa"](target.model), Narrow() if attribute else None)
 
 
 @pytest.mark.parametrize(

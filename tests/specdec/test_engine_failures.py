@@ -1,9 +1,11 @@
-"""What goes wrong in an engine ends the requests that it concerns, shows its cause, and leaves the engine usable."""
+"""What goes wrong in an engine ends the requests that it concerns, and leaves the engine usable."""
 
 import re
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,14 +17,40 @@ from drafters import ModelDrafter, NGramDrafter
 from specdec.batch import Batch
 from specdec.engine.engine import Engine
 from specdec.engine.text import Detokenizer
+from specdec.interfaces import StatelessDrafter
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from specdec.tree import DraftTree
-from specdec.types import Outcome
+from specdec.types import DraftSampling, Outcome
 from tests.components import perturbed
 from tests.models import tiny_model
-from tests.specdec.gapped import PROMPTS, SAMPLING, VOCAB, Gapped
+from tests.verifiers.cases import complete
 from verifiers import RejectionVerifier
+
+VOCAB = 64
+SAMPLING = SamplingParams(max_new_tokens=12)
+PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
+
+
+class Gapped(StatelessDrafter):
+    """Drafts a chain without siblings in which another, invalid node stands in front."""
+
+    max_nodes, max_depth, is_chain = 3, 2, True
+    reads_host = True
+    laws = frozenset([DraftSampling.DETERMINISTIC])
+
+    def __init__(self, outputs: list[tuple[int, ...]]):
+        self.outputs = [[*prompt, *output] for prompt, output in zip(PROMPTS, outputs, strict=True)]
+
+    def propose(self, batch: Batch) -> DraftTree:
+        rows = []
+        for row, length in enumerate(batch.on_host.lengths.tolist()):
+            so_far = batch.on_host.tokens[row, : length + 1].tolist()
+            whole = next(output for output in self.outputs if output[: length + 1] == so_far)
+            rows.append([so_far[-1], 0, *[*whole, 0, 0][length + 1 : length + 3]])
+        parents = torch.tensor([[-1, 0, 0, 2]]).expand(len(rows), -1)
+        valid = torch.tensor([[True, False, True, True]]).expand(len(rows), -1)
+        return DraftTree.build(torch.tensor(rows), parents, valid=valid, max_children=1)
 
 
 @pytest.fixture(scope="module")
@@ -190,3 +218,104 @@ def test_an_engine_built_in_inference_mode(target: Target, wanted: list[tuple[in
         engine = Engine(target, drafter, RejectionVerifier(), max_length=64)
         inside = engine.generate(PROMPTS, SAMPLING)
     assert [o.token_ids for o in inside] == [o.token_ids for o in engine.generate(PROMPTS, SAMPLING)] == wanted
+
+
+CUDA_SHORTAGE = (
+    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.25 GiB is "
+    "free. Including non-PyTorch memory, this process has 77.85 GiB memory in use."
+)
+CPU_SHORTAGE = (
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+    "8589934592 bytes. Error code 12 (Cannot allocate memory)"
+)
+
+
+def raising(error: Exception) -> Any:
+    return Mock(side_effect=error)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (torch.OutOfMemoryError(CUDA_SHORTAGE), r"on cuda:0: 2\.50 GiB asked for, 1\.25 GiB free"),
+        (RuntimeError(CPU_SHORTAGE), r"on cpu: 8\.00 GiB asked for"),
+        complete(MemoryError(), "on cpu: more asked for", strong=False),
+    ],
+)
+@pytest.mark.parametrize("forward", [1, 2], ids=["prefill", "round"])
+def test_out_of_memory_ends_what_runs_and_keeps_the_rest(
+    target: Target,
+    wanted: list[tuple[int, ...]],
+    error: Exception,
+    said: str,
+    forward: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first request has finished, the second runs, and the third waits."""
+    engine = Engine(target, NGramDrafter(3), RejectionVerifier(), max_length=64)
+    run, left = engine.runner.run, [0]
+
+    def short(batch: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            raise error
+        return run(batch)
+
+    monkeypatch.setattr(engine.runner, "run", short)
+    tokens: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    done = {}
+    for step in engine.stream(PROMPTS, SAMPLING):
+        tokens[step.request] += step.token_ids
+        if step.finish_reason is not None:
+            done[step.request] = step
+            if step.request == 0:
+                left[0] = forward
+    assert [step.finish_reason for step in done.values()] == ["length", "error", "length"]
+    assert [tuple(tokens[request]) for request in (0, 2)] == [wanted[0], wanted[2]]
+    assert re.search(f"{said}.*max_batch_size=1, prefill_chunk=512, max_length=64", done[1].error or "")
+    # The engine is as good as new.
+    assert [output.token_ids for output in engine.generate(PROMPTS, SAMPLING)] == wanted
+
+
+def test_out_of_memory_ends_a_process_that_shares_its_target(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are in the middle of a forward that needs this one: they must not wait for it."""
+    engine = Engine(target, max_length=64)
+    monkeypatch.setattr(engine.runner.agreement, "shared", True)
+    monkeypatch.setattr(engine.runner, "run", raising(torch.OutOfMemoryError(CUDA_SHORTAGE)))
+    with pytest.raises(torch.OutOfMemoryError):
+        engine.generate(PROMPTS, SAMPLING)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError(CUDA_SHORTAGE), RuntimeError(CPU_SHORTAGE)])
+@pytest.mark.parametrize("place", ["specdec.target.facts._trial", "specdec.cache.slot_cache._by_head"])
+def test_out_of_memory_while_an_engine_is_built_is_one_sentence(
+    target: Target, error: Exception, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, raising(error))
+    with pytest.raises(ValueError, match=r"out of memory on .*max_batch_size=2 or max_length=64"):
+        Engine(target, max_batch_size=2, max_length=64)
+
+
+@pytest.mark.parametrize("drafted", [False, True])
+def test_an_engine_says_what_would_fit(drafted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A position takes 4 layers x 2 x 2 heads x 8 numbers x 4 bytes = 512 in each of the two models.
+
+    Each cache finds so many bytes free: that of the target's trial, its own, the drafter's two. The target's cache was
+    allocated before; less of it makes room for the drafter's.
+    """
+    target = Target(tiny_model(vocab_size=VOCAB))
+    free, wanted = [1 << 40, 1 << 20], r"64 positions x 512 bytes.* max_batch_size=32 .* max_length=32 with"
+    drafter = None
+    if drafted:
+        free, wanted = (
+            [1 << 40, 64 * 67 * 512, 1 << 40, 0],
+            "67 positions x 1024 bytes.* max_batch_size=32 .* max_length=30 ",
+        )
+        drafter = ModelDrafter(tiny_model(vocab_size=VOCAB), shape=3)
+    place = "specdec.cache.slot_cache.free_memory"
+    monkeypatch.setattr(place, Mock(side_effect=free))
+    with pytest.raises(ValueError, match=wanted):
+        Engine(target, drafter, RejectionVerifier(), max_batch_size=64, max_length=64)
+    for slots, length in () if drafted else ((32, 64), (64, 32)):
+        monkeypatch.setattr(place, Mock(side_effect=free))
+        Engine(target, max_batch_size=slots, max_length=length)

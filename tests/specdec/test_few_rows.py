@@ -17,7 +17,7 @@ from specdec.execution import few_rows as module
 from specdec.execution.counting import counted
 from specdec.execution.few_rows import few_rows, int4_rows, int8_rows
 from specdec.execution.native import native_library
-from specdec.execution.packing import PackedLinears, packed_linears, plain_weights
+from specdec.execution.packing import PackedLinears, packed_linears
 from specdec.machine import cpu
 from specdec.quantization import METHODS, quantize
 from specdec.quantization.dispatch import DispatchedLinear
@@ -98,19 +98,6 @@ def test_a_row_is_multiplied_by_quantized_weights(on: ctypes.CDLL, scheme: str, 
     assert ((outputs.double() - exact).abs() <= 2**-8 * exact.abs() + 1e-5).all()
     assert layer.bias is not None and torch.equal(made(inputs, layer.bias), outputs + layer.bias)
     assert torch.equal(outputs, outputs.bfloat16().to(dtype)), "rounded to bfloat16 in float32, too"
-
-
-@needs_compiler
-def test_a_layer_takes_it_for_few_rows_only() -> None:
-    for scheme in ("int8", "int4_compact"):
-        layer = made_by(scheme, noise(48, 64, dtype=torch.bfloat16), None)
-        for shape, times in (((64,), 1), ((1, 1, 64), 1), ((4, 4, 64), 1), ((17, 64), 0), ((2, 9, 64), 0)):
-            with counted() as work:
-                layer(noise(*shape, dtype=torch.bfloat16))
-            assert work.operations["few_rows"] == times, (scheme, shape)
-        with plain_weights(), counted() as work:
-            layer(noise(1, 64, dtype=torch.bfloat16))
-        assert not work.operations["few_rows"]
 
 
 @needs_compiler

@@ -90,35 +90,6 @@ def test_slots_may_stand_in_any_order(
             torch.testing.assert_close(after[b, 0], model(whole[None]).logits[0, -1], **CLOSE)
 
 
-def test_rows_may_have_different_trees() -> None:
-    model = tiny_model("gemma3")
-    runner, rows = filled(model, [1, 4, 2])
-    parents = torch.tensor([[-1, 0, 1, 2, 3], [-1, 0, 0, 0, 0], [-1, 0, 1, 1, 0]])
-    tree = DraftTree.build(torch.arange(15).view(3, 5), parents)
-    logits = verify(runner, tree, LENGTHS[:3], slots=[1, 4, 2]).scores
-    for b, row in enumerate(rows):
-        for node in range(5):
-            torch.testing.assert_close(logits[b, node], plainly(model, row, tree, b, node), **CLOSE)
-
-
-def test_a_tree_can_be_gone_down_level_by_level() -> None:
-    """The batch's nodes are the last of a topology whose other nodes are in the cache."""
-    model = tiny_model("llama")
-    runner, _ = filled(model, [3, 0])
-    tree, slots, lengths = drafted(2), np.array([3, 0]), np.array(LENGTHS[:2])
-    whole = verify(runner, tree, lengths, slots=[3, 0]).scores
-    parts = []
-    for start, stop in ((0, 1), (1, 3), (3, 6)):
-        batch = ForwardBatch(
-            tokens=tree.tokens[:, start:stop],
-            slots=slot_index(slots, runner.device),
-            lengths=torch.from_numpy(lengths),
-            topology=tree.topology.first(stop),
-        )
-        parts.append(runner.run(batch).scores)
-    torch.testing.assert_close(torch.cat(parts, dim=1), whole, **CLOSE)
-
-
 @pytest.mark.parametrize(
     ("architecture", "hidden_layers", "capture_after"),
     [("llama", (), 1), ("gpt2", (-1, 2), 10**9), ("gemma2", (-1, 2), 1)],
@@ -142,23 +113,6 @@ def test_only_what_is_wanted_comes_back(
         assert set(output.hidden_states) == set(hidden_layers)
         for layer in hidden_layers:
             torch.testing.assert_close(output.hidden_states[layer], all_of_it.hidden_states[layer], **CLOSE)
-
-
-def test_embeddings_in_place_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(specdec.execution.replay, "CAPTURE_AFTER", 2)
-    model = tiny_model("llama")
-    runner, _ = filled(model, [1, 3])
-    tree, slots, lengths = drafted(2), np.array([1, 3]), np.array(LENGTHS[:2])
-    wanted = verify(runner, tree, lengths, slots=[1, 3]).scores
-    for _ in range(3):
-        batch = ForwardBatch(
-            tokens=None,
-            embeds=model.get_input_embeddings()(tree.tokens),
-            slots=slot_index(slots, runner.device),
-            lengths=torch.from_numpy(lengths),
-            topology=tree.topology,
-        )
-        torch.testing.assert_close(runner.run(batch).scores, wanted, **CLOSE)
 
 
 def test_what_makes_no_forward_is_refused() -> None:

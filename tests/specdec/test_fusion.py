@@ -16,7 +16,7 @@ from specdec.execution.program import Program, noted, write_program
 from specdec.target.runner import ModelRunner
 from specdec.tree import DraftTree, TreeShape
 from tests.forwards import verify
-from tests.specdec.test_half_weights import llama_from_16_bits
+from tests.specdec.test_packing import llama_from_16_bits
 
 WEIGHT = torch.rand(8)
 needs_library = pytest.mark.skipif(

@@ -21,17 +21,13 @@ from transformers import (
     WatermarkingConfig,
 )
 
-from specdec.engine.engine import Engine
 from specdec.engine.processors import process
 from specdec.generation import from_generation_config
 from specdec.generation.processors import sampling_fields
 from specdec.requests import SamplingParams
 from specdec.sampling import adjust, distribution
-from specdec.target.target import Target
-from tests.components import DRAFTERS
 from tests.forwards import slots_of
 from tests.models import tiny_model
-from verifiers.rejection import RejectionVerifier
 
 VOCAB = 32
 PROMPT = [5, 6, 7, 8, 9, 5]
@@ -170,16 +166,6 @@ def test_our_order_runs_at_full_speed() -> None:
         "SuppressTokensLogitsProcessor",
     ]
     assert fields == {"temperature": 0.5, "repetition_penalty": 1.7, "top_k": 9, "top_p": 0.8, "min_p": 0.1}
-
-
-def test_a_translated_config_gives_the_tokens_of_generate(model) -> None:
-    fields = {"bad_words_ids": [[3], [17]], "eos_token_id": [17], "no_repeat_ngram_size": 2, "repetition_penalty": 3.0}
-    engine = Engine(Target(model), DRAFTERS["model_tree_iid"](model), RejectionVerifier(), max_length=40)
-    for prompt in (PROMPT, [7]):
-        config = GenerationConfig(**fields, max_new_tokens=10, pad_token_id=0)
-        plain = model.generate(torch.tensor([prompt]), generation_config=config)[0, len(prompt) :].tolist()
-        sampling = from_generation_config(config, prompt_length=len(prompt))
-        assert list(engine.generate([prompt], sampling)[0].token_ids) == plain
 
 
 def test_a_field_that_is_set_is_translated_or_refused_by_name() -> None:

@@ -3,21 +3,15 @@
 import copy
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from drafters.model import ModelDrafter
-from specdec.engine.engine import Engine
 from specdec.inflate import describe, inflate, place_heads, resolve_shape
 from specdec.llama_shapes import SHAPES, LlamaShape
-from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from tests.models import tiny_model
-from verifiers.rejection import RejectionVerifier
 
-PROMPTS = [[1, 2, 3, 4], [9, 8]]
 SIZES = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
     "intermediate_size",
@@ -114,23 +108,6 @@ def test_every_compensation_is_needed(forgotten: str) -> None:
         keys = larger.model.layers[0].self_attn.k_proj.weight.data
         keys.copy_(keys.roll(16, dims=0))
     assert (outputs(larger)[0] - outputs(model)[0]).abs().max() > 0.05
-
-
-def test_decoding_and_acceptance_are_the_same() -> None:
-    """The whole point: the same tokens, the same drafts accepted."""
-    model = small()
-    twin = small()
-    for parameter in twin.parameters():
-        parameter.data.add_(torch.randn_like(parameter) * parameter.std() * 0.1)
-    steps = []
-    for target in (Target(model), Target(inflate(model, LARGER))):
-        engine = Engine(target, ModelDrafter(twin, 3), RejectionVerifier(), max_batch_size=2, max_length=48)
-        for temperature in (0.0, 1.0):
-            done = engine.generate(PROMPTS, SamplingParams(temperature=temperature, max_new_tokens=12, seed=3))
-            steps.append([[(s.token_ids, s.accepted) for s in completion.steps] for completion in done])
-    assert steps[:2] == steps[2:]
-    accepted = [accepted for completions in steps for rounds in completions for _, accepted in rounds]
-    assert np.mean(accepted) > 0.2
 
 
 def test_named_shapes_are_llama_shapes() -> None:

@@ -1,16 +1,22 @@
-"""Packed linear weights: the same function, the model left alone, changes noticed."""
+"""Packed linear weights, also in 16 bits: the same function, the model left alone, changes noticed."""
 
 import gc
+from typing import Any
 from weakref import ref
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec.engine.engine import Engine
-from specdec.execution.packing import PackedLinears, can_pack, packed_linears
+from specdec.execution import frozen
+from specdec.execution.half_weights import HalfWeight, half_products
+from specdec.execution.packing import PackedLinears, PackedWeight, can_pack, packed_linears
+from specdec.requests import SamplingParams
+from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
-from tests.models import tiny_model
+from tests.models import COMMON, tiny_model
 
 DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16) if can_pack(torch.zeros(1, dtype=dtype))]
 pytestmark = pytest.mark.skipif(not DTYPES, reason="oneDNN has no kernels for this processor")
@@ -86,3 +92,104 @@ def test_copies_of_old_weights_are_not_shared_with_a_new_engine(change: str) -> 
     with torch.inference_mode(), packed_linears(layer).in_use():
         expected = nn.functional.linear(inputs, layer.weight, layer.bias)
         torch.testing.assert_close(layer(inputs), expected, atol=1e-5, rtol=1e-5)
+
+
+needs_library = pytest.mark.skipif(
+    not half_products() or not can_pack(torch.zeros(1)), reason="no product of float32 with float16 for this processor"
+)
+
+
+def of_16_bits(out: int, width: int, dtype: torch.dtype = torch.bfloat16, scale: float = 0.02) -> Tensor:
+    generator = torch.Generator().manual_seed(out + width)
+    return (torch.randn(out, width, generator=generator) * scale).to(dtype).float()
+
+
+def llama_from_16_bits(layers: int = 2) -> LlamaForCausalLM:
+    """A random model in float32 whose weights are bfloat16 numbers, just wide enough for its products to be packed."""
+    torch.manual_seed(0)
+    wide: dict[str, Any] = COMMON | {"hidden_size": 256, "intermediate_size": 128, "num_hidden_layers": layers}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **wide))
+    for parameter in model.parameters():
+        parameter.data.mul_(5.0 if parameter.ndim >= 2 else 1.0)
+    return model.bfloat16().float().eval()
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("dtype", "scale", "bias"),
+    [*((torch.bfloat16, scale, True) for scale in (1e-30, 0.02, 1e6)), (torch.float16, 3.0, False)],
+    ids=str,
+)
+def test_a_product_is_that_of_the_float32_weight(dtype: torch.dtype, scale: float, bias: bool) -> None:
+    weight = of_16_bits(96, 640, dtype, scale)
+    half = HalfWeight.of(weight)
+    assert half is not None and half.bytes == 2 * weight.numel()
+    added = torch.randn(96) * scale if bias else None
+    for rows in (1, 9, 40):
+        inputs = torch.randn(2, rows, 640)
+        exact = inputs.double() @ weight.double().T + (0 if added is None else added.double())
+        outputs = half(inputs, added)
+        # An error of float32's rounding is 5e-7 here. A weight rounded to bfloat16 once more gives 1e-3.
+        assert outputs.dtype is torch.float32
+        assert (outputs - exact).norm() <= 3e-6 * exact.norm()
+
+
+@needs_library
+@pytest.mark.parametrize("value", [1.0 + 2.0**-12, float("inf"), float("nan"), 2.0**-40])
+def test_one_number_too_many_digits_is_enough_to_refuse(value: float) -> None:
+    """It stands in the last row, and the range of the others leaves no room for the smallest one."""
+    weight = of_16_bits(1500, 16, scale=1.0)
+    assert HalfWeight.of(weight) is not None
+    weight[-1, -1] = value
+    assert HalfWeight.of(weight) is None
+
+
+@needs_library
+@torch.no_grad()
+def test_a_weight_that_is_trained_leaves_16_bits() -> None:
+    layer = nn.Linear(640, 704)
+    layer.weight.copy_(of_16_bits(704, 640))
+    packed, inputs = PackedLinears(layer), torch.randn(3, 640)
+    assert sum(packed.bytes_by_weight().values()) == 2 * 640 * 704
+    assert isinstance(packed._layers[0].packed, HalfWeight)
+    layer.weight.mul_(1.01)
+    frozen.weights_changed()
+    packed.refresh(frozen.epoch())
+    assert sum(packed.bytes_by_weight().values()) == 4 * 640 * 704
+    assert isinstance(packed._layers[0].packed, PackedWeight)
+    with packed.in_use():
+        expected = nn.functional.linear(inputs, layer.weight, layer.bias)
+        torch.testing.assert_close(layer(inputs), expected, atol=1e-5, rtol=1e-5)
+
+
+@needs_library
+def test_a_model_from_16_bits_decodes_as_on_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec.execution.replay.CAPTURE_AFTER", 3)
+    model = llama_from_16_bits()
+    outputs = []
+    for optimize in (True, False):
+        engine = Engine(Target(model), max_batch_size=2, max_length=64, optimize=optimize)
+        prompts = [[1, 2, 3], [4, 5]]
+        outputs.append([c.token_ids for c in engine.generate(prompts, SamplingParams(max_new_tokens=16))])
+    assert any(isinstance(layer.packed, HalfWeight) for layer in packed_linears(model)._layers)
+    assert outputs[0] == outputs[1]
+
+
+@needs_library
+@pytest.mark.parametrize("invariant", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_the_bytes_that_are_read_are_those_of_the_copies(invariant: bool) -> None:
+    """A float32 model whose copies take 16 bits, its embedding's table too, which the output layer multiplies by."""
+    model = llama_from_16_bits()
+    model.config.tie_word_embeddings = True
+    model.tie_weights()
+    size = {"max_batch_size": 1, "max_length": 64}
+    runner = ModelRunner(model, **size, invariant=invariant)
+    copied = {layer.weight for layer in packed_linears(model)._layers}
+    assert all(layer.packed.bytes == 2 * layer.weight.numel() for layer in packed_linears(model)._layers)
+    other = [each.numel() for each in model.parameters() if each not in copied]  # norms, and what is too small
+    assert model.get_input_embeddings().weight in copied
+    assert runner.weight_bytes() == 2 * sum(weight.numel() for weight in copied) + 4 * sum(other)
+    plain = ModelRunner(model, **size, optimize=False)
+    assert plain.weight_bytes() == 4 * model.num_parameters()
+    assert plain.bytes_per_weight == Target(model).bytes_per_weight == 4.0
+    assert 2.0 < runner.bytes_per_weight < 2.1

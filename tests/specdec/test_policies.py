@@ -1,22 +1,39 @@
-"""What length policies choose, and that a drafter with one keeps to it and stays exact."""
+"""What policies of length and of nodes choose and learn, and that a drafter with one stays what it was."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from drafters.adaptive import AdaptiveDrafter
+from drafters.block import BlockDrafter
 from drafters.model import ModelDrafter
 from drafters.ngram import NGramDrafter
-from drafters.round_costs import measure_costs
+from drafters.round_costs import measure_costs, measure_node_costs, node_sizes
+from experiments.session.policies import paced
+from specdec.drafting.builders import ExpansionTree, SampledTree, StaticTree, TreeBuilder
+from specdec.drafting.calibration import BINS, Calibration
 from specdec.drafting.costs import RoundCosts
-from specdec.drafting.policies import AdditiveLength, CostAwareLength, FixedLength, LengthPolicy
+from specdec.drafting.policies import (
+    AdditiveLength,
+    ConfidenceNodes,
+    CostAwareLength,
+    CostAwareNodes,
+    FirstNodes,
+    FixedLength,
+    LengthPolicy,
+    NodePolicy,
+)
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
-from tests.components import perturbed
+from specdec.tree import DraftTree
+from tests.components import block_head, perturbed
 from tests.models import tiny_model
+from tests.verifiers.cases import complete
 from verifiers.rejection import RejectionVerifier
 
 DEPTH = 6
@@ -84,7 +101,7 @@ def test_additive_length() -> None:
 
 @pytest.fixture(scope="module")
 def target() -> Target:
-    return Target(tiny_model("llama", vocab_size=24, layers=1))
+    return Target(tiny_model("llama", vocab_size=24))
 
 
 @pytest.mark.parametrize("shape", [DEPTH, [2, 2, 1]])
@@ -144,3 +161,175 @@ def test_costs_are_measured_kept_and_read_again(target: Target, tmp_path: Path) 
 def test_numbers_that_do_not_fit(target: Target, make: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make(target)
+
+
+PROMPTS = [[1, 2, 3], [4, 5]]
+
+
+def trees_of(target: Target, shape: TreeBuilder, policy: NodePolicy, *, tokens: int = 16) -> list[DraftTree]:
+    law = "without_replacement" if isinstance(shape, SampledTree) else "deterministic"
+    drafter = ModelDrafter(perturbed(target.model, 0.05), shape, sampling=law).pruned_by(policy)
+    trees: list[DraftTree] = []
+    with Engine(target, drafter, RejectionVerifier(), max_batch_size=2, check=True) as engine:
+        engine.on_round = lambda played: trees.append(played.tree)
+        engine.generate(PROMPTS, SamplingParams(max_new_tokens=tokens, ignore_eos=True))
+    return trees
+
+
+def test_rates_by_hand() -> None:
+    """One node of the cell was accepted of two that were tried; both estimates that it leans on count for eight."""
+    calibration = Calibration(depths=2, ranks=1)
+    cell = calibration.cells(torch.tensor([[0.5]]), torch.tensor([[0]]), torch.tensor([[2]]), torch.tensor([[0]]))
+    assert cell.tolist() == [[BINS + 8]], "depth 2, and a logit of 0 is the first half above the middle"
+    for accepted in (True, False):
+        yes = torch.tensor([[True]])
+        calibration.count(cell, torch.tensor([[0.7]]), yes, torch.tensor([[accepted]]), learn=True)
+    raw = float(torch.sigmoid(torch.tensor(0.25)))
+    pooled = (1 + 8 * raw) / (2 + 8)
+    rates = calibration.rates().view(2, 2, 1, BINS)
+    assert float(rates[0, 1, 0, 8]) == pytest.approx((1 + 8 * pooled) / (2 + 8))
+    assert float(rates[0, 0, 0, 8]) == pytest.approx(pooled), "nothing was tried at depth 1"
+    assert float(rates[1, 1, 0, 8]) == pytest.approx(raw), "nor of sampled requests"
+    (found,) = calibration.errors()
+    assert (found["requests"], found["depth"], found["nodes"]) == ("greedy", 2, 2)
+    assert found["predicted"] == pytest.approx(0.7) and found["accepted"] == 0.5
+    assert calibration.error() == pytest.approx(0.2)
+
+
+def test_calibration_learns_what_confidence_means() -> None:
+    """Nodes are accepted with the square of the confidence, at both ranks half of that; 20,000 of each are seen.
+
+    A bin has 300 or more, so that a rate is right within 0.09 (three standard errors), and the mean gap much closer.
+    """
+    rng = np.random.default_rng(0)
+    calibration, raw = Calibration(depths=1, ranks=2), Calibration(depths=1, ranks=2)
+    for _ in range(40):
+        confidence = torch.from_numpy(rng.uniform(0.02, 0.98, (500, 1))).repeat(1, 2)
+        rank = torch.tensor([[0, 1]])
+        cells = calibration.cells(confidence, torch.ones(500, 1, dtype=torch.long), torch.ones_like(rank), rank)
+        right = torch.from_numpy(rng.random((500, 2))) < confidence**2 / 2
+        calibration.count(cells, calibration.rates()[cells], torch.ones_like(right), right, learn=True)
+    confidence = torch.linspace(0.05, 0.95, 19, dtype=torch.float64)[:, None]
+    one = torch.ones(19, 1, dtype=torch.long)
+    for rank in range(2):
+        cells = calibration.cells(confidence, one, one, one * 0 + rank)
+        assert (calibration.rates()[cells] - confidence**2 / 2).abs().max() < 0.1
+    first = raw.cells(confidence, one, one, one * 0)
+    assert (raw.rates()[first] - confidence**2 / 2).abs().mean() > 0.2, "without counts it is far off"
+    (found,) = calibration.errors()
+    assert found["calibration_error"] < 0.05
+
+
+def test_a_calibration_is_kept_and_read_again(tmp_path: Path) -> None:
+    calibration, path = Calibration(depths=3, ranks=2), tmp_path / "c.json"
+    calibration.tried += 2
+    calibration.right += 1
+    calibration.save(path, source="top")
+    shallower = Calibration(depths=2, ranks=1)
+    shallower.load(path, source="top")
+    assert torch.equal(shallower.right, torch.ones(2, 2, 1, BINS, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"source=top, .* source=head"):
+        shallower.load(path, source="head")
+    with pytest.raises(ValueError, match=r"depth 3 with 2 siblings, .* depth 4"):
+        Calibration(depths=4, ranks=2).load(path, source="top")
+    path.write_text('{"tried": [1]}')
+    for wrong in (path, tmp_path / "missing.json"):
+        with pytest.raises(ValueError, match="holds no calibration"):
+            shallower.load(wrong, source="top")
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [StaticTree([2, 2, 1]), complete(ExpansionTree(9, 4, 3), strong=False), SampledTree(9, 4, 3)],
+)
+def test_what_is_verified_stands_first(target: Target, shape: TreeBuilder) -> None:
+    """And it is what was likeliest, as many nodes as the policy says."""
+    trees = trees_of(target, shape, FirstNodes(3))
+    for tree in trees:
+        assert tree.width <= 4 and tree.valid[:, 1:].sum(-1).max() <= min(3, tree.width - 1)
+        assert (tree.valid.long().diff(dim=1) <= 0).all()
+    assert max(tree.width for tree in trees) == 4
+
+
+@pytest.mark.parametrize("shape", [complete(StaticTree(5), strong=False), StaticTree([2, 2, 1])])
+def test_a_draft_that_ends_early_is_the_same_draft(
+    target: Target, shape: TreeBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the host stops the drafting or lets all nodes be drafted, the same ones are verified."""
+    stopped = trees_of(target, shape, ConfidenceNodes(0.015, learn=False))
+    monkeypatch.setattr(ConfidenceNodes, "_least", lambda self: None)
+    whole = trees_of(target, shape, ConfidenceNodes(0.015, learn=False))
+    assert len({tree.width for tree in whole}) > 1, "drafts are of different sizes"
+    for one, other in zip(stopped, whole, strict=True):
+        assert torch.equal(one.tokens, other.tokens) and torch.equal(one.valid, other.valid)
+
+
+def test_every_so_many_rounds_nothing_is_left_out(target: Target) -> None:
+    trees = trees_of(target, StaticTree(3), ConfidenceNodes(1.0, explore=4), tokens=24)
+    assert [tree.width for tree in trees[:8]] == [1, 1, 1, 4, 1, 1, 1, 4]
+
+
+def test_more_nodes_where_they_cost_less(target: Target) -> None:
+    sizes = (0, 1, 2, 4, 8, 12)
+    means = []
+    for price in (0.001, 0.05, 3.0):
+        costs = RoundCosts(rows=(1,), table=(tuple(1 + price * size for size in sizes),), nodes=sizes)
+        trees = trees_of(target, ExpansionTree(12, 3, 4), CostAwareNodes(costs, explore=0), tokens=8)
+        means.append(np.mean([tree.width for tree in trees]))
+    assert means[0] > means[1] > means[2] == 1
+
+
+def test_a_confidence_head_is_asked(target: Target) -> None:
+    head = block_head(target.model, shifted=True, markov_rank=24, confidence=True)
+    drafter = BlockDrafter(head, 3).pruned_by(ConfidenceNodes(0.2))
+    with Engine(target, drafter, RejectionVerifier()) as engine:
+        engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=8))
+        assert engine.session.policy._used == "head"
+    without = BlockDrafter(block_head(target.model), 3).pruned_by(ConfidenceNodes(0.2, source="head"))
+    with pytest.raises(ValueError, match="this drafter has none: give source=top"):
+        Engine(target, without, RejectionVerifier())
+
+
+@pytest.mark.full
+def test_node_costs_are_measured_and_kept(target: Target, tmp_path: Path) -> None:
+    assert node_sizes(5) == (0, 1, 2, 3, 4, 5) and node_sizes(20) == (0, 1, 2, 3, 4, 6, 8, 12, 16, 20)
+    mine = ConfidenceNodes()
+    drafter = ModelDrafter(target.model, ExpansionTree(3, 2, 2), sampling="deterministic").pruned_by(mine)
+    found = measure_node_costs(target, drafter, RejectionVerifier(), [[1, 2, 3]], rows=(2, 1), rounds=2)
+    assert drafter.policy is mine
+    assert (found.rows, found.nodes, found.drafter) == ((1, 2), (0, 1, 2, 3), "ModelDrafter")
+    found.save(tmp_path / "costs.json")
+    assert RoundCosts.load(tmp_path / "costs.json") == found
+    assert len(found.by_nodes(2, 3)) == 4
+    with pytest.raises(ValueError, match="by the number of nodes, and depths are asked for"):
+        found.seconds(1, 2)
+
+
+def test_costs_of_nodes_are_convex_and_nowhere_above_the_measured_ones() -> None:
+    costs = RoundCosts(rows=(1, 3), table=((1.0, 1.9, 2.0), (2.0, 2.0, 4.0)), nodes=(0, 2, 4))
+    assert costs.by_nodes(1, 4).tolist() == [1.0, 1.25, 1.5, 1.75, 2.0]
+    assert costs.by_nodes(3, 3).tolist() == [2.0, 2.0, 2.0, 3.0]
+    assert costs.by_nodes(2, 2).tolist() == pytest.approx([1.5, 1.725, 1.95])
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda target: ConfidenceNodes(1.5), r"from 0 \(all nodes\) to 1"),
+        (lambda target: ConfidenceNodes(source="best"), "auto, head, top, entropy"),
+        (lambda target: CostAwareNodes(RoundCosts(rows=(1,), table=((1.0, 2.0),), nodes=(0, 0))), "ascending"),
+        (lambda target: SampledTree(13, 2, 3), "width=3 offer 12"),
+        (lambda target: ExpansionTree(4, 0), "depth"),
+        (lambda target: ModelDrafter(target.model, SampledTree(4, 2, 2)), "sampling=iid"),
+        (lambda target: paced(NGramDrafter(), ConfidenceNodes()), "NGramDrafter"),
+        (lambda target: served(target, None), "how long rounds take"),
+        (lambda target: served(target, RoundCosts(rows=(1,), table=((1.0, 2.0),), nodes=(0, 1))), "trees have 3"),
+    ],
+)
+def test_what_does_not_fit(target: Target, make: Callable[[Target], object], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        make(target)
+
+
+def served(target: Target, costs: RoundCosts | None) -> Engine:
+    return Engine(target, ModelDrafter(target.model, 3).pruned_by(CostAwareNodes(costs)), RejectionVerifier())

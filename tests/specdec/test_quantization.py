@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from specdec.quantization import METHODS
-from specdec.quantization.dispatch import COMPACT_ROWS, KERNEL_ROWS, KERNEL_ROWS_FLOAT32, kernel_rows
+from specdec.quantization.dispatch import COMPACT_ROWS, KERNEL_ROWS, KERNEL_ROWS_FLOAT32
 from specdec.quantization.fp8 import to_fp8
 from specdec.quantization.int4 import GROUP, from_int4, to_int4
 from specdec.quantization.int8 import Int8Linear, to_int8
@@ -91,34 +91,6 @@ def test_every_path_is_the_same_function(name: str, dtype: torch.dtype) -> None:
         # bfloat16 has 2^-9 of rounding: once for the output, once for each weight of the copy, once with the bias.
         error = (found.double() - expected).abs().max() / expected.abs().max()
         assert error < 2 * 2**-8, f"{rows} rows of {width}: {error:.4f}"
-
-
-@pytest.mark.usefixtures("torchs_kernels")
-@pytest.mark.parametrize(
-    ("dtype", "native", "least", "most"),
-    [
-        (torch.bfloat16, True, KERNEL_ROWS, KERNEL_ROWS),
-        (torch.bfloat16, False, 1000, 1 << 62),
-        (torch.float32, True, KERNEL_ROWS_FLOAT32, KERNEL_ROWS_FLOAT32),
-        (torch.float16, True, 0, 0),
-    ],
-)
-def test_few_rows_go_through_the_kernel(
-    dtype: torch.dtype, native: bool, least: int, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is fast is asked of injected facts here: this machine may have no native bfloat16."""
-    monkeypatch.setattr("specdec.quantization.dispatch._native", lambda: native)
-    limit = kernel_rows(dtype, torch.device("cpu"), copied=True)
-    assert least <= limit and (limit <= most or not native)
-    calls: list[int] = []
-    for name in ("int8", "int4"):
-        layer = METHODS[name](torch.randn(16, 64).to(dtype), None)
-        kernel = type(layer).kernel
-        monkeypatch.setattr(type(layer), "kernel", lambda *arguments, k=kernel: calls.append(1) or k(*arguments))
-        for rows in (2, 3, 9):
-            calls.clear()
-            layer(torch.randn(rows, 64).to(dtype))
-            assert bool(calls) is (rows <= limit), (name, rows)
 
 
 @pytest.mark.usefixtures("torchs_kernels")

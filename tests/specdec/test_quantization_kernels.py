@@ -63,13 +63,6 @@ def test_a_row_does_not_depend_on_the_others() -> None:
     assert torch.equal(torch.cat([product("int8", row[None], weight)[0] for row in inputs[::5]]), whole[::5])
 
 
-def test_programs_share_the_inputs_where_channels_do_not_fill_the_gpu() -> None:
-    assert kernels._shares(128_256, 4096) == 1
-    assert kernels._shares(4096, 4096) == 4
-    assert kernels._shares(1024, 4096) == 8
-    assert kernels._shares(32, 128) == 1, "each has a block of inputs at least"
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [*SHAPES, (1, 4096, 4096), (16, 1024, 4096), (64, 4096, 14336)], ids=str)
 @pytest.mark.parametrize("scheme", ["int8", "int4", "fp8"])

@@ -1,12 +1,11 @@
-"""The quantized cache against the model with transformers' cache, whose entries are rounded in the same format.
+"""One byte per number: the error that is promised, and the cache against the model whose entries are rounded."""
 
-Two forwards that compute the same key round it differently, and where it lies on the border of two codes, this changes
-a code. So logits are compared twice: nearly all to float32's rounding, and all to what a few codes make.
-"""
-
+import hypothesis.extra.numpy as hnp
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -14,7 +13,7 @@ import specdec.attention.grouped
 from drafters import ModelDrafter
 from specdec.attention.grouped import attend
 from specdec.cache.base import LayerShape
-from specdec.cache.formats import FORMATS, Format
+from specdec.cache.formats import FORMATS, SMALLEST_SCALE, Format, check_device, check_format
 from specdec.cache.quantized import QuantizedSlotCache
 from specdec.cache.quantized_tensor import QuantizedTensor
 from specdec.cache.slot_cache import SlotCache
@@ -26,7 +25,109 @@ from tests.forwards import prefill, verify
 from tests.models import ARCHITECTURES, tiny_model
 from tests.verifiers.cases import complete
 
-formats = pytest.mark.parametrize("kv_cache", FORMATS)
+SLACK = 1 + 1e-5  # float32 rounds a factor, a quotient and a product besides
+VECTORS = hnp.arrays(
+    np.float32,
+    st.tuples(st.integers(1, 3), st.integers(1, 9)),
+    elements=st.floats(-(2.0**100), 2.0**100, width=32) | st.floats(-4, 4, width=32) | st.just(0.0),
+)
+formats = pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS.keys())
+
+
+def stored(format: Format, vectors: Tensor) -> Tensor:
+    return format.decode(*format.encode(vectors), torch.float32)
+
+
+def bound(format: Format, vectors: Tensor) -> Tensor:
+    """The largest error that is promised for each number."""
+    largest = vectors.abs().amax(-1, keepdim=True)
+    if format.name == "int8":
+        return (largest / 254).expand_as(vectors)
+    if format.name == "fp8_e5m2":
+        return torch.maximum(vectors.abs() / 9, largest / 7_516_192_768)
+    return torch.maximum(vectors.abs() / 16, largest / 458_752)
+
+
+@formats
+@settings(max_examples=25)
+@given(numbers=VECTORS)
+@example(numbers=np.zeros((1, 3), np.float32))
+@example(numbers=np.array([[3e38, -3e38, 1.0], [1e-38, 0.0, -2e-38]], np.float32))
+def test_the_error_is_within_the_promise(format: Format, numbers: np.ndarray) -> None:
+    vectors = torch.from_numpy(numbers)
+    error = (stored(format, vectors) - vectors).abs()
+    assert (error <= bound(format, vectors) * SLACK + SMALLEST_SCALE).all()
+    assert (error[vectors == 0] == 0).all()
+
+
+@formats
+def test_a_smaller_promise_would_be_broken(format: Format) -> None:
+    """The bounds are those of the formats, not just any."""
+    vectors = torch.linspace(0, 1, 20001)[None]
+    assert ((stored(format, vectors) - vectors).abs() > 0.93 * bound(format, vectors)).any()
+
+
+@formats
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_stays_so_and_spoils_no_other_vector(format: Format, bad: float) -> None:
+    vectors = torch.randn(3, 8)
+    vectors[1, 5] = bad
+    kept = stored(format, vectors)
+    assert not kept[1, 5].isfinite()
+    assert torch.equal(kept[[0, 2]], stored(format, vectors[[0, 2]]))
+
+
+@pytest.mark.parametrize(("name", "finite"), [("fp8", 254), ("fp8_e5m2", 248)])
+def test_bytes_are_read_as_floats_of_eight_bits(name: str, finite: int) -> None:
+    """All codes but those of NaN and infinities."""
+    codes, format = torch.arange(-128, 128).to(torch.int8), FORMATS[name]
+    wanted = codes.view(format.dtype).float()
+    usable = wanted.isfinite()
+    assert int(usable.sum()) == finite
+    assert torch.equal((format.numbers(codes) * format.unit)[usable], wanted[usable])
+    assert torch.equal(format.codes(wanted[usable]), codes[usable])
+
+
+def test_a_format_that_does_not_exist() -> None:
+    assert check_format(None) is None and check_format("fp8") is FORMATS["fp8"]
+    for wrong in ("int4", "INT8", 8, True):
+        with pytest.raises(ValueError, match=r"kv_cache=.*: give int8, fp8, fp8_e5m2"):
+            check_format(wrong)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_device_that_cannot_convert(fails: bool) -> None:
+    class Broken(type(FORMATS["fp8"])):
+        def codes(self, scaled: Tensor) -> Tensor:
+            if fails:
+                raise TypeError("no such dtype on this device")
+            return torch.zeros_like(scaled, dtype=torch.int8)
+
+    with pytest.raises(ValueError, match=r"kv_cache='fp8': cpu"):
+        check_device(Broken(), torch.device("cpu"))
+
+
+@formats
+def test_any_operation_reads_a_quantized_tensor_and_none_writes_to_it(format: Format) -> None:
+    vectors = torch.randn(2, 3, 5, 8)
+    kept = QuantizedTensor(*format.encode(vectors), format, torch.bfloat16)
+    plain = kept.decoded()
+    assert kept.shape == vectors.shape and kept.dtype is plain.dtype is torch.bfloat16
+    assert type(plain) is Tensor and torch.equal(plain, format.decode(*format.encode(vectors), torch.bfloat16))
+    for read in (
+        lambda x: x * 2,
+        lambda x: torch.cat([x, x], dim=2),
+        lambda x: x[:, :, None].expand(2, 3, 2, 5, 8).reshape(2, 6, 5, 8),
+        lambda x: x.transpose(1, 2).contiguous(),
+        lambda x: torch.empty(2, 3, 5, 8, dtype=torch.bfloat16).copy_(x),
+        lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x),
+    ):
+        assert torch.equal(read(kept), read(plain)) and type(read(kept)) is Tensor
+    with pytest.raises(RuntimeError, match="would write to keys or values that are quantized"):
+        kept.mul_(2)
+
+
+by_name = pytest.mark.parametrize("kv_cache", FORMATS)
 LENGTHS = [11, 4, 17]
 SLOTS = [4, 0, 1]
 SHAPE = TreeShape.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)])
@@ -92,25 +193,6 @@ def test_every_node_sees_the_stored_entries_of_its_own_path(architecture: str, a
             assert_alike(found[:4], [own(model, path, other) for path in paths[:4]])
 
 
-@formats
-@torch.inference_mode()
-def test_what_is_stored_is_what_is_read(kv_cache: str) -> None:
-    """A kernel that multiplies stored numbers with their factors gets the keys and values that models are given."""
-    runner, _ = prefilled(tiny_model("qwen3"), kv_cache)
-    for layer in range(4):
-        stored = runner.cache.stored(layer)
-        assert stored.keys.dtype is FORMATS[kv_cache].dtype and stored.key_scales is not None
-        assert stored.value_scales is not None and stored.key_scales.dtype is torch.float32
-        keys, values = runner.cache.read(layer)
-        length = keys.shape[2]
-        pairs = ((stored.keys, stored.key_scales, keys), (stored.values, stored.value_scales, values))
-        for numbers, scales, read in pairs:
-            assert numbers.shape[:3] == scales.shape and scales.shape[0] == 5
-            product = numbers.float() * scales[..., None]
-            assert torch.equal(product[SLOTS, :, :length], read + 0)
-            assert read.abs().max() > 0
-
-
 def test_bytes_are_known_and_checked_against_memory_and_names_before_any_work() -> None:
     runner = ModelRunner(tiny_model(), max_batch_size=1, max_length=64, kv_cache="int8")
     assert runner.bytes_per_token == 4 * 2 * 2 * (8 + 4)  # layers x (K and V) x kv heads x (head_dim codes, a float32)
@@ -170,7 +252,7 @@ def attention_cases(
     return query, keys, values, mask
 
 
-@formats
+@by_name
 @pytest.mark.parametrize(
     "extra", [{}, {"softcap": 5.0, "scaling": 0.7}, {"sinks": torch.tensor([1.0, -1.0, 0.5, 3.0])}]
 )
@@ -187,20 +269,3 @@ def test_attention_over_codes_equals_attention_over_numbers(
         with monkeypatch.context() as patch:  # two heads of five queries to a key head are too many rows
             patch.setattr(specdec.attention.grouped, "MOST_ROWS", 9)
             assert torch.equal(attend(query, keys, values, mask, **extra), wanted)
-
-
-@formats
-def test_nan_in_one_key_alone_spoils_what_sees_it(kv_cache: str) -> None:
-    """Not the embedding, which makes everything NaN: one number of one key, as a damaged weight would."""
-    with torch.inference_mode():
-        runner, _ = prefilled(tiny_model(), kv_cache)
-        tree = drafted(runner)
-        assert verify(runner, tree, LENGTHS, slots=SLOTS).scores.isfinite().all()
-        assert isinstance(runner.cache, QuantizedSlotCache)
-        key = torch.ones(1, 2, 1, 8)
-        key[0, 1, 0, 3] = float("nan")
-        codes, scales = runner.cache.format.encode(key)
-        runner.cache._codes.keys[0][1, SLOTS[0], 2] = codes[0, :, 0]
-        runner.cache._scales.keys[0][1, SLOTS[0], 2] = scales[0, :, 0]
-        scores = verify(runner, tree, LENGTHS, slots=SLOTS).scores
-    assert scores[0].isnan().all() and scores[1:].isfinite().all()

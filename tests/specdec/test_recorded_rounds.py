@@ -1,35 +1,114 @@
-"""Rounds that are recorded at some lengths, slots and trees, and replayed at others.
-
-On a GPU the recordings are CUDA graphs. On a CPU they are programs of the same operations on the same tensors: what
-can be replayed here, bit for bit, does not depend on anything that a graph would have frozen."""
+"""Rounds that are recorded at some lengths, slots and trees, and replayed at others."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import torch
 from torch import Tensor
 
 import specdec.engine.rounds as rounds_module
 import specdec.execution.replay as replay_module
 from drafters.model import ModelDrafter
+from specdec.drafting.scored import ScoredSession
 from specdec.engine.engine import Engine
 from specdec.engine.read_back import Fetch
 from specdec.execution.counting import counted
-from specdec.execution.recorder import Recorder, Recording, Stage, TapeRecorder
+from specdec.execution.recorder import (
+    CudaGraphRecorder,
+    Recorder,
+    Recording,
+    Recordings,
+    Stage,
+    TapeRecorder,
+    recording_now,
+)
 from specdec.host import without_looking
+from specdec.interfaces import Drafter
 from specdec.requests import SamplingParams
+from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 from specdec.types import Outcome
 from tests.components import DRAFTERS, STRONGEST, VERIFIERS, perturbed
 from tests.models import tiny_model
 from tests.sessions import Wrapped, Wrapping
-from tests.specdec.recorded import recorded
 from tests.test_lossless import SAMPLING, VOCAB, prompts
 from tests.verifiers.cases import complete
 from verifiers.longest_path import TypicalVerifier
 from verifiers.rejection import RejectionVerifier
+
+
+def state_of(engine: Engine) -> list[Tensor]:
+    """Every tensor that a stage may change: the target's cache, the slots' state, the drafter's cache and state."""
+    found = [*engine.runner.cache.tensors, *tensors_in(engine._slots)]
+    session = engine.session
+    if session is None:
+        return found
+    for model in session.models:
+        if isinstance(model, ModelRunner):
+            found += model.cache.tensors
+    if isinstance(session, ScoredSession):
+        found += tensors_in(session.scorer)
+        if session.policy is not None:
+            found += [*tensors_in(session.policy), *tensors_in(session.policy.calibration)]
+    return found + tensors_in(session)
+
+
+def tensors_in(owner: object) -> list[Tensor]:
+    return [value for value in vars(owner).values() if isinstance(value, Tensor)]
+
+
+class Comparing(Recorder):
+    """Records like ``TapeRecorder``; every replay is compared with the stage itself, bit for bit, and so is the state.
+
+    Attributes:
+        engine: Set after the engine was made.
+        compared: The number of replays, by the name of the stage.
+    """
+
+    engine: Engine
+
+    def __init__(self) -> None:
+        self.inner = TapeRecorder()
+        self.compared = 0
+
+    def record(self, name: str, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording, tuple[Tensor, ...]]:
+        recording, outputs = self.inner.record(name, stage, inputs)
+        assert recording is not None, "every stage of this project can be repeated"
+
+        def replay(*given: Tensor) -> tuple[Tensor, ...]:
+            state = state_of(self.engine)
+            before = [each.clone() for each in state]
+            with without_looking():
+                wanted = [each.clone() for each in stage(*given)]
+            after = [each.clone() for each in state]
+            for each, old in zip(state, before, strict=True):
+                each.copy_(old)
+            found = recording(*given)
+            assert_equal(found, wanted)
+            assert_equal(state, after)
+            self.compared += 1
+            return found
+
+        return replay, outputs
+
+
+def assert_equal(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
+    for one, other in zip(found, wanted, strict=True):
+        # NaN is equal to NaN here: what stands in unused places does not matter, but must be the same.
+        assert torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0))
+
+
+def recorded(target: Target, drafter: Drafter | None, verifier: object, **options: object) -> tuple[Engine, Comparing]:
+    engine = Engine(target, drafter, verifier, max_length=64, recording="rounds", **options)
+    recorder = engine._rounds.recordings._recorder = Comparing()
+    recorder.engine = engine
+    return engine, recorder
 
 
 @pytest.fixture(scope="module")
@@ -227,3 +306,79 @@ def test_a_rule_from_elsewhere_is_recorded_only_if_it_says_so(target) -> None:
         engine, _ = recorded(target, DRAFTERS["medusa"](target.model), Elsewhere(), max_batch_size=1)
         engine.generate(prompts()[:1], SamplingParams(max_new_tokens=30))
         assert (len(engine._rounds.recordings) > 0) == (most > 0)
+
+
+def test_without_memory_for_recordings_rounds_go_on_without_them(caplog) -> None:
+    recorder = Mock(spec=Recorder)
+    recorder.record.side_effect = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    recordings = Recordings(recorder, after=1, most=2)
+    for _ in range(3):
+        assert recordings.run("stage", "key", lambda x: (x + 1,), [torch.ones(1)])[0].item() == 2
+    assert len(caplog.records) == 1
+    assert "Tried to allocate 2.00 GiB" in caplog.text
+
+
+def test_what_moves_is_not_begun_again_where_memory_ran_out() -> None:
+    """The commit of a path may have moved keys already, so its requests end, and the next ones are not recorded."""
+
+    class Breaks(Recorder):
+        def record(self, name, stage, inputs):
+            stage(*inputs)
+            raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB.")
+
+    state = torch.zeros(1)
+    recordings = Recordings(Breaks(), after=1, most=2)
+
+    def moving(step: Tensor) -> tuple[()]:
+        state.add_(step)
+        return ()
+
+    with pytest.raises(torch.OutOfMemoryError):
+        recordings.run("stage", "key", moving, [torch.ones(1)], repeatable=False)
+    assert state.item() == 1
+    recordings.run("stage", "key", moving, [torch.ones(1)], repeatable=False)
+    assert state.item() == 2
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
+    """CUDA graphs without a GPU, which run once: the pool of every capture, and whether it succeeded."""
+    handles, captures = itertools.count(), []
+
+    @contextmanager
+    def graph(_: object, pool: int, **options: object) -> Iterator[None]:
+        captures.append((pool, "broken off"))
+        yield
+        captures[-1] = (pool, "captured")
+
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(handles))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    return captures
+
+
+def test_graphs_of_different_stages_share_no_memory(graphs: list[tuple[int, str]]) -> None:
+    """They are replayed in another order than they were captured in, and read each other's outputs."""
+    recordings = Recordings(CudaGraphRecorder(torch.device("cpu")), after=1, most=9)
+    for key in range(2):
+        for name in ("verify", "judge"):
+            recordings.run(name, key, lambda x: (x + 1,), [torch.ones(1)])
+    pools = [pool for pool, _ in graphs]
+    assert pools[0] == pools[2] != pools[1] == pools[3]
+    recordings.clear()  # torch takes no handle again whose graphs are gone
+    recordings.run("verify", 0, lambda x: (x + 1,), [torch.ones(1)])
+    assert graphs[-1][0] not in pools
+
+
+def test_after_a_capture_that_failed_others_get_another_pool(graphs: list[tuple[int, str]]) -> None:
+    def fails(x: Tensor) -> tuple[Tensor, ...]:
+        if recording_now():
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return (x + 1,)
+
+    recordings = Recordings(CudaGraphRecorder(torch.device("cpu")), after=1, most=9)
+    for stage in (fails, lambda x: (x + 1,)):
+        recordings.run("verify", stage, stage, [torch.ones(1)])
+    assert [what for _, what in graphs] == ["broken off", "captured"] and graphs[0][0] != graphs[1][0]
+    assert len(recordings) == 1

@@ -1,11 +1,14 @@
-"""What a completion tells besides its tokens: log-probabilities, speed, and how it prints."""
+"""What a completion tells besides its tokens: log-probabilities, speed, and when things happened."""
 
+import time
 from dataclasses import replace
 
 import pytest
 import torch
 
 from specdec.engine.engine import Engine
+from specdec.engine.output import Outputs
+from specdec.engine.read_back import Fetch
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from specdec.types import Completion, Step
@@ -22,9 +25,9 @@ def model():
     return tiny_model(vocab_size=VOCAB, layers=2)
 
 
-def engine(model) -> Engine:
-    made = DRAFTERS["model_tree_without_replacement"](model)
-    return Engine(Target(model), made, fitting(made), max_length=64, max_batch_size=3)
+def make(model, *, size: int = 3, **options: object) -> Engine:
+    drafter = DRAFTERS["model_tree_without_replacement"](model)
+    return Engine(Target(model), drafter, fitting(drafter), max_length=64, max_batch_size=size, **options)  # type: ignore[arg-type]
 
 
 def reference(model, completion: Completion) -> torch.Tensor:
@@ -43,11 +46,11 @@ SAMPLINGS = [
 
 
 def test_raw_log_probabilities_are_the_models_own_and_those_of_p_are_others(model) -> None:
-    completions = engine(model).generate(PROMPTS, SAMPLINGS)
+    completions = make(model).generate(PROMPTS, SAMPLINGS)
     processed, plain, _ = completions
     assert max(abs(a - b) for a, b in zip(processed.logprobs, processed.raw_logprobs, strict=True)) > 0.1
     assert plain.logprobs == pytest.approx(plain.raw_logprobs, abs=1e-5)  # temperature 1, nothing else
-    unasked = engine(model).generate(PROMPTS, [replace(each, logprobs=None) for each in SAMPLINGS])
+    unasked = make(model).generate(PROMPTS, [replace(each, logprobs=None) for each in SAMPLINGS])
     assert [each.token_ids for each in unasked] == [each.token_ids for each in completions]
     assert all(each.raw_logprobs == each.top_logprobs == () for each in unasked)
     for wanted, done in zip(SAMPLINGS, completions, strict=True):
@@ -72,10 +75,10 @@ def test_equal_tokens_stand_in_the_order_of_their_ids() -> None:
 
 
 def test_cuts_shorten_everything_alike(model) -> None:
-    first = engine(model).generate([PROMPTS[0]], SamplingParams(max_new_tokens=12, logprobs=2))[0]
+    first = make(model).generate([PROMPTS[0]], SamplingParams(max_new_tokens=12, logprobs=2))[0]
     end = first.token_ids[4]
     sampling = SamplingParams(max_new_tokens=12, logprobs=2, stop_token_ids=(end,))
-    (done,) = engine(model).generate([PROMPTS[0]], sampling)
+    (done,) = make(model).generate([PROMPTS[0]], sampling)
     kept = first.token_ids.index(end) + 1
     assert done.token_ids == first.token_ids[:kept]
     assert done.raw_logprobs == pytest.approx(first.raw_logprobs[:kept], abs=1e-6)
@@ -85,7 +88,7 @@ def test_cuts_shorten_everything_alike(model) -> None:
 def test_wrong_counts_are_refused(model) -> None:
     for value in (-1, 1.5, 65):
         with shapes_unchecked(), pytest.raises(ValueError, match=f"logprobs={value}"):
-            engine(model).generate([[1]], SamplingParams(logprobs=value, max_new_tokens=4))  # type: ignore[arg-type]
+            make(model).generate([[1]], SamplingParams(logprobs=value, max_new_tokens=4))  # type: ignore[arg-type]
 
 
 STEPS = (
@@ -104,11 +107,71 @@ def test_a_completion_adds_up_its_steps() -> None:
     assert (empty.mean_acceptance_length, empty.tokens_per_second) == (None, None)
 
 
-def test_how_they_print() -> None:
-    assert repr(STEPS[0]) == "Step(request 4, round 0: [1, 2, 3] 'abc', accepted 2 of depth 4 (6 nodes))"
-    assert repr(STEPS[1]) == "Step(request 4, round 1: [9] 'd', no draft, stop)"
-    assert repr(DONE) == (
-        "Completion('abcd': 4 tokens in 2 rounds, mean acceptance length 2.00, 2 tokens/s, stop)"
-    )  # fmt: skip
-    long = Completion(prompt_ids=(7,), token_ids=(), text="x" * 100, finish_reason="error", steps=(), error="no room")
-    assert repr(long) == f"Completion('{'x' * 60}…': 0 tokens in 0 rounds, error: no room)"
+GREEDY = SamplingParams(max_new_tokens=9)
+
+
+def test_moments_are_in_order_and_between_the_calls_ends(model) -> None:
+    before = time.perf_counter()
+    completions = make(model, prefill_chunk=2).generate([*PROMPTS, [4]], GREEDY)
+    after = time.perf_counter()
+    for done in completions:
+        found = done.timestamps
+        assert found is not None
+        visible = [step.visible for step in done.steps]
+        moments = [before, found.arrived, found.admitted, found.prefilled, *visible, found.finished, after]
+        assert moments == sorted(moments)
+        assert 0 < found.ingestion < found.admitted - found.arrived
+        assert found.finished == done.emissions[-1][0]
+        assert sum(count for _, count in done.emissions) == len(done.token_ids) == 9
+        assert done.seconds == found.finished - found.admitted
+        assert all(step.timestamps is None for step in done.steps[:-1])
+
+
+def test_requests_of_a_call_arrive_together_and_wait_for_their_slot(model) -> None:
+    alike = make(model, size=2).generate([PROMPTS[0]] * 3, GREEDY)
+    first, second, third = (done.timestamps for done in alike)
+    assert first is not None and second is not None and third is not None
+    assert first.arrived == second.arrived == third.arrived
+    assert first.admitted < first.finished < third.admitted
+    shown = [tuple(step.visible for step in done.steps) for done in alike]
+    assert shown[0] == shown[1] != shown[2], "rows of a round become visible together"
+    (again,) = make(model, size=2).generate([PROMPTS[0]], GREEDY)
+    assert again.timestamps != first and again == alike[0], "moments do not count in comparisons"
+
+
+def test_tokens_are_visible_when_they_were_read_and_before_text_is_made(model, monkeypatch) -> None:
+    read, text = [], []
+    wait, cut = Fetch.wait, Outputs._cut
+
+    def watched_wait(self: Fetch):
+        found = wait(self)
+        read.append(time.perf_counter())
+        return found
+
+    def watched_cut(self: Outputs, request, tokens):
+        text.append(time.perf_counter())
+        return cut(self, request, tokens)
+
+    monkeypatch.setattr(Fetch, "wait", watched_wait)
+    monkeypatch.setattr(Outputs, "_cut", watched_cut)
+    (done,) = make(model).generate([PROMPTS[0]], GREEDY)
+    assert len(read) == len(text) == len(done.steps)
+    for after, step, before in zip(read, done.steps, text, strict=True):
+        assert after <= step.visible <= before
+
+
+def test_an_error_has_a_time_and_an_abort_has_none(model, monkeypatch) -> None:
+    engine = make(model)
+    monkeypatch.setattr(engine.session, "propose", lambda batch: {}["broken"])
+    engine.submit(PROMPTS[0], GREEDY)
+    with pytest.raises(KeyError, match="broken"):
+        engine.step()
+    (failed,) = engine.step()
+    found = failed.timestamps  # of a submitted request, in its last step
+    assert found is not None
+    assert found.arrived < found.admitted < found.prefilled < found.finished == failed.visible
+    waiting = make(model, size=1)
+    stream = waiting.stream(PROMPTS[:2], GREEDY)
+    number = next(stream).request
+    waiting.abort(number + 1)
+    assert {step.request for step in stream} == {number}

@@ -1,11 +1,85 @@
-"""Detokenizing in pieces: nothing is split, lost or said too early."""
+"""Text in pieces: nothing is split, lost or said too early, and stop strings cut at the right token."""
+
+import functools
+from itertools import chain
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from specdec.engine.text import Detokenizer, encode_prompt
-from tests.specdec.texts import CORPUS, byte_ids, byte_level, decode, pieces_of, pushes, sentencepiece_style, sizes
+
+CORPUS = [
+    "Hello world, hello there! The naïve café served crème brûlée.",
+    "Grüße aus Köln 🙂🙂 🎉 日本語のテキスト and more words, more text.\n\tindented = [1, 2, 3]\n",
+]
+
+
+@functools.cache
+def byte_level() -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer (as GPT-2's) in which tokens end inside characters, and two special tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=330, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.add_special_tokens([AddedToken("<end>", special=True), AddedToken("<turn>", special=True)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", clean_up_tokenization_spaces=False)
+
+
+@functools.cache
+def sentencepiece_style() -> PreTrainedTokenizerFast:
+    """Pieces that carry the space before them, and byte tokens for all other characters (as Llama-2's)."""
+    pieces = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    pieces += ["▁", *"abcdefghijklmnopqrstuvwxyz.,é", "▁a", "▁the", "▁world", "▁▁", "hello"]
+    tokenizer = Tokenizer(
+        models.BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=[], unk_token="<unk>", byte_fallback=True)
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.add_special_tokens([AddedToken("<s>", special=True)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", clean_up_tokenization_spaces=False)
+
+
+def pieces_of(*pieces: str) -> list[int]:
+    """Ids of sentencepiece-style pieces; what is none is spelled in byte tokens."""
+    tokenizer = sentencepiece_style()
+    vocab = tokenizer.get_vocab()
+    ids: list[int] = []
+    for piece in pieces:
+        ids += [vocab[piece]] if piece in vocab else [vocab[f"<0x{byte:02X}>"] for byte in piece.encode()]
+    return ids
+
+
+def byte_ids(data: bytes) -> list[int]:
+    """A byte-level token per byte."""
+    vocab = byte_level().get_vocab()
+    # The letters of byte-level tokenizers: printable Latin-1 is itself, the other bytes follow from 256 on.
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return [vocab[chr(byte if byte in printable else 256 + others.index(byte))] for byte in data]
+
+
+def decode(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> str:
+    return tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def pushes(detokenizer: Detokenizer, ids: list[int], sizes: list[int]) -> list[str]:
+    """Push in rounds of these sizes (repeated as needed), then flush."""
+    texts, position, turn = [], 0, 0
+    while position < len(ids):
+        size = sizes[turn % len(sizes)]
+        texts.append(detokenizer.push(ids[position : position + size]))
+        position, turn = position + size, turn + 1
+    return [*texts, detokenizer.flush()]
+
+
+sizes = st.lists(st.integers(1, 6), min_size=1, max_size=5)
 
 
 @pytest.mark.parametrize(
@@ -94,3 +168,124 @@ def test_prompts_are_encoded() -> None:
         encode_prompt(None, "Hello")
     with pytest.raises(ValueError, match="the prompt ''"):
         encode_prompt(byte_level(), "")
+
+
+def test_a_stop_string_within_a_token() -> None:
+    tokenizer = byte_level()
+    detokenizer = Detokenizer(tokenizer, byte_ids(b"x"), stop=("orl",))
+    ids = tokenizer("Hello world, hello")["input_ids"]
+    assert "".join(pushes(detokenizer, ids, [2])) == "Hello w"
+    assert detokenizer.stopped_at is not None
+    assert decode(tokenizer, ids[: detokenizer.stopped_at]).startswith("Hello worl")
+    assert "orl" not in decode(tokenizer, ids[: detokenizer.stopped_at - 1])
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "size", "pieces", "stopped_at"),
+    [
+        ("ab END cd", ["END"], 1, ["a", "b", " ", "", "", "", "", "", "", ""], 6),
+        ("ab END cd", ["END"], 4, ["ab ", "", "", ""], 6),  # over two rounds
+        ("ab END cd", ["END"], 9, ["ab ", ""], 6),
+        ("aENb", ["END"], 1, ["a", "", "", "ENb", ""], None),  # its beginning is held and given back
+        ("aEN", ["END"], 1, ["a", "", "", "EN"], None),
+        ("EEEND", ["EEND"], 1, ["", "", "E", "", "", ""], 5),
+        ("xabcd", ["bcd", "ab"], 1, ["x", "", "", "", "", ""], 3),  # the one that ends first counts
+        ("xabcd", ["abcd", "b"], 5, ["xa", ""], 3),
+        ("xab", ["b", "ab"], 3, ["x", ""], 3),  # of two that end together, the longer
+        ("\n\nU\n\nUser", ["\n\nUser", "\n\n\n"], 1, ["", "", "", "\n\nU", "", "", "", "", "", ""], 9),
+        ("aé🙂b", ["é🙂"], 1, ["a", "", "", "", "", "", "", "", ""], 7),
+        ("a<end>b", ["<end>"], 1, ["a", *[""] * 7], 6),  # ordinary tokens spell a special one
+    ],
+)
+def test_where_a_text_of_one_token_per_byte_is_cut(text, stop, size, pieces, stopped_at) -> None:
+    detokenizer = Detokenizer(byte_level(), byte_ids(b"x"), stop=tuple(stop))
+    assert pushes(detokenizer, byte_ids(text.encode()), [size]) == pieces
+    assert detokenizer.stopped_at == stopped_at
+
+
+def test_ends_of_prompts_of_characters_and_of_outputs() -> None:
+    # One round: the space, and then a character's first byte.
+    detokenizer = Detokenizer(byte_level(), byte_ids(b"x"), stop=(" ",))
+    assert detokenizer.push(byte_ids("a 🙂".encode())[:3]) == "a"
+    assert detokenizer.stopped_at == 2
+    # The prompt's text is no part of a stop string.
+    assert Detokenizer(byte_level(), byte_ids(b"xEN"), stop=("END",)).push(byte_ids(b"D.")) == "D."
+    # Nothing follows one.
+    detokenizer = Detokenizer(byte_level(), byte_ids(b"x"), stop=("b",))
+    assert detokenizer.push(byte_ids(b"abc")) == "a" and detokenizer.stopped_at == 2
+    assert detokenizer.push(byte_ids(b"more")) == "" and detokenizer.flush() == "" and detokenizer.stopped_at == 2
+
+
+# ---------------------------------------------------------------- with special tokens
+
+
+def special(name: str) -> int:
+    return byte_level().convert_tokens_to_ids(name)
+
+
+@pytest.mark.parametrize("size", [1, 20])
+@pytest.mark.parametrize(
+    ("stop", "text", "stopped_at"),
+    [
+        (("<turn>",), "hi", 3),
+        (("hi<turn>",), "", 3),
+        (("<turn>\n",), "hi", 4),
+        (("i<turn>\nU",), "h", 5),
+        (("<turn><end>",), "hi\nUa", 8),
+        (("<end>", "U"), "hi\n", 5),
+        (("turn",), "hi\nUab", None),  # a part of its name is no text
+        (("<turn>x",), "hi\nUab", None),
+        (("<turn>x", "hi\n"), "", 4),  # the text shows "hi\n" although a special token stands in it
+    ],
+)
+def test_a_stop_string_may_name_a_special_token(
+    stop: tuple[str, ...], text: str, stopped_at: int | None, size: int
+) -> None:
+    turn, end = special("<turn>"), special("<end>")
+    ids = [*byte_ids(b"hi"), turn, *byte_ids(b"\nUa"), turn, end, *byte_ids(b"b")]
+    detokenizer = Detokenizer(byte_level(), byte_ids(b"x"), stop=tuple(stop))
+    assert ("".join(pushes(detokenizer, ids, [size])), detokenizer.stopped_at) == (text, stopped_at)
+
+
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_stop_strings_cut_where_the_spelled_text_says(data: st.DataObject) -> None:
+    """Against a slow rule: after every token, search the shown text, and the text with its special tokens spelled."""
+    piece = st.sampled_from(["a", "b", "é", "🙂", "<turn>", "<end>"])
+    pieces = data.draw(st.lists(piece, max_size=20))
+    strings = st.lists(piece, min_size=1, max_size=3).map("".join)
+    stop = tuple(data.draw(st.lists(strings, min_size=1, max_size=3)))
+
+    def shown(text: str) -> str:
+        return text.replace("<turn>", "").replace("<end>", "")
+
+    tokens = [[special(p)] if p[0] == "<" else byte_ids(p.encode()) for p in pieces]
+    expected: tuple[str, int | None] = (shown("".join(pieces)), None)
+    for count in range(1, len(pieces) + 1):
+        spelled = "".join(pieces[:count])
+        texts = [shown(spelled)[: shown(spelled).find(string)] for string in stop if string in shown(spelled)]
+        texts += [shown(spelled[: spelled.find(string)]) for string in stop if string in spelled]
+        if texts:
+            expected = (min(texts, key=len), sum(map(len, tokens[:count])))
+            break
+    detokenizer = Detokenizer(byte_level(), byte_ids(b"x"), stop=tuple(stop))
+    found = "".join(pushes(detokenizer, list(chain(*tokens)), data.draw(sizes)))
+    assert (found, detokenizer.stopped_at) == expected
+
+
+def test_special_tokens_in_the_middle_of_a_character_and_of_sentencepiece_style() -> None:
+    """The bytes before and after it make up one character, unless the output ends at it."""
+    emoji = byte_ids("🙂".encode())
+    middle = [*byte_ids(b"a"), *emoji[:2], special("<turn>"), *emoji[2:], *byte_ids(b"b")]
+    bytewise, pieces = (byte_level(), byte_ids(b"x"), middle), (sentencepiece_style(), pieces_of("hello"))
+    for (tokenizer, prompt, ids), stop, text, stopped_at in (
+        (bytewise, ("a<turn>", "<turn>x"), "a🙂b", None),
+        (bytewise, ("<turn>",), "a\ufffd", 4),
+        # Ordinary tokens spell its beginning.
+        ((*bytewise[:2], [*byte_ids(b"a<end>"), special("<end>"), *byte_ids(b"!")]), ("<end>!",), "a", 8),
+        ((*pieces, pieces_of("▁world", "<s>", "▁the", "▁a")), ("<s>",), " world", 2),
+        ((*pieces, pieces_of("▁world", "<s>", "▁the", "▁a")), ("<s> the",), " world", 3),
+    ):
+        for size in (1, 3, 20):
+            detokenizer = Detokenizer(tokenizer, prompt, stop=stop)
+            assert "".join(pushes(detokenizer, ids, [size])) == text and detokenizer.stopped_at == stopped_at

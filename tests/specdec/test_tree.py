@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from specdec.topology import Topology
-from specdec.tree import DraftTree, TreeShape, along_path
+from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
 from tests.shapes import shapes_unchecked
 
@@ -37,13 +37,6 @@ def test_chains_and_branching() -> None:
     assert TreeShape.branching(3, 2).parents == (-1, 0, 0, 0, 1, 1, 2, 2, 3, 3)
     assert TreeShape.branching(1, 1) == TreeShape.chain(2)
     assert not TreeShape.branching(2).is_chain
-
-
-def test_equal_shapes_are_equal() -> None:
-    one, other = TreeShape.branching(2, 1), TreeShape.from_paths([(1, 0), (1,), (0, 0), (0,), (0,)])
-    assert one == other and hash(one) == hash(other)
-    assert one != TreeShape.branching(2) and one != "shape"
-    assert eval(repr(one)) == one and repr(TreeShape.chain(3)) == "TreeShape.chain(3)"
 
 
 def test_shapes_as_a_configuration_writes_them() -> None:
@@ -177,14 +170,6 @@ def test_limited_keeps_each_rows_upper_levels() -> None:
     assert torch.equal(limited.depth, whole.depth) and torch.equal(limited.ancestors, whole.ancestors)
     assert whole.valid.all(), "the tree itself has changed"
     assert limited.limited(torch.tensor([5, 0, 1])).valid.sum(1).tolist() == [1, 1, 3], "a node came back"
-
-
-def test_along_path_takes_the_root_and_the_path() -> None:
-    path = torch.tensor([[1, 3], [-1, -1]])
-    values = torch.arange(20.0).view(2, 5, 2)
-    expected = [[[0.0, 1.0], [2.0, 3.0], [6.0, 7.0]], [[10.0, 11.0]] * 3]
-    assert along_path(values, path).tolist() == expected
-    assert along_path(values[..., 0].contiguous(), path).tolist() == [[0.0, 2.0, 6.0], [10.0, 10.0, 10.0]]
 
 
 def test_root_only() -> None:

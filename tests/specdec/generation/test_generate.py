@@ -1,4 +1,4 @@
-"""Our engine inside transformers' generate: the same tokens as its own loop."""
+"""Our engine inside transformers' generate: the same tokens as its own loop, and few engines made."""
 
 from typing import Any
 
@@ -10,20 +10,24 @@ from transformers import (
     MaxLengthCriteria,
     NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
     StoppingCriteriaList,
+    StopStringCriteria,
     WatermarkingConfig,
 )
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
 from drafters.model import ModelDrafter
-from specdec.generation import SpeculativeGenerate
+from specdec.engine.engine import Engine
+from specdec.generation import SpeculativeGenerate, generate
 from specdec.interfaces import Verifier
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from tests.components import DRAFTERS, perturbed
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
-from tests.specdec.generation.calls import PAD, VOCAB, batch, penalties
+from tests.specdec.generation.calls import PAD, VOCAB, batch, letters, penalties
 from tests.test_distribution import LENGTH, LEVEL, NO_RESIDUAL, PROMPT, exact_law, goodness
 from verifiers.rejection import RejectionVerifier
 
@@ -213,3 +217,101 @@ def test_an_empty_cache_and_the_usual_positions_change_nothing(model) -> None:
     for given in ({"position_ids": positions, "past_key_values": DynamicCache()}, {"cache_implementation": "static"}):
         found = model.generate(**inputs, **common, **given, custom_generate=SpeculativeGenerate())
         assert torch.equal(found, plain)
+
+
+class Counted(Engine):
+    """Counts the engines that are made, and refuses long ones."""
+
+    made = 0
+    longest = 10**6
+
+    def __init__(self, *args: Any, max_length: int, **kwargs: Any):
+        if max_length > Counted.longest:
+            raise ValueError("no room for so many tokens")
+        super().__init__(*args, max_length=max_length, **kwargs)
+        Counted.made += 1
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> type[Counted]:
+    monkeypatch.setattr(generate, "Engine", Counted)
+    monkeypatch.setattr(Counted, "made", 0)
+    return Counted
+
+
+def test_a_conversation_needs_few_engines(model, counted: type[Counted]) -> None:
+    """The length doubles: of 13, 26, ... up to 104 tokens, four engines (9 before), and the outputs are plain ones."""
+    ours = SpeculativeGenerate(DRAFTERS["ngram"](model), RejectionVerifier())
+    ids = torch.tensor([[1, 2, 3]])
+    for turn in range(8):
+        plain = model.generate(ids, max_new_tokens=10)
+        assert torch.equal(model.generate(ids, max_new_tokens=10, custom_generate=ours), plain)
+        ids = torch.cat([plain, torch.tensor([[turn, 5, 9]])], dim=1)
+    assert counted.made == 4
+
+
+def test_the_length_grows_up_to_the_model_s_positions(model, counted: type[Counted]) -> None:
+    ours = SpeculativeGenerate()
+    for length in (150, 200, 256):
+        prompt = torch.ones((1, length - 2), dtype=torch.long)
+        plain = model.generate(prompt, max_new_tokens=2)
+        assert torch.equal(model.generate(prompt, max_new_tokens=2, custom_generate=ours), plain)
+    assert counted.made == 2
+
+
+def test_room_for_later_calls_is_no_reason_to_fail(model, counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Counted, "longest", 20)
+    ours = SpeculativeGenerate()
+    for length in (12, 18, 20):
+        prompt = torch.ones((1, length - 2), dtype=torch.long)
+        plain = model.generate(prompt, max_new_tokens=2)
+        assert torch.equal(model.generate(prompt, max_new_tokens=2, custom_generate=ours), plain)
+    with pytest.raises(ValueError, match="no room"):
+        model.generate(torch.ones((1, 20), dtype=torch.long), max_new_tokens=2, custom_generate=ours)
+
+
+def stops_of(model) -> dict[str, list[str]]:
+    """Stop strings that occur in the greedy outputs of ``batch``."""
+    rows = model.generate(**batch(), max_new_tokens=12, pad_token_id=PAD).tolist()
+    spelled = ["".join(letters().convert_ids_to_tokens(row)) for row in rows]
+    tokens = [letters().convert_ids_to_tokens(row) for row in rows]
+    assert len(spelled) == 3
+    return {
+        "inside": ["".join(tokens[0][9:11])],
+        "several": ["".join(tokens[0][10:13]), "".join(tokens[1][8:10])],
+        "from the prompt on": ["".join(tokens[1][4:7])],
+        "never": ["zzzzzzz"],
+    }
+
+
+@pytest.mark.parametrize("case", ["inside", "several", "from the prompt on", "never"])
+def test_stop_strings_end_a_row_where_they_do_in_transformers(model, case: str) -> None:
+    stop = stops_of(model)[case]
+    common = {"max_new_tokens": 12, "pad_token_id": PAD, "eos_token_id": 29}
+    plain = model.generate(**batch(), **common, stop_strings=stop, tokenizer=letters())
+    whole = model.generate(**batch(), **common)
+    assert torch.equal(plain, whole) == (case == "never")
+    named = {"stop_strings": stop, "tokenizer": letters()}
+    # A criterion brings what it needs: no tokenizer is given.
+    criteria = {"stopping_criteria": StoppingCriteriaList([StopStringCriteria(letters(), stop)])}
+    for given, options in ((named, {"tokenizer": letters()}), (criteria, {"max_batch_size": 2})):
+        ours = SpeculativeGenerate(DRAFTERS["model_chain_iid"](model), RejectionVerifier(), **options)
+        assert torch.equal(model.generate(**batch(), **common, **given, custom_generate=ours), plain)
+
+
+def test_a_stop_string_that_is_a_special_token(model) -> None:
+    prompt = torch.tensor([[1, 2, 3]])
+    biased = {"sequence_bias": [[[30], 4.0]], "max_new_tokens": 40}
+    plain = model.generate(prompt, **biased, stop_strings="</s>", tokenizer=letters())
+    assert plain[0, -1] == 30 and plain.shape[1] < 43, "the special token comes, and ends the output"
+    ours = SpeculativeGenerate(tokenizer=letters())
+    assert torch.equal(model.generate(prompt, **biased, stop_strings="</s>", custom_generate=ours), plain)
+
+
+def test_a_special_token_ends_the_engine_s_own_output_and_text(model) -> None:
+    bias = SequenceBiasLogitsProcessor({(30,): 4.0})
+    engine = Engine(Target(model, letters()), DRAFTERS["ngram"](model), RejectionVerifier(), max_length=64)
+    sampling = SamplingParams(max_new_tokens=40, stop="</s>", logits_processor=bias)
+    output = engine.generate([[1, 2, 3]], sampling)[0]
+    assert output.finish_reason == "stop" and output.token_ids[-1] == 30 and 30 not in output.token_ids[:-1]
+    assert output.text == "".join(letters().convert_ids_to_tokens(list(output.token_ids[:-1])))

@@ -22,7 +22,7 @@ from specdec.physics.precision import Precision, stored
 from specdec.physics.reading import read_shape
 from specdec.quantization import quantize
 from specdec.quantization.dispatch import DispatchedLinear
-from specdec.slot_memory import SlotMemory, remedy
+from specdec.slot_memory import SlotMemory
 from specdec.target.runner import ModelRunner
 from tests.architectures import tiny_config
 
@@ -97,17 +97,6 @@ def test_a_cache_in_slots_is_solved_exactly() -> None:
         # Two caches are solved together.
         both = slots.beside(other).bytes(rows=rows, length=length)
         assert both == size + other.bytes(rows=rows, length=length)
-
-
-def test_what_to_give_instead() -> None:
-    slots = SlotMemory(per_position=100.0)
-    for room, said in (
-        (50 * 100, "give at most max_batch_size=5 with max_length=10 or max_length=6 with max_batch_size=8"),
-        (8 * 100, "give at most max_length=1 with max_batch_size=8"),
-        (7 * 100, "give at most max_batch_size=1 with max_length=7"),
-        (99, "there is no room for a single request"),
-    ):
-        assert remedy(slots, room, rows=8, length=10) == said
 
 
 def test_what_memory_adds_up_to_and_a_drafter_takes() -> None:

@@ -1,8 +1,18 @@
-"""Fitted costs of forwards: planted constants come back, and wrong ways to fit are told apart."""
+"""Costs of forwards: planted constants come back, files are kept, and what is refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from specdec.drafting.costs import Conditions, RoundCosts, check_conditions
+from specdec.drafting.policies import CostAwareLength
+from specdec.physics.bounds import Roof
+from specdec.physics.calibrated import Box, CalibratedRounds, is_calibrated
+from specdec.physics.plausible import LeastWork, check_possible, meanings
+from specdec.physics.rounds import round_seconds
 from specdec.physics.step_cost import (
     Errors,
     PartCost,
@@ -104,3 +114,158 @@ def test_what_gives_no_cost_is_refused() -> None:
         ranges = tuple(TokenRange(upto=end, fixed=1.0, per_token=0.0) for end in ends)
         with pytest.raises(ValueError, match="ranges of a cost"):
             StepCost(ranges=ranges, per_position=0.0, per_pair=0.0)
+
+
+HERE = Conditions(device="a chip", dtype="bfloat16", model="a model", fingerprint="0123456789ab", drafter="Drafts")
+COSTS = CalibratedRounds(
+    conditions=HERE,
+    box=Box(batch=(1, 8), context=(16, 960), drafted=(0, 15), chunk=(16, 192)),
+    target=StepCost(ranges=(TokenRange(upto=None, fixed=5e-3, per_token=2e-4),), per_position=4e-7, per_pair=0.0),
+    drafting=PartCost(fixed=1e-3, levels=(TokenRange(upto=None, fixed=5e-4, per_token=0.0),)),
+    judging=PartCost(fixed=2e-4, levels=(TokenRange(upto=None, fixed=1e-5, per_token=0.0),)),
+    host=1e-4,
+    deepest=8,
+    errors={"target": {"held_out": Errors(median=0.03, p95=0.1, worst=0.2, points=24)}},
+    peaks={"copy": 2e10, "read": 3e10, "flops": 4e11, "cache_bytes": 1e6},
+    measured=((1, 16, 0, 5e-3, 5.1e-3, 0, 0),),
+)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "costs.json"
+    COSTS.save(path)
+    return path
+
+
+def test_a_file_says_the_same_and_others_are_refused(file: Path) -> None:
+    assert CalibratedRounds.load(file) == COSTS
+    assert is_calibrated(file)
+    whole = json.loads(file.read_text())
+    for content in ("", "{}", "[1]", '{"kind": "something"}'):
+        file.write_text(content)
+        assert not is_calibrated(file)
+        with pytest.raises(ValueError, match=r"costs\.json holds no calibrated costs"):
+            CalibratedRounds.load(file)
+    file.write_text(json.dumps({**whole, "novelty": 1}))
+    with pytest.raises(ValueError, match="'novelty'"):
+        CalibratedRounds.load(file)
+
+
+def test_a_round_is_the_sum_of_its_parts_by_hand() -> None:
+    verify = 5e-3 + 2e-4 * 2 * 4 + 4e-7 * 2 * 100
+    draft = 1e-3 + 3 * 5e-4 + 3 * 1e-5
+    assert COSTS.verify(batch=2, drafted=3, context=100) == pytest.approx(verify)
+    assert COSTS.draft(batch=2, drafted=3, context=100) == pytest.approx(draft)
+    assert COSTS.outside == pytest.approx(3e-4)
+    assert round_seconds(COSTS, batch=2, drafted=3, context=100) == pytest.approx(verify + draft + 3e-4)
+    assert COSTS.draft(batch=2, drafted=0, context=100) == 0
+
+
+def test_sizes_outside_of_the_box_are_refused() -> None:
+    for size in ({"batch": 9}, {"drafted": 16}, {"context": 961}, {"context": 15}):
+        given = {"batch": 1, "drafted": 4, "context": 100, **size}
+        with pytest.raises(ValueError, match=rf"^{next(iter(size))} .* outside"):
+            COSTS.verify(**given)
+    with pytest.raises(ValueError, match=r"^drafts 9 deep .* \(to 8\)"):
+        COSTS.draft(batch=1, drafted=9, context=100)
+
+
+def test_costs_of_other_conditions_are_refused() -> None:
+    check_conditions(HERE, HERE, "FILE")
+    for change, said in (
+        ({"device": "another chip"}, "device is a chip there and another chip here"),
+        ({"dtype": "float32"}, "dtype is bfloat16 there"),
+        ({"model": "other", "fingerprint": "ff"}, "model is a model there and other here"),
+        ({"fingerprint": "ff"}, "model is 0123456789ab there and ff here"),
+        ({"quantization": "int8"}, "quantization is None there"),
+        ({"threads": 4}, "threads is 1 there"),
+        ({"drafter": "Other"}, "drafter is Drafts there"),
+    ):
+        with pytest.raises(ValueError, match=f"costs=FILE .*{said}"):
+            check_conditions(HERE, replace(HERE, **change), "FILE")
+
+
+def test_policies_get_the_costs_of_rounds(file: Path) -> None:
+    costs = RoundCosts.load(file)
+    assert costs.rows == (1, 2, 4, 8) and costs.max_depth == 8 and costs.conditions == HERE
+    expected = [COSTS.round_seconds(batch=4, drafted=depth, context=488) for depth in range(9)]
+    assert costs.seconds(4, 8) == pytest.approx(expected)
+    policy = CostAwareLength(file)
+    policy.bind(max_batch_size=2, max_depth=8)
+    assert policy.costs == costs
+    # Those of nodes pay for the whole draft, and trees what their rounds cost.
+    seconds = RoundCosts.load(file, by_nodes=True).by_nodes(2, 8)
+    whole = COSTS.draft(batch=2, drafted=8, context=488) + COSTS.outside
+    expected = [COSTS.verify(batch=2, drafted=nodes, context=488) + whole for nodes in range(9)]
+    assert seconds == pytest.approx(np.array(expected))
+    trees = COSTS.trees(rows=2)
+    assert trees.plain == pytest.approx(COSTS.round_seconds(batch=2, drafted=0, context=488))
+    assert trees.of(12, 3) == pytest.approx(COSTS.round_seconds(batch=2, drafted=12, depth=3, context=488))
+    assert trees.largest_error < 1e-6
+
+
+def test_without_a_drafter_policies_are_refused(file: Path) -> None:
+    replace(COSTS, drafting=None, deepest=0).save(file)
+    for asked in (RoundCosts.load, lambda path: CalibratedRounds.load(path).trees(rows=1)):
+        with pytest.raises(ValueError, match="have no drafter's"):
+            asked(file)
+
+
+# What no device can do. A model of 1 GB, 100 kB per position, 1 GFLOP per token; a device of 100 GB/s and 10 TFLOP/s.
+LEAST = LeastWork(weight_bytes=1e9, kv_bytes=1e5, token_flops=1e9, pair_flops=1e5)
+ROOF = Roof(bandwidth=1e11, flops=1e13)
+FORWARDS = [
+    StepSize.of(rows=rows, queries=queries, context=context)
+    for rows in (1, 8, 64)
+    for queries in (1, 32)
+    for context in (100, 4000)
+]
+DELTA, GAMMA, ALPHA = 1e-2, 1e-4, 1e-6
+
+
+def cost(delta: float = DELTA, gamma: float = GAMMA, alpha: float = ALPHA, beta: float = 1e-8) -> StepCost:
+    ranges = (TokenRange(upto=None, fixed=delta, per_token=gamma),)
+    return StepCost(ranges=ranges, per_position=alpha, per_pair=beta)
+
+
+def test_the_bounds_themselves_are_possible() -> None:
+    check_possible(cost(), FORWARDS, LEAST, ROOF, cache_bytes=0)
+    found = {each.symbol: each for each in meanings(cost(), FORWARDS, LEAST, ROOF, cache_bytes=0)}
+    assert (found["delta"].least, found["gamma"].least, found["alpha"].least) == pytest.approx((DELTA, GAMMA, ALPHA))
+    assert found["delta"].utilization == pytest.approx(1) and found["gamma"].utilization == pytest.approx(1)
+
+
+def test_constants_that_are_faster_than_physics_are_refused() -> None:
+    for wrong, said in (
+        ({"delta": 0.9 * DELTA}, "delta = 0.009 s, .* 0.01 s"),
+        ({"gamma": 0.9 * GAMMA}, "gamma = 9e-05 s, .* 0.0001 s"),
+        ({"alpha": 0.9 * ALPHA, "beta": 0.0}, "alpha = 9e-07 s, .* 1e-06 s"),
+    ):
+        with pytest.raises(ValueError, match=f"{said}: .* faster than physics"):
+            check_possible(cost(**wrong), FORWARDS, LEAST, ROOF, cache_bytes=0)
+
+
+def test_a_forward_between_the_constants_that_is_faster_than_physics_is_refused() -> None:
+    """A range in the middle whose times per token are right at its ends, and nothing is left for its operations."""
+    ranges = (
+        TokenRange(upto=8, fixed=DELTA, per_token=GAMMA),
+        TokenRange(upto=256, fixed=DELTA, per_token=0.0),
+        TokenRange(upto=None, fixed=DELTA, per_token=GAMMA),
+    )
+    with pytest.raises(ValueError, match="of 256 tokens behind 800 positions would take"):
+        check_possible(StepCost(ranges=ranges, per_position=ALPHA, per_pair=1e-8), FORWARDS, LEAST, ROOF, cache_bytes=0)
+
+
+def test_what_caches_hold_is_not_refused() -> None:
+    """The weights fit into caches of a quarter of their size or more: memory is no bound for them."""
+    check_possible(cost(delta=0.5 * DELTA), FORWARDS, LEAST, ROOF, cache_bytes=3e8 * 64)
+    found = meanings(cost(), FORWARDS, LEAST, ROOF, cache_bytes=3e8)
+    assert {each.symbol: each.excuse for each in found} == {"delta": "caches", "gamma": "", "alpha": ""}
+
+
+def test_operations_that_hide_behind_memory_are_not_refused() -> None:
+    few = [StepSize.of(rows=1, queries=queries, context=4000) for queries in (1, 2, 4)]
+    check_possible(cost(gamma=1e-9), few, LEAST, ROOF, cache_bytes=0)
+    excuses = {each.symbol: each.excuse for each in meanings(cost(gamma=1e-9), few, LEAST, ROOF, cache_bytes=0)}
+    assert excuses["gamma"] == "hidden"
