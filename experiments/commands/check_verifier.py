@@ -6,19 +6,20 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from experiments.config.sections import build
-from experiments.measuring.exactness import LAWS, SHARED_LEVEL, Case, SharedCase, cases, shared_cases, work_of
+from experiments.measuring.exactness import LAWS, SHARED_LEVEL, cases, work_of
 from experiments.reporting import terminal
-from experiments.reporting.checks import DraftProgress, exactness_table, shared_table
+from experiments.reporting.checks import DraftProgress, exactness_table
 from experiments.results.checked import remember, ships, stated_exactness
+from experiments.results.frame import Figures
 from specdec.engine.parts import check_verifier as check_rule
 from specdec.interfaces import Verifier
-from specdec.types import DraftSampling, Exactness, Noise
+from specdec.types import Exactness, Noise
 
 NARROW = 80
 """Characters per line in a file or pipe: the tables are that narrow."""
 
 
-def check_verifier(config: DictConfig) -> list[Case] | list[SharedCase]:
+def check_verifier(config: DictConfig) -> list[Figures]:
     """Try the verifier of a checked configuration on every case that it takes, and print the verdict.
 
     Raises:
@@ -28,19 +29,26 @@ def check_verifier(config: DictConfig) -> list[Case] | list[SharedCase]:
     if rule is None:
         raise ValueError("verifier._target_=None: name the rule to check, verifier=NAME or verifier._target_=…")
     check_rule(rule)
-    name = type(rule).__name__
-    if rule.noise is Noise.SHARED:
-        return _check_shared(rule, config)
-    temperatures = list(config.temperatures)
-    work = work_of(rule, config.vocab, config.tables, temperatures, seed=config.seed)
+    name, settings = type(rule).__name__, (config.vocab, config.tables, config.seed, list(config.temperatures))
+    work = work_of(rule, config.vocab, config.tables, settings[-1], seed=config.seed)
     work.check_time(config.vocab, config.max_minutes)
     with DraftProgress(work) as progress:
-        done = list(cases(rule, config.vocab, config.tables, config.seed, temperatures, advance=progress.advance))
+        done = list(cases(rule, *settings, streams=config.streams, advance=progress.advance))
     if not done:
-        raise ValueError(f"{name} takes none of the drafts that are tried: chains and trees, {_words(list(LAWS))}")
+        tried = ", ".join(law.name.lower() for law in LAWS)
+        raise ValueError(f"{name} takes none of the drafts that are tried: chains and trees, {tried}")
     console = terminal.console(NARROW)
     terminal.show(console, exactness_table(rule, done), frame=terminal.Frame.TIGHT)
-    worst = max(done, key=lambda case: case.tv)
+    said, found = (_shared_verdict if rule.noise is Noise.SHARED else _verdict)(rule, done, config)
+    console.print(said)
+    if rule.exactness is Exactness.EXACT:
+        _remember(rule, config, console, cases=len(done), **found)
+    return done
+
+
+def _verdict(rule: Verifier, done: Sequence[Figures], config: DictConfig) -> tuple[str, dict[str, float]]:
+    """The verdict in words, and the figure behind it."""
+    name, worst = type(rule).__name__, max(done, key=lambda case: case.tv)
     exact = worst.tv < config.threshold
     where = f"{worst.shape}, {worst.law.name}, {worst.rows} tables, temperature {worst.temperature:g}"
     if rule.exactness is not Exactness.LOSSY and not exact:
@@ -53,37 +61,25 @@ def check_verifier(config: DictConfig) -> list[Case] | list[SharedCase]:
         found = (
             f"exact with respect to the distribution that it states, which is up to {distance:.3g} from the target's"
         )
-    console.print(f"{name} is {found}, over {len(done)} cases. It says of itself: {rule.exactness.value}.")
-    if rule.exactness is Exactness.EXACT:
-        _remember(rule, config, console, cases=len(done), largest_total_variation=worst.tv)
-    return done
+    said = f"{name} is {found}, over {len(done)} cases. It says of itself: {rule.exactness.value}."
+    return said, {"largest_total_variation": worst.tv}
 
 
-def _check_shared(rule: Verifier, config: DictConfig) -> list[SharedCase]:
-    """Try a rule with shared noise, and print the verdict."""
+def _shared_verdict(rule: Verifier, done: Sequence[Figures], config: DictConfig) -> tuple[str, dict[str, float]]:
+    """The same of a rule with shared noise."""
     name = type(rule).__name__
-    temperatures, streams = list(config.temperatures), config.streams
-    work = work_of(rule, config.vocab, config.tables, temperatures, seed=config.seed)
-    work.check_time(config.vocab, config.max_minutes)
-    settings = (config.vocab, config.tables, config.seed, temperatures, streams)
-    with DraftProgress(work) as progress:
-        done = list(shared_cases(rule, *settings, advance=progress.advance))
-    console = terminal.console(NARROW)
-    terminal.show(console, shared_table(rule, done), frame=terminal.Frame.TIGHT)
-    differing = sum(case.differing for case in done)
-    p_value = min(case.p_value for case in done)
+    differing, p_value = sum(case.differing for case in done), min(case.p_value for case in done)
     if differing or p_value < SHARED_LEVEL:
         raise ValueError(
             f"{name} says that its noise is shared, and {differing} outputs are not those of plain decoding, whose "
             f"law fits the target's with a p-value of {p_value:.2g}"
         )
-    console.print(
+    said = (
         f"{name} is exact by its own check: over {len(done)} cases of {config.streams} seeds each, no output differs "
         f"from plain decoding's, which follows the target (smallest p-value {p_value:.2g}). "
         f"It says of itself: {rule.exactness.value}, noise {rule.noise.value}."
     )
-    _remember(rule, config, console, cases=len(done), smallest_p_value=p_value)
-    return done
+    return said, {"smallest_p_value": p_value}
 
 
 def _remember(rule: Verifier, config: DictConfig, console: Console, **found: object) -> None:
@@ -110,7 +106,3 @@ STRENGTH: dict[str, Callable[[float], bool]] = {
     "streams": lambda value: value >= 1000,
 }
 """What a check needs so that a rule which passes it is called exact in results."""
-
-
-def _words(laws: Sequence[DraftSampling]) -> str:
-    return ", ".join(law.name.lower() for law in laws)

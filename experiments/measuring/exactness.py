@@ -7,9 +7,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from statistics import mean
+from typing import Any
 
 import torch
 
+from experiments.results.origin import Figures
 from specdec.checks.drafts import MOST_NUMBERS, enumerate_drafts, num_drafts, sample_drafts
 from specdec.checks.outcomes import enumerate_outcome, outcome
 from specdec.checks.shared import check_shared, expected_coupled
@@ -66,48 +69,6 @@ _SLOW = 1.0
 """Seconds for the few samples from which on a rule is too slow to be measured on more."""
 
 
-@dataclass(frozen=True)
-class Case:
-    """One row of the table: drafts of a shape and a law, over tables of a kind of rows at a temperature.
-
-    Attributes:
-        tv: Largest total variation to the target, or to what the rule is EXACT_WRT.
-        target_tv: Largest total variation to the target.
-        accepted: The rule's expected accepted tokens, on average over the tables.
-        known: The same of the known rules that take such drafts, by name.
-    """
-
-    shape: str
-    law: DraftSampling
-    rows: str
-    temperature: float
-    tv: float
-    target_tv: float
-    accepted: float
-    known: dict[str, float]
-
-
-@dataclass(frozen=True)
-class SharedCase:
-    """One row of the table of a rule with shared noise, likewise.
-
-    Attributes:
-        differing: Outputs that are not plain decoding's.
-        p_value: The smallest p-value of plain decoding against the target's distribution.
-        accepted: Mean accepted tokens per round; for COUPLED drafts in closed form.
-        rejection: Expected accepted tokens of rejection sampling, on independent drafts without replacement.
-    """
-
-    shape: str
-    law: DraftSampling
-    rows: str
-    temperature: float
-    differing: int
-    p_value: float
-    accepted: float
-    rejection: float
-
-
 def cases(
     rule: Verifier,
     vocab: int,
@@ -115,8 +76,9 @@ def cases(
     seed: int,
     temperatures: Sequence[float],
     *,
+    streams: int = 0,
     advance: Callable[[Part], object] = lambda part: None,
-) -> Iterator[Case]:
+) -> Iterator[Figures]:
     """Yield every combination of a shape, a law, tables and a temperature that the rule takes.
 
     Args:
@@ -125,51 +87,63 @@ def cases(
         tables: Tables of every kind.
         seed: Seed of the tables.
         temperatures: The temperatures at which p and q are taken from the tables.
+        streams: For a rule with shared noise: seeds that it is tried with.
         advance: Called when one table of a part is done.
+
+    Yields:
+        A row of the table: ``shape``, ``law``, kind of ``rows`` and ``temperature`` of the drafts, and the rule's
+        expected ``accepted`` tokens per round, on average over the tables. Of a usual rule: the largest total variation
+        to the target (``target_tv``), and to what the rule is EXACT_WRT or else to the target (``tv``); ``known``:
+        the accepted tokens of the known rules that take such drafts, by name. Of a rule with shared noise, whose
+        ``accepted`` are in closed form for COUPLED drafts alone: outputs that are not plain decoding's
+        (``differing``), the smallest ``p_value`` of plain decoding against the target's distribution, and the accepted
+        tokens of ``rejection`` sampling, on independent drafts without replacement.
     """
-    for part, rows, temperature in _combinations(rule, LAWS, temperatures):
+    shared = rule.noise is Noise.SHARED
+    for part, rows, temperature in _combinations(rule, SHARED_LAWS if shared else LAWS, temperatures):
         shape, law = SHAPES[part[0]], part[1]
-        rules = {"": rule, **{name: other for name, other in KNOWN.items() if takes(other, shape, law)}}
-        accepted = dict.fromkeys(rules, 0.0)
-        tv = target_tv = 0.0
+        found: list[Figures] = []
         for number in range(tables):
             made = _tables(vocab, shape.max_depth, seed + number, rows, temperature)
-            drafts = enumerate_drafts(made, shape, law, leaf_probs=rule.needs_leaf_probs)
-            for name, verifier in rules.items():
-                result = outcome(verifier, made, drafts)
-                accepted[name] += result.expected_accepted / tables
-                if not name:  # NaN counts as infinitely wrong
-                    tv = max(tv, result.tv) if result.tv == result.tv else float("inf")
-                    target_tv = max(target_tv, result.target_tv)
+            found.append(_shared(rule, made, shape, law, streams, seed) if shared else _usual(rule, made, shape, law))
             advance(part)
-        yield Case(part[0], law, rows, temperature, tv, target_tv, accepted.pop(""), accepted)
+        merged = {name: merge([each[name] for each in found]) for name, merge in _MERGED.items() if name in found[0]}
+        yield Figures(shape=part[0], law=law, rows=rows, temperature=temperature, **merged)
 
 
-def shared_cases(
-    rule: Verifier,
-    vocab: int,
-    tables: int,
-    seed: int,
-    temperatures: Sequence[float],
-    streams: int,
-    *,
-    advance: Callable[[Part], object] = lambda part: None,
-) -> Iterator[SharedCase]:
-    """Yield every combination for a rule with shared noise, with all ways of drafting; arguments as for ``cases``."""
-    for part, rows, temperature in _combinations(rule, SHARED_LAWS, temperatures):
-        shape, law = SHAPES[part[0]], part[1]
-        differing, p_value, accepted, rejection = 0, 1.0, 0.0, 0.0
-        for number in range(tables):
-            made = _tables(vocab, shape.max_depth, seed + number, rows, temperature)
-            result = check_shared(rule, made, shape, law, samples=streams, seed=seed)
-            differing += result.differing
-            p_value = min(p_value, result.p_value)
-            accepted += expected_coupled(made, shape) if law is DraftSampling.COUPLED else result.accepted
-            independent = enumerate_outcome(KNOWN["rejection"], made, shape, DraftSampling.WITHOUT_REPLACEMENT)
-            rejection += independent.expected_accepted
-            advance(part)
-        means = accepted / tables, rejection / tables
-        yield SharedCase(part[0], law, rows, temperature, differing, p_value, *means)
+def _usual(rule: Verifier, made: Tables, shape: TreeShape, law: DraftSampling) -> Figures:
+    """The figures of a rule, and of the known ones, on all drafts over some tables."""
+    drafts = enumerate_drafts(made, shape, law, leaf_probs=rule.needs_leaf_probs)
+    own = outcome(rule, made, drafts)
+    known = {
+        name: outcome(other, made, drafts).expected_accepted
+        for name, other in KNOWN.items()
+        if takes(other, shape, law)
+    }
+    tv = own.tv if own.tv == own.tv else float("inf")  # NaN counts as infinitely wrong
+    return Figures(tv=tv, target_tv=own.target_tv, accepted=own.expected_accepted, known=known)
+
+
+def _shared(rule: Verifier, made: Tables, shape: TreeShape, law: DraftSampling, streams: int, seed: int) -> Figures:
+    """The figures of a rule with shared noise over some tables."""
+    result = check_shared(rule, made, shape, law, samples=streams, seed=seed)
+    independent = enumerate_outcome(KNOWN["rejection"], made, shape, DraftSampling.WITHOUT_REPLACEMENT)
+    return Figures(
+        differing=result.differing,
+        p_value=result.p_value,
+        accepted=expected_coupled(made, shape) if law is DraftSampling.COUPLED else result.accepted,
+        rejection=independent.expected_accepted,
+    )
+
+
+_MERGED: dict[str, Callable[[list[Any]], Any]] = {
+    **dict.fromkeys(("tv", "target_tv"), max),
+    **dict.fromkeys(("accepted", "rejection"), mean),
+    "known": lambda found: {name: mean(each[name] for each in found) for name in found[0]},
+    "differing": sum,
+    "p_value": min,
+}
+"""What becomes of the figures of several tables."""
 
 
 def _combinations(
@@ -252,9 +226,9 @@ class Work:
 
 
 def work_of(rule: Verifier, vocab: int, tables: int, temperatures: Sequence[float], *, seed: int = 0) -> Work:
-    """Return the work of ``cases``, or of ``shared_cases`` for a rule with shared noise.
+    """Return the work of ``cases``.
 
-    The latter takes long because of the known rule that it is compared with, over all drafts.
+    A rule with shared noise takes long because of the known rule that it is compared with, over all drafts.
 
     Raises:
         ValueError: One kind of drafts is too many to be enumerated; names the largest vocabulary that is not.

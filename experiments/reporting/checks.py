@@ -8,14 +8,15 @@ from experiments.exporting.kinds import DFLASH, DSPARK, EAGLE3, MEDUSA, MTP, Fou
 from experiments.inspecting.facts import same_model
 from experiments.inspecting.kinds import Usual
 from experiments.inspecting.search import Inspection
-from experiments.measuring.exactness import LAWS, SHARED_LAWS, Case, Part, SharedCase, Work, roughly
-from experiments.reporting.cells import NOTHING
+from experiments.measuring.exactness import SHARED_LAWS, Part, Work, roughly
+from experiments.reporting.cells import number
 from experiments.reporting.progress import Clock, Every, Progress
 from experiments.reporting.table import Cell, Emphasis, Table, left
+from experiments.results.frame import Figures
 from specdec.checks.drafter import Finding, Status
 from specdec.checks.draws import LEVEL
 from specdec.interfaces import Verifier
-from specdec.types import Exactness
+from specdec.types import Exactness, Noise
 
 _LONG = 10.0
 """Seconds from which on a check shows its progress."""
@@ -53,61 +54,54 @@ class DraftProgress(Progress):
         self.update(self._done)
 
 
-def exactness_table(rule: Verifier, done: Sequence[Case]) -> Table:
+def exactness_table(rule: Verifier, done: Sequence[Figures]) -> Table:
     """A row per case, narrow enough for 80 columns."""
-    others = [name for name in HEADERS if any(name in case.known for case in done)]
-    mixture = rule.exactness is Exactness.EXACT_WRT
-    if mixture:
-        others = others[:1]  # what the same drafts give towards p
-    stated = "the distribution that the rule states" if mixture else "the target"
-    columns: list[tuple[str, Callable[[Case], str]]] = [
-        ("T", lambda case: f"{case.temperature:g}"),
-        ("TV", lambda case: f"{case.tv:.0e}"),
-        *([("TV to\np", lambda case: f"{case.target_tv:.3f}")] if mixture else []),
-        ("this", lambda case: f"{case.accepted:.3f}"),
-    ]
-    for name in others:
-        columns.append((HEADERS[name], lambda case, name=name: _known(case, name)))
-    return Table.of(
-        done,
-        [
-            (left("draft"), lambda case: f"{case.shape} {LAWS[case.law]}"),
-            (left("tables"), lambda case: case.rows),
-            *columns,
-        ],
-        title=f"{type(rule).__name__} ({rule.exactness.value})",
-        notes=[
-            f"TV: largest total variation to {stated}; all else: expected accepted tokens per round. "
-            "Drafts: branches by level; drawn iid, without replacement, or the top k. RS: rejection; trav.: traversal "
-            "(on chains: block); walk: target walk; two: two drafts; w. tr: weighted transport; paths: greedy "
-            "multi-path."
-        ],
-    )
-
-
-def _known(case: Case, name: str) -> str:
-    return f"{case.known[name]:.3f}" if name in case.known else NOTHING
-
-
-def shared_table(rule: Verifier, done: Sequence[SharedCase]) -> Table:
-    """A row per case of a rule with shared noise."""
+    shared = rule.noise is Noise.SHARED
     return Table.of(
         done,
         [
             (left("draft"), lambda case: f"{case.shape} {SHARED_LAWS[case.law]}"),
             (left("tables"), lambda case: case.rows),
             ("T", lambda case: f"{case.temperature:g}"),
-            ("differ", lambda case: str(case.differing)),
-            ("p", lambda case: f"{case.p_value:.2g}"),
-            ("this", lambda case: f"{case.accepted:.3f}"),
-            ("rejec-\ntion", lambda case: f"{case.rejection:.3f}"),
+            *(_SHARED if shared else _usual_columns(rule, done)),
         ],
         title=f"{type(rule).__name__} ({rule.exactness.value})",
-        notes=[
-            "differ: outputs that are not plain decoding's; p: smallest p-value of plain decoding against the target; "
-            "this: accepted tokens per round; rejec-tion: the same for rejection sampling, drafts without replacement."
-        ],
+        notes=[_ABOUT_SHARED if shared else _ABOUT_USUAL.format(_stated(rule))],
     )
+
+
+_SHARED: list[tuple[str, Callable[[Figures], str]]] = [
+    ("differ", lambda case: str(case.differing)),
+    ("p", lambda case: f"{case.p_value:.2g}"),
+    ("this", lambda case: f"{case.accepted:.3f}"),
+    ("rejec-\ntion", lambda case: f"{case.rejection:.3f}"),
+]
+_ABOUT_SHARED = (
+    "differ: outputs that are not plain decoding's; p: smallest p-value of plain decoding against the target; "
+    "this: accepted tokens per round; rejec-tion: the same for rejection sampling, drafts without replacement."
+)
+_ABOUT_USUAL = (
+    "TV: largest total variation to {}; all else: expected accepted tokens per round. "
+    "Drafts: branches by level; drawn iid, without replacement, or the top k. RS: rejection; trav.: traversal "
+    "(on chains: block); walk: target walk; two: two drafts; w. tr: weighted transport; paths: greedy multi-path."
+)
+
+
+def _stated(rule: Verifier) -> str:
+    return "the distribution that the rule states" if rule.exactness is Exactness.EXACT_WRT else "the target"
+
+
+def _usual_columns(rule: Verifier, done: Sequence[Figures]) -> list[tuple[str, Callable[[Figures], str]]]:
+    others = [name for name in HEADERS if any(name in case.known for case in done)]
+    mixture = rule.exactness is Exactness.EXACT_WRT
+    if mixture:
+        others = others[:1]  # what the same drafts give towards p
+    return [
+        ("TV", lambda case: f"{case.tv:.0e}"),
+        *([("TV to\np", lambda case: f"{case.target_tv:.3f}")] if mixture else []),
+        ("this", lambda case: f"{case.accepted:.3f}"),
+        *((HEADERS[name], lambda case, name=name: number(case.known.get(name), 3)) for name in others),
+    ]
 
 
 # ---------------------------------------------------------------- drafters
