@@ -10,7 +10,6 @@ from matplotlib import __version__ as matplotlib_version
 from PIL import Image
 
 from experiments.bench import chapter as page
-from experiments.bench.chapter import tables as formats
 from experiments.bench.chapter.pictures import PICTURES, digest, save
 
 IMAGES = page.ROOT / "docs/images"
@@ -85,13 +84,6 @@ def test_known_figures_are_where_they_belong() -> None:
         section, *figures = line.split("; ")
         (text,) = re.findall(rf"^##+ {re.escape(section)}\n(.*?)(?=^##|\Z)", CHAPTER, re.DOTALL | re.MULTILINE)
         assert [figure for figure in figures if figure not in " ".join(text.split())] == [], section
-
-
-def test_formats() -> None:
-    found = [formats.figure(x) for x in (41.791, 0.5795, 8.0, 7067.1, 0, 99.96)]
-    assert found == ["41.8", "0.58", "8", "7,067", "0", "100"]
-    assert formats.FILTERS["percent"](0.0064103) == "0.64 %" and formats.FILTERS["kib"](327_680) == "320 KiB"
-    assert formats.table(("a", "b"), [("x", 1)]) == "| a | b |\n| --- | ---: |\n| x | 1 |"
 
 
 @pytest.mark.parametrize("name", PICTURES)

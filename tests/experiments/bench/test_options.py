@@ -58,13 +58,13 @@ def test_bad_input_is_one_sentence(word: str, message: str) -> None:
         parse(Options, [word])
 
 
-@pytest.mark.parametrize("words", [["sped"], ["speed", "repeat=6"], ["speed", "only=[x]"]], ids=str)
-def test_an_error_ends_the_command(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr(sys, "argv", ["bench", *words])
+@pytest.mark.parametrize("words", ["sped", "speed repeat=6"])
+def test_an_error_ends_the_command(words: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench", *words.split()])
     with pytest.raises(SystemExit, match="1"):
         main()
     error = capsys.readouterr().err
-    assert error.startswith("error: ") and words[-1].partition("=")[0] in error
+    assert error.startswith("error: ") and words.split()[-1].partition("=")[0] in error
 
 
 def test_help_shows_every_option_with_its_default() -> None:
@@ -72,28 +72,6 @@ def test_help_shows_every_option_with_its_default() -> None:
     assert str(verifiers.__doc__).splitlines()[0] in text
     shown = [line.split()[0] for line in text.split("options:\n")[1].splitlines()]
     assert parse(verifiers.Options, shown) == verifiers.Options()
-
-
-BLOCKED = """
-import importlib, sys
-for name in ("hydra", "omegaconf", "wandb", "pandas"):
-    sys.modules[name] = None  # importing it raises ImportError
-from experiments.bench import NAMES, rules
-for name in NAMES:
-    if name not in ("evidence", "chapter"):  # of the documentation
-        importlib.import_module(f"experiments.bench.{name}")
-rules.make_rules()
-sys.argv = ["bench", "speed", "--help"]
-from experiments.bench.__main__ import main
-main()
-"""
-
-
-@pytest.mark.full  # by default, tests/test_imports.py looks at the sources
-def test_benchmarks_need_no_hydra() -> None:
-    done = subprocess.run([sys.executable, "-c", BLOCKED], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "repeats=8" in done.stdout
 
 
 def test_sides_take_turns_and_a_call_is_timed_as_often_as_there_is_time() -> None:

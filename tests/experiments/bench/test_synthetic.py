@@ -80,56 +80,20 @@ def test_a_drafter_that_looks_at_the_wrong_place_is_refuted() -> None:
     assert refuted([s for o in outputs for s in o.steps if s.proposed_depth >= 2], RATES)
 
 
-@pytest.mark.parametrize("accept", [0.0, 0.7, 1.0])
-def test_the_output_is_that_of_plain_decoding(accept: float) -> None:
-    drafter = SyntheticDrafter(accept, 3)
-    engine = engine_with(drafter, max_batch_size=2)
-    sampling = SamplingParams(max_new_tokens=20)
-    outputs = engine.generate(PROMPTS[:3], sampling)
-    assert [list(o.token_ids) for o in outputs] == [reference_decode(MODEL, p, sampling) for p in PROMPTS[:3]]
-    rounds = [len(output.steps) for output in outputs]
-    if accept != 0.7:
-        assert rounds == [5 if accept else 20] * 3, "4 tokens per round, or one"
-
-
-def test_a_penalized_request_has_a_continuation_of_its_own() -> None:
-    engine = engine_with(SyntheticDrafter(1.0, 4))
-    sampling = SamplingParams(max_new_tokens=20)
-    plain, penalized = (engine.generate(PROMPTS[:1], replace(sampling, repetition_penalty=p))[0] for p in (1.0, 1.5))
-    assert plain.token_ids != penalized.token_ids
-    assert len(plain.steps) == len(penalized.steps) == 4
-
-
-def test_a_longer_request_is_decoded_again() -> None:
-    engine = engine_with(SyntheticDrafter(1.0, 4))
-    for count in (5, 25):
-        output = engine.generate(PROMPTS[:1], SamplingParams(max_new_tokens=count))[0]
-        assert len(output.steps) == count // 5
-
-
-def test_what_was_learned_is_drafted() -> None:
-    drafter = SyntheticDrafter(1.0, 4)
+def test_every_request_is_drafted_its_own_continuation() -> None:
+    """Also one that is longer than before, or penalized, or whose continuation was given; drafting takes its time."""
+    drafter, prompt, sampling = SyntheticDrafter(1.0, 4, cost=0.01), PROMPTS[0], SamplingParams(max_new_tokens=5)
     engine = engine_with(drafter)
-    prompt, sampling = PROMPTS[0], SamplingParams(max_new_tokens=20)
-    right = engine.generate([prompt], sampling)[0]
-    drafter.learn(prompt, [(token + 1) % 64 for token in right.token_ids])
-    wrong = engine.generate([prompt], sampling)[0]
-    assert wrong.token_ids == right.token_ids
-    assert len(right.steps) == 4 and len(wrong.steps) == 20, "no wrong draft is accepted"
-    drafter.learn(prompt, right.token_ids)
-    assert len(engine.generate([prompt], sampling)[0].steps) == 4
-
-
-def test_a_sampled_request_gets_the_same_law() -> None:
-    """Its drafts are judged like any other deterministic ones; the generic tests check the distribution."""
-    engine = engine_with(SyntheticDrafter(1.0, 4))
-    outputs = engine.generate(PROMPTS[:2], SamplingParams(max_new_tokens=20, temperature=1.0))
-    assert all(len(output.token_ids) == 20 for output in outputs)
-    assert any(step.proposed_nodes for output in outputs for step in output.steps)
-
-
-def test_drafting_takes_the_time_it_is_said_to_take() -> None:
-    engine = engine_with(SyntheticDrafter(1.0, 4, cost=0.01))
     engine.timer.enabled = True
-    steps = engine.generate(PROMPTS[:1], SamplingParams(max_new_tokens=10))[0].steps
-    assert all(step.seconds["draft"] >= 0.01 for step in steps)
+    longer = replace(sampling, max_new_tokens=20)
+    outputs = [
+        engine.generate([prompt], each)[0] for each in (sampling, longer, replace(longer, repetition_penalty=1.5))
+    ]
+    assert [len(output.steps) for output in outputs] == [1, 4, 4]
+    right, penalized = outputs[1:]
+    assert right.token_ids != penalized.token_ids
+    assert list(right.token_ids) == reference_decode(MODEL, prompt, longer)
+    assert all(step.seconds["draft"] >= 0.01 for step in right.steps)
+    drafter.learn(prompt, [(token + 1) % 64 for token in right.token_ids])
+    wrong = engine.generate([prompt], longer)[0]
+    assert wrong.token_ids == right.token_ids and len(wrong.steps) == 20, "no wrong draft is accepted"

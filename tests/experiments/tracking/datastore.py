@@ -53,18 +53,7 @@ def _ended(path: Path, patience: float = 60.0) -> list[Any]:
 
 
 class Datastore:
-    """What one run has left in its ``.wandb`` file.
-
-    Attributes:
-        run: The run's record: project, name, group, job type, tags.
-        config: Nested, as it was given.
-        history: One dict per logged row, without wandb's own keys.
-        summary: What was set in the summary (not what wandb derives from the history).
-        metrics: Options of every metric that was defined, by name: its axis, and its summary.
-        artifacts: The artifacts that were logged: a name, a type, and sizes of files by their path.
-        files: Paths of the run's other files, pictures and tables.
-        exit_code: The exit code.
-    """
+    """What one run has left in its ``.wandb`` file: metrics have an axis and a summary, artifacts sizes of files."""
 
     def __init__(self, folder: Path):
         (path,) = folder.glob("*run-*/*.wandb")

@@ -9,20 +9,15 @@ from matplotlib import image
 from experiments.tracking.base import TrackedRun, Tracker
 
 
-def use(tracker: Tracker, folder: Path, exit_code: int = 0) -> None:
+def use(tracker: Tracker, folder: Path) -> None:
     """Tell a tracker of a run of two prompts, with two files, a picture and a trace."""
-    begin(tracker, folder)
-    end(tracker, folder, exit_code)
-
-
-def begin(tracker: Tracker, folder: Path) -> None:
+    records, picture, trace = (folder / name for name in ("records.jsonl", "time.png", "00000.parquet"))
+    records.write_text("{}\n")
+    image.imsave(picture, [[0.0, 1.0], [1.0, 0.0]])
+    trace.write_bytes(b"PAR1")
     config = {"seed": 1, "drafter": {"component": "X"}}
     tracker.start(TrackedRun(folder=folder, config=config, name="drafter=x", group="night", command="run"))
     tracker.progress({"speedup": 1.5}, 1)
-
-
-def end(tracker: Tracker, folder: Path, exit_code: int = 0) -> None:
-    records, picture, trace = make_files(folder / "files")
     tracker.progress({"speedup": 2.0}, 2)
     tracker.summary({"speedup": 2.0, "lossless": "ties"})
     lines = {"unconditional": {1: 0.5, 2: 0.2, 3: 0.0}, "conditional": {1: 0.5, 2: 0.4}}
@@ -30,22 +25,10 @@ def end(tracker: Tracker, folder: Path, exit_code: int = 0) -> None:
     tracker.table("prompts", ["a", "b"], [[1, "x"], [2, None]])
     tracker.files("results", [records, picture])
     tracker.files("trace", [trace])
-    tracker.finish(exit_code)
-
-
-def make_files(folder: Path) -> tuple[Path, Path, Path]:
-    folder.mkdir(exist_ok=True)
-    records, picture, trace = folder / "records.jsonl", folder / "time.png", folder / "00000.parquet"
-    records.write_text("{}\n")
-    image.imsave(picture, [[0.0, 1.0], [1.0, 0.0]])
-    trace.write_bytes(b"PAR1")
-    return records, picture, trace
+    tracker.finish(0)
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What trackers have warned of."""
-    return [
-        record.getMessage()
-        for record in caplog.records
-        if record.levelno >= logging.WARNING and record.name.startswith("experiments.tracking")
-    ]
+    records = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    return [record.getMessage() for record in records if record.name.startswith("experiments.tracking")]

@@ -12,6 +12,7 @@ from experiments.results.summary import Summary, summarize
 from experiments.tracking.base import NullTracker
 from experiments.tracking.flat import accepted_histogram, flat_config
 from experiments.tracking.mirror import Mirror
+from tests.experiments.results.outputs import moments, output
 
 
 class Noting(NullTracker):
@@ -43,22 +44,10 @@ class Noting(NullTracker):
 def record(prompt: int, method: str, temperature: float = 0.0, accepted: Sequence[int] = (2, 0), **more: Any) -> Record:
     """A record of two rounds of depth 2, whose speed is the number of accepted tokens."""
     plain = method == PLAIN
-    accepted = (0, 0) if plain else tuple(accepted)
-    emitted = sum(accepted) + len(accepted)
-    values: dict[str, Any] = {
-        "exactness": None if plain else "exact",
-        "batch": prompt,
-        "prompt_tokens": 4,
-        "token_ids": tuple(range(emitted)),
-        "finish_reason": "length",
-        "seconds": 1.0,
-        "accepted": accepted,
-        "expected_accepted": tuple(map(float, accepted)),
-        "proposed_depth": (0, 0) if plain else (2, 2),
-        "proposed_nodes": (0, 0) if plain else (2, 2),
-        "equals_plain": None if plain else True,
-    }
-    return Record(prompt=f"p{prompt}", method=method, temperature=temperature, **{**values, **more})
+    accepted, depth = ((0, 0), (0, 0)) if plain else (tuple(accepted), (2, 2))
+    fields = {"batch": prompt, "prompt_tokens": 4, "temperature": temperature, "accepted": accepted}
+    fields |= {"proposed_depth": depth, "equals_plain": None if plain else True}
+    return output(f"p{prompt}", method, tokens=sum(accepted) + 2, **fields | more)
 
 
 def summed_up(records: Sequence[Record], planned: int, series: int = 2) -> Summary:
@@ -81,8 +70,7 @@ def test_the_figures_of_a_runs_one_method_have_bare_names() -> None:
         assert {name: tracker.figures[name] for name in known} == known
         assert tracker.figures["speedup"] == pytest.approx(2.0), "four tokens to plain decoding's two"
         assert [(row["prompt"], row["method"], row["tokens"]) for row in tracker.rows] == [
-            *(("p0", "plain", 2), ("p0", method, 4)),
-            *(("p1", "plain", 2), ("p1", method, 4)),
+            (prompt, *each) for prompt in ("p0", "p1") for each in (("plain", 2), (method, 4))
         ]
         assert tracker.kept == {"results": ["records.jsonl"], "trace": ["00000.parquet"]}
         names.append(set(tracker.figures))
@@ -90,9 +78,8 @@ def test_the_figures_of_a_runs_one_method_have_bare_names() -> None:
 
 
 def test_what_users_felt_has_names_of_its_own() -> None:
-    moments = {"arrived": 0.0, "admitted": 0.0, "prefilled": 0.1, "finished": 0.75}
-    moments |= {"emitted_at": (0.25, 0.75), "emitted": (2, 2), "seconds": 1.0}
-    records = [each for n in range(2) for each in (record(n, PLAIN), record(n, "ngram", **moments))]
+    seen = moments((0.25, 2), (0.75, 2), prefilled=0.1)
+    records = [each for n in range(2) for each in (record(n, PLAIN), record(n, "ngram", **seen))]
     tracker = Noting()
     Mirror(tracker, [PLAIN, "ngram"], [0.0]).results(summed_up(records, 2), records, [])
     assert tracker.figures["requests/ttft/p50"] == 0.25
@@ -110,10 +97,8 @@ def test_several_methods_or_temperatures_are_told_apart() -> None:
     mirror.results(summed_up(records, 1, series=6), records, [])
     assert tracker.figures["ngram/T=0/speedup"] == tracker.figures["medusa/T=0.7/speedup"] == pytest.approx(2.0)
     assert {name for name in tracker.figures if "/" not in name} == {"complete", "planned"}
-    assert {name for name in tracker.points[0][1] if name.endswith("speedup")} == {
-        "ngram/T=0/speedup",
-        "medusa/T=0/speedup",
-    }
+    running = {name for name in tracker.points[0][1] if name.endswith("speedup")}
+    assert running == {"ngram/T=0/speedup", "medusa/T=0/speedup"}
     assert "medusa/T=0.7/acceptance/conditional" in tracker.curves["position"]
 
     alone = Mirror(tracker, [PLAIN], [0.0, 1.0])
@@ -145,7 +130,8 @@ def test_running_figures_end_as_the_final_ones() -> None:
     assert {name: tracker.figures[name] for name in last} == last
 
 
-def test_there_are_at_most_a_hundred_points(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_are_at_most_a_hundred_points_and_none_where_nothing_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resumed run's records are there from the start: figures at their places would be those of a later time."""
     monkeypatch.setattr("experiments.tracking.mirror.running_figures", lambda *_, **__: {})
     tracker, records = Noting(), pairs(250)
     mirror = Mirror(tracker, [PLAIN, "ngram"], [0.0])
@@ -153,12 +139,7 @@ def test_there_are_at_most_a_hundred_points(monkeypatch: pytest.MonkeyPatch) -> 
         mirror.progress(records[: 2 * done], done, 250)
     assert 80 <= len(tracker.points) <= 101
     assert tracker.points[-1][0] == 250, "the last one is there"
-
-
-def test_a_resumed_run_has_no_points_where_nothing_is_new() -> None:
-    """The records are there from the start: figures at their places would be those of a later time."""
-    tracker, records = Noting(), pairs(4)
-    mirror = Mirror(tracker, [PLAIN, "ngram"], [0.0])
+    tracker.points = []
     mirror.start(None, kept=4)  # type: ignore[arg-type]  # this tracker does not look at the run
     for done, known in ((1, 4), (2, 4), (3, 6), (4, 8)):
         mirror.progress(records[:known], done, 4)
@@ -167,12 +148,8 @@ def test_a_resumed_run_has_no_points_where_nothing_is_new() -> None:
 
 def test_lines_by_position_and_of_accepted_tokens() -> None:
     tracker = Noting()
-    records = [
-        record(0, PLAIN),
-        record(0, "ngram", accepted=(2, 0)),
-        record(1, PLAIN),
-        record(1, "ngram", accepted=(1, 0)),
-    ]
+    records = pairs(2)
+    records[3] = record(1, "ngram", accepted=(1, 0))
     Mirror(tracker, [PLAIN, "ngram"], [0.0]).results(summed_up(records, 2), records, [])
     # Of four rounds of depth 2 two accepted the first token, and of these one the second.
     assert tracker.curves["position"] == {
@@ -188,28 +165,20 @@ def test_the_configuration_can_be_grouped_by() -> None:
         "config": {
             "target": {"_target_": "specdec.target.target.Target.from_pretrained", "name": "bundled/target"},
             "drafter": {"_target_": "drafters.model.ModelDrafter", "_convert_": "all", "shape": [3, [2, 1]]},
-            "engine": {"max_length": None, "timing": True},
-            "tracker": {"_target_": "experiments.tracking.wandb.WandbTracker"},
-            "out": "outputs/x",
-            "resume": False,
-            "experiment": None,
-            "seed": 0,
+            "engine": {"max_length": None}, "tracker": {"_target_": "experiments.tracking.wandb.WandbTracker"},
+            "out": "outputs/x", "resume": False, "experiment": None, "seed": 0,
         },
         "target": {"name": "/cache/bundled/target", "parameters": 10},
-        "dtype": "float32",
         "overrides": ["drafter=model", "seed=0"],
         "exactness": {"plain": None, "ngram": "exact"},
         "git": {"commit": "0123456789abcdef", "dirty": True},
-        "machine": {"system": "Linux"},
-    }
+    }  # fmt: skip
     assert flat_config(manifest) == {
         "target": {"component": "Target", "name": "bundled/target", "parameters": 10},
         "drafter": {"component": "ModelDrafter", "shape": "[3,[2,1]]"},
-        "engine": {"max_length": None, "timing": True},
+        "engine": {"max_length": None},
         "seed": 0,
-        "dtype": "float32",
         "exactness": {"plain": None, "ngram": "exact"},
         "overrides": '["drafter=model","seed=0"]',
         "commit": "0123456789 with changes",
     }
-    assert manifest["config"]["target"].keys() == {"_target_", "name"}, "the manifest itself is left as it is"

@@ -71,12 +71,13 @@ def test_a_run_that_is_interrupted_is_mirrored_so_far(
 
 def test_names() -> None:
     manifest: dict[str, Any] = {"config": {}, "exactness": {"plain": None, "ngram": "exact"}}
-    given = ["drafter=ngram", "out=x", "tracker=wandb", "resume=true", "seed=1"]
-    assert tracked_run(Path("x"), manifest | {"overrides": given}).name == "drafter=ngram seed=1"
-    given = ["seed=1", "experiment=quick"]
-    assert tracked_run(Path("x"), manifest | {"overrides": given}).name == "experiment=quick seed=1"
-    assert tracked_run(Path("x"), manifest | {"overrides": ["out=x"]}).name == "ngram", "never without a name"
-    assert tracked_run(Path("x"), manifest | {"overrides": []}).group is None, "no sweep"
+    for given, name in (
+        (["drafter=ngram", "out=x", "tracker=wandb", "resume=true", "seed=1"], "drafter=ngram seed=1"),
+        (["seed=1", "experiment=quick"], "experiment=quick seed=1"),
+        (["out=x"], "ngram"),  # never without a name
+    ):
+        made = tracked_run(Path("x"), manifest | {"overrides": given})
+        assert (made.name, made.group) == (name, None), "no sweep"
     assert name_of(["target.name=/some/where/gpt2", "drafter.shape=[3,2]", "x=a/b/"]) == (
         "target.name=gpt2 drafter.shape=[3,2] x=b"
     )

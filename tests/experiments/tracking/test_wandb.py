@@ -1,4 +1,4 @@
-"""What is said to wandb, and that the run goes on whatever wandb does: with fakes that fail and hang."""
+"""wandb itself, offline: its files are read back; and fakes that fail and hang: the run goes on."""
 
 import sys
 import threading
@@ -9,60 +9,63 @@ from typing import Any
 import pytest
 
 from experiments.tracking.wandb import WandbTracker
+from tests.experiments.tracking.datastore import Datastore
 from tests.experiments.tracking.everything import use, warnings_of
 
 
-class FakeArtifact:
-    def __init__(self, name: str, type: str):
-        self.name, self.type, self.files = name, type, []
-
-    def add_file(self, path: str, *, name: str, policy: str) -> None:
-        self.files.append((name, policy))
+def test_offline_everything_is_in_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("wandb", reason="wandb is not installed")
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
+    use(WandbTracker("p", tags=["t"], trace=True, timeout=120), tmp_path)  # importing it can take long
+    assert warnings_of(caplog) == []
+    found = Datastore(tmp_path / "wandb")
+    run = found.run
+    assert (run.project, run.display_name, run.run_group, run.job_type) == ("p", "drafter=x", "night", "run")
+    assert list(run.tags) == ["t"]
+    assert (found.config["seed"], found.config["drafter"]) == (1, {"component": "X"})
+    assert found.line("speedup") == [(1, 1.5), (2, 2.0)]
+    assert found.line("acceptance/unconditional") == [(1, 0.5), (2, 0.2), (3, 0.0)]
+    assert found.line("acceptance/conditional") == [(1, 0.5), (2, 0.4)]
+    assert found.metrics["acceptance/conditional"] == ("position", ["none"]), "not in the summary"
+    assert (found.summary["speedup"], found.summary["lossless"]) == (2.0, "ties")
+    assert not [name for name in found.summary if name.startswith(("acceptance", "position", "prompts_done"))]
+    kinds = {kind: sizes for _, kind, sizes in found.artifacts}
+    assert (kinds["results"], kinds["trace"]) == ({"records.jsonl": 3}, {"00000.parquet": 4})
+    assert "prompts.table.json" in kinds["run_table"]
+    assert [name for name in found.files if name.startswith("media/images/pictures/time")]
+    assert found.exit_code == 0
 
 
 class FakeWandb(ModuleType):
-    """Notes what it is told; ``broken`` names what raises, ``slow`` what hangs until ``release`` is set."""
+    """Notes what it is told; ``broken`` names a call or a mode that raises, ``slow`` a call that hangs."""
 
     def __init__(self, *, broken: str = "", slow: str = "", logged_in: bool = True):
         super().__init__("wandb")
-        self.broken, self.slow, self.logged_in = broken, slow, logged_in
-        self.id = "1"
+        self.broken, self.slow, self.logged_in, self.id = broken, slow, logged_in, "1"
         self.release = threading.Event()
         self.calls: list[tuple[str, Any]] = []
-        self.summary = SimpleNamespace(update=lambda figures: self.note("summary", figures))
+        self.summary = SimpleNamespace(update=lambda figures: None)
+        self.Settings, self.Table, self.Image = dict, dict, str
+        self.Artifact = lambda name, type: SimpleNamespace(add_file=lambda *of, **more: None)
+        self.define_metric = self.log_artifact = lambda *of, **more: None
 
     def note(self, name: str, value: Any) -> None:
         self.calls.append((name, value))
-        if name == self.broken:
+        if self.broken in (name, value):
             raise RuntimeError(f"{name} is\nbroken")
         if name == self.slow:
             self.release.wait(60)
             self.calls.append((f"{name} answered", None))
 
-    def Settings(self, **settings: Any) -> dict[str, Any]:  # noqa: N802 (wandb's name)
-        return settings
-
-    def Table(self, columns: list[str], data: list[list[Any]], allow_mixed_types: bool) -> Any:  # noqa: N802
-        return columns, data
-
-    def Image(self, path: str) -> str:  # noqa: N802
-        return path
-
-    def Artifact(self, name: str, type: str) -> "FakeArtifact":  # noqa: N802
-        return FakeArtifact(name, type)
-
-    def define_metric(self, name: str, **options: Any) -> None:
-        self.calls.append(("define_metric", (name, options)))
-
-    def log_artifact(self, artifact: "FakeArtifact") -> None:
-        self.note("log_artifact", artifact)
-
-    def login(self, **arguments: Any) -> bool:
-        self.note("login", arguments)
+    def login(self, *, prompt: bool, timeout: int) -> bool:
+        assert not prompt, "nobody may be asked to type a key"
+        self.note("login", None)
         return self.logged_in
 
-    def init(self, **arguments: Any) -> "FakeWandb":
-        self.note("init", arguments)
+    def init(self, *, mode: str, **more: Any) -> "FakeWandb":
+        self.note("init", mode)
         return self
 
     def log(self, values: dict[str, Any]) -> None:
@@ -72,82 +75,54 @@ class FakeWandb(ModuleType):
         self.note("finish", exit_code)
 
 
-def install(patch: pytest.MonkeyPatch, fake: ModuleType | None) -> None:
+def told(fake: FakeWandb | None, folder: Path, patch: pytest.MonkeyPatch, **settings: Any) -> None:
+    """Tell a run's story to a fake, with little patience."""
+    patch.setattr("experiments.tracking.wandb.GRACE", 0.1)
     patch.setitem(sys.modules, "wandb", fake)  # type: ignore[arg-type]
+    use(WandbTracker("p", **{"timeout": 0.1} | settings), folder)
 
 
-def test_a_trace_is_an_artifact_of_its_own_if_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = FakeWandb()
-    install(monkeypatch, fake)
-    use(WandbTracker("p", trace=True), tmp_path)
-    artifacts = [value for name, value in fake.calls if name == "log_artifact"]
-    assert [(each.name, each.type) for each in artifacts] == [("results-1", "results"), ("trace-1", "trace")]
-    assert artifacts[1].files == [("00000.parquet", "immutable")]
-
-
-def test_wandb_that_is_not_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("fake", "last", "said"),
+    [
+        (None, None, "not installed"),
+        (FakeWandb(broken="init"), "init", "RuntimeError: init is broken"),
+        (FakeWandb(broken="log"), "log", "RuntimeError: log is broken"),
+        (FakeWandb(slow="init"), "init", "no answer within"),
+        (FakeWandb(slow="finish"), "finish", "no answer within"),
+    ],
+)
+def test_trouble_is_one_warning_and_no_more_calls(
+    fake: FakeWandb | None, last: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    install(monkeypatch, None)
-    use(WandbTracker("p"), tmp_path)
-    assert len(warnings_of(caplog)) == 1
-    assert "not installed" in warnings_of(caplog)[0]
+    told(fake, tmp_path, monkeypatch)
+    if fake is not None:
+        assert fake.calls[-1][0] == last, "and a call that hangs is left behind"
+        fake.release.set()
+    (warning,) = warnings_of(caplog)
+    assert said in warning
 
 
-@pytest.mark.parametrize("what", ["init", "log"])
-def test_one_warning_when_it_fails_and_no_more_calls(
-    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    fake = FakeWandb(broken=what)
-    install(monkeypatch, fake)
-    use(WandbTracker("p"), tmp_path)
-    assert fake.calls[-1][0] == what
-    assert len(warnings_of(caplog)) == 1
-    assert f"RuntimeError: {what} is broken" in warnings_of(caplog)[0]
-
-
-@pytest.mark.parametrize("what", ["init", "finish"])
-def test_a_call_that_hangs_is_left_behind(
-    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("experiments.tracking.wandb.GRACE", 0.1)
-    fake = FakeWandb(slow=what)
-    install(monkeypatch, fake)
-    use(WandbTracker("p", timeout=0.1), tmp_path)
-    assert (f"{what} answered", None) not in fake.calls
-    fake.release.set()
-    assert len(warnings_of(caplog)) == 1
-    assert "no answer within" in warnings_of(caplog)[0]
-
-
-@pytest.mark.parametrize("trouble", [{"logged_in": False}, {"broken": "login"}, {"slow": "login"}, {"mode": "online"}])
+@pytest.mark.parametrize(
+    "trouble", [{"logged_in": False}, {"broken": "login"}, {"slow": "login"}, {"broken": "online"}]
+)
 def test_online_where_a_run_cannot_begin_it_is_recorded_offline(
     trouble: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Refuses(FakeWandb):
-        def init(self, **arguments: Any) -> FakeWandb:
-            if arguments["mode"] == trouble.get("mode"):
-                raise RuntimeError("no permission")
-            return super().init(**arguments)
-
-    monkeypatch.setattr("experiments.tracking.wandb.GRACE", 0.1)
-    fake = Refuses(**{name: value for name, value in trouble.items() if name != "mode"})
-    install(monkeypatch, fake)
-    use(WandbTracker("p", mode="online", timeout=0.5), tmp_path)
-    assert dict(fake.calls)["init"]["mode"] == "offline"
-    assert dict(fake.calls)["finish"] == 0
+    fake = FakeWandb(**trouble)
+    told(fake, tmp_path, monkeypatch, mode="online", timeout=0.5)
+    assert dict(fake.calls)["init"] == "offline" and dict(fake.calls)["finish"] == 0
     (warning,) = warnings_of(caplog)
     assert "recorded offline" in warning
 
 
-def test_online_with_a_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_online_with_a_login_and_a_service_that_has_died_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     fake = FakeWandb()
-    install(monkeypatch, fake)
-    use(WandbTracker("p", mode="online"), tmp_path)
-    assert dict(fake.calls)["init"]["mode"] == "online"
-    assert dict(fake.calls)["login"]["prompt"] is False, "nobody may be asked to type a key"
-
-
-def test_bad_mode() -> None:
-    with pytest.raises(ValueError, match=r"tracker\.mode='upload'"):
-        WandbTracker("p", mode="upload")
+    told(fake, tmp_path, monkeypatch, mode="online")
+    assert dict(fake.calls)["init"] == "online"
+    fake = FakeWandb(broken="init")
+    fake.teardown = lambda: setattr(fake, "broken", "")
+    told(fake, tmp_path, monkeypatch)
+    assert dict(fake.calls)["finish"] == 0 and not warnings_of(caplog), "the next run of a sweep is recorded"
