@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from experiments.results.records import Record, RecordWriter
+from experiments.results.records import RecordWriter
 from experiments.results.runs import Run, load_run
+from tests.experiments.results.outputs import output
 
 
 def made(folder: Path, *overrides: str, prompts: int = 3, **facts: object) -> Path:
@@ -17,39 +18,18 @@ def made(folder: Path, *overrides: str, prompts: int = 3, **facts: object) -> Pa
             "bootstrap": {"confidence": 0.95, "resamples": 100, "seed": 0},
             "engine": {"max_batch_size": 1},
         },
-        "target": {"name": "bundled/target"},
-        "prompts": prompts,
-        "prompts_hash": "abc",
-        "dtype": "float32",
-        "device": "a processor",
-        "planned": 3,
-        "series": 2,
-        "overrides": list(overrides),
+        "target": {"name": "bundled/target"}, "prompts": prompts, "prompts_hash": "abc", "dtype": "float32",
+        "device": "a processor", "planned": 3, "series": 2, "overrides": list(overrides),
         "git": {"commit": "0123456789abcdef", "dirty": False},
-    }
+    }  # fmt: skip
     folder.mkdir(parents=True)
     (folder / "manifest.json").write_text(json.dumps(manifest | facts))
     with RecordWriter(folder / "records.jsonl") as writer:
         for number in range(prompts):
-            for method in ("plain", "model"):
-                accepted = (0,) * 6 if method == "plain" else (2, 1, number % 2)
-                writer.write(
-                    Record(
-                        prompt=f"p{number}",
-                        method=method,
-                        exactness=None if method == "plain" else "exact",
-                        temperature=temperature,
-                        batch=number,
-                        prompt_tokens=5,
-                        token_ids=tuple(range(6)),
-                        finish_reason="length",
-                        seconds=2.0 if method == "plain" else 1.0 + number / 10,
-                        accepted=accepted,
-                        expected_accepted=tuple(map(float, accepted)),
-                        proposed_depth=(2,) * len(accepted) if method == "model" else (0,) * 6,
-                        proposed_nodes=(4,) * len(accepted) if method == "model" else (0,) * 6,
-                    )
-                )
+            shared = {"tokens": 6, "temperature": temperature, "batch": number}
+            writer.write(output(f"p{number}", "plain", seconds=2.0, accepted=(0,) * 6, **shared))
+            drafted = {"accepted": (2, 1, number % 2), "proposed_depth": (2,) * 3, "proposed_nodes": (4,) * 3}
+            writer.write(output(f"p{number}", "model", seconds=1.0 + number / 10, **drafted, **shared))
     return folder
 
 

@@ -137,6 +137,7 @@ def test_what_a_reader_has_to_know_is_said(tmp_path: Path, capsys: pytest.Captur
         (lambda folder: (folder / "manifest.json").write_text("{"), "manifest.json is damaged"),
         (lambda folder: (folder / "manifest.json").write_text('{"config": {}}'), "made by another version"),
         (lambda folder: (folder / "records.jsonl").unlink(), "has no results"),
+        (lambda folder: (folder / "records.jsonl").write_text('{"prompt": "x"}\n'), "line 1 is not a record"),
     ],
 )
 def test_bad_folders_are_refused(spoil: Callable[[Path], object], message: str, tmp_path: Path) -> None:

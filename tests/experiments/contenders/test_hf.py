@@ -98,11 +98,12 @@ def test_stop_strings_and_processors_arrive(target: Target) -> None:
 
 
 def test_what_cannot_work_is_refused_before_the_run(target: Target, saved: Path) -> None:
-    with pytest.raises(ValueError, match=r"at batch 1 only.*max_batch_size=2"):
-        bound(target, 2, HfGenerate(num_tokens=8))
-    with pytest.raises(ValueError, match="num_tokens=0: give at least 1"):
-        HfGenerate(num_tokens=0)
-    with pytest.raises(ValueError, match="nowhere"):
-        HfGenerate(assistant=str(saved / "nowhere"))
-    with pytest.raises(ValueError, match="another vocabulary"):
-        bound(Target(tiny_model(vocab_size=99)), made=HfGenerate(assistant=str(saved / "drafter")))
+    other = Target(tiny_model(vocab_size=99))
+    for said, make in (
+        (r"at batch 1 only.*max_batch_size=2", lambda: bound(target, 2, HfGenerate(num_tokens=8))),
+        ("num_tokens=0: give at least 1", lambda: HfGenerate(num_tokens=0)),
+        ("nowhere", lambda: HfGenerate(assistant=str(saved / "nowhere"))),
+        ("another vocabulary", lambda: bound(other, made=HfGenerate(assistant=str(saved / "drafter")))),
+    ):
+        with pytest.raises(ValueError, match=said):
+            make()

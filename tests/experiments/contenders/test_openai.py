@@ -94,6 +94,10 @@ def bound(target: Target, server: Server, **options: Any) -> OpenAIServer:
 
 def test_token_ids_are_the_servers_own(target: Target, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY, "secret")
+    more = SamplingParams(temperature=0.5, top_k=3, min_p=0.1, stop=("x",), seed=3, max_new_tokens=2)
+    bound(target, server).generate(PROMPTS[:1], [more])
+    sent = {"temperature": 0.5, "top_k": 3, "min_p": 0.1, "stop": ["x"], "max_tokens": 2, "prompt": PROMPTS[0]}
+    assert sent.items() <= server.seen.pop().items(), "fields beyond OpenAI's are sent where they matter"
     sampling = SamplingParams(max_new_tokens=9, ignore_eos=True)
     expected = [done.token_ids for done in Engine(target, max_length=128, max_batch_size=3).generate(PROMPTS, sampling)]
     done = bound(target, server, extra={"return_token_ids": True}).generate(PROMPTS, [sampling] * 3)
@@ -120,26 +124,14 @@ def test_text_alone_is_tokenized_again(target: Target, server: Server) -> None:
     assert [(each.text, each.finish_reason) for each in done] == [("ab", "stop"), ("abc", "length")]
 
 
-def test_fields_beyond_openais_are_sent_where_they_matter(target: Target, server: Server) -> None:
-    sampling = SamplingParams(temperature=0.5, top_k=3, min_p=0.1, stop=("x",), seed=3, max_new_tokens=2)
-    bound(target, server).generate(PROMPTS[:1], [sampling])
-    (body,) = server.seen
-    sent = {"temperature": 0.5, "top_k": 3, "min_p": 0.1, "stop": ["x"], "max_tokens": 2, "prompt": PROMPTS[0]}
-    assert sent.items() <= body.items()
-
-
 def test_every_failure_is_one_sentence(target: Target, server: Server) -> None:
     with pytest.raises(ValueError, match="localhost:8000"):
         OpenAIServer(base_url="localhost:8000")
-    with pytest.raises(ValueError, match=r"'big': choose among \['tiny'\]"):
-        bound(target, server, model="big")
-    server.models = ["a", "b"]
-    with pytest.raises(ValueError, match=r"has 2 models: give model=…"):
-        bound(target, server)
-    assert bound(target, server, model="b")
-    server.refuse = True
+    server.models, server.refuse = ["a", "b"], True
+    for model, said in (("big", r"'big': choose among \['a', 'b'\]"), (None, r"has 2 models: give model=…")):
+        with pytest.raises(ValueError, match=said):
+            bound(target, server, model=model)
     with pytest.raises(RuntimeError, match=r"refused a request.*no such parameter"):
         bound(target, server, model="b").generate(PROMPTS[:1], [SamplingParams()])
-    closed = OpenAIServer(base_url="http://127.0.0.1:9/v1")
     with pytest.raises(ValueError, match="no OpenAI-compatible server answers at"):
-        closed.bind(target, max_batch_size=1, max_length=64)
+        OpenAIServer(base_url="http://127.0.0.1:9/v1").bind(target, max_batch_size=1, max_length=64)

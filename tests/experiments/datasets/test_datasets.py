@@ -1,6 +1,5 @@
 """Prompts: where they come from, which are chosen, and what is wrong with a file."""
 
-import ast
 import json
 from pathlib import Path
 
@@ -31,15 +30,6 @@ def test_windows_end_with_a_docstring_of_a_held_out_module(windows: list[Prompt]
         source = (stdlib_root() / name).read_text(encoding="utf-8", errors="replace").split("\n")
         lines = text.split("\n")
         assert lines == source[int(line) - len(lines) : int(line)], "a window is whole lines of its file"
-
-
-def test_what_follows_a_window_is_a_body(windows: list[Prompt]) -> None:
-    prompt = next(prompt for prompt in windows if prompt.id.startswith("argparse.py"))
-    line = int(prompt.id.rpartition(":")[2])
-    tree = ast.parse((stdlib_root() / "argparse.py").read_text())
-    kinds = (ast.FunctionDef, ast.ClassDef)
-    ends = [node.body[0].end_lineno for node in ast.walk(tree) if isinstance(node, kinds) and len(node.body) > 1]
-    assert line in ends
 
 
 class Numbers:

@@ -1,7 +1,6 @@
 """The benchmarks' files as they ship, and where they come from."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ from omegaconf import DictConfig
 from experiments.config.sections import build
 from experiments.datasets import files
 from experiments.datasets.jsonl import Jsonl
-
-SHARED = Path(os.environ.get("SPECDEC_DATA", Path(__file__).parents[3] / "shared" / "data"))
 
 Configure = Callable[..., DictConfig]
 
@@ -120,22 +117,3 @@ def test_a_hub_out_of_reach_is_one_sentence(name: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(files, "list_repo_files", refuse)
     with pytest.raises(ValueError, match=r"cannot get .* from the Hugging Face hub .*: no connection$"):
         Jsonl(file=name).load()
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the benchmark files are not on this machine")
-@pytest.mark.parametrize(
-    ("name", "file", "size", "categories"),
-    [
-        ("spec_bench", "spec_bench", 480, 6),
-        ("mt_bench", "mt-bench", 80, 1),
-        ("humaneval", "humaneval", 164, 1),
-        ("mbpp", "mbpp", 257, 1),
-        ("gsm8k", "gsm8k_200", 200, 1),
-    ],
-)
-def test_real_files(name: str, file: str, size: int, categories: int, configure: Configure) -> None:
-    dataset = build(configure("run", f"dataset={name}", f"dataset.file={SHARED / file}.jsonl"), "dataset")
-    prompts = dataset.load()
-    assert len({prompt.id for prompt in prompts}) == size
-    assert len({prompt.category for prompt in prompts}) == categories
-    assert all(prompt.chat for prompt in prompts)

@@ -39,12 +39,6 @@ def test_a_categorys_prompts_do_not_depend_on_the_others() -> None:
     assert alone != choose(Letters(per_category=3, seed=5, only=["a"]))[0]
 
 
-def test_warm_up_takes_other_prompts_of_the_same_categories() -> None:
-    measured, spare = choose(Letters(per_category=2, only=["b", "c"]), spare=10)
-    assert not {prompt.id for prompt in measured} & {prompt.id for prompt in spare}
-    assert {prompt.category for prompt in spare} == {"b"}
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

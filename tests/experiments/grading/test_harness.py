@@ -113,9 +113,9 @@ def tasks(tmp_path: Path) -> Path:
 def command(monkeypatch: pytest.MonkeyPatch, saved: Path, out: Path, *words: str) -> None:
     given = [
         f"target.name={saved / 'target'}",
-        "drafter=ngram",
         f"out={out}",
         f"hydra.run.dir={out}-hydra",
+        "drafter=ngram",
         "threads=1",
     ]
     monkeypatch.setattr(sys, "argv", ["accuracy.py", *given, "bootstrap.resamples=200", *words])

@@ -74,12 +74,6 @@ def test_a_window_bounds_what_is_read_and_computed() -> None:
     assert work["verify_flops"] == pytest.approx(TOKEN * 9 + PAIR * 5 * 9)
 
 
-def test_rows_share_the_seconds_of_their_rounds() -> None:
-    account = Accountant(target=None).of_call(CALL)
-    assert account.seconds == (pytest.approx((0.9, 1.0)), pytest.approx((0.9,)))
-    assert account.predicted == () and "verify_bytes" not in account.work
-
-
 def costs(**box: tuple[int, int]) -> CalibratedRounds:
     return CalibratedRounds(
         conditions=Conditions(device="x", dtype="y", model="z", fingerprint="0"),

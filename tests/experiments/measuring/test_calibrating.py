@@ -3,7 +3,7 @@
 import pytest
 
 from experiments.measuring.calibrating import _note
-from experiments.measuring.forwards import Forward, Timed, _timed
+from experiments.measuring.forwards import Forward, _timed
 
 POINT = Forward(batch=1, queries=1, context=16)
 
@@ -21,9 +21,3 @@ POINT = Forward(batch=1, queries=1, context=16)
 def test_a_machine_that_changes_meanwhile_is_noted(seconds: list[float], said: str | None) -> None:
     note = _note([_timed(POINT, seconds) for _ in range(3)])
     assert said in note if said is not None else note == ""
-
-
-def test_one_disturbed_point_is_no_change_of_the_machine() -> None:
-    timed = [_timed(POINT, [1.0] * 8), _timed(POINT, [1.0] * 4 + [3.0] * 4), _timed(POINT, [1.0] * 8)]
-    assert _note(timed) == ""
-    assert timed[1] == Timed(forward=POINT, seconds=1.0, passes=8, drift=3.0)

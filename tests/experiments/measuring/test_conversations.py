@@ -1,10 +1,8 @@
 """Prompts of several turns: every contender answers its own answers."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from omegaconf import DictConfig
 
@@ -15,7 +13,6 @@ from experiments.measuring.measure import Contender, measure
 from experiments.results.records import PLAIN, Record
 from experiments.results.statistics import Bootstrap
 from experiments.results.summary import summarize
-from experiments.run import run
 from specdec.checks.reference import reference_decode
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
@@ -137,23 +134,3 @@ def test_real_conversations_follow_the_reference() -> None:
     with torch.inference_mode():
         expected = reference_decode(target.model, ids, GREEDY, stop_ids=target.eos_token_ids)
     assert second.token_ids == tuple(expected)
-
-
-@pytest.mark.full
-def test_a_run_of_conversations(
-    configure: Configure, tiny: list[str], tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn: list[str] = []
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, path, **more: drawn.append(Path(path).name))
-    (tmp_path / "p.jsonl").write_text(
-        '{"turns": ["ab", "cd"], "category": "x"}\n{"turns": ["ef"], "category": "y"}\n'
-        '{"turns": ["gh"], "category": "y"}\n{"turns": ["ij"], "category": "x"}\n'
-    )
-    given = [text for text in tiny if not text.startswith("dataset.")]
-    more = ["drafter=ngram", "method=ngram", "dataset=jsonl", f"dataset.file={tmp_path / 'p.jsonl'}"]
-    summary = run(configure("run", *given, *more))
-    assert summary.complete and summary.planned == 5
-    assert {name: found.prompts for name, found in summary.methods[1].by_category.items()} == {"x": 3, "y": 2}
-    shown = capsys.readouterr().out
-    assert "4 prompts of 5 turns in all" in " ".join(shown.split()) and "By category" in shown
-    assert "categories.png" in drawn

@@ -11,7 +11,7 @@ import torch
 
 from experiments.datasets.prompt import Prompt
 from experiments.measuring.jobs import Job, prepare, stream_of
-from experiments.measuring.measure import Contender, failure, measure
+from experiments.measuring.measure import Contender, measure
 from experiments.measuring.watch import Watch
 from experiments.results.records import PLAIN, Record, RecordWriter, read_records
 from specdec.requests import SamplingParams
@@ -32,7 +32,6 @@ class FakeEngine:
         self.runner = None
         self.outputs: dict[bool, list[int]] = {False: [5, 6, 7], True: [5, 6, 7]}
         self.raise_at: dict[int, BaseException] = {}
-        self.error_at: set[int] = set()
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Any, *, speculate: bool) -> list[Completion]:
         self.log.append((self.name, speculate, [prompt[0] for prompt in prompts]))
@@ -41,19 +40,17 @@ class FakeEngine:
             if speculate and prompt[0] in self.raise_at:
                 raise self.raise_at[prompt[0]]
             tokens = tuple(self.outputs[speculate])
-            reason = "error" if speculate and prompt[0] in self.error_at else "length"
             accepted = 1 if speculate else 0
             steps = tuple(
                 Step(
                     request=0, round=number, token_ids=(token,), accepted=accepted, proposed_depth=2 * accepted,
                     proposed_nodes=3 * accepted, expected_accepted=0.75 * accepted, seconds={"verify": 0.5},
-                    finish_reason=reason if number == len(tokens) - 1 else None,
+                    finish_reason="length" if number == len(tokens) - 1 else None,
                 )
                 for number, token in enumerate(tokens)
             )  # fmt: skip
-            shown: dict[str, Any] = {"text": "x", "finish_reason": reason, "steps": steps}
-            error = "not finite" if reason == "error" else None
-            done.append(Completion(prompt_ids=tuple(prompt), token_ids=tokens, error=error, **shown))
+            shown: dict[str, Any] = {"text": "x", "finish_reason": "length", "steps": steps}
+            done.append(Completion(prompt_ids=tuple(prompt), token_ids=tokens, **shown))
         return done
 
 
@@ -129,22 +126,6 @@ def test_divergences() -> None:
     assert sampled.equals_plain is sampled.divergence is None, "sampled outputs are not compared"
 
 
-def test_an_exception_is_a_failure_of_that_prompt_alone() -> None:
-    engine = FakeEngine([])
-    engine.raise_at[2] = RuntimeError("out of luck")
-    records = measured(engine, 3)
-    by = {(record.prompt, record.method): record for record in records}
-    bad = by["p1", "fast"]
-    assert bad.failed
-    assert (bad.error or "").startswith("RuntimeError: out of luck (at ")
-    assert (bad.error or "").endswith(" in FakeEngine.generate)")
-    assert "raise self.raise_at" in (bad.traceback or "")
-    # Nothing of the previous prompt is left in it.
-    assert (bad.seconds, bad.token_ids, bad.accepted, dict(bad.stage_seconds)) == (None, (), (), {})
-    assert not by["p1", PLAIN].failed
-    assert not by["p2", "fast"].failed
-
-
 def test_ctrl_c_passes_and_keeps_what_was_written(tmp_path: Path) -> None:
     engine = FakeEngine([])
     engine.raise_at[3] = KeyboardInterrupt()
@@ -158,34 +139,6 @@ def test_ctrl_c_passes_and_keeps_what_was_written(tmp_path: Path) -> None:
         with pytest.raises(KeyboardInterrupt):
             next(running)
     assert [record.prompt for record in read_records(path)] == ["p0", "p0", "p1", "p1"]
-
-
-def test_records_come_back_as_they_were(tmp_path: Path) -> None:
-    engine = FakeEngine([])
-    engine.raise_at[2] = RuntimeError("ü\nx")
-    records: list[Record] = []
-    with RecordWriter(tmp_path / "r.jsonl") as writer:
-
-        def write(record: Record) -> None:
-            writer.write(record)
-            records.append(record)
-
-        write(failure(contenders(engine)[1], jobs(1)[0], "too long"))
-        list(measure(contenders(engine), jobs(2), write=write))
-    assert read_records(tmp_path / "r.jsonl") == records
-
-
-def test_an_unfinished_last_line_is_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "r.jsonl"
-    with RecordWriter(path) as writer:
-        list(measure(contenders(FakeEngine([])), jobs(2), write=writer.write))
-    text = path.read_text()
-    path.write_text(text[:-20])
-    assert len(read_records(path)) == 3
-    for damaged in (text.replace("p0", 'p0"', 1), '{"prompt": "x"}\n'):
-        path.write_text(damaged)
-        with pytest.raises(ValueError, match="line 1 is not a record"):
-            read_records(path)
 
 
 def test_jobs_for_samples_and_what_does_not_fit() -> None:

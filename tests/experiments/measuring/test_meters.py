@@ -9,9 +9,6 @@ import torch
 from drafters import MedusaDrafter, MergedDrafter, ModelDrafter, NGramDrafter
 from experiments.measuring.meters import Clocks, Counter, EnergyMeter, LoadMeter, PeakMeter, held_by, packages
 from specdec.engine.engine import Engine
-from specdec.physics.capacity import Served
-from specdec.physics.precision import Precision
-from specdec.physics.reading import read_shape
 from specdec.target.target import Target
 from tests.components import medusa_heads
 from tests.models import tiny_model
@@ -71,26 +68,15 @@ def test_load_in_cores() -> None:
     assert load["cores"] >= 1
 
 
-def test_engines_hold_what_is_planned() -> None:
+def test_what_engines_share_counts_once() -> None:
     target, small = Target(tiny_model()), tiny_model("llama_mqa_tied")
     engine = Engine(target, ModelDrafter(small, shape=[2, 2], kv_cache="int8"), RejectionVerifier(), **SIZES)
     alone = Engine(target, **SIZES)
     held = held_by([engine, engine, alone])
-    served = Served(
-        shape=read_shape(target.model.config),
-        precision=Precision.of("float32"),
-        drafter=read_shape(small.config),
-        drafter_precision=Precision.of("float32", kv="int8"),
-        drafted=6,
-        shown=6,
-    )
-    planned = served.memory(rows=3, length=40)
-    assert held.kv == 2 * planned.kv, "an engine that is named twice counts once"
-    assert (held.drafter_kv, held.scratch) == (planned.drafter_kv, planned.scratch)
-    for model, here, there in ((target.model, planned.weights, held.weights), (small, planned.drafter, held.drafter)):
-        vectors = [*model.buffers(), *(p for p in model.parameters() if p.ndim < 2)]
-        assert there == here + sum(v.numel() * v.element_size() for v in vectors), "a table that is shared counts once"
-    assert held.total == held.weights + held.drafter + held.kv + held.drafter_kv + held.scratch + held.copies
+    assert held.kv == 2 * held_by([alone]).kv, "an engine that is named twice counts once"
+    for model, found in ((target.model, held.weights), (small, held.drafter)):
+        tensors = {t.data_ptr(): t for t in (*model.parameters(), *model.buffers())}.values()
+        assert found == sum(t.numel() * t.element_size() for t in tensors), "a table that is shared counts once"
     assert held_by([alone, Engine(target, **SIZES)]).copies == sum(alone.runner.executor.copies().values())
     heads = medusa_heads(target.model)
     drafter = MergedDrafter(lookup=NGramDrafter(), model=MedusaDrafter(heads))

@@ -4,14 +4,11 @@ import itertools
 
 import pytest
 import torch
-from torch import Tensor
 
-from experiments.measuring.exactness import LAWS, SHAPES, Part, Work, cases, check_size, pace_of, roughly, work_of
+from experiments.measuring.exactness import LAWS, SHAPES, Part, Work, cases, check_size, roughly, work_of
 from experiments.reporting.checks import DraftProgress
 from specdec.checks.drafts import enumerate_drafts, num_drafts
 from specdec.checks.tables import Tables
-from specdec.interfaces import Laws
-from specdec.tree import DraftTree
 from specdec.types import DraftSampling
 from verifiers import BlockVerifier, TransportVerifier
 
@@ -57,22 +54,6 @@ def test_what_takes_too_long_is_refused_with_a_size_that_works() -> None:
         work_at(0.1, 10).check_time(10, max_minutes=5)
     with pytest.raises(ValueError, match="give fewer tables or temperatures, or raise max_minutes"):
         work_at(100.0, 10).check_time(10, max_minutes=1)
-
-
-class Slow(BlockVerifier):
-    """Takes a fixed time per call and one per draft, on a clock that goes on only where a rule works."""
-
-    now = 0.0
-    call, draft = 0.5 / 1000, 2.0 / 1000
-
-    def laws(self, tree: DraftTree, target_probs: Tensor) -> Laws:
-        Slow.now += self.call + self.draft * len(tree.tokens)
-        return super().laws(tree, target_probs)
-
-
-def test_the_pace_is_that_of_a_draft_not_of_a_call() -> None:
-    found = pace_of(Slow(), ("chain 3", IID), 3, 0, clock=lambda: Slow.now)
-    assert found == pytest.approx(Slow.draft)
 
 
 def test_a_long_check_says_how_far_it_is_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,7 +32,7 @@ METHODS = {
     "without_drafter": (SMALL | {"batch": "4"}, 1.5),
     "without_fast": (ALL | {"forwards": "slow"}, 3.0),
 }
-ORDER = ["plain", "fast", "small", "drafted", "all"]
+ORDER = list(METHODS)[:5]
 TOKENS = 10
 
 
@@ -68,9 +68,7 @@ def test_the_rungs_by_hand(ladder: Figures) -> None:
     same = [rung.sameness for rung in ladder.rungs[1:]]
     assert [(each.equal, each.tokens) for each in same if each] == [(3, 1.0), (0, 0.5), (0, 0.5), (0, 0.5)]
     assert ladder.shared == {"target": "t"}
-
-
-def test_each_ingredient_alone_and_as_the_last(ladder: Figures) -> None:
+    # Each ingredient alone, and as the last.
     found = {effect.lever: effect for effect in ladder.effects}
     assert list(found) == ["forwards", "weights", "drafter", "batch"]
     alone = {lever: effect.alone.value for lever, effect in found.items() if effect.alone is not None}

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from experiments.reporting import terminal
-from experiments.reporting.run_plots import methods_plot, nodes_plot
 from experiments.reporting.run_tables import methods_document, methods_table
 from experiments.results.runs import Run
 from experiments.results.statistics import Bootstrap
@@ -53,15 +52,3 @@ def test_the_table_and_the_document_say_what_was_measured() -> None:
     assert "2 threads of a processor, commit 0123456789." in text
     assert "| 0 | model: tree of 6 | **3.00 [3.00, 3.00]** | +0.75 [+0.75, +0.75] | 9.0 | 25% |" in text
     assert text.rstrip().endswith("Difference: from model: chain of 3 on the same prompts, given the drafts.")
-
-
-def test_the_pictures_name_families_and_methods(tmp_path: Path) -> None:
-    found = summary()
-    path = methods_plot(found, tmp_path / "methods.png", "conditions", LABELS)
-    assert path is not None and path.stat().st_size > 0
-    drawn = path.with_suffix(".svg").read_text()
-    assert "model: chain of 3" in drawn and "model: tree of 6" in drawn and "plain decoding" in drawn
-    path = nodes_plot(found, tmp_path / "nodes.png", "conditions", LABELS)
-    assert path is not None
-    drawn = path.with_suffix(".svg").read_text()
-    assert "1  model: chain of 3" in drawn and "2  model: tree of 6" in drawn and "drafted nodes per round" in drawn

@@ -16,15 +16,12 @@ class Clock:
 
 
 class Watched(io.StringIO):
-    """A file, or a terminal, that knows what has been flushed."""
+    """A file that knows what has been flushed."""
 
-    terminal, flushed = False, ""
+    flushed = ""
 
     def flush(self) -> None:
         self.flushed = self.getvalue()
-
-    def isatty(self) -> bool:
-        return self.terminal
 
 
 def test_a_line_every_so_many_prompts_is_there_at_once() -> None:
@@ -36,15 +33,6 @@ def test_a_line_every_so_many_prompts_is_there_at_once() -> None:
             if done == 4:
                 assert file.flushed == "4 of 10 prompts, 8 s elapsed, about 12 s left\n"
     assert file.getvalue().splitlines()[1:] == ["8 of 10 prompts, 16 s elapsed, about 4 s left"]
-
-
-def test_a_terminal_has_a_bar_and_no_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    file = Watched()
-    file.terminal = True
-    with Progress(2, every=Every(prompts=1), file=file) as progress:
-        progress.update(1)
-    assert "1/2" in file.getvalue() and "elapsed, about" not in file.getvalue()
 
 
 def test_settings() -> None:

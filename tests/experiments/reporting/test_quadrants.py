@@ -28,15 +28,8 @@ def records(tokens: int, most: int, written: int) -> list[Record]:
         for method in ("plain", "fast"):
             first = FIRST[method] * tokens / 10
             seen = [(first + FURTHER[method] * place, 1) for place in range(written)]
-            fields = {
-                "batch": number // 2,
-                "prompt_tokens": tokens,
-                "seconds": seen[-1][0],
-                "stage_seconds": {"prefill": first, "verify": seen[-1][0] - first},
-                "accepted": (0,) * written,
-                "proposed_depth": (1,) * written,
-                "equals_plain": None if method == "plain" else True,
-            }
+            fields = {"batch": number // 2, "prompt_tokens": tokens, "seconds": seen[-1][0], "accepted": (0,) * written}
+            fields |= {"proposed_depth": (1,) * written, "equals_plain": None if method == "plain" else True}
             found.append(output(f"p{number}", method, **fields | moments(*seen, prefilled=first / 2)))
     return found
 

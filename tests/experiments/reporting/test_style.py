@@ -1,6 +1,5 @@
 """Pictures can be read in a paper's column: no small letters, both formats, alarms that stay."""
 
-import contextvars
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,17 +48,3 @@ def test_svg_and_png_are_written_and_do_not_depend_on_the_time(lossy: Summary, t
     first, second = ((tmp_path / name).read_text() for name in ("a.svg", "b.svg"))
     assert first == second and "position in the draft" in first  # text, not outlines
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
-
-
-def test_without_a_title_the_alarm_stays(figures: list[Figure], lossy: Summary, tmp_path: Path) -> None:
-    context = contextvars.copy_context()
-    context.run(style.TITLES.set, False)
-    made = style.new_figure(style.PAGE, 2)
-    made.subplots()
-    context.run(style.title, made, "a title", "conditions", alarm="NOT LOSSLESS: fast")
-    texts = " ".join(text.get_text() for text in made.findobj(Text))  # type: ignore[union-attr]
-    assert "NOT LOSSLESS: fast" in texts and "a title" not in texts and "conditions" not in texts
-    context.run(acceptance_plot, lossy, tmp_path / "x.png", "conditions")
-    assert not figures[0].get_suptitle()
-    style.title(made, "a title", "conditions")
-    assert made.get_suptitle() == "a title\nconditions", "only where it was asked for"

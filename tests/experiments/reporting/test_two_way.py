@@ -4,15 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import pytest
 
-from experiments.reporting.style import ink
 from experiments.reporting.table import Emphasis
 from experiments.reporting.terminal import console
 from experiments.reporting.two_way import long_table, report_two_way, two_way_table
 from experiments.results.comparison import Grid, Row, grids, make_rows
-from experiments.results.frame import Figures
 from experiments.results.runs import Run
 from tests.experiments.made_runs import loaded
 
@@ -56,20 +53,6 @@ def test_no_table_of_less_than_two_settings(jobs: list[str], made_run: Run) -> N
     assert grids(rows(made_run, *jobs)) == []
 
 
-def test_categories_are_rows(made_run: Run) -> None:
-    def by_category(row: Row) -> Row:
-        shared: dict[str, Any] = {"prompts": 2, "mean_acceptance_length": 2.0, "tokens_per_second": 10.0}
-        shared |= {"mean_acceptance_length_interval": (1.5, 2.5), "speedup_interval": None}
-        found = {name: Figures(**shared, speedup=speedup) for name, speedup in (("qa", 1.2), ("rag", 2.0))}
-        return Row(row.name, row.run, row.method | {"by_category": found}, row.plain)
-
-    made = [by_category(row) for row in rows(made_run, "a=1", "a=2", "a=3")]
-    (grid,) = grids(made, by_category=True)
-    assert (grid.row, grid.rows) == ("category", ("qa", "rag"))
-    assert (grid.column, grid.columns) == ("a", ("1", "2", "3"))
-    assert grid.cells["rag", "2"].speedup == 2.0
-
-
 def test_the_table_and_its_files(made_run: Run, tmp_path: Path) -> None:
     found = rows(made_run, *squares("a=1,2", "b=x,y"))
     # Put together by hand: without records, intervals that do not overlap make a winner.
@@ -101,17 +84,3 @@ def test_the_table_and_its_files(made_run: Run, tmp_path: Path) -> None:
     assert all(path.stat().st_size for path in written) and "a by b" in out.export_text()
     assert (tmp_path / "two_way.md").read_text().count("| a \\ b | x | y |") == 1
     assert report_two_way(found[:1], tmp_path, "", out) == []
-
-
-def test_ink_can_be_read_on_every_colour() -> None:
-    """The weakest contrast of text to its cell: at least 4.5 to 1, which WCAG 2 asks of normal text."""
-
-    def luminance(color: tuple[float, ...]) -> float:
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in color[:3]]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    for name in ("cividis", "PuOr"):
-        colors = matplotlib.colormaps[name]
-        for step in range(101):
-            paper, text = luminance(colors(step / 100)), float(ink(colors, step / 100) != "black")
-            assert (max(paper, text) + 0.05) / (min(paper, text) + 0.05) >= 4.5

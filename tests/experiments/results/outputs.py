@@ -17,31 +17,16 @@ def output(prompt: str = "a", method: str = "fast", *, tokens: int = 3, **fields
     accepted = fields.get("accepted", (0,))
     depth = fields.get("proposed_depth", accepted)
     filled: dict[str, Any] = {
-        "prompt": prompt,
-        "method": method,
-        "exactness": None if method == "plain" else "exact",
-        "temperature": 0.0,
-        "batch": 0,
-        "prompt_tokens": 5,
-        "token_ids": tuple(range(tokens)),
-        "finish_reason": "length",
-        "seconds": 1.0,
-        "accepted": accepted,
-        "expected_accepted": tuple(map(float, accepted)),
-        "proposed_depth": depth,
-        "proposed_nodes": depth,
-    }
+        "prompt": prompt, "method": method, "exactness": None if method == "plain" else "exact", "temperature": 0.0,
+        "batch": 0, "prompt_tokens": 5, "token_ids": tuple(range(tokens)), "finish_reason": "length", "seconds": 1.0,
+        "accepted": accepted, "expected_accepted": tuple(map(float, accepted)),
+        "proposed_depth": depth, "proposed_nodes": depth,
+    }  # fmt: skip
     return Record(**filled | fields)
 
 
 def moments(*emissions: tuple[float, int], arrived: float = 0.0, admitted: float = 0.0, prefilled: float = 0.0) -> Any:
     """Fields of a request whose host saw so many tokens at these moments."""
-    return {
-        "token_ids": tuple(range(sum(count for _, count in emissions))),
-        "arrived": arrived,
-        "admitted": admitted,
-        "prefilled": prefilled,
-        "finished": emissions[-1][0] if emissions else None,
-        "emitted_at": tuple(moment for moment, _ in emissions),
-        "emitted": tuple(count for _, count in emissions),
-    }
+    moments, counts = zip(*emissions, strict=True)
+    told = {"arrived": arrived, "admitted": admitted, "prefilled": prefilled, "finished": moments[-1]}
+    return told | {"token_ids": tuple(range(sum(counts))), "emitted_at": moments, "emitted": counts}

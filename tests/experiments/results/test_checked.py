@@ -9,7 +9,6 @@ from types import ModuleType
 import pytest
 
 from experiments.results.checked import is_checked, remember, ships, stated_exactness
-from specdec.interfaces import Verifier
 from verifiers import RejectionVerifier
 
 RULE = """
@@ -61,17 +60,10 @@ def test_shipped_rules_are_exact_and_one_that_somebody_adds_to_the_package_is_de
     assert not ships(same_name())
 
 
-def test_a_rule_is_declared_until_it_is_remembered(project: Path) -> None:
-    rule: Verifier = loaded().Mine()
-    assert stated_exactness(rule) == "exact (declared)"
-    assert remember(rule, cases=75) == project / ".specdec" / "checked.json"
-    assert stated_exactness(rule) == "exact"
-    assert stated_exactness(loaded().Mine()) == "exact", "and in the next process"
-
-
-def test_an_edit_makes_it_declared_again(project: Path) -> None:
+def test_a_rule_is_declared_until_it_is_remembered_and_after_an_edit(project: Path) -> None:
     for file, text in (("own_rule.py", RULE + "    x = True\n"), ("own_parts.py", PARTS.replace("n x", "n 2 * x"))):
-        remember(loaded().Mine())
+        remember(loaded().Mine(), cases=75)
+        assert stated_exactness(loaded().Mine()) == "exact", "in the next process, too"
         (project / file).write_text(text)
         assert not is_checked(loaded().Mine())
 

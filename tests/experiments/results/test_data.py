@@ -5,8 +5,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +24,6 @@ from tests.experiments.made_runs import made
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "measurements.md"
 
-BLOCKED = """
-import importlib.abc, sys
-names = ["specdec", "drafters", "verifiers", "torch", "transformers", "hydra", "omegaconf", "wandb", "matplotlib"]
-class Blocked(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in names:
-            raise ImportError(name + " is blocked")
-sys.meta_path.insert(0, Blocked())
-import experiments.results.records, experiments.results.limits
-print("pandas" in sys.modules)
-from experiments import results
-d = results.load("outputs/**")
-print(len(d.runs), len(d.rounds))
-import specdec
-"""
 
 FACTS: dict[str, Any] = {
     "started": "2026-03-01T12:00:00+01:00",
@@ -107,9 +90,7 @@ def test_a_row_per_method_has_the_figures_of_the_summary(outputs: Path) -> None:
     found = results.load("outputs/**")
     assert repr(found) == "Results of 2 runs: .runs, .prompts, .rounds"
     runs = found.runs.set_index(["run", "method"])
-    assert list(runs.index) == [
-        (f"outputs/sweep/{job}", method) for job in (0, 1) for method in ("plain", "model", "typical")
-    ]
+    assert list(runs.index) == [(f"outputs/sweep/{job}", m) for job in (0, 1) for m in ("plain", "model", "typical")]
     row = runs.loc[("outputs/sweep/1", "model")]
     summary = load_run(outputs / "sweep" / "1").summary.methods[1]
     assert row.mean_acceptance_length == summary.mean_acceptance_length == pytest.approx(19 / 9)
@@ -121,9 +102,9 @@ def test_a_row_per_method_has_the_figures_of_the_summary(outputs: Path) -> None:
     assert row["config.engine.max_batch_size"] == 1
     assert row.gpus == "A, B"
     assert row.started == pandas.Timestamp("2026-03-01T11:00:00", tz="UTC")
-    assert runs.loc[("outputs/sweep/0", "typical"), "divergences"] == 1
-    assert runs.loc[("outputs/sweep/0", "typical"), "stage_seconds.verify"] == 0.3
-    assert runs.loc[("outputs/sweep/0", "typical"), ["mbu.verify", "mfu.verify", "wasted"]].tolist() == [0.5, 0.2, 0.25]
+    lossy = runs.loc[("outputs/sweep/0", "typical")]
+    assert (lossy.divergences, lossy["stage_seconds.verify"]) == (1, 0.3)
+    assert lossy[["mbu.verify", "mfu.verify", "wasted"]].tolist() == [0.5, 0.2, 0.25]
     assert found.rounds.seconds.dropna().tolist()[-2:] == [0.25, 0.15]
     assert pandas.isna(row.divergences), "nothing was compared"
 
@@ -192,15 +173,6 @@ def test_a_summary_is_used_as_long_as_it_is_up_to_date(outputs: Path) -> None:
     later = (folder / "summary.json").stat().st_mtime + 10
     os.utime(folder / "records.jsonl", (later, later))
     assert 99.0 not in set(results.load(folder).runs.speedup), "the records have grown since"
-
-
-@pytest.mark.full
-def test_reading_needs_no_other_package_and_records_not_even_pandas(outputs: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    words = [sys.executable, "-c", BLOCKED]
-    done = subprocess.run(words, cwd=outputs.parent, env=environment, capture_output=True, text=True)
-    assert done.stdout.split() == ["False", "6", "64"], done.stderr
-    assert "specdec is blocked" in done.stderr, "the blocking works"
 
 
 def test_what_is_written_twice_agrees() -> None:

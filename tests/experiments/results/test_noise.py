@@ -5,12 +5,9 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from experiments.reporting.run_tables import run_table
 from experiments.results.frame import Figures
 from experiments.results.noise import noise_of
 from experiments.results.records import PLAIN, Record
-from experiments.results.statistics import Bootstrap
-from experiments.results.summary import summarize
 from tests.experiments.results.outputs import output
 
 IDLE = {"cores": 4, "own": 1.0, "others": 0.1}
@@ -69,10 +66,3 @@ def test_the_load_of_other_processes_is_a_mean_over_time_and_counts_a_batch_once
     found = noise_of(records, PLAIN)
     assert found is not None
     assert found.other_cores == pytest.approx((10 * 3.0 - 1 * 0.2) / 11)
-
-
-def test_the_table_says_it() -> None:
-    load = {"cores": 2, "own": 1.0, "others": 0.96}
-    records = [record(n, 0.1, load=load) for n in range(4)]
-    notes = run_table(summarize(records, planned=4, bootstrap=Bootstrap(resamples=100)), "").notes
-    assert {"timings vary by ±0% between batches", "other processes used 1.0 of 2 cores"} <= set(notes)

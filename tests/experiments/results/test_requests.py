@@ -11,13 +11,7 @@ import pytest
 from experiments.results.frame import Figures, frame_of
 from experiments.results.limits import Limits, Terms, seconds_of
 from experiments.results.records import Record
-from experiments.results.requests import (
-    concurrency,
-    goodput,
-    percentile,
-    request_figures,
-    spread,
-)
+from experiments.results.requests import concurrency, goodput, percentile, request_figures, spread
 from experiments.results.statistics import Bootstrap
 from tests.experiments.results.outputs import moments, output
 
@@ -30,12 +24,6 @@ def record(prompt: str, batch: int, emissions: tuple[tuple[float, int], ...], **
     return output(prompt, **fields | more)
 
 
-def line(emissions: tuple[tuple[float, int], ...], **more: Any) -> Any:
-    """A request's row of the frame."""
-    return frame_of([record("a", 0, emissions, **more)]).iloc[0]
-
-
-EXAMPLE = ((3.0, 1), (4.0, 3), (6.0, 2))
 # In one call of 10 s: 5 tokens until 7 s (TPOT 1), 9 until 7 s (TPOT 0.5); in another, 1 token at 4 s (no TPOT).
 RECORDS = [
     record("a", 0, ((3.0, 1), (5.0, 2), (7.0, 2))),
@@ -54,7 +42,7 @@ def figures(records: list[Record] = RECORDS, terms: Terms = Terms()) -> Figures:
 
 
 def test_a_request_by_hand() -> None:
-    row = line(EXAMPLE)
+    row = frame_of([record("a", 0, ((3.0, 1), (4.0, 3), (6.0, 2)))]).iloc[0]
     assert (row.queue, row.ttft, row.engine_ttft, row.e2e, row.slot_time) == (1.0, 3.0, 2.0, 6.0, 5.0)
     assert row.tpot == 3 / 5 and row.in_order
     assert row.chunk_gap == (1.0, 2.0)

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from experiments.results import texts as files
-from experiments.results.texts import INCOMPLETE, in_context, read_token_texts, text_of, token_bytes, write_token_texts
+from experiments.results.texts import INCOMPLETE, in_context, read_token_texts, text_of, token_bytes
 from tests.experiments.conftest import END_OF_TEXT, byte_tokenizer
 
 
@@ -45,15 +45,6 @@ def test_alone_and_in_a_row() -> None:
     assert in_context([3, 1], texts) == [INCOMPLETE, "\ufffd a"], "a character that never ends"
     assert in_context([3, 9, 4], texts) == [INCOMPLETE, "\ufffd<9>", "\ufffd\ufffd"]
     assert in_context([6, 1], texts) == ["", " a"]
-
-
-def test_texts_survive_the_disk_and_add_up(tmp_path: Path) -> None:
-    tokenizer = byte_tokenizer()
-    accent = tokenizer("é")["input_ids"]
-    write_token_texts(tmp_path, accent, tokenizer)
-    write_token_texts(tmp_path, tokenizer('a"')["input_ids"], tokenizer)
-    assert read_token_texts(tmp_path) == token_bytes([*accent, *tokenizer('a"')["input_ids"]], tokenizer)
-    assert [path.name for path in tmp_path.iterdir()] == [files.TOKENS]
 
 
 def test_damaged_files_are_one_sentence(tmp_path: Path) -> None:

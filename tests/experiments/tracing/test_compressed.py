@@ -86,14 +86,3 @@ def test_a_rule_says_what_it_says_of_a_near_target(rule: Verifier, shape: TreeSh
         wrong, _ = moved(drafts, 0.4, like_q=False)
         tree, p = unpack(pack(drafts.tree, drafts.target_probs, dropped=0.4))
         assert (rule.laws(tree, p).stop - rule.laws(drafts.tree, wrong).stop).abs().max() > 1e-2
-
-
-def test_a_chain_under_rejection_is_not_changed() -> None:
-    drafts = drafted(TreeShape.chain(2), IID, vocab=8)
-    packed = pack(drafts.tree, drafts.target_probs, dropped=0.9)
-    assert packed.rest_p.max() > 0.3
-    tree, p = unpack(packed)
-    rule = RejectionVerifier()
-    torch.testing.assert_close(
-        rule.laws(tree, p).stop, rule.laws(drafts.tree, drafts.target_probs).stop, rtol=0, atol=1e-5
-    )

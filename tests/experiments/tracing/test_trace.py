@@ -1,13 +1,11 @@
 """Traces of whole runs: what they hold, that they change nothing, and what an interruption leaves of them."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from omegaconf import DictConfig
 
 from experiments.results.records import Record, read_records
@@ -16,14 +14,8 @@ from experiments.tracing.draft_sets import find_drafts
 from experiments.tracing.outputs import outputs_of
 from experiments.tracing.scoring import score
 from experiments.tracing.trace import FOLDER, read_trace, shards
-from specdec.engine.engine import Engine
-from specdec.interfaces import Round
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
 from specdec.types import DraftSampling
-from tests.components import DRAFTERS
 from tests.experiments.runs import Stop, local
-from tests.models import tiny_model
 from verifiers import RejectionVerifier
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -118,31 +110,3 @@ def test_a_damaged_or_missing_trace_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / FOLDER / "00000.parquet").write_bytes(b"no parquet")
     with pytest.raises(ValueError, match=r"00000\.parquet is damaged"):
         next(read_trace(tmp_path))
-
-
-def test_an_observer_sees_the_rows_that_draft() -> None:
-    model = tiny_model()
-    engine = Engine(Target(model), DRAFTERS["model_chain_iid"](model), RejectionVerifier(), max_batch_size=3)
-    seen: list[Round] = []
-    rounds: list[int] = []
-
-    def look(round: Round) -> None:
-        seen.append(round)
-        rounds.extend(request.rounds for request in round.requests if request and request.id == ids[0])
-
-    engine.on_round = look
-    plain = SamplingParams(max_new_tokens=6, temperature=1.0)
-    short = replace(plain, max_new_tokens=2)
-    ids = [engine.submit([3, 4], plain), engine.submit([5], plain, speculate=False), engine.submit([6] * 5, short)]
-    while engine.unfinished:
-        engine.step()
-    assert seen
-    for each in seen:
-        present = [request.id for request in each.requests if request is not None]
-        assert ids[1] not in present, "it decodes plainly"
-        assert len(each.requests) == len(each.tree.tokens) == len(each.target_probs)
-        torch.testing.assert_close(each.target_probs.sum(-1)[:, 0], torch.ones(len(each.requests)))
-    assert rounds == list(range(len(rounds)))
-    count = len(seen)
-    engine.generate([[7, 8]], plain, speculate=False)
-    assert len(seen) == count
