@@ -59,13 +59,6 @@ def test_a_plan_says_what_a_reader_wants_to_know(
     assert {"drafted", "speedup", "break_even_batch"} <= written["map"].keys()
 
 
-def test_a_plan_without_a_drafter_speaks_of_no_drafts(planned: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    made = planned()
-    said = capsys.readouterr().out
-    assert "No drafter is given" in said and "Speculation" not in said
-    assert all(phase.kind in ("prefill", "decode") for phase in made.phases)
-
-
 def test_speculation_is_slower_than_its_target_never(planned: Any) -> None:
     """Where no draft pays, the best draft is none, and its speed that of plain decoding."""
     made = planned("drafter=eagle", "acceptance=0.0")
@@ -193,16 +186,6 @@ def test_nothing_is_said_beyond_what_was_measured(planned: Any, costs: str) -> N
     assert planned("drafter=none", costs, "batch=[16]").phases[1].predicted_seconds is None
 
 
-def test_decoding_is_predicted_where_prompts_are_not(
-    planned: Any, costs: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    request = planned(costs, "batch=8", "context=2048", "engine.prefill_chunk=1024").requests(speculate=False)[0]
-    assert request.prefill_seconds is None and request.seconds is None and request.per_token > 6e-3
-    planned(costs, "batch=1", "context=4353", "engine.prefill_chunk=4097")
-    said = " ".join(capsys.readouterr().out.split())
-    assert "pieces of prompts of 16 to 4,096 tokens were measured, all rows together: give engine.prefill_chunk" in said
-
-
 def test_a_processor_is_planned_by_its_own_file(planned: Any, costs: str, tmp_path: Path) -> None:
     """It is in no table; its peaks are those that were measured."""
     chip = replace(CHAINS, conditions=replace(CHAINS.conditions, device="a chip"))
@@ -236,8 +219,3 @@ def test_pictures_of_measured_costs(configure: Configure, llama: Path, costs: st
     assert "hollow: as measured" in (out / "roofline.svg").read_text()
     text = (out / "where_it_pays.svg").read_text()
     assert "outside what was measured" in text and "times as measured" in text
-
-
-def test_an_inflated_target_is_planned_by_its_larger_shape(configure: Configure, tmp_path: Path) -> None:
-    made = plan(configure("plan", "target.inflate=110m", "pictures=false", f"out={tmp_path}"))
-    assert made.asked.shape.hidden == 768 and len(made.asked.shape.layers) == 12

@@ -84,20 +84,6 @@ def test_the_commands_of_the_page_work(
 
 
 @pytest.mark.full
-def test_a_console_script_finds_modules_in_the_working_directory(project: Path, tmp_path: Path) -> None:
-    """In a fresh process, whose path does not have the working directory. Only the class knows its arguments."""
-    script = tmp_path / "specdec-run"
-    script.write_text(
-        f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nassert not {{'', {str(project)!r}}} & set(sys.path)\n"
-        "from experiments.run import main\nsys.exit(main())\n"
-    )
-    words = [sys.executable, str(script), "--config-dir", "conf", "drafter=repeat", "+drafter.lenght=3"]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(words, cwd=project, env=environment, capture_output=True, text=True)
-    assert done.stderr == "error: there is no drafter.lenght: did you mean drafter.length?\n"
-
-
-@pytest.mark.full
 def test_its_own_tests_pass(project: Path) -> None:
     """The drafter conforms, and one that does not would not pass."""
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.commands.replay import named_verifiers
-from experiments.replay import _rewrite, replay
+from experiments.replay import replay
 from experiments.results.statistics import Bootstrap
 from experiments.tracing.draft_sets import find_drafts, refusal
 from experiments.tracing.figures import figures
@@ -178,12 +177,6 @@ def test_the_application(
     assert content["drafts"][0]["rules"][0]["exactness"] == "exact"
     assert not math.isnan(content["drafts"][0]["bound_at_1"])
     assert "| rejection (exact) |" in (folder / "replay.md").read_text()
-
-
-def test_the_short_form_of_the_command() -> None:
-    words = ["outputs/a", "verifier=block,rejection", "out=b", "--help"]
-    assert _rewrite(words) == ["trace='outputs/a'", "verifiers=[block,rejection]", "out=b", "--help"]
-    assert {"rejection", "block", "traversal", "typical"} <= named_verifiers(None).keys(), "all by default"
 
 
 def test_orderings_see_a_reversal(tmp_path: Path) -> None:

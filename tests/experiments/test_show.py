@@ -1,18 +1,12 @@
 """``experiments.show``: the right output, its tokens marked or colored, and its drafts."""
 
-import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from experiments.reporting.tokens import colored, output_view
-from experiments.results.records import read_records
-from experiments.results.texts import read_token_texts
 from experiments.show import main, show
-from experiments.tracing.outputs import outputs_of
 from tests.experiments.conftest import composed
 from tests.experiments.showcase import HOSTILE, write_run
 
@@ -81,18 +75,3 @@ def test_without_a_trace_and_where_it_diverges(tmp_path: Path, shown: Shown) -> 
     assert "leaves plain decoding at output token 3: margin 0.5000 nats, NOT explained by the dtype" in out
     assert "+→⟦differs from plain decoding from here⟧«" in out.replace("\n", "")
     assert "a tie of the dtype" in shown(tmp_path / "sweep" / "1", "prompt=1")
-
-
-def test_colors_where_the_terminal_has_them(folder: Path) -> None:
-    records = [record for record in read_records(folder / "records.jsonl") if record.method == "model"]
-    (output, *_), _ = outputs_of(folder, records)
-    terminal = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=100)
-    assert colored(terminal)
-    terminal.print(output_view(output, read_token_texts(folder), colors=True))
-    text = terminal.file.getvalue()  # type: ignore[attr-defined]
-    assert "\x1b[38;2;255;255;255;48;2;0;90;142m" in text, "accepted at depth 1"
-    assert "\x1b[38;2;255;255;255;48;2;0;79;124m▯" in text, "at depth 2 it is darker"
-    assert "\x1b[38;2;0;0;0;48;2;230;159;0m<b>" in text, "recovered"
-    assert "«" not in text
-    assert not colored(Console(file=io.StringIO(), force_terminal=True, no_color=True))
-    assert not colored(Console(file=io.StringIO()))

@@ -133,25 +133,6 @@ def test_the_sweep_over_batch_sizes_is_one_command(
 
 
 @pytest.mark.full
-def test_the_acceptance_ablation_is_one_command(
-    saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its own grid, cut to one drafter and two shapes."""
-    given = [*kept(tiny, "sampling", "dataset.count", "warmup"), "experiment=ablate_acceptance", "drafter=model"]
-    given += [f"drafter.name={saved / 'drafter'}", "engine.max_length=128", "drafter.shape=2,[2,1]"]
-    given += ["dataset.count=1", "sampling.max_new_tokens=4", "warmup_prompts=0"]
-    assert launched(*given, f"hydra.sweep.dir={tmp_path / 'sweep'}", monkeypatch=monkeypatch) == 0
-    rows = json.loads((tmp_path / "sweep" / "comparison.json").read_text())["rows"]
-    assert [(row["temperature"], row["name"]) for row in rows] == [
-        (temperature, f"model, drafter.shape={shape}") for temperature in (0, 1) for shape in ("2", "[2,1]")
-    ]
-
-
-def plugin(name: str, extra: str) -> None:
-    pytest.importorskip(f"hydra_plugins.{name}", reason=f"the extra {extra} is not installed")
-
-
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
@@ -161,15 +142,10 @@ def plugin(name: str, extra: str) -> None:
     ],
 )
 def test_a_sweep_elsewhere_ends_like_one_here(
-    extra: str,
-    words: list[str],
-    tiny: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    extra: str, words: list[str], tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
     """Two jobs, of which one fails: the other has its results, the table names both, and the exit code is 1."""
-    plugin(f"hydra_{extra}_launcher", extra)
+    pytest.importorskip(f"hydra_plugins.hydra_{extra}_launcher", reason=f"the extra {extra} is not installed")
     folder = tmp_path / "sweep"
     given = [*kept(tiny, "dataset.count"), f"hydra.sweep.dir={folder}", "engine.max_length=200", "dataset.count=1"]
     assert launched("-m", "drafter=ngram", "drafter.branches=1,0", *words, *given, monkeypatch=monkeypatch) == 1
@@ -188,7 +164,7 @@ def test_a_sweep_elsewhere_ends_like_one_here(
 def test_a_search_maximizes_the_objective(
     saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plugin("hydra_optuna_sweeper", "optuna")
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="the extra optuna is not installed")
     folder = tmp_path / "sweep"
     words = ["hydra.sweeper.n_trials=4", "hydra.sweeper.max_failure_rate=1", "objective=mean_acceptance_length"]
     words += ["hydra.sweeper.params={drafter.shape:'choice(1,[2,1])'}", f"drafter.name={saved / 'drafter'}"]

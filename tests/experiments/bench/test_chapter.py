@@ -30,32 +30,6 @@ def test_nothing_is_left_of_the_template_and_what_it_names_must_exist() -> None:
         page.rendered("{{ f.load | furlongs }}")
 
 
-NAMES = re.compile(
-    r"Llama-3\.1-8B|EAGLE-3|Llama-2-7B|Mistral-7B|DeepSeek-V3"
-    r"|FlashAttention-3|\b[AH]100\b|\bL2\b|beside 70B"  # of things
-    r"|\[1, |\(N . 1\)|\(n \+ 1\)|n²|t\(0\)|: 1 where verifying is free|\b16 bits|2 · parameters"  # of definitions
-)
-"""Where a digit is part of a name or of a definition, and not a figure."""
-
-
-def typed(template: str) -> list[str]:
-    """Returns the digits that a template has outside of values, code, links and the list of what to read."""
-    text = template.partition("## Reading")[0]
-    for what in (r"\{\{.*?\}\}", r"\{%.*?%\}", r"^```.*?^```$", r"`[^`\n]+`", r"\]\([^)]*\)"):
-        text = re.sub(what, " ", text, flags=re.DOTALL | re.MULTILINE)
-    text = NAMES.sub(" ", text)
-    return [text[max(0, found.start() - 20) : found.end() + 20] for found in re.finditer(r"\d", text)]
-
-
-def test_no_number_is_typed_by_hand() -> None:
-    assert typed(TEMPLATE) == []
-    values = re.findall(r"\{\{(.*?)\}\}", TEMPLATE, re.DOTALL)
-    assert len(values) > 100
-    for value in values:
-        assert re.search(r"\b[fg]\.|\btables\.", value), f"{{{{{value}}}}} is typed by hand, in braces"
-    assert typed("It takes 8 ms.\n" + TEMPLATE) == ["It takes 8 ms.\n# Why decoding "]
-
-
 KNOWN = """
 Two phases; [1000, 4096]; 33.6 MB
 The bandwidth wall; 16 GB; 8 ms; 125 tokens/s; 1.6 TB; 51.3 ms; 800 ms; 851 ms; 6 %; 94 %

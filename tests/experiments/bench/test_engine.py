@@ -17,7 +17,7 @@ from experiments.bench.engine.settings import SECTIONS, Grid, Options
 from experiments.bench.engine.steps import Setting, make_runner, measure_steps, step_batch, step_work
 from experiments.bench.models import SHAPES, make_target
 from experiments.bench.timing import Budget
-from experiments.measuring.peaks import cache_bytes, measure_peaks
+from experiments.measuring.peaks import measure_peaks
 from specdec.physics.reading import read_shape
 from tests.shapes import shapes_unchecked
 
@@ -200,11 +200,3 @@ def test_what_there_is_no_time_for_is_said_and_a_slow_peer_is_stopped() -> None:
         time.sleep(60)
     with time_limit(100):
         pass
-
-
-def test_caches_as_linux_lists_them(tmp_path: Path) -> None:
-    for index, size in enumerate(("32K", "512K", "32M")):
-        (tmp_path / f"index{index}").mkdir()
-        (tmp_path / f"index{index}" / "size").write_text(f"{size}\n")
-    assert cache_bytes(CPU, tmp_path) == 32 << 20
-    assert cache_bytes(CPU, tmp_path / "nowhere") == 0

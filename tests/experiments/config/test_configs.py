@@ -28,7 +28,6 @@ from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter, Verifier
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
-from specdec.tree import TreeShape
 
 YAML = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml"))
 OPTIONS = [(path.parent.as_posix(), path.stem) for path in YAML if len(path.parts) == 2 and path.parts[0] != "pair"]
@@ -136,19 +135,6 @@ def test_every_option_composes_and_instantiates(
         assert isinstance(made, MADE.get(group, object)) or (name == "none" and made is None)
         assert {"dataset": "load", "tracker": "start"}.get(group, "__class__") in dir(made)
         assert group != "dataset" or made.load()
-
-
-def test_shapes_and_parts_from_the_command_line(configure: Configure, saved: Path) -> None:
-    for text, shape in (
-        ("3", TreeShape.chain(3)),
-        ("[3,2]", TreeShape.branching(3, 2)),
-        ("[[0],[1],[0,0]]", TreeShape.from_paths([(0,), (1,), (0, 0)])),
-    ):
-        config = configure("run", "drafter=medusa", f"drafter.name={saved / 'medusa'}", f"drafter.shape={text}")
-        assert build(config, "drafter").tree.shape == shape
-    words = [f"drafter.model.name={saved}/drafter", "drafter.model.shape=2", "drafter.lookup.factor=3"]
-    made = build(configure("run", "drafter=choice", *words), "drafter")
-    assert made.lookup.factor == 3 and made.model.max_depth == 2
 
 
 # Where files come from: passed on to transformers, and given with +, as in +drafter.revision=….

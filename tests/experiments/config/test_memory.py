@@ -1,9 +1,6 @@
 """The memory of a run from its configuration: what is planned agrees with what the components then are."""
 
-import json
 from dataclasses import fields
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,7 +9,6 @@ from experiments.config.sections import build
 from experiments.config.settings import EngineSettings
 from experiments.measuring.meters import held_by
 from experiments.planning.memory import RunMemory
-from experiments.run import run
 from experiments.session.memory import plan_memory
 from specdec.cache.formats import FORMATS
 from specdec.engine.engine import Engine
@@ -80,15 +76,3 @@ def test_the_settings_know_all_formats() -> None:
     """They have the names without importing PyTorch."""
     (kind,) = (field.type for field in fields(EngineSettings) if field.name == "kv_cache")
     assert in_words(kind) == f"one of {', '.join(FORMATS)}, or null"
-
-
-@pytest.mark.full
-@pytest.mark.usefixtures("no_pictures")
-def test_a_run_says_which_cache_it_has_and_is_lossless(configure: Configure, tiny: list[str], capsys: Any) -> None:
-    words = ["drafter=ngram", "engine.kv_cache=int8", "method=mine", "target.dtype=float32", "warmup_prompts=0"]
-    config = configure("run", *tiny, *words, "dataset.count=1")
-    summary = run(config)
-    assert all(method.lossless is None or method.lossless.divergences == 0 for method in summary.methods)
-    assert "keys and values in int8" in " ".join(capsys.readouterr().out.split())
-    target = json.loads((Path(config.out) / "manifest.json").read_text())["target"]
-    assert target["kv_cache"] == "int8" and target["kv_bytes_per_position"] > 0

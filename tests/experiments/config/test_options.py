@@ -31,23 +31,17 @@ def searching(folder: Path) -> Iterator[str]:
     HydraConfig.instance().cfg = None
 
 
-def test_the_search_path_of_the_job_counts(searching: str) -> None:
+def test_the_search_path_of_the_job_counts_one_may_be_given_and_a_class_needs_no_file(
+    searching: str, folder: Path
+) -> None:
     assert {"mine", "block"} <= set(option_names(searching))
-    found = sections(searching, ["block", "mine", {"name": "mine", "lenience": 0.5}])
-    assert list(found) == ["block", "mine", "mine, lenience=0.5"]
-    assert [section.get("lenience") for section in found.values()] == [None, 0.25, 0.5]
-
-
-def test_a_search_path_may_be_given(folder: Path) -> None:
-    assert "mine" in option_names("verifier", [f"file://{folder}"])
+    own = {"_target_": "verifiers.LenientVerifier", "lenience": 0.75}
+    found = sections(searching, ["block", "mine", {"name": "mine", "lenience": 0.5}, own])
+    assert list(found) == ["block", "mine", "mine, lenience=0.5", "LenientVerifier, lenience=0.75"]
+    assert [section.get("lenience") for section in found.values()] == [None, 0.25, 0.5, 0.75]
+    HydraConfig.instance().cfg = None
     assert sections("verifier", ["mine"], [f"file://{folder}"])["mine"].lenience == 0.25
     assert "mine" not in option_names("verifier"), "and is forgotten"
-
-
-def test_a_class_needs_no_file() -> None:
-    found = sections("verifier", [{"_target_": "verifiers.LenientVerifier", "lenience": 0.5}])
-    assert list(found) == ["LenientVerifier, lenience=0.5"]
-    assert found["LenientVerifier, lenience=0.5"] == {"_target_": "verifiers.LenientVerifier", "lenience": 0.5}
 
 
 @pytest.mark.parametrize(

@@ -34,18 +34,6 @@ def config(**settings: Any) -> DictConfig:
     return OmegaConf.create({"target": {"tensor_parallel": 2}, "seed": 0, "out": "runs/a", "resume": False} | settings)
 
 
-def test_alone_nothing_changes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    monkeypatch.setenv("WORLD_SIZE", "2")  # as other launchers set it
-    own = config(target={"tensor_parallel": None})
-    with ranks.in_silence(), ranks.taking_part(own):
-        print("heard")
-    assert own == config(target={"tensor_parallel": None})
-    assert capsys.readouterr().out == "heard\n"
-    assert ranks.arguments(["a=1"]) == ["a=1"]
-    assert not ranks.follows()
-
-
 def test_another_process_is_silent_and_works_on_a_copy(
     process: Callable[[int], None], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -2,7 +2,6 @@
 
 import ast
 import json
-import os
 import re
 import runpy
 import subprocess
@@ -16,7 +15,6 @@ import pytest
 
 import experiments
 from experiments.bench.chapter.models import CONFIGS
-from experiments.run import main
 
 ROOT = Path(__file__).parents[3]
 FOLDER = Path(experiments.__file__).parent
@@ -105,19 +103,6 @@ def test_questions_and_typing_errors_are_answered_at_once(every: bool, tmp_path:
             assert "powered by Hydra" in answers[0][1]
 
 
-@pytest.mark.full
-def test_a_reader_that_has_seen_enough_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``--help | head -1``: the reading end of the pipe is closed."""
-    reading, writing = os.pipe()
-    os.close(reading)
-    with os.fdopen(writing, "w", buffering=1) as pipe:
-        monkeypatch.setattr(sys, "stdout", pipe)
-        monkeypatch.setattr(sys, "argv", ["run", "--help"])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert not ended.value.code
-
-
 def test_another_package_of_the_same_name_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -139,12 +124,3 @@ def test_every_command_is_a_console_script() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = {f"specdec-{name.replace('_', '-')}": f"experiments.{name}:main" for name in COMMANDS}
     assert project["scripts"] == wanted
-
-
-@pytest.mark.full
-def test_from_the_shell(saved: Path, tiny: list[str], tmp_path: Path) -> None:
-    words = [*tiny, "drafter=ngram", f"hydra.run.dir={tmp_path / 'hydra'}"]
-    command = [sys.executable, "-m", "experiments.run", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "mean acceptance length" in done.stdout and (tmp_path / "out" / "summary.json").is_file()

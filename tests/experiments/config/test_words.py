@@ -5,27 +5,7 @@ from pathlib import Path
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from experiments.config.words import bare_words, completable, overrides_first, with_folders, with_home, without_nulls
-
-
-@pytest.mark.parametrize(
-    ("given", "sorted_"),
-    [
-        ("-m drafter=a,b -cd conf seed=1", "drafter=a,b seed=1 -m -cd conf"),
-        ("--info config drafter=a", "drafter=a --info config"),
-    ],
-)
-def test_overrides_come_before_flags(given: str, sorted_: str) -> None:
-    assert overrides_first(given.split()) == sorted_.split()
-
-
-@pytest.mark.parametrize(
-    ("given", "bare"),
-    [("outputs/run -cd conf seed=1", ["outputs/run"]), ("job --cfg job", ["job"]), ("-m a b=1 c", ["a", "c"])],
-)
-def test_bare_words(given: str, bare: list[str]) -> None:
-    words = given.split()
-    assert [words[position] for position in bare_words(words)] == bare
+from experiments.config.words import completable, with_folders, with_home, without_nulls
 
 
 @pytest.mark.parametrize(

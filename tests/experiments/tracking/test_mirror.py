@@ -12,7 +12,7 @@ from experiments.results.summary import Summary, summarize
 from experiments.tracking.base import NullTracker
 from experiments.tracking.flat import accepted_histogram, flat_config
 from experiments.tracking.mirror import Mirror
-from tests.experiments.results.outputs import moments, output
+from tests.experiments.results.outputs import output
 
 
 class Noting(NullTracker):
@@ -75,18 +75,6 @@ def test_the_figures_of_a_runs_one_method_have_bare_names() -> None:
         assert tracker.kept == {"results": ["records.jsonl"], "trace": ["00000.parquet"]}
         names.append(set(tracker.figures))
     assert names[0] == names[1]
-
-
-def test_what_users_felt_has_names_of_its_own() -> None:
-    seen = moments((0.25, 2), (0.75, 2), prefilled=0.1)
-    records = [each for n in range(2) for each in (record(n, PLAIN), record(n, "ngram", **seen))]
-    tracker = Noting()
-    Mirror(tracker, [PLAIN, "ngram"], [0.0]).results(summed_up(records, 2), records, [])
-    assert tracker.figures["requests/ttft/p50"] == 0.25
-    assert tracker.figures["requests/tpot/p99"] == pytest.approx(0.5 / 3)
-    assert tracker.figures["requests/requests_per_second"] == 1.0
-    assert tracker.figures["plain/requests/requests"] == 2
-    assert not [name for name in tracker.figures if "requests/" in name and "interval" in name]
 
 
 def test_several_methods_or_temperatures_are_told_apart() -> None:

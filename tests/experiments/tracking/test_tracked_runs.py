@@ -110,6 +110,7 @@ def agents_commands(sweep: dict[str, Any]) -> list[list[str]]:
     return lines
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
 def test_what_an_agent_would_run_is_a_run(path: Path) -> None:
     sweep = yaml.safe_load(path.read_text())

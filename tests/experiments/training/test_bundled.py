@@ -1,9 +1,7 @@
 """The bundled models: trained by one command, with cards and checksums; and what is refused."""
 
 import json
-import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ from drafters.heads.eagle import Eagle3Head
 from drafters.heads.eagle_files import save_eagle
 from drafters.medusa import MedusaHeads
 from experiments.bundle import bundle
-from experiments.training import bundled as room
 from experiments.training.bundled import install
 from specdec import bundled
 from specdec.engine.engine import Engine
@@ -75,10 +72,12 @@ def test_a_head_is_installed_with_its_card(trained: Path, out: Path, capsys: Any
     assert EagleDrafter.from_pretrained(out / "eagle3").head is not None
     assert not (out / "eagle3" / "old.safetensors").exists(), "nothing of an earlier head stays"
     card = (out / "eagle3" / "MODEL_CARD.md").read_text()
-    assert "`python -m experiments.train recipe=bundled_eagle3`, commit 0123456789" in card
-    assert "| served length | 3.46 at T=0, 2.50 at T=1 |" in card
-    assert "| held-out accuracy | 75%, 50% |" in card and "step 400 of 1200" in card and "depths: 5" in card
-    assert "file: answers.jsonl" in card, "no folder of this machine"
+    for text in (
+        "`python -m experiments.train recipe=bundled_eagle3`, commit 0123456789",
+        *("| served length | 3.46 at T=0, 2.50 at T=1 |", "| held-out accuracy | 75%, 50% |", "step 400 of 1200"),
+        *("depths: 5", "file: answers.jsonl"),  # no folder of this machine
+    ):
+        assert text in card
     assert (out / "SHA256SUMS").read_text() == bundled.checksums(out)
     install("medusa", trained, out)  # any head will do
     whole = (out / "MODEL_CARD.md").read_text()
@@ -90,37 +89,20 @@ def test_what_does_not_work_is_not_installed(
     trained: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     facts = json.loads((trained / "best" / "training.json").read_text())
-    for number, (change, sentence) in enumerate(
-        [
-            ({"target": "somebody/model"}, "was trained for somebody/model, give a head for bundled/target"),
-            ({"head": "TrainedPoem"}, "holds a TrainedPoem, give one of TrainedLM, TrainedEagle3, "),
-        ]
+    (other := tmp_path / "other" / "best").mkdir(parents=True)
+    for change, sentence in (
+        ({"target": "somebody/model"}, "was trained for somebody/model, give a head for bundled/target"),
+        ({"head": "TrainedPoem"}, "holds a TrainedPoem, give one of TrainedLM, TrainedEagle3, "),
     ):
-        other = tmp_path / str(number)
-        shutil.copytree(trained, other)
-        (other / "best" / "training.json").write_text(json.dumps(facts | change))
-        with pytest.raises(ValueError, match=re.escape(sentence)):
-            install("eagle3", other, out)
+        (other / "training.json").write_text(json.dumps(facts | change))
+        with pytest.raises(ValueError, match=sentence):
+            install("eagle3", other.parent, out)
     with pytest.raises(ValueError, match=r"eagle3: there is no best/training\.json"):
         install("eagle3", tmp_path, out)
     monkeypatch.setattr(bundled, "MOST_BYTES", 1_000_000)
     with pytest.raises(ValueError, match=r"all bundled models would have 4\.\d MB, more than 1: leave eagle3 out"):
         install("eagle3", trained, out)
     assert sorted(path.name for path in out.iterdir()) == ["MODEL_CARD.md"], "before anything is copied"
-
-
-@pytest.mark.full
-def test_a_head_that_changes_outputs_is_refused(trained: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Wrong(room.RejectionVerifier):
-        """Accepts another token."""
-
-        def laws(self, tree: Any, target_probs: Any) -> Any:
-            laws = super().laws(tree, target_probs)
-            return replace(laws, after=lambda stop: laws.after(stop).roll(1, -1))
-
-    monkeypatch.setattr(room, "RejectionVerifier", Wrong)
-    with pytest.raises(ValueError, match="changes greedy outputs, it must not be bundled"):
-        install("eagle3", trained, out)
 
 
 @pytest.mark.full

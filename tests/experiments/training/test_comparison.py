@@ -128,23 +128,6 @@ def test_the_loss_is_the_sum_of_the_depths_means(
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_two_halves_of_a_batch_add_up_to_the_whole() -> None:
-    """Rows with unequal numbers of places: what is divided by is the total of both, as it is over processes."""
-    head, (batch, states) = Linear(), example()
-    comparison = Comparison(head, ForwardKL(), Power(1.0), chunk=100)
-    whole = Anchors.everywhere(batch, DEPTHS)
-    totals = whole.valid.sum(0).double()
-    value, _ = comparison(batch, states, whole, totals, 0.0)
-    halves = []
-    for row in range(2):
-        part = batch.rows(row, 1)
-        own = TargetStates({-1: states.hidden[-1][row : row + 1]}, states.output)
-        halves.append(comparison(part, own, Anchors.everywhere(part, DEPTHS), totals, 0.0)[0])
-    first, second = (Anchors.everywhere(batch.rows(row, 1), DEPTHS).valid.sum() for row in (0, 1))
-    assert first != second
-    torch.testing.assert_close(halves[0] + halves[1], value)
-
-
 def test_a_batch_with_nothing_to_learn_costs_nothing() -> None:
     head, (batch, states) = Linear(), example()
     empty = replace(batch, supervised=torch.zeros_like(batch.supervised))

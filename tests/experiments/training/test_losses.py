@@ -100,19 +100,6 @@ def test_no_gradient_goes_through_the_hybrids_share() -> None:
     torch.testing.assert_close(logits.grad, other.grad)
 
 
-def test_wrong_settings_are_one_sentence() -> None:
-    for make, message in (
-        (lambda: CrossEntropy("label"), "loss.token='label'"),
-        (lambda: NegativeLogAcceptance(0.0), "loss.least=0.0"),
-        (lambda: WeightedSum([ForwardKL()], [1.0, 2.0]), "1 terms and 2 weights"),
-        (lambda: Power(0.0), "weights.base=0.0"),
-        (lambda: Exponential(-1.0), "weights.gamma=-1.0"),
-        (lambda: DPace(1.5), "weights.smoothing=1.5"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            make()
-
-
 def test_weights_by_depth() -> None:
     losses, valid = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool)
     assert Power(1.0)(losses, valid).tolist() == [[1.0] * 3] * 2
