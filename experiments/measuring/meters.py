@@ -5,7 +5,6 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from experiments.results.origin import Figures
 from specdec.cache.base import Cache
 from specdec.engine.engine import Engine
 from specdec.quantization.stored import stored_bytes
@@ -159,34 +159,15 @@ def read_clocks() -> Clocks | None:
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Held:
-    """Bytes that are allocated, by what they are for.
+def held_by(engines: Sequence[Engine]) -> Figures:
+    """Return the bytes that some engines hold, each tensor once.
 
-    Attributes:
-        weights: The targets' parameters and buffers, norms and biases included.
-        drafter: Those of drafting models that are not the target's.
-        kv: The targets' caches, without the positions for the nodes of drafts.
-        drafter_kv: The drafting models' caches, likewise.
-        scratch: The positions for the nodes of drafts, in both.
-        copies: Copies of weights that are multiplied faster.
+    Returns:
+        ``weights``: the targets' parameters and buffers, norms and biases included; ``drafter``: those of drafting
+        models that are not the target's; ``kv``, ``drafter_kv``: the caches of both, without the positions for the
+        nodes of drafts; ``scratch``: these, in both; ``copies`` of weights that are multiplied faster; and the
+        ``total``.
     """
-
-    weights: int
-    drafter: int
-    kv: int
-    drafter_kv: int
-    scratch: int
-    copies: int
-
-    @property
-    def total(self) -> int:
-        """All of it."""
-        return sum(astuple(self))
-
-
-def held_by(engines: Sequence[Engine]) -> Held:
-    """Return the bytes that some engines hold, each tensor once."""
     different = list(dict.fromkeys(engines))
     own = [engine.runner for engine in different]
     drafting = [part for engine in different if engine.session is not None for part in engine.session.models]
@@ -195,7 +176,7 @@ def held_by(engines: Sequence[Engine]) -> Held:
     copies = {weight: size for each in [*own, *theirs] for weight, size in each.executor.copies().items()}
     kv, nodes = _cache_bytes(runner.cache for runner in own)
     drafter_kv, drafter_nodes = _cache_bytes(runner.cache for runner in theirs)
-    return Held(
+    found = Figures(
         weights=_bytes((tensor for runner in own for tensor in _tensors(runner.model)), seen),
         drafter=_bytes((t for p in drafting for t in _tensors(p.model if isinstance(p, ModelRunner) else p)), seen),
         kv=kv,
@@ -203,6 +184,7 @@ def held_by(engines: Sequence[Engine]) -> Held:
         scratch=nodes + drafter_nodes,
         copies=sum(copies.values()),
     )
+    return found | {"total": sum(found.values())}
 
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:
@@ -231,26 +213,6 @@ def _cache_bytes(caches: Iterable[Cache]) -> tuple[int, int]:
     return kept, nodes
 
 
-@dataclass(frozen=True, kw_only=True)
-class Peak:
-    """The most memory that there was at once since ``PeakMeter`` began.
-
-    Attributes:
-        used: Bytes: on a GPU those in tensors; elsewhere the process's resident memory beyond what it had before.
-        reserved: On a GPU, what the allocator had taken from the device; None elsewhere.
-        before: Resident bytes of the process before; 0 on a GPU.
-    """
-
-    used: int
-    reserved: int | None = None
-    before: int = 0
-
-    @property
-    def fragmentation(self) -> int | None:
-        """Bytes that the allocator had taken and no tensor used; None where there is no such allocator."""
-        return None if self.reserved is None else self.reserved - self.used
-
-
 class PeakMeter:
     """Measures the most memory from now on.
 
@@ -271,14 +233,21 @@ class PeakMeter:
             pass
         self._before = psutil.Process().memory_info().rss
 
-    def peak(self) -> Peak:
-        """Return the most so far."""
+    def peak(self) -> Figures:
+        """Return the most so far.
+
+        Returns:
+            ``used`` bytes: on a GPU those in tensors; elsewhere the process's resident memory beyond what it had
+            ``before``. On a GPU, what the allocator had ``reserved``, and its ``fragmentation``, which no tensor used;
+            None elsewhere.
+        """
         if self._device.type == "cuda":
             used, reserved = (
                 most(self._device) for most in (torch.cuda.max_memory_allocated, torch.cuda.max_memory_reserved)
             )
-            return Peak(used=used, reserved=reserved)
-        return Peak(used=max(0, _peak_of_process() - self._before), before=self._before)
+            return Figures(used=used, reserved=reserved, before=0, fragmentation=reserved - used)
+        used = max(0, _peak_of_process() - self._before)
+        return Figures(used=used, reserved=None, before=self._before, fragmentation=None)
 
 
 def _peak_of_process() -> int:

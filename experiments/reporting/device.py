@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from experiments.measuring.meters import Held, Peak
 from experiments.planning.memory import RunMemory
 from experiments.reporting.cells import NOTHING, percent, signed_percent
 from experiments.reporting.table import Column, Table
@@ -102,7 +101,7 @@ def _notes(uses: Sequence[Figures]) -> list[str]:
     return notes
 
 
-def memory_table(planned: RunMemory, held: Held | None = None, peak: Peak | None = None) -> Table:
+def memory_table(planned: RunMemory, held: Figures | None = None, peak: Figures | None = None) -> Table:
     """A row for the memory that was planned before anything was loaded, and one for what is held."""
     rows = f"{planned.rows} rows" if planned.rows > 1 else "one row"
     engines = f", {len(planned.methods)} engines" if len(planned.methods) > 1 else ""
@@ -125,26 +124,17 @@ def memory_table(planned: RunMemory, held: Held | None = None, peak: Peak | None
     return table
 
 
-def memory_facts(planned: RunMemory | str, held: Held | None = None, peak: Peak | None = None) -> dict[str, Any]:
+def memory_facts(planned: RunMemory | str, held: Figures | None = None, peak: Figures | None = None) -> dict[str, Any]:
     """The figures in bytes, for a run's manifest."""
     facts: dict[str, Any] = {"planned": None, "why_not_planned": planned if isinstance(planned, str) else None}
     if isinstance(planned, RunMemory):
-        memory = planned.planned
-        names = ("copies", "free", "place", "rows", "length")
-        facts["planned"] = {
-            **asdict(memory),
-            "total": memory.total,
-            **{name: getattr(planned, name) for name in names},
-            "not_counted": list(planned.unknown),
-        }
-    if held is not None:
-        facts["held"] = {**asdict(held), "total": held.total}
-    if peak is not None:
-        facts["peak"] = {**asdict(peak), "fragmentation": peak.fragmentation}
-    return facts
+        own = {name: getattr(planned, name) for name in ("copies", "free", "place", "rows", "length")}
+        memory = {**asdict(planned.planned), "total": planned.planned.total}
+        facts["planned"] = {**memory, **own, "not_counted": planned.unknown}
+    return facts | {name: found for name, found in {"held": held, "peak": peak}.items() if found is not None}
 
 
-def _memory_notes(planned: RunMemory, held: Held | None, peak: Peak | None) -> list[str]:
+def _memory_notes(planned: RunMemory, held: Figures | None, peak: Figures | None) -> list[str]:
     notes = []
     if planned.copies or (held is not None and held.copies):
         notes.append("copies of weights in the layout that the processor multiplies faster are made if there is room")

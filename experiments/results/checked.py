@@ -12,7 +12,6 @@ deleted or left out of version control: rules are then declared until they are c
 import hashlib
 import inspect
 import json
-import os
 import sys
 from collections.abc import Mapping
 from datetime import datetime
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import specdec
 from experiments.results.lossless import DECLARED, EXACT
-from experiments.results.origin import json_text
+from experiments.results.origin import json_text, replace_text
 
 if TYPE_CHECKING:
     from specdec.interfaces import Verifier
@@ -77,10 +76,7 @@ def remember(rule: "Verifier", **how: object) -> Path | None:
         "specdec": specdec.__version__,
         **how,
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(f".{os.getpid()}")
-    new.write_text(json_text({"rules": known}), encoding="utf-8")
-    os.replace(new, path)
+    replace_text(path, json_text({"rules": known}))
     return path
 
 

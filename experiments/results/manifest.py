@@ -3,8 +3,6 @@
 It asks torch about the machine. Reading a manifest needs no torch, and is in ``experiments.results.origin``.
 """
 
-import json
-import os
 import platform
 import subprocess
 import sys
@@ -17,7 +15,7 @@ from typing import Any
 import torch
 
 import specdec
-from experiments.results.origin import MANIFEST, json_text, read_manifest
+from experiments.results.origin import MANIFEST, json_text, read_manifest, replace_text
 
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "hydra-core", "wandb")
 MOST_CHANGES = 50
@@ -38,7 +36,7 @@ ROOT = Path(__file__).parent.parent.parent
 def write_manifest(folder: Path, config: Mapping[str, Any], **facts: object) -> dict[str, Any]:
     """Write ``manifest.json`` into a run's folder, and return it."""
     manifest = {"command": sys.argv, "config": dict(config), **_circumstances(), **facts}
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, default=str) + "\n", encoding="utf-8")
+    replace_text(folder / MANIFEST, json_text(manifest))
     return manifest
 
 
@@ -69,16 +67,12 @@ def check_facts(manifest: Mapping[str, Any], folder: Path, **facts: object) -> N
 
 def note_resumed(folder: Path, manifest: Mapping[str, Any]) -> None:
     """Write into the manifest when, where and with what the run went on."""
-    text = json.dumps({**manifest, "resumed": [*manifest.get("resumed", []), _circumstances()]}, indent=2)
-    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+    note_in_manifest(folder, resumed=[*manifest.get("resumed", []), _circumstances()])
 
 
 def note_in_manifest(folder: Path, **facts: object) -> None:
     """Add facts to the manifest of a run at its end; whatever happens, the file is the old one or the new one."""
-    path = folder / MANIFEST
-    new = path.with_suffix(".new")
-    new.write_text(json_text({**read_manifest(folder), **facts}), encoding="utf-8")
-    os.replace(new, path)
+    replace_text(folder / MANIFEST, json_text({**read_manifest(folder), **facts}))
 
 
 def versions() -> dict[str, str | None]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
@@ -72,6 +73,14 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, 
 def json_text(value: Any) -> str:
     """The value as indented JSON with a line break at its end. A number that JSON does not have becomes null."""
     return json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False, default=str) + "\n"
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file; whatever happens, it has the old text or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f"{path.name}.{os.getpid()}.part")
+    new.write_text(text, encoding="utf-8", errors="replace")
+    os.replace(new, path)
 
 
 def _plain(value: Any) -> Any:

@@ -1,13 +1,14 @@
 """Records: one JSON line per prompt, turn, sample and method. They are the rows of the frame (``frame.py``)."""
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from experiments.results.origin import replace_text
 
 RECORDS = "records.jsonl"
 
@@ -158,9 +159,7 @@ def _line(record: Record) -> str:
 
 def replace_records(path: Path, records: Iterable[Record]) -> None:
     """Replace a file's records; whatever happens, it has the old ones or the new ones."""
-    new = path.with_suffix(".new")
-    new.write_text("".join(_line(record) for record in records), encoding="utf-8")
-    os.replace(new, path)
+    replace_text(path, "".join(_line(record) for record in records))
 
 
 def read_records(path: str | Path) -> list[Record]:

@@ -7,11 +7,12 @@ texts of a row of tokens.
 
 import codecs
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from experiments.results.origin import replace_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -31,9 +32,7 @@ def write_prompts(folder: Path, prompts: Iterable[Any]) -> None:
         json.dumps({"prompt": each.id, "category": each.category, "turns": each.turns}, ensure_ascii=False)
         for each in prompts
     )
-    part = folder / f"{PROMPTS}.part"
-    part.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    os.replace(part, folder / PROMPTS)
+    replace_text(folder / PROMPTS, "".join(f"{line}\n" for line in lines))
 
 
 def read_prompts(folder: Path) -> Mapping[str, tuple[str, ...]]:
@@ -61,9 +60,7 @@ def write_token_texts(folder: Path, tokens: Iterable[int], tokenizer: "PreTraine
     """Write the texts of some tokens into a run's folder; those that are there already stay."""
     texts = {**read_token_texts(folder), **token_bytes(tokens, tokenizer)}
     kept = {str(token): _as_json(text) for token, text in sorted(texts.items())}
-    part = folder / f"{TOKENS}.part"
-    part.write_text(json.dumps(kept, ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
-    os.replace(part, folder / TOKENS)
+    replace_text(folder / TOKENS, json.dumps(kept, ensure_ascii=False, indent=0) + "\n")
 
 
 def read_token_texts(folder: Path) -> dict[int, bytes]:

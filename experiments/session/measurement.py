@@ -11,7 +11,7 @@ from experiments.config.job import in_sweep
 from experiments.config.sections import bootstrap_of, plain_whole
 from experiments.measuring.jobs import Job
 from experiments.measuring.measure import Contender
-from experiments.measuring.meters import Held, PeakMeter
+from experiments.measuring.meters import PeakMeter
 from experiments.planning.memory import RunMemory
 from experiments.reporting import terminal
 from experiments.reporting.device import above_roof, memory_facts, memory_table, utilization_table
@@ -21,6 +21,7 @@ from experiments.reporting.requests import warnings_of
 from experiments.reporting.run_tables import print_divergences, print_failures, print_noise
 from experiments.reporting.table import Table
 from experiments.reporting.verdicts import print_verdicts, sentence
+from experiments.results.frame import Figures
 from experiments.results.limits import Terms
 from experiments.results.manifest import MANIFEST, note_in_manifest
 from experiments.results.origin import json_text
@@ -93,7 +94,7 @@ class Measurement:
     report: Report
     title: str
     mirror: Mirror
-    memory: tuple[RunMemory | str, Held, PeakMeter]
+    memory: tuple[RunMemory | str, Figures, PeakMeter]
     before: Sequence[Record] = field(default_factory=tuple)
     kept: Sequence[Record] | None = None
     passed: int = 0

@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import json
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -21,6 +20,7 @@ from experiments.reporting.requests import TITLE, in_flight_plot, requests_plot,
 from experiments.reporting.run_plots import RUN_PLOTS, category_plot
 from experiments.reporting.run_tables import run_table
 from experiments.results.comparison import differences, make_rows, title
+from experiments.results.origin import replace_text
 from experiments.results.records import RECORDS, read_records
 from experiments.results.runs import SUMMARY, Run
 from experiments.results.texts import read_prompts
@@ -81,11 +81,7 @@ def write_page(
         RunOutputs(name, own, said, read_prompts(run.folder))
         for run, name, own, said in zip(runs, names_of(runs), outputs, texts, strict=True)
     ]
-    text = _page(runs, given, notes)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(text, encoding="utf-8", errors="replace")
-    os.replace(part, path)
+    replace_text(path, _page(runs, given, notes))
 
 
 def _page(runs: Sequence[Run], outputs: Sequence[RunOutputs], notes: Sequence[str]) -> str:
