@@ -75,9 +75,9 @@ GALLERY = {
 STUDIES = {
     "drafters": Study(
         "experiments.run experiment=drafters",
-        {"drafters": "methods", "drafters_nodes": "nodes"},
+        {"drafters": "methods"},
         page=RESULTS,
-        captions=["Tokens per round and speedup of every drafter, with intervals", LENGTHS],
+        captions=["Tokens per round and speedup of every drafter, with intervals"],
     ),
     **{
         name: Study(f"experiments.run experiment={name}", {name: "nodes"}, page=RESULTS)
