@@ -37,7 +37,7 @@ def test_every_study_composes_and_has_its_place() -> None:
 
 
 def test_a_finished_study_is_not_run_again_and_a_failing_one_is_one_sentence(tmp_path: Path) -> None:
-    shutil.copyfile(ROOT / "docs" / "images" / "scaling.png", tmp_path / "made.png")
+    shutil.copyfile(ROOT / "docs" / "images" / "heads.png", tmp_path / "made.png")
     assert run(Study("experiments.nothing", {"shown": "made"}), tmp_path) >= 0
     with pytest.raises(ValueError, match=r"experiments\.demo ended with exit code 1: see above"):
         run(Study("experiments.demo temperatures=[]", {"shown": "made"}), tmp_path / "demo")
