@@ -38,8 +38,16 @@ from specdec.target.support import check_model, check_tokenizer
 from specdec.target.target import Target
 
 
-class LoadedModel(Where, Settings, total=False):
-    """Where the files of a small model are, and ``Settings``."""
+class ModelFiles(Where, total=False):
+    """Where the files of a small model are, and how they are read; see ``Target.from_pretrained``."""
+
+    device_map: str | Mapping[str, Any] | None
+    max_memory: Mapping[Any, Any] | None
+    trust_remote_code: bool
+
+
+class LoadedModel(ModelFiles, Settings, total=False):
+    """``ModelFiles``, and ``Settings``."""
 
 
 class ModelDrafter(OwnModelDrafter):
@@ -80,17 +88,13 @@ class ModelDrafter(OwnModelDrafter):
         shape: AnyTree = 4,
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
-        device_map: str | Mapping[str, Any] | None = None,
-        max_memory: Mapping[Any, Any] | None = None,
         quantization: str | None = None,
         quantization_check: bool = True,
-        trust_remote_code: bool = False,
         **options: Unpack[LoadedModel],
     ) -> "ModelDrafter":
         """Load the model and its tokenizer; arguments as for ``Target.from_pretrained``, ``Where`` and ``Settings``."""
         given: dict[str, Any] = dict(options)
-        files = {"device_map": device_map, "max_memory": max_memory, "trust_remote_code": trust_remote_code}
-        files |= {key: given.pop(key) for key in Where.__annotations__ if key in given}
+        files = {key: given.pop(key) for key in ModelFiles.__annotations__ if key in given}
         files = {name: value for name, value in files.items() if value not in (None, False)}
         check_format(given.get("kv_cache"))  # before the model is loaded
         model = load_model(

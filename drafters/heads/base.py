@@ -11,7 +11,7 @@ from transformers import LlamaConfig, PreTrainedModel
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
-from drafters.heads.bound import bound
+from drafters.heads.bound import bound, sizes_like
 
 
 def config_for(target: PreTrainedModel, *, layers: int, intermediate_size: int | None = None) -> LlamaConfig:
@@ -23,21 +23,11 @@ def config_for(target: PreTrainedModel, *, layers: int, intermediate_size: int |
         intermediate_size: Width of their MLPs; None for the target's.
     """
     text: Any = target.config.get_text_config(decoder=True)
-    heads = text.num_attention_heads
-    return LlamaConfig(
-        vocab_size=text.vocab_size,
-        hidden_size=text.hidden_size,
-        intermediate_size=intermediate_size or getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
-        head_dim=getattr(text, "head_dim", None),
-        max_position_embeddings=text.max_position_embeddings,
-        rms_norm_eps=getattr(text, "rms_norm_eps", 1e-6),
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        bos_token_id=None,
-        eos_token_id=None,
+    sizes: dict[str, Any] = sizes_like(text) | (
+        {} if intermediate_size is None else {"intermediate_size": intermediate_size}
     )
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    return LlamaConfig(vocab_size=text.vocab_size, num_hidden_layers=layers, rope_parameters=rope, **sizes)
 
 
 class FeatureBackbone(nn.Module):

@@ -18,7 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as rotated
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
-from drafters.heads.bound import bound, widened, wider_config
+from drafters.heads.bound import bound, sizes_like, widened, wider_config
 from drafters.heads.markov import ConfidenceHead, MarkovHead
 from specdec.cache.base import Cache
 
@@ -205,13 +205,7 @@ class BlockHead(PreTrainedModel):
             few = total < _MANY_LAYERS
             hidden_layers = tuple(range(1, total)) if few else tuple(id + 1 for id in default_layers(total, layers))
         given: dict[str, Any] = {
-            "hidden_size": text.hidden_size,
-            "intermediate_size": getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
-            "num_attention_heads": text.num_attention_heads,
-            "num_key_value_heads": getattr(text, "num_key_value_heads", None) or text.num_attention_heads,
-            "head_dim": getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
-            "rms_norm_eps": getattr(text, "rms_norm_eps", 1e-6),
-            "max_position_embeddings": text.max_position_embeddings,
+            **sizes_like(text),
             "vocab_size": vocab,
             "rope_parameters": _plain_rope(text),
             "num_hidden_layers": layers,
@@ -222,8 +216,6 @@ class BlockHead(PreTrainedModel):
             "target_layers": total,
             "tie_word_embeddings": False,
             "pad_token_id": None,
-            "bos_token_id": None,
-            "eos_token_id": None,
         }
         if draft_ids is not None:
             given |= {"draft_vocab_size": len(draft_ids), "owns_output": True}

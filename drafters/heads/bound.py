@@ -110,6 +110,22 @@ def bound(head: _Head, target: PreTrainedModel) -> _Head:
     return twin.eval()
 
 
+def sizes_like(text: Any) -> dict[str, Any]:
+    """Returns the fields of a configuration in which a new head is like its target, whose own is given."""
+    heads, width = text.num_attention_heads, text.hidden_size
+    return {
+        "hidden_size": width,
+        "intermediate_size": getattr(text, "intermediate_size", None) or 4 * width,
+        "num_attention_heads": heads,
+        "num_key_value_heads": getattr(text, "num_key_value_heads", None) or heads,
+        "head_dim": getattr(text, "head_dim", None) or width // heads,
+        "rms_norm_eps": getattr(text, "rms_norm_eps", 1e-6),
+        "max_position_embeddings": text.max_position_embeddings,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+
+
 def wider_config(config: Any, factor: float) -> Any:
     """Returns the configuration of decoder layers for wider hidden states, of which only the first channels count.
 

@@ -6,7 +6,7 @@ pair is (its parent's output, its token). Nothing of a tree is committed: the pa
 again, with the target's hidden states in place of the head's own outputs.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 import torch
@@ -98,7 +98,8 @@ class FeatureScorer(Scorer):
         A round of more pairs than the window holds, whose drafts were another drafter's, is taken in pieces.
         """
         slots, starts, counts = outcome.slots, outcome.starts, outcome.counts
-        features, tokens = self._features_of(outcome.hidden_states), _following(outcome)
+        states = [outcome.hidden_states[layer] for layer in self._layers]
+        features, tokens = self._fuse(states).to(self._features.dtype), _following(outcome)
         if outcome.path is None:
             assert outcome.host is not None, "pieces of prompts come with the host's numbers"
             host = outcome.host
@@ -110,14 +111,12 @@ class FeatureScorer(Scorer):
         for first in range(0, tokens.shape[1], self._window):
             piece = slice(first, first + self._window)
             new = min(self._window, tokens.shape[1] - first)
-            if (self._waiting[where] + new > self._window).any():
-                self._flush(slots, starts + counts.clamp(max=first))
+            if (self._waiting[where] + new > self._window).any():  # no room for more
+                newest, states, begins, _ = self._newest(slots, starts + counts.clamp(max=first))
+                self._forward(newest, states, slots, begins)
                 self._waiting[where] = 0
             self._push(slots, features[:, piece], tokens[:, piece], (counts - first).clamp(0, self._window))
             self._waiting[where] += new
-
-    def _features_of(self, states: Mapping[int, Tensor]) -> Float[Tensor, "batch position width"]:
-        return self._fuse([states[layer] for layer in self._layers]).to(self._features.dtype)
 
     def _push(
         self,
@@ -132,11 +131,6 @@ class FeatureScorer(Scorer):
         features = torch.cat([self._features[slots], features], dim=1)
         self._tokens[slots] = tokens.gather(1, index)
         self._features[slots] = _take(features, index)
-
-    def _flush(self, slots: Int[Tensor, " batch"], lengths: Int[Tensor, " batch"]) -> None:
-        """Forward the pairs in the windows of some slots, which have no room for more."""
-        tokens, features, starts, _ = self._newest(slots, lengths)
-        self._forward(tokens, features, slots, starts)
 
     def _newest(
         self, slots: Int[Tensor, " batch"], lengths: Int[Tensor, " batch"], *, full: bool = False

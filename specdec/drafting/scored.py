@@ -13,12 +13,14 @@ from specdec.batch import Batch
 from specdec.drafting.builders.base import TreeBuilder
 from specdec.drafting.drawing import Drawing
 from specdec.drafting.policies.nodes import NodePolicy
-from specdec.drafting.pruning import without_tail
 from specdec.drafting.scorer import Scorer, state_ready
 from specdec.drafting.vocabulary import VocabularyMap
+from specdec.host import can_look
 from specdec.interfaces import Drafter, Session, Sizes
 from specdec.requests import GREEDY_BELOW, SamplingParams
+from specdec.topology import Topology
 from specdec.tree import DraftTree
+from specdec.tree_parts import size_for
 from specdec.types import DraftSampling, Outcome
 
 
@@ -188,3 +190,33 @@ def law_of(sampling: DraftSampling | str) -> DraftSampling:
         if sampling is law or (isinstance(sampling, str) and sampling.upper() == law.name):
             return law
     raise ValueError(f"drafter sampling={sampling!r}: give one of {', '.join(law.name.lower() for law in choices)}")
+
+
+def without_tail(tree: DraftTree) -> DraftTree:
+    """Return the trees without the columns behind the last valid node of any row, rounded up to one of few sizes.
+
+    The host looks at one number, which on a GPU makes it wait for the draft. That is worth it: what is cut off need not
+    be verified.
+    """
+    columns = torch.arange(tree.width, device=tree.tokens.device)
+    needed = int((columns * tree.valid).amax())
+    in_line = tree.in_line or needed == 0
+    count = 1 + (needed if in_line else min(size_for(needed), tree.width - 1))
+    if count == tree.width and not tree.in_line:
+        return tree
+    law = tree.law[:, :count] if tree.only_law is None else tree.only_law
+    q = None if tree.draft_probs is None else tree.draft_probs[:, :count]
+    tokens, valid = tree.tokens[:, :count], tree.valid[:, :count]
+    if in_line:
+        whole = can_look(valid) and bool(valid.all())
+        topology = Topology.chain(count, tokens.device)
+        return DraftTree.of_topology(topology, tokens, sampling=law, draft_probs=q, valid=None if whole else valid)
+    return DraftTree.build(
+        tokens,
+        tree.parents[:, :count],
+        valid=valid,
+        sampling=law,
+        draft_probs=q,
+        max_depth=min(tree.max_depth, count - 1),
+        max_children=min(tree.max_children, count - 1),
+    )

@@ -15,10 +15,10 @@ from specdec.batch import Batch
 from specdec.drafting.builders.base import Grown, TreeBuilder
 from specdec.drafting.calibration import Calibration
 from specdec.drafting.costs import RoundCosts
-from specdec.drafting.pruning import reordered
 from specdec.drafting.rating import SOURCES, Rated, Rater, source_of, spared
 from specdec.drafting.scorer import Scorer
 from specdec.host import can_look
+from specdec.tree import DraftTree
 
 
 class Learning(TypedDict, total=False):
@@ -295,3 +295,29 @@ class FirstNodes(NodePolicy):
         """Return the first nodes of every row."""
         count = survival.shape[1] if self.nodes is None else self.nodes + 1
         return (torch.arange(survival.shape[1], device=survival.device) < count).expand_as(survival)
+
+
+def reordered(tree: DraftTree, order: Int[Tensor, "batch node"]) -> DraftTree:
+    """Return the same trees with their nodes in another order.
+
+    The chain 0 - 1 - 2 with a second child 3 of node 1, in the order 0, 1, 3, 2::
+
+        parents before   -1 0 1 1
+        parents after    -1 0 1 1   (node 2 is the former node 3)
+
+    ``order`` has the present numbers of the nodes in their new order, the root first and every parent before its
+    children. Nodes that are not valid get the root's token.
+    """
+    number = torch.empty_like(order).scatter_(1, order, torch.arange(tree.width, device=order.device).expand_as(order))
+    above = tree.parents.gather(1, order)
+    valid = tree.valid.gather(1, order)
+    q = tree.draft_probs
+    return DraftTree.build(
+        tree.tokens.gather(1, order).where(valid, tree.tokens[:, :1]),
+        number.gather(1, above.clamp(min=0)).where(above >= 0, -1),
+        valid=valid,
+        sampling=tree.law.gather(1, order) if tree.only_law is None else tree.only_law,
+        draft_probs=None if q is None else q.gather(1, order[:, :, None].expand(-1, -1, q.shape[2])),
+        max_depth=tree.max_depth,
+        max_children=tree.max_children,
+    )
