@@ -23,10 +23,6 @@ class AdaptiveDrafter(CombinedDrafter):
     The drafter is shown a batch as if the output had room for no deeper drafts, so any drafter will do. A batch takes
     as long as its deepest draft.
 
-    Args:
-        drafter: The other drafter.
-        policy: How deep.
-
     Raises:
         ValueError: An argument is something else.
     """
@@ -55,7 +51,6 @@ class AdaptiveSession(CombinedSession):
         self.policy.bind(max_batch_size=sizes.max_batch_size, max_depth=drafter.max_depth)
 
     def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
-        """Begin a request with both."""
         self.policy.admit(slot)
         super().admit(slot, prompt_ids, sampling)
 

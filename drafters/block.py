@@ -313,7 +313,6 @@ class TrainedBlock(TrainedHead):
         return logits.float()
 
     def drafter(self) -> Drafter:
-        """A chain of a whole block."""
         return BlockDrafter(frozen_copy(self.head), optimize=False)
 
     def filled(
@@ -350,7 +349,6 @@ def block_mask(
 
     Args:
         places: Where the anchors are in their rows.
-        documents: The documents of the rows.
         size: Places of a block.
         causal: Whether a slot sees only those before it, and itself.
     """

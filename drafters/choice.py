@@ -56,7 +56,6 @@ class ChoiceDrafter(CombinedDrafter):
         self.is_chain = lookup.is_chain and model.is_chain
 
     def bind(self, target: Target, sizes: Sizes) -> "ChoiceSession":
-        """Begin a session of both, with nothing known."""
         return ChoiceSession(self, self.lookup.bind(target, sizes), self.model.bind(target, sizes), sizes)
 
 

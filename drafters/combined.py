@@ -43,12 +43,7 @@ class CombinedDrafter(Drafter):
 
 
 class CombinedSession(Session):
-    """The sessions of some drafters.
-
-    Args:
-        drafter: The combination.
-        parts: The sessions of its parts.
-    """
+    """The sessions of some drafters."""
 
     reads_host = True
 
@@ -63,16 +58,13 @@ class CombinedSession(Session):
         self.lookback = max(lookbacks) if len(lookbacks) == len(parts) else None
 
     def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
-        """Begin the request in all parts."""
         for part in self.parts:
             part.admit(slot, prompt_ids, sampling)
 
     def held(self, slot: int, length: int) -> int:
-        """See ``Session.held``."""
         return min(part.held(slot, length) for part in self.parts)
 
     def release(self, slot: int) -> None:
-        """End the request in all parts."""
         for part in self.parts:
             part.release(slot)
 
@@ -87,8 +79,6 @@ class CombinedSession(Session):
         """Let a part observe an outcome, with the numbers that the nodes of the path have in the part's own tree.
 
         Args:
-            part: The number of the part.
-            outcome: The combination's.
             first: Where the part's drafted nodes begin in the combination's tree.
             width: How many they are; None for all from there on.
             rows: The rows in which the tree has nodes of the part, Bool[batch]; None for all.

@@ -29,7 +29,6 @@ class EagleDrafter(FeatureDrafter):
     """Drafts with an EAGLE head.
 
     Args:
-        head: The head.
         shape: A tree builder, or what ``TreeShape.of`` takes; None for EAGLE-2's tree of 59 nodes.
         hidden_layers: The target's hidden states that the head reads, in place of those that its files name.
         **options: See ``Options``.
@@ -133,7 +132,6 @@ class TrainedEagle3(TrainedFeatureHead):
         }
 
     def make(self, target: Target, draft_ids: Int[Tensor, " column"] | None) -> FeatureHead:
-        """A new head, or the one that was named."""
         if self.name is not None:
             head = load_eagle(self.name, hidden_layers=self.layers)
             if not isinstance(head, Eagle3Head):
@@ -152,7 +150,6 @@ class TrainedEagle3(TrainedFeatureHead):
         return head
 
     def drafter(self) -> Drafter:
-        """A chain of the head's."""
         return EagleDrafter(self.copied(), self.depths, optimize=False)
 
     def save(self, folder: Path, facts: Mapping[str, Any]) -> None:

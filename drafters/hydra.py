@@ -120,7 +120,6 @@ class HydraScorer(LastStateScorer):
         self._embed, self._max_shown, self._width = embed, max_shown, self.newest.shape[1]
 
     def root_logits(self, batch: Batch) -> Float[Tensor, "batch 1 vocab"]:
-        """Return the first head's logits."""
         state, width = self.newest[batch.slots], self._width
         # What a head reads, by node: the state, and the embeddings of its path, which grows with the depth.
         self._joined = state.new_zeros(len(batch), 1 + self._max_shown, (self.num_heads + 1) * width)
@@ -131,7 +130,6 @@ class HydraScorer(LastStateScorer):
     def level_logits(
         self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
     ) -> Float[Tensor, "batch node vocab"]:
-        """Return the logits of the nodes' head."""
         nodes, width = slice(topology.width - tokens.shape[1], topology.width), self._width
         parents = topology.parents[:, nodes].expand(len(batch), -1)
         joined = self._joined.gather(1, parents[:, :, None].expand(-1, -1, self._joined.shape[2]))
@@ -146,7 +144,6 @@ class HydraDrafter(LastStateDrafter):
     kind, title = HydraHeads, "Hydra"
 
     def scorer(self, heads: ModuleCaller, target: Target, **places: Any) -> HydraScorer:
-        """Return what scores level by level."""
         return HydraScorer(heads, target.model.get_input_embeddings(), self.tree.max_shown, **places)
 
 
@@ -156,7 +153,6 @@ class TrainedHydra(TrainedHeads):
     title, made = "Hydra heads", HydraDrafter
 
     def begin(self, target: Target, counts: Int[Tensor, " vocab"] | None) -> None:
-        """Make or load the heads, in float32."""
         super().begin(target, counts)
         self._embed = (Borrowed(target.model.get_input_embeddings()),)  # in a tuple, so that it is not registered
 
@@ -173,5 +169,4 @@ class TrainedHydra(TrainedHeads):
     def logits(
         self, states: Float[Tensor, "place width"], previous: Int[Tensor, " place"], depth: int
     ) -> Float[Tensor, "place column"]:
-        """The output layer's of one head."""
         return self.head.lm_head[depth - 1](states).float()

@@ -44,7 +44,6 @@ class MarginalScorer(Scorer):
         depth: The deepest node.
         knows_root: Whether continuations begin behind the root, or behind the token before it.
         temperature: What they are drawn at; at 0 there is one, of the most probable tokens.
-        max_batch_size: The number of slots.
     """
 
     per_depth, needs_state = True, True
@@ -120,7 +119,6 @@ class MarginalScorer(Scorer):
         return self.runner.run(forward_of(batch, tokens, topology, lengths, key_bound=bound)).scores
 
     def prepare(self, batch: Batch) -> Hashable:
-        """Nothing is needed from the host."""
         return self.runner.version
 
     def observe(self, outcome: Outcome, nodes: Int[Tensor, "batch depth"] | None) -> None:

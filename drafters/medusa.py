@@ -137,7 +137,6 @@ class MedusaDrafter(LastStateDrafter):
     kind, title = MedusaHeads, "Medusa"
 
     def scorer(self, heads: ModuleCaller, target: Target, **places: Any) -> MedusaScorer:
-        """Return what scores all depths at once."""
         return MedusaScorer(heads, **places)
 
 
@@ -155,6 +154,5 @@ class TrainedMedusa(TrainedHeads):
     def logits(
         self, states: Float[Tensor, "place width"], previous: Int[Tensor, " place"], depth: int
     ) -> Float[Tensor, "place column"]:
-        """The output layer's of one head."""
         head: Any = self.head.heads[depth - 1]
         return head[-1](states).float()

@@ -44,7 +44,6 @@ class MergedDrafter(CombinedDrafter):
         self.is_chain = False
 
     def bind(self, target: Target, sizes: Sizes) -> "MergedSession":
-        """Begin a session of both."""
         return MergedSession(self, self.lookup.bind(target, sizes), self.model.bind(target, sizes))
 
 

@@ -186,7 +186,6 @@ class TrainedLM(TrainedHead):
         return Anchors.everywhere(batch, 1, before=0)
 
     def forward(self, batch: TextBatch, states: TargetStates, anchors: Anchors) -> Prediction:
-        """The model's last states at the anchors."""
         mask = additive(batch.visible(), torch.float32) if batch.packed else None
         output = self.head.base_model(
             input_ids=batch.tokens, attention_mask=mask, position_ids=batch.positions, use_cache=False
@@ -196,11 +195,9 @@ class TrainedLM(TrainedHead):
     def logits(
         self, states: Float[Tensor, "place width"], previous: Int[Tensor, " place"], depth: int
     ) -> Float[Tensor, "place column"]:
-        """The output layer's."""
         return output_of(self.head)(states).float()
 
     def drafter(self) -> Drafter:
-        """A chain of the model's own."""
         return ModelDrafter(frozen_copy(self.head), self.depths, optimize=False)
 
     def save(self, folder: Path, facts: Mapping[str, Any]) -> None:

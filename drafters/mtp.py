@@ -113,7 +113,6 @@ class TrainedMTP(TrainedFeatureHead):
         self._fusion: tuple[nn.Module, ...] = ()
 
     def make(self, target: Target, draft_ids: Int[Tensor, " column"] | None) -> FeatureHead:
-        """A new module, or the one that was named."""
         if self.name is not None:
             head = load_mtp(self.name, target.model, module=self.module, hidden_state=self.hidden_state)
         else:
@@ -127,9 +126,7 @@ class TrainedMTP(TrainedFeatureHead):
         return self._fusion[0](states[0])
 
     def drafter(self) -> Drafter:
-        """A chain of the module's."""
         return MTPDrafter(self.copied(), self.depths, optimize=False)
 
     def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        """Write the module in bfloat16, by itself."""
         save_mtp(self.copied().to(torch.bfloat16), folder, notes=facts)

@@ -69,7 +69,6 @@ class NGramDrafter(StatelessDrafter):
         self.considered = max_draft_tokens + 8
 
     def propose(self, batch: Batch) -> DraftTree:
-        """Look up every drafting row."""
         host = batch.on_host
         depth = np.minimum(np.where(host.drafting, host.max_depth, 0), self.max_depth)
         lengths = host.lengths
@@ -171,7 +170,6 @@ def _merge(
         parents -1 0 1 2 1 0
 
     Args:
-        roots: The sequences' last tokens.
         branches: -1 padded; none is the beginning of another.
         device: Where the tree goes.
     """

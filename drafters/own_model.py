@@ -70,7 +70,6 @@ class OwnModelDrafter(ScoredDrafter):
     """Drafts with a model of its own. In its ``bind``, a subclass calls ``runner_for``.
 
     Args:
-        tree: The tree builder.
         sampling, temperature, name, attention, optimize, kv_cache: See ``Options``.
 
     Raises:
@@ -103,7 +102,6 @@ class OwnModelDrafter(ScoredDrafter):
         Args:
             path: The files' place; None for those of the target.
             load: Loads the head, given what there is of ``Where``.
-            shape: The drafter's tree.
             given: ``Loaded``, and other arguments of the drafter.
 
         Raises:
@@ -125,8 +123,6 @@ class OwnModelDrafter(ScoredDrafter):
         Args:
             head: The head, which is not changed.
             layers: The target's hidden states that it reads.
-            target: The target.
-            sizes: The engine's sizes.
 
         Raises:
             ValueError: It does not fit the target, or its files name another one.
@@ -142,9 +138,7 @@ class OwnModelDrafter(ScoredDrafter):
         """Return a runner of the model for one engine.
 
         Args:
-            model: The model.
             kind: What it is, for messages: ``"head"`` or ``"drafter"``.
-            sizes: The engine's sizes.
             max_nodes: The largest tree of a forward, the root not counted.
 
         Raises:

@@ -153,13 +153,9 @@ def measure_costs(
     """Return how long rounds take on this machine, with drafts of every depth.
 
     Args:
-        target: The target.
-        drafter: Drafts.
-        verifier: The acceptance rule.
         prompts: Token ids to go on from; at least one, and they are used again where more rows are wanted.
         rows: Batch sizes to measure.
         rounds: How many rounds of each kind are timed.
-        options: For ``Engine``.
 
     Raises:
         ValueError: There is no prompt, or an argument does not fit.

@@ -124,7 +124,6 @@ class SuffixSession(RatedSession):
         self._outputs = _Outputs(*shared) if drafter.shared else None
 
     def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
-        """Begin with an empty tree."""
         self._requests[slot] = _Request(self._drafter.tree_depth, len(prompt_ids))
 
     def release(self, slot: int) -> None:
@@ -151,7 +150,6 @@ class SuffixSession(RatedSession):
         return np.array([draft.score for draft in self._drafts(batch)])
 
     def propose(self, batch: Batch) -> DraftTree:
-        """Look up every drafting row."""
         drafts = self._drafts(batch)
         longest = max((len(draft.tokens) for draft in drafts), default=0)
         if not longest:

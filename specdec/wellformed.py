@@ -249,7 +249,6 @@ def draft_probs_flaws(
     """Return what is wrong with q, and with the tokens that were drawn from it.
 
     Args:
-        tree: The tree.
         drafted: The nodes whose law counts.
         every: Nodes that need a row of q whether they have children or not.
     """

@@ -42,9 +42,7 @@ def fill(name: str, head: _Head, tensors: Mapping[str, Tensor], names: Names = (
 
     Args:
         name: The checkpoint's, for messages.
-        head: The head.
         tensors: The tensors by their public names.
-        names: The table of names.
 
     Returns:
         The head, on the CPU.

@@ -18,8 +18,6 @@ def config_for(target: PreTrainedModel, *, layers: int, intermediate_size: int |
     """Returns the configuration of a new head of a target's widths, with plain rotary embeddings.
 
     Args:
-        target: The model.
-        layers: The head's decoder layers.
         intermediate_size: Width of their MLPs; None for the target's.
     """
     text: Any = target.config.get_text_config(decoder=True)

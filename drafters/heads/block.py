@@ -189,7 +189,6 @@ class BlockHead(PreTrainedModel):
         """Returns a head with random weights, of a target's widths, in float32 on the CPU.
 
         Args:
-            target: The target.
             layers: The number of the head's layers.
             block_size: Places of a block.
             mask_token_id: The mask token; None for the last id, which should be one that texts do not have.

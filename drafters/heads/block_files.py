@@ -256,7 +256,6 @@ def save_block(head: BlockHead, folder: str | Path, *, layout: str = "own", serv
     """Write ``config.json`` and ``model.safetensors``.
 
     Args:
-        head: The head.
         folder: Where to; it is made if it is not there.
         layout: One of ``LAYOUTS``.
         served: The target, which speculators' layout has to name.

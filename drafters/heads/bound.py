@@ -44,7 +44,6 @@ def fitted(head: Any, name: str, layers: Sequence[int], target: Target) -> Any:
         head: A head with ``captured`` hidden states of ``captured_width`` and ``draft_ids``.
         name: The head's, for messages.
         layers: The target's hidden states that it reads.
-        target: The target.
 
     Raises:
         ValueError: The head was made for another target; says what does not fit.
@@ -98,7 +97,6 @@ def bound(head: _Head, target: PreTrainedModel) -> _Head:
 
     Args:
         head: A head. Its ``base_model`` has ``embed_tokens`` and it has ``lm_head``; None for what is borrowed.
-        target: The target.
     """
     placed = beside(head, target.device, target.dtype)
     shared = [*placed.parameters(), *placed.buffers()]

@@ -146,7 +146,6 @@ class Eagle3Head(FeatureHead):
         """A new head with random weights for a target, of the target's widths.
 
         Args:
-            target: The model.
             hidden_layers: See the class; None for an early, a middle and a late layer, as published heads have them.
             layers: Decoder layers.
             intermediate_size: Width of the MLP; None for the target's.

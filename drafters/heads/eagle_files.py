@@ -230,7 +230,6 @@ def save_eagle(
     """Write ``config.json``, ``model.safetensors`` and ``specdec.json``.
 
     Args:
-        head: The head.
         folder: Where to; it is made if it is not there.
         layout: One of ``LAYOUTS``.
         served: The target, which speculators' layout has to name.

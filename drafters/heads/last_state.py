@@ -118,10 +118,7 @@ class LastStateScorer(Scorer):
     """Scores with heads that read the target's last state at every slot's last committed position.
 
     Args:
-        heads: Runs the heads.
-        max_batch_size: The number of slots.
         dtype: In what the states are kept.
-        device: Where they are.
 
     Attributes:
         newest: The state of every slot.
@@ -139,7 +136,6 @@ class LastStateScorer(Scorer):
             self.newest = torch.zeros(max_batch_size, module.hidden_size, dtype=dtype, device=device)
 
     def prepare(self, batch: Batch) -> Hashable:
-        """Nothing is needed from the host."""
         return self.heads.version
 
     def observe(self, outcome: Outcome, nodes: Int[Tensor, "batch depth"] | None) -> None:
@@ -273,7 +269,6 @@ class TrainedHeads(TrainedHead):
     Args:
         name: Heads to go on from, a folder or a name on the hub; None for new ones, which begin as the target's own
             output layer.
-        depths: The number of heads.
         num_layers: Layers of each.
 
     Attributes:

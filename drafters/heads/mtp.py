@@ -80,7 +80,6 @@ class MTPHead(FeatureHead):
         return head
 
     def bound(self, target: PreTrainedModel) -> "MTPHead":
-        """See ``FeatureHead.bound``."""
         twin = super().bound(target)
         assert isinstance(twin, MTPHead)
         if self.before_norm:

@@ -104,7 +104,6 @@ def load_mtp(
 
     Args:
         path: The target's own checkpoint, or one with the modules alone: a folder or a name on the hub.
-        target: The target.
         module: Which module, from 0.
         hidden_state: Which state of the target the module reads first: ``"after_norm"`` or ``"before_norm"`` (its final
             norm). ``"auto"`` is what ``specdec.json`` says, else before the norm for checkpoints that ``speculators``
@@ -224,7 +223,6 @@ def save_mtp(
     the embedding and the hidden state in this order, under the names of MiMo.
 
     Args:
-        head: The head.
         folder: Where to; it is made if it is not there.
         layout: One of ``LAYOUTS``.
         served: The target, which speculators' layout has to name.

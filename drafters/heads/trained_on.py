@@ -38,7 +38,6 @@ class TrainedOn:
 
         Args:
             head: The head's name, for the message.
-            target: The target.
 
         Raises:
             ValueError: It is another one.

@@ -86,7 +86,6 @@ class Anchors:
         """All positions at which a draft can begin.
 
         Args:
-            batch: The rows.
             depths: How many tokens a draft has.
             before: How many positions of the same document must stand before the root: a head that reads the target's
                 states needs one.
@@ -111,7 +110,6 @@ class Anchors:
         A row with too few of them is filled up with anchors that predict nothing.
 
         Args:
-            batch: The rows.
             count: How many per row; fewer if the rows are shorter than that.
             generator: On the CPU.
         """
@@ -233,7 +231,6 @@ class TrainedHead(nn.Module, ABC):
         """Where drafts begin: everywhere, unless a head takes a sample of the positions.
 
         Args:
-            batch: The rows.
             generator: The step's own random numbers, on the CPU.
         """
         return Anchors.everywhere(batch, self.depths)
@@ -281,11 +278,7 @@ def output_of(model: PreTrainedModel) -> nn.Linear:
 
 
 class Borrowed(nn.Module):
-    """A module of the target that a head in float32 uses. Nothing trains, moves or saves its parameters.
-
-    Args:
-        module: The target's.
-    """
+    """A module of the target that a head in float32 uses. Nothing trains, moves or saves its parameters."""
 
     def __init__(self, module: Any):
         super().__init__()

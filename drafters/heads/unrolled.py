@@ -79,7 +79,6 @@ class TrainedFeatureHead(TrainedHead):
     def logits(
         self, states: Float[Tensor, "place width"], previous: Int[Tensor, " place"], depth: int
     ) -> Float[Tensor, "place column"]:
-        """The output layer's."""
         return self._borrowed[1](states).float()
 
     def fused(self, states: list[Float[Tensor, "row position hidden"]]) -> Float[Tensor, "row position width"]:
@@ -110,7 +109,6 @@ def unrolled(
         head: The head; its attention must be ``ATTENTION``.
         embed: Its embeddings, or those that it borrows.
         features: The features of the target's states, for step 0.
-        batch: The tokens.
         depths: How many steps.
         detached: Whether no gradient goes from a step to the one before.
     """

@@ -142,12 +142,8 @@ def estimate(
     Only the drafts are random. For each of them the rule's laws give exact probabilities, so the intervals are narrow.
 
     Args:
-        verifier: The rule.
         tables: p and q.
-        shape: The tree.
-        laws: How nodes are drawn.
         samples: How many drafts; one half chooses where to look for a bias.
-        seed: The seed of the sample.
         confidence: Probability that an interval contains the true value.
         **options: As for ``enumerate_drafts``.
     """

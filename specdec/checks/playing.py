@@ -88,7 +88,6 @@ class Watched(Drafter):
         self.has_leaf_probs, self.adapts = drafter.has_leaf_probs, drafter.adapts
 
     def bind(self, target: Target, sizes: Sizes) -> "WatchedSession":
-        """Bind the drafter."""
         return WatchedSession(self, self.inner.bind(target, sizes), sizes)
 
 
@@ -105,23 +104,19 @@ class WatchedSession(Session):
         self._plain: set[int] = set()  # slots whose next token is the likeliest of the target's own logits
 
     def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
-        """Begin a request."""
         plain = sampling.greedy and sampling.repetition_penalty == 1.0 and sampling.logits_processor is None
         (self._plain.add if plain else self._plain.discard)(slot)
         self.inner.admit(slot, prompt_ids, sampling)
 
     def observe(self, outcome: Outcome) -> None:
-        """Report what became final."""
         if self.top_tokens and outcome.path is not None:
             self.log.untold = self.log.untold or self._untold(outcome)
         self.inner.observe(outcome)
 
     def held(self, slot: int, length: int) -> int:
-        """See ``Session.held``."""
         return self.inner.held(slot, length)
 
     def release(self, slot: int) -> None:
-        """End a request."""
         self.inner.release(slot)
 
     def propose(self, batch: Batch) -> DraftTree:
@@ -310,8 +305,6 @@ def run(
     """Return the outputs and drafts of requests that are submitted together.
 
     Args:
-        engine: The engine.
-        jobs: The requests.
         stop_after: Drop the requests after this many turns of the engine.
         rows_of_q: The number of nodes after which q is kept, which takes memory; None for all.
         on_round: Called with every round that speculates.

@@ -37,7 +37,6 @@ def reference_decode(
     """Return the tokens of plain decoding, cut after a stop token; ignores the strings in ``sampling.stop``.
 
     Args:
-        model: The target.
         prompt_ids: At least one token.
         sampling: How to sample; its seed and stream give the engine's random numbers (``stream=None`` counts as 0).
         stop_ids: Tokens that end the output.
@@ -92,10 +91,8 @@ class RoundedCache(DynamicCache):
 
     Args:
         model: The model whose layers it is for.
-        format: The format.
         shake: How far numbers are moved at random before they are rounded, as a fraction of the largest number in their
             vector. What lies that close to the border of two codes may then get either.
-        seed: The seed of that.
     """
 
     def __init__(self, model: PreTrainedModel, format: Format, *, shake: float = 0.0, seed: int = 0):

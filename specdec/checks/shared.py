@@ -57,12 +57,9 @@ def check_shared(
     """Compares one round with plain decoding of as many tokens, for each of ``samples`` streams of a seed.
 
     Args:
-        verifier: The rule.
         tables: p of the target and q of the drafter.
-        shape: The tree.
         law: How nodes are drawn: ``COUPLED``, or any other law, with randomness of its own.
         samples: How many streams.
-        seed: The seed of the noise.
     """
     keys = torch.tensor([request_key(seed, stream) for stream in range(samples)])
     if law is DraftSampling.COUPLED:

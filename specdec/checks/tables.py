@@ -90,9 +90,7 @@ class Tables:
         """Return random tables; the kinds of rows (``ROW_KINDS``) take turns over the prefixes.
 
         Args:
-            vocab: Tokens.
             depth: Length of the longest prefix.
-            seed: The seed of the numbers.
             kinds: ``dense``: all probabilities positive; ``zeros``: one zero in p and one in q; ``disjoint``: no token
                 has a positive probability in both; ``equal``: q is p; ``one_hot``: p has a single token;
                 ``exhausted``: q has two tokens, so a third draw without replacement finds none.

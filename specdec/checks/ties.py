@@ -90,7 +90,6 @@ def examine(
     decide, which is above the bound of the model's own.
 
     Args:
-        model: The target.
         sequence: Prompt and output up to the place.
         tokens: What the two methods went on with.
         sampling: How they decoded, greedily.

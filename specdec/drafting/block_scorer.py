@@ -83,7 +83,6 @@ class BlockScorer(Scorer):
             self._masks = torch.full((1, places - 1), mask_token, dtype=torch.long, device=runner.device)
 
     def prepare(self, batch: Batch) -> Hashable:
-        """Nothing is needed from the host."""
         return self.runner.version, self._version()
 
     def observe(self, outcome: Outcome, nodes: Int[Tensor, "batch depth"] | None) -> None:
@@ -130,7 +129,6 @@ class BlockScorer(Scorer):
         return self._conditioned(tokens, depth, first=topology.width - count, parents=parents)
 
     def all_logits(self, batch: Batch, depth: int) -> Float[Tensor, "batch depth vocab"]:
-        """See ``Scorer.all_logits``."""
         self.root_logits(batch)
         return self._logits[:, :depth]
 

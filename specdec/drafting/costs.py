@@ -174,7 +174,6 @@ class RoundCosts:
         """Return what ``save`` has written, or one of the tables in a file of ``experiments.calibrate``.
 
         Args:
-            path: The file.
             by_nodes: Which table of a calibrated file: by nodes, else by depth. A file of ``save`` has one.
 
         Raises:

@@ -80,7 +80,6 @@ class Drawing:
         """Return logits with penalties, of the columns that are tokens of the target.
 
         Args:
-            logits: The scorer's.
             tokens: The tokens of the tree so far.
             above: Which nodes of the tree are above or at each of the scored nodes.
         """

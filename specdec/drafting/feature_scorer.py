@@ -34,10 +34,8 @@ class FeatureScorer(Scorer):
 
     Args:
         runner: The head. Its forward takes ``features`` and can return what is fed back.
-        max_batch_size: The number of slots.
         window: The most pairs that a round can add: one more than the trees' depth.
         max_shown: The most nodes that are shown to it in one tree, the root not counted.
-        width: The width of a feature.
         layers: The hidden states of the target that a feature is made of.
         fuse: Makes features of them.
         fed_back: Which of the head's hidden states is the feature of a node's children.

@@ -44,7 +44,6 @@ def chains(
     often enough to be captured.
 
     Args:
-        roots: The sequences' last tokens.
         branches: -1 padded; at least one has a token.
         device: Where the tree goes.
     """
@@ -72,7 +71,6 @@ def trees(
         parents -1 0 1 0
 
     Args:
-        roots: The sequences' last tokens.
         tokens: The drafted tokens of every row, parents before children.
         parents: The parent of each: a place in the row's tokens, or -1 for the root.
         device: Where the trees go.

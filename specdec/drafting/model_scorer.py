@@ -47,11 +47,9 @@ class ModelScorer(Scorer):
         self._every = False  # whether every row has a committed token
 
     def admit(self, slot: int) -> None:
-        """Begin with an empty row."""
         self._known[slot], self._grown[slot] = _IN_STEP, False
 
     def held(self, slot: int, length: int) -> int:
-        """See ``Session.held``."""
         return max(min(length - 1, int(self._known[slot])), 0)
 
     def observe(self, outcome: Outcome, nodes: Int[Tensor, "batch depth"] | None) -> None:

@@ -41,7 +41,6 @@ class Rater:
             drafter at temperature 1) or ``"entropy"`` (exp of minus its entropy in nats, which is one over the number
             of tokens that it hesitates between).
         calibration: From confidence to probability.
-        batch: The rows.
         least: A draft may end where no node is as likely as this; None to draft all nodes.
     """
 
@@ -61,7 +60,6 @@ class Rater:
         """Rate the children of a level's nodes, which are not drawn yet.
 
         Args:
-            level: The level of the parents.
             tokens: The tokens of all nodes so far.
             scores: Scores of the parents' children; one row may serve all parents.
 
@@ -105,9 +103,7 @@ class Rater:
         """Return the confidence in the children of some nodes of one depth, before any of them is drawn.
 
         Args:
-            tokens: The nodes' tokens.
             scores: Scores of their children; one row may serve all.
-            depth: The nodes' depth.
         """
         if self._source == "head":
             found = self._scorer.confidence(tokens, depth)

@@ -30,7 +30,6 @@ class ScoredDrafter(Drafter):
     A subclass describes a model. Its ``bind`` makes a scorer of it, and returns a ``ScoredSession``.
 
     Args:
-        tree: The tree builder.
         sampling: How siblings are drawn for sampled requests: ``"iid"``, ``"without_replacement"``,
             ``"deterministic"`` (the most probable tokens) or ``"coupled"`` (the first to arrive in the race that the
             target watches). Greedy requests always get the most probable tokens.
@@ -111,15 +110,12 @@ class ScoredSession(Session):
             self._nodes = torch.full(shape, -1, dtype=torch.long, device=device)
 
     def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
-        """Begin with an empty row."""
         self.scorer.admit(slot)
 
     def held(self, slot: int, length: int) -> int:
-        """See ``Session.held``."""
         return self.scorer.held(slot, length)
 
     def release(self, slot: int) -> None:
-        """Forget the row."""
         self.scorer.release(slot)
 
     @torch.inference_mode()

@@ -73,7 +73,6 @@ def suspicion(work: Work, seconds: float, roof: Roof, *, cache_bytes: int) -> st
     Args:
         work: What was done.
         seconds: How long it took.
-        roof: The device at its best.
         cache_bytes: The size of the device's last cache; 0 if it is unknown.
     """
     least = roof.least_seconds(work)

@@ -58,7 +58,6 @@ def activation_bytes(shape: ModelShape, precision: Precision, *, tokens: int, lo
     when the next one runs.
 
     Args:
-        shape: The model.
         precision: Bytes of its numbers.
         tokens: Tokens of the largest forward, over all rows.
         logits: Tokens whose logits are computed in one forward.

@@ -133,7 +133,6 @@ def row_of(name: str, memory: float, devices: Mapping[str, Device]) -> Device | 
     Args:
         name: As the driver tells it: "NVIDIA H100 80GB HBM3".
         memory: Its bytes.
-        devices: The table.
     """
     listed = name.lower().replace("-", " ").split()
     words = {*listed, *(first + second for first, second in pairwise(listed))}  # the table writes rtx4090 in one word

@@ -71,10 +71,8 @@ def meanings(
     values over bandwidth. Where a query of its own reads them again (β), the two are taken together for one query.
 
     Args:
-        cost: The fitted cost.
         sizes: Those that were measured.
         least: What forwards must do.
-        roof: The device at its best.
         cache_bytes: The size of the device's last cache; 0 if it is unknown.
     """
     first, last = cost.ranges[0], cost.ranges[-1]

@@ -335,7 +335,6 @@ def _recurrence(given: Mapping[str, Any], kind: str, layer: str, hidden: int) ->
     """Return the recurrence of a layer; None if it has none.
 
     Args:
-        given: The configuration.
         kind: Its ``model_type``.
         layer: The layer's entry in ``layer_types``.
         hidden: Width of the residual stream.

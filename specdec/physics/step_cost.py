@@ -189,7 +189,6 @@ def fit_step(sizes: Sequence[StepSize], seconds: Sequence[float], *, ends: Seque
     of it counts as fixed.
 
     Args:
-        sizes: The sizes of the forwards.
         seconds: How long each took.
         ends: The most tokens of every range but the last one. A range that nothing was measured in is left out, and its
             forwards count to the next one (at the end, to the one before).

@@ -76,7 +76,6 @@ def step_work(shape: ModelShape, precision: Precision, *, batch: int, context: f
     """Return the work of a decoding step, or of one that verifies a draft.
 
     Args:
-        shape: The model.
         precision: Bytes of its numbers.
         batch: Rows.
         context: Positions in a row's cache, before the step.
@@ -103,7 +102,6 @@ def prefill_work(
     """Return the work of a prompt's prefill, or of one chunk of it.
 
     Args:
-        shape: The model.
         precision: Bytes of its numbers.
         tokens: Tokens of the prompt, or of the chunk, per row.
         context: Positions in a row's cache, before it.

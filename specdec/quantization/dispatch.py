@@ -44,7 +44,6 @@ def kernel_rows(dtype: torch.dtype, device: torch.device, *, copied: bool) -> in
     """Returns the number of rows up to which a kernel on the quantized weights is the faster product.
 
     Args:
-        dtype: The activations'.
         device: Where the weights are.
         copied: Whether a dequantized copy is kept for many rows.
     """
@@ -75,10 +74,8 @@ class DispatchedLinear(QuantizedLinear):
     """A linear layer with quantized weights, a kernel for few rows, and full precision's product for many.
 
     Args:
-        stored: The quantized weights.
         scale: Factors in the activations' dtype.
         bias: Added in the activations' dtype.
-        in_features: The width of the inputs.
         keep_copy: Keep the dequantized weights too, on a CPU, for many rows and for what the kernel cannot do. The copy
             is made at the first forward that needs it, and again when the weights have changed. Without a copy, these
             numbers are computed in every such forward, as they are on other devices.

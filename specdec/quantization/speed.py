@@ -70,8 +70,6 @@ def obstacle(name: str, dtype: torch.dtype, facts: Hardware) -> str | None:
 
     Args:
         name: ``"int8"``, ``"int4"`` (also with ``_compact``) or ``"fp8"``; others are not judged.
-        dtype: The activations'.
-        facts: The device's.
     """
     scheme = name.removesuffix("_compact")
     if scheme not in ("int8", "int4", "fp8") or facts.device == "meta":

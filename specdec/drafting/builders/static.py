@@ -153,7 +153,6 @@ def drawn(
 
     Args:
         q: The distributions that the children are drawn from.
-        level: The level of the parents.
         uniform: One random number per child.
         law: How siblings are drawn.
 

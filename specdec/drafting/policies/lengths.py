@@ -27,7 +27,6 @@ class LengthPolicy(ABC):
         """Begin with a new engine.
 
         Args:
-            max_batch_size: The number of slots.
             max_depth: The deepest drafts that the drafter makes.
         """
         self._max_depth = max_depth
@@ -43,7 +42,6 @@ class LengthPolicy(ABC):
         """Take note of how a round went.
 
         Args:
-            slots: The slots of its rows.
             proposed: How deep the drafts were.
             accepted: How many tokens of them were accepted.
         """
@@ -60,7 +58,6 @@ class FixedLength(LengthPolicy):
         self.depth = None if depth is None else whole("depth", depth, least=0)
 
     def depths(self, slots: Slots) -> Slots:
-        """Return the depth for all."""
         return np.full(len(slots), self._max_depth if self.depth is None else self.depth)
 
 
@@ -86,7 +83,6 @@ class AdditiveLength(LengthPolicy):
         self._depths = np.full(max_batch_size, min(self.start, max_depth))
 
     def admit(self, slot: int) -> None:
-        """Begin with the first depth."""
         self._depths[slot] = min(self.start, self._max_depth)
 
     def depths(self, slots: Slots) -> Slots:
@@ -201,7 +197,6 @@ class CostAwareLength(LengthPolicy):
         return rates.cumprod(axis=1)
 
     def note(self, slots: Slots, proposed: Slots, accepted: Slots) -> None:
-        """Count the round."""
         position = np.arange(1, self._max_depth + 1)
         tried = (proposed[:, None] >= position) & (accepted[:, None] >= position - 1)
         right = accepted[:, None] >= position

@@ -141,7 +141,6 @@ class NodePolicy(ABC):
         Args:
             survival: The probability that a node is accepted, in the order in which nodes may be left out: from the
                 end. Negative where there is no node.
-            batch: The rows.
         """
 
     def skip(self, slots: Int[Tensor, " batch"]) -> None:
@@ -292,7 +291,6 @@ class FirstNodes(NodePolicy):
         return (self.nodes,)
 
     def kept(self, survival: Float[Tensor, "batch node"], batch: Batch) -> Bool[Tensor, "batch node"]:
-        """Return the first nodes of every row."""
         count = survival.shape[1] if self.nodes is None else self.nodes + 1
         return (torch.arange(survival.shape[1], device=survival.device) < count).expand_as(survival)
 
