@@ -55,7 +55,6 @@ class BlockDrafter(OwnModelDrafter):
         mask_token_id: The mask token, in place of the one that the head's files name.
         hidden_layers: The target's hidden states that the head reads, numbered as in ``Drafter.hidden_layers``, in
             place of those that its files name.
-        **options: See ``Options``.
 
     Raises:
         ValueError: An argument is of the wrong type or out of its range, or the tree is deeper than a block.
@@ -191,7 +190,6 @@ class TrainedBlock(TrainedHead):
         hidden_layers: The target's states that are read; None for the usual ones.
         mask_token_id: The token of the slots that are to be filled; None for the target's last id.
         draft_vocabulary: How many tokens the head can draft: the most frequent supervised ones. None for all.
-        layers: Decoder layers.
         intermediate_size: Width of the MLPs; None for the target's.
         causal: Whether a slot sees only those before it.
         owns_output: Whether it has an output layer of its own, which begins as the target's; a reduced vocabulary needs

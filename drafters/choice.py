@@ -31,7 +31,6 @@ class ChoiceDrafter(CombinedDrafter):
 
     Args:
         lookup: A drafter that rates its drafts, such as ``SuffixDrafter``.
-        model: Any other drafter.
         start: The mean that a request begins with; None for half of the model's longest draft.
         memory: The weight of the last round in the running means. In a round that took the model's draft, trust comes
             back towards 1 with a tenth of this weight, so that a look-up that was wrong once is tried again.

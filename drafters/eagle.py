@@ -31,7 +31,6 @@ class EagleDrafter(FeatureDrafter):
     Args:
         shape: A tree builder, or what ``TreeShape.of`` takes; None for EAGLE-2's tree of 59 nodes.
         hidden_layers: The target's hidden states that the head reads, in place of those that its files name.
-        **options: See ``Options``.
 
     Raises:
         ValueError: An argument is of the wrong type or out of its range.
@@ -93,7 +92,6 @@ class TrainedEagle3(TrainedFeatureHead):
         depths: Steps of the training-time test, and tokens of the drafts that are measured.
         hidden_layers: The target's states that are fused; None for an early, a middle and a late one.
         draft_vocabulary: How many tokens the head can draft: the most frequent supervised ones. None for all.
-        layers: Decoder layers.
         intermediate_size: Width of the MLP; None for the target's.
         norm_before_residual: Whether the residual stream begins with the normed feature.
         norm_each: Whether each captured state has a norm of its own (3.1).

@@ -21,7 +21,6 @@ class FeatureDrafter(OwnModelDrafter):
 
     Args:
         head: The head, which ``bind`` does not change; None if a subclass's ``head_for`` loads it.
-        **options: See ``Options``.
     """
 
     def __init__(self, head: FeatureHead | None, tree: TreeBuilder, **options: Unpack[Options]):

@@ -24,7 +24,6 @@ class MergedDrafter(CombinedDrafter):
 
     Args:
         lookup: A drafter whose drafts are all chosen without randomness, such as ``SuffixDrafter``.
-        model: Any other drafter.
 
     Raises:
         ValueError: A part is no such drafter.

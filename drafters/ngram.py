@@ -171,7 +171,6 @@ def _merge(
 
     Args:
         branches: -1 padded; none is the beginning of another.
-        device: Where the tree goes.
     """
     batch, count, depth = branches.shape
     if count == 1:

@@ -57,7 +57,6 @@ def load_block(
         hidden_layers: The target's hidden states that it reads, numbered as in ``Drafter.hidden_layers``, in place of
             those that its files name.
         mask_token_id: In place of the one that its files name.
-        **where: See ``Where``.
 
     Raises:
         ValueError: There is no such checkpoint, it is of another kind, it is incomplete, or its numbers contradict each

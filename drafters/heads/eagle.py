@@ -147,7 +147,6 @@ class Eagle3Head(FeatureHead):
 
         Args:
             hidden_layers: See the class; None for an early, a middle and a late layer, as published heads have them.
-            layers: Decoder layers.
             intermediate_size: Width of the MLP; None for the target's.
             **options: See the class.
         """

@@ -72,7 +72,6 @@ def load_eagle(
             some and they are finite.
         dtype: What to load them in; None for the checkpoint's own.
         device: Where to put them; None for the CPU.
-        **where: See ``Where``.
 
     Raises:
         ValueError: There is no such checkpoint, or it is none of an EAGLE head, or incomplete.

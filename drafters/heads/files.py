@@ -50,7 +50,6 @@ class Checkpoint:
         path: A folder, a name on the hub, or ``bundled/…``; with ``weights``, also a file of weights.
         weights: The names that its file of weights may have; such a checkpoint needs no ``config.json``. None for those
             of transformers.
-        **where: See ``Where``.
 
     Attributes:
         name: What was given as ``path``.

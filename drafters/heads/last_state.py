@@ -105,7 +105,6 @@ class Heads(nn.Module):
             path: A folder, a name on the hub, ``bundled/…``, or a file of weights.
             dtype: What to load them in; None for the checkpoint's own.
             device: Where to put them; None for the CPU.
-            **where: See ``Where``.
 
         Raises:
             ValueError: There is no checkpoint, or its tensors are not in the published format.

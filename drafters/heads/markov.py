@@ -20,7 +20,6 @@ class MarkovHead(nn.Module):
         kind: One of ``KINDS``.
         vocab_size: Tokens that may come before.
         draft_vocab_size: Columns of the logits.
-        hidden_size: Width of the hidden states.
         rank: Width of the tables.
         biases: Whether the gate's or the state's linear layer has a bias.
     """
@@ -82,7 +81,6 @@ class ConfidenceHead(nn.Module):
     """Predicts, before a place's token is drawn, how likely it is to be accepted if everything before it was.
 
     Args:
-        hidden_size: Width of the hidden states.
         rank: Width of the Markov head's embeddings that it reads besides; 0 for none.
     """
 
@@ -97,7 +95,6 @@ class ConfidenceHead(nn.Module):
         """Returns the logit of the probability.
 
         Args:
-            hidden: The places' hidden states.
             known: ``MarkovHead.embed`` of the tokens before them; only with a ``rank``.
         """
         inputs: Any = hidden if not self.rank else torch.cat([hidden, known], dim=-1)  # type: ignore[list-item]

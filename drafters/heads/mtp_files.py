@@ -108,7 +108,6 @@ def load_mtp(
         hidden_state: Which state of the target the module reads first: ``"after_norm"`` or ``"before_norm"`` (its final
             norm). ``"auto"`` is what ``specdec.json`` says, else before the norm for checkpoints that ``speculators``
             wrote, and after it for others.
-        **where: See ``Where``.
 
     Raises:
         ValueError: There is no such module, or it is incomplete, or it does not fit the target.

@@ -62,7 +62,6 @@ def trained_on(path: str | Path, **where: Any) -> TrainedOn | None:
 
     Args:
         path: As the head's loader takes it.
-        **where: See ``Checkpoint``.
     """
     try:
         stored = Checkpoint(path, **where).json(TRAINING) or {}

@@ -43,7 +43,6 @@ class Trials:
     """What is tried with a drafter on one stage.
 
     Args:
-        stage: Where it is tried.
         prompts: At least two.
         sampling: Parameters of sampled requests, with the length of most outputs.
         rounds: Length of a long output, in rounds.

@@ -45,7 +45,6 @@ def chains(
 
     Args:
         branches: -1 padded; at least one has a token.
-        device: Where the tree goes.
     """
     sizes = (branches >= 0).sum(1)
     width = min(1 << (int(sizes.max()) - 1).bit_length(), branches.shape[1])
@@ -73,7 +72,6 @@ def trees(
     Args:
         tokens: The drafted tokens of every row, parents before children.
         parents: The parent of each: a place in the row's tokens, or -1 for the root.
-        device: Where the trees go.
     """
     sizes = np.array([len(row) for row in tokens])
     drafted = np.arange(int(sizes.max())) < sizes[:, None]

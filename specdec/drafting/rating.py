@@ -36,7 +36,6 @@ class Rater:
     """Rates the nodes of one round's trees.
 
     Args:
-        scorer: Scores the trees.
         source: Where confidence comes from: ``"head"`` (the scorer's own), ``"top"`` (the largest probability under the
             drafter at temperature 1) or ``"entropy"`` (exp of minus its entropy in nats, which is one over the number
             of tokens that it hesitates between).

@@ -71,8 +71,6 @@ def suspicion(work: Work, seconds: float, roof: Roof, *, cache_bytes: int) -> st
     """Return why a time cannot be right, or is no statement about memory; empty if nothing speaks against it.
 
     Args:
-        work: What was done.
-        seconds: How long it took.
         cache_bytes: The size of the device's last cache; 0 if it is unknown.
     """
     least = roof.least_seconds(work)

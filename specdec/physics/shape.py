@@ -240,7 +240,6 @@ def nominal(parameters: int, *, layers: int, heads: int, kv_heads: int, head_dim
 
     Args:
         parameters: Their number, a multiple of ``layers``.
-        layers: Decoder layers.
         heads: Query heads of a layer.
         kv_heads: Heads of its keys and values.
         head_dim: Numbers in a head.

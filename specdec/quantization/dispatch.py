@@ -44,7 +44,6 @@ def kernel_rows(dtype: torch.dtype, device: torch.device, *, copied: bool) -> in
     """Returns the number of rows up to which a kernel on the quantized weights is the faster product.
 
     Args:
-        device: Where the weights are.
         copied: Whether a dequantized copy is kept for many rows.
     """
     if device.type == "cuda":

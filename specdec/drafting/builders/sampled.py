@@ -66,10 +66,9 @@ class SampledTree(BeamTree):
 
     Greedy requests get the most probable paths, as with ``ExpansionTree``.
 
+    The other arguments are those of ``BeamTree``.
+
     Args:
-        nodes: See ``BeamTree``.
-        depth: See ``BeamTree``.
-        width: See ``BeamTree``.
         power: How much a drawn token's own probability says of whether it is accepted: 1 for all of it, towards 0 for
             nothing.
 

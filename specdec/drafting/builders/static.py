@@ -154,7 +154,6 @@ def drawn(
     Args:
         q: The distributions that the children are drawn from.
         uniform: One random number per child.
-        law: How siblings are drawn.
 
     Returns:
         The tokens, and which children exist; None if all do. (Without replacement, q may run out of tokens.)

@@ -187,7 +187,6 @@ class ConfidenceNodes(NodePolicy):
         threshold: The least survival of a node that is verified; from 0 (all nodes) to 1. A node pays for itself where
             its survival is more than the tokens that the other nodes bring in the time that it takes: 0.15 where it
             takes a fifteenth of a round that brings two tokens. ``CostAwareNodes`` measures this.
-        **learning: See ``NodePolicy``.
     """
 
     def __init__(self, threshold: float = 0.15, **learning: Unpack[Learning]):
@@ -227,7 +226,6 @@ class CostAwareNodes(NodePolicy):
     Args:
         costs: How long rounds take by the number of nodes, or a file of that (``RoundCosts.save``) or of calibrated
             costs. With None, set the attribute before the policy is used (``drafters.round_costs.measure_node_costs``).
-        **learning: See ``NodePolicy``.
     """
 
     def __init__(self, costs: RoundCosts | str | Path | None = None, **learning: Unpack[Learning]):
