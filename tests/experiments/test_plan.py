@@ -97,23 +97,6 @@ def test_a_head_that_is_here_has_its_own_sizes(configure: Configure, tmp_path: P
     assert made.asked.drafter.model is not None and made.asked.drafter.model.shape.vocab == 4096
 
 
-def own_device(folder: Path) -> str:
-    """A file with a device of which something was measured."""
-    path = folder / "devices.yaml"
-    path.write_text(
-        "mine:\n  memory: 80e9\n  bandwidth: 2e12\n  flops: {bfloat16: 5e14}\n  source: here\n"
-        "  measured: {bandwidth: 1e12}\n"
-    )
-    return str(path)
-
-
-def test_a_device_of_ones_own_and_what_was_measured(planned: Any, tmp_path: Path) -> None:
-    words = (f"devices={own_device(tmp_path)}", "device=mine", "batch=1")
-    printed, measured = planned(*words), planned(*words, "measured=true")
-    plain = printed.phases[1].seconds
-    assert measured.phases[1].seconds == pytest.approx(2 * plain, rel=1e-3)
-
-
 CHAINS = CalibratedRounds(
     conditions=Conditions(
         device="NVIDIA H100 80GB HBM3", dtype="bfloat16", model="llama", fingerprint="", drafter="EagleDrafter"

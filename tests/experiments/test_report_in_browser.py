@@ -123,27 +123,3 @@ def test_a_prompt_and_the_other_outputs_open(page: Any) -> None:
     others.click()
     WebDriverWait(page, 10).until(lambda page: len(all_of(page, "#view h3")) == 2)  # it says later that it is open
     assert texts(page, "#view h3") == ["model, temperature 0", "plain, temperature 0"]
-
-
-def test_a_category_filters_all_tables(page: Any) -> None:
-    choice = all_of(page, "#category")[0]
-
-    def choose(value: str) -> None:
-        next(each for each in choice.find_elements("css selector", "option") if each.text == value).click()
-
-    def categories(table: str) -> set[str]:
-        rows = [each for each in all_of(page, f"{table} tr[data-category]") if each.is_displayed()]
-        return {row.get_attribute("data-category") for row in rows}
-
-    assert categories("#figures") == {"all"}
-    assert categories("#prompts") == {"c0", "c1"}
-    choose("c1")
-    assert categories("#figures") == categories("#prompts") == {"c1"}
-    choose("each")
-    assert categories("#figures") == {"all", "c0", "c1"}
-    choose("all together")
-    search = all_of(page, "#search")[0]
-    search.send_keys("plain")
-    assert {"plain" in row for row in texts(page, "#prompts tbody tr")} == {True}
-    search.send_keys("xyz")
-    assert texts(page, "#nothing") == ["No output fits the filter."]

@@ -1,16 +1,13 @@
 """The documentation's studies name commands and pictures that are there, and take their tables from runs."""
 
-import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
 
-from experiments.bench.evidence import GALLERY, STUDIES, Study, block, placed, run
+from experiments.bench.evidence import STUDIES, Study, placed, run
 from experiments.config.sections import CONF
-from tests.experiments.showcase import write_run
 
 ROOT = Path(__file__).parents[3]
 
@@ -41,22 +38,3 @@ def test_a_finished_study_is_not_run_again_and_a_failing_one_is_one_sentence(tmp
     assert run(Study("experiments.nothing", {"shown": "made"}), tmp_path) >= 0
     with pytest.raises(ValueError, match=r"experiments\.demo ended with exit code 1: see above"):
         run(Study("experiments.demo temperatures=[]", {"shown": "made"}), tmp_path / "demo")
-
-
-def test_a_study_is_a_text_and_its_pictures(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", trace=False)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["config"] |= {
-        "labels": {"model": "a small model"},
-        "target": {"inflate": None},
-        "sampling": {"max_new_tokens": 7},
-    }
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    study = Study("experiments.run a=1", {"shown": "methods"}, captions=["what is drawn"])
-    text = block(study, folder)
-    assert "| 1 | a small model | 2.33 [2.33, 2.33] |" in text
-    assert text.endswith("\n\n![what is drawn](images/shown.png)")
-    (tmp_path / "found.md").write_text("a machine.\n\n| a |\n|---|\n")
-    own = block(replace(study, text="found.md"), tmp_path)
-    assert own == "`python -m experiments.run a=1`: a machine.\n\n| a |\n|---|\n\n![what is drawn](images/shown.png)"
-    assert set(GALLERY) < set(STUDIES)

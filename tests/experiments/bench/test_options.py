@@ -1,4 +1,4 @@
-"""The benchmarks' command line: what it reads and refuses, that it needs no Hydra; and the command for GPUs."""
+"""The benchmarks' command line: what it reads and refuses; the command for GPUs; the arithmetic of rules."""
 
 import os
 import re
@@ -14,7 +14,12 @@ import torch
 from experiments.bench import gpu, verifiers
 from experiments.bench.__main__ import main
 from experiments.bench.options import help_text, option, parse
+from experiments.bench.rules import LAWS
 from experiments.bench.timing import in_turns, timed
+from experiments.bench.verifiers import accepted_by, cases_of, make_case, pays, time_rule
+from specdec.checks.drafts import check_drafts
+from specdec.types import DraftSampling
+from verifiers import BlockVerifier, KSeqVerifier, RejectionVerifier
 
 ROOT = Path(__file__).parents[3]
 
@@ -124,3 +129,28 @@ def test_the_gpu_tests_are_collected_without_the_packages_of_the_experiments() -
     done = subprocess.run(words, cwd=ROOT, env=alone, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "test_one_synchronization_per_round" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("took", "accepted", "least"), [(0.002, 1.1, "20.00"), (0.001, 1.1, "always"), (0.002, 1.0, "never")]
+)
+def test_when_a_dearer_rule_pays(took: float, accepted: float, least: str) -> None:
+    # 1 ms more for 0.1 tokens on top of 1 accepted and one more: 2 tokens in 20 ms are as many as 2.1 in 21 ms.
+    row = {"rule": "block", "took": took, "accepted": accepted, "base_took": 0.001, "base_accepted": 1.0}
+    assert pays(row) == least
+
+
+def test_rules_are_timed_on_drafts_that_they_take() -> None:
+    for law in LAWS:
+        case = make_case(8, 50, 3, chain=False, law=law)
+        check_drafts(RejectionVerifier(), case.tree(), case.p)
+        if law is not DraftSampling.IID:
+            assert (case.tokens[:, 1] != case.tokens[:, 2]).all(), "siblings are distinct"
+    assert cases_of(BlockVerifier(), 8) == [(True, DraftSampling.WITHOUT_REPLACEMENT)]
+    assert cases_of(KSeqVerifier(), 8) == [(True, DraftSampling.IID), (False, DraftSampling.IID)]
+    case = make_case(8, 50, 64, chain=True, law=DraftSampling.IID)
+    assert time_rule(BlockVerifier(), case, 1) > 0
+    block, rejection = accepted_by([BlockVerifier(), RejectionVerifier()], case, draws=8)
+    # Over 512 drafts block verification's advantage is many standard errors.
+    assert 0 < rejection < block < 8
+    torch.testing.assert_close(case.p.sum(-1), torch.ones(64, 9))

@@ -1,7 +1,6 @@
 """Interrupted runs go on, and end as if nothing had happened."""
 
 import json
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -74,7 +73,6 @@ NGRAM = ["drafter=ngram", "method=ngram"]
     [
         (["engine.max_batch_size=2", "sampling.n=2", "sampling.temperature=1", "dataset.count=2"], 3),
         pytest.param(["conversations"], 4, marks=pytest.mark.full),  # in the middle of one
-        pytest.param(["too long", "engine.max_length=64", "dataset.too_long=fail"], 3, marks=pytest.mark.full),
     ],
 )
 def test_the_result_is_the_uninterrupted_one(
@@ -82,14 +80,10 @@ def test_the_result_is_the_uninterrupted_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Bit for bit, at every temperature; and what cannot be resumed is said. A complete run is left alone."""
-    kind, own = more[0], [text for text in tiny if not text.startswith("dataset.")]
     given = [*tiny, *NGRAM, *more]
-    if kind == "conversations":
+    if more == ["conversations"]:
+        own = [text for text in tiny if not text.startswith("dataset.")]
         given = [*own, *NGRAM, *chats(tmp_path / "p.jsonl", 1, 2, 1, 2)]
-    elif kind == "too long":  # one prompt does not fit, and stays a failure
-        rows = [{"prompt": "x" * size} for size in (10, 100, 20, 30)]
-        (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        given = [*own, *NGRAM, "dataset=jsonl", f"dataset.file={tmp_path / 'p.jsonl'}", *more[1:]]
     run(configure("run", *given, f"out={tmp_path / 'whole'}"))
     calls = stop_at(at)
     with pytest.raises(KeyboardInterrupt):
@@ -162,21 +156,6 @@ def test_other_prompts_or_weights_are_not_gone_on_with(
     chats(tmp_path / "p.jsonl", 2)
     with pytest.raises(ValueError, match="had other prompts"):
         run(configure("run", *given, "resume=true"))
-
-
-@pytest.mark.full
-def test_a_seed_left_to_chance_is_the_first_attempts(
-    configure: Configure, tiny: list[str], tmp_path: Path, capsys: Any, stop_at: Any
-) -> None:
-    given = [*tiny, *NGRAM, "seed=null", "sampling.temperature=1"]
-    stop_at(3)
-    with pytest.raises(KeyboardInterrupt):
-        run(configure("run", *given))
-    seed = json.loads((tmp_path / "out" / "manifest.json").read_text())["config"]["seed"]
-    run(configure("run", *given, "resume=true"))
-    shutil.move(tmp_path / "out", tmp_path / "resumed")
-    run(configure("run", *tiny, *NGRAM, f"seed={seed}", "sampling.temperature=1"))
-    assert results(tmp_path / "resumed") == results(tmp_path / "out")
 
 
 def sweep(monkeypatch: pytest.MonkeyPatch, folder: Path, *arguments: str) -> int:

@@ -1,11 +1,23 @@
-"""Words of the command line: overrides, flags, folders, ``~``; and the line that a shell wants completed."""
+"""Words of the command line, the options of a group, and settings, which are checked by their annotations."""
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import InstantiationException
+from omegaconf import DictConfig, OmegaConf
 
+from experiments.config.checking import Wanted, check_arguments
+from experiments.config.groups import option_names, sections
+from experiments.config.sections import CONF, build, check_settings
+from experiments.config.settings import Count, OneOrMore
 from experiments.config.words import completable, with_folders, with_home, without_nulls
+from tests.models import tiny_model
 
 
 @pytest.mark.parametrize(
@@ -57,3 +69,108 @@ def test_the_home_is_found_wherever_a_path_begins(monkeypatch: pytest.MonkeyPatc
         *("target.name=/home/me/m", "runs=[/home/me/a,/home/me/b]", "dataset.files=/home/me/a,/home/me/b"),
         *("~methods.model", "a=b~/c", "~/bare"),
     ]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A user's configuration with a rule that is new and one that takes the place of the package's."""
+    conf = tmp_path / "my conf"  # with a space, as folders have
+    (conf / "verifier").mkdir(parents=True)
+    (conf / "verifier" / "mine.yaml").write_text("_target_: verifiers.LenientVerifier\nlenience: 0.25\n")
+    (conf / "verifier" / "empty.yaml").write_text("lenience: 0.25\n")
+    return conf
+
+
+@pytest.fixture
+def searching(folder: Path) -> Iterator[str]:
+    """A job that was started with a folder in ``hydra.searchpath``."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("run", [f"hydra.searchpath=['file://{folder}']"], return_hydra_config=True)
+        HydraConfig.instance().set_config(config)
+        yield "verifier"
+    HydraConfig.instance().cfg = None
+
+
+def test_the_search_path_of_the_job_counts_one_may_be_given_and_a_class_needs_no_file(
+    searching: str, folder: Path
+) -> None:
+    assert {"mine", "block"} <= set(option_names(searching))
+    own = {"_target_": "verifiers.LenientVerifier", "lenience": 0.75}
+    found = sections(searching, ["block", "mine", {"name": "mine", "lenience": 0.5}, own])
+    assert list(found) == ["block", "mine", "mine, lenience=0.5", "LenientVerifier, lenience=0.75"]
+    assert [section.get("lenience") for section in found.values()] == [None, 0.25, 0.5, 0.75]
+    HydraConfig.instance().cfg = None
+    assert sections("verifier", ["mine"], [f"file://{folder}"])["mine"].lenience == 0.25
+    assert "mine" not in option_names("verifier"), "and is forgotten"
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"name": "block", "size": 1}, "verifier block has no 'size'"),
+        ({"name": "block", "_target_": "verifiers.BlockVerifier"}, "is no verifier"),
+        ({}, "{} is no verifier"),
+        ({"_target_": "nowhere.Rule"}, "'nowhere'"),
+    ],
+)
+def test_a_wrong_entry_is_refused(entry: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sections("verifier", [entry])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    size: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    inner: Inner
+    sizes: OneOrMore[Count] = 1
+    mode: Literal["a", "b"] | None = None
+    even: Annotated[int, Wanted("an even number", lambda value: value % 2 == 0)] = 0
+    flag: bool = True
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"inner": {"size": 0}}, "inner.size=0: give an integer of at least 1"),
+        ({"inner": {"size": True}}, "inner.size=True: give an integer of at least 1"),
+        ({"inner": {"sise": 1}}, "there is no inner.sise: did you mean inner.size?"),
+        ({"inner": {}}, "inner.size is missing"),
+        ({"inner": 3}, "inner=3: give a section"),
+        ({"sizes": []}, "sizes=[]: give an integer of at least 1, or a list of them"),
+        ({"sizes": [1, 0]}, "sizes=[1, 0]: give an integer of at least 1, or a list of them"),
+        ({"mode": "c"}, "mode='c': give one of a, b, or null"),
+        ({"even": 3}, "even=3: give an even number"),
+        ({"flag": 1}, "flag=1: give true or false"),
+        ({"flg": True}, "there is no flg: did you mean flag?"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=r".") as raised:
+        check_arguments(Outer, {"inner": {"size": 1}} | options)
+    assert sentence in str(raised.value)
+
+
+def test_paths_of_a_file_may_begin_with_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Paths:
+        one: dict
+        several: list[str]
+        other: str
+
+    monkeypatch.setenv("HOME", "/home/me")
+    config = OmegaConf.create({"one": {"name": "~/m"}, "several": ["~/a", "b"], "other": "a~/b"})
+    check_settings(config, Paths)
+    assert config == {"one": {"name": "/home/me/m"}, "several": ["/home/me/a", "b"], "other": "a~/b"}
+
+
+def test_a_target_may_borrow_a_tokenizer(configure: Callable[..., DictConfig], saved: Path, tmp_path: Path) -> None:
+    tiny_model(vocab_size=257).save_pretrained(tmp_path / "bare")
+    named = f"target.name={tmp_path / 'bare'}"
+    with pytest.raises(InstantiationException, match="takes another one as tokenizer=FOLDER"):
+        build(configure("run", named), "target")
+    target = build(configure("run", named, f"target.tokenizer={saved / 'target'}"), "target")
+    assert target.tokenizer is not None and target.name == str(tmp_path / "bare")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from experiments.exporting.kinds import kind_of
-from tests.experiments.exporting.heads import VOCAB, Export
+from tests.experiments.exporting.conftest import VOCAB, Export
 from tests.models import tiny_model
 
 

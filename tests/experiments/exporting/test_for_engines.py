@@ -13,7 +13,7 @@ from drafters.heads.eagle import Eagle3Head
 from drafters.heads.eagle_files import save_eagle
 from specdec.target.target import Target
 from tests.drafters import pairs
-from tests.experiments.exporting.heads import IDS, VOCAB, Export, block_of, eagle3_of, module_of
+from tests.experiments.exporting.conftest import IDS, VOCAB, Export, block_of, eagle3_of, module_of
 
 SPECULATORS = {
     "eagle3": {"draft_vocab_size", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output",

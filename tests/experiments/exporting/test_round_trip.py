@@ -19,7 +19,7 @@ from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
-from tests.experiments.exporting.heads import Export
+from tests.experiments.exporting.conftest import Export
 from verifiers import RejectionVerifier
 
 DRAFTERS: dict[str, Callable[[Path], Drafter]] = {

@@ -66,14 +66,6 @@ def test_a_drafter_reads_its_weights_once_per_level() -> None:
     assert replace(accountant, at_once=True).of_call(CALL).work["draft_forwards"] == 2
 
 
-def test_a_window_bounds_what_is_read_and_computed() -> None:
-    windowed = Attention.grouped(weights=100, heads=3, kv_heads=2, head_dim=2, window=5)
-    shape = replace(SHAPE, layers=(Layer(attention=windowed, mlp=Mlp(weights=200)),))
-    work = Accountant(target=replace(TARGET, shape=shape)).of_call(CALL).work
-    assert work["verify_bytes"] == 2 * 700 + 16 * (4 + 5 + 5) + 16 * 9
-    assert work["verify_flops"] == pytest.approx(TOKEN * 9 + PAIR * 5 * 9)
-
-
 def costs(**box: tuple[int, int]) -> CalibratedRounds:
     return CalibratedRounds(
         conditions=Conditions(device="x", dtype="y", model="z", fingerprint="0"),

@@ -1,4 +1,4 @@
-"""The measuring loop: order, warm-up, failures, divergences; and records that survive it."""
+"""The measuring loop: order, warm-up, divergences, records that survive it; every contender answers its own answers."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,32 +9,45 @@ from typing import Any
 import pytest
 import torch
 
+from drafters.ngram import NGramDrafter
 from experiments.datasets.prompt import Prompt
-from experiments.measuring.jobs import Job, prepare, stream_of
+from experiments.measuring.jobs import Job, prepare, render, stream_of
 from experiments.measuring.measure import Contender, measure
 from experiments.measuring.watch import Watch
 from experiments.results.records import PLAIN, Record, RecordWriter, read_records
+from experiments.results.statistics import Bootstrap
+from experiments.results.summary import summarize
+from specdec.checks.reference import reference_decode
+from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from specdec.types import Completion, Exactness, Step
 from tests.experiments.conftest import byte_tokenizer
 from tests.models import tiny_model
+from verifiers.rejection import RejectionVerifier
 
 
 class FakeEngine:
     """Emits the tokens it is told to; keeps a log of its calls."""
 
-    def __init__(self, log: list[tuple[str, bool, list[int]]], *, max_batch_size: int = 1, name: str = "e"):
-        self.log = log
-        self.name = name
-        self.max_batch_size = max_batch_size
+    def __init__(self, *, max_batch_size: int = 1):
+        self.log: list[tuple[bool, list[Sequence[int]]]] = []
+        self.streams: list[int | None] = []
+        self.max_batch_size, self.max_length = max_batch_size, 200
         self.verifier = SimpleNamespace(exactness=Exactness.LOSSY)
-        self.target = SimpleNamespace(device=torch.device("cpu"), model=tiny_model(vocab_size=64), tokenizer=None)
+        self.target = Target(tiny_model(vocab_size=257), byte_tokenizer())
         self.runner = None
         self.outputs: dict[bool, list[int]] = {False: [5, 6, 7], True: [5, 6, 7]}
         self.raise_at: dict[int, BaseException] = {}
 
+    @property
+    def asked(self) -> list[tuple[bool, list[int]]]:
+        """The calls, with the first token of every prompt."""
+        return [(speculate, [prompt[0] for prompt in prompts]) for speculate, prompts in self.log]
+
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Any, *, speculate: bool) -> list[Completion]:
-        self.log.append((self.name, speculate, [prompt[0] for prompt in prompts]))
+        self.log.append((speculate, list(prompts)))
+        self.streams += [params.stream for params in sampling]
         done = []
         for prompt in prompts:
             if speculate and prompt[0] in self.raise_at:
@@ -49,7 +62,7 @@ class FakeEngine:
                 )
                 for number, token in enumerate(tokens)
             )  # fmt: skip
-            shown: dict[str, Any] = {"text": "x", "finish_reason": "length", "steps": steps}
+            shown: dict[str, Any] = {"text": text_of(tokens), "finish_reason": "length", "steps": steps}
             done.append(Completion(prompt_ids=tuple(prompt), token_ids=tokens, **shown))
         return done
 
@@ -72,9 +85,9 @@ def measured(engine: FakeEngine, count: int, *, sampling: SamplingParams = GREED
 
 
 def test_methods_alternate_prompt_by_prompt_and_take_turns_at_going_first() -> None:
-    engine = FakeEngine([])
+    engine = FakeEngine()
     records = measured(engine, 3)
-    assert [(speculate, first) for _, speculate, first in engine.log] == [
+    assert engine.asked == [
         (False, [1]), (True, [1]), (True, [2]), (False, [2]), (False, [3]), (True, [3]),
     ]  # fmt: skip
     # Whichever went first, plain decoding is written first.
@@ -82,7 +95,7 @@ def test_methods_alternate_prompt_by_prompt_and_take_turns_at_going_first() -> N
 
 
 def test_outputs_are_compared_with_the_method_of_the_same_law() -> None:
-    engines = [FakeEngine([], name=name) for name in "abcd"]
+    engines = [FakeEngine() for _ in range(4)]
     for engine in engines[1:3]:  # quantized, say: b plainly, and c with drafts
         engine.outputs = {False: [5, 8, 7], True: [5, 8, 7]}
     plain, quantized, drafted, alone = engines
@@ -98,9 +111,9 @@ def test_outputs_are_compared_with_the_method_of_the_same_law() -> None:
 
 
 def test_warm_up_runs_all_methods_and_is_not_recorded() -> None:
-    engine = FakeEngine([], max_batch_size=2)
+    engine = FakeEngine(max_batch_size=2)
     records = measured(engine, 2, warmup=[[91], [92], [93]])
-    assert [(speculate, ids) for _, speculate, ids in engine.log[:4]] == [
+    assert engine.asked[:4] == [
         (False, [91, 92]), (False, [93]), (True, [91, 92]), (True, [93]),
     ]  # fmt: skip
     assert len(records) == 4
@@ -108,7 +121,7 @@ def test_warm_up_runs_all_methods_and_is_not_recorded() -> None:
 
 def test_divergences() -> None:
     for tokens, index in (([5, 9, 7], 1), ([5, 6], 2), ([5, 6, 7, 8], 3), ([], 0)):
-        engine = FakeEngine([])
+        engine = FakeEngine()
         plain = engine.outputs[False] = [5, 6, 7] if tokens else [5]
         engine.outputs[True] = tokens
         record = measured(engine, 1)[1]
@@ -127,7 +140,7 @@ def test_divergences() -> None:
 
 
 def test_ctrl_c_passes_and_keeps_what_was_written(tmp_path: Path) -> None:
-    engine = FakeEngine([])
+    engine = FakeEngine()
     engine.raise_at[3] = KeyboardInterrupt()
     path = tmp_path / "records.jsonl"
     with RecordWriter(path) as writer:
@@ -164,3 +177,86 @@ def test_moments_are_those_without_looking() -> None:
     watch = Watch(looks=[(2.0, 1.0), (4.5, 1.5)])
     assert [watch.without_looking(moment) for moment in (0.5, 2.0, 3.0, 5.0)] == [0.5, 1.0, 2.0, 3.5]
     assert Watch().without_looking(3.0) == 3.0
+
+
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[bot{{ mood }}]{% endif %}"
+)
+
+
+def text_of(ids: Sequence[int]) -> str:
+    return byte_tokenizer().decode(ids)
+
+
+def parrot(size: int = 1) -> FakeEngine:
+    """An engine that answers "p" plainly and "s" otherwise."""
+    engine = FakeEngine(max_batch_size=size)
+    engine.outputs = {speculate: byte_tokenizer()(text)["input_ids"] for speculate, text in ((False, "p"), (True, "s"))}
+    return engine
+
+
+def talk(engine: FakeEngine, *prompts: Prompt) -> tuple[list[Record], list[list[str]]]:
+    """The records of conversations, and the texts of the calls that speculate."""
+    records: list[Record] = []
+    made, _ = prepare(prompts, GREEDY, byte_tokenizer(), max_length=engine.max_length)
+    assert list(measure(contenders(engine), made, write=records.append))[-1] == len(made)
+    return records, [[text_of(ids) for ids in prompts] for speculate, prompts in engine.log if speculate]
+
+
+TWO = Prompt(id="a", turns=("one", "two"), chat=True)
+ONE = Prompt(id="b", turns=("uno",), chat=True)
+
+
+def test_later_turns_hold_what_was_said() -> None:
+    tokenizer = byte_tokenizer()
+    prompt = Prompt(id="a", turns=("one", "two", "three"), chat=True)
+    assert text_of(render(prompt, tokenizer, ["A", "B"])) == "oneA\n\ntwoB\n\nthree"
+    tokenizer.chat_template = TEMPLATE
+    assert text_of(render(prompt, tokenizer, ["A"])) == "[user]one[assistant]A[user]two[bot]"
+    assert text_of(render(prompt, tokenizer, ["A"], template={"mood": "!"})).endswith("[user]two[bot!]")
+
+
+def test_every_contender_answers_its_own_answers() -> None:
+    engine = parrot()
+    records, asked = talk(engine, TWO)
+    assert asked == [["one"], ["ones\n\ntwo"]] and text_of(engine.log[2][1][0]) == "onep\n\ntwo"
+    seen = [(r.prompt, r.turn, r.method, r.batch) for r in records]
+    assert seen == [("a", turn, method, 0) for turn in (0, 1) for method in (PLAIN, "fast")]
+    assert engine.streams == [stream_of("a", turn, 0) for turn in (0, 0, 1, 1)]
+
+
+def test_batches_of_prompts_with_different_numbers_of_turns() -> None:
+    records, asked = talk(parrot(3), ONE, TWO, Prompt(id="c", turns=("x", "y"), chat=True))
+    assert asked == [["uno", "one", "x"], ["ones\n\ntwo", "xs\n\ny"]]
+    assert len(records) == 2 * 5
+    summary = summarize(records, planned=5, bootstrap=Bootstrap(resamples=100))
+    fast = summary.methods[1]
+    assert summary.complete and (fast.finished, fast.timed_prompts) == (5, 5)
+    assert fast.speedup_interval is None, "both turns of one batch are one observation"
+
+
+def test_a_failed_turn_ends_that_conversation_only() -> None:
+    engine = parrot()
+    engine.raise_at[byte_tokenizer()("o")["input_ids"][0]] = RuntimeError("boom")
+    records, _ = talk(engine, TWO, ONE)
+    failed = [(r.prompt, r.turn, (r.error or "").partition(" (at ")[0]) for r in records if r.failed]
+    assert failed == [("a", 0, "RuntimeError: boom"), ("a", 1, "turn 1 failed")]
+    assert len(records) == 6, "planned turns are all accounted for"
+    # Turns that failed in one count for neither in speed.
+    assert summarize(records, planned=3, bootstrap=Bootstrap(resamples=100)).methods[1].timed_prompts == 1
+
+
+def test_real_conversations_follow_the_reference() -> None:
+    target = Target(tiny_model(vocab_size=257), byte_tokenizer())
+    engine = Engine(target, NGramDrafter(max_draft_tokens=3), RejectionVerifier(), max_batch_size=2, max_length=96)
+    records: list[Record] = []
+    jobs, _ = prepare([TWO, ONE], GREEDY, target.tokenizer, max_length=96)
+    list(measure([Contender(PLAIN, engine, speculate=False), Contender("ngram", engine)], jobs, write=records.append))
+    assert all(r.equals_plain for r in records if r.method == "ngram")
+    first, second = (r for r in records if r.method == "ngram" and r.prompt == "a")
+    ids = render(TWO, target.tokenizer, [first.text])
+    assert second.prompt_tokens == len(ids)
+    with torch.inference_mode():
+        expected = reference_decode(target.model, ids, GREEDY, stop_ids=target.eos_token_ids)
+    assert second.token_ids == tuple(expected)

@@ -3,10 +3,8 @@
 import itertools
 
 import pytest
-import torch
 
-from experiments.measuring.exactness import LAWS, SHAPES, Part, Work, cases, check_size, roughly, work_of
-from experiments.reporting.checks import DraftProgress
+from experiments.measuring.exactness import LAWS, SHAPES, Part, Work, cases, check_size, work_of
 from specdec.checks.drafts import enumerate_drafts, num_drafts
 from specdec.checks.tables import Tables
 from specdec.types import DraftSampling
@@ -54,21 +52,3 @@ def test_what_takes_too_long_is_refused_with_a_size_that_works() -> None:
         work_at(0.1, 10).check_time(10, max_minutes=5)
     with pytest.raises(ValueError, match="give fewer tables or temperatures, or raise max_minutes"):
         work_at(100.0, 10).check_time(10, max_minutes=1)
-
-
-def test_a_long_check_says_how_far_it_is_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    times = itertools.count(step=60)
-    with DraftProgress(work_at(0.1, 10), clock=lambda: float(next(times))) as progress:
-        for _ in range(10):
-            progress.advance(("chain 3", IID))
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "about 10,000 drafts to verify, estimated at 17 minutes"
-    assert lines[1].startswith("1000 of 10000 drafts, ") and len(lines) == 11
-
-
-def test_estimates_are_made_where_there_are_many_drafts() -> None:
-    torch.manual_seed(0)
-    work = work_of(BlockVerifier(), 12, 4, [1, 0.5])
-    assert work.total > 50_000
-    assert set(work.pace) == set(work.drafts) and work.seconds is not None and work.seconds > 0
-    assert [roughly(each) for each in (0.2, 59, 200, 9000)] == ["1 seconds", "59 seconds", "3 minutes", "2 hours"]

@@ -1,8 +1,6 @@
 """The table and the picture of what users felt."""
 
-from pathlib import Path
-
-from experiments.reporting.requests import FLAT, requests_plot, requests_table
+from experiments.reporting.requests import FLAT, requests_table
 from experiments.results.limits import Limits, Terms
 from experiments.results.records import Record
 from experiments.results.statistics import Bootstrap
@@ -53,12 +51,3 @@ def test_a_column_per_method_where_there_are_few_else_a_row() -> None:
     assert [row[1].text for row in table.rows] == ["plain", "a", "b", "c", "d"]
     line = ["200; 300", "125; 150", "800; 800", "1.00", "5.0; 8.0", "50%", "111.11"]
     assert [cell.text for cell in table.rows[1][2:]] == line
-
-
-def test_the_picture_has_every_method_and_says_how_the_load_came(tmp_path: Path) -> None:
-    path = requests_plot(summary_of("plain", "fast"), tmp_path / "requests.png", "conditions")
-    assert path is not None
-    text = path.with_suffix(".svg").read_text()
-    for words in ("plain", "fast", "time to first token (ms)", "p99", "closed loop", "conditions"):
-        assert words in text
-    assert requests_plot(summary_of("other", tells=False), tmp_path / "none.png", "") is None

@@ -1,16 +1,20 @@
-"""Pictures can be read in a paper's column: no small letters, both formats, alarms that stay."""
+"""Pictures can be read in a paper's column; the table and the document of a run of several methods."""
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from experiments.reporting import style
+from experiments.reporting import style, terminal
 from experiments.reporting.run_plots import RUN_PLOTS, acceptance_plot, category_plot
-from experiments.results.summary import Summary
-from tests.experiments.results.test_summary import PAIRS, summary_of
+from experiments.reporting.run_tables import methods_document, methods_table
+from experiments.results.runs import Run
+from experiments.results.statistics import Bootstrap
+from experiments.results.summary import Summary, summarize
+from tests.experiments.results.test_summary import PAIRS, record, summary_of
 
 
 @pytest.fixture
@@ -48,3 +52,46 @@ def test_svg_and_png_are_written_and_do_not_depend_on_the_time(lossy: Summary, t
     first, second = ((tmp_path / name).read_text() for name in ("a.svg", "b.svg"))
     assert first == second and "position in the draft" in first  # text, not outlines
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
+
+
+LABELS = {"fast": "model: chain of 3", "wide": "model: tree of 6"}
+TIMES = {"draft": 0.25, "verify": 0.5}
+
+
+def summary(**more: Any) -> Summary:
+    records = []
+    for number, prompt in enumerate("abcd"):
+        records.append(record(prompt, "plain", number, 2.0, 10))
+        records.append(record(prompt, "fast", number, 1.0, 10, stage_seconds=TIMES))
+        wide = record(prompt, "wide", number, 0.5, 10, stage_seconds={"draft": 0.125, "verify": 0.25})
+        records.append(replace(wide, accepted=(3, 1), expected_accepted=(2.5, 1.0), proposed_nodes=(9, 9)))
+    return summarize(records, planned=4, series=3, bootstrap=Bootstrap(resamples=200), **more)
+
+
+def test_the_table_and_the_document_say_what_was_measured() -> None:
+    console = terminal.console(160, shown=False)
+    console.print(terminal.render(methods_table(summary(), "a title", LABELS)))
+    shown = console.export_text()
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if "│ 0 " in line]
+    assert cells[0] == ["0", "plain decoding", "1.00", "-", "-", "-", "5.0"]
+    assert cells[1] == ["0", "model: chain of 3", "2.00 [2.00, 2.00]", "6.0", "25%", "2.00x [2.00, 2.00]", "10.0"]
+    assert cells[2] == ["0", "model: tree of 6", "3.00 [3.00, 3.00]", "9.0", "25%", "4.00x [4.00, 4.00]", "20.0"]
+    assert "INCOMPLETE" not in shown
+    manifest: dict[str, Any] = {
+        "config": {
+            "labels": LABELS,
+            "target": {"inflate": "110m"},
+            "dataset": {"_target_": "x.Stdlib", "seed": 0},
+            "sampling": {"max_new_tokens": 10},
+            "engine": {"max_batch_size": 1},
+        },
+        "target": {"name": "bundled/target"}, "prompts": 4, "dtype": "bfloat16", "device": "a processor", "threads": 2,
+        "git": {"commit": "0123456789abcdef", "dirty": False}, "overrides": ["experiment=drafters", "out=elsewhere"],
+    }  # fmt: skip
+    text = methods_document(Run(Path("x"), manifest, summary(compared_with="fast")))
+    assert text.startswith(
+        "`python -m experiments.run experiment=drafters`: bundled/target at the cost of a 110m model"
+    )
+    assert "2 threads of a processor, commit 0123456789." in text
+    assert "| 0 | model: tree of 6 | **3.00 [3.00, 3.00]** | +0.75 [+0.75, +0.75] | 9.0 | 25% |" in text
+    assert text.rstrip().endswith("Difference: from model: chain of 3 on the same prompts, given the drafts.")

@@ -3,7 +3,6 @@
 import io
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from experiments.reporting.run_tables import comparison_table, run_table
 from experiments.reporting.table import Emphasis
 from experiments.reporting.verdicts import print_verdicts, sentence
 from experiments.results.lossless import Verdict, judge
-from experiments.results.manifest import note_in_manifest, read_manifest, write_manifest
 from experiments.results.origin import json_text
 from experiments.results.records import Record
 from experiments.results.statistics import Bootstrap
@@ -87,19 +85,3 @@ def test_it_is_said_in_tables_in_red_at_the_end_by_an_error_and_in_json() -> Non
     found = json_text({"a": [1.5, math.nan, (math.inf,)], "b": {"c": -math.inf}, "d": "NaN"})
     assert json.loads(found, parse_constant=pytest.fail) == {"a": [1.5, None, [None]], "b": {"c": None}, "d": "NaN"}
     json.loads(json_text(summary(EQUAL, BUG, ENDED)), parse_constant=pytest.fail)
-
-
-def test_the_manifest_keeps_what_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_manifest(tmp_path, {"seed": 0}, planned=2)
-    note_in_manifest(tmp_path, lossless={"fast": {"verdict": Verdict.TIES}})
-    found = read_manifest(tmp_path)
-    assert found["planned"] == 2 and found["lossless"] == {"fast": {"verdict": "ties"}}
-
-    def full(*arguments: object, **more: object) -> None:
-        raise OSError("no space left")
-
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(OSError, match="no space left"):
-        note_in_manifest(tmp_path, lossless={})
-    monkeypatch.undo()
-    assert read_manifest(tmp_path) == found, "a crash leaves the old one"

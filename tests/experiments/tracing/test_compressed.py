@@ -1,16 +1,26 @@
-"""Compressed tables: what they hold, and that a rule asked them says what the module claims."""
+"""Compressed tables: what they hold, what a rule says of them; and how far a lossy rule is from the target."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from experiments.tracing.compressed import pack, unpack
-from specdec.checks.drafts import WeightedDrafts, enumerate_drafts
+from experiments.tracing.distance import first_token_distances
+from specdec.checks.drafts import WeightedDrafts, enumerate_drafts, sample_drafts
+from specdec.checks.outcomes import emitted_law
 from specdec.checks.tables import Tables
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
-from verifiers import BlockVerifier, KSeqVerifier, RejectionVerifier, TargetWalkVerifier
+from verifiers import (
+    BlockVerifier,
+    FuzzyVerifier,
+    KSeqVerifier,
+    LenientVerifier,
+    RejectionVerifier,
+    TargetWalkVerifier,
+    TraversalVerifier,
+)
 
 IID, SWOR, TOP = DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.DETERMINISTIC
 CASES = [
@@ -86,3 +96,49 @@ def test_a_rule_says_what_it_says_of_a_near_target(rule: Verifier, shape: TreeSh
         wrong, _ = moved(drafts, 0.4, like_q=False)
         tree, p = unpack(pack(drafts.tree, drafts.target_probs, dropped=0.4))
         assert (rule.laws(tree, p).stop - rule.laws(drafts.tree, wrong).stop).abs().max() > 1e-2
+
+
+TABLES = Tables.random(5, 2, seed=3)
+
+
+@pytest.mark.parametrize("rule", [BlockVerifier(), TargetWalkVerifier()])
+def test_an_exact_rule_has_none_though_given_one_draft_it_seems_to(rule: Verifier) -> None:
+    drafts = sample_drafts(TABLES, TreeShape.chain(2), IID, 4, seed=0)
+    for found in first_token_distances(rule, drafts.tree, drafts.target_probs):
+        assert found.tv == pytest.approx(0, abs=1e-9)
+        assert found.kl == pytest.approx(0, abs=1e-9)
+    # The law given one draft is another thing, unless the rule ignores what was drafted.
+    given = (emitted_law(rule, drafts.tree, drafts.target_probs) - drafts.target_probs[:, 0]).abs().sum(-1)
+    assert (given.max() > 0.1) == (not isinstance(rule, TargetWalkVerifier))
+
+
+@pytest.mark.parametrize(("rule", "law"), [(RejectionVerifier(), SWOR), (TraversalVerifier(), IID)])
+def test_an_exact_rule_has_none_on_average_where_siblings_are_drawn_again(rule: Verifier, law: DraftSampling) -> None:
+    drafts = sample_drafts(TABLES, TreeShape.branching(2, 1), law, 40, seed=0)
+    found = torch.tensor([each.tv for each in first_token_distances(rule, drafts.tree, drafts.target_probs)])
+    # A half's mean of 128 laws, summed over few tokens, is off by less than 0.1; forty contexts share one seed's draws.
+    assert abs(found.mean()) < 0.03
+    assert all(each.kl is None for each in first_token_distances(rule, drafts.tree, drafts.target_probs))
+
+
+def test_lenience_in_closed_form() -> None:
+    p, q = TABLES.p[0][0], TABLES.q[0][0]  # type: ignore[index]
+    accepted = torch.minimum(q, p / 0.5)
+    residual = (p - q).clamp(min=0)
+    emitted = accepted + (1 - accepted.sum()) * residual / residual.sum()
+    drafts = sample_drafts(TABLES, TreeShape.chain(2), IID, 1, seed=0)
+    (found,) = first_token_distances(LenientVerifier(lenience=0.5), drafts.tree, drafts.target_probs)
+    assert found.tv == pytest.approx(float(0.5 * (emitted - p).abs().sum()), abs=1e-9)
+    assert found.tv > 0.05
+    assert found.kl == pytest.approx(float((emitted * (emitted / p).log()).sum()), abs=1e-9)
+
+
+def test_several_sampled_siblings_show_a_lossy_rule() -> None:
+    drafts = sample_drafts(TABLES, TreeShape.branching(2, 1), SWOR, 8, seed=0)
+    exact = enumerate_drafts(TABLES, TreeShape.branching(2), SWOR)
+    rule = FuzzyVerifier(threshold=10.0)  # always trusts q
+    emitted = (exact.probability[:, None] * emitted_law(rule, exact.tree, exact.target_probs)).sum(0)
+    true = float(0.5 * (emitted - TABLES.p[0][0]).abs().sum())
+    found = [each.tv for each in first_token_distances(rule, drafts.tree, drafts.target_probs)]
+    assert sum(found) / len(found) == pytest.approx(true, abs=0.05)  # type: ignore[arg-type]
+    assert true > 0.2

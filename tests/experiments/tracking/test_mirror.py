@@ -10,7 +10,7 @@ from experiments.results.records import PLAIN, Record
 from experiments.results.statistics import Bootstrap
 from experiments.results.summary import Summary, summarize
 from experiments.tracking.base import NullTracker
-from experiments.tracking.flat import accepted_histogram, flat_config
+from experiments.tracking.flat import flat_config
 from experiments.tracking.mirror import Mirror
 from tests.experiments.results.outputs import output
 
@@ -132,20 +132,6 @@ def test_there_are_at_most_a_hundred_points_and_none_where_nothing_is_new(monkey
     for done, known in ((1, 4), (2, 4), (3, 6), (4, 8)):
         mirror.progress(records[:known], done, 4)
     assert [prompts for prompts, _ in tracker.points] == [3, 4]
-
-
-def test_lines_by_position_and_of_accepted_tokens() -> None:
-    tracker = Noting()
-    records = pairs(2)
-    records[3] = record(1, "ngram", accepted=(1, 0))
-    Mirror(tracker, [PLAIN, "ngram"], [0.0]).results(summed_up(records, 2), records, [])
-    # Of four rounds of depth 2 two accepted the first token, and of these one the second.
-    assert tracker.curves["position"] == {
-        "acceptance/unconditional": {1: 0.5, 2: 0.25},
-        "acceptance/conditional": {1: 0.5, 2: 0.5},
-    }
-    assert tracker.curves["accepted_tokens"] == {"rounds_by_accepted_tokens": {0: 0.5, 1: 0.25, 2: 0.25}}
-    assert accepted_histogram([record(0, PLAIN, finish_reason="error", error="boom")]) == {}
 
 
 def test_the_configuration_can_be_grouped_by() -> None:

@@ -10,10 +10,9 @@ from hydra import compose, initialize_config_dir
 from experiments.config.checking import check_arguments
 from experiments.config.sections import CONF, plain
 from experiments.config.settings import settings_of
-from experiments.run import run
 from experiments.session.tracked import name_of, sweep_name, tracked_run
 from specdec.tree import TreeShape
-from tests.experiments.runs import Configure, Stop, launched
+from tests.experiments.runs import launched
 from tests.experiments.tracking.datastore import Datastore
 
 ROOT = Path(__file__).parents[3]
@@ -48,25 +47,6 @@ def test_a_sweep_is_a_group_at_wandb(
         assert any(name.startswith("media/images/pictures/time") for name in each.files)
         assert each.exit_code == 0
     assert found[0].summary.keys() == found[1].summary.keys(), "columns in common"
-
-
-@pytest.mark.full
-def test_a_run_that_is_interrupted_is_mirrored_so_far(
-    configure: Configure,
-    tiny: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Any,
-) -> None:
-    pytest.importorskip("wandb", reason="wandb is not installed")
-    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
-    Stop(monkeypatch, KeyboardInterrupt(), {3})  # the first is the warm-up
-    with pytest.raises(KeyboardInterrupt):
-        run(configure("run", *tiny, "drafter=ngram", "method=ngram", "tracker=wandb", "tracker.timeout=120"))
-    found = Datastore(tmp_path / "out" / "wandb")
-    assert found.exit_code == 130
-    assert found.summary["complete"] == 0
-    assert [place for place, _ in found.line("speedup")] == [1]
 
 
 def test_names() -> None:

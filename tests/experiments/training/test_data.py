@@ -9,7 +9,6 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from experiments.train import train
 from experiments.training.data.chat import Chat
 from experiments.training.data.document import Document, held_apart
 from experiments.training.data.packing import Rows, token_counts
@@ -184,17 +183,6 @@ def test_unanswered_questions_are_answered(chatting: Target, tmp_path: Path) -> 
         prompts = prompts_of(found.training, config(tmp_path), seed=0)
         (first, _) = answered(prompts, engine, config(tmp_path), seed=0, numbers=[0, 1])
     assert int(first.supervised.sum()) == 6 and said(first, supervised=False) == "U:hi;A:"
-
-
-@pytest.mark.full
-def test_a_training_on_the_targets_own_text(training: Compose, tmp_path: Path) -> None:
-    answers = tmp_path / "answers.jsonl"
-    settings = {"file": answers, "documents": 12, "prompt_tokens": 8, "max_new_tokens": 24}
-    given = [f"regenerate.{name}={value}" for name, value in settings.items()]
-    train(training("fit.steps=2", "served.prompts=0", "regenerate=target", *given))
-    assert len(answers.read_text().splitlines()) == 13
-    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    assert manifest["training"]["documents"] == 12
 
 
 def test_prompts_of_held_out_documents() -> None:

@@ -1,6 +1,7 @@
-"""Every head learns in a few steps, is written, and drafts what it drafted while it was trained."""
+"""Every head learns in a few steps, is written, and drafts what it drafted; so does the documentation's own one."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from drafters.block import BlockDrafter
 from drafters.eagle import EagleDrafter
 from drafters.heads.eagle_files import load_eagle
 from drafters.hydra import HydraDrafter
-from drafters.medusa import MedusaDrafter
+from drafters.medusa import MedusaDrafter, MedusaHeads
 from drafters.model import ModelDrafter
 from drafters.mtp import MTPDrafter
 from experiments.train import train
@@ -73,3 +74,22 @@ def test_a_head_learns_and_loads(
     assert [each.token_ids for each in drafted] == [each.token_ids for each in plain]
     assert any(step.proposed_depth > 1 for each in drafted for step in each.steps)
     assert torch.isfinite(torch.tensor([line["loss"] for line in steps])).all()
+
+
+PROJECT = Path(__file__).parents[3] / "examples" / "project"
+
+
+@pytest.mark.full
+def test_a_head_of_ones_own(
+    configure: Callable[..., DictConfig], tiny_training: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(PROJECT))
+    given = [each for each in tiny_training if not each.startswith("head.config")]
+    try:
+        best = train(configure("train", f"hydra.searchpath=[file://{PROJECT / 'conf'}]", "head=shared_output", *given))
+    finally:
+        for name in [name for name in sys.modules if name.split(".")[0] == "mine"]:
+            del sys.modules[name]
+    heads = MedusaHeads.from_pretrained(best)
+    assert heads.num_heads == 2
+    assert any(torch.count_nonzero(head[0].linear.weight) for head in heads.heads), "its blocks were trained"  # type: ignore[index]

@@ -1,0 +1,209 @@
+"""Verdicts on verifiers and drafters: right ones pass, one that promises too much is an error; and trained heads."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+
+from drafters.heads.eagle_files import save_eagle
+from experiments.check_drafter import check_drafter
+from experiments.check_verifier import check_verifier
+from experiments.inspect_drafter import inspect_drafter as inspect
+from experiments.inspecting.kinds import Mistake
+from experiments.results.checked import stated_exactness
+from specdec.checks import draws
+from specdec.checks.drafter import Status
+from specdec.interfaces import Laws
+from specdec.tree import DraftTree
+from specdec.types import DraftSampling
+from tests import mutants
+from tests.changed_rule import accept_the_first
+from tests.experiments.inspecting.toys import Seen, toy_eagle3, toy_model, toy_tokenizer
+from tests.experiments.runs import Configure
+from verifiers import RejectionVerifier, SharedNoiseVerifier, TransportVerifier
+
+SMALL = ("vocab=2", "tables=1", "temperatures=[1]")
+STRONG = ("vocab=3", "tables=1", "temperatures=[1]")
+
+
+def shown(capsys: pytest.CaptureFixture[str]) -> str:
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_an_exact_rule_and_a_lossy_one(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
+    done = check_verifier(configure("check_verifier", "verifier=traversal", *SMALL))
+    assert max(case.tv for case in done) < 1e-12
+    assert all(case.accepted == pytest.approx(case.known["traversal"]) for case in done)
+    assert {case.shape for case in done} > {"chain 3", "2 x 2"}
+    assert all("block" in case.known for case in done if case.shape == "chain 3")
+    text = shown(capsys)
+    assert "TraversalVerifier is exact, over" in text and "It says of itself: exact." in text
+    done = check_verifier(configure("check_verifier", "verifier=lenient", *SMALL))
+    assert {case.shape for case in done} == {"chain 3"}, "it takes chains only"
+    text = shown(capsys)
+    assert "LenientVerifier is not exact" in text and "It says of itself: lossy." in text
+
+
+def test_a_rule_that_is_exact_with_respect_to_a_mixture(
+    configure: Configure, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = check_verifier(configure("check_verifier", "verifier=cascade", "verifier.alpha=0.3", *SMALL))
+    assert all(case.tv < 1e-12 for case in done)
+    assert max(case.target_tv for case in done) > 0.1
+    text = shown(capsys)
+    assert "CascadeVerifier is exact with respect to the distribution that it states, which is up to" in text
+    assert "It says of itself: exact with respect to another distribution." in text
+
+
+def test_a_rule_with_shared_noise(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
+    done = check_verifier(configure("check_verifier", "verifier=shared_noise", "streams=500", *SMALL))
+    assert all(case.differing == 0 for case in done)
+    assert {case.law for case in done} == set(DraftSampling)
+    text = shown(capsys)
+    assert "SharedNoiseVerifier is exact by its own check" in text
+    assert "It says of itself: exact, noise shared." in text
+
+
+class NoResidual(RejectionVerifier):
+    """Says that it is exact, and emits from p after a rejection."""
+
+    def laws(self, tree: DraftTree, target_probs: Tensor) -> Laws:
+        return replace(super().laws(tree, target_probs), after=lambda stop: target_probs[torch.arange(len(stop)), stop])
+
+
+class AlwaysTheFirst(SharedNoiseVerifier):
+    """Accepts the root's first child whatever the target drew."""
+
+    def laws(self, tree: DraftTree, target_probs: Tensor) -> Laws:
+        laws = super().laws(tree, target_probs)
+        return replace(laws, stop=accept_the_first(tree, target_probs, laws))
+
+
+class Checked(RejectionVerifier):
+    """A rule that does not ship with the package, and is exact."""
+
+
+@pytest.fixture
+def remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of the rules that have passed, in a project that has checked none."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".specdec").mkdir()
+    return tmp_path / ".specdec" / "checked.json"
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (NoResidual, "NoResidual says that it is exact and is not: total variation 0"),
+        (AlwaysTheFirst, r"says that its noise is shared, and [0-9]+ outputs are not those of plain"),
+    ],
+)
+def test_a_rule_that_promises_too_much(configure: Configure, rule: type, message: str, remembered: Path) -> None:
+    words = [f"verifier._target_={rule.__module__}.{rule.__name__}", *SMALL]
+    words += ["streams=500"] * (rule is AlwaysTheFirst)
+    with pytest.raises(ValueError, match=message):
+        check_verifier(configure("check_verifier", *words))
+    assert not remembered.exists()
+
+
+def test_a_rule_that_passes_is_remembered(
+    configure: Configure, remembered: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert stated_exactness(Checked()) == "exact (declared)"
+    check_verifier(configure("check_verifier", f"verifier._target_={Checked.__module__}.Checked", *STRONG))
+    assert stated_exactness(Checked()) == "exact"
+    assert "Remembered in .specdec/checked.json" in capsys.readouterr().out
+    (entry,) = json.loads(remembered.read_text())["rules"].values()
+    assert entry["rule"].endswith("Checked") and entry["vocab"] == 3 and entry["largest_total_variation"] < 1e-12
+
+
+CHECKED = ("draws=0", "rounds=4", "tokens=8", "threads=1", "engine.max_length=160", "prompts=[abcabc, one two one two]")
+
+
+def test_a_drafter_that_keeps_its_contract(
+    configure: Configure, saved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"target.name={saved / 'target'}", "drafter=ngram", *CHECKED, "every_rule=false"]
+    findings = check_drafter(configure("check_drafter", *words))
+    captured = capsys.readouterr()
+    text, said = " ".join(captured.out.split()), captured.err
+    assert "0 s: drafter" in said and " s: recorded rounds\n" in said, "a line per check where there is no terminal"
+    assert "NGramDrafter, tried with" in text and "greedy outputs passed equal to plain decoding" in text
+    passed = sum(finding.status is Status.PASSED for finding in findings)
+    assert f"NGramDrafter keeps its contract: it passes {passed} checks, and" in text
+
+
+@pytest.mark.full
+def test_a_drafter_is_tried_with_every_rule(
+    configure: Configure, saved: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two stand for all, one of which is too slow for a model."""
+    monkeypatch.setattr(draws, "fitting_rules", lambda drafter: [RejectionVerifier, TransportVerifier])
+    models = [f"target.name={saved / 'target'}", f"drafter.name={saved / 'drafter'}"]
+    check_drafter(configure("check_drafter", *models, *CHECKED))
+    text = shown(capsys)
+    assert "exact with RejectionVerifier passed greedy" in text and "Transport" not in text
+
+
+def test_a_drafter_that_does_not(configure: Configure, saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["drafter=none", f"drafter._target_={mutants.__name__}.Twins", *CHECKED, "every_rule=false"]
+    with pytest.raises(ValueError, match=r"^Twins breaks its contract in 1 check: trees: distinct siblings: node 2: "):
+        check_drafter(configure("check_drafter", f"target.name={saved / 'target'}", *words))
+    text = shown(capsys)
+    assert "trees: distinct siblings FAILED" in text and "exact with" not in text
+
+
+# ---------------------------------------------------------------- a trained head
+
+PROMPTS = ",".join(" ".join(f"w{7 * row + 5 * place * row % 63}" for place in range(9)) for row in range(1, 9))
+INSPECTED = ("tokens=32", "threads=1", "target=hf", "target.dtype=float32", "target.device=cpu", f"prompts=[{PROMPTS}]")
+
+
+@pytest.fixture(scope="module")
+def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders with the toy target and a head of it."""
+    folder, seen = tmp_path_factory.mktemp("toys"), Seen(toy_model())
+    seen.model.save_pretrained(folder / "target")
+    toy_tokenizer().save_pretrained(folder / "target")
+    save_eagle(toy_eagle3(seen), folder / "eagle", notes={"target": "someone/target"})
+    return folder
+
+
+@pytest.fixture
+def composed(configure: Configure, toys: Path) -> Configure:
+    """Composes an inspection of one of the toys."""
+
+    def compose(kind: str, *overrides: str) -> DictConfig:
+        names = [f"target.name={toys / 'target'}", f"drafter.name={toys / kind}"]
+        return configure("inspect_drafter", f"drafter={kind}", *INSPECTED, *names, *overrides)
+
+    return compose
+
+
+@pytest.mark.full
+def test_a_mistake_and_what_mends_it(composed: Configure, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the verdict says to set is set, and then nothing is wrong."""
+    found = inspect(composed("eagle", "depths=1", "drafter.hidden_layers=[1,3,4]"))
+    text = shown(capsys)
+    assert found.mistake is not None and found.mistake.alternative.mistake is Mistake.LAYERS
+    assert "was probably loaded with a mistake: wrong hidden layers. With " in text
+    assert "To mend it: leave out drafter.hidden_layers." in text
+    mended = inspect(composed("eagle", "depths=1"))
+    text = shown(capsys)
+    assert mended.mistake is None and not mended.knows_nothing
+    assert mended.loaded.length == pytest.approx(found.mistake.acceptance.length)
+    for words in (
+        "kind EAGLE-3 head, 1 decoder layer, ",
+        "layout EAGLE-3's (midlayer.*), with this project's specdec.json",
+        "trained on someone/target, as its files say",
+        "reads hidden states 2, 4, 5 (l is the input of layer l) of a target of 8 layers",
+        "vocabulary 64 of the target's 64 tokens",
+        "RoPE theta 50, default (as the target's)",
+        f"No mistake was found: none of {len(mended.tried)} alternatives raises the acceptance.",
+        f"1 {mended.loaded.acceptance[0]:.2f} {mended.loaded.unconditional[0]:.2f} 0.53 to 0.81",
+    ):
+        assert words in text
