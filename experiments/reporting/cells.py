@@ -1,5 +1,7 @@
 """Figures as the cells of a table: how many digits, and a dash where there is nothing to say."""
 
+from collections.abc import Iterable, Sequence
+
 from experiments.reporting.table import NOTHING, Cell, Emphasis
 from experiments.results.lossless import NOT_LOSSLESS, Verdict, promises_exact
 from experiments.results.records import PLAIN
@@ -88,7 +90,24 @@ def method_name(method: MethodSummary) -> Cell:
     """A method's name with the warnings that belong to it."""
     if method.not_lossless:
         return Cell(method.label, (NOT_LOSSLESS,), joint=", ", emphasis=Emphasis.MISSED)
-    return Cell(method.label, emphasis=lossiness(method.exactness))
+    return label_cell(method)
+
+
+def rules_of(methods: Iterable[MethodSummary]) -> str:
+    """What the rules of some methods promise, in words; empty for plain decoding alone."""
+    rules = sorted({method.exactness for method in methods if method.exactness is not None})
+    return f"acceptance rule: {', '.join(rules)}" if rules else ""
+
+
+def label_cell(method: MethodSummary, name: str = "", *more: str, joint: str = " ") -> Cell:
+    """A method's label, or another name of it; a rule that is not exact stands out."""
+    return Cell(name or method.label, more, joint, lossiness(method.exactness))
+
+
+def names_of(methods: Sequence[MethodSummary]) -> list[str]:
+    """The methods' names, with their temperatures where there are several."""
+    several = len({method.temperature for method in methods}) > 1
+    return [method.label + (f", T={method.temperature:g}" if several else "") for method in methods]
 
 
 def lossiness(exactness: str | None) -> Emphasis:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments.reporting import style, terminal
-from experiments.reporting.cells import BOLD, equality, length, lossiness, number, percent, speedup
+from experiments.reporting.cells import BOLD, equality, label_cell, length, number, percent, rules_of, speedup
 from experiments.reporting.formats import USUAL, document, write_formats, write_texts
 from experiments.reporting.requests import warnings_of
 from experiments.reporting.run_plots import length_and_speedup
@@ -79,23 +79,25 @@ def report_comparison(
 
 def comparison_table(rows: Sequence[Row], text: str, *, show_best: bool = False, notes: Sequence[str] = ()) -> Table:
     """A row per method, temperature and run."""
-    rules = sorted({row.method.exactness for row in rows if row.method.exactness is not None})
     figures = ["mean_acceptance_length", "speedup"]
     if len({row.run.manifest["device"] for row in rows}) == 1:  # else the devices would win, not the methods
         figures.append("tokens_per_second")
     best = {figure: [id(rows[n]) for n in best_of(rows, figure)] for figure in figures} if show_best else {}
-    noises = [run.summary.noise for run in {row.run.folder: row.run for row in rows}.values()]
-    spread = sorted(noise.spread for noise in noises if noise is not None and noise.spread)
+    spreads = {row.run.folder: row.run.summary.noise.spread for row in rows}.values()
+    spread = sorted(each for each in spreads if each)
     varies = " to ".join(dict.fromkeys(f"±{value:.0%}" for value in (*spread[:1], *spread[-1:])))
     about = [
         f"intervals at {rows[0].run.summary.confidence:.0%}",
-        f"acceptance rule: {', '.join(rules) or 'none'}",
+        rules_of(row.method for row in rows) or "acceptance rule: none",
         *([BOLD] if any(best.values()) else []),
         *([f"timings vary by {varies} between batches"] if varies else []),
     ]
 
     def leads(row: Row, figure: str) -> bool:
         return id(row) in best.get(figure, ())
+
+    def named(row: Row) -> Cell:
+        return label_cell(row.method, *row.name, joint=", ")
 
     def speed(row: Row) -> Cell:
         emphasis = Emphasis.BEST if leads(row, "tokens_per_second") else Emphasis.NONE
@@ -105,10 +107,7 @@ def comparison_table(rows: Sequence[Row], text: str, *, show_best: bool = False,
         rows,
         [
             ("T", lambda row: f"{row.method.temperature:g}"),
-            (
-                left("method and settings", fold=True, min_width=24),
-                lambda row: Cell(row.name[0], row.name[1:], joint=", ", emphasis=lossiness(row.method.exactness)),
-            ),
+            (left("method and settings", fold=True, min_width=24), named),
             ("mean\nacceptance\nlength", lambda row: length(row.method, best=leads(row, "mean_acceptance_length"))),
             ("speedup", lambda row: speedup(row.method, best=leads(row, "speedup"))),
             ("tokens/s", speed),
@@ -171,7 +170,7 @@ def remarks(runs: Sequence[Run]) -> list[str]:
         notes.append(
             f"The runs were made on different devices ({', '.join(devices)}): compare no tokens/s across them."
         )
-    noisy = [short(run.folder) for run in runs if _is_noisy(run)]
+    noisy = [short(run.folder) for run in runs if run.summary.noise.noisy]
     if noisy:
         notes.append(
             f"NOISY TIMINGS in {len(noisy)} of {len(runs)} runs ({', '.join(noisy[:3])}{', …' if noisy[3:] else ''}): "
@@ -193,16 +192,13 @@ def conditions_of(runs: Sequence[Run], *facts: Callable[[Run], str]) -> list[str
     """Target, dtype, device and further facts of a sweep's runs, each run's own where they differ, and warnings."""
     shared = (lambda run: run.manifest["target"]["name"], lambda run: run.manifest["dtype"])
     values = [{fact(run) for run in runs} for fact in (*shared, lambda run: run.manifest["device"], *facts)]
-    unfinished, noisy = (sum(map(each, runs)) for each in (lambda run: not run.summary.complete, _is_noisy))
+    unfinished = sum(not run.summary.complete for run in runs)
+    noisy = sum(bool(run.summary.noise.noisy) for run in runs)
     return [
         *(" or ".join(sorted(each)) for each in values),
         *([f"INCOMPLETE: {unfinished} of {len(runs)} runs"] if unfinished else []),
         *([f"NOISY TIMINGS in {noisy} of {len(runs)} runs"] if noisy else []),
     ]
-
-
-def _is_noisy(run: Run) -> bool:
-    return run.summary.noise is not None and run.summary.noise.noisy
 
 
 def comparison_plot(rows: Sequence[Row], path: Path, subtitle: str) -> Path | None:

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from experiments.planning.memory import RunMemory
-from experiments.reporting.cells import NOTHING, percent, signed_percent
+from experiments.reporting.cells import NOTHING, names_of, percent, signed_percent
 from experiments.reporting.table import Column, Table
 from experiments.results.frame import Figures
 from experiments.results.summary import Summary
@@ -23,8 +23,6 @@ def utilization_table(summary: Summary, title: str = TITLE) -> Table | None:
     if not known:
         return None
     uses = [use for _, use in known]
-    several = len({method.temperature for method, _ in known}) > 1
-    names = [m.method + (f", T={m.temperature:g}" if several else "") for m, _ in known]
     lines: list[Line] = []
     for stage in STAGES:
         own = [use.stages[stage] for use in uses if stage in use.stages]
@@ -40,7 +38,7 @@ def utilization_table(summary: Summary, title: str = TITLE) -> Table | None:
     lines.append(("wasted nodes", lambda use: percent(use.wasted)))
     if any(use.prediction for use in uses):
         lines += _prediction_lines([use.prediction for use in uses if use.prediction])
-    return Table.upright(uses, names, lines, title=title, notes=_notes(uses))
+    return Table.upright(uses, names_of([method for method, _ in known]), lines, title=title, notes=_notes(uses))
 
 
 def above_roof(summary: Summary) -> list[str]:

@@ -195,7 +195,6 @@ def report_ingredients(
     """
     manifest = read_manifest(folder)
     found = ladders(records, manifest["ingredients"], order, bootstrap)
-    noise = noise_of(records, PLAIN)
     conditions = [
         str(manifest["ingredients"][PLAIN].get("target", "")),
         str(manifest["device"]),
@@ -203,7 +202,7 @@ def report_ingredients(
         f"up to {manifest['config']['sampling']['max_new_tokens']} new tokens",
         f"commit {commit_of(manifest)}",
     ]
-    noisy = ["NOISY TIMINGS"] if noise is not None and noise.noisy else []
+    noisy = ["NOISY TIMINGS"] if noise_of(records, PLAIN).noisy else []
     about = "; ".join([*conditions, *noisy])
     tables: list[Table] = []
     parts: list[Any] = [f"{about}."]

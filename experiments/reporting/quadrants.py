@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pandas
 
 from experiments.reporting import style
-from experiments.reporting.cells import EMPTY, NOTHING, lossiness, number, percent, three_digits, times, with_interval
+from experiments.reporting.cells import EMPTY, NOTHING, label_cell, number, percent, three_digits, times, with_interval
 from experiments.reporting.comparison import conditions_of
 from experiments.reporting.formats import document, publish
 from experiments.reporting.requests import CLOSED
@@ -225,10 +225,7 @@ def table(found: Sequence[Figures], labels: Mapping[str, str], *, notes: Sequenc
         [(quadrant, each) for quadrant in found for each in quadrant.methods],
         [
             (left("kind of\nrequests"), kind),
-            (
-                left("method", fold=True, min_width=18),
-                lambda row: Cell(label_of(row[1], labels), emphasis=lossiness(row[1].exactness)),
-            ),
+            (left("method", fold=True, min_width=18), lambda row: label_cell(row[1], label_of(row[1], labels))),
             ("requests\n/min", lambda row: own("SS", number(row[1].requests_per_minute, 1), row)),
             ("TTFT,\nms", lambda row: own("LS", _ms(row[1].ttft), row)),
             ("TPOT,\nms", lambda row: own("SL", _ms(row[1].tpot), row)),

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments.reporting import style
-from experiments.reporting.cells import NOTHING, lossiness, number, percent, three_digits
-from experiments.reporting.run_plots import names_of, plot_title
+from experiments.reporting.cells import NOTHING, label_cell, names_of, number, percent, three_digits
+from experiments.reporting.run_plots import plot_title
 from experiments.reporting.table import Cell, Column, Table, left
 from experiments.results.frame import Figures
 from experiments.results.requests import LEVELS
@@ -126,7 +126,7 @@ FLAT: list[tuple[Column | str, Callable[[Known], Cell | str]]] = [
     ("T", lambda each: f"{each[0].temperature:g}"),
     (
         left("method", fold=True, min_width=16),
-        lambda each: Cell(each[0].label, emphasis=lossiness(each[0].exactness)),
+        lambda each: label_cell(each[0]),
     ),
     ("TTFT, ms\np50; p99", lambda each: milliseconds(each[1].ttft)),
     ("TPOT, ms\np50; p99", lambda each: milliseconds(each[1].tpot)),

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.reporting import style
+from experiments.reporting.cells import names_of, rules_of
 from experiments.reporting.run_tables import label_of, shown_categories, stage_milliseconds
 from experiments.reporting.verdicts import warning
 from experiments.results.records import PLAIN
@@ -234,12 +235,6 @@ def nodes_plot(summary: Summary, path: Path, subtitle: str, labels: Mapping[str,
     return style.save(figure, path)
 
 
-def names_of(methods: Sequence[MethodSummary]) -> list[str]:
-    """The methods' names, with their temperatures where there are several."""
-    several = len({method.temperature for method in methods}) > 1
-    return [method.label + (f", T={method.temperature:g}" if several else "") for method in methods]
-
-
 def plot_title(figure: "Figure", title: str, subtitle: str, summary: Summary) -> None:
     """Title a picture: what it shows, the run's conditions, the kind of rule, and whether the run is complete."""
     style.title(figure, title, conditions(subtitle, summary), alarm=warning(summary.not_lossless))
@@ -247,11 +242,10 @@ def plot_title(figure: "Figure", title: str, subtitle: str, summary: Summary) ->
 
 def conditions(subtitle: str, summary: Summary) -> str:
     """The second line of a title: the run's conditions, the kind of rule, and whether the run is complete."""
-    rules = sorted({method.exactness for method in summary.methods if method.exactness is not None})
-    notes = [subtitle, f"acceptance rule: {', '.join(rules)}" if rules else ""]
+    notes = [subtitle, rules_of(summary.methods)]
     if not summary.complete:
         notes.append("INCOMPLETE RUN")
-    if summary.noise is not None and summary.noise.noisy:
+    if summary.noise.noisy:
         notes.append("NOISY TIMINGS")
     return "; ".join(note for note in notes if note)
 

@@ -1,6 +1,6 @@
 """Tables of one run: of a method, of several, by category; and what went wrong in it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console
 
@@ -11,11 +11,12 @@ from experiments.reporting.cells import (
     NOTHING,
     equality,
     interval,
+    label_cell,
     length,
-    lossiness,
     method_name,
     number,
     percent,
+    rules_of,
     signed,
     speedup,
     times,
@@ -91,14 +92,13 @@ def methods_table(summary: Summary, title: str, labels: Mapping[str, str]) -> Ta
     """A row per method and temperature, by temperature, readable without the run's configuration."""
     methods = sorted(summary.methods, key=lambda m: m.temperature)
     gains = [method.gain for method in methods if method.gain is not None]
-    rules = sorted({method.exactness for method in methods if method.exactness is not None})
     notes = [
         *_incomplete(summary),
-        f"acceptance rule: {', '.join(rules)}",
+        rules_of(methods),
         "a round is one forward of the target; plain decoding emits one token in it",
         f"brackets: {summary.confidence:.0%} intervals over prompts",
         *([BOLD] if any(method.best_in for method in methods) else []),
-        *(summary.noise.notes if summary.noise is not None else []),
+        *summary.noise.notes,
     ]
     columns: list[tuple[Column | str, Callable[[MethodSummary], Cell | str]]] = [
         ("T", lambda m: f"{m.temperature:g}"),
@@ -133,7 +133,7 @@ def methods_document(run: Run) -> str:
     ]
     given = " ".join(each for each in manifest["overrides"] if not each.startswith("out="))
     notes = [f"{note[0].upper()}{note[1:]}." for note in table.notes if note.startswith("difference")]
-    if summary.noise is not None and summary.noise.noisy:
+    if summary.noise.noisy:
         notes.append("NOISY TIMINGS: other programs ran meanwhile.")
     level = f"Brackets are {summary.confidence:.0%} intervals over prompts."
     return document(f"`python -m experiments.run {given}`: {', '.join(facts)}. {level}", table, "\n".join(notes))
@@ -198,39 +198,35 @@ def category_table(summary: Summary) -> Table | None:
     )
 
 
-def print_divergences(console: Console, summary: Summary, limit: int = 5) -> None:
-    """Say where greedy outputs first differ from plain decoding's, with what tells a tie from a bug."""
+def print_troubles(console: Console, summary: Summary) -> None:
+    """Say where greedy outputs leave plain decoding's, what went wrong and how often, and if timings are worth nothing.
+
+    A divergence is told with what tells a tie from a bug.
+    """
     for method in summary.methods:
-        for found in method.divergences[:limit]:
-            terminal.say(console, f"{method.method} leaves plain decoding {place(found)}")
-        if len(method.divergences) > limit:
-            console.print(f"… and on {len(method.divergences) - limit} more prompts, listed in summary.json")
-
-
-def print_failures(console: Console, summary: Summary, limit: int = 5) -> None:
-    """Say what went wrong, and how often."""
+        lines = [f"{method.method} leaves plain decoding {place(found)}" for found in method.divergences]
+        _say_first(console, lines, "on {} more prompts")
     for method in summary.methods:
-        for error, count in list(method.errors.items())[:limit]:
-            terminal.say(console, f"{method.method} failed on {count} of {summary.planned} prompts: {error}")
-        if len(method.errors) > limit:
-            console.print(f"… and for {len(method.errors) - limit} more reasons, listed in summary.json")
-
-
-def print_noise(console: Console, summary: Summary) -> None:
-    """Warn where the timings are worth nothing."""
-    if summary.noise is not None and summary.noise.warning is not None:
+        counted = [f"on {count} of {summary.planned} prompts: {error}" for error, count in method.errors.items()]
+        _say_first(console, [f"{method.method} failed {each}" for each in counted], "for {} more reasons")
+    if summary.noise.warning is not None:
         console.print(summary.noise.warning, style="yellow", highlight=False, markup=False)
+
+
+def _say_first(console: Console, lines: Sequence[str], more: str, limit: int = 5) -> None:
+    terminal.say(console, *lines[:limit])
+    if len(lines) > limit:
+        terminal.say(console, f"… and {more.format(len(lines) - limit)}, listed in summary.json")
 
 
 def noise_notes(summary: Summary) -> list[str]:
     """The note that stands in every form of a table whose timings are noisy."""
-    noisy = summary.noise is not None and summary.noise.noisy
-    return ["NOISY TIMINGS: repeat on an idle machine before you rely on tokens/s and speedup"] if noisy else []
+    said = "NOISY TIMINGS: repeat on an idle machine before you rely on tokens/s and speedup"
+    return [said] if summary.noise.noisy else []
 
 
 def _named(method: MethodSummary, name: str, *, joint: str) -> Cell:
-    failed = (f"{method.failed} failed",) if method.failed else ()
-    return Cell(name, failed, joint=joint, emphasis=lossiness(method.exactness))
+    return label_cell(method, name, *([f"{method.failed} failed"] if method.failed else []), joint=joint)
 
 
 def _gain(method: MethodSummary) -> Cell:
@@ -243,13 +239,8 @@ def _incomplete(summary: Summary) -> list[str]:
 
 
 def _notes(summary: Summary) -> list[str]:
-    rules = sorted({method.exactness for method in summary.methods if method.exactness is not None})
-    return [
-        *_incomplete(summary),
-        *([f"acceptance rule: {', '.join(rules)}"] if rules else []),
-        *noise_notes(summary),
-        *(summary.noise.notes if summary.noise is not None else []),
-    ]
+    rules = rules_of(summary.methods)
+    return [*_incomplete(summary), *([rules] if rules else []), *noise_notes(summary), *summary.noise.notes]
 
 
 def _drafted(method: MethodSummary) -> str:

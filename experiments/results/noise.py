@@ -16,8 +16,8 @@ _LEAST, _MOST = 4, 400
 slope's estimate grows with their square."""
 
 
-def noise_of(outputs: Outputs, baseline: str) -> Figures | None:
-    """The noise in the timings of a run; None if nothing was timed, or nothing is known about it.
+def noise_of(outputs: Outputs, baseline: str) -> Figures:
+    """The noise in the timings of a run.
 
     Args:
         outputs: The run's records, those of all methods and temperatures.
@@ -28,16 +28,15 @@ def noise_of(outputs: Outputs, baseline: str) -> Figures | None:
         from the quartiles, so that a single slow batch does not decide) as a share of the median, after what the
         prompts' lengths explain has been taken out; None with fewer than four batches. ``own_cores`` and
         ``other_cores``: those that this process and all others used while it was timed, on average; ``cores``: those
-        that it may use; None where the system does not tell. ``noisy``: the spread or the load is beyond its limit.
-        ``notes`` and ``warning`` say it in words; None for no warning.
+        that it may use; None where the system does not tell. ``noisy``: the spread or the load is beyond its limit;
+        None if nothing was timed, or nothing is known about it. ``notes`` and ``warning`` say it in words; None for no
+        warning.
     """
     frame = frame_of(outputs)
     timed = frame[frame.seconds.notna() & ~frame.failed]
     spread = _spread(timed[timed.method == baseline])
     # What was timed together has one load: it counts once.
     calls: Frame = timed[timed.load.map(bool).astype(bool)].drop_duplicates(["method", "temperature", "batch", "turn"])
-    if spread is None and not calls.seconds.sum():
-        return None
     load: Frame = pandas.DataFrame(list(calls.load), columns=["own", "others", "cores"])
     own, others = (_mean(load[name], calls.seconds) for name in ("own", "others"))
     cores = round(load.cores.max()) if len(load) else None
@@ -62,7 +61,7 @@ def noise_of(outputs: Outputs, baseline: str) -> Figures | None:
         own_cores=own,
         other_cores=others,
         cores=cores,
-        noisy=bool(reasons),
+        noisy=bool(reasons) if notes else None,
         notes=notes,
         warning=warning if reasons else None,
     )

@@ -18,7 +18,7 @@ from experiments.reporting.device import above_roof, memory_facts, memory_table,
 from experiments.reporting.policies import calibration_table
 from experiments.reporting.progress import Every, Progress
 from experiments.reporting.requests import warnings_of
-from experiments.reporting.run_tables import print_divergences, print_failures, print_noise
+from experiments.reporting.run_tables import print_troubles
 from experiments.reporting.table import Table
 from experiments.reporting.verdicts import print_verdicts, sentence
 from experiments.results.frame import Figures
@@ -172,10 +172,8 @@ class Measurement:
             for name, plot in self.report.plots.items():
                 path = plot(summary, self.folder / name, self.title)
                 written += [path] if path is not None else []
-        print_divergences(console, summary)
-        print_failures(console, summary)
+        print_troubles(console, summary)
         terminal.say(console, *warnings_of(summary))
-        print_noise(console, summary)
         for warning in above_roof(summary):
             console.print(f"WARNING: {warning}", style="yellow", highlight=False, markup=False)
         terminal.list_written(console, written)

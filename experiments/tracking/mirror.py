@@ -58,10 +58,8 @@ class Mirror:
     ) -> None:
         """Log what is known at the end."""
         figures: dict[str, float | str] = {"complete": float(summary.complete), "planned": summary.planned}
-        if summary.noise is not None:
-            known = {"spread": summary.noise.spread, "other_cores": summary.noise.other_cores}
-            figures |= {f"noise/{name}": value for name, value in known.items() if value is not None}
-            figures["noise/noisy"] = float(summary.noise.noisy)
+        noise = {name: summary.noise[name] for name in ("spread", "other_cores", "noisy")}
+        figures |= {f"noise/{name}": float(value) for name, value in noise.items() if value is not None}
         positions: dict[str, dict[int, float]] = {}
         counts: dict[str, dict[int, float]] = {}
         for method in summary.methods:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from experiments.reporting.cells import equality, lossiness, number, percent, times, with_interval
+from experiments.reporting.cells import equality, label_cell, number, percent, times, with_interval
 from experiments.reporting.table import NOTHING, Cell, Table, left
 from experiments.results.comparison import commit_of, distinguishing
 from experiments.results.frame import Figures
@@ -100,7 +100,7 @@ def figures_table(runs: Sequence[Run]) -> tuple[Table, list[str]]:
 
     run = [(left("run"), lambda row: row[0])] if len(runs) > 1 else []
     columns = [
-        (left("method"), lambda row: Cell(row[1].label, emphasis=lossiness(row[1].exactness))),
+        (left("method"), lambda row: label_cell(row[1])),
         ("T", lambda row: f"{row[1].temperature:g}"),
         (left("category"), lambda row: row[2]),
         ("prompts", lambda row: str(row[1].finished if row[2] == ALL else row[3].prompts)),
@@ -123,7 +123,7 @@ def facts_of(run: Run) -> dict[str, str]:
     parameters = target.get("parameters")
     size = f" ({parameters / 1e6:,.1f}M parameters)" if isinstance(parameters, int) else ""
     machine, noise = manifest.get("machine", {}), run.summary.noise
-    timings = [] if noise is None else [*noise.notes, *([noise.warning] if noise.warning is not None else [])]
+    timings = [*noise.notes, *([noise.warning] if noise.warning is not None else [])]
     versions = manifest.get("versions", {})
     return {
         "target": f"{target.get('name', 'unknown')}{size}",
