@@ -181,24 +181,19 @@ class TrainedBlock(TrainedHead):
     anchors are drawn from every row, and all their blocks run in one forward: each sees its own context and its own
     slots.
 
+    The other arguments are fields of ``BlockConfig``.
+
     Args:
         name: A head to go on from; None for new weights.
-        block_size: Places of a block.
-        shifted: Whether slot j predicts the token of slot j + 1 (DSpark: ``block_size`` tokens), or its own (DFlash:
-            one token less).
         anchors: Blocks that are trained per row of a step.
         hidden_layers: The target's states that are read; None for the usual ones.
         mask_token_id: The token of the slots that are to be filled; None for the target's last id.
         draft_vocabulary: How many tokens the head can draft: the most frequent supervised ones. None for all.
+        layers: Decoder layers.
         intermediate_size: Width of the MLPs; None for the target's.
-        causal: Whether a slot sees only those before it.
         owns_output: Whether it has an output layer of its own, which begins as the target's; a reduced vocabulary needs
             one.
-        markov_rank: Width of the Markov head; 0 for none.
-        markov_head_type: ``"vanilla"``, ``"gated"`` or ``"rnn"``.
-        confidence: Whether there is a confidence head.
-        confidence_with_markov: Whether it reads the Markov head's embedding of the token before.
-        confidence_weight: How much its loss counts.
+        confidence_weight: How much the confidence head's loss counts.
 
     Raises:
         ValueError: An argument is out of its range.

@@ -87,17 +87,15 @@ class EagleDrafter(FeatureDrafter):
 class TrainedEagle3(TrainedFeatureHead):
     """EAGLE-3's head, trained with the training-time test, and 3.1's.
 
+    The other arguments are those of ``Eagle3Head`` and ``TrainedFeatureHead``.
+
     Args:
         name: A head to go on from; None for new weights.
         depths: Steps of the training-time test, and tokens of the drafts that are measured.
         hidden_layers: The target's states that are fused; None for an early, a middle and a late one.
         draft_vocabulary: How many tokens the head can draft: the most frequent supervised ones. None for all.
         intermediate_size: Width of the MLP; None for the target's.
-        norm_before_residual: Whether the residual stream begins with the normed feature.
-        norm_each: Whether each captured state has a norm of its own (3.1).
-        feeds_normed: Whether the normed output is fed back (3.1).
         output_from_target: Whether a new output layer begins as the target's.
-        detached: See ``TrainedFeatureHead``.
     """
 
     title = "EAGLE-3 head"

@@ -167,9 +167,8 @@ class MarginalDrafter(ScoredDrafter):
         text_temperature: The temperature of the text whose marginals are drafted: of the continuations, and of the
             averaged distributions. At 0 there is one continuation, of the most probable tokens, and the laws are
             those behind it at temperature 1.
-        sampling: How siblings are drawn for sampled requests: ``"deterministic"`` (the most probable tokens),
-            ``"iid"``, ``"without_replacement"`` or ``"coupled"``. Greedy requests get the most probable tokens.
-        temperature: At which nodes are drawn for sampled requests; None follows each request.
+        sampling: See ``ScoredDrafter``.
+        temperature: See ``ScoredDrafter``.
         optimize: See ``ModelRunner``; for these forwards of the target.
 
     Raises:

@@ -23,11 +23,9 @@ class Settings(TypedDict, total=False):
     """Settings of every drafter with a model of its own.
 
     Attributes:
-        sampling: How siblings are drawn for sampled requests: ``"iid"``, ``"without_replacement"``,
-            ``"deterministic"`` (the most probable tokens) or ``"coupled"`` (the first with the target's noise, for
-            ``SharedNoiseVerifier``); None for ``"deterministic"`` with a tree of the most probable paths, and ``"iid"``
-            otherwise. Greedy requests always get the most probable tokens.
-        temperature: The drafter's own; None follows each request. 0 means ``"deterministic"``.
+        sampling: See ``ScoredDrafter``; None for ``"deterministic"`` with a tree of the most probable paths, and
+            ``"iid"`` otherwise.
+        temperature: See ``ScoredDrafter``.
         attention: See ``ModelRunner``; for the model's forwards.
         optimize: See ``ModelRunner``; for the model's forwards.
         kv_cache: See ``ModelRunner``; for the model's keys and values. It may differ from the target's.

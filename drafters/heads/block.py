@@ -231,7 +231,6 @@ class BlockHead(PreTrainedModel):
         position_ids: Int[Tensor, "#batch node"] | None = None,
         past_key_values: Any = None,
         inputs_embeds: Float[Tensor, "batch node hidden"] | None = None,
-        use_cache: bool | None = None,
         output_hidden_states: bool = False,
         logits_to_keep: int = 0,
         **kwargs: Any,
@@ -247,7 +246,6 @@ class BlockHead(PreTrainedModel):
             position_ids: Absolute positions; None counts on from what the cache holds.
             past_key_values: A cache of transformers, or ours. Context and places go through the same one.
             inputs_embeds: Embeddings in place of tokens, before ``input_embedding_scale``.
-            use_cache: Passed on to the layers.
             output_hidden_states: Whether to return the inputs of all layers and, last, the normed output.
             logits_to_keep: How many of the last places get logits; 0 for all.
 
@@ -257,7 +255,7 @@ class BlockHead(PreTrainedModel):
         """
         given = features if features is not None else inputs_embeds if input_ids is None else input_ids
         assert given is not None, "give features, tokens or embeddings"
-        if past_key_values is None and (use_cache or features is not None):
+        if past_key_values is None and (kwargs.get("use_cache") or features is not None):
             past_key_values = DynamicCache()
         if position_ids is None:
             start = 0 if past_key_values is None else past_key_values.get_seq_length()
@@ -275,7 +273,6 @@ class BlockHead(PreTrainedModel):
             attention_mask=attention_mask,
             position_ids=position_ids,
             past_key_values=past_key_values,
-            use_cache=use_cache,
             **kwargs,
         )
         return CausalLMOutputWithPast(

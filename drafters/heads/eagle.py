@@ -1,5 +1,6 @@
 """The heads of EAGLE-1 (arXiv 2401.15077), EAGLE-3 (2503.01840) and 3.1 (2605.09992); EAGLE-2 is another tree."""
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -158,12 +159,9 @@ class Eagle3Head(FeatureHead):
     def widened(self, width: int) -> "Eagle3Head":
         """The same head for wider hidden states of the target; see ``bound.widened``."""
         factor = width / self.captured_width
-        names = (
-            *("hidden_layers", "captured", "draft_ids", "norm_before_residual", "norm_joined", "norm_each"),
-            *("feeds_normed", "fusion_bias", "owns_embeddings", "owns_output"),
-        )
-        options: dict[str, Any] = {name: getattr(self, name) for name in names}
-        larger = Eagle3Head(wider_config(self.config, factor), captured_width=width, **options)
+        options = {name: getattr(self, name) for name in inspect.signature(Eagle3Head).parameters}
+        config = wider_config(self.config, factor)
+        larger = Eagle3Head(**{**options, "config": config, "captured_width": width})
         pairs = {f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkv"}
 
         def parts(name: str) -> tuple[int, int]:

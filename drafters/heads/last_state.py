@@ -156,9 +156,8 @@ class LastStateDrafter(ScoredDrafter):
             moved there.
         shape: What ``TreeShape.of`` takes: a chain's length, branching factors, or paths (Medusa's choices); or a tree
             builder. None is ``DEFAULT_SHAPE``, as deep as there are heads.
-        sampling: How siblings are drawn for sampled requests: ``"deterministic"`` (the most probable tokens),
-            ``"iid"``, ``"without_replacement"`` or ``"coupled"``. Greedy requests get the most probable tokens.
-        temperature: The heads' own for sampled requests; None follows each request.
+        sampling: See ``ScoredDrafter``.
+        temperature: See ``ScoredDrafter``.
         dtype: What the heads compute in; None for the target's own.
         optimize: On a CPU, run the heads on packed weights (``specdec.execution``).
 

@@ -5,7 +5,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -145,19 +145,20 @@ def verdicts(times: Times) -> list[Verdict]:
     choice = next(iter(times))
     found = []
     for way in times:
-        if way.dtype is not choice.dtype and (way.optimize, way.threads) == (choice.optimize, choice.threads):
-            found.append(_compare("dtype", dtype_name(choice.dtype), dtype_name(way.dtype), times[choice], times[way]))
-        elif way == Way(choice.dtype, not choice.optimize, choice.threads):
-            found.append(_compare("execution", "packed and captured", "plain", times[choice], times[way]))
-        elif way == Way(choice.dtype, choice.optimize, way.threads) and way != choice:
-            ours, theirs = f"using {choice.threads}", f"torch's own {way.threads}"
-            found.append(_compare("threads", ours, theirs, times[choice], times[way]))
+        words = {
+            "dtype": (dtype_name(choice.dtype), dtype_name(way.dtype)),
+            "execution": ("packed and captured", "plain"),
+            "threads": (f"using {choice.threads}", f"torch's own {way.threads}"),
+        }
+        differ = [what for what, one, other in zip(words, astuple(choice), astuple(way), strict=True) if one != other]
+        if len(differ) == 1:
+            found.append(_compare(differ[0], *words[differ[0]], times[choice], times[way]))
     return found
 
 
 def _compare(what: str, ours: str, other: str, own: Sequence[float], others: Sequence[float]) -> Verdict:
     ratios = [a / b for a, b in zip(own, others, strict=True)]
-    mean = float(np.prod(ratios)) ** (1 / len(ratios))
+    mean = statistics.geometric_mean(ratios)
     numbers = " and ".join(
         f"{ratio:.2f} for {tokens} token{'s' if tokens > 1 else ''}"
         for ratio, tokens in zip(ratios, TOKENS, strict=True)

@@ -32,7 +32,7 @@ class ScoredDrafter(Drafter):
     Args:
         sampling: How siblings are drawn for sampled requests: ``"iid"``, ``"without_replacement"``,
             ``"deterministic"`` (the most probable tokens) or ``"coupled"`` (the first to arrive in the race that the
-            target watches). Greedy requests always get the most probable tokens.
+            target watches, for ``SharedNoiseVerifier``). Greedy requests always get the most probable tokens.
         temperature: The drafter's own; None follows each request. 0 means ``"deterministic"``.
 
     Attributes:
