@@ -25,19 +25,17 @@ def utilization_table(summary: Summary, title: str = TITLE) -> Table | None:
     uses = [use for _, use in known]
     lines: list[Line] = []
     for stage in STAGES:
-        own = [use.stages[stage] for use in uses if stage in use.stages]
-        if own:
-            lines.append((f"{stage}: MBU; MFU, of the measured peaks", _of_stage(stage, _measured)))
-        if any(use.mbu_printed is not None for use in own):
-            printed = _of_stage(stage, lambda use: f"{percent(use.mbu_printed)}; {percent(use.mfu_printed)}")
-            lines.append(("  of the printed peaks", printed))
-        if own:
-            lines.append(("  time over the least possible", _of_stage(stage, lambda use: f"{use.of_least:.3g}")))
-    if any(use.stages for use in uses):
-        lines.append(("verify: MFU of committed tokens alone", lambda use: percent(use.useful_mfu)))
+        lines += [
+            (f"{stage}: MBU; MFU, of the measured peaks", _of_stage(stage, _measured)),
+            (
+                "  of the printed peaks",
+                _of_stage(stage, lambda u: f"{percent(u.mbu_printed)}; {percent(u.mfu_printed)}"),
+            ),
+            ("  time over the least possible", _of_stage(stage, lambda use: f"{use.of_least:.3g}")),
+        ]
+    lines.append(("verify: MFU of committed tokens alone", lambda use: percent(use.useful_mfu)))
     lines.append(("wasted nodes", lambda use: percent(use.wasted)))
-    if any(use.prediction for use in uses):
-        lines += _prediction_lines([use.prediction for use in uses if use.prediction])
+    lines += _prediction_lines()
     return Table.upright(uses, names_of([method for method, _ in known]), lines, title=title, notes=_notes(uses))
 
 
@@ -65,23 +63,21 @@ def _cached(use: Figures) -> bool:
     return bool(use.note) and not use.note.startswith(IMPOSSIBLE)
 
 
-def _prediction_lines(known: Sequence[Figures]) -> list[Line]:
+def _prediction_lines() -> list[Line]:
     def line(name: str, cell: Callable[[Figures], str]) -> Line:
         return name, lambda use: NOTHING if use.prediction is None else cell(use.prediction)
 
     def residual(part: str) -> Callable[[Figures], str]:
         return lambda p: f"{1000 * (p.measured[part] - p.predicted[part]) / p.rounds:+.3f}" if p.rounds else NOTHING
 
-    lines = [
+    parts = {"draft": "draft", "verify": "verify", "judge": "accept and commit"}
+    return [
         line("predicted rounds; outside of the costs", lambda p: f"{p.rounds}; {p.outside}"),
         line("  predicted time of all of them, off by", lambda p: signed_percent(p.total_error)),
         line("  error of a round: median; 95 %", lambda p: f"{percent(p.median_error)}; {percent(p.p95_error)}"),
+        *(line(f"  measured less predicted, {said}, ms per round", residual(part)) for part, said in parts.items()),
+        line("  prefill, off by", _prefill_error),
     ]
-    for part, said in (("draft", "draft"), ("verify", "verify"), ("judge", "accept and commit")):
-        lines.append(line(f"  measured less predicted, {said}, ms per round", residual(part)))
-    if any(each.prefill_predicted is not None for each in known):
-        lines.append(line("  prefill, off by", _prefill_error))
-    return lines
 
 
 def _prefill_error(found: Figures) -> str:

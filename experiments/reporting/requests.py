@@ -45,8 +45,8 @@ def requests_table(summary: Summary, title: str = TITLE) -> Table | None:
     ]
     if len(known) > _MOST_COLUMNS:
         return Table.of(known, FLAT, title=title, notes=notes, section=lambda each: each[0].temperature)
-    figures = [found for _, found in known]
-    return Table.upright(figures, names_of([method for method, _ in known]), _lines(figures), title=title, notes=notes)
+    names = names_of([method for method, _ in known])
+    return Table.upright([found for _, found in known], names, _LINES, title=title, notes=notes)
 
 
 def warnings_of(summary: Summary) -> list[str]:
@@ -59,33 +59,6 @@ def _known(summary: Summary) -> list[Known]:
     """The methods whose engines told when tokens came."""
     found = [(method, method.requests) for method in summary.methods if method.requests is not None]
     return [(method, requests) for method, requests in found if requests.ttft is not None]
-
-
-def _lines(figures: Sequence[Figures]) -> list[tuple[str, Callable[[Figures], str]]]:
-    """Names and cells of the rows; what nobody asked for is left out."""
-    limited = any(found.goodput is not None for found in figures)
-    priced = any(found.price_per_million_tokens is not None for found in figures)
-    lines: list[tuple[str, Callable[[Figures], str], bool]] = [
-        ("TTFT, ms: p50; p99", lambda f: milliseconds(f.ttft), True),
-        ("  interval of p50", lambda f: _interval(f.ttft), True),
-        ("  without the queue", lambda f: milliseconds(f.engine_ttft), True),
-        ("TPOT, ms: p50; p99", lambda f: milliseconds(f.tpot), True),
-        ("  interval of p50", lambda f: _interval(f.tpot), True),
-        ("gap between deliveries, ms: p50; p99", lambda f: milliseconds(f.chunk_gap), True),
-        ("gap between tokens, ms: p50; p99", lambda f: milliseconds(f.token_gap), True),
-        ("arrival to end, ms: p50; p99", lambda f: milliseconds(f.e2e), True),
-        ("  queue; prefill; decode, share", _shares, True),
-        ("requests/s", lambda f: number(f.requests_per_second), True),
-        ("output tokens/s; with prompts", lambda f: _pair(f.output_tokens_per_second, f.total_tokens_per_second), True),
-        ("tokens/s of one user", lambda f: number(f.user_tokens_per_second, 1), True),
-        ("requests in flight; waiting", in_flight, True),
-        ("requests within all limits", _attainment, limited),
-        ("  goodput, requests/s", lambda f: number(f.goodput.per_second) if f.goodput else NOTHING, limited),
-        ("device hours per million tokens", lambda f: number(f.device_hours_per_million_tokens, 3), True),
-        ("price of a million tokens", lambda f: number(f.price_per_million_tokens), priced),
-        ("energy per token, J", _energy, True),
-    ]
-    return [(name, cell) for name, cell, shown in lines if shown]
 
 
 def milliseconds(spread: Figures | None) -> str:
@@ -122,20 +95,35 @@ def _energy(found: Figures) -> str:
     return NOT_MEASURED if found.joules_per_token is None else f"{found.joules_per_token:.3g}"
 
 
+_LINES: list[tuple[str, Callable[[Figures], str]]] = [
+    ("TTFT, ms: p50; p99", lambda f: milliseconds(f.ttft)),
+    ("  interval of p50", lambda f: _interval(f.ttft)),
+    ("  without the queue", lambda f: milliseconds(f.engine_ttft)),
+    ("TPOT, ms: p50; p99", lambda f: milliseconds(f.tpot)),
+    ("  interval of p50", lambda f: _interval(f.tpot)),
+    ("gap between deliveries, ms: p50; p99", lambda f: milliseconds(f.chunk_gap)),
+    ("gap between tokens, ms: p50; p99", lambda f: milliseconds(f.token_gap)),
+    ("arrival to end, ms: p50; p99", lambda f: milliseconds(f.e2e)),
+    ("  queue; prefill; decode, share", _shares),
+    ("requests/s", lambda f: number(f.requests_per_second)),
+    ("output tokens/s; with prompts", lambda f: _pair(f.output_tokens_per_second, f.total_tokens_per_second)),
+    ("tokens/s of one user", lambda f: number(f.user_tokens_per_second, 1)),
+    ("requests in flight; waiting", in_flight),
+    ("requests within all limits", _attainment),
+    ("  goodput, requests/s", lambda f: number(f.goodput.per_second) if f.goodput else NOTHING),
+    ("device hours per million tokens", lambda f: number(f.device_hours_per_million_tokens, 3)),
+    ("price of a million tokens", lambda f: number(f.price_per_million_tokens)),
+    ("energy per token, J", _energy),
+]
+"""The rows of the table with a column per method."""
 FLAT: list[tuple[Column | str, Callable[[Known], Cell | str]]] = [
     ("T", lambda each: f"{each[0].temperature:g}"),
-    (
-        left("method", fold=True, min_width=16),
-        lambda each: label_cell(each[0]),
-    ),
+    (left("method", fold=True, min_width=16), lambda each: label_cell(each[0])),
     ("TTFT, ms\np50; p99", lambda each: milliseconds(each[1].ttft)),
     ("TPOT, ms\np50; p99", lambda each: milliseconds(each[1].tpot)),
     ("to end, ms\np50; p99", lambda each: milliseconds(each[1].e2e)),
     ("requests\n/s", lambda each: number(each[1].requests_per_second)),
-    (
-        "tokens/s\nall; one user",
-        lambda each: _pair(each[1].output_tokens_per_second, each[1].user_tokens_per_second),
-    ),
+    ("tokens/s\nall; one user", lambda each: _pair(each[1].output_tokens_per_second, each[1].user_tokens_per_second)),
     ("within\nlimits", lambda each: _attainment(each[1])),
     ("price of\n1M tokens", lambda each: number(each[1].price_per_million_tokens)),
 ]

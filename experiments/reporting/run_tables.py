@@ -43,11 +43,8 @@ def run_table(summary: Summary, title: str) -> Table:
             lambda m: NOTHING if m.method == PLAIN else interval(m.mean_acceptance_length_interval),
         ),
         ("  expected, given the drafts", lambda m: number(m.expected_mean_acceptance_length)),
-    ]
-    if any(method.distance_tv is not None for method in methods):
-        lines.append(("first token's distance from p: total variation", lambda m: number(m.distance_tv, 4)))
-        lines.append(("  Kullback-Leibler, nats", lambda m: number(m.distance_kl, 4)))
-    lines += [
+        ("first token's distance from p: total variation", lambda m: number(m.distance_tv, 4)),
+        ("  Kullback-Leibler, nats", lambda m: number(m.distance_kl, 4)),
         ("speedup", lambda m: times(m.speedup)),
         (f"  interval {level}", lambda m: interval(m.speedup_interval)),
         ("tokens/s", lambda m: number(m.tokens_per_second, 1)),

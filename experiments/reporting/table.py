@@ -139,10 +139,15 @@ class Table:
         title: str = "",
         notes: Sequence[str] = (),
     ) -> Self:
-        """A column per item, under its name, and a row per figure: ``lines`` has the row's name and its cells."""
+        """A column per item, under its name, and a row per figure: ``lines`` has the row's name and its cells.
+
+        A row that would say nothing of any item is left out.
+        """
         made = cls([Column("", "left"), *map(Column, names)], title, notes)
         for name, cell in lines:
-            made.add(name, *map(cell, items))
+            cells = [found if isinstance(found, Cell) else Cell(found) for found in map(cell, items)]
+            if any(each.line.strip(f"{NOTHING}; ") for each in cells):
+                made.add(name, *cells)
         return made
 
     def add(self, *cells: Cell | str, end_section: bool = False) -> None:
