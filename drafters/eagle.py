@@ -31,9 +31,6 @@ class EagleDrafter(FeatureDrafter):
     Args:
         shape: A tree builder, or what ``TreeShape.of`` takes; None for EAGLE-2's tree of 59 nodes.
         hidden_layers: The target's hidden states that the head reads, in place of those that its files name.
-
-    Raises:
-        ValueError: An argument is of the wrong type or out of its range.
     """
 
     def __init__(

@@ -170,9 +170,6 @@ class MarginalDrafter(ScoredDrafter):
         sampling: See ``ScoredDrafter``.
         temperature: See ``ScoredDrafter``.
         optimize: See ``ModelRunner``; for these forwards of the target.
-
-    Raises:
-        ValueError: An argument is of the wrong type or out of its range.
     """
 
     def __init__(

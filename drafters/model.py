@@ -61,9 +61,6 @@ class ModelDrafter(OwnModelDrafter):
             vocabularies) are cut or filled up with zero probability.
         shape: What ``TreeShape.of`` takes (a chain's length, branching factors, or paths), or a tree builder.
         tokenizer: The model's tokenizer, to check its vocabulary against the target's.
-
-    Raises:
-        ValueError: An argument is of the wrong type or out of its range.
     """
 
     def __init__(

@@ -30,9 +30,6 @@ class MTPDrafter(FeatureDrafter):
     Args:
         head: The module, or what loads it when the target is known (``from_pretrained``).
         shape: A tree builder, or what ``TreeShape.of`` takes. Modules are trained to look one or a few tokens ahead.
-
-    Raises:
-        ValueError: An argument is of the wrong type or out of its range.
     """
 
     def __init__(self, head: MTPHead | Load, shape: AnyTree = 3, **options: Unpack[Options]):

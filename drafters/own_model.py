@@ -69,9 +69,6 @@ class OwnModelDrafter(ScoredDrafter):
 
     Args:
         sampling, temperature, name, attention, optimize, kv_cache: See ``Options``.
-
-    Raises:
-        ValueError: An argument is of the wrong type or out of its range.
     """
 
     def __init__(

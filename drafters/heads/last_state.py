@@ -81,13 +81,8 @@ class Heads(nn.Module):
 
     def widened(self, hidden_size: int) -> "Heads":
         """The same heads for wider hidden states, of which only the first channels carry signal."""
-        larger = type(self)(
-            num_heads=self.num_heads,
-            hidden_size=hidden_size,
-            vocab_size=self.vocab_size,
-            num_layers=self.num_layers,
-            base_model=self.base_model,
-        )
+        same = {name: getattr(self, name) for name in ("num_heads", "vocab_size", "num_layers", "base_model")}
+        larger = type(self)(hidden_size=hidden_size, **same)
         return widened(self, larger, hidden_size / self.hidden_size, self.parts)
 
     @classmethod

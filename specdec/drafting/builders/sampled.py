@@ -66,14 +66,11 @@ class SampledTree(BeamTree):
 
     Greedy requests get the most probable paths, as with ``ExpansionTree``.
 
-    The other arguments are those of ``BeamTree``.
+    The other arguments and errors are those of ``BeamTree``.
 
     Args:
         power: How much a drawn token's own probability says of whether it is accepted: 1 for all of it, towards 0 for
             nothing.
-
-    Raises:
-        ValueError: A number is out of its range, or the levels do not offer ``nodes`` nodes.
     """
 
     ordered = True
