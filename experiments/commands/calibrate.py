@@ -1,8 +1,6 @@
 """A calibration of step costs from its configuration, and what is printed and written of it."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig
 from rich.console import Console
@@ -82,7 +80,7 @@ def plan_of(config: DictConfig, target: Target, drafter: Drafter | None) -> Plan
                 f"{name}.context={given['context']}: {target.name} has {target.max_length} positions, which leaves "
                 f"{room} behind drafts: give contexts of at most that"
             )
-        made.append(Grid(**{key: _ascending(values) for key, values in {**given, "context": context}.items()}))
+        made.append(Grid(**{key: tuple(sorted(set(values))) for key, values in {**given, "context": context}.items()}))
     return Plan(
         grid=made[0],
         held_out=made[1],
@@ -91,7 +89,3 @@ def plan_of(config: DictConfig, target: Target, drafter: Drafter | None) -> Plan
         rounds=config.rounds,
         seed=config.seed,
     )
-
-
-def _ascending(values: Any) -> Sequence[int]:
-    return tuple(sorted({int(value) for value in values}))

@@ -1,7 +1,6 @@
 """A drafter exported as a configuration says, and what is printed about it."""
 
 import json
-import logging
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import Any
 
 from omegaconf import DictConfig
 from transformers import AutoConfig, PreTrainedConfig
-from transformers.utils import logging as transformers_logging
 
 import specdec
 from drafters.heads.files import ServedFor
@@ -19,6 +17,7 @@ from experiments.exporting.writing import check_folder, write
 from experiments.reporting import terminal
 from experiments.reporting.checks import facts_of
 from experiments.results.revision import revision_of
+from experiments.session.engines import quiet_hub
 from specdec import bundled
 
 
@@ -28,8 +27,7 @@ def export(config: DictConfig) -> list[Path]:
     Raises:
         ValueError: There is no such drafter, or the format cannot say what it is.
     """
-    transformers_logging.disable_progress_bar()
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    quiet_hub()
     source = typed(Source, plain(config, "drafter"), "drafter")
     folder = Path(config.out).expanduser()
     check_folder(folder, source.name, overwrite=config.overwrite)  # before anything is read

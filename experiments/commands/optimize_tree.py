@@ -47,7 +47,9 @@ _CARRIED = (
 def optimize_tree(config: DictConfig) -> list[Optimized]:
     """Find the best tree at every temperature of the configuration's traces; print and write what was found."""
     bootstrap = bootstrap_of(config)
-    given = None if config.costs in (MEASURE, NO_COSTS) else _read_costs(config.costs)
+    given = None
+    if config.costs not in (MEASURE, NO_COSTS):  # the file may be one of experiments.calibrate
+        given = (CalibratedRounds if is_calibrated(config.costs) else TreeCosts).load(config.costs)
     traced = read_traces(config)
     rows = int(changed_run(config, traced, 0.0).engine.max_batch_size)
     costs_given = given.trees(rows=rows) if isinstance(given, CalibratedRounds) else given
@@ -86,11 +88,6 @@ def optimize_tree(config: DictConfig) -> list[Optimized]:
             report_measured(console, optimized, out, bootstrap, about)
         found.append(optimized)
     return found
-
-
-def _read_costs(path: str) -> TreeCosts | CalibratedRounds:
-    """The costs of trees in a file, which may be one of ``experiments.calibrate``."""
-    return CalibratedRounds.load(path) if is_calibrated(path) else TreeCosts.load(path)
 
 
 def _with_shape(drafter: DictConfig, shape: Any) -> dict[str, Any]:

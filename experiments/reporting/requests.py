@@ -91,10 +91,6 @@ def _attainment(found: Figures) -> str:
     return NOTHING if found.goodput is None else percent(found.goodput.attainment)
 
 
-def _energy(found: Figures) -> str:
-    return NOT_MEASURED if found.joules_per_token is None else f"{found.joules_per_token:.3g}"
-
-
 _LINES: list[tuple[str, Callable[[Figures], str]]] = [
     ("TTFT, ms: p50; p99", lambda f: milliseconds(f.ttft)),
     ("  interval of p50", lambda f: _interval(f.ttft)),
@@ -113,7 +109,7 @@ _LINES: list[tuple[str, Callable[[Figures], str]]] = [
     ("  goodput, requests/s", lambda f: number(f.goodput.per_second) if f.goodput else NOTHING),
     ("device hours per million tokens", lambda f: number(f.device_hours_per_million_tokens, 3)),
     ("price of a million tokens", lambda f: number(f.price_per_million_tokens)),
-    ("energy per token, J", _energy),
+    ("energy per token, J", lambda f: f"{f.joules_per_token:.3g}" if f.joules_per_token is not None else NOT_MEASURED),
 ]
 """The rows of the table with a column per method."""
 FLAT: list[tuple[Column | str, Callable[[Known], Cell | str]]] = [

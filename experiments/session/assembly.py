@@ -13,7 +13,6 @@ from omegaconf import DictConfig
 from experiments.config import job, ranks
 from experiments.config.pairs import check_files
 from experiments.config.sections import bootstrap_of, build, plain, plain_whole
-from experiments.contenders.base import OtherEngine
 from experiments.datasets.prompt import Prompt, choose, fingerprint, selection_of, warmup_texts
 from experiments.measuring.conditions import ingredients_of
 from experiments.measuring.jobs import Fitting, Job, fit, prepare
@@ -103,11 +102,7 @@ def measure_methods(
     facts["ingredients"] = {each.method: ingredients_of(each.engine, speculate=each.speculate) for each in contenders}
     facts["peaks"] = peaks_of(target, config.get("peaks", "none")) if before is None else before.get("peaks")
     facts["revisions"] = revisions_of(config, methods)
-    facts["seeds"] = {
-        "sampling": sampling.seed,
-        "dataset": config.dataset.get("seed"),
-        "bootstrap": bootstrap.seed,
-    }
+    facts["seeds"] = {"sampling": sampling.seed, "dataset": config.dataset.get("seed"), "bootstrap": bootstrap.seed}
     folder.mkdir(parents=True, exist_ok=True)
     resolved = plain_whole(config)
     kept: list[Record] | None = None
@@ -124,6 +119,8 @@ def measure_methods(
         kept, finished = finished_batches(folder, lengths, methods=len(contenders), size=size)
         note_resumed(folder, before)
     write_prompts(folder, prompts)
+    batches = sorted({each.engine.max_batch_size for each in contenders})
+    invariant = ", invariant" if isinstance(engine, Engine) and engine.runner.invariant else ""
     mirror = Mirror(tracker, [each.method for each in contenders], [each.temperature for each in samplings])
     measurement = Measurement(
         config=config,
@@ -133,7 +130,7 @@ def measure_methods(
         title=title(
             target,
             samplings,
-            f"{amount(fitting)}, batch {_batches(contenders)}{_mode(engine)}, {facts['attention']} attention",
+            f"{amount(fitting)}, batch {' and '.join(map(str, batches))}{invariant}, {facts['attention']} attention",
             kv_cache=facts["target"]["kv_cache"],
         ),
         mirror=mirror,
@@ -252,15 +249,6 @@ def amount(fitting: Fitting) -> str:
     more = [f"{counts['cut']} of them shortened"] if counts["cut"] else []
     more += [f"{counts['skipped']} too long ones left out"] if counts["skipped"] else []
     return said + (f" ({', '.join(more)})" if more else "")
-
-
-def _batches(contenders: Sequence[Contender]) -> str:
-    """The batch size, or all of them where methods differ."""
-    return " and ".join(map(str, sorted({each.engine.max_batch_size for each in contenders})))
-
-
-def _mode(engine: Engine | OtherEngine) -> str:
-    return ", invariant" if isinstance(engine, Engine) and engine.runner.invariant else ""
 
 
 def title(target: Target, samplings: Sequence[SamplingParams], amount: str, *, kv_cache: str | None = None) -> str:

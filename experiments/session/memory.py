@@ -12,7 +12,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from drafters.heads.last_state import DEFAULT_SHAPE
 from experiments.config.job import in_sweep
 from experiments.config.sections import build, plain
-from experiments.planning.drafting import Planned, drafter_class, plan_drafter
+from experiments.planning.drafting import drafter_class, plan_drafter
 from experiments.planning.formats import Formats, choose_formats, inflated
 from experiments.planning.memory import RunMemory
 from experiments.planning.sources import shape_of
@@ -149,7 +149,8 @@ class _Here:
         nodes, shown = (0, None) if section is None else _nodes(config, section, drafter)
         planned, known = None, True
         try:
-            planned = _planned_drafter(drafter, self.shape, self.formats, self.name)
+            part = drafter["model"] if isinstance(drafter.get("model"), Mapping) else drafter  # of two, the model
+            planned = plan_drafter(part, self.shape, self.formats, target_name=self.name)
         except ValueError:
             known = False
         model = None if planned is None else planned.model
@@ -176,15 +177,6 @@ class _Here:
         if precision.weights != precision.tables or not prefers_packed(dtype) or stored > _SHARE * self.free:
             return 0.0
         return 2.0 * weights if self.half else stored
-
-
-def _planned_drafter(
-    options: Mapping[str, Any], shape: ModelShape, formats: Formats, target_name: str
-) -> Planned | None:
-    """Returns what a drafter takes; of one that is made of two, its model does."""
-    if isinstance(options.get("model"), Mapping):
-        return plan_drafter(options["model"], shape, formats, target_name=target_name)
-    return plan_drafter(options, shape, formats, target_name=target_name)
 
 
 def _nodes(config: DictConfig, section: str, options: Mapping[str, Any]) -> tuple[int, int | None]:

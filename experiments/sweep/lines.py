@@ -16,6 +16,11 @@ from experiments.config.job import in_sweep
 from experiments.config.launch import ERROR
 
 SUMMARY = "summary.json"
+_WORDS = {
+    "mean_acceptance_length": "length {:.2f}",
+    "speedup": "speedup {:.2f}x",
+    "tokens_per_second": "{:.1f} tokens/s",
+}
 _BASELINE = "plain"
 _COUNTED = (ValueType.CHOICE_SWEEP, ValueType.SIMPLE_CHOICE_SWEEP, ValueType.RANGE_SWEEP)
 
@@ -105,13 +110,7 @@ def _figures(folder: Path, *, failed_since: float) -> str:
 def _method(method: Mapping[str, Any], *, several: bool) -> str:
     from experiments.results.lossless import promises_exact  # it imports pandas, and a callback is made before any job
 
-    parts = []
-    if method["mean_acceptance_length"] is not None:
-        parts.append(f"length {method['mean_acceptance_length']:.2f}")
-    if method["speedup"] is not None:
-        parts.append(f"speedup {method['speedup']:.2f}x")
-    if method["tokens_per_second"] is not None:
-        parts.append(f"{method['tokens_per_second']:.1f} tokens/s")
+    parts = [form.format(method[name]) for name, form in _WORDS.items() if method[name] is not None]
     if method["exactness"] is not None and not promises_exact(method["exactness"]):
         parts.append(str(method["exactness"]))
     if (method.get("lossless") or {}).get("verdict") == "not lossless":

@@ -38,17 +38,13 @@ def flat_config(manifest: Mapping[str, Any]) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         section = {str(name): _plain(inner) for name, inner in value.items() if not str(name).startswith("_")}
-        named = value.get("_target_")
-        return {"component": _class_name(named), **section} if named else section
+        if not value.get("_target_"):
+            return section
+        parts = str(value["_target_"]).split(".")  # the class in package.module.Class.method, or else the last name
+        return {"component": next((part for part in parts if part[:1].isupper()), parts[-1]), **section}
     if isinstance(value, list | tuple):
         return json.dumps(value, separators=(",", ":"), default=str, ensure_ascii=False)
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
-
-
-def _class_name(target: str) -> str:
-    """The class in ``package.module.Class.method``; without a class the last name."""
-    parts = str(target).split(".")
-    return next((part for part in parts if part[:1].isupper()), parts[-1])
 
 
 def figures_of(method: MethodSummary) -> dict[str, float | str]:
