@@ -41,10 +41,7 @@ def test_rounds_are_those_of_a_target_that_answers_so(make) -> None:
     # The last token is left to the target.
     assert replayed(make(), ([1, 2, 3, 4, 5, 1], [2, 3])) == [[1]]
     assert replayed(make(), ([1], [2, 3, 4])) == [[0, 0, 0]]
-
-
-def test_shared_answers_help_the_next_one() -> None:
-    text = [1, 2, 3, 4]
+    text = [1, 2, 3, 4]  # shared answers help the next one
     assert replayed(SuffixDrafter(4, shared=True), ([9], text), ([8], text)) == [[0, 0, 0, 0], [0, 2]]
 
 
@@ -116,34 +113,27 @@ def test_a_small_model_may_draft_too() -> None:
     assert replayed(ModelDrafter(model, 2), (prompt, answer))[0][:2] == [2, 1]
 
 
-TALK = (("user", "l"), ("assistant", "m"), ("user", "n"))
-
-
 def written(path: Path, rows: Sequence[object]) -> Path:
     path.write_text("\n".join(json.dumps(row) for row in rows))
     return path
 
 
 def test_answers_are_found_in_all_forms(tmp_path: Path) -> None:
-    file = written(
-        tmp_path / "some.jsonl",
-        [
+    talk = [{"role": role, "content": text} for role, text in (("user", "l"), ("assistant", "m"), ("user", "n"))]
+    rows: list[tuple[object, list[tuple[str, str, str]]]] = [
+        (
             {"turns": ["a", "b", "c"], "category": "x", "reference": ["d", "", "e"]},
-            {"prompt": "f", "answer": "g"},
-            {"turns": ["h"]},
-            {"turns": ["i"], "reference": [["j", "k"]]},
-            {"messages": [{"role": role, "content": text} for role, text in TALK]},
-            {"conversations": [{"from": "gpt", "value": "first"}, {"from": "gpt", "value": "o"}]},
-        ],
-    )
-    assert [(each.category, each.prompt, each.answer) for each in answered(str(file), "none")] == [
-        ("x", "a\n", "d"),
-        ("x", "a\nd\nb\n\nc\n", "e"),
-        ("none", "f\n", "g"),
-        ("none", "i\n", "j, k"),
-        ("none", "l\n", "m"),
-        ("none", "first\n", "o"),
+            [("x", "a\n", "d"), ("x", "a\nd\nb\n\nc\n", "e")],
+        ),
+        ({"prompt": "f", "answer": "g"}, [("none", "f\n", "g")]),
+        ({"turns": ["h"]}, []),
+        ({"turns": ["i"], "reference": [["j", "k"]]}, [("none", "i\n", "j, k")]),
+        ({"messages": talk}, [("none", "l\n", "m")]),
+        ({"conversations": [{"from": "gpt", "value": each} for each in ("first", "o")]}, [("none", "first\n", "o")]),
     ]
+    file = written(tmp_path / "some.jsonl", [row for row, _ in rows])
+    found = [(each.category, each.prompt, each.answer) for each in answered(str(file), "none")]
+    assert found == [each for _, wanted in rows for each in wanted]
     with pytest.raises(ValueError, match="line 1 is not a JSON object"):
         list(answered(str(written(tmp_path / "bad.jsonl", [3])), "none"))
 
@@ -168,15 +158,9 @@ def test_the_command_reports(
     configure: Configure, saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [{"prompt": "abcabc", "answer": "abcabcab"}, {"prompt": "xy", "answer": "yxyx", "category": "other"}]
-    config = configure(
-        "replay_text",
-        f"texts=[{written(tmp_path / 'some.jsonl', rows)}]",
-        f"tokenizer={saved / 'target'}",
-        "drafters=[{name: suffix, label: mine}, recycling]",
-        f"out={tmp_path / 'out'}",
-        "bootstrap.resamples=100",
-    )
-    done = replay_text(config)
+    words = [f"texts=[{written(tmp_path / 'some.jsonl', rows)}]", f"tokenizer={saved}/target", f"out={tmp_path}/out"]
+    words += ["drafters=[{name: suffix, label: mine}, recycling]", "bootstrap.resamples=100"]
+    done = replay_text(configure("replay_text", *words))
     assert [each.label for each in done] == ["mine", "recycling"]
     assert sorted(text.category for text in done[0].texts) == sorted(done[0].categories) == ["other", "some"]
     shown = " ".join(capsys.readouterr().out.split())

@@ -1,16 +1,20 @@
-"""The chapter about costs: every number of it is computed, and what is committed is what the code computes today."""
+"""The documentation's numbers: the chapter about costs is what the code computes today; studies have their place."""
 
 import re
+import shutil
 from pathlib import Path
 
 import jinja2
 import numpy as np
 import pytest
+from hydra import compose, initialize_config_dir
 from matplotlib import __version__ as matplotlib_version
 from PIL import Image
 
 from experiments.bench import chapter as page
 from experiments.bench.chapter.pictures import PICTURES, digest, save
+from experiments.bench.evidence import STUDIES, Study, placed, run
+from experiments.config.sections import CONF
 
 IMAGES = page.ROOT / "docs/images"
 TEMPLATE = page.TEMPLATE.read_text()
@@ -79,3 +83,34 @@ def opened(path: Path) -> tuple[np.ndarray, dict[str, str]]:
     """Returns a picture's pixels, and what its file says of it."""
     with Image.open(path) as image:
         return np.asarray(image, float), {key: str(value) for key, value in image.info.items()}
+
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.full
+def test_every_study_composes_and_has_its_place() -> None:
+    pages = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        for study in STUDIES.values():
+            module, *overrides = study.asked.split()
+            assert compose(module.removeprefix("experiments."), overrides=overrides)
+    for name, study in STUDIES.items():
+        if study.page is None:
+            for shown in study.pictures:
+                assert (ROOT / "docs" / "images" / f"{shown}.png").is_file() and f"images/{shown}.png" in pages
+            continue
+        assert len(study.captions) == len(study.pictures)
+        page = (ROOT / study.page).read_text()
+        text = placed(page, name, "a new text")
+        assert text.index(f"<!-- {name}:begin") < text.index("a new text") < text.index(f"<!-- {name}:end -->")
+        assert placed(text, name, "another") == placed(page, name, "another"), "what stood there is gone"
+        with pytest.raises(ValueError, match="no marks <!-- other:begin"):
+            placed(page, "other", "text")
+
+
+def test_a_finished_study_is_not_run_again_and_a_failing_one_is_one_sentence(tmp_path: Path) -> None:
+    shutil.copyfile(ROOT / "docs" / "images" / "heads.png", tmp_path / "made.png")
+    assert run(Study("experiments.nothing", {"shown": "made"}), tmp_path) >= 0
+    with pytest.raises(ValueError, match=r"experiments\.demo ended with exit code 1: see above"):
+        run(Study("experiments.demo temperatures=[]", {"shown": "made"}), tmp_path / "demo")

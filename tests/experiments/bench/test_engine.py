@@ -11,7 +11,6 @@ import torch
 
 from experiments.bench.engine import rounds
 from experiments.bench.engine import run as command
-from experiments.bench.engine.goals import goals, with_utilization
 from experiments.bench.engine.peers import TooLongError, time_limit
 from experiments.bench.engine.settings import SECTIONS, Grid, Options
 from experiments.bench.engine.steps import Setting, make_runner, measure_steps, step_batch, step_work
@@ -112,49 +111,6 @@ def test_predictions_peers_and_quantized_weights(tmp_path: Path) -> None:
     assert {("int8", 1), ("int8", 9)} == {(scheme, nodes) for scheme, nodes in schemes if "float" not in scheme}
     assert all(r["ratio"] == pytest.approx(r["unquantized"] / r["seconds"]) for r in results["weights"])
     assert any("llama" in each["what"] for each in results["left_out"]) or results["llama_cpp"]
-
-
-def record(seconds: float, **values: Any) -> dict[str, Any]:
-    base = {"batch": 1, "nodes": 1, "context": 1024, "bytes": 16e9, "flops": 16e9, "kv_bytes": 0, "seconds": seconds}
-    return base | values
-
-
-DEVICE = {"type": "cuda", "copy": 3e12, "read": 2.9e12, "flops": 800e12, "cache_bytes": 50 << 20}
-
-
-def test_goals_of_a_gpu() -> None:
-    plain = 16e9 / 3e12 / 0.85
-    steps = [
-        record(plain), record(2 * plain), record(1.04 * plain, nodes=16), record(1.2 * plain, nodes=64),
-        record(plain, batch=8, nodes=16, context=128, kv_bytes=1e9),
-        record(plain + 33e9 / 3e12 / 0.7, batch=8, nodes=16, context=32768, kv_bytes=34e9),
-    ]  # fmt: skip
-    found = {
-        "device": DEVICE,
-        "model": {"name": "llama-8b", "quantization": None, "dtype": "bfloat16"},
-        "steps": with_utilization(steps, DEVICE),
-        "weights": [{"scheme": "int8", "nodes": 1, "ratio": 1.7}, {"scheme": "int8", "nodes": 9, "ratio": 9.0}],
-        "rounds": [{"rule": "rejection", "outside": 0.04, "reads": 1, "launches_outside": 55}],
-        "peers": [
-            {"target": "llama-8b", "method": "plain"} | more
-            for more in ({"ratio": 2.5}, {"ratio": 1.4}, {"error": "x"})
-        ],
-        "synthetic": [{"batch": 1, "ratio": 0.97}, {"batch": 4, "ratio": 0.5}],
-    }
-    met = {each["what"].split(" (")[0]: (each["measured"], each["met"]) for each in goals(found)}
-    expected = {
-        "plain decoding, bandwidth utilization": (pytest.approx(0.85), True),  # of the fastest way
-        "verify / plain step, 16 nodes": (pytest.approx(1.04), True),
-        "verify / plain step, 64 nodes": (pytest.approx(1.2), False),
-        "int8 / bfloat16, one token": (1.7, True),
-        "int4 / bfloat16, one token": (None, None),
-        "plain / transformers generate, its best setting": (1.4, False),
-        "measured / predicted speedup, synthetic acceptance": (0.97, True),
-        "synchronizations per round": (1, True),
-        "attention, context 32768, batch 8, 16 nodes: KV over bandwidth": (pytest.approx(0.7), True),
-        "launches per round outside forwards: traversal, kseq": (None, None),
-    }
-    assert {what: met[what] for what in expected} == expected
 
 
 def test_bytes_and_operations_of_a_step() -> None:

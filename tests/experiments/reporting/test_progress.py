@@ -1,10 +1,19 @@
-"""Lines of progress where there is no terminal; how long a training still takes, from its newest steps."""
+"""Lines of progress where there is no terminal; two methods side by side."""
 
 import io
 
 import pytest
+from rich.console import Console
 
-from experiments.reporting.progress import Every, Progress, TrainingProgress
+from experiments.measuring.race import Emitted, Lane, run_lane
+from experiments.reporting.progress import Every, Progress
+from experiments.reporting.tokens import show_race
+from experiments.results.sources import Source
+from specdec.engine.engine import Engine
+from specdec.requests import SamplingParams
+from specdec.target.target import Target
+from tests.components import DRAFTERS, fitting
+from tests.models import tiny_model
 
 
 class Clock:
@@ -43,28 +52,46 @@ def test_settings() -> None:
             Every.of(value)
 
 
-def told(capsys: pytest.CaptureFixture[str], passed: int = 0) -> list[str]:
-    """The time left of a training of 100 steps of 2 s, measured in 6 s after every 50."""
-    clock = Clock()
-    progress = TrainingProgress(100, title="", every=Every(prompts=10), shown=True, measured_every=50, clock=clock)
-    with progress:
-        clock.now += 1000  # loads
-        progress.begin(passed)
-        for done in range(passed + 1, 101):
-            clock.now += 2
-            progress.step(done, {})
-            if done % 50 == 0:
-                clock.now += 6
-                progress.evaluated(done, {}, False)
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step")]
-    return [line.removeprefix("step ").removesuffix(" left").replace(" of 100, about ", ": ") for line in lines]
+TEXTS = {1: b"one ", 2: b"two ", 3: b"three "}
+PLAIN = Lane("plain", tuple(Emitted(t, Source.TARGET, float(t)) for t in (1, 2, 3)), 3, 3.0)
+DRAFTED = ((1, Source.ACCEPTED, 1.0), (2, Source.EITHER, 1.0), (3, Source.TARGET, 1.5))
+FAST = Lane("fast", tuple(Emitted(*each) for each in DRAFTED), 2, 1.5)
 
 
-def test_the_time_left_of_a_training_is_that_of_its_own_steps_and_measurements(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    lines = told(capsys)
-    assert lines[3] == "40: 2:00 min", "no measurement has been seen"
-    assert lines[5:] == ["60: 1:26 min", "70: 1:06 min", "80: 46 s", "90: 26 s", "100: 6 s"]
-    resumed = told(capsys, passed=50)
-    assert (resumed[0], resumed[-2]) == ("60: 1:20 min", "90: 20 s"), "an earlier attempt's steps do not count"
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_pipe_gets_the_end_at_once_and_a_terminal_both_at_their_own_speed(terminal: bool) -> None:
+    file, now = io.StringIO(), [100.0]  # time passes only while somebody sleeps
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    console = Console(file=file, width=100, force_terminal=terminal, color_system="truecolor" if terminal else None)
+    show_race(console, [PLAIN, FAST], TEXTS, "what runs", clock=lambda: now[0], sleep=sleep)
+    text = file.getvalue()
+    if terminal:
+        assert now[0] >= 103.0
+        # Half way through plain decoding's time, it has one token and the other method all of its own.
+        frames = text.split("what runs")
+        middle = frames[len(frames) // 2 + 2]
+        assert "1 tokens" in middle and "3 tokens" in middle
+        return
+    assert now[0] == 100.0 and "\x1b" not in text
+    assert "«one »±two three" in text and "one two three" in text
+    assert "3 tokens, 1 tokens/s, 3 target forwards" in text and "3 tokens, 2 tokens/s, 2 target forwards" in text
+    assert "fast: 2.00x as fast, the same output" in text
+
+
+def test_a_lane_is_the_engines_output_with_its_sources() -> None:
+    model = tiny_model(vocab_size=64)
+    drafter = DRAFTERS["model_chain_iid"](model)
+    engine = Engine(Target(model), drafter, fitting(drafter), max_length=64)
+    sampling, prompt = SamplingParams(max_new_tokens=14), [3, 4, 5, 3, 4, 5]
+    plain, fast = (run_lane("x", engine, prompt, sampling, speculate=speculate) for speculate in (False, True))
+    expected = engine.generate([prompt], sampling)[0]
+    assert [token.token for token in fast.tokens] == [token.token for token in plain.tokens] == [*expected.token_ids]
+    assert {token.source for token in plain.tokens} == {Source.TARGET}
+    accepted = sum(token.source is Source.ACCEPTED for token in fast.tokens)
+    assert accepted == sum(min(step.accepted, len(step.token_ids)) for step in expected.steps) > 0
+    assert fast.rounds == len(expected.steps)
+    times = [token.seconds for token in fast.tokens]
+    assert times == sorted(times) and fast.seconds == pytest.approx(times[-1])

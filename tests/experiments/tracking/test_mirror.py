@@ -10,7 +10,6 @@ from experiments.results.records import PLAIN, Record
 from experiments.results.statistics import Bootstrap
 from experiments.results.summary import Summary, summarize
 from experiments.tracking.base import NullTracker
-from experiments.tracking.flat import flat_config
 from experiments.tracking.mirror import Mirror
 from tests.experiments.results.outputs import output
 
@@ -132,27 +131,3 @@ def test_there_are_at_most_a_hundred_points_and_none_where_nothing_is_new(monkey
     for done, known in ((1, 4), (2, 4), (3, 6), (4, 8)):
         mirror.progress(records[:known], done, 4)
     assert [prompts for prompts, _ in tracker.points] == [3, 4]
-
-
-def test_the_configuration_can_be_grouped_by() -> None:
-    manifest = {
-        "config": {
-            "target": {"_target_": "specdec.target.target.Target.from_pretrained", "name": "bundled/target"},
-            "drafter": {"_target_": "drafters.model.ModelDrafter", "_convert_": "all", "shape": [3, [2, 1]]},
-            "engine": {"max_length": None}, "tracker": {"_target_": "experiments.tracking.wandb.WandbTracker"},
-            "out": "outputs/x", "resume": False, "experiment": None, "seed": 0,
-        },
-        "target": {"name": "/cache/bundled/target", "parameters": 10},
-        "overrides": ["drafter=model", "seed=0"],
-        "exactness": {"plain": None, "ngram": "exact"},
-        "git": {"commit": "0123456789abcdef", "dirty": True},
-    }  # fmt: skip
-    assert flat_config(manifest) == {
-        "target": {"component": "Target", "name": "bundled/target", "parameters": 10},
-        "drafter": {"component": "ModelDrafter", "shape": "[3,[2,1]]"},
-        "engine": {"max_length": None},
-        "seed": 0,
-        "exactness": {"plain": None, "ngram": "exact"},
-        "overrides": '["drafter=model","seed=0"]',
-        "commit": "0123456789 with changes",
-    }
