@@ -14,7 +14,7 @@ from drafters.heads.block import BlockHead
 from drafters.heads.block_files import load_block, save_block
 from drafters.heads.files import ServedFor
 from specdec.target.target import Target
-from tests.drafters.blocks import HIDDEN, VOCAB, context_of, head_for
+from tests.drafters.test_block import HIDDEN, VOCAB, context_of, head_for
 from tests.models import tiny_model
 
 LAYERS = {

@@ -17,7 +17,7 @@ from specdec.interfaces import Drafter, Sizes
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from tests.components import eagle3_head, eagle_head, hydra_heads, medusa_heads
-from tests.drafters.blocks import VOCAB, head_for
+from tests.drafters.test_block import VOCAB, head_for
 from tests.forwards import drafted, outcome_of, slots_of
 from tests.models import tiny_model
 from verifiers import TargetWalkVerifier

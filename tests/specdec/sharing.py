@@ -1,4 +1,4 @@
-"""What every process of test_tensor_parallel.py runs under torchrun: it decodes, and notes what came out."""
+"""What every process of test_device_map.py runs under torchrun: it decodes, and notes what came out."""
 
 import json
 import os

@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import PreTrainedModel
 
-import specdec.attention.grouped
 from drafters import ModelDrafter
-from specdec.attention.grouped import attend
 from specdec.cache.base import LayerShape
 from specdec.cache.formats import FORMATS, SMALLEST_SCALE, Format, check_device, check_format
 from specdec.cache.quantized import QuantizedSlotCache
@@ -237,35 +235,3 @@ def test_layers_of_several_shapes_and_the_keys_of_an_indexer() -> None:
                 assert torch.equal(read[:, :, : start + 3], rounded) and not torch.equal(rounded, written)
         selected = torch.randn(2, 3, 6)
         assert torch.equal(cache.update_indexer(selected, 1), full.update_indexer(selected, 1))
-
-
-def attention_cases(
-    format: Format, key_dim: int, value_dim: int
-) -> tuple[Tensor, QuantizedTensor, QuantizedTensor, Tensor]:
-    generator = torch.Generator().manual_seed(3)
-    query = torch.randn(3, 4, 5, key_dim, generator=generator)
-    keys, values = (torch.randn(3, 2, 23, dim, generator=generator) * 3 for dim in (key_dim, value_dim))
-    mask = torch.zeros(3, 1, 5, 23).masked_fill_(torch.rand(3, 1, 5, 23) < 0.3, -torch.inf)
-    mask[..., 0] = 0
-    mask = mask.repeat(1, 1, 2, 1)  # two heads to a key head
-    keys, values = (QuantizedTensor(*format.encode(each), format, torch.float32) for each in (keys, values))
-    return query, keys, values, mask
-
-
-@by_name
-@pytest.mark.parametrize(
-    "extra", [{}, {"softcap": 5.0, "scaling": 0.7}, {"sinks": torch.tensor([1.0, -1.0, 0.5, 3.0])}]
-)
-def test_attention_over_codes_equals_attention_over_numbers(
-    monkeypatch: pytest.MonkeyPatch, kv_cache: str, extra: dict
-) -> None:
-    """In blocks of a head, of a slot, of several slots; of many rows at once."""
-    for key_dim, value_dim in [(16, 16), (16, 8), (8, 12)]:
-        query, keys, values, mask = attention_cases(FORMATS[kv_cache], key_dim, value_dim)
-        wanted = attend(query, keys.decoded(), values.decoded(), mask, **extra)
-        for block in (1, 23 * 16, 23 * 16 * 2, 2**18):
-            monkeypatch.setattr(specdec.attention.grouped, "BLOCK", block)
-            torch.testing.assert_close(attend(query, keys, values, mask, **extra), wanted, atol=2e-5, rtol=1e-5)
-        with monkeypatch.context() as patch:  # two heads of five queries to a key head are too many rows
-            patch.setattr(specdec.attention.grouped, "MOST_ROWS", 9)
-            assert torch.equal(attend(query, keys, values, mask, **extra), wanted)

@@ -27,7 +27,7 @@ from specdec.target.loading import load_model, load_tokenizer
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 from tests.models import tiny_model
-from tests.specdec.quantized import PROMPTS, dequantized, quantized, small
+from tests.specdec.test_quantization import PROMPTS, dequantized, quantized, small
 from tests.verifiers.cases import complete
 from verifiers.rejection import RejectionVerifier
 

@@ -1,9 +1,15 @@
-"""From logits to p: against transformers' own processors, on rows of every kind in one batch."""
+"""From what a user asks for to p: against transformers' own processors, and against sorting the vocabulary."""
 
+import math
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -13,8 +19,94 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from specdec.requests import SamplingParams
+from specdec.filters import keep_top, largest, nucleus_by_search, nucleus_by_sorting
+from specdec.requests import GREEDY_BELOW, SamplingParams
 from specdec.sampling import SamplingTensors, one_hot_argmax, path_tokens, probs
+from tests.forwards import slots_of
+
+WRONG: dict[str, list[Any]] = {
+    "temperature": [-0.1, math.inf, math.nan, 1e39, 10**400, True, "0.7"],
+    "top_k": [-1, 2**63, 1.5, True, np.bool_(True)],
+    "top_p": [0.0, 1.01, math.nan, None],
+    "min_p": [-0.1, 1.1],
+    "repetition_penalty": [0.0, math.inf, 1e-30, 1e39],
+    "max_new_tokens": [0, 2.0, "8"],
+    "n": [0, None],
+    "stop": [("end", ""), "", (13,), 13],
+    "stop_token_ids": [13, "13", [1.5]],
+    "seed": [2**64, -(2**63) - 1, 1.0],
+    "stream": [2**63, False],
+    "ignore_eos": ["no"],
+    "logits_processor": [object()],
+}
+
+
+def checked(**given: Any) -> SamplingParams:
+    """Parameters after the class's own check: the type checks of a test run would refuse some of them before it."""
+    params = SamplingParams()
+    for name, value in given.items():
+        object.__setattr__(params, name, value)
+    params.__post_init__()
+    return params
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_every_bad_parameter_gives_one_sentence_that_names_it(name: str) -> None:
+    for value in WRONG[name]:
+        with pytest.raises(ValueError, match=rf"^{name}\b.*(give|remove)") as raised:
+            checked(**{name: value})
+        assert "\n" not in str(raised.value)
+
+
+def test_numbers_of_numpy_are_taken_and_kept_as_python_s_own() -> None:
+    params = checked(top_k=np.int64(3), seed=np.uint8(7), temperature=np.float32(0.5), stop_token_ids=np.arange(2))
+    assert params == SamplingParams(top_k=3, seed=7, temperature=0.5, stop_token_ids=(0, 1))
+    assert (type(params.top_k), type(params.seed), type(params.temperature)) == (int, int, float)
+
+
+def test_the_largest_numbers_still_give_a_distribution() -> None:
+    """What is allowed at most does not overflow in float32: p is finite for logits as large as float16 has."""
+    extremes = [
+        SamplingParams(temperature=3.4028234e38),
+        SamplingParams(temperature=GREEDY_BELOW, repetition_penalty=1e20),
+        SamplingParams(temperature=GREEDY_BELOW, repetition_penalty=1e-20),
+    ]
+    logits = torch.tensor([[[65504.0, -65504.0, 1.0, 0.0]]])
+    for params in extremes:
+        state = slots_of([[0, 1]], vocab_size=4, params=[params]).sampling
+        p = probs(logits, state, torch.tensor([[[0]]]))
+        assert p.isfinite().all() and abs(float(p.sum()) - 1) < 1e-6, params
+
+
+def test_the_edges_are_allowed() -> None:
+    for right in (
+        {"temperature": 5.0, "top_k": 1, "top_p": 1.0, "min_p": 1.0, "repetition_penalty": 0.5},
+        {"temperature": 0.0, "seed": None, "stream": 0},
+        {"seed": -(2**63)},
+        {"seed": 2**63 - 1, "stream": 2**63 - 1},
+    ):
+        params = SamplingParams(**right)
+        assert all(getattr(params, name) == value for name, value in right.items())
+
+
+def test_one_stop_string_may_stand_alone_and_lists_become_tuples() -> None:
+    assert SamplingParams(stop="end").stop == ("end",)
+    params = SamplingParams(stop=["a", "b"], stop_token_ids=[1, 2])
+    assert (params.stop, params.stop_token_ids) == (("a", "b"), (1, 2))
+
+
+def test_temperatures_near_zero_are_greedy() -> None:
+    assert SamplingParams().greedy and SamplingParams(temperature=GREEDY_BELOW / 2).greedy
+    assert not SamplingParams(temperature=GREEDY_BELOW).greedy
+
+
+def test_seeded_fills_in_what_is_missing_and_nothing_else() -> None:
+    params = SamplingParams(temperature=0.5, seed=None)
+    one, other = params.seeded(4), params.seeded(4)
+    assert one.stream == 4 and one.temperature == 0.5
+    assert one.seed is not None and one.seed != other.seed, "two fresh seeds agree with probability 2**-62"
+    assert SamplingParams(seed=9, stream=2).seeded(4) == SamplingParams(seed=9, stream=2)
+
 
 VOCAB = 50
 
@@ -153,3 +245,81 @@ def test_the_repetition_penalty_follows_every_nodes_path() -> None:
     params[1] = SamplingParams(temperature=1.0)
     p = probs(values, tensors(params, seen), path_tokens(tokens, ancestors))
     torch.testing.assert_close(p[1], values[1].softmax(-1))
+
+
+def by_sorting(logits: Tensor, top_k: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
+    """The logits with -inf at tokens that go; and how far every row's decisions are from rounding."""
+    ordered, ids = logits.sort(dim=-1, descending=True, stable=True)
+    vocab = logits.shape[-1]
+    rank = torch.arange(vocab)
+    dropped = rank >= top_k.where(top_k > 0, vocab)[:, None, None]
+    mass = ordered.masked_fill(dropped, -torch.inf).softmax(-1)
+    before = mass.cumsum(-1) - mass
+    margin = (before - top_p[:, None, None]).abs().where(~dropped & (rank > 0), 1.0).amin(-1)
+    dropped = dropped | ((before >= top_p[:, None, None]) & (rank > 0) & (top_p < 1)[:, None, None])
+    return logits.masked_fill(torch.zeros_like(dropped).scatter_(-1, ids, dropped), -torch.inf), margin
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits with and without ties, infinities and zeros of both signs; and parameters at the ends of their ranges."""
+    batch, nodes, vocab = draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.integers(1, 40))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    logits = torch.randn(batch, nodes, vocab, generator=generator) * draw(st.sampled_from([0.0, 1e-3, 1.0, 4.0, 40.0]))
+    step = draw(st.sampled_from([None, 1.0, 0.25]))
+    if step is not None:
+        logits = (logits / step).round() * step  # ties, and zeros of both signs
+    excluded = torch.rand(logits.shape, generator=generator) < draw(st.sampled_from([0.0, 0.5]))
+    excluded[..., draw(st.integers(0, vocab - 1))] = False
+    top_k = draw(st.lists(st.sampled_from([0, 1, 2, 7, vocab, vocab + 5]), min_size=batch, max_size=batch))
+    chances = [1e-9, 0.05, 0.31, 0.5, 0.77, 0.9, 0.999, 1.0]
+    top_p = draw(st.lists(st.sampled_from(chances), min_size=batch, max_size=batch))
+    return logits.masked_fill(excluded, -torch.inf), torch.tensor(top_k), torch.tensor(top_p)
+
+
+def both_ways(logits: Tensor, top_k: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
+    """What stays if the host knows the parameters, and if it does not."""
+    most, every, some = int(top_k.max()), bool((top_k > 0).all()), bool((top_p < 1).any())
+    told = keep_top(logits, top_k, top_p, largest_top_k=most, all_top_k=every, any_top_p=some)
+    return told, keep_top(logits, top_k, top_p)
+
+
+def by_search(logits: Tensor, top_p: Tensor) -> Tensor:
+    return logits.masked_fill(~nucleus_by_search(logits, top_p), -torch.inf)
+
+
+@settings(max_examples=25)
+@given(rows())
+def test_the_same_tokens_stay(case: tuple[Tensor, Tensor, Tensor]) -> None:
+    """To the token, also within ties; but for sums of mass that are p up to rounding (1e-6)."""
+    logits, top_k, top_p = case
+    expected, margin = by_sorting(logits, top_k, top_p)
+    clear = margin > 1e-6
+    for kept in both_ways(logits, top_k, top_p):
+        assert torch.equal(kept[clear], expected[clear])
+    expected, margin = by_sorting(logits, torch.zeros_like(top_k), top_p)
+    clear = margin > 1e-6
+    for way in (by_search, nucleus_by_sorting):
+        assert torch.equal(way(logits, top_p)[clear], expected[clear]), way
+
+
+def test_a_row_with_nan_keeps_it() -> None:
+    """Else a request that went wrong would go on as if nothing had happened."""
+    logits = torch.tensor([[[1.0, torch.nan, 3.0, 0.0]], [[1.0, 2.0, 3.0, 0.0]]])
+    for top_k, top_p in (([2, 2], [1.0, 1.0]), ([0, 0], [0.5, 0.5]), ([2, 2], [0.5, 0.5]), ([1, 0], [1.0, 0.9])):
+        k, p = torch.tensor(top_k), torch.tensor(top_p)
+        for kept in both_ways(logits, k, p):
+            assert kept[0].isnan().any()
+            assert torch.equal(kept[1:], by_sorting(logits, k, p)[0][1:])
+    assert nucleus_by_sorting(logits, torch.tensor([0.5, 0.5]))[0].isnan().any()
+
+
+@settings(max_examples=25)
+@given(rows(), st.integers(1, 40))
+def test_the_largest_values_are_those_of_a_stable_sort(case: tuple[Tensor, Tensor, Tensor], count: int) -> None:
+    """Also within ties, where ``topk`` may return any of them, and among tokens that cannot be drawn."""
+    logits = case[0]
+    count = min(count, logits.shape[-1])
+    values, ids = largest(logits, count)
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    assert torch.equal(values, ordered[..., :count]) and torch.equal(ids, order[..., :count])

@@ -124,14 +124,6 @@ def test_special_tokens_have_no_text() -> None:
     assert detokenizer.push([*byte_ids(b"hi"), turn, *byte_ids(b" you"), end]) == "hi you"
 
 
-def test_a_long_output_is_decoded_in_short_windows() -> None:
-    tokenizer = byte_level()
-    detokenizer = Detokenizer(tokenizer, byte_ids(b"x"))
-    ids = tokenizer(CORPUS[1] * 20)["input_ids"]
-    assert "".join(pushes(detokenizer, ids, [3, 1, 5])) == CORPUS[1] * 20
-    assert len(detokenizer._window) < 50
-
-
 @given(data=st.data())
 @settings(max_examples=25, deadline=None)
 def test_any_byte_level_tokens_make_up_the_decoded_text(data: st.DataObject) -> None:
@@ -221,30 +213,6 @@ def test_ends_of_prompts_of_characters_and_of_outputs() -> None:
 
 def special(name: str) -> int:
     return byte_level().convert_tokens_to_ids(name)
-
-
-@pytest.mark.parametrize("size", [1, 20])
-@pytest.mark.parametrize(
-    ("stop", "text", "stopped_at"),
-    [
-        (("<turn>",), "hi", 3),
-        (("hi<turn>",), "", 3),
-        (("<turn>\n",), "hi", 4),
-        (("i<turn>\nU",), "h", 5),
-        (("<turn><end>",), "hi\nUa", 8),
-        (("<end>", "U"), "hi\n", 5),
-        (("turn",), "hi\nUab", None),  # a part of its name is no text
-        (("<turn>x",), "hi\nUab", None),
-        (("<turn>x", "hi\n"), "", 4),  # the text shows "hi\n" although a special token stands in it
-    ],
-)
-def test_a_stop_string_may_name_a_special_token(
-    stop: tuple[str, ...], text: str, stopped_at: int | None, size: int
-) -> None:
-    turn, end = special("<turn>"), special("<end>")
-    ids = [*byte_ids(b"hi"), turn, *byte_ids(b"\nUa"), turn, end, *byte_ids(b"b")]
-    detokenizer = Detokenizer(byte_level(), byte_ids(b"x"), stop=tuple(stop))
-    assert ("".join(pushes(detokenizer, ids, [size])), detokenizer.stopped_at) == (text, stopped_at)
 
 
 @given(data=st.data())

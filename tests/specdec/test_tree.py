@@ -5,7 +5,6 @@ import torch
 
 from specdec.topology import Topology
 from specdec.tree import DraftTree, TreeShape
-from specdec.types import DraftSampling
 from tests.shapes import shapes_unchecked
 
 CPU = torch.device("cpu")
@@ -45,12 +44,6 @@ def test_shapes_as_a_configuration_writes_them() -> None:
     assert TreeShape.of([[0], [1], [0, 0]]) == TreeShape.from_paths([(0,), (1,), (0, 0)])
     shape = TreeShape.chain(2)
     assert TreeShape.of(shape) is shape
-
-
-def test_cut_shapes() -> None:
-    shape = TreeShape.from_paths([(0,), (1,), (0, 0), (0, 0, 0)])
-    assert shape.cut(2) == TreeShape.from_paths([(0,), (1,), (0, 0)])
-    assert shape.cut(3) is shape and shape.cut(9) is shape
 
 
 @pytest.mark.parametrize(
@@ -170,19 +163,3 @@ def test_limited_keeps_each_rows_upper_levels() -> None:
     assert torch.equal(limited.depth, whole.depth) and torch.equal(limited.ancestors, whole.ancestors)
     assert whole.valid.all(), "the tree itself has changed"
     assert limited.limited(torch.tensor([5, 0, 1])).valid.sum(1).tolist() == [1, 1, 3], "a node came back"
-
-
-def test_root_only() -> None:
-    root = DraftTree.root_only(torch.tensor([3, 4]))
-    assert root.tokens.tolist() == [[3], [4]] and root.parents.tolist() == [[-1], [-1]]
-    assert (root.width, root.max_depth, root.max_children) == (1, 0, 0) and root.children.shape == (2, 1, 0)
-    assert root.depth.tolist() == [[0], [0]] and root.ancestors.tolist() == [[[True]], [[True]]]
-
-
-def test_one_law_or_a_law_per_node() -> None:
-    tokens, parents = torch.tensor([[1, 2, 3]]), torch.tensor([[-1, 0, 0]])
-    assert DraftTree.build(tokens, parents).law.tolist() == [[0, 0, 0]]
-    one = DraftTree.build(tokens, parents, sampling=DraftSampling.WITHOUT_REPLACEMENT)
-    assert one.law.tolist() == [[2, 2, 2]] and one.law.dtype == torch.int8
-    law = torch.tensor([[0, 0, 1]], dtype=torch.int8)
-    assert DraftTree.build(tokens, parents, sampling=law).law is law

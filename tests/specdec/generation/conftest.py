@@ -3,7 +3,7 @@
 import pytest
 
 from tests.models import tiny_model
-from tests.specdec.generation.calls import VOCAB
+from tests.specdec.generation.test_calls import VOCAB
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from specdec.target.target import Target
 from tests.components import DRAFTERS, perturbed
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
-from tests.specdec.generation.calls import PAD, VOCAB, batch, letters, penalties
+from tests.specdec.generation.test_calls import PAD, VOCAB, batch, letters, penalties
 from tests.test_distribution import LENGTH, LEVEL, NO_RESIDUAL, PROMPT, exact_law, goodness
 from verifiers.rejection import RejectionVerifier
 
@@ -142,19 +142,6 @@ def test_tokens_arrive_round_by_round(model) -> None:
             model.generate(**batch(), **common, **given, pad_token_id=PAD)
 
 
-def test_the_steps_of_a_call_can_be_looked_at(model) -> None:
-    ours = SpeculativeGenerate(DRAFTERS["model_chain_iid"](model), RejectionVerifier())
-    output = model.generate(**batch(), max_new_tokens=12, custom_generate=ours, pad_token_id=PAD)
-    assert len(ours.completions) == 3
-    for row, completion in enumerate(ours.completions):
-        assert list(completion.prompt_ids) == [t for t in batch()["input_ids"][row].tolist() if t != PAD]
-        assert list(completion.token_ids) == output[row, 6 : 6 + len(completion.token_ids)].tolist()
-        assert [token for step in completion.steps for token in step.token_ids] == list(completion.token_ids)
-        assert completion.mean_acceptance_length is not None
-        assert completion.mean_acceptance_length > 1
-        assert completion.finish_reason == "length"
-
-
 def test_a_callback_that_fails_leaves_nothing_behind(model) -> None:
     def failing(tokens: torch.Tensor) -> None:
         raise OSError("the reader has gone")
@@ -248,15 +235,6 @@ def test_a_conversation_needs_few_engines(model, counted: type[Counted]) -> None
         assert torch.equal(model.generate(ids, max_new_tokens=10, custom_generate=ours), plain)
         ids = torch.cat([plain, torch.tensor([[turn, 5, 9]])], dim=1)
     assert counted.made == 4
-
-
-def test_the_length_grows_up_to_the_model_s_positions(model, counted: type[Counted]) -> None:
-    ours = SpeculativeGenerate()
-    for length in (150, 200, 256):
-        prompt = torch.ones((1, length - 2), dtype=torch.long)
-        plain = model.generate(prompt, max_new_tokens=2)
-        assert torch.equal(model.generate(prompt, max_new_tokens=2, custom_generate=ours), plain)
-    assert counted.made == 2
 
 
 def test_room_for_later_calls_is_no_reason_to_fail(model, counted, monkeypatch: pytest.MonkeyPatch) -> None:

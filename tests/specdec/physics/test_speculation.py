@@ -80,17 +80,6 @@ def test_best_length_under_load_and_by_context() -> None:
     assert [f"{each:.2f}" for each in fixed] == ["1.43", "1.39", "1.27", "1.18", "1.09", "1.01", "0.96"]
 
 
-def test_fitted_constants_have_a_meaning() -> None:
-    """A position's share of the time is that of its bytes; the fixed part is that of the weights, with some loss."""
-    assert FITTED.target.per_position == pytest.approx(131_072 / H100.bandwidth, rel=5e-3)
-    weights = 16.06e9 / H100.bandwidth
-    assert weights == pytest.approx(4.794e-3, rel=1e-3)
-    assert weights / FITTED.target.ranges[0].fixed == pytest.approx(0.814, abs=1e-3)
-    token = 2 * 8.03e9 / H100.flops
-    assert token == pytest.approx(1.623e-5, rel=1e-3)
-    assert token / FITTED.target.ranges[0].per_token == pytest.approx(0.77, abs=5e-3)
-
-
 def test_when_it_pays_is_the_closed_form() -> None:
     """(tokens - 1)(fixed + positions + outside) against what rejected tokens and drafting cost."""
     for batch, drafted, context in ((1, 3, 1024), (300, 3, 1024), (64, 8, 16_384)):

@@ -262,9 +262,7 @@ def test_what_caches_hold_is_not_refused() -> None:
     check_possible(cost(delta=0.5 * DELTA), FORWARDS, LEAST, ROOF, cache_bytes=3e8 * 64)
     found = meanings(cost(), FORWARDS, LEAST, ROOF, cache_bytes=3e8)
     assert {each.symbol: each.excuse for each in found} == {"delta": "caches", "gamma": "", "alpha": ""}
-
-
-def test_operations_that_hide_behind_memory_are_not_refused() -> None:
+    # Nor operations that hide behind memory.
     few = [StepSize.of(rows=1, queries=queries, context=4000) for queries in (1, 2, 4)]
     check_possible(cost(gamma=1e-9), few, LEAST, ROOF, cache_bytes=0)
     excuses = {each.symbol: each.excuse for each in meanings(cost(gamma=1e-9), few, LEAST, ROOF, cache_bytes=0)}

@@ -1,0 +1,199 @@
+"""Calls of transformers' generate: random ones give the same tokens with our engine inside, others are refused."""
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models
+from transformers import (
+    EosTokenCriteria,
+    LogitsProcessorList,
+    NoRepeatNGramLogitsProcessor,
+    PreTrainedTokenizerFast,
+    RepetitionPenaltyLogitsProcessor,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+    SynthIDTextWatermarkLogitsProcessor,
+    TopKLogitsWarper,
+)
+
+from drafters import NGramDrafter
+from specdec.generation import SpeculativeGenerate, generate
+from tests.components import DRAFTERS
+from tests.models import tiny_model
+from tests.verifiers.cases import complete
+from verifiers import RejectionVerifier
+
+VOCAB, PAD = 32, 31
+
+
+def batch() -> dict[str, torch.Tensor]:
+    ids = torch.tensor([[PAD, PAD, 3, 4, 3, 4], [5, 6, 7, 8, 9, 5], [PAD, 1, 2, 1, 2, 1]])
+    return {"input_ids": ids, "attention_mask": (ids != PAD).long()}
+
+
+def penalties(*ignored: int) -> list[RepetitionPenaltyLogitsProcessor]:
+    """A penalty with a length per row; none where transformers does not have it yet (5.17)."""
+    try:
+        return [RepetitionPenaltyLogitsProcessor(3.0, prompt_ignore_length=torch.tensor(ignored))]
+    except ValueError:
+        return []
+
+
+def letters() -> PreTrainedTokenizerFast:
+    """A tokenizer with one letter per token, but for a special token: 31 is the padding."""
+    alphabet = "abcdefghijklmnopqrstuvwxyzABCD"
+    vocab = {letter: number for number, letter in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([AddedToken("</s>", special=True), AddedToken("<pad>", special=True)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", clean_up_tokenization_spaces=False)
+
+
+class Own(StoppingCriteria):
+    def __call__(self, input_ids: torch.Tensor, scores: object, **kwargs: Any) -> torch.Tensor:
+        return torch.ones(len(input_ids), dtype=torch.bool)
+
+
+class OwnEos(EosTokenCriteria):
+    pass
+
+
+def masked(*zeros: tuple[int, int]) -> torch.Tensor:
+    mask = torch.ones((2, 4), dtype=torch.long)
+    for place in zeros:
+        mask[place] = 0
+    return mask
+
+
+WATERMARK = {"ngram_len": 2, "keys": [1], "sampling_table_size": 8, "sampling_table_seed": 0, "context_history_size": 4}
+
+
+def criteria(*given: StoppingCriteria) -> dict[str, Any]:
+    return {"stopping_criteria": StoppingCriteriaList(given)}
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"attention_mask": masked((1, 3))}, "row 1 of the attention mask"),
+    ({"attention_mask": masked((0, 0), (0, 2))}, "row 0 of the attention mask"),
+    ({"attention_mask": masked(*((1, i) for i in range(4)))}, "row 1 of the attention mask"),
+    ({"num_beams": 2}, "num_beams=2"),
+    ({"assistant_model": tiny_model(layers=1)}, "assistant_model"),
+    ({"guidance_scale": 2.0}, "runs the model itself at each step"),
+    ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha=0.6"),
+    *(
+        ({"return_dict_in_generate": True, name: True}, name)
+        for name in ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+    ),
+    ({"position_ids": torch.arange(4)[None] + 1}, "row 0 of position_ids"),
+    ({"max_time": 1.0}, "MaxTimeCriteria"),
+    (criteria(Own()), "Own"),
+    (criteria(OwnEos(3)), "OwnEos"),
+    (
+        {"logits_processor": [SynthIDTextWatermarkLogitsProcessor(**WATERMARK, device=torch.device("cpu"))]},
+        "keeps a state from step to step",
+    ),
+    ({"stop_strings": "a"}, "need a tokenizer"),
+    # Nothing pads the rows that end first.
+    (criteria(StopStringCriteria(letters(), "a")), "set eos_token_id"),
+]
+if penalties(1):
+    REFUSED.append(({"logits_processor": penalties(1, 2, 3)}, "prompt_ignore_length for 3 rows, and the batch has 2"))
+
+
+@pytest.fixture
+def _no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def made(*args: object, **kwargs: object) -> None:
+        raise AssertionError("an engine was made")
+
+    monkeypatch.setattr(generate, "Engine", made)
+
+
+@pytest.mark.usefixtures("_no_work")
+@pytest.mark.parametrize(("arguments", "named"), REFUSED)
+def test_what_is_not_supported_is_refused_before_any_work(model, arguments: dict[str, Any], named: str) -> None:
+    ids = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
+    with pytest.raises(ValueError, match=named) as raised:
+        model.generate(ids, **{"max_new_tokens": 3, **arguments}, custom_generate=SpeculativeGenerate())
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.usefixtures("_no_work")
+def test_inputs_other_than_tokens_are_refused(model) -> None:
+    ours = SpeculativeGenerate()
+    ids = torch.tensor([[1, 2, 3, 4]])
+    with pytest.raises(ValueError, match="inputs_embeds are not supported"):
+        model.generate(inputs_embeds=model.get_input_embeddings()(ids), max_new_tokens=3, custom_generate=ours)
+    cache = model(ids[:, :3], use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="past_key_values holds 3 tokens"):
+        model.generate(ids, past_key_values=cache, max_new_tokens=3, custom_generate=ours)
+    gpt2 = tiny_model("gpt2", vocab_size=VOCAB)
+    with pytest.raises(ValueError, match="generate got token_type_ids for the model's forward"):
+        gpt2.generate(ids, token_type_ids=torch.zeros_like(ids), max_new_tokens=3, custom_generate=ours)
+
+
+TOKENS = st.integers(1, VOCAB - 2)  # the last one is the padding
+SOME = st.lists(TOKENS, min_size=1, max_size=4, unique=True)
+BIASES = st.tuples(st.lists(TOKENS, min_size=1, max_size=2), st.sampled_from([-4.0, 3.0])).map(list)
+OPTIONS: dict[str, st.SearchStrategy[Any]] = {
+    "repetition_penalty": st.sampled_from([0.7, 1.2, 1.8]),
+    "no_repeat_ngram_size": st.integers(1, 3),
+    "encoder_no_repeat_ngram_size": st.integers(1, 3),
+    "encoder_repetition_penalty": st.sampled_from([0.6, 1.5]),
+    "suppress_tokens": SOME,
+    "begin_suppress_tokens": SOME,
+    "bad_words_ids": st.lists(st.lists(TOKENS, min_size=1, max_size=3), min_size=1, max_size=3),
+    "sequence_bias": st.lists(BIASES, min_size=1, max_size=2, unique_by=lambda each: tuple(each[0])),
+    "renormalize_logits": st.just(True),
+    "remove_invalid_values": st.just(True),
+    "forced_eos_token_id": TOKENS,
+    "logits_processor": st.sampled_from(
+        [[NoRepeatNGramLogitsProcessor(2)], [TopKLogitsWarper(5), RepetitionPenaltyLogitsProcessor(2.5)]]
+    ).map(LogitsProcessorList),
+}
+WITH_EOS: dict[str, st.SearchStrategy[Any]] = {
+    "min_new_tokens": st.integers(1, 9),
+    "min_length": st.integers(1, 12),
+    "exponential_decay_length_penalty": st.just((2, 1.5)),
+}
+CALLS = int(os.environ.get("SPECDEC_CALLS", "15"))
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> dict[str, Any]:
+    """The arguments of one call."""
+    rows, width = draw(st.integers(1, 3)), draw(st.integers(1, 8))
+    dtype = draw(st.sampled_from([torch.int32, torch.int64]))
+    lengths = [width, *(draw(st.integers(1, width)) for _ in range(rows - 1))]
+    ids = [[PAD] * (width - length) + [draw(TOKENS) for _ in range(length)] for length in lengths]
+    arguments: dict[str, Any] = {"inputs": torch.tensor(ids, dtype=dtype), "pad_token_id": PAD}
+    arguments["attention_mask"] = torch.tensor([[0] * (width - length) + [1] * length for length in lengths])
+    arguments["max_new_tokens"] = draw(st.integers(1, 12))
+    sampled = draw(st.booleans())
+    arguments |= {"do_sample": True, "top_k": 1} if sampled else {"do_sample": False}
+    names = draw(st.lists(st.sampled_from(sorted(OPTIONS)), max_size=4, unique=True))
+    arguments |= {name: draw(OPTIONS[name]) for name in names}
+    if draw(st.booleans()):
+        arguments["eos_token_id"] = draw(SOME)
+        names = draw(st.lists(st.sampled_from(sorted(WITH_EOS)), max_size=2, unique=True))
+        arguments |= {name: draw(WITH_EOS[name]) for name in names}
+    limits = {"min_new_tokens": arguments["max_new_tokens"], "min_length": width + arguments["max_new_tokens"]}
+    return arguments | {name: min(arguments[name], most) for name, most in limits.items() if name in arguments}
+
+
+@pytest.mark.parametrize("drafter", [complete("ngram", strong=False), complete("model_tree_iid", strong=True)])
+@given(arguments=calls())
+@settings(max_examples=CALLS, suppress_health_check=list(HealthCheck))
+def test_random_calls_return_what_transformers_own_loop_does(model, drafter: str, arguments: dict[str, Any]) -> None:
+    made = NGramDrafter() if drafter == "ngram" else DRAFTERS[drafter](model)
+    try:
+        wanted = model.generate(**arguments)
+    except ValueError:  # options that contradict each other, which transformers refuses
+        reject()
+    found = model.generate(**arguments, custom_generate=SpeculativeGenerate(made, RejectionVerifier()))
+    assert found.dtype == wanted.dtype
+    assert torch.equal(found, wanted)
