@@ -248,15 +248,11 @@ def _seen(log: Log) -> Iterator[Finding]:
             yield Finding(check, Status.NOT_APPLICABLE, "no node was drawn from a q")
         else:
             yield Finding(check, Status.PASSED, trees)
-    for check, wrong, right in (
-        (
-            "slots are left alone",
-            log.changed and f"propose changed slots.{log.changed}, which belongs to the engine: work on a copy",
-            f"propose changed nothing in {log.trees} round{'' if log.trees == 1 else 's'}",
-        ),
-        ("top tokens", log.untold, f"told of {log.told} nodes; what the target said next is among them"),
-    ):
-        if check == "top tokens" and not log.top_tokens:
-            yield Finding(check, Status.NOT_APPLICABLE, "the drafter says top_tokens=0")
-        else:
-            yield Finding(check, Status.FAILED if wrong else Status.PASSED, wrong or right)
+    wrong = log.changed and f"propose changed slots.{log.changed}, which belongs to the engine: work on a copy"
+    right = f"propose changed nothing in {log.trees} round{'' if log.trees == 1 else 's'}"
+    yield Finding("slots are left alone", Status.FAILED if wrong else Status.PASSED, wrong or right)
+    if not log.top_tokens:
+        yield Finding("top tokens", Status.NOT_APPLICABLE, "the drafter says top_tokens=0")
+    else:
+        right = f"told of {log.told} nodes; what the target said next is among them"
+        yield Finding("top tokens", Status.FAILED if log.untold else Status.PASSED, log.untold or right)

@@ -117,19 +117,14 @@ class ByRule:
         table = np.concatenate([np.zeros((0, LENGTH)), *self._numbers[index]])
         if len(table) < FEWEST:
             return "greedy outputs are the target's; too few rounds were sampled to test the others"
-        tests = {f"token {place}": uniform(table[:, place]) for place in range(LENGTH)}
+        p_values = {f"token {place}": uniform(table[:, place]) for place in range(LENGTH)}
         for one, other in combinations(range(LENGTH), 2):
-            tests[f"tokens {one} and {other}"] = independent(table[:, one], table[:, other])
+            p_values[f"tokens {one} and {other}"] = independent(table[:, one], table[:, other])
         cells = np.histogramdd(table, bins=EDGE, range=[(0, 1)] * LENGTH)[0]
-        tests[f"{LENGTH} tokens together"] = float(scipy.stats.chisquare(cells.ravel()).pvalue)
-        where, p_value = min(tests.items(), key=lambda test: test[1])
+        p_values[f"{LENGTH} tokens together"] = float(scipy.stats.chisquare(cells.ravel()).pvalue)
+        tests = {what: (p_value, len(table)) for what, p_value in p_values.items()}
         limit = LEVEL / (len(tests) * self._total)
-        detail = (
-            f"smallest p-value {p_value:.2g} of {len(tests)} tests, {len(table)} rounds ({where}), limit {limit:.1g}"
-        )
-        if p_value < limit:
-            raise Broken(f"sampled outputs do not follow the target: {detail}")
-        return detail
+        return _judged(tests, limit, "rounds", "sampled outputs do not follow the target")
 
 
 @dataclass
@@ -241,13 +236,8 @@ class Draws:
         tests = self.tests()
         if not tests[check]:
             raise NotApplicable(_NO_TEST.get(check, f"fewer than {FEWEST} draws at every node"))
-        where, (p_value, count) = min(tests[check].items(), key=lambda item: item[1][0])
-        limit = _limit(tests)
-        detail = f"smallest p-value {p_value:.2g} of {len(tests[check])} tests ({where}, {count} draws)"
-        if p_value < limit:
-            wrong = "are not independent" if check == INDEPENDENT else "are not drawn from the q that is given"
-            raise Broken(f"draws {wrong}: {detail}, limit {limit:.1g}")
-        return f"{detail}, limit {limit:.1g}"
+        wrong = "are not independent" if check == INDEPENDENT else "are not drawn from the q that is given"
+        return _judged(tests[check], _limit(tests), "draws", f"draws {wrong}")
 
     def check_chosen(self) -> str:
         """Return whether drafts that are declared as chosen are the same under all seeds."""
@@ -298,6 +288,15 @@ def played(
 def _limit(tests: dict[str, Tests]) -> float:
     """Return the p-value from which on a test is no proof: it is made several times while draws come in."""
     return LEVEL / (max(sum(map(len, tests.values())), 1) * len(LOOKS))
+
+
+def _judged(tests: Tests, limit: float, unit: str, wrong: str) -> str:
+    """Return the smallest p-value in words; one below the limit proves that something is wrong."""
+    where, (p_value, count) = min(tests.items(), key=lambda test: test[1][0])
+    detail = f"smallest p-value {p_value:.2g} of {len(tests)} tests ({where}, {count} {unit}), limit {limit:.1g}"
+    if p_value < limit:
+        raise Broken(f"{wrong}: {detail}")
+    return detail
 
 
 def _words(path: Path) -> str:

@@ -66,22 +66,18 @@ class Tables:
         """
 
         def levels(name: str, rows: Mapping[tuple[int, ...], Sequence[float]]) -> tuple[Tensor, ...]:
-            if () not in rows:
-                raise ValueError(f"{name} has no row for the empty prefix ()")
-            vocab, table = len(rows[()]), []
-            for depth in range(max(map(len, rows)) + 1):
-                wanted = list(product(range(vocab), repeat=depth))
-                odd = {prefix for prefix in rows if len(prefix) == depth} ^ set(wanted)
-                if odd:
-                    raise ValueError(
-                        f"{name} has {'a' if min(odd) in rows else 'no'} row for the prefix {min(odd)}: give one for "
-                        f"each of the {vocab**depth} prefixes of length {depth} over {vocab} tokens"
-                    )
-                for prefix in wanted:
-                    if len(rows[prefix]) != vocab:
-                        raise ValueError(f"{name} after {prefix} has {len(rows[prefix])} entries, and {vocab} after ()")
-                table.append(torch.tensor([list(rows[prefix]) for prefix in wanted], dtype=torch.float64))
-            return tuple(table)
+            vocab, longest = len(rows.get((), ())), max(map(len, rows))
+            wanted = [list(product(range(vocab), repeat=depth)) for depth in range(longest + 1)]
+            odd = {prefix for level in wanted for prefix in level} ^ set(rows)
+            if odd:
+                raise ValueError(
+                    f"{name} has {'a' if min(odd) in rows else 'no'} row for the prefix {min(odd)}: give one for each "
+                    f"prefix of up to {longest} out of {vocab} tokens"
+                )
+            for prefix, row in rows.items():
+                if len(row) != vocab:
+                    raise ValueError(f"{name} after {prefix} has {len(row)} entries, and {vocab} after ()")
+            return tuple(torch.tensor([[*rows[each]] for each in level], dtype=torch.float64) for level in wanted)
 
         return cls(levels("p", p), None if q is None else levels("q", q))
 
