@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from rich.console import Console
 
-from specdec.doctor.check import TOKENS, Times, measure, verdicts, ways
+from specdec.doctor.check import TOKENS, measure, verdicts, ways
 from specdec.doctor.findings import Rows, chosen, found
 from specdec.target.loading import resolve_device
 
@@ -78,17 +78,11 @@ def check(console: Console, device: torch.device, *, default_threads: int) -> No
     except ValueError as error:
         console.print(f"warning: nothing was measured: {error}", markup=False, highlight=False)
         return
-    report(console, times)
-
-
-def report(console: Console, times: Times) -> None:
-    """Show measured times and what they say."""
     headline = "measured: milliseconds of a forward of " + " and ".join(map(str, TOKENS)) + " tokens"
     show(console, headline, [(str(way), " and ".join(f"{1000 * t:.2f}" for t in times[way])) for way in times])
-    for verdict in verdicts(times):
-        prefix = "ok" if verdict.right else "warning"
-        style = "green" if verdict.right else "bold yellow"
-        console.print(f"{prefix}: {verdict.text}", style=style, markup=False, highlight=False)
+    for right, text in verdicts(times):
+        prefix, style = ("ok", "green") if right else ("warning", "bold yellow")
+        console.print(f"{prefix}: {text}", style=style, markup=False, highlight=False)
 
 
 def show(console: Console, title: str, rows: Rows) -> None:

@@ -3,10 +3,9 @@
 import copy
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +29,7 @@ SIZES: dict[str, Any] = {
 
 TOKENS = (1, 8)  # of a forward: plain decoding, and verifying a chain of seven
 PREFIX = 64  # tokens in the cache
+SECONDS, LEAST = 20.0, 5  # of measuring, and forwards of each way even if that takes longer
 WARMUP = 30  # forwards before any is timed; a shape is captured after fewer
 TOLERANCE = 1.1  # a choice this much slower than another is not called wrong: machines are never quiet
 
@@ -57,14 +57,8 @@ Times = Mapping[Way, tuple[float, ...]]
 """Median seconds of a forward, one for each number in ``TOKENS``."""
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Whether a choice was the fast one here.
-
-    Attributes:
-        right: It was, or it was so close that a measurement cannot tell.
-        text: One sentence with the ratios.
-    """
+class Verdict(NamedTuple):
+    """Whether a choice was the fast one here, or too close to tell, and one sentence with the ratios."""
 
     right: bool
     text: str
@@ -84,28 +78,14 @@ def ways(device: torch.device, *, default_threads: int) -> list[Way]:
     return compared
 
 
-def measure(
-    compared: Sequence[Way],
-    device: torch.device,
-    *,
-    sizes: Mapping[str, Any] | None = None,
-    seconds: float = 20.0,
-    least: int = 5,
-) -> Times:
-    """Times forwards of one and of eight tokens of a random Llama, all ways in turn.
-
-    Args:
-        compared: The ways to run the model.
-        device: Where to run it.
-        sizes: The model's sizes, as ``LlamaConfig`` takes them; None is ``SIZES``.
-        seconds: How long to measure; loading and warming up come on top.
-        least: The smallest number of forwards of each way, even if that takes longer.
+def measure(compared: Sequence[Way], device: torch.device) -> Times:
+    """Times forwards of one and of eight tokens of a random Llama for half a minute, all ways in turn.
 
     Raises:
         ValueError: The models do not fit into half of the free memory.
     """
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**(SIZES if sizes is None else sizes))).eval()
+    model = LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
     dtypes = {way.dtype for way in compared}
     needed = 2 * sum(model.num_parameters() * dtype.itemsize for dtype in dtypes)  # with packed copies
     if needed > free_memory(device) / 2:
@@ -118,21 +98,24 @@ def measure(
         way: [_forward(models[way.dtype], tokens, optimize=way.optimize) for tokens in TOKENS] for way in compared
     }
     taken: dict[Way, list[list[float]]] = {way: [[] for _ in TOKENS] for way in compared}
-    with _threads_kept():
+    threads = torch.get_num_threads()
+    try:
         for way in compared:
             torch.set_num_threads(way.threads)
             for forward in forwards[way]:
                 for _ in range(WARMUP if way.optimize else 3):
                     forward()
-        end = time.perf_counter() + seconds
+        end = time.perf_counter() + SECONDS
         # In turn, so that other work of the machine affects all ways alike.
-        while time.perf_counter() < end or len(taken[compared[-1]][-1]) < least:
+        while time.perf_counter() < end or len(taken[compared[-1]][-1]) < LEAST:
             for way in compared:
                 torch.set_num_threads(way.threads)
                 for forward, into in zip(forwards[way], taken[way], strict=True):
                     start = time.perf_counter()
                     forward()
                     into.append(time.perf_counter() - start)
+    finally:
+        torch.set_num_threads(threads)
     return {way: tuple(statistics.median(each) for each in times) for way, times in taken.items()}
 
 
@@ -186,13 +169,3 @@ def _forward(model: LlamaForCausalLM, tokens: int, *, optimize: bool) -> Callabl
             torch.cuda.synchronize(device)
 
     return forward
-
-
-@contextmanager
-def _threads_kept() -> Iterator[None]:
-    """Put back the number of threads that the caller had."""
-    before = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
