@@ -62,12 +62,8 @@ class ModelWork:
         return cls(shape=shape, weight_bytes=float(runner.weight_bytes(1)), kv_bytes=float(runner.bytes_per_token))
 
     @property
-    def output_share(self) -> float:
-        """The share of the output layer in all matrices that forwards read."""
-        return self.shape.output_weights / self._every_weight
-
-    @property
-    def _every_weight(self) -> float:
+    def every_weight(self) -> float:
+        """The number of weights in all matrices that forwards read."""
         return float(self.shape.layer_weights + self.shape.other_weights + self.shape.output_weights)
 
     def weights_of(self, tokens: Numbers) -> float:
@@ -75,7 +71,7 @@ class ModelWork:
         left_out = 0.0
         if self.shape.is_mixture:
             left_out = sum(self.shape.expert_weights - self.shape.experts_read(count) for count in tokens.tolist())
-        return self.weight_bytes * (len(tokens) - left_out / self._every_weight)
+        return self.weight_bytes * (len(tokens) - left_out / self.every_weight)
 
     def kv_of(self, context: Numbers) -> Numbers:
         """Return the bytes of keys and values that rows behind so many positions read."""
@@ -177,7 +173,8 @@ class Accountant:
         tokens = np.concatenate([counts for counts, _ in pieces])
         starts = np.concatenate([np.full(len(counts), start) for counts, start in pieces])
         # Logits are not computed, so that the output layer is not read.
-        weights = target.weights_of(np.array([counts.sum() for counts, _ in pieces])) * (1 - target.output_share)
+        read = 1 - target.shape.output_weights / target.every_weight
+        weights = target.weights_of(np.array([counts.sum() for counts, _ in pieces])) * read
         return {
             "prefill_forwards": float(len(pieces)),
             "prefill_bytes": float(weights + target.kv_of(starts).sum() + target.kv_bytes * tokens.sum()),

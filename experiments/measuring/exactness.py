@@ -198,11 +198,7 @@ class Work:
     @property
     def seconds(self) -> float | None:
         """The estimated time; None where there is little work."""
-        return self.turns * sum(map(self.turn_seconds, self.drafts)) if self.pace else None
-
-    def turn_seconds(self, part: Part) -> float:
-        """The estimated time of one table of a part; where nothing was measured, its drafts."""
-        return self.pace.get(part, 1.0) * self.drafts[part]
+        return self.turns * sum(self.pace[part] * count for part, count in self.drafts.items()) if self.pace else None
 
     def check_time(self, vocab: int, max_minutes: float) -> None:
         """Refuse work that takes too long.

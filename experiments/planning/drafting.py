@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.planning.formats import Formats, choose_formats
-from experiments.planning.sources import read_config, shape_of
+from experiments.planning.sources import downloaded, read_config, shape_of
 from specdec import bundled
 from specdec.physics import heads
 from specdec.physics.precision import Precision
@@ -140,16 +140,13 @@ def _layer_of(own: Mapping[str, Any], name: str) -> Any:
 
 def _own_config(name: str) -> dict[str, Any] | None:
     """Return a head's configuration if it is on this machine; None if it is not, which is no error."""
-    path = Path(bundled.resolve(name))
-    if path.exists():
+    if Path(bundled.resolve(name)).exists():
         return read_config(name)
-    from huggingface_hub import try_to_load_from_cache
-
     try:
-        cached = try_to_load_from_cache(name, "config.json")
+        found = downloaded(name)
     except ValueError:
         return None
-    return read_config(cached) if isinstance(cached, str) else None
+    return None if found is None else read_config(str(found))
 
 
 def short_count(count: float) -> str:

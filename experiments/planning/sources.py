@@ -76,22 +76,27 @@ def _completed(config: Mapping[str, Any]) -> Any:
     return CONFIG_MAPPING[kind].from_dict(dict(config))
 
 
-def _from_hub(name: str) -> Path:
+def downloaded(name: str) -> Path | None:
+    """Return the file of a name on the hub, if it is on this machine; None if it is not.
+
+    Raises:
+        ValueError: The hub cannot have such a name.
+    """
     from huggingface_hub import try_to_load_from_cache
 
     try:
         cached = try_to_load_from_cache(name, FILE)
     except ValueError as error:
         raise ValueError(f"{name!r} is neither a file, nor a folder, nor a name that the hub can have") from error
-    return Path(cached) if isinstance(cached, str) else _downloaded(name)
+    return Path(cached) if isinstance(cached, str) else None
 
 
-def _downloaded(name: str) -> Path:
+def _from_hub(name: str) -> Path:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
     try:
-        return Path(hf_hub_download(name, FILE))
+        return downloaded(name) or Path(hf_hub_download(name, FILE))
     except GatedRepoError as error:
         raise ValueError(f"the hub gives {name} to those who accept its terms, at huggingface.co/{name}") from error
     except RepositoryNotFoundError as error:

@@ -329,7 +329,7 @@ def ingredients_plot(ladder: Figures, path: Path, subtitle: str, labels: Mapping
     for each, offset, looks in (("alone", -0.16, _ALONE), ("last", 0.22, _LAST)):
         ratios = [(row + offset, effect[each]) for row, effect in enumerate(ladder.effects) if effect[each] is not None]
         style.dots(effects, [(row, found.value, found.interval) for row, found in ratios], 0, **looks)
-    style.name_rows(effects, [f"{effect.lever}: {effect.value}" for effect in ladder.effects], 24, lines=False)
+    style.name_rows(effects, [f"{effect.lever}: {effect.value}" for effect in ladder.effects], 24)
     style.baseline(effects, vertical=True)
     effects.set_xlim(0, 1.18 * max(1.0, effects.dataLim.x1))
     effects.set(xlabel="tokens/s with it, over without it", title="each by itself (1: no effect)")
@@ -356,7 +356,7 @@ def _rungs(axes: "Axes", ladder: Figures, labels: Mapping[str, str]) -> None:
             axes.hlines(row, *rung.interval, color="black", linewidth=0.9)
         step = "" if rung.over_before is None else f"  (x {rung.over_before.value:.2f})"
         style.note(axes, f"{speed:.0f}{step}", (end, row))
-    style.name_rows(axes, [rung_name(rung, labels) for rung in ladder.rungs], 25, lines=False)
+    style.name_rows(axes, [rung_name(rung, labels) for rung in ladder.rungs], 25)
     axes.set_xlim(0, 1.5 * max(ends))
     axes.set_xlabel("output tokens/s of all users")
     axes.set_title("each rung adds one ingredient (x: over the one above)")

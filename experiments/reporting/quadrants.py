@@ -317,7 +317,7 @@ def quadrants_plot(found: Sequence[Figures], path: Path, subtitle: str, labels: 
     for name in set(_PLACES) - {quadrant.quadrant for quadrant in found}:
         panels[_PLACES[name]].annotate("not measured", (0.5, 0.5), xycoords="axes fraction", ha="center")
     for row in panels:
-        style.name_rows(row[0], [labels.get(name, name) for name in names], 24, lines=False)
+        style.name_rows(row[0], [labels.get(name, name) for name in names], 24)
     panels[0][0].margins(x=0.18)
     for axes in panels[1]:
         axes.set_xlabel("times better than plain decoding")

@@ -137,7 +137,7 @@ def requests_plot(summary: Summary, path: Path, subtitle: str) -> Path | None:
     for axes, (field, text) in zip(panels, texts.items(), strict=True):
         _panel(axes, [getattr(found, field) for _, found in known])
         axes.set_xlabel(text)
-    style.name_rows(panels[0], names_of([method for method, _ in known]), 26, lines=False)
+    style.name_rows(panels[0], names_of([method for method, _ in known]), 26)
     style.legend(figure, *panels[0].get_legend_handles_labels(), ncols=5)
     plot_title(figure, f"{TITLE}: percentiles over requests; {CLOSED}", subtitle, summary)
     return style.save(figure, path)

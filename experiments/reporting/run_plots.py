@@ -110,7 +110,7 @@ def time_plot(summary: Summary, path: Path, subtitle: str) -> Path | None:
             left = [start + value for start, value in zip(left, values, strict=True)]
     for row, total in enumerate(left):
         style.note(axes, f"{total:.2f} ms", (total, row), (3, 0))
-    style.name_rows(axes, names_of(timed), 30, lines=False)
+    style.name_rows(axes, names_of(timed), 30)
     axes.set_xlim(0, max(left) * 1.15)
     axes.set_xlabel("wall time per emitted token (ms)")
     axes.grid(axis="x")

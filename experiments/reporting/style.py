@@ -203,7 +203,7 @@ def rows_plot(
         axes.grid(axis="x")
         for row in range(len(names) - 1):
             axes.axhline(row + 0.5, color=SEPARATOR, linewidth=0.6)
-    name_rows(drawn[0], names, 34, lines=False)
+    name_rows(drawn[0], names, 34)
     legend_of(figure, drawn[0])
     title(figure, about, subtitle, alarm=alarm)
     return save(figure, path)
@@ -227,12 +227,10 @@ def matrix(
     return image
 
 
-def name_rows(axes: "Axes", names: Sequence[str], width: int, *, lines: bool = True) -> None:
-    """Name the rows of a panel from top to bottom, with lines between them."""
+def name_rows(axes: "Axes", names: Sequence[str], width: int) -> None:
+    """Name the rows of a panel from top to bottom."""
     axes.set_yticks(range(len(names)), [wrapped(name, width) for name in names])
     axes.set_ylim(len(names) - 0.5, -0.5)
-    for row in range(len(names) - 1 if lines else 0):
-        axes.axhline(row + 0.5, color=SEPARATOR, linewidth=0.6)
 
 
 def plain_log(axis: "Axis", steps: Sequence[float] | None = None) -> None:

@@ -25,19 +25,24 @@ def say_verdict(console: Console, line: str, *, bad: bool) -> None:
 
 def sentence(name: str, lossless: Figures) -> str:
     """The verdict on a method, with its evidence."""
+    return f"{name}: {evidence(lossless)}"
+
+
+def evidence(lossless: Figures) -> str:
+    """The verdict on a method, in words."""
     count = f"{lossless.compared} output{'s' if lossless.compared != 1 else ''}"
     if lossless.verdict is Verdict.EQUAL:
-        return f"{name}: equal to plain decoding in all of {count}"
+        return f"equal to plain decoding in all of {count}"
     if lossless.verdict is Verdict.TIES:
         several = f"{lossless.divergences} divergence{'s' if lossless.divergences != 1 else ''} in {count}"
         ties = "all ties" if lossless.divergences != 1 else "a tie"
         return (
-            f"{name}: {several}, {ties} of the dtype (largest margin {lossless.largest_margin:.4g} nats, "
+            f"{several}, {ties} of the dtype (largest margin {lossless.largest_margin:.4g} nats, "
             f"bound {lossless.tie_bound:.4g})"
         )
     worst = f"; worst {place(lossless.worst)}" if lossless.worst is not None else ""
     return (
-        f"{name}: {NOT_LOSSLESS}: {lossless.unexplained} of {count} leave plain decoding's by more than the dtype "
+        f"{NOT_LOSSLESS}: {lossless.unexplained} of {count} leave plain decoding's by more than the dtype "
         f"explains{worst}"
     )
 

@@ -93,7 +93,9 @@ def record(sets: Sequence[DraftSet], rule: Verifier) -> Recorded:
         ValueError: The drafts had no siblings, or trees that changed from round to round, or the rule cannot be asked.
     """
     first = sets[0]
-    _check(first, rule)
+    reason = refusal(rule, first)
+    if reason is not None:
+        raise ValueError(reason)
     wide = [each for each in sets if not each.is_chain]
     if not wide:
         raise ValueError(
@@ -105,7 +107,7 @@ def record(sets: Sequence[DraftSet], rule: Verifier) -> Recorded:
     for drafts, sums in zip(sets, parts, strict=True):
         for keys, tree, p in batches(drafts):
             stop = rule.laws(tree, p).stop
-            if sums.empty:
+            if not sums.prompts:
                 sums.top_down = _is_top_down(rule, tree, p, stop)
             reached = (stop[:, None] @ tree.ancestors.to(stop.dtype).expand(len(stop), -1, -1))[:, 0]
             for row, key in enumerate(keys):
@@ -141,11 +143,6 @@ class _Sums:
         self.top_down = True
         self._rows: list[tuple[bytes, np.ndarray]] = []
         self._forms: dict[bytes, _Form] = {}
-
-    @property
-    def empty(self) -> bool:
-        """No round has been added."""
-        return not self.prompts
 
     def add(self, prompt: str, row: tuple[np.ndarray, np.ndarray], reached: np.ndarray, drafts: DraftSet) -> None:
         """Add a round: its parents and valid nodes, and how likely each node is to be reached."""
@@ -229,9 +226,3 @@ def _is_top_down(rule: Verifier, tree: DraftTree, p: torch.Tensor, stop: torch.T
     first = tree.limited(torch.ones(len(p), dtype=torch.long))
     alone = rule.laws(first, p).stop[:, 0]
     return bool((alone - stop[:, 0]).abs().max() < _SAME)
-
-
-def _check(drafts: DraftSet, rule: Verifier) -> None:
-    reason = refusal(rule, drafts)
-    if reason is not None:
-        raise ValueError(reason)

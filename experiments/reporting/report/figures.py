@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 from experiments.reporting.cells import equality, label_cell, number, percent, times, with_interval
 from experiments.reporting.table import NOTHING, Cell, Table, left
+from experiments.reporting.verdicts import evidence
 from experiments.results.comparison import commit_of, distinguishing
-from experiments.results.frame import Figures
-from experiments.results.lossless import OTHER_TARGET, Verdict, of_another_target, promises_exact
+from experiments.results.lossless import NOT_LOSSLESS, OTHER_TARGET, Verdict, of_another_target, promises_exact
 from experiments.results.records import PLAIN
 from experiments.results.runs import Run
 from experiments.results.summary import MethodSummary
@@ -25,9 +25,16 @@ class Finding(NamedTuple):
     """
 
     kind: str
-    name: str
     head: str
+    name: str
     detail: str
+
+
+_JUDGED = {
+    Verdict.EQUAL: ("equal", "equal"),
+    Verdict.TIES: ("ties", "equal up to ties"),
+    Verdict.NOT_LOSSLESS: ("broken", NOT_LOSSLESS),
+}
 
 
 def names_of(runs: Sequence[Run]) -> list[str]:
@@ -57,30 +64,20 @@ def _finding(method: MethodSummary, run: str) -> Finding:
     name = f"{method.label}{f', {run}' if run else ''}, temperature {method.temperature:g}"
     found = method.lossless
     if found is not None:
-        return Finding(*_judged(found, name, equality(method).text))
+        said = evidence(found)
+        return Finding(*_JUDGED[found.verdict], name, f"{said[0].upper()}{said[1:]}.")
     if of_another_target(method.exactness):
         detail = "Other weights, or another cache, than plain decoding's: its outputs follow another law."
-        return Finding("lossy", name, OTHER_TARGET, detail)
+        return Finding("lossy", OTHER_TARGET, name, detail)
     if method.exactness is not None and not promises_exact(method.exactness):
         distance = "" if method.distance_tv is None else f": total variation to p {method.distance_tv:.3f} per round"
-        return Finding("lossy", name, "lossy rule", f"The rule does not promise the target's distribution{distance}.")
+        return Finding("lossy", "lossy rule", name, f"The rule does not promise the target's distribution{distance}.")
     if not method.finished:
-        return Finding("broken", name, "failed", "Every prompt failed.")
+        return Finding("broken", "failed", name, "Every prompt failed.")
     if method.temperature > 0:
         detail = "An exact rule. Sampled outputs differ from plain decoding's by chance: nothing to compare here."
-        return Finding("sampled", name, "exact rule, sampled", detail)
-    return Finding("unknown", name, "not compared", "No output could be compared with plain decoding's.")
-
-
-def _judged(found: Figures, name: str, equal: str) -> tuple[str, str, str, str]:
-    if found.verdict is Verdict.EQUAL:
-        return "equal", name, "equal", f"{equal} greedy outputs equal plain decoding's, token for token."
-    margin = "unknown" if found.largest_margin is None else f"{found.largest_margin:.2g} nats"
-    bound = "" if found.tie_bound is None else f"; this dtype explains up to {found.tie_bound:.2g} there"
-    detail = f"{equal} greedy outputs are equal; largest margin at a divergence {margin}{bound}."
-    if found.verdict is Verdict.TIES:
-        return "ties", name, "equal up to ties", f"{detail} Every divergence is a tie of the dtype."
-    return "broken", name, "NOT LOSSLESS", f"{detail} {found.unexplained} divergences are more than the dtype explains."
+        return Finding("sampled", "exact rule, sampled", name, detail)
+    return Finding("unknown", "not compared", name, "No output could be compared with plain decoding's.")
 
 
 def figures_table(runs: Sequence[Run]) -> tuple[Table, list[str]]:
