@@ -20,7 +20,7 @@ from experiments.session.resume import begun
 from experiments.session.tracked import tracked_run
 from experiments.tracking.base import NullTracker, Tracker
 from experiments.training.comparison import Comparison
-from experiments.training.data.document import Document, Documents, Source
+from experiments.training.data.document import Documents, Source
 from experiments.training.data.packing import Rows, token_counts
 from experiments.training.data.regenerate import RegenerateConfig, prompts_of, regenerate, with_originals
 from experiments.training.fitting import FitConfig
@@ -192,15 +192,8 @@ def _rewritten(
 
         made_with = {"target": engine.target.name, "dtype": dtype_name(engine.target.dtype)}
 
-        def write() -> list[Document]:
-            return regenerate(prompts, engine, settings, seed=seed, made_with=made_with, told=told)
-
-        made: list[Document] = []
-        if accelerator.is_main_process:
-            made = write()
-        accelerator.wait_for_everyone()
-        if not accelerator.is_main_process:
-            made = write()
+        with accelerator.main_process_first():
+            made = regenerate(prompts, engine, settings, seed=seed, made_with=made_with, told=told)
     originals = with_originals(made, documents.training, settings.original, seed)
     return Documents(originals, documents.held_out)
 

@@ -63,70 +63,66 @@ class Command:
         return getattr(work, self.name)(config)
 
     def main(self) -> None:
-        """Run the command with the words of the command line."""
-        launch(self, self.name, rewrite=self.rewrite, objective=self.objective)
+        """Run the command with the words of the command line, as a Hydra application.
 
+        An error is shown when it happens, and a sweep goes on with its next job. ``HYDRA_FULL_ERROR=1`` shows errors
+        with tracebacks instead, and stops at the first. Exits with 1 after an error and with 130 after Ctrl-C.
+        Components may come from modules in the working directory, also where a console script was called.
+        """
+        tracebacks = os.environ.get(_FULL) == "1"
+        _shown.clear()
 
-def launch(
-    task: Callable[[DictConfig], Any],
-    config_name: str,
-    *,
-    rewrite: Callable[[list[str]], list[str]] | None = None,
-    objective: Callable[[DictConfig, Any], float | None] | None = None,
-) -> None:
-    """Run a task as a Hydra application.
+        def run_job(config: DictConfig) -> float | None:
+            _import_from(HydraConfig.get().runtime.cwd)  # a launcher may have started another process
+            note = _note_of_job()
+            style.TITLES.set(bool(config.get("title", True)))
+            try:
+                with ranks.in_silence(), ranks.taking_part(config):
+                    result = self(config)
+                return self.objective(config, result) if self.objective is not None else None
+            except Exception as error:
+                if note is not None:
+                    way = "".join(traceback.format_exception(error))
+                    note.write_text(f"{sentence(error)}\n\n{way}", encoding="utf-8")
+                if tracebacks:
+                    raise
+                show(error)
+                return None
 
-    An error is shown when it happens, and a sweep goes on with its next job. ``HYDRA_FULL_ERROR=1`` shows errors
-    with tracebacks instead, and stops at the first. Exits with 1 after an error and with 130 after Ctrl-C. Components
-    may come from modules in the working directory, also where a console script was called.
-    """
-    tracebacks = os.environ.get(_FULL) == "1"
-    _shown.clear()
-
-    def run_job(config: DictConfig) -> float | None:
-        _import_from(HydraConfig.get().runtime.cwd)  # a launcher may have started another process
-        note = _note_of_job()
-        style.TITLES.set(bool(config.get("title", True)))
+        completes = words.completing(sys.argv[1:])
+        _import_from(os.getcwd())
+        application = hydra.main(version_base="1.3", config_path=str(CONF), config_name=self.name)(run_job)
+        os.environ[_FULL] = "1"  # else Hydra prints what is wrong with a configuration in its own way, and exits
         try:
-            with ranks.in_silence(), ranks.taking_part(config):
-                result = task(config)
-            return objective(config, result) if objective is not None else None
+            sys.argv[1:] = words.pass_flags_on(sys.argv[1:]) if completes else self._for_hydra(sys.argv[1:])
+            application()
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            sys.exit(130)
+        except BrokenPipeError:  # the reader has seen enough, as in --help | head
+            # Or Python complains when it flushes at the end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(0)
         except Exception as error:
-            if note is not None:
-                note.write_text(f"{sentence(error)}\n\n{''.join(traceback.format_exception(error))}", encoding="utf-8")
             if tracebacks:
                 raise
+            if completes:
+                sys.exit(1)  # in silence: the user is in the middle of typing
             show(error)
-            return None
+        finally:
+            if not tracebacks:
+                del os.environ[_FULL]
+        if _shown:
+            sys.exit(1)
 
-    completes = words.completing(sys.argv[1:])
-    _import_from(os.getcwd())
-    application = hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(run_job)
-    os.environ[_FULL] = "1"  # else Hydra prints what is wrong with a configuration in its own way, and exits
-    try:
-        sys.argv[1:] = words.pass_flags_on(sys.argv[1:]) if completes else _for_hydra(sys.argv[1:], rewrite)
-        application()
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:  # the reader has seen enough, as in --help | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at the end
-        sys.exit(0)
-    except Exception as error:
-        if tracebacks:
-            raise
-        if completes:
-            sys.exit(1)  # in silence: the user is in the middle of typing
-        show(error)
-    finally:
-        if not tracebacks:
-            del os.environ[_FULL]
-    if _shown:
-        sys.exit(1)
+    def _for_hydra(self, arguments: list[str]) -> list[str]:
+        """The words of the command line as Hydra takes them."""
+        rewritten = arguments if self.rewrite is None else self.rewrite(arguments)
+        return ranks.arguments(words.without_nulls(words.with_home(words.overrides_first(rewritten))))
 
 
 def show(error: BaseException) -> None:
-    """Print an error as one sentence. ``launch`` then ends with exit code 1."""
+    """Print an error as one sentence. ``Command.main`` then ends with exit code 1."""
     _shown.append(ranks.whose(ranks.explained(error) or sentence(error)))
     ranks.let_the_first_speak()
     print(f"error: {_shown[-1]}", file=sys.stderr)
@@ -184,12 +180,6 @@ def _of_composition(error: BaseException) -> str | None:
     if sections:  # temperature=1 for sampling.temperature=1
         return f"there is no {full}: did you mean {' or '.join(f'{prefix}{name}.{cause.key}' for name in sections)}?"
     return f"there is no {full}{did_you_mean(str(cause.key), known, prefix)}"
-
-
-def _for_hydra(arguments: list[str], rewrite: Callable[[list[str]], list[str]] | None) -> list[str]:
-    """The words of the command line as Hydra takes them."""
-    rewritten = arguments if rewrite is None else rewrite(arguments)
-    return ranks.arguments(words.without_nulls(words.with_home(words.overrides_first(rewritten))))
 
 
 def _import_from(folder: str) -> None:
