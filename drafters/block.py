@@ -120,7 +120,7 @@ class BlockDrafter(OwnModelDrafter):
 
     def bind(self, target: Target, sizes: Sizes) -> ScoredSession:
         """Check that the head fits the target, and allocate its cache."""
-        head: BlockHead = self.beside(self.head, self.hidden_layers, target, sizes)
+        head = self.beside(self.head, self.hidden_layers, target, sizes)
         self._check_block(head, target)
         runner = self.runner_for(head, "head", sizes, max_nodes=self.block_size - 1)
         vocabulary = VocabularyMap(runner.vocab_size, target.vocab_size, head.draft_ids)

@@ -31,7 +31,7 @@ class FeatureDrafter(OwnModelDrafter):
         """Check that the head fits the target, and allocate its cache."""
         given = self.head_for(target)
         layers = self.layers_for(given, target)
-        head: FeatureHead = self.beside(given, layers, target, sizes)
+        head = self.beside(given, layers, target, sizes)
         window = self.max_depth + 1
         runner = self.runner_for(head, "head", sizes, max_nodes=max(self.tree.max_shown, window))
         fusion = ModuleCaller(head.model.fusion, optimize=self.optimize)

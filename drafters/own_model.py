@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 from transformers import PreTrainedModel
 
-from drafters.heads.bound import fitted, lengthen
+from drafters.heads.bound import DraftHead, fitted, lengthen
 from drafters.heads.files import Where
 from drafters.heads.trained_on import TrainedOn, trained_on
 from specdec.arguments import flag, wholes
@@ -17,6 +17,8 @@ from specdec.interfaces import Sizes
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 from specdec.types import DraftSampling
+
+_Draft = TypeVar("_Draft", bound=DraftHead)
 
 
 class Settings(TypedDict, total=False):
@@ -112,7 +114,7 @@ class OwnModelDrafter(ScoredDrafter):
             drafter.trained_on = trained_on(path, **where)
         return drafter
 
-    def beside(self, head: Any, layers: Sequence[int], target: Target, sizes: Sizes) -> Any:
+    def beside(self, head: _Draft, layers: Sequence[int], target: Target, sizes: Sizes) -> _Draft:
         """Return a head as it runs beside a target: as wide, on its device, with what it borrows, and as long.
 
         Args:

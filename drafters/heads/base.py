@@ -11,7 +11,7 @@ from transformers import LlamaConfig, PreTrainedModel
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
-from drafters.heads.bound import bound, sizes_like
+from drafters.heads.bound import DraftHead, sizes_like
 
 
 def config_for(target: PreTrainedModel, *, layers: int, intermediate_size: int | None = None) -> LlamaConfig:
@@ -122,7 +122,7 @@ class FeatureBackbone(nn.Module):
         )
 
 
-class FeatureHead(PreTrainedModel):
+class FeatureHead(DraftHead):
     """A causal LM over pairs: row t is (feature of position t, token t+1), and its logits are of token t+2.
 
     A feature is made of the target's hidden states (``fuse``), or it is the head's own output for the pair before
@@ -133,26 +133,16 @@ class FeatureHead(PreTrainedModel):
         lm_head: The output layer; None if it is borrowed from the target.
         hidden_layers: The hidden states of the target that a feature is made of, numbered as in
             ``Drafter.hidden_layers``; None if the head's files do not say.
-        captured: How many they are.
-        captured_width: The width of each.
         fed_back: Which of the head's own hidden states is the next pair's feature. ``hidden_states`` are the inputs of
             all layers, then the last layer's output, and last the same after the norm.
-        draft_ids: The target's id of every column of the logits, ascending; None if column i is id i.
     """
 
     base_model_prefix = "model"
-    _supports_sdpa = True
-    _supports_flash_attn = True
-    _supports_flex_attn = True
-    _supports_attention_backend = True
 
     model: FeatureBackbone
     lm_head: nn.Module | None
     hidden_layers: tuple[int, ...] | None
-    captured: int
-    captured_width: int
     fed_back: int
-    draft_ids: Int[Tensor, " column"] | None
 
     @classmethod
     def _can_set_experts_implementation(cls) -> bool:
@@ -203,11 +193,3 @@ class FeatureHead(PreTrainedModel):
             past_key_values=output.past_key_values,
             hidden_states=output.hidden_states,
         )
-
-    def bound(self, target: PreTrainedModel) -> "FeatureHead":
-        """The same head beside its target; see ``bound.bound``."""
-        return bound(self, target)
-
-    def widened(self, width: int) -> "FeatureHead":
-        """The same head for wider hidden states of the target, where there is one; else itself."""
-        return self

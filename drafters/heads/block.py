@@ -18,7 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as rotated
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
-from drafters.heads.bound import bound, sizes_like, widened, wider_config
+from drafters.heads.bound import DraftHead, sizes_like, widened, wider_config
 from drafters.heads.markov import ConfidenceHead, MarkovHead
 from specdec.cache.base import Cache
 
@@ -86,7 +86,7 @@ class BlockConfig(Qwen3Config):
         return self.block_size if self.shifted else self.block_size - 1
 
 
-class BlockHead(PreTrainedModel):
+class BlockHead(DraftHead):
     """A block drafter's head, in two kinds of forwards over one cache.
 
     *Context*: ``forward(features=…)`` writes keys and values of committed positions, and returns nothing else.
@@ -105,24 +105,19 @@ class BlockHead(PreTrainedModel):
         lm_head: The output layer; None if it is borrowed.
         markov_head: None for a head without.
         confidence_head: None for a head without.
-        draft_ids: The target's id of every column of the logits, ascending; None if column i is id i.
     """
 
     config_class = BlockConfig
     config: BlockConfig
     base_model_prefix = ""
-    _supports_sdpa = True
-    _supports_flash_attn = True
-    _supports_flex_attn = True
-    _supports_attention_backend = True
 
     embed_tokens: nn.Module | None
     lm_head: nn.Module | None
-    draft_ids: Int[Tensor, " column"] | None
 
     def __init__(self, config: BlockConfig):
         super().__init__(config)
         width = config.hidden_size
+        self.captured, self.captured_width = len(self.hidden_layers), config.target_hidden_size or width
         kind: Any = {"qwen3": Qwen3DecoderLayer, "llama": LlamaDecoderLayer}[config.layer_kind]
         self.embed_tokens = nn.Embedding(config.vocab_size, width) if config.owns_embeddings else None
         self.fc = nn.Linear(self.feature_width, width, bias=False)
@@ -152,16 +147,6 @@ class BlockHead(PreTrainedModel):
     def hidden_layers(self) -> tuple[int, ...]:
         """The hidden states of the target that it reads, numbered as in ``Drafter.hidden_layers``."""
         return tuple(self.config.hidden_layers or ())
-
-    @property
-    def captured(self) -> int:
-        """How many hidden states of the target it reads."""
-        return len(self.hidden_layers)
-
-    @property
-    def captured_width(self) -> int:
-        """The width of each."""
-        return self.config.target_hidden_size or self.config.hidden_size
 
     @property
     def feature_width(self) -> int:
@@ -334,10 +319,6 @@ class BlockHead(PreTrainedModel):
             logits = logits * self.config.output_multiplier
         cap = self.config.final_logit_softcapping
         return logits if cap is None else cap * torch.tanh(logits / cap)
-
-    def bound(self, target: PreTrainedModel) -> "BlockHead":
-        """Returns the same head beside its target; see ``bound.bound``."""
-        return bound(self, target)
 
     def widened(self, width: int) -> "BlockHead":
         """Returns the same head for wider hidden states of the target; see ``bound.widened``."""

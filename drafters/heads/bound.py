@@ -3,9 +3,10 @@
 import copy
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -14,6 +15,7 @@ from specdec.inflate import signal_width
 from specdec.target.target import Target
 
 _Head = TypeVar("_Head", bound=nn.Module)
+_Draft = TypeVar("_Draft", bound="DraftHead")
 
 
 def move(head: _Head, device: torch.device | str, dtype: torch.dtype | None) -> _Head:
@@ -37,11 +39,37 @@ def beside(head: _Head, device: torch.device, dtype: torch.dtype) -> _Head:
     return move(twin.requires_grad_(False), device, dtype).eval()
 
 
-def fitted(head: Any, name: str, layers: Sequence[int], target: Target) -> Any:
+class DraftHead(PreTrainedModel):
+    """A model that drafts from the target's hidden states.
+
+    Attributes:
+        captured: How many of them it reads.
+        captured_width: The width of each.
+        draft_ids: The target's id of every column of the logits, ascending; None if column i is id i.
+    """
+
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+
+    captured: int
+    captured_width: int
+    draft_ids: Int[Tensor, " column"] | None
+
+    def bound(self, target: PreTrainedModel) -> Self:
+        """Return the same head beside its target; see ``bound``."""
+        return bound(self, target)
+
+    def widened(self, width: int) -> Self:
+        """Return the same head for wider hidden states of the target, where there is one; else itself."""
+        return self
+
+
+def fitted(head: _Draft, name: str, layers: Sequence[int], target: Target) -> _Draft:
     """Returns a head that fits a target, which is a wider one if the target is inflated.
 
     Args:
-        head: A head with ``captured`` hidden states of ``captured_width`` and ``draft_ids``.
         name: The head's, for messages.
         layers: The target's hidden states that it reads.
 
@@ -75,7 +103,7 @@ def fitted(head: Any, name: str, layers: Sequence[int], target: Target) -> Any:
     return head
 
 
-def _check_vocabulary(head: Any, this: str, that: str, tokens: int) -> None:
+def _check_vocabulary(head: DraftHead, this: str, that: str, tokens: int) -> None:
     """Compare what a head has of the vocabulary with the target's: layers, or else what its files state."""
     remedy = "give a head that was trained on this target"
     ids, embeddings, output = head.draft_ids, head.get_input_embeddings(), head.get_output_embeddings()

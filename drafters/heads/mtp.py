@@ -81,7 +81,6 @@ class MTPHead(FeatureHead):
 
     def bound(self, target: PreTrainedModel) -> "MTPHead":
         twin = super().bound(target)
-        assert isinstance(twin, MTPHead)
         if self.before_norm:
             twin.model.fusion = _Undone(target.get_decoder().norm)
         return twin
