@@ -6,9 +6,8 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from experiments.config.sections import bootstrap_of, build, listed, plain
-from experiments.grading.accuracy import accuracies, scores_of
 from experiments.measuring.measure import Contender
-from experiments.reporting.accuracy import report_accuracy
+from experiments.reporting.accuracy import accuracies, report_accuracy, scores_of
 from experiments.results.frame import Figures
 from experiments.session.engines import new_engine, settle
 from experiments.session.methods import check_components

@@ -14,7 +14,7 @@ import torch
 
 from drafters.ngram import NGramDrafter
 from experiments.accuracy import main
-from experiments.grading.accuracy import accuracies, scores_of
+from experiments.reporting.accuracy import accuracies, scores_of
 from experiments.results.frame import Figures
 from experiments.results.statistics import Bootstrap
 from specdec.engine.engine import Engine
