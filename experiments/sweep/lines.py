@@ -16,11 +16,6 @@ from experiments.config.job import in_sweep
 from experiments.config.launch import ERROR
 
 SUMMARY = "summary.json"
-_WORDS = {
-    "mean_acceptance_length": "length {:.2f}",
-    "speedup": "speedup {:.2f}x",
-    "tokens_per_second": "{:.1f} tokens/s",
-}
 _BASELINE = "plain"
 _COUNTED = (ValueType.CHOICE_SWEEP, ValueType.SIMPLE_CHOICE_SWEEP, ValueType.RANGE_SWEEP)
 
@@ -65,7 +60,8 @@ class JobLines(Callback):
             rest = self._total - number - 1
             of = f" of {self._total}"
             left = f", about {duration((now - self._began) / (number + 1) * rest)} left" if rest > 0 else ""
-        said = _figures(Path(str(config.out)), failed_since=self._started if _failed(config) else 0.0)
+        failed = (Path(str(config.hydra.runtime.output_dir)) / ERROR).exists()
+        said = _figures(Path(str(config.out)), failed_since=self._started if failed else 0.0)
         print(f"job {number + 1}{of}, {label}: {said}; {took}{left}", flush=True)
 
 
@@ -83,10 +79,6 @@ def jobs_of(config: DictConfig) -> tuple[int | None, set[str]]:
         elif override.is_sweep_override():
             return sweeper.get("n_trials"), fixed  # a search, or a pattern over files
     return sweeper.get("n_trials", total), fixed
-
-
-def _failed(config: DictConfig) -> bool:
-    return (Path(str(config.hydra.runtime.output_dir)) / ERROR).exists()
 
 
 def _figures(folder: Path, *, failed_since: float) -> str:
@@ -110,7 +102,9 @@ def _figures(folder: Path, *, failed_since: float) -> str:
 def _method(method: Mapping[str, Any], *, several: bool) -> str:
     from experiments.results.lossless import promises_exact  # it imports pandas, and a callback is made before any job
 
-    parts = [form.format(method[name]) for name, form in _WORDS.items() if method[name] is not None]
+    forms = {"mean_acceptance_length": "length {:.2f}", "speedup": "speedup {:.2f}x"}
+    forms |= {"tokens_per_second": "{:.1f} tokens/s"}
+    parts = [form.format(method[name]) for name, form in forms.items() if method[name] is not None]
     if method["exactness"] is not None and not promises_exact(method["exactness"]):
         parts.append(str(method["exactness"]))
     if (method.get("lossless") or {}).get("verdict") == "not lossless":
