@@ -166,15 +166,16 @@ def main() -> None:
     options = read_options(Options, __doc__)
     options.images.mkdir(parents=True, exist_ok=True)
     try:
+        # Nothing is written before all have run: every run is then of the same, unchanged commit.
+        seconds = {name: run(STUDIES[name], options.work.resolve() / name) for name in options.only}
         for name in options.only:
             study, folder = STUDIES[name], options.work.resolve() / name
-            seconds = run(study, folder)
             if study.page is not None:
                 text = placed(study.page.read_text(encoding="utf-8"), name, block(study, folder))
                 study.page.write_text(text, encoding="utf-8")
             for shown, picture in study.pictures.items():
                 shutil.copyfile(folder / f"{picture}.{options.format}", options.images / f"{shown}.{options.format}")
             done = f"{len(study.pictures)} pictures in {options.images}" if study.page is None else study.page
-            print(f"{name}: {done} made after {seconds:.0f} s", flush=True)
+            print(f"{name}: {done} made after {seconds[name]:.0f} s", flush=True)
     except ValueError as error:
         refuse(error)
