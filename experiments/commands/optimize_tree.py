@@ -12,11 +12,12 @@ from rich.console import Console
 from experiments.config.sections import bootstrap_of, build
 from experiments.datasets.prompt import choose
 from experiments.measuring.rounds import measure_tree_costs, shapes_to_measure
+from experiments.planning.drafting import drafter_class
 from experiments.reporting import terminal
 from experiments.reporting.best_tree import Optimized, report_found, report_measured
 from experiments.reporting.run_plots import RUN_PLOTS
 from experiments.reporting.run_tables import comparison_table
-from experiments.results.frame import Figures
+from experiments.results.frame import Figures, frame_of, rounds_of
 from experiments.results.manifest import device_name
 from experiments.results.records import Record
 from experiments.results.runs import records_of
@@ -122,8 +123,11 @@ def check_costs(costs: TreeCosts, path: str, changed: DictConfig) -> None:
     wanted = str(changed.target.get("device") or "auto")
     on_gpu = torch.cuda.is_available() and wanted != "cpu"
     device = torch.device(wanted if wanted != "auto" else "cuda") if on_gpu else torch.device("cpu")
-    drafter = str(changed.drafter.get("_target_")).removesuffix(".from_pretrained").rpartition(".")[2]
-    here = {"device": device_name(device), "drafter": drafter, "rows": changed.engine.max_batch_size}
+    here = {
+        "device": device_name(device),
+        "drafter": drafter_class(changed.drafter),
+        "rows": changed.engine.max_batch_size,
+    }
     different = [name for name, value in here.items() if getattr(costs, name) != value]
     if different:
         said = ", ".join(f"{name} is {getattr(costs, name)} there and {here[name]} here" for name in different)
@@ -153,20 +157,13 @@ def _measured(changed: DictConfig, optimized: Optimized, out: Path, bootstrap: B
 def _of_method(name: str, summary: Summary, records: Sequence[Record], bootstrap: Bootstrap) -> Figures:
     """Figures of a method; tokens per round over those rounds alone whose drafts the output's end did not cut."""
     found = next(method for method in summary.methods if method.method == name)
-    own = [record for record in records if record.method == name and record.error is None]
-    deepest = max((depth for record in own for depth in record.proposed_depth), default=0)
-    prompts: list[str] = []
-    emitted: list[float] = []
-    for each in own:
-        for expected, depth in zip(each.expected_accepted, each.proposed_depth, strict=True):
-            if depth == deepest:
-                prompts.append(each.prompt)
-                emitted.append(1 + expected)
-    ones = [1.0] * len(emitted)
+    rounds = rounds_of(frame_of(record for record in records if record.method == name))
+    whole = rounds[rounds.proposed_depth == rounds.proposed_depth.max()]
+    emitted = 1 + whole.expected_accepted
     return Figures(
-        tokens=sum(emitted) / len(emitted),
-        tokens_interval=bootstrap.over_prompts(ratio_of_sums, prompts, [emitted, ones]),
-        prompts=len(set(prompts)),
+        tokens=float(emitted.mean()),
+        tokens_interval=bootstrap.over_prompts(ratio_of_sums, whole.prompt, [emitted, [1.0] * len(emitted)]),
+        prompts=whole.prompt.nunique(),
         speedup=found.speedup,
         speedup_interval=found.speedup_interval,
     )
@@ -174,7 +171,7 @@ def _of_method(name: str, summary: Summary, records: Sequence[Record], bootstrap
 
 def _about(traced: Traced, costs: TreeCosts | None) -> str:
     """Target, drafter and device, for titles."""
-    drafter = str(traced.config.drafter.get("_target_")).removesuffix(".from_pretrained").rpartition(".")[2]
+    drafter = drafter_class(traced.config.drafter)
     rule = type(traced.rule).__name__
     where = f"costs on {costs.device}, {costs.rows} rows" if costs is not None else "without costs"
     where = where.replace(" 1 rows", " 1 row")

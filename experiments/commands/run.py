@@ -34,7 +34,10 @@ def run(config: DictConfig) -> Summary:
     report = make(config)
     if config.study is not None:
         report = replace(report, studies=[*report.studies, build(config, "study")])
-    if _asks_for_requests(config):
+    asked = config.requests_table
+    if asked is None:  # by default where there are limits or a price
+        asked = config.price is not None or any(limit is not None for limit in plain(config, "sla").values())
+    if asked:
         report = _with_requests(report)
     return measure_methods(config, methods=methods, report=report, temperatures=config.temperatures or ())
 
@@ -92,13 +95,6 @@ def _policy_losses(config: DictConfig, ended: Ended) -> Shown:
         bootstrap=bootstrap,
     )
     return [loss_table(losses, bootstrap.confidence)], []
-
-
-def _asks_for_requests(config: DictConfig) -> bool:
-    """Whether to show what users felt: as ``requests_table`` says, by default where there are limits or a price."""
-    if config.requests_table is not None:
-        return config.requests_table
-    return config.price is not None or any(limit is not None for limit in plain(config, "sla").values())
 
 
 def _with_requests(report: Report) -> Report:

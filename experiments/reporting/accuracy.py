@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 
 from experiments.reporting.cells import lossiness
 from experiments.reporting.formats import USUAL, document, publish, write_formats
@@ -124,15 +125,10 @@ def _score(value: float, bounds: Interval | None, *, sign: str) -> Cell:
     return Cell(f"{value:{sign}.3f}", more)
 
 
-def _figures(rows: Sequence[Figures]) -> Any:
-    import pandas  # when asked for: it takes a while
-
-    flat: list[dict[str, Any]] = []
-    for row in rows:
-        values = dict(row)
-        for name in ("plain_interval", "interval", "difference_interval"):
-            low, high = values.pop(name) or (None, None)
-            prefix = name.removesuffix("_interval") if name != "interval" else "accuracy"
-            values |= {f"{prefix}_low": low, f"{prefix}_high": high}
-        flat.append(values)
-    return pandas.DataFrame(flat)
+def _figures(rows: Sequence[Figures]) -> pandas.DataFrame:
+    frame = pandas.DataFrame(rows)
+    for prefix, name in (("plain", "plain_interval"), ("accuracy", "interval"), ("difference", "difference_interval")):
+        ends = [row[name] or (None, None) for row in rows]
+        frame[[f"{prefix}_low", f"{prefix}_high"]] = pandas.DataFrame(ends, dtype="float64")
+        del frame[name]
+    return frame

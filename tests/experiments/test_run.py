@@ -175,8 +175,8 @@ def test_methods_are_measured_together(
 
 # Plain decoding runs the model's own code; the others have captures, and some a cache in int8: another law.
 LADDER = [
-    *("drafter=none", "method=none", "+drafter@methods.copied=ngram"),
-    *("+drafter@methods.optimized=none", "+drafter@methods.cached=none"),
+    *("drafter=none", "method=none", "+drafter@methods.optimized=none"),
+    *("+drafter@methods.cached=none", "+drafter@methods.copied=ngram"),
     "+setups={plain: {engine: {optimize: false, max_batch_size: 1}}, optimized: {engine: {max_batch_size: 1}}, "
     "cached: {engine: {max_batch_size: 1, kv_cache: int8}}, copied: {engine: {kv_cache: int8}}}",
     "ladder=[plain,optimized,cached,copied]",
