@@ -92,14 +92,8 @@ class RunningRequests:
         self.by_slot[slot] = request
         self._free_slots.remove(slot)
         self._reach[slot] = reused
-        self._slots.admit(
-            slot,
-            tokens,
-            request.sampling,
-            speculate=request.speculate,
-            remaining=request.remaining,
-            rounds=request.rounds,
-        )
+        left, rounds = request.remaining, request.rounds
+        self._slots.admit(slot, tokens, request.sampling, speculate=request.speculate, remaining=left, rounds=rounds)
         self.outputs.begin(request)
         if drafted and self._session is not None:
             self._drafted_for.add(request.id)
