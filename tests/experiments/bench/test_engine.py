@@ -2,25 +2,18 @@
 
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from experiments.bench.engine import rounds
 from experiments.bench.engine import run as command
-from experiments.bench.engine.peers import TooLongError, time_limit
-from experiments.bench.engine.settings import SECTIONS, Grid, Options
-from experiments.bench.engine.steps import Setting, make_runner, measure_steps, step_batch, step_work
-from experiments.bench.models import SHAPES, make_target
-from experiments.bench.timing import Budget
+from experiments.bench.engine.settings import SECTIONS, Options
+from experiments.bench.models import SHAPES
 from experiments.measuring.peaks import measure_peaks
-from specdec.physics.reading import read_shape
 from tests.shapes import shapes_unchecked
 
-CPU = torch.device("cpu")
 SMALL = Options(
     model="tiny", dtype="float32", device="cpu", nodes=(1, 5), batch=(1, 2), context=(32, 16), tokens=6, repeats=1,
     seconds=1000, compile_seconds=0, threads=1, schemes=("int8",), recordings=("rounds",),
@@ -113,46 +106,9 @@ def test_predictions_peers_and_quantized_weights(tmp_path: Path) -> None:
     assert any("llama" in each["what"] for each in results["left_out"]) or results["llama_cpp"]
 
 
-def test_bytes_and_operations_of_a_step() -> None:
-    target = make_target("tiny", CPU, torch.float32)
-    setting = Setting(batch=2, nodes=5, context=32)
-    runner = make_runner(target, setting, 5)
-    work = step_work(runner, setting)
-    shape = read_shape(target.model.config)
-    layers = len(shape.layers)
-    norms = (2 * layers + 1) * shape.hidden
-    weights = 4 * (shape.layer_weights + shape.output_weights + norms)
-    kv = 4 * shape.kept_per_position
-    assert work.bytes == weights + kv * (2 * 32 + 2 * 5), "read once, and ten tokens written"
-    products, pairs = 2 * (shape.layer_weights + shape.output_weights), shape.pair_flops
-    assert work.flops == 10 * (products + pairs * (32 + 3)), "a node sees the cache and three nodes, on average"
-    batch = step_batch(setting, runner.vocab_size, CPU)
-    assert batch.topology.parents[0].tolist() == [-1, 0, 0, 1, 1], "two children each"
-
-
 @pytest.mark.parametrize("word", ["model=lama", "device=gpu0", "context=[100000]"])
 def test_bad_options_are_one_sentence(word: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(sys, "argv", ["experiments.bench.engine", "model=tiny", "threads=1", word])
     with pytest.raises(SystemExit, match="1"):
         command.main()
     assert capsys.readouterr().err.startswith(f"error: {word.partition('=')[0]}=")
-
-
-def test_a_grid_keeps_to_the_positions_of_the_model() -> None:
-    assert Grid.of(Options(), CPU, positions=600).context == (512, 128)
-    with pytest.raises(ValueError, match=r"context=600 and nodes=64 are beyond the model's 600 positions: give a con"):
-        Grid.of(Options(context=(600,)), CPU, positions=600)
-    assert Grid.of(Options(nodes=(4, 8)), CPU, positions=4096).nodes == (1, 4, 8), "a plain step is always there"
-
-
-def test_what_there_is_no_time_for_is_said_and_a_slow_peer_is_stopped() -> None:
-    budget = Budget(0.0)
-    target = make_target("tiny", CPU, torch.float32)
-    assert measure_steps(target, Grid((1,), (1,), (32,)), budget, repeats=1) == []
-    assert budget.left_out[0]["why"] == "no time left"
-    part = Budget(100.0, budget.left_out).share(5)
-    assert part.left <= 5 and part.left_out is budget.left_out
-    with pytest.raises(TooLongError), time_limit(0.05):
-        time.sleep(60)
-    with time_limit(100):
-        pass

@@ -14,12 +14,8 @@ import torch
 from experiments.bench import gpu, verifiers
 from experiments.bench.__main__ import main
 from experiments.bench.options import help_text, option, parse
-from experiments.bench.rules import LAWS
 from experiments.bench.timing import in_turns, timed
-from experiments.bench.verifiers import accepted_by, cases_of, make_case, pays, time_rule
-from specdec.checks.drafts import check_drafts
-from specdec.types import DraftSampling
-from verifiers import BlockVerifier, KSeqVerifier, RejectionVerifier
+from experiments.bench.verifiers import pays
 
 ROOT = Path(__file__).parents[3]
 
@@ -89,15 +85,6 @@ def test_sides_take_turns_and_a_call_is_timed_as_often_as_there_is_time() -> Non
     assert timed(lambda: None, repeats=9, limit=0.0)["calls"] == 1
 
 
-def test_the_files_with_gpu_tests_are_found(tmp_path: Path) -> None:
-    found = {Path(path).relative_to(ROOT).as_posix() for path in gpu.gpu_tests()}
-    assert {"tests/test_gpu.py", "tests/gpu/test_engine.py"} <= found
-    assert not {"tests/test_lossless.py", "tests/experiments/bench/test_options.py"} & found
-    (tmp_path / "test_a.py").write_text("pytestmark = pytest.mark.gpu\n")
-    (tmp_path / "test_b.py").write_text("pytestmark = pytest.mark.gpus\n")
-    assert [Path(path).name for path in gpu.gpu_tests(tmp_path)] == ["test_a.py"]
-
-
 def test_the_command_for_gpus_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["gpu"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -138,19 +125,3 @@ def test_when_a_dearer_rule_pays(took: float, accepted: float, least: str) -> No
     # 1 ms more for 0.1 tokens on top of 1 accepted and one more: 2 tokens in 20 ms are as many as 2.1 in 21 ms.
     row = {"rule": "block", "took": took, "accepted": accepted, "base_took": 0.001, "base_accepted": 1.0}
     assert pays(row) == least
-
-
-def test_rules_are_timed_on_drafts_that_they_take() -> None:
-    for law in LAWS:
-        case = make_case(8, 50, 3, chain=False, law=law)
-        check_drafts(RejectionVerifier(), case.tree(), case.p)
-        if law is not DraftSampling.IID:
-            assert (case.tokens[:, 1] != case.tokens[:, 2]).all(), "siblings are distinct"
-    assert cases_of(BlockVerifier(), 8) == [(True, DraftSampling.WITHOUT_REPLACEMENT)]
-    assert cases_of(KSeqVerifier(), 8) == [(True, DraftSampling.IID), (False, DraftSampling.IID)]
-    case = make_case(8, 50, 64, chain=True, law=DraftSampling.IID)
-    assert time_rule(BlockVerifier(), case, 1) > 0
-    block, rejection = accepted_by([BlockVerifier(), RejectionVerifier()], case, draws=8)
-    # Over 512 drafts block verification's advantage is many standard errors.
-    assert 0 < rejection < block < 8
-    torch.testing.assert_close(case.p.sum(-1), torch.ones(64, 9))

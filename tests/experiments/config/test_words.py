@@ -45,16 +45,12 @@ def test_folders_become_a_setting_and_the_rest_stays() -> None:
         with_folders(["a", "b"], "run", several=False)
 
 
-@pytest.mark.parametrize("name", ["a b,c", "it's", "[x]", "a:b", "ü{}", "outputs/*/0"])
-def test_hydra_reads_the_very_name_of_a_folder(name: str) -> None:
-    (word,) = with_folders([name], "run", several=False)
-    assert OverridesParser.create().parse_override(word).value() == name
-
-
-def test_a_folder_whose_name_has_an_equals_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hydra_reads_the_very_name_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("drafter=model").mkdir()
-    assert with_folders(["drafter=model", "round=2"], "run", several=False) == ["run='drafter=model'", "round=2"]
+    for name in ("a b,c", "it's", "[x]", "a:b", "ü{}", "outputs/*/0", "drafter=model"):
+        (word,) = with_folders([name], "run", several=False)
+        assert OverridesParser.create().parse_override(word).value() == name
 
 
 def test_null_stands_for_none_only_where_a_group_is_chosen() -> None:
@@ -140,7 +136,6 @@ class Outer:
         ({"inner": {"sise": 1}}, "there is no inner.sise: did you mean inner.size?"),
         ({"inner": {}}, "inner.size is missing"),
         ({"inner": 3}, "inner=3: give a section"),
-        ({"sizes": []}, "sizes=[]: give an integer of at least 1, or a list of them"),
         ({"sizes": [1, 0]}, "sizes=[1, 0]: give an integer of at least 1, or a list of them"),
         ({"mode": "c"}, "mode='c': give one of a, b, or null"),
         ({"even": 3}, "even=3: give an even number"),

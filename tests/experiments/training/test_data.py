@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from omegaconf import DictConfig
 
 from experiments.training.data.chat import Chat
@@ -15,7 +14,6 @@ from experiments.training.data.packing import Rows, token_counts
 from experiments.training.data.plain import TextFiles
 from experiments.training.data.regenerate import RegenerateConfig, answered, prompts_of, regenerate, with_originals
 from experiments.training.served import ServedConfig, served
-from experiments.training.served import prompts_of as served_prompts
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
@@ -183,18 +181,6 @@ def test_unanswered_questions_are_answered(chatting: Target, tmp_path: Path) -> 
         prompts = prompts_of(found.training, config(tmp_path), seed=0)
         (first, _) = answered(prompts, engine, config(tmp_path), seed=0, numbers=[0, 1])
     assert int(first.supervised.sum()) == 6 and said(first, supervised=False) == "U:hi;A:"
-
-
-def test_prompts_of_held_out_documents() -> None:
-    """Plain text begins anywhere; a conversation's prompt ends where the assistant speaks, or is too long."""
-    text = Document.whole("text", list(range(50)))
-    chat = Document("chat", torch.arange(10), torch.arange(10) >= 4)
-    long = Document("long", torch.arange(40), torch.arange(40) >= 30)
-    found = served_prompts([text, chat, long], ServedConfig(prompt_tokens=8, prompts=5))
-    assert len(found) == 2 and [0, 1, 2, 3] in found and any(len(each) == 8 for each in found)
-    with pytest.raises(ValueError, match="no held-out document has a prompt of at most 8 tokens"):
-        served_prompts([long], ServedConfig(prompt_tokens=8))
-    assert served_prompts([long], ServedConfig(prompts=0)) == []
 
 
 def test_the_served_length_is_the_engines(target: Target) -> None:
