@@ -50,7 +50,7 @@ REQUESTS: tuple[tuple[list[int], SamplingParams], ...] = (
 METHODS: tuple[str, ...] = ("admit", "observe", "prepare", "propose", "trimmed", "release")
 SCHEDULERS = ("first come", "budget", "prefill first", "random", "random depth")
 
-FEW, MANY = (int(os.environ.get("SPECDEC_PROGRAMS", count)) for count in (80, 300))
+FEW, MANY = (int(os.environ.get("SPECDEC_PROGRAMS", count)) for count in (200, 300))
 """Programs by default, and in the full matrix."""
 
 
