@@ -28,6 +28,8 @@ from experiments.datasets.prompt import Prompt
 from specdec.interfaces import Drafter
 from verifiers import RejectionVerifier
 
+NUMBER = 3
+
 
 class Lookup(NGramDrafter):
     def propose(self, slots):
@@ -128,7 +130,9 @@ MISTAKES: dict[str, dict[str, str]] = {
         "drafter=ngrm": "drafter 'ngrm': did you mean ngram?",
         "drafter.brnches=1": "drafter.brnches: did you mean drafter.branches?",
         "sed=1": "sed: did you mean seed?",
+        "+sead=1": "sead: did you mean seed?",
         "drafter=model temperature=1": "temperature: did you mean drafter.temperature or sampling.temperature?",
+        "verifier=bloc": "verifier 'bloc': did you mean block?",
         "warmup_prompts=-1": "warmup_prompts=-1",
         "seed=1.5": "seed=1.5",
         "resume=yes": "resume='yes'",
@@ -146,12 +150,18 @@ MISTAKES: dict[str, dict[str, str]] = {
         "engine.max_length=long": "engine.max_length='long'",
         "engine.max_length=20": "no prompt fits: ",
         "engine.prefill_chunk=0": "engine.prefill_chunk=0",
+        "+engine.prefil_chunk=2": "engine.prefil_chunk: did you mean engine.prefill_chunk?",
         "engine.kv_cache=int4": "engine.kv_cache='int4': give one of int8, fp8, fp8_e5m2, or null",
         "engine.kv_cache=int8 +contender=hf_generate": "engine.kv_cache=int8",
         "engine.scheduler=fifo": "engine.scheduler='fifo'",
+        "engine.scheduler._target_=x.Y": "engine.scheduler is empty",
         "engine.scheduler={{_target_:own_parts.Rule}}": "scheduler is a Rule",
         "sla.ttft=0": "sla.ttft=0",
+        "+sla.itl=1": "sla.itl",
         "sampling.temperature=hot": "sampling.temperature='hot'",
+        "sampling.top_p=2": "top_p=2",
+        "sampling.temperatur=1": "sampling.temperatur: did you mean sampling.temperature?",
+        "+bootstrap.samples=200": "bootstrap.samples: did you mean bootstrap.resamples?",
         "bootstrap.resamples=many": "bootstrap.resamples='many'",
         "dataset.count=[": "dataset.count=[",
         "dataset.count=0": "dataset.count=0",
@@ -163,6 +173,7 @@ MISTAKES: dict[str, dict[str, str]] = {
         "target._target_=null": "target._target_=None",
         "target.name=models/mine/final": "'models/mine/final'",
         "drafter=model drafter.shape=2.5": "chain length=2.5",
+        "drafter=model drafter.shape=[[0],[0,0,0]]": "path (0, 0, 0)",
         "drafter=model drafter.name={models}/other": "vocab",
         "drafter=medusa drafter.name=./nope": "no checkpoint at ",
         "drafter=medusa drafter.name={models}/target": "has no weights",
@@ -170,6 +181,8 @@ MISTAKES: dict[str, dict[str, str]] = {
         "drafter=choice +drafter.model.shpe=3": "drafter.model.shpe: did you mean drafter.model.shape?",
         f"{OWN}own_parts.Lokup": "drafter._target_='own_parts.Lokup'",
         f"{OWN}own_parts": "drafter._target_='own_parts' is a module",
+        f"{OWN}own_parts.NUMBER": "drafter._target_='own_parts.NUMBER' is of type int",
+        f"{OWN}3": "drafter._target_=3",
         f"{OWN}nowhere.X": "drafter._target_='nowhere.X'",
         f"{OWN}own_parts.Needy": "drafter.depth is missing",
         f"{OWN}own_syntax.X": "SyntaxError: invalid syntax (at own_syntax.py:1;",
@@ -183,10 +196,12 @@ MISTAKES: dict[str, dict[str, str]] = {
         f"{TWO} +rules.drawn.lenience=2": "rules.drawn.lenience",
         f"{TWO} +setups.copid.engine.optimize=false": "setups.copid: there is no method 'copid': did you mean copied?",
         f"{TWO} +setups.copied.engin.optimize=false": "setups.copied.engin: did you mean setups.copied.engine?",
+        f"{TWO} +setups.copied.target.quantisation=int8": "setups.copied.target.quantisation: did you mean",
         f"{TWO} +setups.copied.engine.max_length=64": "setups.copied.engine.max_length",
         f"{TWO} +setups.copied.engine=fast": "setups.copied.engine='fast'",
         f"{TWO} +setups.copied.engine.optimize=false +contender=hf_generate": "contenders and setups",
         f"{TWO} ladder=[plain,nothing]": "ladder: nothing has neither a drafter nor a setup",
+        f"{TWO} ladder=[plain]": "ladder=['plain']",
         "drafter=model +policy@policies.a=fixed +policy@policies.b=fixed objective=speedup": "objective=speedup",
     },
     "demo": {
@@ -205,6 +220,7 @@ MISTAKES: dict[str, dict[str, str]] = {
     },
     "replay_text": {
         "texts=/nowhere.jsonl": "'/nowhere.jsonl'",
+        "texts=rows.jsonl drafters=[ngrm]": "drafter 'ngrm': did you mean ngram?",
         "texts=rows.jsonl 'drafters=[{{name: suffix, shred: true}}]'": "'shred': did you mean shared?",
         "texts=rows.jsonl 'drafters=[ngram,{{name: suffix, label: ngram}}]'": "drafters: two are called 'ngram'",
         "texts=rows.jsonl drafters=[]": "drafters=[]",
@@ -219,6 +235,7 @@ MISTAKES: dict[str, dict[str, str]] = {
         "verifier._target_=null": "verifier._target_=None",
         "verifier._target_=own_parts.Data": "verifier is a Data",
         "verifier=transport vocab=50": "vocab=50: ",
+        "verifier=shared_noise vocab=50": "vocab=50: ",
     },
     "check_drafter": {
         "prompts=[abc,3]": "prompts=['abc', 3]",
@@ -240,6 +257,7 @@ MISTAKES: dict[str, dict[str, str]] = {
     },
     "plan": {
         "batch=0": "batch=0",
+        "batch=[1,0]": "batch=[1, 0]",
         "acceptance=1.5": "acceptance=1.5",
         "price=0": "price=0",
         "drafter=eagel": "drafter 'eagel': did you mean eagle?",
@@ -261,10 +279,12 @@ MISTAKES: dict[str, dict[str, str]] = {
     "compare": {
         "outputs/a outputs/b": "'outputs/a' has no name: give folders as 'runs=[outputs/a,outputs/b]'",
         "": "runs has no value",
+        "run=a": "run: did you mean runs?",
         "runs=a_file": "a_file is not the folder of a run",
         "runs=nothing/*": "no folder matches",
         "runs=a allow_mixed=maybe": "allow_mixed='maybe'",
         "runs=a format=pdf": "format='pdf'",
+        "runs=a format=[]": "format=[]",
     },
     "report": {
         "run out=x.pdf": "out='x.pdf'",
