@@ -1,6 +1,8 @@
 """The bundled models: trained by one command, with cards and checksums; and what is refused."""
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 
 from drafters.medusa import MedusaHeads
 from experiments.bundle import bundle
+from experiments.training import bundled as room
 from experiments.training.bundled import install
 from specdec import bundled
 from specdec.engine.engine import Engine
@@ -62,3 +65,20 @@ def test_one_command_makes_target_and_heads(configure: Configure, tmp_path: Path
     assert "causal LM, " in card and "served length" not in card.split("*Served")[0]
     with pytest.raises(ValueError, match="training of cake ended early"):
         bundle(configure("bundle", *given, "models=[cake]"))
+
+
+@pytest.mark.full
+def test_a_head_that_changes_outputs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong(room.RejectionVerifier):
+        """Accepts another token."""
+
+        def laws(self, tree: Any, target_probs: Any) -> Any:
+            laws = super().laws(tree, target_probs)
+            return replace(laws, after=lambda stop: laws.after(stop).roll(1, -1))
+
+    (out := tmp_path / "bundled").mkdir()
+    shutil.copytree(bundled.FOLDER / "eagle3", best := tmp_path / "training" / "best")
+    (best / "training.json").write_text(json.dumps({"head": "TrainedEagle3", "target": "bundled/target"}))
+    monkeypatch.setattr(room, "RejectionVerifier", Wrong)
+    with pytest.raises(ValueError, match="changes greedy outputs, it must not be bundled"):
+        install("eagle3", best.parent, out)
