@@ -143,7 +143,7 @@ _MERGED: dict[str, Callable[[list[Any]], Any]] = {
     "differing": sum,
     "p_value": min,
 }
-"""What becomes of the figures of several tables."""
+"""The way from the figures of several tables to one."""
 
 
 def _combinations(

@@ -38,7 +38,7 @@ MOST = 1 << 14
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is to be planned.
+    """The question of a plan.
 
     Attributes:
         name: The target's name.
@@ -197,7 +197,7 @@ class Plan:
 
     @cached_property
     def speculations(self) -> list[Figures | None]:
-        """What speculation brings, by batch; None outside of what was measured.
+        """The gain of speculation, by batch; None outside of what was measured.
 
         The ``best`` draft length, which is the fastest, and that by the least times (``bound``); with the best one the
         ``tokens`` per round and row, seconds of a plain step over those of the verifying one (``efficiency``),
@@ -378,7 +378,7 @@ class Plan:
 
 
 def _known(call: Callable[..., Made], *given: Any, **sizes: Any) -> Made | None:
-    """What a call says; None outside of what was measured."""
+    """The answer of a call; None outside of what was measured."""
     try:
         return call(*given, **sizes)
     except ValueError:

@@ -94,7 +94,7 @@ def method_name(method: MethodSummary) -> Cell:
 
 
 def rules_of(methods: Iterable[MethodSummary]) -> str:
-    """What the rules of some methods promise, in words; empty for plain decoding alone."""
+    """The promises of some methods' rules, in words; empty for plain decoding alone."""
     rules = sorted({method.exactness for method in methods if method.exactness is not None})
     return f"acceptance rule: {', '.join(rules)}" if rules else ""
 

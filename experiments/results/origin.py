@@ -1,4 +1,4 @@
-"""What made a result, read back from its manifest; figures, and JSON of them. Needs the standard library only."""
+"""The origin of a result, read back from its manifest; figures, and JSON of them. Needs the standard library only."""
 
 import json
 import math

@@ -79,7 +79,7 @@ def ways(device: torch.device, *, default_threads: int) -> list[Way]:
 
 
 def measure(compared: Sequence[Way], device: torch.device) -> Times:
-    """Times forwards of one and of eight tokens of a random Llama for half a minute, all ways in turn.
+    """Times forwards of one and of eight tokens of a random Llama, all ways in turn, for ``SECONDS``.
 
     Raises:
         ValueError: The models do not fit into half of the free memory.
