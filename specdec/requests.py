@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from specdec.arguments import flag, number, whole
+from specdec.arguments import flag, instance, number, whole
 from specdec.random import fresh_seed
 
 GREEDY_BELOW = 1e-5
@@ -43,6 +43,10 @@ class SamplingParams:
         logits_processor: transformers' ``LogitsProcessor`` (or any callable of its form), or a sequence of them,
             applied after the repetition penalty and before the temperature, at every node on its own path
             (``specdec.engine.processors``: exact, but a slow path). Kept as a tuple.
+        priority: Schedulers that know priorities serve lower ones first.
+        deadline: Seconds after its arrival by which a request should have ended, for schedulers that know deadlines;
+            None for no deadline. It is never dropped for being late.
+        user: Whose request it is, for schedulers that share out the engine among users.
 
     Raises:
         ValueError: A parameter has the wrong type, is out of its range, or is a number that float32 cannot hold.
@@ -63,6 +67,9 @@ class SamplingParams:
     stream: int | None = None
     logprobs: int | None = None
     logits_processor: Any = None
+    priority: int = 0
+    deadline: float | None = None
+    user: str = ""
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
@@ -75,6 +82,10 @@ class SamplingParams:
         if self.logprobs is not None:
             self._set("logprobs", whole("logprobs", self.logprobs, remedy="give a count of tokens, or None"))
         self._set("ignore_eos", flag("ignore_eos", self.ignore_eos))
+        self._set("priority", whole("priority", self.priority))
+        if self.deadline is not None:
+            self._set("deadline", number("deadline", self.deadline, "give seconds after the arrival, or None"))
+        instance("user", self.user, str, "the name of a user")
         self._set("stop", _strings(self.stop))
         self._set("stop_token_ids", _token_ids(self.stop_token_ids))
         given = self.logits_processor
@@ -95,6 +106,7 @@ class SamplingParams:
              f"repetition_penalty={penalty}: give a number from 1e-20 to 1e20, beyond which float32 logits overflow"),
             (self.max_new_tokens < 1, f"max_new_tokens={self.max_new_tokens}: give at least 1"),
             (self.n < 1, f"n={self.n}: give at least 1 sample per prompt"),
+            (not (self.deadline or 0) >= 0, f"deadline={self.deadline}: give seconds after the arrival, or None"),
             ((self.logprobs or 0) < 0, f"logprobs={self.logprobs}: give a count of tokens from 0 on, or None"),
             (not _is_int64(self.seed), f"seed={self.seed}: give a 64-bit integer (signed) or None"),
             (not _is_int64(self.stream), f"stream={self.stream}: give a 64-bit integer (signed) or None"),
@@ -167,8 +179,15 @@ class Request:
         prefilled: Number of its tokens that were put into the cache before its rounds began: of the prompt, and after
             a preemption of the output too.
         to_prefill: Number of tokens that must still be put there before it can take part in a round.
+        pages: Number of the pages that it holds; 0 where every slot has its own row.
         rounds: Number of verify forwards so far.
-        arrived: When it came, on the clock of ``time.perf_counter``, like the next two.
+        computed: Number of its first tokens that have been in the cache at some time.
+        reused: Number of its tokens that were found in the cache when it was first admitted.
+        recomputed: Number of tokens that were prefilled again after preemptions.
+        preemptions: How often it lost its slot.
+        preempted_at: When it lost it last, on the clock of ``time.perf_counter``, like the next four.
+        preempted: Seconds without a slot between its rounds.
+        arrived: When it came.
         admitted: When it took its slot; 0 before.
         prefill_ended: When its prompt was in the cache; 0 before.
         ingestion: How many seconds it took to make a request of the prompt: template, tokenizer, checks.
@@ -183,7 +202,14 @@ class Request:
     slot: int = -1
     prefilled: int = 0
     to_prefill: int = field(init=False)
+    pages: int = 0
     rounds: int = 0
+    computed: int = 0
+    reused: int = 0
+    recomputed: int = 0
+    preemptions: int = 0
+    preempted_at: float = 0.0
+    preempted: float = 0.0
     arrived: float = 0.0
     admitted: float = 0.0
     prefill_ended: float = 0.0
@@ -194,7 +220,7 @@ class Request:
 
     def restart(self) -> None:
         """Note that nothing of the request is in the cache: it is new, or was preempted."""
-        self.slot, self.prefilled, self.to_prefill = -1, 0, self.length - 1
+        self.slot, self.pages, self.prefilled, self.to_prefill = -1, 0, 0, self.length - 1
 
     @property
     def tokens(self) -> list[int]:

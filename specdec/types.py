@@ -158,6 +158,10 @@ class Timestamps:
         finished: The host saw its last tokens, or the error that ended it.
         ingestion: How many seconds template, tokenizer and checks took for this request alone. They lie between
             ``arrived`` and ``admitted``.
+        reused: Number of its tokens that were found in the cache when it was admitted.
+        preemptions: How often it lost its slot to other requests.
+        preempted: Seconds without a slot between its rounds.
+        recomputed: Number of its tokens that were prefilled again after preemptions.
     """
 
     arrived: float
@@ -165,6 +169,10 @@ class Timestamps:
     prefilled: float
     finished: float
     ingestion: float
+    reused: int = 0
+    preemptions: int = 0
+    preempted: float = 0.0
+    recomputed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ programs from the environment: ``SPECDEC_PROGRAMS=10000 make test-full ARGS="-k 
 """
 
 import os
-from collections.abc import Generator, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -16,9 +16,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specdec.batch import Batch
+from specdec.cache.pages import Paging
 from specdec.engine import running
 from specdec.engine.engine import Engine
-from specdec.engine.scheduler import FirstCome, PrefillFirst, Scheduler, TokenBudget
+from specdec.engine.scheduler import (
+    Deadline,
+    Fair,
+    FirstCome,
+    PrefillFirst,
+    Priority,
+    Scheduler,
+    ShortestRemaining,
+    Tiers,
+    TokenBudget,
+)
 from specdec.interfaces import Drafter, Session, Verifier
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
@@ -48,7 +59,27 @@ REQUESTS: tuple[tuple[list[int], SamplingParams], ...] = (
     ([1, 2, 1, 2, 1], SamplingParams(max_new_tokens=6, temperature=0.9, top_p=0.8, seed=5)),
 )
 METHODS: tuple[str, ...] = ("admit", "observe", "prepare", "propose", "trimmed", "release")
-SCHEDULERS = ("first come", "budget", "prefill first", "random", "random depth")
+SCHEDULERS: dict[str, Callable[[], Scheduler]] = {
+    "first come": FirstCome,
+    "budget": partial(TokenBudget, 8, least=3),
+    "prefill first": PrefillFirst,
+    "priority": partial(Priority, 12, least=3, ageing=0.01),
+    "shortest": partial(ShortestRemaining, 12, least=3, preempts=True),
+    "deadline": partial(Deadline, 12, least=3),
+    "fair": partial(Fair, 12, least=3),
+    "tiers": partial(Tiers, 12, least=3, batch_rows=1),
+}
+RANDOM = ("random", "random depth")
+"""Schedulers that are made of a program's seed."""
+LONGEST = 48
+MEMORIES = {
+    "rows": None,
+    "pages": Paging(page_size=4),
+    "packed": Paging(page_size=4, pages=LONGEST // 4, reserve=0.0),
+    "packed and shared": Paging(page_size=4, pages=LONGEST // 4 + 2, reserve=0.0, shared=True),
+    "packed and swapped": Paging(page_size=2, pages=LONGEST // 2, reserve=0.3, swap=2**20),
+}
+"""Where keys and values are. Of what is packed there is room for two or three requests."""
 
 FEW, MANY = (int(os.environ.get("SPECDEC_PROGRAMS", count)) for count in (200, 300))
 """Programs by default, and in the full matrix."""
@@ -131,7 +162,7 @@ def takes(verifier: Verifier, drafter: Drafter) -> bool:
 def lonely(architecture: str, drafter: str | None, rule: str) -> Engine:
     """An engine for one request at a time, plain without a drafter."""
     model = None if drafter is None else drafter_of(architecture, drafter)
-    return Engine(target_of(architecture), model, VERIFIERS[rule](), max_length=48, recording="off")
+    return Engine(target_of(architecture), model, VERIFIERS[rule](), max_length=LONGEST, recording="off")
 
 
 @cache
@@ -162,6 +193,7 @@ class Program:
     plain: bool
     verifier: int
     scheduler: str
+    memory: str
     seed: int
     slots: int
     prefill_chunk: int
@@ -176,15 +208,15 @@ class Program:
         return rules[self.verifier % len(rules)]
 
     def policy(self) -> Scheduler:
-        rng = np.random.default_rng(self.seed)
-        made = {
-            "first come": FirstCome,
-            "budget": partial(TokenBudget, 8, least=3),
-            "prefill first": PrefillFirst,
-            "random": partial(SameDepth, rng, turns=240),  # 60 turns at random, then on to the end
-            "random depth": partial(Drawn, rng, turns=240),
-        }
-        return made[self.scheduler]()
+        if self.scheduler in SCHEDULERS:
+            return SCHEDULERS[self.scheduler]()
+        kind = SameDepth if self.scheduler == "random" else Drawn
+        return kind(np.random.default_rng(self.seed), turns=240)  # 60 turns at random, then on to the end
+
+    @property
+    def may_preempt(self) -> bool:
+        """Whether a request may lose its slot."""
+        return self.memory.startswith("packed") or self.scheduler not in ("first come", "budget", "prefill first")
 
 
 @st.composite
@@ -196,12 +228,14 @@ def programs(draw: st.DrawFn) -> Program:
     kinds = ("submit", "submit", "plain", "stream", "stream", "next", "next", "close", "abort", "step", "step", "step")
     action = st.tuples(st.sampled_from(kinds), number)
     fault = st.tuples(st.sampled_from(METHODS), st.integers(0, 12))
+    memory = draw(st.sampled_from(("rows", *MEMORIES)))  # random plans do not look for free pages
     return Program(
         architecture,
         draw(st.sampled_from(names)),
         plain=draw(st.sampled_from((False, False, False, False, True))),
         verifier=draw(number),
-        scheduler=draw(st.sampled_from(SCHEDULERS)),
+        scheduler=draw(st.sampled_from((*SCHEDULERS, *(RANDOM if memory == "rows" else ())))),
+        memory=memory,
         seed=draw(st.integers(0, 2**32 - 1)),
         slots=draw(st.integers(1, 4)),
         prefill_chunk=draw(st.sampled_from((1, 3, 5, 64))),
@@ -251,11 +285,12 @@ class Player:
             drafter,
             VERIFIERS[program.rule](),
             max_batch_size=program.slots,
-            max_length=48,
+            max_length=LONGEST,
             prefill_chunk=program.prefill_chunk,
             recording=program.recording,
             check=program.check,
             scheduler=program.policy(),
+            cache=MEMORIES[program.memory],
         )
         self._submitted: dict[int, Asked] = {}
         self._streams: list[tuple[Asked, Generator[Step, None, None]]] = []
@@ -275,7 +310,8 @@ class Player:
         speculate &= not self.program.plain
         self.asked.append(Asked(index, speculate, []))
         prompt, sampling = REQUESTS[index]
-        return self.asked[-1], prompt, replace(sampling, stream=index)
+        asked = {"priority": number % 3 - 1, "user": f"user {number % 2}", "deadline": (None, 0.1, 0.01)[number % 3]}
+        return self.asked[-1], prompt, replace(sampling, stream=index, **asked)
 
     def _submit(self, number: int, speculate: bool = True) -> None:
         asked, prompt, sampling = self._ask(number, speculate)
@@ -331,7 +367,6 @@ class Player:
 def differences(player: Player) -> list[str]:
     """What is wrong with the requests of a program that has been played."""
     program, found = player.program, list[str]()
-    preempts = program.scheduler.startswith("random")  # a synthetic draft then begins at the output so far
     if player.engine.unfinished:
         found.append(f"{player.engine.unfinished} requests do not end")
     for number, asked in enumerate(player.asked):
@@ -345,7 +380,9 @@ def differences(player: Player) -> list[str]:
             found.append(f"the rounds of request {number} are not counted one by one")
         if drafter is not None:
             # At a temperature, another draft may be another output of the same law.
-            adapts = drafter_of(program.architecture, drafter).adapts or (drafter == "synthetic" and preempts)
+            adapts = drafter_of(program.architecture, drafter).adapts or (
+                drafter == "synthetic" and program.may_preempt
+            )  # it then begins at the output so far
             if adapts or program.scheduler == "random depth":
                 continue
         rule = program.rule
@@ -384,7 +421,7 @@ def test_a_session_that_fails_while_a_request_is_preempted_loses_no_request() ->
     actions = tuple(("submit", number) for number in range(9))
     for number in range(8):
         program = Program(
-            "llama", "ngram", False, 0, "random", 3, 3, 5, "off", False, (("release", number),), actions
+            "llama", "ngram", False, 0, "random", "rows", 3, 3, 5, "off", False, (("release", number),), actions
         )  # fmt: skip
         assert play(program) == []
 
@@ -393,12 +430,12 @@ def test_a_request_that_draws_its_numbers_again_is_noticed(monkeypatch: pytest.M
     """Mutant: a request that is preempted begins to count its rounds anew."""
     enter = running.RunningRequests.enter
 
-    def forgetful(requests: running.RunningRequests, request: Any) -> None:
+    def forgetful(requests: running.RunningRequests, request: Any, **options: Any) -> None:
         request.rounds = 0
-        enter(requests, request)
+        enter(requests, request, **options)
 
     actions = tuple(("submit", number) for number in range(4, 9)) + (("step", 0),) * 9
-    program = Program("llama", "ngram", True, 0, "random", 3, 3, 5, "off", False, (), actions)
+    program = Program("llama", "ngram", True, 0, "random", "rows", 3, 3, 5, "off", False, (), actions)
     assert play(program) == []
     monkeypatch.setattr(running.RunningRequests, "enter", forgetful)
     assert play(program) != []

@@ -15,13 +15,13 @@ a write.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
-from specdec.arguments import flag, whole
+from specdec.arguments import flag, number, whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,10 @@ class Paging:
     Attributes:
         page_size: Positions of a page; None makes every slot a row of its own.
         pages: The number of pages; None for as many as all slots can fill. With fewer, a request waits until there are
-            pages for its prompt and its longest output.
+            enough for it.
+        reserve: The share of the output still wanted for which an admitted request gets pages at once. With 1, the
+            worst case, no request ever lacks a page. With less, more requests run side by side and get further pages
+            as they grow; where there are none, the scheduler takes other requests' slots away (``preempted``).
         shared: Keep the keys and values of requests, and use them for later ones that begin with the same tokens. This
             makes measurements depend on what was decoded before.
         swap: Bytes of the host's memory for the keys and values of preempted requests. Where they do not fit, the
@@ -45,6 +48,7 @@ class Paging:
     pages: int | None = None
     shared: bool = False
     swap: int = 0
+    reserve: float = 1.0
 
     def __post_init__(self) -> None:
         if self.page_size is not None:
@@ -55,6 +59,8 @@ class Paging:
                 raise ValueError(f"pages={self.pages} without a page_size: give one, such as 16; a row is one page")
         flag("shared", self.shared)
         whole("swap", self.swap, least=0)
+        if not 0 <= number("reserve", self.reserve) <= 1:
+            raise ValueError(f"reserve={self.reserve}: give a share of the output from 0 to 1")
 
     def filled_in(self, *, slots: int, max_length: int) -> "Paging":
         """Return the same with a number of pages, for an engine of these sizes.
@@ -71,7 +77,7 @@ class Paging:
                 f"pages={count} of page_size={self.page_size} are too few for max_length={max_length}: give at least "
                 f"{longest}, or a lower max_length"
             )
-        return Paging(page_size=self.page_size, pages=count, shared=self.shared, swap=self.swap)
+        return replace(self, pages=count)
 
 
 @dataclass
@@ -85,6 +91,8 @@ class PageCounts:
         preempted: Requests that lost their slot.
         swapped_out: Tokens whose keys and values went to the host's memory.
         swapped_in: Those that came back.
+        swap_seconds: Seconds that both ways took. On a GPU, of the host's alone.
+        recomputed: Tokens that were prefilled again after preemptions.
     """
 
     queried: int = 0
@@ -93,6 +101,8 @@ class PageCounts:
     preempted: int = 0
     swapped_out: int = 0
     swapped_in: int = 0
+    swap_seconds: float = 0.0
+    recomputed: int = 0
 
     @property
     def hit_rate(self) -> float | None:
@@ -147,7 +157,7 @@ class Pages(ABC):
         Args:
             tokens: Its tokens so far. The last one is the root of its next round, and is not looked for.
             slots: The free slots.
-            positions: The largest number of committed positions that it will need.
+            positions: The number of committed positions that it gets pages for.
             drafted: Whether the drafting session follows it, and so needs its own part of what is shared.
             again: How many of the last tokens before the root are to be prefilled all the same (``Session.lookback``);
                 None to share nothing.
@@ -155,6 +165,10 @@ class Pages(ABC):
         Raises:
             ValueError: There are not enough free pages.
         """
+
+    @abstractmethod
+    def grow(self, slot: int, positions: int) -> Sequence[int]:
+        """Return the pages of a slot, which has now room for so many committed positions; none if there are too few."""
 
     @abstractmethod
     def hold(self, slot: int, tokens: Int[np.ndarray, " position"], *, drafted: bool) -> None:

@@ -77,6 +77,15 @@ class Pool(Pages):
             self.counts.reused += reused
         return Placement(slot, reused, None, pages)
 
+    def grow(self, slot: int, positions: int) -> Sequence[int]:
+        """See ``Pages.grow``."""
+        pages = self._rows[slot].pages
+        more = -(-positions // self.page_size) - len(pages)
+        if more > len(self._free):
+            return ()
+        pages += [self._take() for _ in range(more)]
+        return pages
+
     def _take(self) -> int:
         """Return the page that was left first, whose content is given up."""
         page, _ = self._free.popitem(last=False)

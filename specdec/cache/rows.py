@@ -57,6 +57,10 @@ class Rows(Pages):
         self._tokens[slot], self._drafted[slot] = wanted[:reused], drafted
         return Placement(slot, reused, source if reused else None)
 
+    def grow(self, slot: int, positions: int) -> Sequence[int]:
+        """See ``Pages.grow``: a row has room for everything."""
+        return ()
+
     def hold(self, slot: int, tokens: Int[np.ndarray, " position"], *, drafted: bool) -> None:
         """See ``Pages.hold``."""
         if self.shared:

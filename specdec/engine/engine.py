@@ -158,13 +158,14 @@ class Engine:
         )
         self._delivery = Delivery()
         self._turns = Turns(
-            FirstCome() if scheduler is None else scheduler,
+            (FirstCome() if scheduler is None else scheduler).bind(),
             self._plain,
             self._speculative,
             self._running,
             self._rounds,
             self._delivery,
             prefill_chunk=prefill_chunk,
+            reserve=self.paging.reserve,
         )
         self._waiting = self._turns.waiting
         self._closed = False
@@ -217,10 +218,22 @@ class Engine:
         sampling: SamplingParams = SamplingParams(),  # noqa: B008 (frozen)
         *,
         speculate: bool = True,
+        arrived: float | None = None,
     ) -> int:
-        """Queue one request (of one sample) for ``step``; returns its id, which is also its default stream."""
+        """Queue one request (of one sample) for ``step``.
+
+        Args:
+            prompt: See ``generate``.
+            sampling: Its parameters.
+            speculate: False decodes plainly.
+            arrived: When it came, on the clock of ``time.perf_counter``; None for now. A generator of load gives the
+                moment that it had planned, so that a delay of its own counts as waiting.
+
+        Returns:
+            The request's id, which is also its default stream.
+        """
         self._check_open()
-        request = self._intake.request(prompt, sampling, speculate=speculate)
+        request = self._intake.request(prompt, sampling, speculate=speculate, arrived=arrived)
         self._waiting[request.id] = request
         return request.id
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from specdec.arguments import flag, instance
+from specdec.arguments import flag, instance, number
 from specdec.engine.prompts import Prompt, encode, list_prompts
 from specdec.requests import Request, SamplingParams
 from specdec.target.target import Target
@@ -49,7 +49,7 @@ class Intake:
         listed = list_prompts(prompts)
         params = _each(sampling, len(listed))
         made: list[Request] = []
-        for number, (prompt, wanted) in enumerate(zip(listed, params, strict=True)):
+        for index, (prompt, wanted) in enumerate(zip(listed, params, strict=True)):
             try:
                 for sample in range(wanted.n):
                     # Further samples of a given stream get streams of their own, far from those of other prompts.
@@ -57,16 +57,18 @@ class Intake:
                     own = replace(wanted, stream=stream)
                     made.append(self._request(prompt, own, arrived, speculate=speculate))
             except ValueError as error:
-                raise ValueError(f"prompt {number}: {error}") from error
+                raise ValueError(f"prompt {index}: {error}") from error
         return made
 
-    def request(self, prompt: Prompt, sampling: SamplingParams, *, speculate: bool) -> Request:
-        """Returns one request, whose id is also its default stream.
+    def request(
+        self, prompt: Prompt, sampling: SamplingParams, *, speculate: bool, arrived: float | None = None
+    ) -> Request:
+        """Returns one request, whose id is also its default stream; see ``Engine.submit``.
 
         Raises:
             ValueError: The prompt or the parameters do not fit.
         """
-        arrived = time.perf_counter()
+        arrived = time.perf_counter() if arrived is None else number("arrived", arrived)
         speculate = flag("speculate", speculate)
         _check_sampling("sampling", sampling)
         if sampling.n != 1:
@@ -97,11 +99,11 @@ class Intake:
         stop_ids = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             stop_ids |= target.eos_token_ids
-        number = next(self._ids)
+        identity = next(self._ids)
         return Request(
-            id=number,
+            id=identity,
             prompt_ids=ids,
-            sampling=sampling.seeded(number),
+            sampling=sampling.seeded(identity),
             speculate=speculate and self._can_speculate,
             stop_ids=stop_ids,
             arrived=arrived,
@@ -120,8 +122,8 @@ def _each(sampling: Any, count: int) -> list[SamplingParams]:
     if isinstance(sampling, str | Mapping) or not isinstance(sampling, Iterable):
         _check_sampling("sampling", sampling)
     params: list[Any] = list(sampling)
-    for number, each in enumerate(params):
-        _check_sampling(f"sampling {number}", each)
+    for index, each in enumerate(params):
+        _check_sampling(f"sampling {index}", each)
     if len(params) != count:
         raise ValueError(f"{count} prompts but {len(params)} SamplingParams: give one for all, or one each")
     return params

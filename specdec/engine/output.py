@@ -149,6 +149,10 @@ def _timestamps(request: Request, finished: float) -> Timestamps:
         prefilled=request.prefill_ended or finished,
         finished=finished,
         ingestion=request.ingestion,
+        reused=request.reused,
+        preemptions=request.preemptions,
+        preempted=request.preempted,
+        recomputed=request.recomputed,
     )
 
 

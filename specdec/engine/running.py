@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from specdec.batch import Batch
-from specdec.cache.pages import Pages
+from specdec.cache.pages import Pages, Placement
 from specdec.engine.output import Outputs
 from specdec.engine.round import Played
+from specdec.engine.scheduler import View
 from specdec.engine.slot_table import SlotTable
 from specdec.engine.swap import Swap
 from specdec.forward import ForwardBatch
@@ -64,8 +65,8 @@ class RunningRequests:
     def __len__(self) -> int:
         return len(self.by_slot) - len(self._free_slots)
 
-    def enter(self, request: Request) -> None:
-        """Give a request a slot, with what the caches hold of its tokens already.
+    def enter(self, request: Request, *, positions: int) -> None:
+        """Give a request a slot, with what the caches hold of its tokens already, and pages for so many positions.
 
         Raises:
             ValueError: There are not enough free pages.
@@ -75,7 +76,7 @@ class RunningRequests:
         placement = self.pages.enter(
             tokens,
             self._free_slots,
-            positions=len(request.prompt_ids) + request.sampling.max_new_tokens,
+            positions=positions,
             drafted=drafted,
             again=again if kept is None else None,
         )
@@ -83,12 +84,22 @@ class RunningRequests:
         for cache in self._caches:
             cache.place(placement)
         if kept is not None:
+            begin = time.perf_counter()
             for cache, saved in zip(self._caches, kept.tensors, strict=True):
                 cache.load(slot, saved)
             reused = max(min(kept.length, len(tokens) - 1 - (again or 0)), 0)
             self.pages.counts.swapped_in += kept.length
+            self.pages.counts.swap_seconds += time.perf_counter() - begin
+        now = time.perf_counter()
         request.slot, request.prefilled, request.to_prefill = slot, reused, len(tokens) - 1 - reused
-        request.admitted = request.admitted or time.perf_counter()
+        request.pages = len(placement.pages)
+        if request.preemptions:
+            request.preempted += now - request.preempted_at
+            again_computed = max(request.computed - reused, 0)
+            request.recomputed += again_computed
+            self.pages.counts.recomputed += again_computed
+        else:
+            request.admitted, request.reused = now, reused
         self.by_slot[slot] = request
         self._free_slots.remove(slot)
         self._reach[slot] = reused
@@ -103,6 +114,24 @@ class RunningRequests:
         if not request.to_prefill:
             self._slots.start(slot)
             request.prefill_ended = request.prefill_ended or time.perf_counter()
+
+    def grow(self, request: Request, view: View) -> bool:
+        """Give a request the pages for its next round; returns whether it has them."""
+        if view.pages_needed(request):
+            pages = self.pages.grow(request.slot, view.positions(request))
+            if not pages:
+                return False
+            request.pages = len(pages)
+            for cache in self._caches:
+                cache.place(Placement(request.slot, pages=pages))
+        return True
+
+    def have_room(self, tokens: int) -> bool:
+        """Return whether the pages of all requests have room for so many more tokens, or all that are still wanted."""
+        size = self.pages.page_size
+        return self.pages.free is None or all(
+            request.pages * size >= request.length + min(tokens, request.remaining) for request in self
+        )
 
     def _lookback(self, drafted: bool) -> int | None:
         """Return how many tokens of a shared beginning are prefilled again; None if all are."""
@@ -210,11 +239,15 @@ class RunningRequests:
     def preempt(self, request: Request) -> None:
         """Take a request's slot away. Its tokens will be prefilled again; its text, rounds and random numbers go on."""
         self.pages.counts.preempted += 1
+        request.computed = max(request.computed, self._slots.length_of(request.slot))
+        request.preemptions, request.preempted_at = request.preemptions + 1, time.perf_counter()
         if self._swap.limit and self._lookback(request.id in self._drafted_for) is not None:
             held = self._held(request)
             if self._swap.has_room(held, self._caches):
+                begin = time.perf_counter()
                 self._swap.put(request.id, held, [cache.save(request.slot, held) for cache in self._caches])
                 self.pages.counts.swapped_out += held
+                self.pages.counts.swap_seconds += time.perf_counter() - begin
         try:
             self._free(request)
         finally:

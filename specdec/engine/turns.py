@@ -31,6 +31,7 @@ class Turns:
         rounds: Plays rounds on the device.
         delivery: Takes the steps of a turn that fails at its end.
         prefill_chunk: The most tokens of one request that a forward may prefill.
+        reserve: See ``View``.
 
     Attributes:
         waiting: The requests without a slot by id, in the order in which they came.
@@ -46,11 +47,13 @@ class Turns:
         delivery: Delivery,
         *,
         prefill_chunk: int,
+        reserve: float,
     ):
         self.waiting: dict[int, Request] = {}
         self._scheduler, self._plain, self._speculative = scheduler, plain, speculative
         self._running, self._rounds, self._delivery = running, rounds, delivery
         self._slots, self._timer, self._prefill_chunk = rounds.table, rounds.timer, prefill_chunk
+        self._reserve = reserve
         self._in_flight: InFlight | None = None
 
     def drop_round(self) -> None:
@@ -75,17 +78,18 @@ class Turns:
         """Preempt, admit and prefill as the scheduler plans; returns the rows that decode, None if there are none."""
         waiting = list(self.waiting.values())
         running = sorted(self._running, key=lambda request: request.id)
-        work = self._scheduler.plan(
-            View(
-                waiting=waiting,
-                running=running,
-                free_slots=len(self._running.by_slot) - len(running),
-                free_pages=self._running.pages.free,
-                page_size=self._running.pages.page_size,
-                prefill_chunk=self._prefill_chunk,
-                max_depth=self._speculative.max_depth,
-            )
+        view = View(
+            now=time.perf_counter(),
+            waiting=waiting,
+            running=running,
+            free_slots=len(self._running.by_slot) - len(running),
+            free_pages=self._running.pages.free,
+            page_size=self._running.pages.page_size,
+            reserve=self._reserve,
+            prefill_chunk=self._prefill_chunk,
+            max_depth=self._speculative.max_depth,
         )
+        work = self._scheduler.plan(view)
         for request in work.preempt:
             self.waiting[request.id] = request  # before its slot is taken away, which may fail
             self._running.preempt(request)
@@ -96,13 +100,13 @@ class Turns:
         for request, _ in work.prefill:
             if request.id in self.waiting:
                 try:
-                    self._running.enter(request)
+                    self._running.enter(request, positions=view.positions(request))
                 finally:
                     if request.slot >= 0:  # otherwise there was no room for it, and it goes on waiting
                         del self.waiting[request.id]
         with self._timer.stage("prefill"):
             self._running.prefill(work.prefill)
-        slots = running_slots(work.decode, self._slots)
+        slots = running_slots([each for each in work.decode if self._running.grow(each, view)], self._slots)
         if work.depth is not None:
             for slot in slots.tolist():
                 self._slots.cap(slot, work.depth)
@@ -121,8 +125,12 @@ class Turns:
         if not current.played.alone or self.waiting or not self._slots.counts_by_itself:
             return False
         running = list(self._running)
-        # If all of them end, another round would be for nothing.
-        return running == current.requests and any(request.remaining > 1 for request in running)
+        # Each needs room for this round and the next, and if all of them end, another round would be for nothing.
+        return (
+            running == current.requests
+            and any(request.remaining > 1 for request in running)
+            and self._running.have_room(2 * (1 + self._speculative.max_depth))
+        )
 
     def _finish(self, current: InFlight) -> list[Step]:
         """Read what a round has decided, let the session observe it, and make the requests' steps of it."""

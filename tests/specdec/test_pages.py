@@ -19,6 +19,7 @@ from specdec.cache.pool import Pool, keys_of
 from specdec.drafting.feature_scorer import FeatureScorer
 from specdec.engine.engine import Engine
 from specdec.engine.scheduler import Scheduler, View, Work
+from specdec.engine.scheduler.base import entering
 from specdec.forward import ForwardBatch
 from specdec.interfaces import Drafter
 from specdec.requests import SamplingParams
@@ -192,7 +193,8 @@ class Fitting(SameDepth):
     """Random plans that admit no request for which there are no pages."""
 
     def plan(self, view: View) -> Work:
-        work, fits = super().plan(view), {id(each) for each in (*view.running, *view.entering)}
+        work = super().plan(view)
+        fits = {id(each) for each in (*view.running, *entering(view, view.waiting, view.running))}
         return Work(
             preempt=work.preempt,
             prefill=[(each, count) for each, count in work.prefill if id(each) in fits],

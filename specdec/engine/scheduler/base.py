@@ -1,9 +1,10 @@
 """The interface of scheduling policies: who prefills how much, who decodes, how deep, and who gives way."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, islice
+from math import ceil
 
 from specdec.requests import Request
 
@@ -13,32 +14,43 @@ class View:
     """The state of an engine that a policy plans from; nothing here may be changed.
 
     Attributes:
+        now: The time, on the clock of ``Request.arrived``.
         waiting: Requests without a slot, in the order in which they came.
         running: Requests with a slot, in the order in which they came. Those with tokens ``to_prefill`` cannot take
             part in a round yet.
         free_slots: The number of slots without a request.
         free_pages: The number of free pages; None where every slot has its own row.
         page_size: Positions of a page.
+        reserve: The share of its output for which a request gets pages when it is admitted (``Paging.reserve``).
         prefill_chunk: The most tokens of one request that a forward may prefill.
         max_depth: The depth of the deepest drafts.
     """
 
+    now: float = 0.0
     waiting: Sequence[Request]
     running: Sequence[Request]
     free_slots: int
     free_pages: int | None = None
     page_size: int = 1
+    reserve: float = 1.0
     prefill_chunk: int
     max_depth: int
 
-    @property
-    def entering(self) -> list[Request]:
-        """The first of the waiting requests, as many as free slots and pages can be given to."""
-        entering = list(self.waiting[: self.free_slots])
+    def positions(self, request: Request) -> int:
+        """Return how many positions a request gets pages for: to be admitted, or to play this round and another one.
+
+        The host may be a round late, so that the next one has begun before it knows how this one has ended.
+        """
+        ahead = 2 * (1 + self.max_depth)
+        if request.slot < 0:
+            ahead = max(ahead, ceil(self.reserve * request.remaining))
+        return request.length + min(ahead, request.remaining)
+
+    def pages_needed(self, request: Request) -> int:
+        """Return how many more pages a request needs, to be admitted or for its next round; what is shared counts."""
         if self.free_pages is None:
-            return entering
-        needed = [-(-(len(each.prompt_ids) + each.sampling.max_new_tokens) // self.page_size) for each in entering]
-        return entering[: sum(total <= self.free_pages for total in accumulate(needed))]
+            return 0
+        return max(-(-self.positions(request) // self.page_size) - request.pages, 0)
 
     @property
     def prefilling(self) -> list[Request]:
@@ -70,10 +82,14 @@ class Work:
 
 
 class Scheduler(ABC):
-    """Plans the turns of an engine. A policy is a pure function of what it is shown, so one serves any engine.
+    """Plans the turns of an engine, from what it is shown alone.
 
     A turn in which nothing waits and nothing is to be prefilled may be played without asking, with all requests.
     """
+
+    def bind(self) -> "Scheduler":
+        """Return the policy for one engine: itself, unless it keeps account of what it has seen."""
+        return self
 
     @abstractmethod
     def plan(self, view: View) -> Work:
@@ -83,6 +99,36 @@ class Scheduler(ABC):
         """
 
 
-def admitted(view: View) -> list[tuple[Request, int]]:
-    """Return a chunk for every request that is being prefilled, and for those that free slots can be given to."""
-    return [(request, min(view.prefill_chunk, request.to_prefill)) for request in (*view.prefilling, *view.entering)]
+def within_memory(view: View, running: Sequence[Request]) -> tuple[list[Request], list[Request]]:
+    """Divide running requests, the most important first, into those that stay and those that give way.
+
+    As many give way, the last first, as it takes to have pages for the next rounds of the others.
+    """
+    stay, leave = list(running), list[Request]()
+    if view.free_pages is not None and view.reserve < 1:
+        lacking = sum(map(view.pages_needed, stay)) - view.free_pages
+        while lacking > 0 and len(stay) > 1:
+            leave.append(stay.pop())
+            lacking -= view.pages_needed(leave[-1]) + leave[-1].pages
+    return stay, leave
+
+
+def entering(view: View, waiting: Iterable[Request], stay: Sequence[Request]) -> list[Request]:
+    """Return the first waiting requests, as many as slots and pages are free beside the running ones that stay."""
+    first = list(islice(waiting, view.free_slots))
+    if view.free_pages is None:
+        return first
+    free = view.free_pages - sum(map(view.pages_needed, stay))
+    return first[: sum(total <= free for total in accumulate(map(view.pages_needed, first)))]
+
+
+def admitted(view: View) -> tuple[list[Request], list[tuple[Request, int]], list[Request]]:
+    """Return who stays, a chunk for each of them that is being prefilled and for those that enter, and who gives way.
+
+    Requests are taken in the order in which they came. Nobody enters where somebody gives way.
+    """
+    stay, leave = within_memory(view, view.running)
+    new = [] if leave else entering(view, view.waiting, stay)
+    prefilling = [request for request in stay if request.to_prefill]
+    chunks = [(request, min(view.prefill_chunk, request.to_prefill)) for request in (*prefilling, *new)]
+    return [*stay, *new], chunks, leave

@@ -11,5 +11,5 @@ class FirstCome(Scheduler):
 
     def plan(self, view: View) -> Work:
         """Return a chunk for every new prompt, and a round for all."""
-        prefill = admitted(view)
-        return Work(prefill=prefill, decode=[*view.running, *(request for request, _ in prefill)])
+        decode, prefill, preempt = admitted(view)
+        return Work(preempt=preempt, prefill=prefill, decode=decode)

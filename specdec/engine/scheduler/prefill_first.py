@@ -11,7 +11,7 @@ class PrefillFirst(Scheduler):
 
     def plan(self, view: View) -> Work:
         """Return prefill alone, or a round for all."""
-        prefill = admitted(view)
+        decode, prefill, preempt = admitted(view)
         if any(tokens for _, tokens in prefill):
-            return Work(prefill=prefill)
-        return Work(prefill=prefill, decode=[*view.running, *(request for request, _ in prefill)])
+            decode = []
+        return Work(preempt=preempt, prefill=prefill, decode=decode)

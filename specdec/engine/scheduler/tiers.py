@@ -1,0 +1,57 @@
+"""A tier of batch work, which fills what real-time requests leave."""
+
+from dataclasses import replace
+from math import inf
+
+from specdec.arguments import number, whole
+from specdec.engine.scheduler.base import View, Work
+from specdec.engine.scheduler.ranked import Ranked
+from specdec.requests import Request
+
+
+class Tiers(Ranked):
+    """Serves real-time requests (``priority`` of 0 or lower) as if the others were not there.
+
+    A batch request gets slots, pages and tokens that no real-time request wants, and gives them back when one comes.
+
+    Args:
+        budget: See ``Ranked``.
+        least: See ``Ranked``.
+        trims: See ``Ranked``.
+        batch_rows: The most batch requests in a round in which a real-time request takes part, because every row makes
+            the round longer; None for any number.
+        patience: Seconds of waiting after which a batch request is served like a real-time one; infinity for never.
+
+    Raises:
+        ValueError: An argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        budget: int = 512,
+        *,
+        least: int = 16,
+        trims: bool = False,
+        batch_rows: int | None = None,
+        patience: float = float("inf"),
+    ):
+        super().__init__(budget, least=least, preempts=True, trims=trims)
+        self.batch_rows = None if batch_rows is None else whole("batch_rows", batch_rows, least=0)
+        self.patience = number("patience", patience, "give seconds, or .inf")
+        if not self.patience >= 0:
+            raise ValueError(f"patience={patience}: give seconds from 0 on, or .inf for never")
+
+    def plan(self, view: View) -> Work:
+        """Return the plan for both tiers, with few enough batch requests in the round."""
+        work = self.by_rank(view, self._rank)
+        batch = [request for request in work.decode if request.sampling.priority > 0]
+        if self.batch_rows is None or len(batch) in (0, len(work.decode)):
+            return work
+        left_out = {request.id for request in sorted(batch, key=self._rank)[self.batch_rows :]}
+        return replace(work, decode=[request for request in work.decode if request.id not in left_out])
+
+    def _rank(self, request: Request) -> tuple[float, int]:
+        """Real-time requests in their order; batch requests behind them, or as if they had come ``patience`` later."""
+        if request.sampling.priority <= 0:
+            return request.arrived, request.id
+        return request.arrived + self.patience if self.patience < inf else inf, request.id
