@@ -66,7 +66,8 @@ class AdaptiveSession(CombinedSession):
     def propose(self, batch: Batch) -> DraftTree:
         """Draft no deeper than the policy says."""
         host = batch.on_host
-        room = np.where(host.drafting, np.minimum(self.policy.depths(host.slots), host.max_depth), 0)
+        wanted = self.policy.depths(host.slots, host.lengths)
+        room = np.where(host.drafting, np.minimum(wanted, host.max_depth), 0)
         shown = batch.limited(room)
         tree = self.ask(0, shown)
         return tree.limited(shown.max_depth) if (room < tree.max_depth).any() else tree

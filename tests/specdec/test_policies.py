@@ -37,7 +37,7 @@ from tests.verifiers.cases import complete
 from verifiers.rejection import RejectionVerifier
 
 DEPTH = 6
-SLOTS = np.array([0, 1])
+SLOTS, LENGTHS = np.array([0, 1]), np.array([100, 100])
 
 
 def bound(policy: LengthPolicy) -> LengthPolicy:
@@ -58,7 +58,7 @@ def play(policy: LengthPolicy, rate: float, rounds: int, seed: int = 0) -> list[
     """The depths that a policy chooses where every token is accepted with one probability."""
     rng, chosen = np.random.default_rng(seed), []
     for _ in range(rounds):
-        depths = policy.depths(SLOTS)
+        depths = policy.depths(SLOTS, LENGTHS)
         wrong = rng.random((2, DEPTH)) >= rate
         reach = np.where(wrong.any(1), wrong.argmax(1), DEPTH)
         policy.note(SLOTS, depths, np.minimum(reach, depths))
@@ -79,24 +79,26 @@ def test_learning_of_other_depths_costs_little(rate: float, draft: float) -> Non
 
 def test_what_was_learned_of_one_request_is_where_the_next_begins() -> None:
     policy = bound(CostAwareLength(costs(0.3), memory=1000, explore=0))
-    first = policy.depths(SLOTS)[0]
+    first = policy.depths(SLOTS, LENGTHS)[0]
     play(policy, 0.98, 300)
     policy.admit(0)
-    assert policy.depths(SLOTS)[0] > first
+    assert policy.depths(SLOTS, LENGTHS)[0] > first
 
 
 def test_additive_length() -> None:
     policy = bound(AdditiveLength(start=3))
-    assert policy.depths(SLOTS).tolist() == [3, 3]
+    assert policy.depths(SLOTS, LENGTHS).tolist() == [3, 3]
     policy.note(SLOTS, np.array([3, 3]), np.array([3, 1]))
-    assert policy.depths(SLOTS).tolist() == [5, 2]
+    assert policy.depths(SLOTS, LENGTHS).tolist() == [5, 2]
     policy.note(SLOTS, np.array([5, 0]), np.array([5, 0]))
-    assert policy.depths(SLOTS).tolist() == [DEPTH, 2], "as deep as the drafter can; nothing drafted, nothing learned"
+    assert policy.depths(SLOTS, LENGTHS).tolist() == [DEPTH, 2], (
+        "as deep as the drafter can; nothing drafted, nothing learned"
+    )
     for _ in range(5):
         policy.note(SLOTS, np.array([1, 1]), np.array([0, 0]))
-    assert policy.depths(SLOTS).tolist() == [1, 1]
+    assert policy.depths(SLOTS, LENGTHS).tolist() == [1, 1]
     policy.admit(1)
-    assert policy.depths(SLOTS).tolist() == [1, 3]
+    assert policy.depths(SLOTS, LENGTHS).tolist() == [1, 3]
 
 
 @pytest.fixture(scope="module")

@@ -35,8 +35,13 @@ class LengthPolicy(ABC):
         """Begin a request in ``slot``."""
 
     @abstractmethod
-    def depths(self, slots: Slots) -> Slots:
-        """Return how deep the drafts for the requests in these slots may be; 0 drafts nothing."""
+    def depths(self, slots: Slots, lengths: Slots) -> Slots:
+        """Return how deep the drafts for the requests in these slots may be; 0 drafts nothing.
+
+        Args:
+            slots: Those of the running requests, one per row of the batch.
+            lengths: The tokens in each row's cache.
+        """
 
     def note(self, slots: Slots, proposed: Slots, accepted: Slots) -> None:  # noqa: B027
         """Take note of how a round went.
@@ -57,7 +62,7 @@ class FixedLength(LengthPolicy):
     def __init__(self, depth: int | None = None):
         self.depth = None if depth is None else whole("depth", depth, least=0)
 
-    def depths(self, slots: Slots) -> Slots:
+    def depths(self, slots: Slots, lengths: Slots) -> Slots:
         return np.full(len(slots), self._max_depth if self.depth is None else self.depth)
 
 
@@ -85,7 +90,7 @@ class AdditiveLength(LengthPolicy):
     def admit(self, slot: int) -> None:
         self._depths[slot] = min(self.start, self._max_depth)
 
-    def depths(self, slots: Slots) -> Slots:
+    def depths(self, slots: Slots, lengths: Slots) -> Slots:
         """Return each request's own depth."""
         return self._depths[slots]
 
@@ -156,7 +161,7 @@ class CostAwareLength(LengthPolicy):
         """Begin with what is known of all requests."""
         self._tried[slot] = self._right[slot] = 0
 
-    def depths(self, slots: Slots) -> Slots:
+    def depths(self, slots: Slots, lengths: Slots) -> Slots:
         """Return for every request the depth that is best for a batch of requests like it."""
         assert self.costs is not None, "checked by bind"
         emitted = np.concatenate([np.ones((len(slots), 1)), 1 + self.survival(slots).cumsum(axis=1)], axis=1)
