@@ -1,0 +1,187 @@
+"""When requests arrive: processes with a rate, and users who wait for an answer. docs: SERVING metrics and workloads."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+from jaxtyping import Float
+
+from experiments.load.run import CLOSED, OPEN
+
+Times = Float[np.ndarray, " request"]
+
+
+def check_above_zero(**values: float) -> None:
+    """Refuse what is not a number above 0.
+
+    Raises:
+        ValueError: Names the value.
+    """
+    for name, value in values.items():
+        if not (np.isfinite(value) and value > 0):
+            raise ValueError(f"arrival.{name}={value:g}: give a number above 0")
+
+
+class Arrivals(ABC):
+    """When requests arrive. Made from a seed, so the same for every method."""
+
+    loop = OPEN
+    rate: float
+    """Requests per second, on average."""
+
+    @abstractmethod
+    def times(self, rng: np.random.Generator, count: int) -> Times:
+        """Return when the first ``count`` requests arrive, in seconds, ascending."""
+
+    def at_rate(self, rate: float) -> Self:
+        """Return the same process with another rate."""
+        return replace(self, rate=rate)  # pyright: ignore[reportArgumentType] - all processes are dataclasses
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant(Arrivals):
+    """A request every 1 / ``rate`` seconds."""
+
+    rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_above_zero(rate=self.rate)
+
+    def times(self, rng: np.random.Generator, count: int) -> Times:
+        return np.arange(count) / self.rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gamma(Arrivals):
+    """Gaps between requests with a gamma distribution.
+
+    Attributes:
+        rate: Requests per second.
+        cv: Coefficient of variation of the gaps: 1 is a Poisson process, more comes in bursts. vLLM's burstiness is
+            1 / cv².
+    """
+
+    rate: float = 1.0
+    cv: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_above_zero(rate=self.rate, cv=self.cv)
+
+    def times(self, rng: np.random.Generator, count: int) -> Times:
+        shape = 1 / self.cv**2
+        return rng.gamma(shape, 1 / (shape * self.rate), count).cumsum()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spike(Arrivals):
+    """A Poisson process whose rate is ``factor`` times as high from ``begin`` on, for ``length`` seconds."""
+
+    rate: float = 1.0
+    factor: float = 5.0
+    begin: float = 10.0
+    length: float = 5.0
+
+    def __post_init__(self) -> None:
+        check_above_zero(rate=self.rate, factor=self.factor, length=self.length)
+
+    def times(self, rng: np.random.Generator, count: int) -> Times:
+        def intensity(at: Times) -> Times:
+            return np.where((at >= self.begin) & (at < self.begin + self.length), self.factor, 1.0)
+
+        return _thinned(rng, count, self.rate, intensity, max(self.factor, 1.0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diurnal(Arrivals):
+    """A Poisson process with the rate ``rate`` · (1 + ``amplitude`` · sin(2π t / ``period``))."""
+
+    rate: float = 1.0
+    amplitude: float = 0.8
+    period: float = 60.0
+
+    def __post_init__(self) -> None:
+        check_above_zero(rate=self.rate, period=self.period)
+        if not 0 <= self.amplitude <= 1:
+            raise ValueError(f"arrival.amplitude={self.amplitude:g}: give a share of the rate from 0 to 1")
+
+    def times(self, rng: np.random.Generator, count: int) -> Times:
+        def intensity(at: Times) -> Times:
+            return 1 + self.amplitude * np.sin(2 * np.pi * at / self.period)
+
+        return _thinned(rng, count, self.rate, intensity, 1 + self.amplitude)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ramp(Arrivals):
+    """A Poisson process whose rate goes from ``rate`` to ``factor`` times that in ``length`` seconds, and stays there.
+
+    Attributes:
+        rate: Requests per second at the beginning.
+        factor: What it is multiplied by.
+        length: Seconds of the way there.
+        exponential: Whether the rate grows by equal factors in equal times; else by equal amounts.
+    """
+
+    rate: float = 1.0
+    factor: float = 4.0
+    length: float = 30.0
+    exponential: bool = False
+
+    def __post_init__(self) -> None:
+        check_above_zero(rate=self.rate, factor=self.factor, length=self.length)
+
+    def times(self, rng: np.random.Generator, count: int) -> Times:
+        def intensity(at: Times) -> Times:
+            way = np.clip(at / self.length, 0.0, 1.0)
+            return self.factor**way if self.exponential else 1 + (self.factor - 1) * way
+
+        return _thinned(rng, count, self.rate, intensity, max(self.factor, 1.0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch(Arrivals):
+    """All requests at once: throughput and cost are all that counts, and nobody waits for a first token."""
+
+    rate: float = float("inf")
+
+    def times(self, rng: np.random.Generator, count: int) -> Times:
+        return np.zeros(count)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Users(Arrivals):
+    """Users who ask again when they have their answer: a closed loop.
+
+    It hides overload, because a slow engine is asked less.
+
+    Attributes:
+        rate: The number of users.
+        think: Seconds from an answer to the next question, on average (exponential).
+    """
+
+    loop = CLOSED
+    rate: float = 4
+    think: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.rate < 1 or self.rate != int(self.rate):
+            raise ValueError(f"arrival.rate={self.rate:g}: give a number of users, at least 1")
+        if not (np.isfinite(self.think) and self.think >= 0):
+            raise ValueError(f"arrival.think={self.think:g}: give seconds from 0 on")
+
+    def times(self, rng: np.random.Generator, count: int) -> Times:
+        """Return how long each user thinks before the request; the first of every user's come at once."""
+        thinking = rng.exponential(self.think, count) if self.think else np.zeros(count)
+        thinking[: int(self.rate)] = 0.0
+        return thinking
+
+
+def _thinned(rng: np.random.Generator, count: int, rate: float, intensity: Any, most: float) -> Times:
+    """Return the times of a Poisson process of varying rate, by thinning one of ``rate · most`` (Lewis, Shedler 1979)."""
+    kept, last = np.zeros(0), 0.0
+    while len(kept) < count:
+        more = last + rng.exponential(1 / (rate * most), 2 * count + 16).cumsum()
+        last = more[-1]
+        kept = np.concatenate([kept, more[rng.random(len(more)) * most < intensity(more)]])
+    return kept[:count]
