@@ -32,6 +32,11 @@ class AdaptiveDrafter(CombinedDrafter):
     def __init__(self, drafter: Drafter, policy: LengthPolicy):
         super().__init__(drafter=drafter)
         instance("policy", policy, LengthPolicy, "a LengthPolicy, such as AdditiveLength()")
+        if policy.foresees is not None:
+            raise ValueError(
+                f"{type(policy).__name__} decides by what is known after the round ({policy.foresees}): give another "
+                f"policy, or play it in virtual time"
+            )
         self.drafter, self.policy = drafter, policy
         self.max_nodes, self.is_chain = drafter.max_nodes, drafter.is_chain
         self.is_paths = drafter.is_paths  # a row's paths are cut at one depth

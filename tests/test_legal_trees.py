@@ -247,6 +247,12 @@ LEGAL = {
     "one slot of a level, three deep": (lambda: SampledTree(2, 3, 1), lambda: None),
     "a chain by confidence": (lambda: StaticTree(3), lambda: ConfidenceNodes(0.35, learn=False)),
     "a chain by entropy": (lambda: StaticTree(3), lambda: ConfidenceNodes(0.3, source="entropy", learn=False)),
+    "a chain by margin": (lambda: StaticTree(3), lambda: ConfidenceNodes(0.3, source="margin", learn=False)),
+    "a tree by margin": (lambda: StaticTree([2, 1]), lambda: ConfidenceNodes(0.1, source="margin", learn=False)),
+    "best first by margin": (
+        lambda: SampledTree(4, 2, 2),
+        lambda: ConfidenceNodes(0.2, source="margin", learn=False),
+    ),
     "a chain by cost": (lambda: StaticTree(3), lambda: CostAwareNodes(COSTS, learn=False)),
     "a chain by a cost with a cliff": (lambda: StaticTree(3), lambda: CostAwareNodes(CLIFF, learn=False)),
     "a tree by confidence": (lambda: StaticTree([2, 1]), lambda: ConfidenceNodes(0.2, learn=False)),

@@ -18,6 +18,7 @@ from experiments.results.summary import Summary
 from experiments.session.assembly import measure_methods
 from experiments.session.measurement import Ended, Report, Shown
 from experiments.session.policies import policy_of
+from specdec.drafting.costs import RoundCosts
 from specdec.drafting.policies import CostAwareLength, FixedLength, LengthPolicy
 from specdec.engine.engine import Engine
 
@@ -83,14 +84,15 @@ def _policy_losses(config: DictConfig, ended: Ended) -> Shown:
     }
     policies = {name: found[name] for name in map(str, config.policies) if name in found}
     fixed = [name for name, policy in policies.items() if isinstance(policy, FixedLength)]
-    costs = [policy.costs for policy in policies.values() if isinstance(policy, CostAwareLength)]
+    costs = [each.costs for each in policies.values() if isinstance(each, CostAwareLength)]
+    measured = [each for each in costs if isinstance(each, RoundCosts)]
     bootstrap = bootstrap_of(config)
     losses = policy_losses(
         ended.records,
         fixed=fixed,
         by_depth=[name for name, policy in policies.items() if isinstance(policy, LengthPolicy)],
         others=[name for name in policies if name not in fixed],
-        costs=costs[0] if costs else None,
+        costs=measured[0] if measured else None,
         rows=config.engine.max_batch_size,
         bootstrap=bootstrap,
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 from drafters.adaptive import AdaptiveDrafter
 from drafters.round_costs import measure_costs, measure_node_costs
 from specdec.drafting.calibration import Calibration
+from specdec.drafting.costs import RoundCosts
 from specdec.drafting.policies import CostAwareLength, CostAwareNodes, LengthPolicy, NodePolicy
 from specdec.drafting.scored import ScoredDrafter
 from specdec.engine.engine import Engine
@@ -66,6 +67,8 @@ def settle_costs(
         elif isinstance(drafter, ScoredDrafter):
             policy.costs = measure_node_costs(target, drafter, verifier, given, rows=rows)
     assert policy.costs is not None, "measured"
+    if not isinstance(policy.costs, RoundCosts):
+        return
     folder.mkdir(parents=True, exist_ok=True)
     policy.costs.save(folder / _named(COSTS, method))
 

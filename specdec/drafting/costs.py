@@ -1,13 +1,15 @@
 """How long rounds take, by rows and by the size of their drafts: measured once, kept with the results."""
 
 import json
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 KIND = "calibrated costs of rounds"
 """The mark of the files that ``experiments.calibrate`` writes."""
@@ -67,6 +69,39 @@ def check_conditions(measured: Conditions, here: Conditions, path: str, *, draft
             f"costs={path} were measured under other conditions ({'; '.join(different)}): calibrate again with "
             f"experiments.calibrate"
         )
+
+
+@runtime_checkable
+class RaggedCosts(Protocol):
+    """Whatever can say how long rounds take in which every row has a draft of its own length.
+
+    Attributes:
+        padded: Whether a round costs what its deepest draft does, however deep the others are.
+    """
+
+    @property
+    def padded(self) -> bool: ...
+
+    def check_depth(self, depth: int) -> None:
+        """Refuse drafts that are deeper than the costs know.
+
+        Raises:
+            ValueError: They are.
+        """
+        ...
+
+    def ragged(
+        self, rows: int, positions: float, *, drafted: Int[np.ndarray, "*size"], deepest: Int[np.ndarray, "*#size"]
+    ) -> Float[np.ndarray, "*size"]:
+        """Return the seconds of rounds, each with its own number of drafted tokens and its own deepest draft.
+
+        Args:
+            rows: Of every round.
+            positions: Positions in the cache, over all rows.
+            drafted: Drafted tokens, over all rows.
+            deepest: Depth of the deepest draft; of one shape with ``drafted``, or broadcast to it.
+        """
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +172,21 @@ class RoundCosts:
             )
         return self._rising(rows)[: depth + 1]
 
+    @property
+    def padded(self) -> bool:
+        """Rounds were measured with drafts of one depth, to which the engine pads the others."""
+        return True
+
+    def check_depth(self, depth: int) -> None:
+        """Refuse drafts that are deeper than those that were measured."""
+        self.seconds(self.rows[0], depth)
+
+    def ragged(
+        self, rows: int, positions: float, *, drafted: Int[np.ndarray, "*size"], deepest: Int[np.ndarray, "*#size"]
+    ) -> Float[np.ndarray, "*size"]:
+        """Return the seconds of rounds by their deepest drafts; see ``RaggedCosts``."""
+        return self._rising(rows)[deepest]
+
     def by_nodes(self, rows: int, most: int) -> Float[np.ndarray, " nodes"]:
         """Return the seconds of a round of ``rows`` rows that verifies 0 to ``most`` nodes in each.
 
@@ -162,8 +212,16 @@ class RoundCosts:
 
     def _rising(self, rows: int) -> Float[np.ndarray, " sizes"]:
         """Return the times of a batch, none of which is more than that of a larger draft."""
-        table = np.minimum.accumulate(np.array(self.table)[:, ::-1], axis=1)[:, ::-1]
-        return np.array([np.interp(rows, self.rows, column) for column in table.T])
+        below = max(bisect_right(self.rows, rows) - 1, 0)
+        above = min(below + 1, len(self.rows) - 1)
+        if rows <= self.rows[below] or below == above:
+            return self._floor[below]
+        share = (rows - self.rows[below]) / (self.rows[above] - self.rows[below])
+        return self._floor[below] + share * (self._floor[above] - self._floor[below])
+
+    @cached_property
+    def _floor(self) -> Float[np.ndarray, "rows sizes"]:
+        return np.minimum.accumulate(np.array(self.table)[:, ::-1], axis=1)[:, ::-1]
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON."""

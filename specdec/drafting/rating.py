@@ -12,7 +12,7 @@ from specdec.drafting.levels import Level
 from specdec.drafting.scorer import Scorer
 from specdec.host import can_look
 
-SOURCES = ("auto", "head", "top", "entropy")
+SOURCES = ("auto", "head", "top", "entropy", "margin")
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +37,9 @@ class Rater:
 
     Args:
         source: Where confidence comes from: ``"head"`` (the scorer's own), ``"top"`` (the largest probability under the
-            drafter at temperature 1) or ``"entropy"`` (exp of minus its entropy in nats, which is one over the number
-            of tokens that it hesitates between).
+            drafter at temperature 1), ``"entropy"`` (exp of minus its entropy in nats, which is one over the number of
+            tokens that it hesitates between) or ``"margin"`` (σ(m − 2) for the difference m of the two largest
+            log-probabilities, so that the calibration tells margins of 0 to 6 nats apart).
         calibration: From confidence to probability.
         least: A draft may end where no node is as likely as this; None to draft all nodes.
     """
@@ -108,6 +109,9 @@ class Rater:
             found = self._scorer.confidence(tokens, depth)
             assert found is not None, "checked when the policy was bound"
             return found
+        if self._source == "margin":
+            largest = scores.float().topk(2, dim=-1).values
+            return (largest[..., 0] - largest[..., 1] - 2).sigmoid()
         log_probs = scores.float().log_softmax(-1)
         if self._source == "top":
             return log_probs.amax(-1).exp()
@@ -120,8 +124,8 @@ def source_of(source: str, scorer: Scorer) -> str:
         return "head" if scorer.has_confidence else "top"
     if source == "head" and not scorer.has_confidence:
         raise ValueError(
-            "source=head asks for the drafter's confidence head, and this drafter has none: give source=top, entropy "
-            "or auto"
+            "source=head asks for the drafter's confidence head, and this drafter has none: give source=top, entropy, "
+            "margin or auto"
         )
     return source
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from specdec.drafting.costs import KIND, Conditions, RoundCosts, TreeCosts
-from specdec.physics.step_cost import Errors, PartCost, StepCost, StepSize, TokenRange
+from specdec.physics.step_cost import Errors, PartCost, Sizes, StepCost, StepSize, TokenRange
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +136,31 @@ class CalibratedRounds:
         """Return how many nodes a draft of this depth has."""
         nodes, depths = zip((0, 0), *self.depths, strict=True)
         return float(np.interp(depth, depths, nodes)) if self.depths else depth
+
+    # ---------------------------------------------------------------- as RaggedCosts
+
+    @property
+    def padded(self) -> bool:
+        """Rounds were measured with drafts of one size, to which the engine pads the others."""
+        return True
+
+    def check_depth(self, depth: int) -> None:
+        """Refuse deeper drafts than were measured."""
+        if depth > self.deepest:
+            raise ValueError(
+                f"the costs of rounds were calibrated to depth {self.deepest}, and drafts are {depth} deep: calibrate "
+                f"with this drafter"
+            )
+
+    def ragged(self, rows: int, positions: float, *, drafted: Sizes, deepest: Sizes) -> Sizes:
+        """Return the seconds of rounds by their deepest drafts, also outside of the box; see ``RaggedCosts``."""
+        nodes, depths = zip((0, 0), *self.depths, strict=True)
+        nodes = np.interp(deepest, depths, nodes) if self.depths else deepest
+        size = {"levels": deepest, "tokens": rows * nodes, "positions": positions}
+        drafting = self.judging.each(**size)
+        if self.drafting is not None:
+            drafting = drafting + np.where(deepest > 0, self.drafting.each(**size), 0.0)
+        return self.target.each(rows=rows, queries=nodes + 1, context=positions / rows) + drafting + self.host
 
     # ---------------------------------------------------------------- as tables of rounds
 

@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+
 from specdec.physics.bounds import Roof
 from specdec.physics.precision import Precision
 from specdec.physics.shape import ModelShape
-from specdec.physics.step_cost import StepCost, StepSize
+from specdec.physics.step_cost import Sizes, StepCost, StepSize
 from specdec.physics.work import StepWork, step_work
 
 
@@ -52,6 +54,22 @@ class AffineRounds:
         if self.drafter is None or not drafted:
             return 0.0
         return self.drafter.seconds(StepSize.of(rows=batch, queries=drafted, context=context))
+
+    @property
+    def padded(self) -> bool:
+        """Every token costs, and none that is not there: rows are packed."""
+        return False
+
+    def check_depth(self, depth: int) -> None:
+        """Refuse nothing: the constants hold for any depth."""
+
+    def ragged(self, rows: int, positions: float, *, drafted: Sizes, deepest: Sizes) -> Sizes:
+        """Return the seconds of rounds whose rows have drafts of their own lengths; see ``RaggedCosts``."""
+        context, per_row = positions / rows, drafted / rows
+        seconds = self.target.each(rows=rows, queries=per_row + 1, context=context) + self.outside
+        if self.drafter is None:
+            return seconds
+        return seconds + np.where(drafted > 0, self.drafter.each(rows=rows, queries=per_row, context=context), 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
+
+Sizes = Shaped[np.ndarray, "*size"]
+"""A number for each of several rounds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +84,15 @@ def _check(ranges: Sequence[TokenRange], *more: float) -> None:
         raise ValueError("a constant of a cost is no number of seconds from 0 on: measure it again")
 
 
+def _seconds_of(ranges: Sequence[TokenRange], tokens: Sizes) -> Sizes:
+    """Return the seconds of forwards that do not depend on the cache, by their tokens."""
+    if len(ranges) == 1:
+        return ranges[0].fixed + ranges[0].per_token * tokens
+    place = np.searchsorted([each.upto for each in ranges[:-1] if each.upto is not None], tokens)
+    fixed, per_token = (np.array([getattr(each, name) for each in ranges]) for name in ("fixed", "per_token"))
+    return fixed[place] + per_token[place] * tokens
+
+
 def _range_of(ranges: Sequence[TokenRange], tokens: float) -> TokenRange:
     return next(each for each in ranges if each.upto is None or tokens <= each.upto)
 
@@ -118,6 +130,12 @@ class StepCost:
         attention = self.per_position * size.positions + self.per_pair * size.pairs
         return _range_of(self.ranges, size.tokens).seconds(size.tokens) + attention
 
+    def each(self, *, rows: int, queries: Sizes, context: float) -> Sizes:
+        """Return the seconds of forwards that differ in their tokens per row alone; see ``StepSize.of``."""
+        tokens = rows * queries
+        seconds = _seconds_of(self.ranges, tokens) + self.per_position * rows * context
+        return seconds + self.per_pair * tokens * (context + (queries + 1) / 2) if self.per_pair else seconds
+
 
 @dataclass(frozen=True, kw_only=True)
 class PartCost:
@@ -150,6 +168,11 @@ class PartCost:
             return self.fixed
         each = tokens / levels
         return self.fixed + levels * (_range_of(self.levels, each).seconds(each) + self.per_position * positions)
+
+    def each(self, *, levels: Sizes, tokens: Sizes, positions: float) -> Sizes:
+        """Return the seconds in rounds that differ in levels and tokens; see ``seconds``."""
+        per_level = tokens / np.maximum(levels, 1)
+        return self.fixed + levels * (_seconds_of(self.levels, per_level) + self.per_position * positions)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,18 +1,14 @@
 """Length policies: they decide before a round how deep its drafts may be."""
 
 from abc import ABC, abstractmethod
-from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
-from specdec.arguments import number, whole
-from specdec.drafting.costs import RoundCosts
+from specdec.arguments import whole
 
 Slots = Int[np.ndarray, " batch"]
-
-_FIRST = 4
-"""Rounds of an engine that explore, because nothing is known yet."""
 
 
 class LengthPolicy(ABC):
@@ -21,7 +17,14 @@ class LengthPolicy(ABC):
     That is exact with every rule, however drafts are drawn: whether there is a node of some depth is settled before any
     token of the round is known. What may not be is a length that depends on the very token it cuts off (DSpark, arXiv
     2607.05147, appendix A).
+
+    Attributes:
+        foresees: What the policy is told of a round before it is played, which only a replay in virtual time knows;
+            None for nothing. ``"accepted"``: how many tokens would be accepted of the deepest drafts. ``"margins"``:
+            the difference of the drafter's two largest log-probabilities before every token of such drafts.
     """
+
+    foresees: ClassVar[str | None] = None
 
     def bind(self, *, max_batch_size: int, max_depth: int) -> None:
         """Begin with a new engine.
@@ -33,6 +36,9 @@ class LengthPolicy(ABC):
 
     def admit(self, slot: int) -> None:  # noqa: B027
         """Begin a request in ``slot``."""
+
+    def foresee(self, slots: Slots, values: Any) -> None:  # noqa: B027
+        """Take what ``foresees`` names, a row for each slot, before ``depths`` is asked for the round."""
 
     @abstractmethod
     def depths(self, slots: Slots, lengths: Slots) -> Slots:
@@ -100,113 +106,20 @@ class AdditiveLength(LengthPolicy):
         self._depths[slots] = np.clip(self._depths[slots] + change, min(self.least, self._max_depth), self._max_depth)
 
 
-class CostAwareLength(LengthPolicy):
-    """Drafts to the depth at which the expected tokens per measured second are most (goodput).
-
-    Expected are 1 + Σ survival(k) tokens from a draft of some depth, where survival(k) is the probability that k tokens
-    or more are accepted; the costs are ``RoundCosts``. Survival is counted in the rounds before: for every request by
-    itself, with the average of all requests counting as ``prior`` rounds, and older rounds counting less and less.
-    SmartSpec (Liu et al. 2024, arXiv 2406.14066) chooses by goodput, too.
+class RandomLength(LengthPolicy):
+    """Drafts to a depth from 0 to the deepest, drawn anew for every row and round: to record what any length does.
 
     Args:
-        costs: How long rounds take, or a file of that (``RoundCosts.save``, or calibrated costs). With None, set the
-            attribute before the policy is used (``drafters.round_costs.measure_costs``).
-        memory: The number of rounds after which a round counts for 1/e.
-        prior: How many rounds the average of all requests counts for.
-        explore: Every so many rounds, drafts are deeper than is best, or nothing would be known of depths that are not
-            drafted: by one token and as deep as they can be in turn. The first few rounds are as deep, too. 0 never
-            explores.
-        budget: The share of the time that either kind of exploring may cost, by what is known of it; more of it waits.
+        seed: Of the draws.
     """
 
-    def __init__(
-        self,
-        costs: RoundCosts | str | Path | None = None,
-        *,
-        memory: float = 300.0,
-        prior: float = 16.0,
-        explore: int = 16,
-        budget: float = 0.005,
-    ):
-        self.costs = RoundCosts.load(costs) if isinstance(costs, str | Path) else costs
-        self.memory = number("memory", memory, "give a number of rounds, such as 300")
-        self.prior = number("prior", prior, "give a number of rounds, such as 16")
-        if not self.memory > 0 or not self.prior > 0:
-            raise ValueError(f"memory={memory} and prior={prior} are numbers of rounds: give positive numbers")
-        self.explore = whole("explore", explore, least=0)
-        self.budget = number("budget", budget, "give a share of the time, such as 0.005")
-        if not 0 <= self.budget <= 1:
-            raise ValueError(f"budget={budget}: give a share of the time from 0 to 1")
+    def __init__(self, seed: int = 0):
+        self.seed = whole("seed", seed, least=0)
 
     def bind(self, *, max_batch_size: int, max_depth: int) -> None:
-        """Begin with no round counted; refuse costs that are unknown, or were measured with shallower drafts."""
-        if self.costs is None:
-            raise ValueError(
-                "this policy needs to know how long rounds take: give costs=…, from drafters.round_costs.measure_costs"
-            )
-        self.costs.seconds(1, max_depth)
+        """Begin the draws anew."""
         super().bind(max_batch_size=max_batch_size, max_depth=max_depth)
-        self._keep = float(np.exp(-1 / self.memory))
-        # [slot, k - 1]: rounds whose drafts had a k-th token and accepted all before it, and those that accepted it.
-        self._tried = np.zeros((max_batch_size, max_depth))
-        self._right = np.zeros((max_batch_size, max_depth))
-        self._played = 0  # rounds
-        self._spent = 0.0  # expected seconds of all rounds
-        self._lost = dict.fromkeys((1, max_depth), 0.0)  # those that exploring has cost, by how much deeper it went
-        # Counted over all requests. One success and one failure to begin with: one round alone says little.
-        self._all_tried = np.full(max_depth, 2.0)
-        self._all_right = np.full(max_depth, 1.0)
-
-    def admit(self, slot: int) -> None:
-        """Begin with what is known of all requests."""
-        self._tried[slot] = self._right[slot] = 0
+        self._draws = np.random.default_rng(self.seed)
 
     def depths(self, slots: Slots, lengths: Slots) -> Slots:
-        """Return for every request the depth that is best for a batch of requests like it."""
-        assert self.costs is not None, "checked by bind"
-        emitted = np.concatenate([np.ones((len(slots), 1)), 1 + self.survival(slots).cumsum(axis=1)], axis=1)
-        seconds = self.costs.seconds(len(slots), self._max_depth)
-        speed = emitted / seconds
-        chosen = speed.argmax(axis=1)
-        deeper = self._deeper()
-        if deeper:
-            chosen = np.minimum(chosen + deeper, self._max_depth)
-            # A deeper draft emits more, too: lost is the time in which the best depth would have emitted as much.
-            share = 1 - (speed[np.arange(len(slots)), chosen] / speed.max(axis=1)).mean()
-            if self._played >= _FIRST:
-                self._lost[deeper] += float(seconds[chosen.max()] * share)
-        self._spent += float(seconds[chosen.max()])
-        return chosen
-
-    def _deeper(self) -> int:
-        """Return how much deeper than is best the next round's drafts are, to learn of these depths."""
-        if not self.explore:
-            return 0
-        if self._played < _FIRST:
-            return self._max_depth
-        turn, rest = divmod(self._played + 1, self.explore)
-        # Where nothing is drafted, nothing is learned: one token more is affordable soon, whole drafts may not be.
-        for deeper in (1, self._max_depth) if turn % 2 else (self._max_depth, 1):
-            if not rest and self._lost[deeper] <= self.budget * self._spent:
-                return deeper
-        return 0
-
-    def survival(self, slots: Slots) -> Float[np.ndarray, "batch depth"]:
-        """Return the estimated probability that k tokens or more are accepted, for k from 1 on.
-
-        It is the product of the rates at every position given that the one before was accepted. Those mean the same
-        whatever depth earlier rounds chose to draft.
-        """
-        average = self._all_right / self._all_tried
-        rates = (self._right[slots] + self.prior * average) / (self._tried[slots] + self.prior)
-        return rates.cumprod(axis=1)
-
-    def note(self, slots: Slots, proposed: Slots, accepted: Slots) -> None:
-        position = np.arange(1, self._max_depth + 1)
-        tried = (proposed[:, None] >= position) & (accepted[:, None] >= position - 1)
-        right = accepted[:, None] >= position
-        self._tried[slots] = self._tried[slots] * self._keep + tried
-        self._right[slots] = self._right[slots] * self._keep + right
-        self._played += 1
-        self._all_tried = self._all_tried * self._keep + tried.sum(0)
-        self._all_right = self._all_right * self._keep + right.sum(0)
+        return self._draws.integers(0, self._max_depth, len(slots), endpoint=True)

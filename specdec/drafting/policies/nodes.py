@@ -41,9 +41,9 @@ class NodePolicy(ABC):
     A drafter that is made of a scorer and a tree builder takes one (``ScoredDrafter.pruned_by``).
 
     Args:
-        source: Where confidence comes from (``Rater``): ``"head"``, ``"top"``, ``"entropy"``, or ``"auto"`` for the
-            drafter's confidence head if it has one, and ``"top"`` otherwise. In trees of the most probable paths it is
-            always the probability of the node itself.
+        source: Where confidence comes from (``Rater``): ``"head"``, ``"top"``, ``"entropy"``, ``"margin"``, or
+            ``"auto"`` for the drafter's confidence head if it has one, and ``"top"`` otherwise. In trees of the most
+            probable paths it is always the probability of the node itself.
         calibration: A file of an earlier run, in which confidence was compared with what was accepted; None to begin
             with the confidence as it is.
         learn: Whether to go on counting. Drafts then depend on other requests.

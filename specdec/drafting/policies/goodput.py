@@ -1,0 +1,188 @@
+"""The length that pays most: joint over the rows of a round, by what rounds cost and by how likely tokens are."""
+
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+
+from specdec.arguments import number, whole
+from specdec.drafting.costs import RaggedCosts, RoundCosts
+from specdec.drafting.policies.lengths import LengthPolicy, Slots
+
+Survival = Float[np.ndarray, "batch depth"]
+"""The probability that k tokens or more of a row's draft are accepted, for k from 1 on."""
+
+_FIRST = 4
+"""Rounds of an engine that explore, because nothing is known yet."""
+
+
+def best_depths(survival: Survival, costs: RaggedCosts, positions: float) -> Slots:
+    """Return the depth of every row with which a round emits the most expected tokens per second.
+
+    With depths K, a round of B rows is expected to emit B + Σ survival over the drafted tokens. Where rows are padded
+    to the deepest draft, a depth that is worthwhile for one is free for all, and there are few rounds to compare.
+    Otherwise the best tokens of some number are the likeliest: survival falls along a row, so they are the beginnings
+    of drafts. So the likeliest tokens are gone through, for every depth of the deepest draft, and the best of all these
+    rounds is taken. It takes a token if and only if its survival is at least the round's tokens per second times the
+    seconds that the token adds.
+
+    Args:
+        costs: What rounds cost.
+        positions: Positions in the cache, over all rows.
+    """
+    rows, most = survival.shape
+    deepest = np.arange(most + 1)
+    if costs.padded:
+        emitted = rows + np.concatenate(([0.0], survival.sum(0).cumsum()))
+        speed = emitted / costs.ragged(rows, positions, drafted=rows * deepest, deepest=deepest)
+        return np.full(rows, speed.argmax())
+    gains = survival.ravel()
+    order = (-gains).argsort(kind="stable")  # of equals, the earlier token of a row comes first
+    allowed = order % most < deepest[1:, None]
+    emitted = (allowed * gains[order]).cumsum(1) + rows
+    drafted = allowed.cumsum(1)
+    speed = emitted / costs.ragged(rows, positions, drafted=drafted, deepest=deepest[1:, None])
+    best, last = divmod(int(speed.argmax()), rows * most)
+    none = costs.ragged(rows, positions, drafted=deepest[:1], deepest=deepest[:1])
+    if rows / none[0] >= speed[best, last]:
+        return np.zeros(rows, dtype=np.int64)
+    return np.bincount(order[: last + 1][allowed[best, : last + 1]] // most, minlength=rows)
+
+
+class CostAwareLength(LengthPolicy):
+    """Drafts to the depths at which the expected tokens of the batch per measured second are most (goodput).
+
+    A row is expected to emit 1 + Σ survival(k) tokens from a draft of some depth, where survival(k) is the probability
+    that k tokens or more are accepted; ``best_depths`` chooses for all rows together. Survival is counted in the rounds
+    before: for every request by itself, with the average of all requests counting as ``prior`` rounds, and older rounds
+    counting less and less. SmartSpec (Liu et al. 2024, arXiv 2406.14066) chooses by goodput, too.
+
+    Args:
+        costs: How long rounds take, or a file of that (``RoundCosts.save``, or calibrated costs): all rows then have
+            one depth, because the engine pads them. Other ``RaggedCosts`` may give every row its own. With None, set
+            the attribute before the policy is used (``drafters.round_costs.measure_costs``).
+        memory: The number of rounds after which a round counts for 1/e.
+        prior: How many rounds the average of all requests counts for.
+        explore: Every so many rounds, drafts are deeper than is best, or nothing would be known of depths that are not
+            drafted: by one token and as deep as they can be in turn. The first few rounds are as deep, too. 0 never
+            explores.
+        budget: The share of the time that either kind of exploring may cost, by what is known of it; more of it waits.
+    """
+
+    def __init__(
+        self,
+        costs: RaggedCosts | str | Path | None = None,
+        *,
+        memory: float = 300.0,
+        prior: float = 16.0,
+        explore: int = 16,
+        budget: float = 0.005,
+    ):
+        self.costs = read_costs(costs)
+        self.memory = number("memory", memory, "give a number of rounds, such as 300")
+        self.prior = number("prior", prior, "give a number of rounds, such as 16")
+        if not self.memory > 0 or not self.prior > 0:
+            raise ValueError(f"memory={memory} and prior={prior} are numbers of rounds: give positive numbers")
+        self.explore = whole("explore", explore, least=0)
+        self.budget = number("budget", budget, "give a share of the time, such as 0.005")
+        if not 0 <= self.budget <= 1:
+            raise ValueError(f"budget={budget}: give a share of the time from 0 to 1")
+
+    def bind(self, *, max_batch_size: int, max_depth: int) -> None:
+        """Begin with no round counted; refuse costs that are unknown, or were measured with shallower drafts."""
+        check_costs(self.costs, max_depth)
+        super().bind(max_batch_size=max_batch_size, max_depth=max_depth)
+        self._keep = float(np.exp(-1 / self.memory))
+        # [slot, k - 1]: rounds whose drafts had a k-th token and accepted all before it, and those that accepted it.
+        self._tried = np.zeros((max_batch_size, max_depth))
+        self._right = np.zeros((max_batch_size, max_depth))
+        self._played = 0  # rounds
+        self._spent = 0.0  # expected seconds of all rounds
+        self._lost = dict.fromkeys((1, max_depth), 0.0)  # those that exploring has cost, by how much deeper it went
+        # Counted over all requests. One success and one failure to begin with: one round alone says little.
+        self._all_tried = np.full(max_depth, 2.0)
+        self._all_right = np.full(max_depth, 1.0)
+
+    def admit(self, slot: int) -> None:
+        """Begin with what is known of all requests."""
+        self._tried[slot] = self._right[slot] = 0
+
+    def depths(self, slots: Slots, lengths: Slots) -> Slots:
+        """Return the depths that are best for this batch, or now and then deeper ones."""
+        survival, positions = self.survival(slots), float(lengths.sum())
+        chosen = best_depths(survival, known(self.costs), positions)
+        seconds, emitted = self._round(survival, chosen, positions)
+        deeper = self._deeper()
+        if deeper:
+            best = emitted / seconds
+            chosen = np.minimum(chosen + deeper, self._max_depth)
+            # A deeper draft emits more, too: lost is the time in which the best depths would have emitted as much.
+            seconds, emitted = self._round(survival, chosen, positions)
+            if self._played >= _FIRST:
+                self._lost[deeper] += max(seconds - emitted / best, 0.0)
+        self._spent += seconds
+        return chosen
+
+    def _round(self, survival: Survival, depths: Slots, positions: float) -> tuple[float, float]:
+        """Return the seconds of a round, and the tokens that it is expected to emit."""
+        taken = np.arange(self._max_depth) < depths[:, None]
+        drafted, deepest = depths.sum(keepdims=True), depths.max(keepdims=True)
+        seconds = known(self.costs).ragged(len(depths), positions, drafted=drafted, deepest=deepest)
+        return float(seconds[0]), len(depths) + float(survival[taken].sum())
+
+    def _deeper(self) -> int:
+        """Return how much deeper than is best the next round's drafts are, to learn of these depths."""
+        if not self.explore:
+            return 0
+        if self._played < _FIRST:
+            return self._max_depth
+        turn, rest = divmod(self._played + 1, self.explore)
+        # Where nothing is drafted, nothing is learned: one token more is affordable soon, whole drafts may not be.
+        for deeper in (1, self._max_depth) if turn % 2 else (self._max_depth, 1):
+            if not rest and self._lost[deeper] <= self.budget * self._spent:
+                return deeper
+        return 0
+
+    def survival(self, slots: Slots) -> Survival:
+        """Return the estimated probability that k tokens or more are accepted, for k from 1 on.
+
+        It is the product of the rates at every position given that the one before was accepted. Those mean the same
+        whatever depth earlier rounds chose to draft.
+        """
+        average = self._all_right / self._all_tried
+        rates = (self._right[slots] + self.prior * average) / (self._tried[slots] + self.prior)
+        return rates.cumprod(axis=1)
+
+    def note(self, slots: Slots, proposed: Slots, accepted: Slots) -> None:
+        position = np.arange(1, self._max_depth + 1)
+        tried = (proposed[:, None] >= position) & (accepted[:, None] >= position - 1)
+        right = accepted[:, None] >= position
+        self._tried[slots] = self._tried[slots] * self._keep + tried
+        self._right[slots] = self._right[slots] * self._keep + right
+        self._played += 1
+        self._all_tried = self._all_tried * self._keep + tried.sum(0)
+        self._all_right = self._all_right * self._keep + right.sum(0)
+
+
+def known(costs: RaggedCosts | None) -> RaggedCosts:
+    """Return the costs, which were refused when they were bound if there are none."""
+    assert costs is not None
+    return costs
+
+
+def read_costs(costs: RaggedCosts | str | Path | None) -> RaggedCosts | None:
+    """Return the costs, read from their file if a file is named."""
+    return RoundCosts.load(costs) if isinstance(costs, str | Path) else costs
+
+
+def check_costs(costs: RaggedCosts | None, max_depth: int) -> None:
+    """Refuse costs that are unknown, or were measured with shallower drafts.
+
+    Raises:
+        ValueError: Says which.
+    """
+    if costs is None:
+        raise ValueError(
+            "this policy needs to know how long rounds take: give costs=…, from drafters.round_costs.measure_costs"
+        )
+    costs.check_depth(max_depth)

@@ -1,0 +1,178 @@
+"""Length policies that look at the load alone, or at it and one average: as serving engines ship them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specdec.arguments import number, shown, whole, wholes
+from specdec.drafting.policies.lengths import LengthPolicy, Slots
+
+DWELL = 10
+"""Rounds that a switch is kept for, at least."""
+
+
+class TableLength(LengthPolicy):
+    """Drafts to the depth that a table has for the number of running rows.
+
+    The table is vLLM's ``num_speculative_tokens_per_batch_size``: entries of fewest rows, most rows (inclusive) and
+    depth. Numbers of rows between two entries, and above the last one, take the depth of the entry before.
+
+    Args:
+        table: The entries, such as ``[[1, 64, 3], [65, 128, 1], [129, 512, 0]]``.
+    """
+
+    def __init__(self, table: Sequence[Sequence[int]]):
+        remedy = "give ascending entries [fewest rows, most rows, depth] from one row on, such as [[1,64,3],[65,128,1]]"
+        entries = [wholes("table", entry, remedy) for entry in table]
+        before = 0
+        for entry in entries:
+            if len(entry) != 3 or not before < entry[0] <= entry[1] or entry[2] < 0:
+                raise ValueError(f"table={shown(table)} has the entry {list(entry)}: {remedy}")
+            before = entry[1]
+        if not entries or entries[0][0] != 1:
+            raise ValueError(f"table={shown(table)} says nothing of a single row: {remedy}")
+        self._begins, self._depths = (np.array([entry[place] for entry in entries]) for place in (0, 2))
+
+    def depths(self, slots: Slots, lengths: Slots) -> Slots:
+        depth = self._depths[np.searchsorted(self._begins, len(slots), side="right") - 1]
+        return np.full(len(slots), min(depth, self._max_depth))
+
+
+class SwitchedLength(LengthPolicy):
+    """Drafts to one depth, and not at all while many rows run or little is accepted.
+
+    Args:
+        above: With more running rows than this, nothing is drafted.
+        back: With so many or fewer, it is again; None for seven eighths of ``above``, so that a load around the
+            threshold does not switch back and forth.
+        depth: How deep drafts are; None for as deep as the drafter can.
+        least: Where fewer tokens than this are accepted of a draft, on average of the last rounds, nothing is drafted
+            either; 0 to look at the rows alone.
+        dwell: Rounds that a switch is kept for, at least.
+        probe: While nothing is drafted, one round in so many is, to learn what would be accepted; 0 for none.
+    """
+
+    def __init__(
+        self,
+        above: int,
+        *,
+        back: int | None = None,
+        depth: int | None = None,
+        least: float = 0.0,
+        dwell: int = DWELL,
+        probe: int = 32,
+    ):
+        self.above = whole("above", above, least=0)
+        self.back = self.above * 7 // 8 if back is None else whole("back", back, least=0)
+        if self.back > self.above:
+            raise ValueError(f"back={back} rows are more than above={above}: give as many or fewer")
+        self.depth = None if depth is None else whole("depth", depth, least=1)
+        self.least = number("least", least)
+        self.dwell, self.probe = whole("dwell", dwell, least=0), whole("probe", probe, least=0)
+
+    def bind(self, *, max_batch_size: int, max_depth: int) -> None:
+        """Begin with drafts."""
+        super().bind(max_batch_size=max_batch_size, max_depth=max_depth)
+        self._depth = max_depth if self.depth is None else min(self.depth, max_depth)
+        self._on, self._since, self._accepted = True, self.dwell, float(self._depth)
+
+    def depths(self, slots: Slots, lengths: Slots) -> Slots:
+        """Return the depth or nothing, for all rows."""
+        good = self._accepted >= self.least
+        wanted = good and len(slots) <= (self.above if self._on else self.back)
+        if wanted != self._on and self._since >= self.dwell:
+            self._on, self._since = wanted, 0
+        self._since += 1
+        probing = self.probe > 0 and self._since % self.probe == 0
+        return np.full(len(slots), self._depth if self._on or probing else 0)
+
+    def note(self, slots: Slots, proposed: Slots, accepted: Slots) -> None:
+        """Average over the rounds with drafts; each weighs a tenth of the rest."""
+        if proposed.any():
+            self._accepted += 0.1 * (float(accepted[proposed > 0].mean()) - self._accepted)
+
+
+@dataclass
+class _Tier:
+    """The depths to choose from for a range of batch sizes, and what is known of it."""
+
+    candidates: tuple[int, ...]
+    place: int
+    average: float
+    rounds: int = 0
+
+
+class TieredLength(LengthPolicy):
+    """Drafts one token deeper than is accepted on average, out of a few depths for every range of batch sizes.
+
+    The rule and the numbers are those of SGLang's adaptive speculation (pull requests 21599 and 24055, read in November
+    2026): all rows have one depth. A moving average of the tokens accepted per draft moves to a less deep candidate c
+    at or below c − 1/2 + ``down``, and from a candidate c to the next deeper one above c − 1/2 + ``up``. A depth of 0
+    is left for the next candidate at the next choice, to look again.
+
+    Args:
+        tiers: Depths to choose from, by the fewest running rows that they are for.
+        weight: Of a round in the average.
+        warm_up: Rounds of a tier before its first choice.
+        every: Rounds from one choice to the next.
+        down: See above.
+        up: See above.
+    """
+
+    def __init__(
+        self,
+        tiers: Mapping[int, Sequence[int]],
+        *,
+        weight: float = 0.2,
+        warm_up: int = 10,
+        every: int = 5,
+        down: float = -0.25,
+        up: float = 0.0,
+    ):
+        remedy = "give depths by the fewest rows that they are for, from one row on, such as {1: [1,3,7], 64: [1,2,5]}"
+        self.tiers = {whole("tiers", rows): wholes("tiers", depths, remedy) for rows, depths in tiers.items()}
+        if min(self.tiers, default=0) != 1 or not all(each and min(each) >= 0 for each in self.tiers.values()):
+            raise ValueError(f"tiers={shown(tiers)}: {remedy}")
+        self.weight = number("weight", weight, "give a share, such as 0.2")
+        self.warm_up, self.every = whole("warm_up", warm_up, least=0), whole("every", every, least=1)
+        self.down, self.up = number("down", down), number("up", up)
+
+    def bind(self, *, max_batch_size: int, max_depth: int) -> None:
+        """Begin every tier in the middle of its depths, of which those that the drafter does not reach become one."""
+        super().bind(max_batch_size=max_batch_size, max_depth=max_depth)
+        self._begins, self._tiers = np.array(sorted(self.tiers)), []
+        for rows in sorted(self.tiers):
+            candidates = tuple(sorted({min(depth, max_depth) for depth in self.tiers[rows]}))
+            middle = len(candidates) // 2
+            self._tiers.append(_Tier(candidates, middle, candidates[middle] - 1.0))
+        self._tier = self._tiers[0]
+
+    def depths(self, slots: Slots, lengths: Slots) -> Slots:
+        self._tier = self._tiers[int(np.searchsorted(self._begins, len(slots), side="right")) - 1]
+        return np.full(len(slots), self._tier.candidates[self._tier.place])
+
+    def note(self, slots: Slots, proposed: Slots, accepted: Slots) -> None:
+        """Average over the rows of the round, and choose anew after every few rounds."""
+        tier = self._tier
+        if not len(slots):
+            return
+        if tier.candidates[tier.place]:
+            tier.average += self.weight * (float(accepted.mean()) - tier.average)
+        tier.rounds += 1
+        if tier.rounds > self.warm_up and (tier.rounds - self.warm_up) % self.every == 0:
+            tier.place = self._chosen(tier)
+
+    def _chosen(self, tier: _Tier) -> int:
+        candidates, place = tier.candidates, tier.place
+        last = len(candidates) - 1
+        if candidates[place] == 0:
+            place = min(place + 1, last)
+            tier.average = candidates[place] - 1.0 if tier.average < 0 else tier.average
+            return place
+        while place and tier.average <= abs(candidates[place - 1] - 0.5) + self.down:
+            place -= 1
+        if place == tier.place:
+            while place < last and tier.average > candidates[place] - 0.5 + self.up:
+                place += 1
+        return place
