@@ -132,6 +132,7 @@ KINDS: dict[str, Any] = {
     **dict.fromkeys(("target", "drafter", "verifier", "sampling", "dataset", "tracker", "bootstrap"), Section),
     **dict.fromkeys(("methods", "policy", "policies", "rules", "labels", "setups", "contenders"), Section),
     **dict.fromkeys(("head", "data", "regenerate", "loss", "weights", "fit", "served"), Section),
+    **dict.fromkeys(("arrival", "workload", "overload", "lengths"), Section),
     **dict.fromkeys(("resume", "title", "allow_mixed", "chat", "execute", "measured", "pictures"), bool),
     **dict.fromkeys(("measure", "every_rule", "overwrite"), bool),
     **dict.fromkeys(("method", "baseline", "tokenizer"), Text),
@@ -154,6 +155,7 @@ KINDS: dict[str, Any] = {
     "trace": bool,
     "trace_dropped": Annotated[float, _number("a mass from 0 (keep every token) to below 1", lambda x: 0 <= x < 1)],
     "progress_every": _or_null(Annotated[int | str, Wanted("a number of prompts, a time such as 30s or 5m", _is_pace)]),
+    **dict.fromkeys(("requests", "rates"), Any),
     "objective": Literal["speedup", "tokens_per_second", "mean_acceptance_length", "draft_acceptance_rate"] | None,
     "peaks": Literal["measured", "none"],
     "temperatures": _or_null(Temperatures),
@@ -202,6 +204,12 @@ OWN: dict[str, dict[str, Any]] = {
         "engine": Section,
     },
     "calibrate": {"costs": Text},
+    "load": {
+        "seed": Natural,
+        "requests": _or_null(Count),
+        "seconds": _or_null(Positive),
+        "rates": _or_null(Annotated[list[Positive], Wanted("a list of rates, each above 0, as 'rates=[1,2,4]'", bool)]),
+    },
     "check_verifier": {
         "temperatures": Annotated[list[Positive], Wanted("at least one temperature, each above 0", bool)]
     },

@@ -1,4 +1,4 @@
-"""When requests arrive: processes with a rate, and users who wait for an answer. docs: SERVING metrics and workloads."""
+"""When requests arrive: processes with a rate, and users who wait for an answer."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
@@ -50,6 +50,19 @@ class Constant(Arrivals):
 
     def times(self, rng: np.random.Generator, count: int) -> Times:
         return np.arange(count) / self.rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Poisson(Arrivals):
+    """Requests that come independently of each other, ``rate`` in a second on average."""
+
+    rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_above_zero(rate=self.rate)
+
+    def times(self, rng: np.random.Generator, count: int) -> Times:
+        return rng.exponential(1 / self.rate, count).cumsum()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +156,13 @@ class Ramp(Arrivals):
 class Batch(Arrivals):
     """All requests at once: throughput and cost are all that counts, and nobody waits for a first token."""
 
-    rate: float = float("inf")
+    @property
+    def rate(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Requests per second: without end."""
+        return float("inf")
+
+    def at_rate(self, rate: float) -> Self:
+        raise ValueError("rates and arrival=batch are both given: all requests come at once, give rates=null")
 
     def times(self, rng: np.random.Generator, count: int) -> Times:
         return np.zeros(count)
@@ -178,10 +197,34 @@ class Users(Arrivals):
 
 
 def _thinned(rng: np.random.Generator, count: int, rate: float, intensity: Any, most: float) -> Times:
-    """Return the times of a Poisson process of varying rate, by thinning one of ``rate · most`` (Lewis, Shedler 1979)."""
+    """Return the times of a Poisson process of varying rate, by thinning a faster one (Lewis, Shedler 1979)."""
     kept, last = np.zeros(0), 0.0
     while len(kept) < count:
         more = last + rng.exponential(1 / (rate * most), 2 * count + 16).cumsum()
         last = more[-1]
         kept = np.concatenate([kept, more[rng.random(len(more)) * most < intensity(more)]])
     return kept[:count]
+
+
+def arriving(
+    arrivals: Arrivals, rng: np.random.Generator, *, requests: int | None, seconds: float | None = None
+) -> Times:
+    """Return the moments of requests: a number of them, those of so many seconds, or what both allow.
+
+    Raises:
+        ValueError: None arrives.
+    """
+    if requests is None and (seconds is None or arrivals.loop == CLOSED):
+        raise ValueError("requests=null: give a number of requests, or seconds=… with an open loop")
+    state = rng.bit_generator.state
+    count = requests or 64
+    times = arrivals.times(rng, count)
+    while requests is None and len(times) == count and times[-1] < (seconds or 0):
+        rng.bit_generator.state = state
+        count *= 2
+        times = arrivals.times(rng, count)
+    if seconds is not None and arrivals.loop == OPEN:
+        times = times[times < seconds]
+    if not len(times):
+        raise ValueError(f"seconds={seconds:g}: no request arrives so early, give more")
+    return times

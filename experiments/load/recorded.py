@@ -28,7 +28,7 @@ class Recorded(NamedTuple):
         times: Seconds since the first one.
         inputs: Tokens of the prompts.
         outputs: Tokens of the answers.
-        blocks: Numbers of the blocks of each prompt, equal where the tokens up to there are; None where it says nothing.
+        blocks: Numbers of the blocks of each prompt, equal where the tokens up to there are; None where none are told.
     """
 
     times: Float[np.ndarray, " request"]
@@ -106,9 +106,7 @@ def read(path: Path) -> Recorded:
         ValueError: It cannot be read, is empty or unsorted, or a row is malformed (with its line).
     """
     try:
-        opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
-        with opened as file:
-            first = file.readline()
+        first = _first_line(path)
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"arrival.path={path}: cannot be read ({error}), give a trace's file") from error
     if not first.strip():
@@ -128,6 +126,11 @@ def read(path: Path) -> Recorded:
     return found._replace(
         times=found.times - found.times[0], inputs=found.inputs.clip(1), outputs=found.outputs.clip(1)
     )
+
+
+def _first_line(path: Path) -> str:
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+        return file.readline()
 
 
 _NAMES = {
@@ -153,9 +156,8 @@ def _table(path: Path, header: str) -> Recorded:
         numbers[name] = pandas.to_numeric(frame[column], errors="coerce")
     wrong = np.flatnonzero(numbers.isna().any(axis=1))
     if len(wrong):
-        raise ValueError(
-            f"arrival.path={path}: line {wrong[0] + 2} is {','.join(frame.iloc[wrong[0]])!r}: give a time and two counts"
-        )
+        given = ",".join(frame.iloc[wrong[0]])
+        raise ValueError(f"arrival.path={path}: line {wrong[0] + 2} is {given!r}: give a time and two counts")
     inputs, outputs = (numbers[name].to_numpy().astype(np.int64) for name in ("inputs", "outputs"))
     return Recorded(numbers.time.to_numpy(dtype=np.float64), inputs, outputs)
 

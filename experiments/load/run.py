@@ -74,8 +74,8 @@ class LoadRun:
         seconds: From the first planned arrival to the last token.
         requests: A row per request that arrived (``columns()``), times in seconds since the run began, NaN for what
             never happened.
-        turns: A row per turn of the engine (``TURNS``); ``running`` and ``waiting`` are those at its end, and
-            ``free_pages`` is -1 where every slot has its own row.
+        turns: A row per turn of the engine (``TURNS``); ``running`` requests have a slot during it, and
+            ``waiting`` ones none; ``free_pages`` is -1 where every slot has its own row.
         totals: What the caches and preemption did.
         late: The 99th percentile of the delays that the generator of load has caused itself, in seconds: how much later
             than planned a request was submitted, while no turn was running.
@@ -106,7 +106,7 @@ class LoadRun:
         """Return what ``save`` has written."""
         rest = json.loads((folder / "load.json").read_text(encoding="utf-8"))
         tables = {name: pandas.read_parquet(folder / f"{name}.parquet") for name in ("requests", "turns")}
-        return cls(**{**rest, "totals": Totals(**rest["totals"])}, **tables)
+        return cls(**{**rest, **tables, "totals": Totals(**rest["totals"])})
 
 
 def typed(rows: Any, kinds: Mapping[str, str]) -> Frame:

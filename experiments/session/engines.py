@@ -58,7 +58,8 @@ def assemble(
     plainly, *others = methods_of(config, drafters)
     made = {each.name: paced(build(each.config, str(each.drafter)), _built(each, each.policy)) for each in others}
     rules: dict[str, Verifier] = {each.name: build(config, each.rule) for each in others}
-    contenders: dict[str, OtherEngine] = {str(name): build(config, f"contenders.{name}") for name in config.contenders}
+    others_too = config.get("contenders") or ()
+    contenders: dict[str, OtherEngine] = {str(name): build(config, f"contenders.{name}") for name in others_too}
     targets = _targets([plainly, *others])
     for each in others:
         settle_costs(

@@ -20,7 +20,7 @@ from specdec.engine.prompts import Prompt
 from specdec.engine.round import Mode
 from specdec.engine.rounds import check_recording, rounds_for
 from specdec.engine.running import RunningRequests
-from specdec.engine.scheduler import FirstCome, Scheduler
+from specdec.engine.scheduler import FirstCome, Scheduler, View, Work
 from specdec.engine.slot_table import SlotTable
 from specdec.engine.turns import Turns
 from specdec.interfaces import Drafter, Round, Session, Sizes, Verifier
@@ -62,6 +62,8 @@ class Engine:
 
     Attributes:
         on_round: Called with every speculative round, for traces and diagnostics; None by default, at no cost.
+        on_turn: Called with what the scheduler saw and planned, for timelines; None by default. Turns that are played
+            without asking the scheduler are left out.
         runner: Runs the target.
         session: The drafter's session in this engine; None without a drafter.
 
@@ -106,6 +108,7 @@ class Engine:
         instance("cache", paging, Paging, "Paging(shared=True), or None")
         self.paging = paging.filled_in(slots=max_batch_size, max_length=self.max_length)
         self.on_round: Callable[[Round], object] | None = None
+        self.on_turn: Callable[[View, Work], object] | None = None
         self._plain = self._speculative = Mode.plain(verifier)
         if drafter is not None:
             if verifier is None:
@@ -284,6 +287,10 @@ class Engine:
         if self.drafter is not None:
             self.runner.warm_up([1, *(1 + size for size in sizes)], batch=rows, wants=self._speculative.wants)
 
+    def forget(self) -> None:
+        """Let later requests find nothing in the caches of what was decoded so far, as in a new engine."""
+        self._running.forget()
+
     def weights_changed(self) -> None:
         """Have the weights of all models read again, after any of them was changed."""
         self._running.forget()
@@ -323,7 +330,7 @@ class Engine:
         self._check_open()
         try:
             with torch.inference_mode():
-                steps = self._turns.play(self.on_round)
+                steps = self._turns.play(self.on_round, self.on_turn)
         except BaseException as error:
             no_memory = explained(
                 error,

@@ -11,13 +11,14 @@ from specdec.engine.delivery import Delivery
 from specdec.engine.round import InFlight, Judged, Mode, repeatable
 from specdec.engine.rounds import Observer, Rounds
 from specdec.engine.running import RunningRequests, running_slots
-from specdec.engine.scheduler import Scheduler, View
+from specdec.engine.scheduler import Scheduler, View, Work
 from specdec.interfaces import Round
 from specdec.requests import Request
 from specdec.tree import DraftTree
 from specdec.types import Step
 
 Look = Callable[[Round], object]
+Note = Callable[[View, Work], object]
 
 
 class Turns:
@@ -60,11 +61,14 @@ class Turns:
         """Forget the round in flight, whose rows have failed."""
         self._in_flight = None
 
-    def play(self, look: Look | None) -> list[Step]:
-        """Run one turn, which ``look`` may see; returns its steps, those of a round that was begun a turn before."""
+    def play(self, look: Look | None, note: Note | None = None) -> list[Step]:
+        """Run one turn; returns its steps, those of a round that was begun a turn before.
+
+        ``look`` is shown the round, and ``note`` what the scheduler saw and planned.
+        """
         current, self._in_flight = self._in_flight, None
         if current is None or not current.rows_in(self._running.by_slot).any():
-            batch = self._plan()
+            batch = self._plan(note)
             if batch is None:
                 return []
             current = self._launch(batch, look)
@@ -74,7 +78,7 @@ class Turns:
             self._in_flight = self._launch(rows, look, ahead=current.played.tree.max_depth + 1)
         return self._finish(current)
 
-    def _plan(self) -> Batch | None:
+    def _plan(self, note: Note | None) -> Batch | None:
         """Preempt, admit and prefill as the scheduler plans; returns the rows that decode, None if there are none."""
         waiting = list(self.waiting.values())
         running = sorted(self._running, key=lambda request: request.id)
@@ -90,6 +94,8 @@ class Turns:
             max_depth=self._speculative.max_depth,
         )
         work = self._scheduler.plan(view)
+        if note is not None:
+            note(view, work)
         for request in work.preempt:
             self.waiting[request.id] = request  # before its slot is taken away, which may fail
             self._running.preempt(request)

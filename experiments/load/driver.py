@@ -1,0 +1,325 @@
+"""Plays requests against an engine by the clock, and notes what happens to them."""
+
+import heapq
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from experiments.load.arrivals import Times
+from experiments.load.run import (
+    CLOSED,
+    DONE,
+    DROPPED,
+    FAILED,
+    TURNS,
+    UNFINISHED,
+    LoadRun,
+    Totals,
+    columns,
+    typed,
+)
+from experiments.load.texts import Asked
+from specdec.engine.engine import Engine
+from specdec.engine.scheduler import View, Work
+from specdec.requests import SamplingParams
+from specdec.types import Step
+
+LONGEST_SLEEP = 0.05
+"""Seconds that nothing is looked at for: a client's answers come on their own."""
+
+
+class Serving(Protocol):
+    """An engine, or a client of a server."""
+
+    @property
+    def unfinished(self) -> int:
+        """The number of requests that wait or run."""
+        ...
+
+    def submit(
+        self, prompt: Any, sampling: SamplingParams, *, speculate: bool = True, arrived: float | None = None
+    ) -> int:
+        """Take a request, and return its id."""
+        ...
+
+    def step(self) -> list[Step]:
+        """Return what has happened since the last call; an engine runs a turn."""
+        ...
+
+    def abort(self, request_id: int) -> None:
+        """Drop a request."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overload:
+    """What is done where more arrives than can be served.
+
+    Attributes:
+        waiting: A request is dropped at once if so many others wait for their first token; None: never.
+        patience: Seconds after which a request without a first token is dropped; None: never.
+        spare: The share of its time and slots that the engine should have left; the report says whether it has. None:
+            nothing is asked.
+    """
+
+    waiting: int | None = None
+    patience: float | None = None
+    spare: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.waiting is not None and self.waiting < 1:
+            raise ValueError(f"overload.waiting={self.waiting}: give at least 1 request, or null for no limit")
+        if self.patience is not None and not self.patience > 0:
+            raise ValueError(f"overload.patience={self.patience}: give seconds above 0, or null for no limit")
+        if self.spare is not None and not 0 < self.spare < 1:
+            raise ValueError(f"overload.spare={self.spare}: give a share between 0 and 1, or null")
+
+
+@dataclass
+class _Seen:
+    """What was seen of one request, in seconds on the driver's clock."""
+
+    arrived: float
+    submitted: float = np.nan
+    admitted: float = np.nan
+    prefilled: float = np.nan
+    finished: float = np.nan
+    outcome: str = UNFINISHED
+    emissions: list[tuple[float, int]] = field(default_factory=list)
+    rounds: int = 0
+    drafted: int = 0
+    nodes: int = 0
+    accepted: int = 0
+    reused: int = 0
+    preemptions: int = 0
+    preempted: float = 0.0
+    recomputed: int = 0
+
+
+class Driver:
+    """Submits requests at their times between the turns of an engine.
+
+    An engine is asked for a turn at a time and cannot be interrupted, so what arrives during a turn waits for its end,
+    as it would in any engine that schedules by iterations. That wait is the engine's. What the driver itself is late
+    by is kept apart (``LoadRun.late``).
+
+    Args:
+        engine: The engine, without requests.
+        asked: The requests, in the order in which they come.
+        times: When they arrive, in seconds; in a closed loop, how long their user thinks before them.
+        loop: ``OPEN`` or ``CLOSED``.
+        users: In a closed loop, how many requests are there at a time.
+        overload: When requests are dropped.
+        speculate: False decodes plainly.
+        in_process: Whether ``step`` is a turn of the engine itself, for which arrivals wait.
+        clock: What the time is read from.
+        sleep: Waits for so many seconds.
+    """
+
+    def __init__(
+        self,
+        engine: Serving,
+        asked: Sequence[Asked],
+        times: Times,
+        *,
+        loop: str,
+        users: int = 0,
+        overload: Overload = Overload(),
+        speculate: bool = True,
+        in_process: bool = True,
+        clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], object] = time.sleep,
+    ):
+        self._engine, self._asked, self._times = engine, asked, times
+        self._loop, self._overload, self._speculate, self._in_process = loop, overload, speculate, in_process
+        self._clock, self._sleep = clock, sleep
+        # Who comes when. In a closed loop the first request of every user, and others are put here by answers.
+        first = len(asked) if loop != CLOSED else min(users, len(asked))
+        self._due = [(float(times[index]), index) for index in range(first)]
+        heapq.heapify(self._due)
+        self._next = first
+        self._seen: dict[int, _Seen] = {}
+        self._live: dict[int, int] = {}  # the number of a request by the engine's id
+        self._silent: dict[int, float] = {}  # requests without a token, and when they arrived
+        self._turns: list[dict[str, Any]] = []
+        self._own_delays: list[float] = []
+        self._notes: list[tuple[View, Work]] = []  # one where the scheduler was asked in this turn
+        self._begun = self._last_end = 0.0
+
+    def run(self) -> None:
+        """Play everything. What was seen until an exception is kept."""
+        self._before = self._counts()
+        self._begun, self._last_end = self._clock(), 0.0
+        if isinstance(self._engine, Engine):
+            self._engine.on_turn = self._noted
+        try:
+            while self._due or self._live:
+                self._submit_due()
+                self._lose_patience()
+                if self._engine.unfinished:
+                    self._turn()
+                elif self._due:
+                    self._sleep(max(0.0, min(self._due[0][0] - self._now(), LONGEST_SLEEP)))
+        finally:
+            if isinstance(self._engine, Engine):
+                self._engine.on_turn = None
+            for identity in self._live:
+                self._engine.abort(identity)
+            self._ended = self._now()
+
+    def _now(self) -> float:
+        return self._clock() - self._begun
+
+    def _noted(self, view: View, work: Work) -> None:
+        self._notes.append((view, work))
+
+    def _submit_due(self) -> None:
+        while self._due and self._due[0][0] <= self._now():
+            arrived, number = heapq.heappop(self._due)
+            seen = self._seen[number] = _Seen(arrived)
+            asked, limit = self._asked[number], self._overload.waiting
+            if not asked.planned.fits or (limit is not None and len(self._silent) >= limit):
+                self._end(number, FAILED if not asked.planned.fits else DROPPED, self._now())
+                continue
+            identity = self._engine.submit(
+                asked.prompt_ids, asked.sampling, speculate=self._speculate, arrived=self._begun + arrived
+            )
+            seen.submitted = self._now()
+            free_from = max(arrived, self._last_end) if self._in_process else arrived
+            self._own_delays.append(seen.submitted - free_from)
+            self._live[identity] = number
+            self._silent[number] = arrived
+
+    def _lose_patience(self) -> None:
+        patience = self._overload.patience
+        if patience is None:
+            return
+        now = self._now()
+        gone = {number for number, arrived in self._silent.items() if now - arrived > patience}
+        for identity in [identity for identity, number in self._live.items() if number in gone]:
+            self._engine.abort(identity)
+            self._end(self._live.pop(identity), DROPPED, now)
+
+    def _turn(self) -> None:
+        inside, begin = self._engine.unfinished, self._now()
+        self._notes.clear()
+        steps = self._engine.step()
+        self._last_end = self._now()
+        for step in steps:
+            self._take(step)
+        waiting, turn = 0, dict.fromkeys(TURNS, 0)
+        free_pages = self._turns[-1]["free_pages"] if self._turns else -1
+        for view, work in self._notes:
+            entered = sum(request.slot >= 0 for request in view.waiting)
+            waiting = len(view.waiting) - entered + len(work.preempt)
+            free_pages = -1 if view.free_pages is None else view.free_pages
+            turn |= {"prefill_tokens": _prefilled(view, work), "preempted": len(work.preempt)}
+        turn |= {
+            "begin": begin,
+            "seconds": self._last_end - begin,
+            "rows": len(steps),
+            "nodes": sum(step.proposed_nodes for step in steps),
+            "depth": max((step.proposed_depth for step in steps), default=0),
+            "committed": sum(len(step.token_ids) for step in steps),
+            "running": inside - waiting,
+            "waiting": waiting,
+            "free_pages": free_pages,
+        }
+        self._turns.append(turn)
+
+    def _take(self, step: Step) -> None:
+        number = self._live.get(step.request)
+        if number is None:
+            return
+        seen, visible = self._seen[number], step.visible - self._begun
+        seen.rounds += 1
+        seen.drafted += step.proposed_depth
+        seen.nodes += step.proposed_nodes
+        seen.accepted += step.accepted
+        if step.token_ids:
+            self._silent.pop(number, None)
+            seen.emissions.append((visible, len(step.token_ids)))
+        if np.isnan(seen.admitted):
+            seen.admitted = visible - step.elapsed
+        if step.timestamps is not None:
+            seen.prefilled = step.timestamps.prefilled - self._begun
+            seen.reused, seen.recomputed = step.timestamps.reused, step.timestamps.recomputed
+            seen.preemptions, seen.preempted = step.timestamps.preemptions, step.timestamps.preempted
+        if step.finish_reason is not None:
+            del self._live[step.request]
+            self._end(number, FAILED if step.finish_reason == "error" else DONE, visible)
+
+    def _end(self, number: int, outcome: str, at: float) -> None:
+        seen = self._seen[number]
+        seen.outcome, seen.finished = outcome, at
+        self._silent.pop(number, None)
+        if self._loop == CLOSED and self._next < len(self._asked):
+            heapq.heappush(self._due, (at + float(self._times[self._next]), self._next))
+            self._next += 1
+
+    def _counts(self) -> Totals:
+        if not isinstance(self._engine, Engine):
+            return Totals()
+        counts = self._engine.page_counts
+        return Totals(**{name: getattr(counts, name) for name in vars(Totals())})
+
+    def result(self, *, method: str, rate: float, **facts: Any) -> LoadRun:
+        """Return what was seen; requests that had not arrived yet when the run was broken off are left out."""
+        rows = []
+        for number, seen in sorted(self._seen.items()):
+            planned, emissions = self._asked[number].planned, seen.emissions
+            rows.append(
+                {
+                    "request": number,
+                    "klass": planned.klass,
+                    "user": planned.user,
+                    "priority": planned.priority,
+                    "outcome": seen.outcome,
+                    "arrived": seen.arrived,
+                    "submitted": seen.submitted,
+                    "admitted": seen.admitted,
+                    "prefilled": seen.prefilled,
+                    "first_token": emissions[0][0] if emissions else np.nan,
+                    "finished": seen.finished,
+                    "prompt_tokens": planned.prompt_tokens,
+                    "reused_tokens": seen.reused,
+                    "output_tokens": sum(count for _, count in emissions),
+                    "recomputed_tokens": seen.recomputed,
+                    "rounds": seen.rounds,
+                    "drafted": seen.drafted,
+                    "nodes": seen.nodes,
+                    "accepted": seen.accepted,
+                    "preemptions": seen.preemptions,
+                    "preempted_seconds": seen.preempted,
+                }
+            )
+        after = vars(self._counts())
+        totals = {name: after[name] - before for name, before in vars(self._before).items()}
+        ends = [seen.finished for seen in self._seen.values() if seen.outcome == DONE]
+        whole = len(self._seen) == len(self._asked) and not self._live
+        delays = self._own_delays
+        requests = typed(rows, columns())
+        requests["emissions"] = [self._seen[number].emissions for number in requests.request]
+        return LoadRun(
+            method=method,
+            rate=rate,
+            loop=self._loop,
+            seconds=max(ends, default=self._ended) if whole else self._ended,
+            requests=requests,
+            turns=typed(self._turns, TURNS),
+            totals=replace(self._before, **totals),
+            late=float(np.quantile(delays, 0.99, method="inverted_cdf")) if delays else 0.0,
+            facts={"complete": whole, "planned": len(self._asked), **facts},
+        )
+
+
+def _prefilled(view: View, work: Work) -> int:
+    """Return how many tokens a turn has prefilled; of a new request, those that the cache had are planned in vain."""
+    new = {request.id for request in view.waiting if not request.preemptions}
+    return sum(
+        min(count, max(request.prefilled - request.reused, 0)) if request.id in new else count
+        for request, count in work.prefill
+    )

@@ -1,0 +1,192 @@
+"""The figures of a load run: latencies, goodput, concurrency, what was wasted. Functions of a ``LoadRun`` alone."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas
+
+from experiments.load.run import DONE, DROPPED, FAILED, OPEN, UNFINISHED, Frame, LoadRun
+from experiments.results.frame import Figures
+from experiments.results.limits import Terms
+from experiments.results.requests import goodput, spread
+from experiments.results.statistics import Bootstrap
+
+LATENCIES = ("ttft", "engine_ttft", "queue", "tpot", "e2e")
+LATE = 0.005
+"""Seconds: a generator of load whose own delays have a 99th percentile above this is late, and what it measures is not
+the load that was planned."""
+LITTLE_TOLERANCE = 0.05
+"""The largest share by which the two sides of Little's law may differ: one is counted, the other timed."""
+_PARTS = 80
+_BREAK = 1e-3
+"""Seconds between two turns from which on the engine was idle between them."""
+
+
+def latencies(run: LoadRun) -> Frame:
+    """Return the requests with their latencies in seconds, as SERVING's definitions have them.
+
+    ``ttft`` is first token - arrived, ``engine_ttft`` first token - admitted, ``queue`` admitted - arrived, ``tpot``
+    (finished - first token) / (tokens - 1) and empty with one token, ``e2e`` finished - arrived. Of requests that did
+    not end well all are empty.
+    """
+    asked = run.requests
+    done = asked.outcome == DONE
+    several = done & (asked.output_tokens > 1)
+    return asked.assign(
+        ttft=(asked.first_token - asked.arrived).where(done),
+        engine_ttft=(asked.first_token - asked.admitted).where(done),
+        queue=(asked.admitted - asked.arrived).where(done),
+        tpot=((asked.finished - asked.first_token) / (asked.output_tokens - 1)).where(several),
+        e2e=(asked.finished - asked.arrived).where(done),
+    )
+
+
+def figures_of(run: LoadRun, terms: Terms, bootstrap: Bootstrap, *, slots: int | None = None) -> Figures:
+    """Return the figures of a run.
+
+    Args:
+        run: The run.
+        terms: Limits and price.
+        bootstrap: Settings of the intervals, over requests.
+        slots: Requests that the engine decodes together; None where nobody knows.
+
+    Returns:
+        ``arrived`` requests and what became of them; ``LATENCIES`` (``experiments.results.requests.spread``); rates
+        over the run's time; ``goodput``; ``running`` and ``waiting`` as averages over time; ``in_engine`` and what
+        Little's law has ``expected`` of it; ``unused``, the share of slots and time that nothing used; tokens that
+        were computed for nothing (``wasted``); ``hit_rate`` of the caches, ``late`` and ``warnings``.
+    """
+    frame = latencies(run)
+    outcomes = frame.outcome.value_counts()
+    done, seconds = frame[frame.outcome == DONE], run.seconds
+    tokens, rounds = int(done.output_tokens.sum()), int(frame.rounds.sum())
+    balance = little(run)
+    totals = run.totals
+    lost = frame[frame.outcome != DONE]
+    found = Figures(
+        method=run.method,
+        rate=run.rate,
+        loop=run.loop,
+        seconds=seconds,
+        arrived=len(frame),
+        done=int(outcomes.get(DONE, 0)),
+        dropped=int(outcomes.get(DROPPED, 0)),
+        failed=int(outcomes.get(FAILED, 0)),
+        unfinished=int(outcomes.get(UNFINISHED, 0)),
+        **_spreads(done, bootstrap),
+        requests_per_second=len(done) / seconds if seconds else None,
+        output_tokens_per_second=tokens / seconds if seconds else None,
+        total_tokens_per_second=(tokens + int(done.prompt_tokens.sum())) / seconds if seconds else None,
+        mean_acceptance_length=1 + float(frame.accepted.sum()) / rounds if rounds else None,
+        goodput=_goodput(frame, terms, seconds),
+        running=balance.running,
+        waiting=balance.waiting,
+        in_engine=balance.counted,
+        expected=balance.expected,
+        unused=None if not slots or not seconds else max(0.0, 1 - balance.running / slots),
+        preemptions=int(frame.preemptions.sum()),
+        wasted=Figures(
+            dropped_tokens=int(lost.output_tokens.sum()),
+            recomputed_tokens=int(frame.recomputed_tokens.sum()),
+            rejected_nodes=int((frame.nodes - frame.accepted).sum()),
+        ),
+        hit_rate=totals.reused / totals.queried if totals.queried else None,
+        late=run.late,
+        warnings=[],
+    )
+    return Figures(**{**found, "warnings": _warnings(found)})
+
+
+def by_class(run: LoadRun, terms: Terms, bootstrap: Bootstrap) -> Mapping[str, Figures]:
+    """Return arrived requests, latencies and goodput of every class, as long requests delay short ones."""
+    frame = latencies(run)
+    return {
+        str(name): Figures(
+            arrived=len(own),
+            done=int((own.outcome == DONE).sum()),
+            **_spreads(own[own.outcome == DONE], bootstrap),
+            goodput=_goodput(own, terms, run.seconds),
+        )
+        for name, own in frame.groupby("klass")
+    }
+
+
+def _goodput(frame: Frame, terms: Terms, seconds: float) -> Figures | None:
+    return None if terms.limits is None else goodput(frame, terms.limits, arrived=len(frame), seconds=seconds)
+
+
+def _spreads(done: Frame, bootstrap: Bootstrap) -> dict[str, Figures | None]:
+    named = done.rename(columns={"request": "prompt"})
+    return {name: spread(named[["prompt", name]].dropna(), bootstrap) for name in LATENCIES}
+
+
+def little(run: LoadRun) -> Figures:
+    """Return the requests in the engine as averages over time, and what Little's law expects.
+
+    ``counted`` is what the engine had in every turn (``running`` with a slot, ``waiting`` without one), weighted by
+    time. ``expected`` is the sum of all stays (finished - submitted) over the time. They come from different records,
+    so a difference means that one of them is wrong.
+    """
+    turns, asked = run.turns, run.requests
+    if not run.seconds or turns.empty:
+        return Figures(running=0.0, waiting=0.0, counted=0.0, expected=0.0)
+    begin, seconds = turns.begin.to_numpy(), turns.seconds.to_numpy()
+    gaps = np.append(begin[1:], run.seconds) - begin - seconds  # the host's own time between two turns belongs to them
+    weights = seconds + np.where((gaps > 0) & (gaps < _BREAK), gaps, 0.0)
+    running, waiting = ((turns[name] * weights).sum() / run.seconds for name in ("running", "waiting"))
+    stays = asked.finished.fillna(run.seconds) - asked.submitted
+    return Figures(
+        running=float(running),
+        waiting=float(waiting),
+        counted=float(running + waiting),
+        expected=float(stays.sum() / run.seconds),
+    )
+
+
+def in_flight(run: LoadRun, parts: int = _PARTS) -> Frame:
+    """Return the requests with and without a slot, as averages over equal parts of the run's time."""
+    edges = np.linspace(0.0, run.seconds, parts + 1)
+    end = run.requests.finished.fillna(run.seconds)
+
+    def level(since: Frame, until: Frame) -> np.ndarray:
+        starts, ends = since.to_numpy()[:, None], until.to_numpy()[:, None]
+        return np.nan_to_num((np.minimum(ends, edges[1:]) - np.maximum(starts, edges[:-1])).clip(min=0)).sum(0)
+
+    asked, width = run.requests, run.seconds / parts
+    entered = asked.admitted.fillna(end)
+    return pandas.DataFrame(
+        {
+            "time": (edges[:-1] + edges[1:]) / 2,
+            "running": level(asked.admitted, end) / width,
+            "waiting": level(asked.arrived, entered) / width,
+        }
+    )
+
+
+def knee(figures: Sequence[Figures], least: float = 0.9) -> float | None:
+    """Return the highest rate of one method at which it keeps the limits for at least this share of what arrives.
+
+    Lower rates have to do the same. None where no rate does, or where there are no limits.
+    """
+    best = None
+    for each in sorted(figures, key=lambda found: found.rate):
+        if each.goodput is None or (each.goodput.attainment or 0.0) < least:
+            break
+        best = each.rate
+    return best
+
+
+def _warnings(found: Figures) -> list[str]:
+    said = []
+    if found.loop == OPEN and found.late > LATE:
+        said.append(
+            f"LATE: the generator itself was late by {1000 * found.late:.1f} ms (99th percentile; {1000 * LATE:g} ms "
+            f"are allowed), so the load is not the one that was planned"
+        )
+    counted, expected = found.in_engine, found.expected
+    if abs(counted - expected) > LITTLE_TOLERANCE * max(counted, expected):
+        said.append(
+            f"BROKEN TIMESTAMPS: {counted:.3f} requests were in the engine on average, and Little's law expects "
+            f"{expected:.3f}"
+        )
+    return said

@@ -1,0 +1,253 @@
+"""What requests ask for, without texts: classes, lengths, priorities, and which beginnings prompts have in common."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from experiments.config.sections import typed
+from experiments.load.recorded import BLOCK, Recorded
+
+Pieces = tuple[tuple[int, int], ...]
+"""The parts of a prompt in order: a number and a count of tokens each. Parts of one number begin alike."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """What one request asks for.
+
+    Attributes:
+        klass: The class that it is reported under.
+        pieces: The parts of its prompt.
+        output_tokens: Tokens of the answer.
+        priority: See ``SamplingParams``, like the next two.
+        deadline: Seconds.
+        user: Whose request it is.
+        fits: Whether the engine has room for it; one that does not fit fails at once.
+    """
+
+    klass: str
+    pieces: Pieces
+    output_tokens: int
+    priority: int = 0
+    deadline: float | None = None
+    user: str = ""
+    fits: bool = True
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return sum(tokens for _, tokens in self.pieces)
+
+
+class Workload(ABC):
+    """Plans requests. The same seed gives the same requests to every method and at every rate."""
+
+    @abstractmethod
+    def plan(self, rng: np.random.Generator, count: int, recorded: Recorded | None = None) -> list[Planned]:
+        """Return what the first ``count`` requests ask for.
+
+        Args:
+            rng: Draws classes and lengths.
+            count: The number of requests.
+            recorded: The trace that they arrive by; None where they come by a process.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Klass:
+    """Requests of one kind.
+
+    Attributes:
+        share: How many there are, relative to the other classes.
+        input: Tokens of the prompt, on average.
+        output: Tokens of the answer, on average.
+        spread: Standard deviation of both lengths over their mean, which are log-normal; 0: all alike.
+        priority: Lower is served first, by schedulers that know priorities.
+        deadline: Seconds after arrival, for schedulers that know deadlines; None for none.
+        users: The number of users who ask.
+    """
+
+    share: float = 1.0
+    input: int = 128
+    output: int = 64
+    spread: float = 0.0
+    priority: int = 0
+    deadline: float | None = None
+    users: int = 1
+
+    def check(self, where: str) -> None:
+        """Refuse what no request can have.
+
+        Raises:
+            ValueError: Names the value.
+        """
+        for name, least in (("share", 0), ("input", 1), ("output", 1), ("spread", 0), ("users", 1)):
+            if not getattr(self, name) >= least:
+                raise ValueError(f"{where}.{name}={getattr(self, name)}: give at least {least}")
+
+
+class Mix(Workload):
+    """Requests of one class or of several.
+
+    Args:
+        classes: By name, the fields of ``Klass``.
+    """
+
+    def __init__(self, classes: Mapping[str, Any]):
+        self.classes = {
+            str(name): typed(Klass, dict(given), f"workload.classes.{name}") for name, given in classes.items()
+        }
+        for name, each in self.classes.items():
+            each.check(f"workload.classes.{name}")
+        if not sum(each.share for each in self.classes.values()):
+            raise ValueError("workload.classes: no class has a share of the requests: give one a share above 0")
+
+    def plan(self, rng: np.random.Generator, count: int, recorded: Recorded | None = None) -> list[Planned]:
+        names, kinds = list(self.classes), list(self.classes.values())
+        shares = np.array([kind.share for kind in kinds], dtype=np.float64)
+        drawn = rng.choice(len(kinds), count, p=shares / shares.sum())
+        noise, users = rng.standard_normal((count, 2)), rng.random(count)
+        planned = []
+        for index in range(count):
+            name, kind = names[drawn[index]], kinds[drawn[index]]
+            sizes = [
+                _length(mean, kind.spread, z) for mean, z in zip((kind.input, kind.output), noise[index], strict=True)
+            ]
+            planned.append(
+                Planned(
+                    klass=name,
+                    pieces=((index, sizes[0]),),
+                    output_tokens=sizes[1],
+                    priority=kind.priority,
+                    deadline=kind.deadline,
+                    user=f"{name} {int(users[index] * kind.users)}",
+                )
+            )
+        return planned
+
+
+def _length(mean: float, spread: float, z: float) -> int:
+    """Return a length with a log-normal distribution, from a standard normal number."""
+    variance = np.log1p(spread**2)
+    return max(1, round(float(mean * np.exp(np.sqrt(variance) * z - variance / 2))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chats(Workload):
+    """Conversations of several turns behind a few system prompts: prompts begin like earlier ones.
+
+    Every request is the next turn of a conversation. What was said before, answers included, is written in advance, as
+    in recorded traces. So the tokens of an earlier *answer* are found in a cache only if the target has answered the
+    same.
+
+    Attributes:
+        systems: The number of system prompts.
+        system: Tokens of a system prompt.
+        turns: Turns of a conversation.
+        said: Tokens that a user says in a turn.
+        output: Tokens of an answer.
+        open: Conversations that go on side by side; whose turn is next is drawn.
+    """
+
+    systems: int = 2
+    system: int = 192
+    turns: int = 4
+    said: int = 32
+    output: int = 32
+    open: int = 8
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value < 1:
+                raise ValueError(f"workload.{name}={value}: give at least 1")
+
+    def plan(self, rng: np.random.Generator, count: int, recorded: Recorded | None = None) -> list[Planned]:
+        going: list[tuple[str, Pieces, int]] = []  # user, what was said so far, turns so far
+        started, number, planned = 0, self.systems, []
+        for _ in range(count):
+            while len(going) < self.open:
+                going.append((f"chat {started}", ((int(rng.integers(self.systems)), self.system),), 0))
+                started += 1
+            place = int(rng.integers(self.open))
+            user, before, turn = going[place]
+            prompt = (*before, (number, self.said))
+            planned.append(Planned(klass=f"turn {turn + 1}", pieces=prompt, output_tokens=self.output, user=user))
+            going[place] = (user, (*prompt, (number + 1, self.output)), turn + 1)
+            if turn + 1 == self.turns:
+                going.pop(place)
+            number += 2
+        return planned
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsRecorded(Workload):
+    """Lengths as the trace has them that requests arrive by; its blocks, if any, say what prompts have in common."""
+
+    klass: str = "trace"
+
+    def plan(self, rng: np.random.Generator, count: int, recorded: Recorded | None = None) -> list[Planned]:
+        if recorded is None:
+            raise ValueError(
+                "workload=trace takes its lengths from the arrivals: give arrival=trace, or another workload"
+            )
+        most = 0 if recorded.blocks is None else max((max(own, default=0) for own in recorded.blocks), default=0)
+        planned = []
+        for index in range(min(count, len(recorded.times))):
+            tokens, pieces = int(recorded.inputs[index]), []
+            for block in () if recorded.blocks is None else recorded.blocks[index]:
+                if tokens:
+                    pieces.append((block, min(tokens, BLOCK)))
+                    tokens -= pieces[-1][1]
+            if tokens:
+                pieces.append((most + 1 + index, tokens))
+            outputs = int(recorded.outputs[index])
+            planned.append(Planned(klass=self.klass, pieces=tuple(pieces), output_tokens=outputs))
+        return planned
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lengths:
+    """How planned lengths are fitted to a model.
+
+    Attributes:
+        scale: All lengths are multiplied by this; 0.1 makes 4,000 tokens 400.
+        too_long: What becomes of a request that has no room even so: ``"cut"`` shortens it (the answer to at most half
+            of the room, the prompt to the rest, from its end on), ``"refuse"`` has it fail.
+    """
+
+    scale: float = 1.0
+    too_long: str = "cut"
+
+    def __post_init__(self) -> None:
+        if not (np.isfinite(self.scale) and self.scale > 0):
+            raise ValueError(f"lengths.scale={self.scale:g}: give a number above 0, such as 0.1")
+        if self.too_long not in ("cut", "refuse"):
+            raise ValueError(f"lengths.too_long={self.too_long!r}: give cut or refuse")
+
+    def fit(self, planned: Sequence[Planned], room: int) -> tuple[list[Planned], dict[str, int]]:
+        """Return the requests as an engine with ``room`` positions takes them, and how many do not fit as they are."""
+        made, counts = [], {"cut": 0, "refused": 0}
+        for each in planned:
+            scaled = replace(
+                each,
+                pieces=tuple((number, max(1, round(tokens * self.scale))) for number, tokens in each.pieces),
+                output_tokens=max(1, round(each.output_tokens * self.scale)),
+            )
+            if scaled.prompt_tokens + scaled.output_tokens > room:
+                counts["cut" if self.too_long == "cut" else "refused"] += 1
+                scaled = _cut(scaled, room) if self.too_long == "cut" else replace(scaled, fits=False)
+            made.append(scaled)
+        return made, counts
+
+
+def _cut(planned: Planned, room: int) -> Planned:
+    output = min(planned.output_tokens, max(room // 2, room - planned.prompt_tokens))
+    left, pieces = room - output, []
+    for number, tokens in planned.pieces:
+        if left:
+            pieces.append((number, min(tokens, left)))
+            left -= pieces[-1][1]
+    return replace(planned, pieces=tuple(pieces), output_tokens=output)

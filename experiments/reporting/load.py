@@ -1,0 +1,172 @@
+"""What requests felt under load: tables over rates and methods, by class, and everything that belongs to a report."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.load.figures import by_class, figures_of, knee
+from experiments.load.run import LoadRun
+from experiments.reporting import terminal
+from experiments.reporting.cells import NOTHING, number, percent
+from experiments.reporting.formats import document, write_texts
+from experiments.reporting.load_plots import PLOTS, classes_plot
+from experiments.reporting.load_timeline import write_timeline
+from experiments.reporting.requests import milliseconds
+from experiments.reporting.table import Cell, Column, Table, left
+from experiments.results.frame import Figures
+from experiments.results.limits import Terms
+from experiments.results.statistics import Bootstrap
+
+LOOPS = {
+    "open": "open loop: requests arrive whatever the engine does",
+    "closed": "closed loop: a user's next request comes after the answer, which hides overload",
+}
+"""Stands on every table and picture."""
+RATES = {"open": "requests/s arriving", "closed": "users"}
+ATTAINED = (0.9, 0.99)
+"""Shares of requests within all limits for which the highest rate is told."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadReport:
+    """How runs are reported.
+
+    Attributes:
+        folder: Where it is written.
+        terms: The limits.
+        bootstrap: Settings of the intervals.
+        title: Model and conditions.
+        notes: Sentences below the first table.
+        spare: The share of slots and time that should be unused; None where nothing was asked.
+    """
+
+    folder: Path
+    terms: Terms
+    bootstrap: Bootstrap
+    title: str
+    notes: Sequence[str] = ()
+    spare: float | None = None
+
+
+def report_load(runs: Sequence[LoadRun], report: LoadReport) -> tuple[list[Figures], list[Path]]:
+    """Print tables, and write them with pictures, figures and timelines; returns the figures, and the files."""
+    figures = [figures_of(run, report.terms, report.bootstrap, slots=run.facts.get("slots")) for run in runs]
+    tables = [load_table(figures, report), waste_table(figures)]
+    classes = [(run, by_class(run, report.terms, report.bootstrap)) for run in runs]
+    several = any(len(own) > 1 for _, own in classes)
+    if several:
+        tables.append(class_table(classes))
+    said = sentences(figures, report)
+    console = terminal.console()
+    terminal.show(console, *tables)
+    terminal.say(console, *said)
+    texts = {"load.md": document(*tables, said), "load.json": {"title": report.title, "runs": figures}}
+    written = write_texts(report.folder, texts)
+    about = LOOPS[runs[0].loop]
+    for name, plot in PLOTS.items():
+        drawn = plot(runs, figures, report.folder / name, f"{report.title}; {about}", report.terms)
+        written += [] if drawn is None else [drawn]
+    if several:
+        written.append(classes_plot(classes, report.folder / "classes.png", f"{report.title}; {about}"))
+    for run in runs:
+        written.append(write_timeline(run, report.folder / f"{run.method}_{run.rate:g}" / "timeline.json"))
+    terminal.list_written(console, written)
+    return figures, written
+
+
+def load_table(figures: Sequence[Figures], report: LoadReport) -> Table:
+    """A row per rate and method: what was asked, what users felt, and what came out."""
+    limits = report.terms.limits
+    notes = [
+        LOOPS[figures[0].loop],
+        *([f"limits: {limits}"] if limits is not None else ["no limits were given (sla.ttft, sla.tpot, sla.e2e)"]),
+        "TTFT: time to first token, the queue included; TPOT: time per further token",
+        "goodput: requests within all limits per second; dropped, failed and unfinished ones are not",
+        f"intervals: {report.bootstrap.confidence:.0%}, over requests",
+        *report.notes,
+    ]
+    columns: list[tuple[Column | str, Callable[[Figures], Cell | str]]] = [
+        (RATES[figures[0].loop].replace(" ", "\n"), lambda found: f"{found.rate:.3g}"),
+        (left("method", fold=True, min_width=10), lambda found: found.method),
+        ("arrived\ndone", lambda found: f"{found.arrived}; {found.done}"),
+        ("TTFT, ms\np50; p99", lambda found: _with_interval(found.ttft)),
+        ("TPOT, ms\np50; p99", lambda found: _with_interval(found.tpot)),
+        ("to end, ms\np50; p99", lambda found: milliseconds(found.e2e)),
+        ("tokens/s\nout", lambda found: number(found.output_tokens_per_second, 1)),
+        ("within\nlimits", lambda found: percent(found.goodput.attainment) if found.goodput else NOTHING),
+        ("goodput\n/s", lambda found: number(found.goodput.per_second) if found.goodput else NOTHING),
+        ("running\nwaiting", lambda found: f"{found.running:.1f}; {found.waiting:.1f}"),
+    ]
+    return Table.of(
+        figures, columns, title=f"Under load: {report.title}", notes=notes, section=lambda found: found.rate
+    )
+
+
+def waste_table(figures: Sequence[Figures]) -> Table:
+    """A row per rate and method: what was dropped or done twice, and what was left over."""
+    columns: list[tuple[Column | str, Callable[[Figures], Cell | str]]] = [
+        (RATES[figures[0].loop].replace(" ", "\n"), lambda found: f"{found.rate:.3g}"),
+        (left("method", fold=True, min_width=10), lambda found: found.method),
+        ("dropped\nfailed\nunfinished", lambda found: f"{found.dropped}; {found.failed}; {found.unfinished}"),
+        ("their\ntokens", lambda found: str(found.wasted.dropped_tokens)),
+        ("pre-\nempted", lambda found: str(found.preemptions)),
+        ("pre-\nfilled\ntwice", lambda found: str(found.wasted.recomputed_tokens)),
+        ("rejected\nnodes", lambda found: str(found.wasted.rejected_nodes)),
+        ("tokens\nper\nround", lambda found: number(found.mean_acceptance_length)),
+        ("found\nin\ncache", lambda found: percent(found.hit_rate)),
+        ("slots\nunused", lambda found: percent(found.unused)),
+        ("in engine\nexpected", lambda found: f"{found.in_engine:.2f}; {found.expected:.2f}"),
+        ("gener-\nator\nlate, ms", lambda found: f"{1000 * found.late:.1f}"),
+    ]
+    notes = [
+        LOOPS[figures[0].loop],
+        "in no goodput: tokens of requests that did not end well, and those prefilled again after preemptions",
+        "in engine: counted between turns, and expected by Little's law (arrivals per second · mean stay)",
+        "late: 99th percentile of the generator's own delays; waiting for the running turn is the engine's",
+    ]
+    return Table.of(figures, columns, title="Beside goodput", notes=notes, section=lambda found: found.rate)
+
+
+def class_table(classes: Sequence[tuple[LoadRun, Mapping[str, Figures]]]) -> Table:
+    """A row per rate, method and class."""
+    rows = [(run, name, found) for run, own in classes for name, found in own.items()]
+    columns = [
+        (RATES[rows[0][0].loop].replace(" ", "\n"), lambda each: f"{each[0].rate:.3g}"),
+        (left("method", fold=True, min_width=10), lambda each: each[0].method),
+        (left("class", fold=True, min_width=8), lambda each: each[1]),
+        ("arrived\ndone", lambda each: f"{each[2].arrived}; {each[2].done}"),
+        ("queue, ms\np50; p99", lambda each: milliseconds(each[2].queue)),
+        ("TTFT, ms\np50; p99", lambda each: milliseconds(each[2].ttft)),
+        ("TPOT, ms\np50; p99", lambda each: milliseconds(each[2].tpot)),
+        ("within\nlimits", lambda each: percent(each[2].goodput.attainment) if each[2].goodput else NOTHING),
+    ]
+    notes = [LOOPS[rows[0][0].loop], "long requests delay short ones that come behind them"]
+    return Table.of(rows, columns, title="By class", notes=notes, section=lambda each: (each[0].rate, each[0].method))
+
+
+def sentences(figures: Sequence[Figures], report: LoadReport) -> list[str]:
+    """What a reader must not miss, and the highest rates that keep the limits."""
+    said = [f"{each.method} at {each.rate:.3g}: {warning}" for each in figures for warning in each.warnings]
+    methods = list(dict.fromkeys(each.method for each in figures))
+    if report.terms.limits is not None and len({each.rate for each in figures}) > 1:
+        for method in methods:
+            own = [each for each in figures if each.method == method]
+            found = [knee(own, share) for share in ATTAINED]
+            words = [
+                f"{share:.0%} of requests up to {NOTHING if rate is None else f'{rate:.3g}'}"
+                for share, rate in zip(ATTAINED, found, strict=True)
+            ]
+            said.append(f"{method} keeps all limits for {' and for '.join(words)} {RATES[figures[0].loop]}")
+    for each in figures if report.spare is not None else ():
+        kept = each.unused is not None and each.unused >= report.spare
+        said.append(
+            f"{each.method} at {each.rate:.3g}: {percent(each.unused)} of slots and time were unused, which is "
+            f"{'at least' if kept else 'LESS than'} the {report.spare:.0%} to spare"
+        )
+    return said
+
+
+def _with_interval(spread: Figures | None) -> Cell:
+    intervals = [] if spread is None else [spread[f"p{level}_interval"] for level in (50, 99)]
+    more = [f"({1000 * low:.3g} to {1000 * high:.3g})" for low, high in filter(None, intervals)]
+    return Cell(milliseconds(spread), more)

@@ -1,0 +1,200 @@
+"""Pictures of an engine under load."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from experiments.load.figures import in_flight
+from experiments.load.run import OPEN, LoadRun
+from experiments.reporting import style
+from experiments.results.frame import Figures
+from experiments.results.limits import Terms
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+X = {"open": "requests per second that arrive", "closed": "users"}
+_LEVELS = ((50, "-", "p50"), (90, "--", "p90"), (99, ":", "p99"))
+_MOST_PANELS = 4
+
+
+def _methods(figures: Sequence[Figures]) -> dict[str, list[Figures]]:
+    names = dict.fromkeys(each.method for each in figures)
+    return {name: sorted((f for f in figures if f.method == name), key=lambda f: f.rate) for name in names}
+
+
+@style.styled()
+def knee_plot(
+    runs: Sequence[LoadRun], figures: Sequence[Figures], path: Path, subtitle: str, terms: Terms
+) -> Path | None:
+    """Draw latency over throughput, a line per method through its rates; None with a single rate."""
+    methods = _methods(figures)
+    if max(map(len, methods.values())) < 2:
+        return None
+    figure = style.new_figure(style.PAGE, 3.0)
+    panels = figure.subplots(1, 2)
+    for axes, name, text in zip(
+        panels, ("ttft", "e2e"), ("time to first token (s)", "arrival to end (s)"), strict=True
+    ):
+        for index, (method, own) in enumerate(methods.items()):
+            known = [each for each in own if each[name] is not None]
+            across = [each.output_tokens_per_second for each in known]
+            for level, line in ((50, "-"), (99, ":")):
+                label = f"{method}: {'median' if level == 50 else '99th percentile'}"
+                values = [each[name][f"p{level}"] for each in known]
+                axes.plot(across, values, linestyle=line, label=label, **style.looks(index))
+            for each in known:
+                style.note(axes, f"{each.rate:.3g}", (each.output_tokens_per_second, each[name].p50), (3, -6))
+        _limit(axes, terms, name)
+        axes.set_yscale("log")
+        style.plain_log(axes.yaxis)
+        axes.set(xlabel="output tokens per second of completed requests", ylabel=text)
+        axes.grid()
+    style.legend_of(figure, panels[0], ncols=2)
+    about = f"Latency over throughput; numbers beside the medians: {X[figures[0].loop]}"
+    style.title(figure, about, subtitle)
+    return style.save(figure, path)
+
+
+@style.styled()
+def latency_plot(
+    runs: Sequence[LoadRun], figures: Sequence[Figures], path: Path, subtitle: str, terms: Terms
+) -> Path | None:
+    """Draw percentiles of TTFT and TPOT over the rate, with intervals, a column of panels per method."""
+    methods = _methods(figures)
+    figure = style.new_figure(style.PAGE, 4.4)
+    panels = figure.subplots(2, len(methods), sharey="row", sharex=True, squeeze=False)
+    for row, (name, text) in enumerate(
+        (("ttft", "time to first\ntoken (ms)"), ("tpot", "time per further\ntoken (ms)"))
+    ):
+        for axes, (method, own) in zip(panels[row], methods.items(), strict=True):
+            known = [each for each in own if each[name] is not None]
+            for index, (level, line, label) in enumerate(_LEVELS):
+                rates = [each.rate for each in known]
+                values = [1000 * each[name][f"p{level}"] for each in known]
+                bounds = [each[name][f"p{level}_interval"] or (each[name][f"p{level}"],) * 2 for each in known]
+                axes.plot(rates, values, linestyle=line, label=label, **style.looks(index))
+                low, high = ([1000 * end for end in ends] for ends in zip(*bounds, strict=True)) if known else ([], [])
+                axes.vlines(rates, low, high, color=style.color(index), linewidth=1.0)
+            _limit(axes, terms, name, 1000)
+            axes.set_yscale("log")
+            style.plain_log(axes.yaxis)
+            axes.grid()
+            if row == 0:
+                axes.set_title(method)
+            else:
+                axes.set_xlabel(X[figures[0].loop])
+        panels[row][0].set_ylabel(text)
+    style.legend_of(figure, panels[0][0], ncols=4)
+    style.title(figure, "Percentiles over requests, with their intervals", subtitle)
+    return style.save(figure, path)
+
+
+@style.styled()
+def goodput_plot(
+    runs: Sequence[LoadRun], figures: Sequence[Figures], path: Path, subtitle: str, terms: Terms
+) -> Path | None:
+    """Draw goodput and the share within all limits over the rate; None without limits."""
+    if terms.limits is None:
+        return None
+    figure = style.new_figure(style.PAGE, 2.8)
+    left, right = figure.subplots(1, 2)
+    for index, (method, own) in enumerate(_methods(figures).items()):
+        rates = [each.rate for each in own]
+        looks = style.looks(index)
+        left.plot(rates, [each.goodput.per_second for each in own], label=f"{method}: within all limits", **looks)
+        done = [each.requests_per_second for each in own]
+        left.plot(rates, done, label=f"{method}: all that ended", **{**looks, "alpha": 0.5}, linestyle=":")
+        right.plot(rates, [100 * each.goodput.attainment for each in own], label=method, **looks)
+    for share in (90, 99):
+        right.axhline(share, color=style.FAINT, linewidth=0.8, linestyle="--")
+    style.note(right, "90 % and 99 %", (right.get_xlim()[0], 90), (2, -7), color=style.FAINT)
+    left.set(xlabel=X[figures[0].loop], ylabel="requests per second")
+    right.set(xlabel=X[figures[0].loop], ylabel="requests within all limits (%)")
+    right.set_ylim(-3, 103)
+    left.set_ylim(bottom=0)
+    left.grid()
+    right.grid()
+    style.legend_of(figure, left, ncols=2)
+    style.title(figure, f"Goodput: requests with {terms.limits}", subtitle)
+    return style.save(figure, path)
+
+
+@style.styled()
+def concurrency_plot(
+    runs: Sequence[LoadRun], figures: Sequence[Figures], path: Path, subtitle: str, terms: Terms
+) -> Path:
+    """Draw requests with a slot and in the queue over time, at up to four rates, with Little's law."""
+    rates = sorted({run.rate for run in runs})
+    shown = rates if len(rates) <= _MOST_PANELS else [rates[round(i * (len(rates) - 1) / 3)] for i in range(4)]
+    methods = list(_methods(figures))
+    figure = style.new_figure(style.PAGE, 1.2 + 1.25 * len(shown))
+    panels = figure.subplots(len(shown), len(methods), squeeze=False, sharey="row")
+    for run, found in zip(runs, figures, strict=True):
+        if run.rate not in shown or not run.seconds:
+            continue
+        axes, levels = panels[shown.index(run.rate)][methods.index(run.method)], in_flight(run)
+        axes.fill_between(levels.time, levels.running, step="mid", color=style.color(0), alpha=0.7, label="with a slot")
+        above = levels.running + levels.waiting
+        axes.fill_between(
+            levels.time, levels.running, above, step="mid", color=style.color(1), alpha=0.6, label="in the queue"
+        )
+        text = f"{found.in_engine:.1f} on average; by Little's law {found.expected:.1f}"
+        what = f"{run.rate:.3g} requests/s" if run.loop == OPEN else f"{run.rate:.3g} users"
+        axes.set_title(f"{run.method}, {what}: {text}", fontsize=style.SMALLEST)
+        axes.set_ylim(0, max(axes.get_ylim()[1], 1.05 * above.max()))
+        axes.set_xlim(0, run.seconds)
+        axes.grid(axis="y")
+    for axes in panels[:, 0]:
+        axes.set_ylabel("requests")
+    for axes in panels[-1]:
+        axes.set_xlabel("seconds")
+    style.legend_of(figure, panels[0][0], ncols=2)
+    style.title(figure, "Requests in the engine over time", subtitle)
+    return style.save(figure, path)
+
+
+@style.styled()
+def classes_plot(classes: Sequence[tuple[LoadRun, Mapping[str, Figures]]], path: Path, subtitle: str) -> Path:
+    """Draw TTFT and TPOT of every class at the highest rate: who waits behind whom."""
+    highest = max(run.rate for run, _ in classes)
+    shown = [(run, own) for run, own in classes if run.rate == highest]
+    names = list(dict.fromkeys(name for _, own in shown for name in own))
+    figure = style.new_figure(style.PAGE, 1.3 + 0.28 * len(names) * max(1, len(shown) / 2))
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, name, text in zip(
+        panels, ("ttft", "tpot"), ("time to first token (ms)", "time per further token (ms)"), strict=True
+    ):
+        for index, (run, own) in enumerate(shown):
+            offset = 0.0 if len(shown) == 1 else -0.22 + 0.44 * index / (len(shown) - 1)
+            for row, klass in enumerate(names):
+                spread = own[klass][name] if klass in own else None
+                if spread is None:
+                    continue
+                low, high = 1000 * spread.p50, 1000 * spread.p99
+                axes.hlines(row + offset, low, high, color=style.color(index), linewidth=1.3)
+                axes.plot([low, high], [row + offset] * 2, linestyle="none", label=run.method, **style.looks(index))
+        axes.set_xlabel(text)
+        axes.set_xscale("log")
+        style.plain_log(axes.xaxis)
+        axes.grid(axis="x")
+    style.name_rows(panels[0], names, 20)
+    style.legend_of(figure, panels[0])
+    loop = X[shown[0][0].loop]
+    style.title(figure, f"Median to 99th percentile by class, at {highest:.3g} {loop}", subtitle)
+    return style.save(figure, path)
+
+
+def _limit(axes: "Axes", terms: Terms, name: str, unit: float = 1.0) -> None:
+    limit = getattr(terms.limits, name, None)
+    if limit is not None:
+        axes.axhline(unit * limit, color=style.WRONG, linewidth=1.0, linestyle="--", label="limit")
+
+
+PLOTS: Mapping[str, Callable[[Sequence[LoadRun], Sequence[Figures], Path, str, Terms], Path | None]] = {
+    "knee.png": knee_plot,
+    "latency.png": latency_plot,
+    "goodput.png": goodput_plot,
+    "concurrency.png": concurrency_plot,
+}
+"""The pictures of a report by file name."""
