@@ -38,6 +38,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 ROOMS = (
     ("datasets", "results"),
     ("tracing", "training", "grading", "contenders", "exporting", "planning"),
+    ("load",),
     ("measuring", "inspecting"),
     ("reporting", "tracking"),
     ("config",),
@@ -112,9 +113,11 @@ def whole_project() -> dict[str, frozenset[str]]:
 
 
 def is_entry_point(module: str) -> bool:
-    """A module at the top of experiments, beside the rooms."""
+    """A module at the top of experiments, beside the rooms, or the one of a room that is a command, too."""
     parts = module.split(".")
-    return parts[0] == "experiments" and len(parts) == 2 and SOURCES[module].name != "__init__.py"
+    if parts[0] != "experiments":
+        return False
+    return parts[2:] == ["__main__"] or (len(parts) == 2 and SOURCES[module].name != "__init__.py")
 
 
 def wrong_packages(module: str, found: Iterable[str]) -> list[str]:

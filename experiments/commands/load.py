@@ -13,7 +13,6 @@ from experiments.config.sections import bootstrap_of, build, plain, plain_whole,
 from experiments.datasets.prompt import choose, fingerprint
 from experiments.load.arrivals import Arrivals, Times, arriving
 from experiments.load.driver import Driver, Overload
-from experiments.load.memory import charge_memory
 from experiments.load.recorded import Trace
 from experiments.load.run import LoadRun
 from experiments.load.texts import Asked, Texts, ask
@@ -25,6 +24,7 @@ from experiments.results.frame import Figures
 from experiments.results.limits import Terms
 from experiments.results.manifest import device_name, write_manifest
 from experiments.results.origin import flatten
+from experiments.session.charged import charge_memory
 from experiments.session.engines import assemble, settle
 from experiments.session.methods import check_components
 from experiments.session.tracked import tracked_run

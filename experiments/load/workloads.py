@@ -2,12 +2,11 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
-from experiments.config.sections import typed
 from experiments.load.recorded import BLOCK, Recorded
 
 Pieces = tuple[tuple[int, int], ...]
@@ -78,15 +77,22 @@ class Klass:
     deadline: float | None = None
     users: int = 1
 
-    def check(self, where: str) -> None:
-        """Refuse what no request can have.
+    @classmethod
+    def of(cls, given: Any, where: str) -> "Klass":
+        """Return a class from its fields, as settings have them.
 
         Raises:
-            ValueError: Names the value.
+            ValueError: Names the field that there is not, or whose value no request can have.
         """
-        for name, least in (("share", 0), ("input", 1), ("output", 1), ("spread", 0), ("users", 1)):
-            if not getattr(self, name) >= least:
-                raise ValueError(f"{where}.{name}={getattr(self, name)}: give at least {least}")
+        known = [each.name for each in fields(cls)]
+        for name, value in dict(given).items():
+            if name not in known:
+                raise ValueError(f"there is no {where}.{name}: choose among {', '.join(known)}")
+            least = {"share": 0, "spread": 0, "priority": -np.inf, "deadline": 0}.get(name, 1)
+            number = isinstance(value, int | float) and value >= least
+            if not number and not (name == "deadline" and value is None):
+                raise ValueError(f"{where}.{name}={value!r}: give a number of at least {least}")
+        return cls(**given)
 
 
 class Mix(Workload):
@@ -97,11 +103,7 @@ class Mix(Workload):
     """
 
     def __init__(self, classes: Mapping[str, Any]):
-        self.classes = {
-            str(name): typed(Klass, dict(given), f"workload.classes.{name}") for name, given in classes.items()
-        }
-        for name, each in self.classes.items():
-            each.check(f"workload.classes.{name}")
+        self.classes = {str(name): Klass.of(given, f"workload.classes.{name}") for name, given in classes.items()}
         if not sum(each.share for each in self.classes.values()):
             raise ValueError("workload.classes: no class has a share of the requests: give one a share above 0")
 

@@ -146,7 +146,10 @@ def test_every_option_composes_and_instantiates(
 # Where files come from: passed on to transformers, and given with +, as in +drafter.revision=….
 FILES = {"revision", "subfolder", "token", "cache_dir", "force_download", "local_files_only", "trust_remote_code"}
 # Arguments that no YAML file can hold: objects, and what an experiment sets itself.
-NOT_SETTINGS = {Engine: {"target", "drafter", "verifier"}, SamplingParams: {"stream", "logits_processor", "logprobs"}}
+NOT_SETTINGS = {
+    Engine: {"target", "drafter", "verifier"},
+    SamplingParams: {"stream", "logits_processor", "logprobs", "priority", "deadline", "user"},
+}
 
 
 def arguments_of(component: Any) -> set[str]:
