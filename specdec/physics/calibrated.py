@@ -122,6 +122,10 @@ class CalibratedRounds:
         """Seconds of everything else in a round, whether or not it drafts."""
         return self.judging.fixed + self.host
 
+    def prefill_seconds(self, size: StepSize) -> float:
+        """Return the seconds of a forward over pieces of prompts, also outside of the box."""
+        return (self.prefill or self.target).seconds(size)
+
     def round_seconds(self, *, batch: int, drafted: int, context: float, depth: float | None = None) -> float:
         """Return the seconds of a whole round; see ``draft``."""
         verify = self.verify(batch=batch, drafted=drafted, context=context)

@@ -41,11 +41,13 @@ class AffineRounds:
         target: Of the target's forward.
         drafter: Of drafting, whose tokens are those that it drafts; None if drafting takes no time.
         outside: Seconds of everything else in a round.
+        deepest: The deepest drafts that the constants hold for; None for any.
     """
 
     target: StepCost
     drafter: StepCost | None = None
     outside: float = 0.0
+    deepest: int | None = None
 
     def verify(self, *, batch: int, drafted: int, context: float) -> float:
         return self.target.seconds(StepSize.of(rows=batch, queries=drafted + 1, context=context))
@@ -61,7 +63,20 @@ class AffineRounds:
         return False
 
     def check_depth(self, depth: int) -> None:
-        """Refuse nothing: the constants hold for any depth."""
+        """Refuse drafts that are deeper than the constants hold for.
+
+        Raises:
+            ValueError: They are.
+        """
+        if self.deepest is not None and depth > self.deepest:
+            raise ValueError(
+                f"the costs of rounds hold for drafts of up to {self.deepest} tokens, and drafts are {depth} deep: "
+                f"give a drafter with max_draft_tokens={self.deepest} or fewer, or costs of experiments.calibrate"
+            )
+
+    def prefill_seconds(self, size: StepSize) -> float:
+        """Return the seconds of a forward over pieces of prompts."""
+        return self.target.seconds(size)
 
     def ragged(self, rows: int, positions: float, *, drafted: Sizes, deepest: Sizes) -> Sizes:
         """Return the seconds of rounds whose rows have drafts of their own lengths; see ``RaggedCosts``."""

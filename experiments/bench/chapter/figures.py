@@ -16,7 +16,6 @@ from experiments.bench.chapter.models import (
     ROUND_15B,
     ROUND_70B,
     ROUND_A100,
-    VLLM_8B,
     Example,
     forward,
     this_machine,
@@ -24,6 +23,7 @@ from experiments.bench.chapter.models import (
 from specdec.physics.bounds import Work, bandwidth_utilization, flop_utilization
 from specdec.physics.capacity import Served, kv_bytes_per_position, weight_bytes
 from specdec.physics.precision import Precision
+from specdec.physics.published import LLAMA_8B_H100
 from specdec.physics.rounds import RoofRounds
 from specdec.physics.serving import all_reduce_seconds, latency, price_per_million
 from specdec.physics.shape import Attention, ModelShape
@@ -133,7 +133,7 @@ def figures() -> SimpleNamespace:
         llama_decode=plain,
         llama_verify=verify,
         verify_extra=verify.seconds / plain.seconds - 1,
-        break_even=break_even_batch(VLLM_8B, g.low_acceptance, drafted=g.fixed_draft, context=g.context),
+        break_even=break_even_batch(LLAMA_8B_H100, g.low_acceptance, drafted=g.fixed_draft, context=g.context),
         # Sampling.
         logit_bytes=logits,
         logit_share=logits / LLAMA.decode().bytes,

@@ -11,10 +11,8 @@ from specdec.physics.capacity import kv_bytes_per_position, weight_bytes
 from specdec.physics.devices import Device, read_devices
 from specdec.physics.precision import Precision
 from specdec.physics.reading import read_shape
-from specdec.physics.rounds import AffineRounds
 from specdec.physics.shape import ModelShape, nominal
 from specdec.physics.speculation import critical_context, intensity_of_many_rows
-from specdec.physics.step_cost import StepCost
 from specdec.physics.work import prefill_work, step_work
 
 HERE = Path(__file__).parent
@@ -40,14 +38,6 @@ DEVICES = read_devices()
 H100, A100 = DEVICES["h100"], DEVICES["a100-80gb"]
 ROUND_A100 = Roof(bandwidth=round(A100.bandwidth, -11), flops=A100.flops["float16"])
 """An A100 with the round bandwidth that texts give it."""
-
-VLLM_8B = AffineRounds(
-    target=StepCost.affine(fixed=5.88590713e-3, per_token=2.10103129e-5, per_position=3.92645679e-8),
-    drafter=StepCost.affine(fixed=2.13526175e-3, per_token=8.41429603e-7, per_position=2.37768493e-9),
-    outside=1.20683946e-3,
-)
-"""Constants that were fitted to measured steps of Llama-3.1-8B with an EAGLE head in vLLM on an H100. They are
-published in the simulator of "Speculative decoding: performance or illusion?" (arXiv 2601.11580)."""
 
 
 def this_machine() -> Device:

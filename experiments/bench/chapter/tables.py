@@ -17,7 +17,6 @@ from experiments.bench.chapter.models import (
     ONE_HEAD,
     ROUND_70B,
     SHAPES,
-    VLLM_8B,
     Example,
 )  # fmt: skip
 from specdec.physics import heads
@@ -25,6 +24,7 @@ from specdec.physics.bounds import Roof
 from specdec.physics.capacity import kv_bytes_per_position
 from specdec.physics.devices import Device
 from specdec.physics.precision import Precision
+from specdec.physics.published import LLAMA_8B_H100
 from specdec.physics.rounds import DraftModel, RoofRounds
 from specdec.physics.shape import ModelShape, experts_hit
 from specdec.physics.speculation import best_length, chain_tokens, speedup_of
@@ -226,7 +226,7 @@ class Tables:
         """The best draft length and its speedup by batch, and that of a fixed one."""
         rows = [(rate, *(_best(rate, batch, GIVEN.context) for batch in GIVEN.loads)) for rate in GIVEN.acceptances]
         low, drafted, context = GIVEN.low_acceptance, GIVEN.fixed_draft, GIVEN.context
-        fixed = [speedup_of(VLLM_8B, low, batch=batch, drafted=drafted, context=context) for batch in GIVEN.loads]
+        fixed = [speedup_of(LLAMA_8B_H100, low, batch=batch, drafted=drafted, context=context) for batch in GIVEN.loads]
         rows.append((f"{low}, always {drafted}", *(f"{speed:.2f}" for speed in fixed)))
         return table(("acceptance", *map(_rows, GIVEN.loads)), rows)
 
@@ -330,5 +330,5 @@ def _size(size: float) -> str:
 
 
 def _best(rate: float, batch: int, context: int) -> str:
-    found = best_length(VLLM_8B, rate, batch=batch, context=context, longest=GIVEN.longest)
+    found = best_length(LLAMA_8B_H100, rate, batch=batch, context=context, longest=GIVEN.longest)
     return f"{found.drafted}: {found.speedup:.2f}" if found.drafted else "plain"

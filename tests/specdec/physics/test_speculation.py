@@ -5,9 +5,9 @@ import itertools
 import pytest
 
 from experiments.bench.chapter.models import DEEPSEEK_V3, LLAMA_8B, ROUND_8B, ROUND_70B
-from experiments.bench.chapter.models import VLLM_8B as FITTED
 from specdec.physics.bounds import Roof
 from specdec.physics.precision import Precision
+from specdec.physics.published import LLAMA_8B_H100 as FITTED
 from specdec.physics.rounds import DraftModel, RoofRounds, round_seconds
 from specdec.physics.shape import Attention, Layer, Mlp, ModelShape, nominal
 from specdec.physics.speculation import (
