@@ -1,0 +1,285 @@
+"""Records dense traces: the target decodes plainly, and the drafter is asked at every position what it would draft."""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from drafters.adaptive import AdaptiveDrafter
+from drafters.combined import CombinedDrafter, CombinedSession
+from experiments.load.dense import Dense, Recorded
+from experiments.load.texts import Asked
+from specdec.acceptance import ends_at_root
+from specdec.batch import Batch
+from specdec.drafting.builders.base import Grown, TreeBuilder
+from specdec.drafting.builders.static import StaticTree
+from specdec.drafting.drawing import Drawing
+from specdec.drafting.levels import LevelPlan
+from specdec.drafting.scored import ScoredDrafter, ScoredSession
+from specdec.drafting.scorer import Scorer
+from specdec.engine.engine import Engine
+from specdec.interfaces import Drafter, Laws, Round, Session, Sizes, Verifier
+from specdec.requests import SamplingParams
+from specdec.shape import TreeShape
+from specdec.target.target import Target
+from specdec.tree import DraftTree
+from specdec.types import DraftSampling, Exactness, Noise
+
+
+def record(
+    target: Target,
+    drafter: Drafter,
+    asked: Sequence[Asked],
+    *,
+    noise: Noise = Noise.FRESH,
+    facts: Mapping[str, Any] | None = None,
+    progress: Callable[[int], object] = lambda tokens: None,
+    **options: Any,
+) -> Dense:
+    """Return the dense traces of some requests with a drafter.
+
+    The target decodes every request twice: plainly, and then once more token by token, with drafts along the output at
+    every position. Both give the same tokens; where rounding has them differ, the request's trace ends.
+
+    Args:
+        target: The target.
+        drafter: The drafter. The lengths that a policy beside it would choose are left out: drafts are as deep as can
+            be.
+        asked: The requests.
+        noise: What the acceptance rule needs (``Verifier.noise``).
+        facts: What the traces should say of themselves.
+        progress: Called with the number of tokens that were recorded so far.
+        options: For the engine.
+
+    Raises:
+        ValueError: Acceptance of this drafter's drafts does not follow from the output and its probabilities alone, or
+            no request has any output.
+    """
+    drafter = drafter.drafter if isinstance(drafter, AdaptiveDrafter) else drafter
+    rule = _RootOnly(noise)
+    prompts = [list(each.prompt_ids) for each in asked]
+    sampling = [each.sampling for each in asked]
+    options = {**options, "timing": False}
+    with Engine(target, None, rule, **options) as engine:
+        outputs = [done.token_ids for done in engine.generate(prompts, sampling)]
+    notes = _Notes(outputs, along(drafter, any(not each.greedy for each in sampling)))
+    recording = _RecordingDrafter(notes)
+    with Engine(target, recording, rule, **options) as engine:
+        engine.on_round = notes.look
+        for step in engine.stream(prompts, sampling):
+            progress(len(notes.seen) + step.round)
+    found, cut = notes.requests()
+    return Dense.of(found, {**(facts or {}), "left_their_output": cut, "noise": noise.value})
+
+
+class _RootOnly(Verifier):
+    """Accepts no draft: every round emits one token, drawn from p as plain decoding draws it."""
+
+    exactness = Exactness.EXACT
+    samplings = frozenset(DraftSampling)
+    recordable = False
+
+    def __init__(self, noise: Noise):
+        self.noise = noise
+
+    def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
+        return Laws(ends_at_root(target_probs), lambda _: target_probs[:, 0])
+
+
+def along(drafter: Drafter, sampled: bool) -> Drafter:
+    """Return what to ask along an output: a drafter's scorer where it has one, or its own trees.
+
+    Raises:
+        ValueError: Siblings are drawn at random, or the drafts' probabilities depend on more than what is above them.
+    """
+    name = type(drafter).__name__
+    drawn = sampled and any(law in drafter.laws for law in (DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT))
+    if drawn and not drafter.is_chain:
+        raise ValueError(
+            f"{name} draws siblings at random, and whether one is accepted depends on the others: record a chain, or "
+            f"give drafter.sampling=deterministic"
+        )
+    coupled = sampled and DraftSampling.COUPLED in drafter.laws  # what it drafts depends on the target's noise
+    if isinstance(drafter, ScoredDrafter) and isinstance(drafter.tree, StaticTree) and not coupled:
+        twin = copy.copy(drafter)
+        twin.policy = None
+        twin.tree = _AlongOutput(drafter.max_depth, drawn=drawn)
+        twin.max_nodes, twin.is_chain, twin.is_paths = drafter.max_depth, True, True
+        return twin
+    if drawn:
+        raise ValueError(f"{name} draws its drafts at random, and says no probabilities along an output: record another")
+    return drafter
+
+
+class _AlongOutput(TreeBuilder):
+    """Shows a scorer the output's own next tokens, and notes what it would have drafted in their place.
+
+    Args:
+        depth: How deep.
+        drawn: Whether sampled requests' drafts are drawn from q; else they are the likeliest tokens.
+    """
+
+    is_chain = is_paths = True
+
+    def __init__(self, depth: int, *, drawn: bool):
+        self.max_nodes = self.max_shown = self.max_depth = depth
+        self.drawn = drawn
+        self.following: Int[Tensor, "batch depth"] | None = None  # the output behind every row's root
+        self.levels: list[tuple[Tensor, Tensor, Tensor]] = []  # q of the output's token, its rank, and the margin
+
+    def bind(self, device: torch.device, *, leaves: bool = False) -> None:
+        """Make the tables of every depth."""
+        self._plans = LevelPlan.by_depth(TreeShape.chain(self.max_depth), device)
+
+    def grow(self, scorer: Scorer, drawing: Drawing, depth: int) -> Grown:
+        assert self.following is not None
+        rows, vocabulary = drawing.batch, drawing.vocabulary
+        plan = self._plans[depth]
+        tokens = torch.cat([rows.roots[:, None], self.following[:, :depth].to(rows.roots)], dim=1)
+        logits_of = scorer.levels(rows, len(plan.levels))
+        self.levels = []
+        for number, level in enumerate(plan.levels):
+            logits = logits_of(tokens[:, level.start : level.stop], level.topology, number)
+            above = None
+            if drawing.sampling.seen is not None:
+                above = level.topology.ancestors[0, level.parents].expand(len(rows), -1, -1)
+            scores = drawing.scores(logits, tokens[:, : level.stop], above)[:, 0].float()
+            token = tokens[:, number + 1, None]
+            column = vocabulary.to_drafter(token).clamp(max=vocabulary.common - 1)
+            known = vocabulary.to_target(column) == token
+            own = scores.gather(1, column)
+            before = torch.arange(scores.shape[1], device=scores.device) < column  # of equals, the lower id is first
+            rank = ((scores > own) | ((scores == own) & before)).sum(1, keepdim=True)
+            q = drawing.distribution(scores[:, None])[:, 0].gather(1, column) if drawing.sampled else own * 0
+            two = scores.topk(2, dim=-1).values
+            self.levels.append(((q * known)[:, 0], rank.where(known, -1)[:, 0], two[:, 0] - two[:, 1]))
+        return Grown(DraftTree.from_shape(plan.shape, tokens))
+
+
+class _Notes:
+    """What is noted of every request while it is decoded once more.
+
+    Args:
+        outputs: The output of every request, by its stream.
+        drafter: What is asked.
+    """
+
+    def __init__(self, outputs: Sequence[Sequence[int]], drafter: Drafter):
+        self.outputs = [np.array(each) for each in outputs]
+        self.drafter = drafter
+        # A row per round: request, position, deepest draft, and a row of q, rank and margin.
+        self.seen: dict[tuple[int, int], tuple[int, np.ndarray, np.ndarray, np.ndarray]] = {}
+        self._target_probs: dict[tuple[int, int], float] = {}
+        self._ends: dict[int, int] = {}  # where a request left its output
+
+    def look(self, played: Round) -> None:
+        """Note p of the token that every round has emitted, and whether it is the output's."""
+        tokens = played.verdict.next_token.tolist()
+        probs = played.target_probs[:, 0].gather(1, played.verdict.next_token[:, None])[:, 0].tolist()
+        for request, token, p in zip(played.requests, tokens, probs, strict=True):
+            if request is not None:
+                number, at = int(request.sampling.stream or 0), len(request.output_ids)
+                self._target_probs[number, at] = p
+                if at < len(self.outputs[number]) and token != self.outputs[number][at]:
+                    self._ends.setdefault(number, at)
+
+    def requests(self) -> tuple[list[Recorded], int]:
+        """Return the positions of every request that has any, and how many left their output early."""
+        depth, found = self.drafter.max_depth, []
+        scored = isinstance(self.drafter, ScoredDrafter) and isinstance(self.drafter.tree, _AlongOutput)
+        drawn = scored and self.drafter.tree.drawn  # pyright: ignore[reportAttributeAccessIssue]
+        for number, output in enumerate(self.outputs):
+            count = min(len(output), self._ends.get(number, len(output)))
+            probability, margin = np.zeros((count, depth), np.float32), np.full((count, depth), np.nan, np.float32)
+            rank, proposed = np.full((count, depth), -1, np.int32), np.zeros(count, np.int32)
+            for at in range(count):
+                deep, q, ranks, margins = self.seen.get((number, at), (0, *np.zeros((3, 0))))
+                known = len(ranks)
+                proposed[at], rank[at, :known], margin[at, :known] = deep, ranks, margins
+                probability[at, :known] = ranks == 0 if scored else ranks >= 0
+                if drawn and np.isfinite(q).all():
+                    p = np.array([self._target_probs.get((number, at + d), 1.0) for d in range(known)])
+                    probability[at, :known] = np.minimum(1.0, q / np.maximum(p, 1e-30))
+            if count:
+                found.append(Recorded(probability=probability, proposed=proposed, rank=rank, margin=margin))
+        return found, len(self._ends)
+
+
+class _RecordingDrafter(CombinedDrafter):
+    """Asks a drafter along known outputs."""
+
+    adapts = True
+
+    def __init__(self, notes: _Notes):
+        super().__init__(drafter=notes.drafter)
+        self.notes = notes
+        self.max_nodes, self.is_chain = notes.drafter.max_nodes, notes.drafter.is_chain
+
+    def bind(self, target: Target, sizes: Sizes) -> "_RecordingSession":
+        return _RecordingSession(self, self.notes.drafter.bind(target, sizes), sizes)
+
+
+class _RecordingSession(CombinedSession):
+    """Notes what a session would draft at every position of known outputs."""
+
+    def __init__(self, drafter: _RecordingDrafter, session: Session, sizes: Sizes):
+        super().__init__(drafter, session)
+        self._notes, self._depth = drafter.notes, drafter.max_depth
+        self._stream = np.zeros(sizes.max_batch_size, dtype=np.int64)
+        self._prompt = np.zeros(sizes.max_batch_size, dtype=np.int64)
+
+    def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
+        self._stream[slot], self._prompt[slot] = sampling.stream or 0, len(prompt_ids)
+        super().admit(slot, prompt_ids, sampling)
+
+    def observe(self, outcome: Any) -> None:
+        self.parts[0].observe(outcome)
+
+    @torch.inference_mode()
+    def propose(self, batch: Batch) -> DraftTree:
+        """Draft, and note it."""
+        host, notes, session = batch.on_host, self._notes, self.parts[0]
+        streams = self._stream[host.slots].tolist()
+        places = (host.lengths + 1 - self._prompt[host.slots]).tolist()
+        following = np.zeros((len(batch), self._depth + 1), dtype=np.int64)
+        for row, (stream, at) in enumerate(zip(streams, places, strict=True)):
+            behind = notes.outputs[stream][at : at + self._depth + 1]
+            following[row, : len(behind)] = behind
+        builder = session.tree if isinstance(session, ScoredSession) else None
+        scored = isinstance(builder, _AlongOutput)
+        if scored:
+            builder.following, builder.levels = torch.from_numpy(following), []
+        tree = self.ask(0, batch)
+        deepest = np.minimum(host.max_depth, tree.max_depth)
+        if scored:
+            levels = [torch.stack(each, 1).cpu().numpy() for each in zip(*builder.levels, strict=True)]
+            q, rank, margin = levels or [np.zeros((len(batch), 0))] * 3
+        else:
+            q, rank, margin, depths = _walked(tree, following)
+            deepest = np.minimum(deepest, depths)
+        for row, (stream, at) in enumerate(zip(streams, places, strict=True)):
+            deep = int(deepest[row])
+            notes.seen[stream, at] = deep, q[row, :deep], rank[row, :deep], margin[row, :deep]
+        return tree.limited(batch.max_depth) if tree.width > 1 else tree
+
+
+def _walked(tree: DraftTree, following: Int[np.ndarray, "batch depth"]) -> tuple[np.ndarray, ...]:
+    """Return where the output stays in drafted trees: no q, the rank at every depth, no margin, and the trees' depth."""
+    parents, tokens, valid, depth = (
+        each.cpu().numpy() for each in (tree.parents, tree.tokens, tree.valid, tree.depth)
+    )
+    batch, nothing = len(tokens), np.full((len(tokens), following.shape[1]), np.nan)
+    rank = np.full((batch, following.shape[1]), -1)
+    for row in range(batch):
+        at = 0
+        for level, token in enumerate(following[row]):
+            children = np.flatnonzero((parents[row] == at) & valid[row])
+            same = np.flatnonzero(tokens[row, children] == token)
+            if not len(same):
+                break
+            rank[row, level], at = 0 if tree.max_children == 1 else same[0], children[same[0]]
+    return nothing, rank, nothing, (depth * valid).max(-1)
