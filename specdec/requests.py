@@ -184,6 +184,8 @@ class Request:
         computed: Number of its first tokens that have been in the cache at some time.
         reused: Number of its tokens that were found in the cache when it was first admitted.
         recomputed: Number of tokens that were prefilled again after preemptions.
+        swapped: Number of tokens that came back from the host's memory after preemptions.
+        swap_seconds: Seconds that the ways there and back took.
         preemptions: How often it lost its slot.
         preempted_at: When it lost it last, on the clock of ``time.perf_counter``, like the next four.
         preempted: Seconds without a slot between its rounds.
@@ -207,6 +209,8 @@ class Request:
     computed: int = 0
     reused: int = 0
     recomputed: int = 0
+    swapped: int = 0
+    swap_seconds: float = 0.0
     preemptions: int = 0
     preempted_at: float = 0.0
     preempted: float = 0.0

@@ -162,6 +162,8 @@ class Timestamps:
         preemptions: How often it lost its slot to other requests.
         preempted: Seconds without a slot between its rounds.
         recomputed: Number of its tokens that were prefilled again after preemptions.
+        swapped: Number of its tokens that came back from the host's memory after preemptions.
+        swap_seconds: Seconds that the ways there and back took.
     """
 
     arrived: float
@@ -173,6 +175,8 @@ class Timestamps:
     preemptions: int = 0
     preempted: float = 0.0
     recomputed: int = 0
+    swapped: int = 0
+    swap_seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,13 +61,13 @@ REQUESTS: tuple[tuple[list[int], SamplingParams], ...] = (
 METHODS: tuple[str, ...] = ("admit", "observe", "prepare", "propose", "trimmed", "release")
 SCHEDULERS: dict[str, Callable[[], Scheduler]] = {
     "first come": FirstCome,
-    "budget": partial(TokenBudget, 8, least=3),
+    "budget": partial(TokenBudget, 24, least=3),
     "prefill first": PrefillFirst,
-    "priority": partial(Priority, 12, least=3, ageing=0.01),
-    "shortest": partial(ShortestRemaining, 12, least=3, preempts=True),
-    "deadline": partial(Deadline, 12, least=3),
+    "priority": partial(Priority, 32, least=3, ageing=0.01),
+    "shortest": partial(ShortestRemaining, 32, least=3, preempts=True, ageing=0.01),
+    "deadline": partial(Deadline, 32, least=3, patience=0.05),
     "fair": partial(Fair, 12, least=3),
-    "tiers": partial(Tiers, 12, least=3, batch_rows=1),
+    "tiers": partial(Tiers, 32, least=3, batch_rows=1),
 }
 RANDOM = ("random", "random depth")
 """Schedulers that are made of a program's seed."""

@@ -85,7 +85,8 @@ class PageCounts:
     """What sharing, eviction and preemption have done so far, in tokens unless it says otherwise.
 
     Attributes:
-        queried: Tokens of admitted requests that could have been found, the last one of each left out.
+        queried: Tokens of admitted requests that could have been found, the last one of each left out. Those of
+            requests that come back after a preemption do not count, as it is their own work that they find.
         reused: Those that were found, and were not prefilled.
         evicted_pages: Pages whose content was given up for another request's.
         preempted: Requests that lost their slot.

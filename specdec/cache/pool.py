@@ -72,9 +72,6 @@ class Pool(Pages):
         pages = [*found, *(self._take() for _ in range(more))]
         reused = len(found) * self.page_size
         self._rows[slot] = _Row(pages, [self._key_of[page] for page in found], drafted)
-        if self.shared:
-            self.counts.queried += len(wanted)
-            self.counts.reused += reused
         return Placement(slot, reused, None, pages)
 
     def grow(self, slot: int, positions: int) -> Sequence[int]:

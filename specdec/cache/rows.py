@@ -46,8 +46,6 @@ class Rows(Pages):
                 if count > found:
                     found, source = count, slot
         reused = max(min(found - drafted, len(wanted) - (again or 0)), 0)
-        self.counts.queried += len(wanted)
-        self.counts.reused += reused
         oldest = next(slot for slot in self._left if slot in slots)
         slot = oldest
         if source is not None and source in slots and found == len(self._tokens[source]):

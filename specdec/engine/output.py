@@ -153,6 +153,8 @@ def _timestamps(request: Request, finished: float) -> Timestamps:
         preemptions=request.preemptions,
         preempted=request.preempted,
         recomputed=request.recomputed,
+        swapped=request.swapped,
+        swap_seconds=request.swap_seconds,
     )
 
 

@@ -89,17 +89,18 @@ class RunningRequests:
                 cache.load(slot, saved)
             reused = max(min(kept.length, len(tokens) - 1 - (again or 0)), 0)
             self.pages.counts.swapped_in += kept.length
-            self.pages.counts.swap_seconds += time.perf_counter() - begin
+            request.swapped += kept.length
+            self._swap_time(request, begin)
         now = time.perf_counter()
         request.slot, request.prefilled, request.to_prefill = slot, reused, len(tokens) - 1 - reused
         request.pages = len(placement.pages)
         if request.preemptions:
             request.preempted += now - request.preempted_at
-            again_computed = max(request.computed - reused, 0)
-            request.recomputed += again_computed
-            self.pages.counts.recomputed += again_computed
         else:
             request.admitted, request.reused = now, reused
+            if self.pages.shared:
+                self.pages.counts.queried += len(tokens) - 1
+                self.pages.counts.reused += reused
         self.by_slot[slot] = request
         self._free_slots.remove(slot)
         self._reach[slot] = reused
@@ -116,21 +117,22 @@ class RunningRequests:
             request.prefill_ended = request.prefill_ended or time.perf_counter()
 
     def grow(self, request: Request, view: View) -> bool:
-        """Give a request the pages for its next round; returns whether it has them."""
-        if view.pages_needed(request):
+        """Give a request the pages for its next round; returns whether it has them, and a slot."""
+        if request.slot >= 0 and view.pages_needed(request):
             pages = self.pages.grow(request.slot, view.positions(request))
             if not pages:
                 return False
             request.pages = len(pages)
             for cache in self._caches:
                 cache.place(Placement(request.slot, pages=pages))
-        return True
+        return request.slot >= 0
 
-    def have_room(self, tokens: int) -> bool:
-        """Return whether the pages of all requests have room for so many more tokens, or all that are still wanted."""
+    def have_room(self, depth: int) -> bool:
+        """Return whether the pages of all requests have room for two rounds with drafts of this depth."""
         size = self.pages.page_size
         return self.pages.free is None or all(
-            request.pages * size >= request.length + min(tokens, request.remaining) for request in self
+            request.pages * size >= request.length + min(2 * (1 + depth * request.speculate), request.remaining)
+            for request in self
         )
 
     def _lookback(self, drafted: bool) -> int | None:
@@ -183,6 +185,9 @@ class RunningRequests:
         output = runner.run(batch)
         done = []
         for request, count in chunks:
+            again = min(count, max(request.computed - request.prefilled, 0))
+            request.recomputed += again
+            self.pages.counts.recomputed += again
             request.prefilled += count
             request.to_prefill -= count
             self._slots.prefilled(request.slot, request.prefilled)
@@ -247,11 +252,16 @@ class RunningRequests:
                 begin = time.perf_counter()
                 self._swap.put(request.id, held, [cache.save(request.slot, held) for cache in self._caches])
                 self.pages.counts.swapped_out += held
-                self.pages.counts.swap_seconds += time.perf_counter() - begin
+                self._swap_time(request, begin)
         try:
             self._free(request)
         finally:
             request.restart()
+
+    def _swap_time(self, request: Request, begin: float) -> None:
+        seconds = time.perf_counter() - begin
+        request.swap_seconds += seconds
+        self.pages.counts.swap_seconds += seconds
 
     def leave(self, request: Request, *, sound: bool = True) -> None:
         """End a request, and free its slot.

@@ -82,16 +82,19 @@ class Turns:
         """Preempt, admit and prefill as the scheduler plans; returns the rows that decode, None if there are none."""
         waiting = list(self.waiting.values())
         running = sorted(self._running, key=lambda request: request.id)
+        pages = self._running.pages
         view = View(
             now=time.perf_counter(),
             waiting=waiting,
             running=running,
             free_slots=len(self._running.by_slot) - len(running),
-            free_pages=self._running.pages.free,
-            page_size=self._running.pages.page_size,
+            free_pages=pages.free,
+            page_size=pages.page_size,
             reserve=self._reserve,
             prefill_chunk=self._prefill_chunk,
             max_depth=self._speculative.max_depth,
+            max_nodes=self._speculative.max_nodes,
+            shared=lambda request: pages.own(request.slot) // pages.page_size,
         )
         work = self._scheduler.plan(view)
         if note is not None:
@@ -135,7 +138,7 @@ class Turns:
         return (
             running == current.requests
             and any(request.remaining > 1 for request in running)
-            and self._running.have_room(2 * (1 + self._speculative.max_depth))
+            and self._running.have_room(self._speculative.max_depth)
         )
 
     def _finish(self, current: InFlight) -> list[Step]:

@@ -342,7 +342,8 @@ def test_a_policy_that_admits_too_much_is_refused() -> None:
         """Gives every free slot away, whether there are pages or not."""
 
         def plan(self, view: View) -> Work:
-            work = [(each, 5) for each in (*view.prefilling, *view.waiting[: view.free_slots])]
+            prefilling = [each for each in view.running if each.to_prefill]
+            work = [(each, 5) for each in (*prefilling, *view.waiting[: view.free_slots])]
             return Work(prefill=work, decode=[*view.running, *(each for each, _ in work)])
 
     engine = engine_of("plain", cache=Paging(page_size=4, pages=16), scheduler=Admits())

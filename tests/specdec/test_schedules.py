@@ -61,7 +61,8 @@ def planned(policy: Scheduler) -> list[tuple[list[int], list[int], int]]:
     class Listens(Scheduler):
         def plan(self, view: View) -> Work:
             work = policy.plan(view)
-            ready, chosen = [request.id for request in view.decoding], [request.id for request in work.decode]
+            ready = [request.id for request in view.running if not request.to_prefill]
+            chosen = [request.id for request in work.decode]
             seen.append((ready, chosen, sum(tokens for _, tokens in work.prefill)))
             return work
 

@@ -1,7 +1,7 @@
 """The interface of scheduling policies: who prefills how much, who decodes, how deep, and who gives way."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, islice
 from math import ceil
@@ -24,6 +24,8 @@ class View:
         reserve: The share of its output for which a request gets pages when it is admitted (``Paging.reserve``).
         prefill_chunk: The most tokens of one request that a forward may prefill.
         max_depth: The depth of the deepest drafts.
+        max_nodes: The nodes of the largest drafts; None for those of a chain, as many as they are deep.
+        shared: Returns how many of a running request's pages others use, too, which its leaving does not free.
     """
 
     now: float = 0.0
@@ -35,13 +37,25 @@ class View:
     reserve: float = 1.0
     prefill_chunk: int
     max_depth: int
+    max_nodes: int | None = None
+    shared: Callable[[Request], int] = lambda request: 0
+
+    def tokens(self, request: Request, depth: int | None = None) -> int:
+        """Return how many tokens a request's next round verifies at most: its root, and the nodes of its draft.
+
+        Of drafts that are cut to a ``depth``, a tree's count in full, as nobody knows how many of them are deeper.
+        """
+        if depth == 0 or not request.speculate or request.remaining == 1:
+            return 1
+        nodes = self.max_depth if self.max_nodes is None else self.max_nodes
+        return 1 + (nodes if depth is None or nodes > self.max_depth else min(nodes, depth))
 
     def positions(self, request: Request) -> int:
         """Return how many positions a request gets pages for: to be admitted, or to play this round and another one.
 
         The host may be a round late, so that the next one has begun before it knows how this one has ended.
         """
-        ahead = 2 * (1 + self.max_depth)
+        ahead = 2 * (1 + self.max_depth * request.speculate)
         if request.slot < 0:
             ahead = max(ahead, ceil(self.reserve * request.remaining))
         return request.length + min(ahead, request.remaining)
@@ -52,15 +66,14 @@ class View:
             return 0
         return max(-(-self.positions(request) // self.page_size) - request.pages, 0)
 
-    @property
-    def prefilling(self) -> list[Request]:
-        """Running requests whose tokens are not all in the cache."""
-        return [request for request in self.running if request.to_prefill]
+    def freed(self, request: Request) -> int:
+        """Return how many more pages there are for others if a running request leaves: its own, and those it needs."""
+        return request.pages - self.shared(request) + self.pages_needed(request)
 
-    @property
-    def decoding(self) -> list[Request]:
-        """Running requests that can take part in a round."""
-        return [request for request in self.running if not request.to_prefill]
+    def loss(self, request: Request) -> float:
+        """Return how many tokens are prefilled again if a running request gives way, per page that others get."""
+        shared = self.shared(request)
+        return (request.length - 1 - request.to_prefill - shared * self.page_size) / max(request.pages - shared, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +84,8 @@ class Work:
         preempt: Running requests that give up their slots. They wait again, and their tokens are prefilled again later.
         prefill: Requests and how many of their tokens to prefill, at most the engine's ``prefill_chunk``. A request
             that waits takes a free slot by this.
-        decode: Requests that take part in the round that follows; those that are not prefilled by then are left out.
+        decode: Requests that take part in the round that follows. Those that have no slot by then, are not
+            prefilled, or lack pages for it are left out.
         depth: The depth of the drafts of that round at most; None for as deep as the drafter likes.
     """
 
@@ -99,17 +113,21 @@ class Scheduler(ABC):
         """
 
 
-def within_memory(view: View, running: Sequence[Request]) -> tuple[list[Request], list[Request]]:
+def within_memory(
+    view: View, running: Sequence[Request], *, cheapest: bool = False
+) -> tuple[list[Request], list[Request]]:
     """Divide running requests, the most important first, into those that stay and those that give way.
 
-    As many give way, the last first, as it takes to have pages for the next rounds of the others.
+    As many give way as it takes to have pages for the next rounds of the others: the least important ones, or those
+    with the least ``View.loss`` if the ``cheapest`` are to. The first one always stays.
     """
     stay, leave = list(running), list[Request]()
     if view.free_pages is not None and view.reserve < 1:
         lacking = sum(map(view.pages_needed, stay)) - view.free_pages
         while lacking > 0 and len(stay) > 1:
-            leave.append(stay.pop())
-            lacking -= view.pages_needed(leave[-1]) + leave[-1].pages
+            leave.append(min(reversed(stay[1:]), key=view.loss) if cheapest else stay[-1])
+            stay.remove(leave[-1])
+            lacking -= view.freed(leave[-1])
     return stay, leave
 
 
@@ -127,7 +145,7 @@ def admitted(view: View) -> tuple[list[Request], list[tuple[Request, int]], list
 
     Requests are taken in the order in which they came. Nobody enters where somebody gives way.
     """
-    stay, leave = within_memory(view, view.running)
+    stay, leave = within_memory(view, view.running, cheapest=True)
     new = [] if leave else entering(view, view.waiting, stay)
     prefilling = [request for request in stay if request.to_prefill]
     chunks = [(request, min(view.prefill_chunk, request.to_prefill)) for request in (*prefilling, *new)]

@@ -1,28 +1,33 @@
 """Earliest deadline first."""
 
-from math import inf
+from dataclasses import dataclass
 
 from specdec.engine.scheduler.base import View, Work
 from specdec.engine.scheduler.ranked import Ranked
 from specdec.requests import Request
 
 
+@dataclass(eq=False, kw_only=True)
 class Deadline(Ranked):
-    """Serves the request first whose ``SamplingParams.deadline`` comes first; those without one come last, in order.
+    """Serves the request first whose ``SamplingParams.deadline`` comes first.
 
-    Args:
-        budget: See ``Ranked``.
-        least: See ``Ranked``.
-        preempts: See ``Ranked``.
-        trims: See ``Ranked``.
+    Attributes:
+        patience: Seconds after its arrival that are the deadline of a request without one. With infinity it is served
+            after all others, which may be never.
     """
 
-    def __init__(self, budget: int = 512, *, least: int = 16, preempts: bool = True, trims: bool = False):
-        super().__init__(budget, least=least, preempts=preempts, trims=trims)
+    preempts: bool = True
+    patience: float = 60.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._above_zero("patience")
 
     def plan(self, view: View) -> Work:
+        """Return the plan that serves the nearest deadlines first."""
+
         def rank(request: Request) -> tuple[float, int]:
             given = request.sampling.deadline
-            return inf if given is None else request.arrived + given, request.id
+            return request.arrived + (self.patience if given is None else given), request.id
 
         return self.by_rank(view, rank)

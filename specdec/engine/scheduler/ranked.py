@@ -1,93 +1,133 @@
 """The plan that policies share which serve requests by rank, within a budget of tokens per turn.
 
 Rounds come first, and pieces of prompts fill the rest of the budget (chunked prefill; Sarathi-Serve, Agrawal et al.
-2024, arXiv 2403.02310). A decoding request counts as its root and the depth of its drafts.
+2024, arXiv 2403.02310). A decoding request counts as its root and the nodes of its largest draft.
 """
 
 import heapq
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from math import inf
 from typing import Any
 
-from specdec.arguments import flag, whole
-from specdec.engine.scheduler.base import Scheduler, View, Work, entering, within_memory
+from specdec.arguments import flag, number, whole
+from specdec.engine.scheduler.base import Scheduler, View, Work, within_memory
 from specdec.requests import Request
 
 Rank = Callable[[Request], Any]
 """Returns what sorts requests: lower ones are served first. No two requests may have the same."""
 
 
+@dataclass(eq=False)
 class Ranked(Scheduler):
     """A policy with a budget of tokens per turn, of which rounds take what they need.
 
-    Args:
+    Requests are admitted as long as the rounds of all of them leave ``least`` tokens of the budget. A single request
+    is served even where its draft alone exceeds that.
+
+    Attributes:
         budget: Tokens per turn.
-        least: Tokens of prompts that are prefilled in any turn that has some, so that a prompt is not held up for ever
-            where rounds use up the budget.
+        least: Tokens of the budget that rounds leave to prompts, so that a prompt is not held up for ever.
         preempts: Whether a waiting request takes the slot and the pages of a running one that ranks behind it. Without
             it, only those give way who lack memory for their next round.
-        trims: Whether drafts are made less deep where those of all decoding requests exceed the budget. Sampled
-            outputs then follow the same law with other random numbers, depending on the load.
+        trims: Whether drafts are made less deep where those of all decoding requests exceed the budget (trees: to the
+            root alone), instead of admitting fewer requests. Sampled outputs then follow the same law with other
+            random numbers, depending on the load.
 
     Raises:
-        ValueError: A number is no count.
+        ValueError: A number is no count, or ``least`` is the whole budget.
     """
 
-    def __init__(self, budget: int = 512, *, least: int = 16, preempts: bool = False, trims: bool = False):
-        self.budget, self.least = whole("budget", budget, least=1), whole("least", least, least=1)
-        self.preempts, self.trims = flag("preempts", preempts), flag("trims", trims)
+    budget: int = 512
+    _: KW_ONLY
+    least: int = 16
+    preempts: bool = False
+    trims: bool = False
 
-    def by_rank(self, view: View, rank: Rank) -> Work:
-        """Return the plan that serves requests in this order."""
-        stay, leave = within_memory(view, sorted(view.running, key=rank))
+    def __post_init__(self) -> None:
+        self.budget, self.least = whole("budget", self.budget, least=1), whole("least", self.least, least=1)
+        self.preempts, self.trims = flag("preempts", self.preempts), flag("trims", self.trims)
+        if self.least >= self.budget:
+            raise ValueError(f"least={self.least}: rounds need some of budget={self.budget}, give less than that")
+
+    def _above_zero(self, *names: str, most: float = inf) -> None:
+        for name in names:
+            setattr(self, name, number(name, getattr(self, name)))
+            if not 0 < getattr(self, name) <= most:
+                raise ValueError(f"{name}={getattr(self, name)}: give a number above 0{', or .inf' * (most == inf)}")
+
+    def by_rank(
+        self, view: View, rank: Rank, *, cheapest: bool = False, waiting: Sequence[Request] | None = None
+    ) -> Work:
+        """Return the plan that serves requests in this order.
+
+        Args:
+            view: The state of the engine.
+            rank: The order.
+            cheapest: See ``within_memory``.
+            waiting: The first requests that wait, in order; None to find them by their ranks.
+        """
+        stay, leave = within_memory(view, sorted(view.running, key=rank), cheapest=cheapest)
         new: list[Request] = []
         if not leave and view.waiting:
             most = view.free_slots + (len(stay) if self.preempts else 0)
-            waiting = heapq.nsmallest(most, view.waiting, key=rank)
-            new = entering(view, waiting, stay)
-            if self.preempts:
-                new, leave = _instead(view, waiting, new, stay, rank)
-                stay = stay[: len(stay) - len(leave)]
-        prompts = sorted((request for request in (*stay, *new) if request.to_prefill or request.slot < 0), key=rank)
-        return self._within_budget(view, [request for request in stay if not request.to_prefill], prompts, leave)
+            waiting = heapq.nsmallest(most, view.waiting, key=rank) if waiting is None else waiting
+            new, leave = self._admitted(view, waiting, stay, rank)
+            stay = stay[: len(stay) - len(leave)]
+        prompts = [request for request in stay if request.to_prefill] + new
+        decode = [request for request in stay if not request.to_prefill]
+        return self._within_budget(view, decode, sorted(prompts, key=rank), leave)
+
+    def _admitted(
+        self, view: View, waiting: Sequence[Request], stay: Sequence[Request], rank: Rank
+    ) -> tuple[list[Request], list[Request]]:
+        """Return the waiting requests that enter, and the running ones, the last in rank, that give way for them.
+
+        The first one that cannot enter ends it: nobody overtakes it, and nobody gives way for it.
+        """
+        entered, left, others = list[Request](), list[Request](), list(stay)
+        cost = (lambda request: 1) if self.trims else view.tokens
+        slots, tokens = view.free_slots, self.budget - self.least - sum(map(cost, stay))
+        pages = inf if view.free_pages is None else view.free_pages - sum(map(view.pages_needed, stay))
+        prompts = [request for request in stay if request.to_prefill]
+        for request in waiting:
+            needed, costs, victims = view.pages_needed(request), cost(request), list[Request]()
+            while slots < 1 or pages < needed or tokens < costs:
+                if not (self.preempts and others and rank(others[-1]) > rank(request)):
+                    break
+                ahead = sum(min(each.to_prefill, view.prefill_chunk) for each in prompts if rank(each) < rank(request))
+                if ahead >= self.budget:
+                    break  # its prompt would not begin in this turn
+                victims.append(others.pop())
+                slots, pages, tokens = slots + 1, pages + view.freed(victims[-1]), tokens + cost(victims[-1])
+            alone = not entered and not others
+            if slots < 1 or pages < needed or (tokens < costs and not alone):
+                break
+            entered.append(request)
+            prompts.append(request)
+            left += victims
+            slots, pages, tokens = slots - 1, pages - needed, tokens - costs
+        return entered, left
 
     def _within_budget(
         self, view: View, decode: list[Request], prompts: Sequence[Request], leave: Sequence[Request]
     ) -> Work:
-        spare = min(self.least, sum(request.to_prefill for request in prompts))
-        rows, depth = len(decode), view.max_depth
-        if self.trims and rows * (1 + depth) > self.budget - spare:
-            depth = max((self.budget - spare) // rows - 1, 0)
-        left = max(self.budget - rows * (1 + depth), spare)
-        chunks = []
+        spare, depth = min(self.least, sum(request.to_prefill for request in prompts)), None
+        used = sum(map(view.tokens, decode))
+        if self.trims and used > self.budget - spare:
+            depth = max((self.budget - spare) // len(decode) - 1, 0)
+            used = sum(view.tokens(request, depth) for request in decode)
+            if used > self.budget - spare:
+                depth, used = 0, len(decode)
+        left, chunks = max(self.budget - used, spare), list[tuple[Request, int]]()
         for request in prompts:
             tokens = min(request.to_prefill, view.prefill_chunk, left)
             if request.to_prefill and not tokens:
                 break
             chunks.append((request, tokens))
             left -= tokens
-            if tokens == request.to_prefill and left >= 1 + depth:
+            costs = view.tokens(request, depth)
+            if tokens == request.to_prefill and left >= costs:
                 decode.append(request)
-                left -= 1 + depth
-        return Work(preempt=leave, prefill=chunks, decode=decode, depth=depth if depth < view.max_depth else None)
-
-
-def _instead(
-    view: View, waiting: Sequence[Request], new: list[Request], stay: Sequence[Request], rank: Rank
-) -> tuple[list[Request], list[Request]]:
-    """Return the waiting requests that enter, the first of which do so anyway, and the running ones that give way."""
-    entered, left = list(new), list[Request]()
-    slots, pages = view.free_slots - len(new), 0
-    if view.free_pages is not None:
-        pages = view.free_pages - sum(map(view.pages_needed, (*stay, *new)))
-    others = list(stay)
-    for request in waiting[len(new) :]:
-        needed, victims = view.pages_needed(request), list[Request]()
-        while (slots + len(victims) < 1 or pages < needed) and others and rank(others[-1]) > rank(request):
-            victims.append(others.pop())
-            pages += victims[-1].pages + view.pages_needed(victims[-1]) if view.free_pages is not None else 0
-        if slots + len(victims) < 1 or pages < needed:
-            break  # nobody gives way for a request that cannot enter all the same
-        entered.append(request)
-        left += victims
-        slots, pages = slots + len(victims) - 1, pages - needed
-    return entered, left
+                left -= costs
+        return Work(preempt=leave, prefill=chunks, decode=decode, depth=depth)

@@ -1,45 +1,34 @@
 """A tier of batch work, which fills what real-time requests leave."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from math import inf
 
-from specdec.arguments import number, whole
+from specdec.arguments import whole
 from specdec.engine.scheduler.base import View, Work
 from specdec.engine.scheduler.ranked import Ranked
 from specdec.requests import Request
 
 
+@dataclass(eq=False, kw_only=True)
 class Tiers(Ranked):
     """Serves real-time requests (``priority`` of 0 or lower) as if the others were not there.
 
     A batch request gets slots, pages and tokens that no real-time request wants, and gives them back when one comes.
 
-    Args:
-        budget: See ``Ranked``.
-        least: See ``Ranked``.
-        trims: See ``Ranked``.
+    Attributes:
         batch_rows: The most batch requests in a round in which a real-time request takes part, because every row makes
             the round longer; None for any number.
         patience: Seconds of waiting after which a batch request is served like a real-time one; infinity for never.
-
-    Raises:
-        ValueError: An argument is out of its range.
     """
 
-    def __init__(
-        self,
-        budget: int = 512,
-        *,
-        least: int = 16,
-        trims: bool = False,
-        batch_rows: int | None = None,
-        patience: float = float("inf"),
-    ):
-        super().__init__(budget, least=least, preempts=True, trims=trims)
-        self.batch_rows = None if batch_rows is None else whole("batch_rows", batch_rows, least=0)
-        self.patience = number("patience", patience, "give seconds, or .inf")
-        if not self.patience >= 0:
-            raise ValueError(f"patience={patience}: give seconds from 0 on, or .inf for never")
+    preempts: bool = field(default=True, init=False)
+    batch_rows: int | None = None
+    patience: float = inf
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.batch_rows = None if self.batch_rows is None else whole("batch_rows", self.batch_rows, least=0)
+        self._above_zero("patience")
 
     def plan(self, view: View) -> Work:
         """Return the plan for both tiers, with few enough batch requests in the round."""
