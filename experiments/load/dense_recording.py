@@ -111,7 +111,9 @@ def along(drafter: Drafter, sampled: bool) -> Drafter:
         twin.max_nodes, twin.is_chain, twin.is_paths = drafter.max_depth, True, True
         return twin
     if drawn:
-        raise ValueError(f"{name} draws its drafts at random, and says no probabilities along an output: record another")
+        raise ValueError(
+            f"{name} draws its drafts at random, and says no probabilities along an output: record another"
+        )
     return drafter
 
 
@@ -269,9 +271,7 @@ class _RecordingSession(CombinedSession):
 
 def _walked(tree: DraftTree, following: Int[np.ndarray, "batch depth"]) -> tuple[np.ndarray, ...]:
     """Return where the output stays in drafted trees: no q, the rank at every depth, no margin, and the trees' depth."""
-    parents, tokens, valid, depth = (
-        each.cpu().numpy() for each in (tree.parents, tree.tokens, tree.valid, tree.depth)
-    )
+    parents, tokens, valid, depth = (each.cpu().numpy() for each in (tree.parents, tree.tokens, tree.valid, tree.depth))
     batch, nothing = len(tokens), np.full((len(tokens), following.shape[1]), np.nan)
     rank = np.full((batch, following.shape[1]), -1)
     for row in range(batch):

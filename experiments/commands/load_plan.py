@@ -1,0 +1,64 @@
+"""What arrives in a study of load, by its configuration: at every rate, and what the requests ask for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from omegaconf import DictConfig
+
+from experiments.config.sections import build
+from experiments.load.arrivals import Arrivals, Times, arriving
+from experiments.load.recorded import Trace
+from experiments.load.workloads import Planned, Workload
+from experiments.results.frame import Figures
+from experiments.results.origin import flatten
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What arrives when, at one rate.
+
+    Attributes:
+        rate: Requests per second; in a closed loop, users.
+        times: When requests arrive.
+        loop: ``OPEN`` or ``CLOSED``.
+    """
+
+    rate: float
+    times: Times
+    loop: str
+
+
+def plan_loads(config: DictConfig, seed: int) -> tuple[list[Load], list[Planned]]:
+    """Return the arrivals at every rate, and the requests, of which lower counts take the first.
+
+    Raises:
+        ValueError: A trace cannot be read, nothing arrives, or workload and arrivals do not fit.
+    """
+    arrival: Arrivals = build(config, "arrival")
+    workload: Workload = build(config, "workload")
+    recorded = arrival.recorded if isinstance(arrival, Trace) else None
+    requests = config.requests
+    if recorded is not None:
+        requests = min(requests or len(recorded.times), len(recorded.times))
+    rated = [arrival] if config.rates is None else [arrival.at_rate(float(rate)) for rate in config.rates]
+    loads = [
+        Load(
+            rate=each.rate,
+            times=arriving(each, np.random.default_rng(seed), requests=requests, seconds=config.seconds),
+            loop=each.loop,
+        )
+        for each in rated
+    ]
+    most = max(len(each.times) for each in loads)
+    return loads, workload.plan(np.random.default_rng([seed, 1]), most, recorded)
+
+
+def summary_of(figures: Sequence[Figures]) -> dict[str, float]:
+    """Return single figures by method, rate and name, for a tracker."""
+    found = {
+        f"{each.method}/{each.rate:g}/{name}": value
+        for each in figures
+        for name, value in flatten(each, joint="/").items()
+    }
+    return {name: value for name, value in found.items() if isinstance(value, int | float)}

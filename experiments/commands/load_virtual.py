@@ -1,0 +1,287 @@
+"""Loads in virtual time: without a model by recorded traces, or beside a real run to see how far they are apart."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from omegaconf import DictConfig
+
+from experiments.commands.load_plan import Load, plan_loads, summary_of
+from experiments.config import job
+from experiments.config.sections import bootstrap_of, build, component_of, plain, plain_whole, typed
+from experiments.load.arrivals import Times
+from experiments.load.clock import Clock, with_costs
+from experiments.load.dense import Dense
+from experiments.load.dense_recording import record
+from experiments.load.driver import Overload
+from experiments.load.run import LoadRun
+from experiments.load.texts import Asked, Numbers, ask
+from experiments.load.virtual import VirtualEngine, pooled
+from experiments.load.workloads import Lengths
+from experiments.reporting.load import LoadReport, report_load
+from experiments.reporting.progress import Progress
+from experiments.results.limits import Terms
+from experiments.results.manifest import write_manifest
+from experiments.results.records import PLAIN
+from experiments.session.methods import Method, methods_of
+from experiments.session.tracked import tracked_run
+from experiments.tracking.base import NullTracker
+from specdec.cache.pages import Paging
+from specdec.drafting.policies.lengths import LengthPolicy
+from specdec.engine.engine import DEFAULT_MAX_LENGTH, Engine
+
+DENSE = "traces.safetensors"
+
+
+def play_virtual(config: DictConfig, clock: Clock, methods: Mapping[str, str]) -> list[LoadRun]:
+    """Play plain decoding and the configuration's methods under the same load in virtual time, and report it.
+
+    Raises:
+        ValueError: A setting is wrong, or traces or costs are missing or do not fit.
+    """
+    bootstrap, terms = bootstrap_of(config), Terms.of(plain_whole(config))
+    if config.get("memory") is not None:
+        raise ValueError(
+            f"memory={config.memory:g} with clock=virtual: no model is there to take some of it; give every method its "
+            f"pages, as in setups.plain.engine.cache.pages=…"
+        )
+    engines = {
+        each.name: virtual_engine(each, clock, None if each.drafter is None else clock.traces_of(each.name))
+        for each in methods_of(config, methods)
+    }
+    overload: Overload = build(config, "overload")
+    seeded = [_asked(config, config.seed + number, engines) for number in range(clock.seeds)]
+    planned = [each.planned for each in seeded[0][1]]
+    folder, tracker = Path(config.out), build(config, "tracker") or NullTracker()
+    folder.mkdir(parents=True, exist_ok=True)
+    title = _title(config, engines, planned, clock)
+    facts = {
+        "title": title,
+        "overrides": job.overrides(),
+        "device": title.partition(";")[0],
+        "traces": {name: dict(each.traces.facts) for name, each in engines.items() if each.traces is not None},
+        "loop": seeded[0][0][0].loop,
+        "virtual": True,
+    }
+    tracker.start(tracked_run(folder, write_manifest(folder, plain_whole(config), **facts)))
+    notes = [f"virtual time: {_said(clock)}", *_wraps(engines, [each.output_tokens for each in planned])]
+    report = LoadReport(folder=folder, terms=terms, bootstrap=bootstrap, title=title, notes=notes, spare=overload.spare)
+    runs: list[LoadRun] = []
+    exit_code = 1
+    try:
+        for run in virtual_runs(engines, seeded, overload, clock):
+            run.save(folder / f"{run.method}_{run.rate:g}")
+            runs.append(run)
+        exit_code = 0
+    except KeyboardInterrupt:
+        exit_code = 130
+        raise
+    finally:
+        if runs:
+            figures, written = report_load(runs, report)
+            tracker.summary(summary_of(figures))
+            tracker.files("results", written)
+        tracker.finish(exit_code)
+    return runs
+
+
+def _asked(config: DictConfig, seed: int, engines: Mapping[str, VirtualEngine]) -> tuple[list[Load], list[Asked]]:
+    loads, planned = plan_loads(config, seed)
+    lengths = typed(Lengths, plain(config, "lengths"), "lengths")
+    fitted, _ = lengths.fit(planned, min(each.max_length for each in engines.values()))
+    numbers = Numbers(tokens=any(each.paging.shared for each in engines.values()))
+    return loads, ask(fitted, numbers, build(config, "sampling"))
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One play, which another process may do."""
+
+    engine: VirtualEngine
+    asked: Sequence[Asked]
+    times: Times
+    options: Mapping[str, Any]
+
+    def __call__(self) -> LoadRun:
+        return self.engine.play(self.asked, self.times, **self.options)
+
+
+def _play(job: _Job) -> LoadRun:
+    return job()
+
+
+def virtual_runs(
+    engines: Mapping[str, VirtualEngine],
+    seeded: Sequence[tuple[Sequence[Load], Sequence[Asked]]],
+    overload: Overload,
+    clock: Clock,
+) -> Iterator[LoadRun]:
+    """Yield a run for every rate and method, with all seeds in it.
+
+    Args:
+        engines: The methods.
+        seeded: Loads by rate, and requests, for every seed.
+        overload: When requests are dropped.
+        clock: How many processes play.
+    """
+    cases = [
+        (name, place, [_job(engine, loads[place], asked, overload, number, name) for number, (loads, asked) in enumerate(seeded)])
+        for place in range(len(seeded[0][0]))
+        for name, engine in engines.items()
+    ]  # fmt: skip
+    with Progress(len(cases), "virtual runs") as progress:
+        if clock.workers == 1:
+            for number, (_, _, jobs) in enumerate(cases):
+                yield pooled([each() for each in jobs])
+                progress.update(number + 1)
+            return
+        with ProcessPoolExecutor(clock.workers) as pool:
+            pending = [[pool.submit(_play, each) for each in jobs] for _, _, jobs in cases]
+            for number, own in enumerate(pending):
+                yield pooled([each.result() for each in own])
+                progress.update(number + 1)
+
+
+def _job(engine: VirtualEngine, load: Load, asked: Sequence[Asked], overload: Overload, seed: int, method: str) -> _Job:
+    options = {
+        "loop": load.loop,
+        "users": int(min(load.rate, len(asked))),
+        "overload": overload,
+        "seed": seed,
+        "method": method,
+        "rate": load.rate,
+    }
+    return _Job(engine, asked[: len(load.times)], load.times, options)
+
+
+def virtual_engine(method: Method, clock: Clock, traces: Dense | None, engine: Engine | None = None) -> VirtualEngine:
+    """Return a method's engine in virtual time.
+
+    Args:
+        method: The method by its configuration.
+        clock: Where costs are.
+        traces: What is accepted; None for plain decoding.
+        engine: A real engine to be like; None for the configuration's settings alone.
+
+    Raises:
+        ValueError: The policy cannot be replayed, or costs or traces are missing or not deep enough.
+    """
+    config, costs = method.config, clock.costs_of(method.name)
+    section = method.policy if traces is not None else None
+    if section is not None:
+        component, _ = component_of(config, section)
+        if component is not None and not (isinstance(component, type) and issubclass(component, LengthPolicy)):
+            raise ValueError(
+                f"{section}: {getattr(component, '__name__', component)} chooses among drafted nodes, which traces do "
+                f"not have: give policy=margin_replay, or another policy of lengths"
+            )
+    options = plain(config, "engine")
+    policy = None if section is None else with_costs(build(config, section), costs)
+    paging: Paging = build(config, "engine.cache") if options.get("cache") else Paging()
+    return VirtualEngine(
+        costs=costs,
+        slots=options["max_batch_size"],
+        max_length=engine.max_length if engine is not None else options["max_length"] or DEFAULT_MAX_LENGTH,
+        prefill_chunk=options["prefill_chunk"],
+        paging=paging,
+        scheduler=build(config, "engine.scheduler") if options.get("scheduler") else None,
+        traces=traces,
+        shape=clock.tree if traces is not None else None,
+        policy=policy,
+        mixed=clock.mixed,
+    )
+
+
+def record_traces(
+    engines: Mapping[str, Engine], asked: Sequence[Asked], folder: Path, facts: Mapping[str, Any]
+) -> dict[str, Dense]:
+    """Record dense traces of all methods that draft, and write them; methods with one drafter are recorded once."""
+    found: dict[str, Dense] = {}
+    for name, engine in engines.items():
+        drafter = engine.drafter
+        if drafter is None or engine.verifier is None:
+            continue
+        base = getattr(drafter, "drafter", drafter)
+        settings = _settings(base)
+        same = next((other for other, each in found.items() if each.facts["settings"] == settings), None)
+        if same is not None:
+            found[name] = found[same]
+            continue
+        own = {**facts, "drafter": type(base).__name__, "settings": settings, "method": name}
+        found[name] = record(
+            engine.target,
+            drafter,
+            [each for each in asked if each.planned.fits],
+            noise=engine.verifier.noise,
+            facts=own,
+            max_batch_size=engine.max_batch_size,
+            max_length=engine.max_length,
+        )
+        found[name].save(folder / (DENSE if len(engines) == 1 else f"{name}_{DENSE}"))
+    return found
+
+
+def _settings(drafter: Any) -> dict[str, str]:
+    """Return what tells one drafter from another."""
+    wanted = ("name", "max_depth", "max_nodes", "sampling", "temperature")
+    return {"class": type(drafter).__name__, **{key: str(getattr(drafter, key, "")) for key in wanted}}
+
+
+def _title(config: DictConfig, engines: Mapping[str, VirtualEngine], planned: Sequence[Any], clock: Clock) -> str:
+    """Return what is played, for tables and pictures."""
+    costs: Any = engines[PLAIN].costs
+    conditions = getattr(costs, "conditions", None)
+    device = str(clock.costs) if conditions is None else f"{conditions.model} on {conditions.device}"
+    groups = ("arrival", "workload", "overload")
+    words = [f"{name} {job.choice(name) or type(build(config, name)).__name__}" for name in groups]
+    sizes = [np.mean([getattr(each, name) for each in planned]) for name in ("prompt_tokens", "output_tokens")]
+    rows = sorted({each.slots for each in engines.values()})
+    times = f", {clock.seeds} times" if clock.seeds > 1 else ""
+    return (
+        f"VIRTUAL TIME, {device}; {', '.join(words)}; {len(planned)} requests{times} of {sizes[0]:.0f} tokens in and "
+        f"{sizes[1]:.0f} out on average; {' and '.join(map(str, rows))} slots"
+    )
+
+
+def _said(clock: Clock) -> str:
+    return (
+        "turns take what costs say, and rounds accept what dense traces say; the scheduler, the policy and the pages "
+        f"are those of an engine; pieces of prompts {'share' if clock.mixed else 'do not share'} a forward with rounds"
+    )
+
+
+def _wraps(engines: Mapping[str, VirtualEngine], outputs: Sequence[int]) -> list[str]:
+    """Return what should be known of traces that are shorter or fewer than what is played."""
+    said = []
+    traced = {name: each.traces for name, each in engines.items() if each.traces is not None}
+    for name, each in traced.items():
+        count = len(each.lengths)
+        longer = sum(wanted > each.lengths[place % count] for place, wanted in enumerate(outputs))
+        if longer or count < len(outputs):
+            said.append(
+                f"{name} has the acceptance of {count} outputs for {len(outputs)} requests; {longer} are longer than "
+                f"their trace, which then begins again"
+            )
+    return list(dict.fromkeys(said))
+
+
+def beside(
+    config: DictConfig,
+    clock: Clock,
+    methods: Mapping[str, str],
+    engines: Mapping[str, Engine],
+    loads: Sequence[Load],
+    asked: Sequence[Asked],
+    traces: Mapping[str, Dense],
+) -> list[LoadRun]:
+    """Return what virtual time makes of a load that was played for real, with the same requests and arrivals."""
+    made = {
+        each.name: virtual_engine(each, clock, traces.get(each.name), engines.get(each.name))
+        for each in methods_of(config, methods)
+        if each.name == PLAIN or each.name in traces
+    }
+    seeded = [(loads, asked)] * clock.seeds
+    return list(virtual_runs(made, seeded, build(config, "overload"), clock))

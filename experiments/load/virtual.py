@@ -1,0 +1,526 @@
+"""An engine in virtual time: the scheduler, the policy and the pages of a real one, and calibrated seconds for its work.
+
+What a turn does is decided by the same code that decides it for an engine. How many tokens a round accepts comes from
+dense traces (``experiments.load.dense``), and how long it takes from costs. So a load that takes an hour takes seconds
+here, and the result is a ``LoadRun`` like any other.
+"""
+
+import copy
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import pandas
+from jaxtyping import Float, Int
+
+from experiments.load.arrivals import Times
+from experiments.load.dense import Dense
+from experiments.load.driver import Overload
+from experiments.load.run import CLOSED, DONE, DROPPED, FAILED, TURNS, UNFINISHED, LoadRun, Totals, columns, typed
+from experiments.load.texts import Asked
+from specdec.cache.pages import Paging
+from specdec.cache.pool import pages_for
+from specdec.drafting.policies.lengths import LengthPolicy
+from specdec.engine.scheduler import FirstCome, Scheduler, View, Work
+from specdec.physics.step_cost import StepSize
+from specdec.requests import Request
+from specdec.shape import TreeShape
+
+_MOST_COPIES = 32
+_BY_COUNT = ("rounds", "drafted", "nodes", "accepted", "preemptions", "recomputed_tokens")
+
+
+class Costs(Protocol):
+    """Seconds of an engine's work: calibrated, published, or anything else that can be asked so."""
+
+    @property
+    def padded(self) -> bool:
+        """Whether rows are padded to the longest: drafts to the deepest, pieces of prompts to the largest."""
+        ...
+
+    def check_depth(self, depth: int) -> None:
+        """Refuse drafts that are deeper than the costs know."""
+        ...
+
+    def ragged(self, rows: int, positions: float, *, drafted: Any, deepest: Any) -> Float[np.ndarray, "*size"]:
+        """Return the seconds of rounds (``RaggedCosts``)."""
+        ...
+
+    def prefill_seconds(self, size: StepSize) -> float:
+        """Return the seconds of a forward over pieces of prompts."""
+        ...
+
+    @property
+    def outside(self) -> float:
+        """Seconds of everything else in a turn; those of a round have it."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class VirtualEngine:
+    """An engine as a value: everything that decides what it does and how long that takes.
+
+    Attributes:
+        costs: Seconds of its work.
+        slots: Requests that are decoded together.
+        max_length: Positions of a request.
+        prefill_chunk: Tokens of a prompt per turn, at most.
+        paging: How its caches are divided.
+        scheduler: Plans its turns; None for first come, first served.
+        traces: What is accepted; None for plain decoding.
+        shape: The tree that is drafted; None for chains.
+        policy: How deep drafts are; None for as deep as the traces go.
+        follows: What the drafter adds to every forward over a prompt, relative to the target's seconds.
+        mixed: Whether pieces of prompts share a forward with the round, as in vLLM; then the weights are read once.
+
+    Raises:
+        ValueError: The costs or traces do not reach as deep as drafts do, or something cannot be had in virtual time.
+    """
+
+    costs: Costs
+    slots: int
+    max_length: int
+    prefill_chunk: int = 512
+    paging: Paging = Paging()
+    scheduler: Scheduler | None = None
+    traces: Dense | None = None
+    shape: TreeShape | None = None
+    policy: LengthPolicy | None = None
+    follows: float = 0.0
+    mixed: bool = False
+
+    def __post_init__(self) -> None:
+        if self.paging.swap:
+            raise ValueError(
+                f"engine.cache.swap={self.paging.swap}: the seconds of swapping are not calibrated, so virtual time "
+                f"knows preemption by recomputation alone: give 0"
+            )
+        if self.traces is None:
+            return
+        self.costs.check_depth(self.depth)
+        if self.policy is not None and self.policy.foresees == "margins" and not self.traces.has_margins:
+            raise ValueError(
+                f"{type(self.policy).__name__} decides by the drafter's margins, and the traces of "
+                f"{self.traces.facts.get('drafter', 'this drafter')} have none: record a drafter that scores tokens"
+            )
+
+    @property
+    def depth(self) -> int:
+        """The deepest drafts."""
+        if self.traces is None:
+            return 0
+        return self.traces.depth if self.shape is None else min(self.shape.max_depth, self.traces.depth)
+
+    def play(
+        self,
+        asked: Sequence[Asked],
+        times: Times,
+        *,
+        loop: str,
+        users: int = 0,
+        overload: Overload = Overload(),
+        seed: int = 0,
+        method: str = "",
+        rate: float = 0.0,
+    ) -> LoadRun:
+        """Return what happens to requests that arrive at these times; see ``Driver``.
+
+        Args:
+            asked: The requests. Their tokens matter where beginnings are shared alone. Request i has the acceptance of
+                trace i, or of one of the traces again where there are fewer.
+            times: When they arrive.
+            loop: ``OPEN`` or ``CLOSED``.
+            users: In a closed loop, how many requests are there at a time.
+            overload: When requests are dropped.
+            seed: Draws what is accepted, where that is not certain.
+            method: Its name.
+            rate: Its rate.
+        """
+        return _Play(self, asked, times, loop, users, overload, seed).run(method, rate)
+
+
+class _Play:
+    """One play. Requests are numbered as they are asked; what changes in every round stands in arrays over them."""
+
+    def __init__(
+        self,
+        engine: VirtualEngine,
+        asked: Sequence[Asked],
+        times: Times,
+        loop: str,
+        users: int,
+        overload: Overload,
+        seed: int,
+    ):
+        self.engine, self.asked, self.times, self.loop, self.overload = engine, asked, times, loop, overload
+        count, slots = len(asked), engine.slots
+        self.scheduler = (FirstCome() if engine.scheduler is None else engine.scheduler).bind()
+        self.paging = engine.paging.filled_in(slots=slots, max_length=engine.max_length)
+        self.pages = pages_for(self.paging, slots)
+        self.policy = copy.copy(engine.policy)
+        if self.policy is not None:
+            self.policy.bind(max_batch_size=slots, max_depth=engine.depth)
+        self.prompt = np.array([each.planned.prompt_tokens for each in asked], dtype=np.int64)
+        self.left = np.array([each.planned.output_tokens for each in asked], dtype=np.int64)
+        self.output = np.zeros(count, dtype=np.int64)
+        self.slot = np.full(count, -1)
+        self.moments = {name: np.full(count, np.nan) for name in ("arrived", "submitted", "admitted", "prefilled")}
+        self.first, self.finished = np.full(count, np.nan), np.full(count, np.nan)
+        self.outcome = np.full(count, UNFINISHED, dtype=object)
+        self.counts = {name: np.zeros(count, dtype=np.int64) for name in _BY_COUNT}
+        self.reused, self.lost = np.zeros(count, dtype=np.int64), np.zeros(count)
+        self._begin_traces(np.random.default_rng(seed))
+        first = count if loop != CLOSED else min(users, count)
+        self.due = [(float(times[number]), number) for number in range(first)]
+        heapq.heapify(self.due)
+        self.next, self.now = first, 0.0
+        self.requests: dict[int, Request] = {}  # those that wait or run
+        self.waiting: dict[int, Request] = {}
+        self.prefilling = 0  # running requests whose prompt is not in the cache
+        self.rows = np.zeros(0, dtype=np.int64)  # numbers of the requests that can take part in a round, ascending
+        self.free = list(range(slots - 1, -1, -1))
+        self.fresh: list[int] = []  # in rows, without a token
+        self.turns: list[tuple[Any, ...]] = []
+        self.silent: dict[int, float] = {}
+        self.preempted = 0
+
+    def _begin_traces(self, rng: np.random.Generator) -> None:
+        traces = self.engine.traces
+        if traces is None:
+            return
+        count, own = len(self.asked), len(traces.lengths)
+        if self.engine.shape is None:
+            self.accepted = traces.accepted(rng, min(-(-count // own), _MOST_COPIES))
+        else:
+            self.accepted = traces.accepted_in(self.engine.shape)
+        copies = len(self.accepted)
+        self.accepted = np.ascontiguousarray(self.accepted).ravel()
+        place = np.arange(count) % own
+        # Where an output is longer than its trace, it goes on from the front, and leaves out the end, where drafts
+        # were cut because the output was about to end.
+        lengths = traces.lengths[place]
+        self.around = np.where(self.left > lengths, np.maximum(lengths - traces.depth, 1), np.maximum(lengths, 1))
+        self.begin = traces.begins[place]
+        self.copy = (np.arange(count) // own % copies) * len(traces.proposed)
+        nodes = [0, *range(1, traces.depth + 1)]
+        if self.engine.shape is not None:
+            nodes = [sum(depth <= level for depth in self.engine.shape.depths[1:]) for level in nodes]
+        self.nodes = np.array(nodes)
+
+    # ---------------------------------------------------------------- the loop
+
+    def run(self, method: str, rate: float) -> LoadRun:
+        while self.due or self.requests:
+            self._arrive()
+            if self.requests:
+                self._turn()
+            elif self.due:
+                self.now = max(self.now, self.due[0][0])
+        return self._result(method, rate)
+
+    def _arrive(self) -> None:
+        patience, limit = self.overload.patience, self.overload.waiting
+        while self.due and self.due[0][0] <= self.now:
+            arrived, number = heapq.heappop(self.due)
+            each = self.asked[number]
+            self.moments["arrived"][number] = arrived
+            if not each.planned.fits or (limit is not None and len(self.silent) >= limit):
+                self._end(number, DROPPED if each.planned.fits else FAILED)
+                continue
+            self.moments["submitted"][number] = self.now
+            request = Request(
+                number, range(int(self.prompt[number])), each.sampling, True, frozenset(), arrived=arrived
+            )
+            self.requests[number] = self.waiting[number] = request
+            self.silent[number] = arrived
+        if patience is not None:
+            for number in [each for each, arrived in self.silent.items() if self.now - arrived > patience]:
+                request = self.requests.pop(number)
+                if self.waiting.pop(number, None) is None:
+                    self._leave(request)
+                self._end(number, DROPPED)
+
+    def _end(self, number: int, outcome: str) -> None:
+        self.outcome[number], self.finished[number] = outcome, self.now
+        self.silent.pop(number, None)
+        if self.loop == CLOSED and self.next < len(self.asked):
+            heapq.heappush(self.due, (self.now + float(self.times[self.next]), self.next))
+            self.next += 1
+
+    def _turn(self) -> None:
+        begin, prefill_tokens, preempted = self.now, 0, 0
+        depth, rows = self.engine.depth, self.rows
+        seconds = 0.0
+        if self.waiting or self.prefilling or not self._have_room():
+            view, work = self._plan()
+            preempted = len(work.preempt)
+            for request in work.preempt:
+                self._preempt(request)
+            seconds, prefill_tokens = self._prefill(view, work)
+            depth = depth if work.depth is None else min(depth, work.depth)
+            chosen = [
+                each.id for each in work.decode if each.slot >= 0 and not each.to_prefill and self._grow(each, view)
+            ]
+            rows = np.array(sorted(chosen), dtype=np.int64)
+        inside, waiting = len(self.requests), len(self.waiting)
+        round_seconds, nodes, deepest, committed = self._round(rows, depth)
+        if seconds and not round_seconds:
+            seconds += self.engine.costs.outside
+        elif seconds and self.engine.mixed:  # the weights are read once
+            seconds -= self.engine.costs.prefill_seconds(StepSize(tokens=0, positions=0, pairs=0))
+        self.now = begin + seconds + round_seconds
+        self._settle(rows)
+        free = -1 if self.pages.free is None else self.pages.free
+        self.turns.append(
+            (begin, self.now - begin, prefill_tokens, len(rows), nodes, deepest, committed,
+             inside - waiting, waiting, free, preempted)
+        )  # fmt: skip
+        self.preempted += preempted
+
+    # ---------------------------------------------------------------- what the scheduler plans
+
+    def _plan(self) -> tuple[View, Work]:
+        running = [self.requests[number] for number in sorted(self.requests.keys() - self.waiting.keys())]
+        for request in running:
+            request.output_ids = range(self.output[request.id])  # pyright: ignore[reportAttributeAccessIssue]
+        view = View(
+            now=self.now,
+            waiting=list(self.waiting.values()),
+            running=running,
+            free_slots=len(self.free),
+            free_pages=self.pages.free,
+            page_size=self.pages.page_size,
+            reserve=self.paging.reserve,
+            prefill_chunk=self.engine.prefill_chunk,
+            max_depth=self.engine.depth,
+        )
+        return view, self.scheduler.plan(view)
+
+    def _have_room(self) -> bool:
+        """Return whether all rows have pages for this round and another one."""
+        if self.pages.free is None or self.paging.reserve >= 1:
+            return True
+        ahead = np.minimum(2 * (1 + self.engine.depth), self.left[self.rows])
+        held = np.array([self.requests[number].pages for number in self.rows.tolist()]) * self.pages.page_size
+        return bool((held >= self.prompt[self.rows] + self.output[self.rows] + ahead).all())
+
+    def _grow(self, request: Request, view: View) -> bool:
+        if view.pages_needed(request):
+            pages = self.pages.grow(request.slot, view.positions(request))
+            request.pages = len(pages) or request.pages
+            return bool(pages)
+        return True
+
+    def _enter(self, request: Request, view: View) -> bool:
+        positions, drafted = view.positions(request), self.engine.traces is not None
+        try:
+            placement = self.pages.enter(
+                self._tokens(request), sorted(self.free), positions=positions, drafted=drafted, again=0
+            )
+        except ValueError:  # no room after all: it goes on waiting
+            return False
+        number = request.id
+        self.free.remove(placement.slot)
+        request.slot, request.pages = placement.slot, len(placement.pages)
+        request.prefilled, request.to_prefill = placement.reused, request.length - 1 - placement.reused
+        self.slot[number] = placement.slot
+        if request.preemptions:
+            self.lost[number] += self.now - request.preempted_at
+            self.counts["recomputed_tokens"][number] += max(request.computed - placement.reused, 0)
+        else:
+            self.moments["admitted"][number] = self.now
+            self.reused[number], request.admitted = placement.reused, self.now
+        if self.policy is not None:
+            self.policy.admit(placement.slot)
+        del self.waiting[number]
+        self.prefilling += 1
+        return True
+
+    def _tokens(self, request: Request) -> Sequence[int]:
+        """Return a request's tokens where they matter; those of outputs are like no others."""
+        if not self.paging.shared:
+            return range(request.length)
+        number, output = request.id, int(self.output[request.id])
+        own = -1 - number * self.engine.max_length
+        return np.concatenate([np.asarray(self.asked[number].prompt_ids), own - np.arange(output)])  # pyright: ignore
+
+    def _prefill(self, view: View, work: Work) -> tuple[float, int]:
+        """Prefill pieces of prompts; returns the seconds, and the number of tokens."""
+        pieces: list[tuple[Request, int]] = []
+        for request, tokens in work.prefill:
+            if request.slot < 0 and not self._enter(request, view):
+                continue
+            pieces.append((request, min(tokens, request.to_prefill)))
+        sizes = [count for _, count in pieces if count]
+        seconds = 0.0
+        if sizes:
+            counts = np.array([max(sizes)] * len(sizes) if self.engine.costs.padded else sizes)
+            before = np.array([request.prefilled for request, count in pieces if count])
+            size = StepSize(
+                tokens=int(counts.sum()),
+                positions=float(before.sum()),
+                pairs=float((counts * (before + (counts + 1) / 2)).sum()),
+            )
+            seconds = self.engine.costs.prefill_seconds(size) * (1 + self.engine.follows)
+        for request, count in pieces:
+            request.prefilled += count
+            request.to_prefill -= count
+            if not request.to_prefill:
+                self._start(request, seconds)
+        return seconds, sum(sizes)
+
+    def _start(self, request: Request, seconds: float) -> None:
+        number = request.id
+        self.prefilling -= 1
+        if np.isnan(self.moments["prefilled"][number]):
+            self.moments["prefilled"][number] = self.now + seconds
+        if not self.output[number]:
+            self.fresh.append(number)
+        self.rows = np.insert(self.rows, np.searchsorted(self.rows, number), number)
+        self._hold(request)
+
+    def _hold(self, request: Request) -> None:
+        if self.paging.shared:
+            tokens = np.asarray(self._tokens(request))[: request.prefilled]
+            self.pages.hold(request.slot, tokens, drafted=self.engine.traces is not None)
+
+    def _preempt(self, request: Request) -> None:
+        self.counts["preemptions"][request.id] += 1
+        done = int(self.prompt[request.id] + self.output[request.id]) - 1
+        request.computed = max(request.computed, request.prefilled if request.to_prefill else done)
+        request.preemptions, request.preempted_at = request.preemptions + 1, self.now
+        self._leave(request)
+        request.restart()
+        self.waiting[request.id] = request
+        self.waiting = dict(sorted(self.waiting.items()))
+
+    def _leave(self, request: Request) -> None:
+        if request.to_prefill:
+            self.prefilling -= 1
+        else:
+            self.rows = self.rows[self.rows != request.id]
+            if request.id in self.fresh:
+                self.fresh.remove(request.id)
+        request.prefilled = int(self.prompt[request.id] + self.output[request.id]) - 1 - request.to_prefill
+        self._hold(request)
+        self.pages.leave(request.slot)
+        self.free.append(request.slot)
+        self.slot[request.id] = -1
+
+    # ---------------------------------------------------------------- a round
+
+    def _round(self, rows: Int[np.ndarray, " batch"], depth: int) -> tuple[float, int, int, int]:
+        """Play a round; returns its seconds, the drafted nodes, the deepest draft, and the committed tokens."""
+        if not len(rows):
+            return 0.0, 0, 0, 0
+        left = self.left[rows]
+        lengths = self.prompt[rows] + self.output[rows] - 1
+        drafted = deepest = 0
+        accepted: Any = 0
+        if self.engine.traces is not None:
+            slots, place = self.slot[rows], self.begin[rows] + self.output[rows] % self.around[rows]
+            most = np.minimum(left - 1, depth)
+            able = self.accepted[self.copy[rows] + place]
+            if self.policy is not None:
+                if self.policy.foresees == "accepted":
+                    self.policy.foresee(slots, np.minimum(able, most))
+                elif self.policy.foresees == "margins":
+                    self.policy.foresee(slots, self.engine.traces.margin[place])
+                most = np.minimum(self.policy.depths(slots, lengths), most)
+            proposed = np.minimum(most, self.engine.traces.proposed[place])
+            accepted = np.minimum(able, proposed)
+            nodes = self.nodes[proposed]
+            drafted, deepest = int(nodes.sum()), int(proposed.max())
+            for name, values in (("drafted", proposed), ("nodes", nodes), ("accepted", accepted)):
+                self.counts[name][rows] += values
+            if self.policy is not None:
+                self.policy.note(slots, proposed, accepted)
+        emitted = np.minimum(accepted + 1, left)
+        size = {"drafted": np.array([drafted]), "deepest": np.array([deepest])}
+        seconds = float(self.engine.costs.ragged(len(rows), float(lengths.sum()), **size)[0])
+        self.counts["rounds"][rows] += 1
+        self.output[rows] += emitted
+        self.left[rows] = left - emitted
+        return seconds, drafted, deepest, int(emitted.sum())
+
+    def _settle(self, rows: Int[np.ndarray, " batch"]) -> None:
+        """Note at the end of a turn what has become visible in it."""
+        if self.fresh:
+            seen = [number for number in self.fresh if self.output[number]]
+            self.first[seen] = self.now
+            self.fresh = [number for number in self.fresh if not self.output[number]]
+            for number in seen:
+                self.silent.pop(number, None)
+        for number in rows[self.left[rows] == 0].tolist():
+            self._leave(self.requests.pop(number))
+            self._end(number, DONE)
+
+    def _result(self, method: str, rate: float) -> LoadRun:
+        came = np.flatnonzero(~np.isnan(self.moments["arrived"]))
+        planned = [self.asked[number].planned for number in came.tolist()]
+        table = {
+            "request": came,
+            "klass": [each.klass for each in planned],
+            "user": [each.user for each in planned],
+            "priority": [each.priority for each in planned],
+            "outcome": self.outcome[came],
+            "first_token": self.first[came],
+            "finished": self.finished[came],
+            "prompt_tokens": self.prompt[came],
+            "output_tokens": self.output[came],
+            "reused_tokens": self.reused[came],
+            "preempted_seconds": self.lost[came],
+            **{name: values[came] for name, values in {**self.moments, **self.counts}.items()},
+        }
+        counts = self.pages.counts
+        totals = Totals(
+            queried=counts.queried,
+            reused=counts.reused,
+            recomputed=int(self.counts["recomputed_tokens"].sum()),
+            preempted=self.preempted,
+        )
+        done = self.finished[self.outcome == DONE]
+        return LoadRun(
+            method=method,
+            rate=rate,
+            loop=self.loop,
+            seconds=float(done.max()) if len(done) else self.now,
+            requests=typed(table, columns()),
+            turns=typed(dict(zip(TURNS, zip(*self.turns, strict=True), strict=True)), TURNS),
+            totals=totals,
+            facts={
+                "complete": True,
+                "planned": len(self.asked),
+                "slots": self.engine.slots,
+                "pages": self.paging.pages,
+                "virtual": True,
+            },
+        )
+
+
+def pooled(runs: Sequence[LoadRun]) -> LoadRun:
+    """Return the runs of one method at one rate with several seeds as one, each behind the one before."""
+    if len(runs) == 1:
+        return runs[0]
+    requests, turns, since = [], [], 0.0
+    for run in runs:
+        moved = run.requests.copy()
+        for name in ("arrived", "submitted", "admitted", "prefilled", "first_token", "finished"):
+            moved[name] += since
+        later = run.turns.copy()
+        later["begin"] += since
+        moved["request"] += 0 if not requests else int(requests[-1].request.max()) + 1
+        requests.append(moved)
+        turns.append(later)
+        since += run.seconds
+    totals = Totals(**{name: sum(getattr(run.totals, name) for run in runs) for name in vars(Totals())})
+    return replace(
+        runs[0],
+        seconds=since,
+        requests=pandas.concat(requests, ignore_index=True),
+        turns=pandas.concat(turns, ignore_index=True),
+        totals=totals,
+        facts={**runs[0].facts, "seeds": len(runs)},
+    )
