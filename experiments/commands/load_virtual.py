@@ -127,19 +127,22 @@ def virtual_runs(
         overload: When requests are dropped.
         clock: How many processes play.
     """
-    cases = [
-        (name, place, [_job(engine, loads[place], asked, overload, number, name) for number, (loads, asked) in enumerate(seeded)])
-        for place in range(len(seeded[0][0]))
-        for name, engine in engines.items()
-    ]  # fmt: skip
+
+    def jobs(name: str, place: int) -> list[_Job]:
+        return [
+            _job(engines[name], loads[place], asked, overload, number, name)
+            for number, (loads, asked) in enumerate(seeded)
+        ]
+
+    cases = [jobs(name, place) for place in range(len(seeded[0][0])) for name in engines]
     with Progress(len(cases), "virtual runs") as progress:
         if clock.workers == 1:
-            for number, (_, _, jobs) in enumerate(cases):
-                yield pooled([each() for each in jobs])
+            for number, own in enumerate(cases):
+                yield pooled([each() for each in own])
                 progress.update(number + 1)
             return
         with ProcessPoolExecutor(clock.workers) as pool:
-            pending = [[pool.submit(_play, each) for each in jobs] for _, _, jobs in cases]
+            pending = [[pool.submit(_play, each) for each in own] for own in cases]
             for number, own in enumerate(pending):
                 yield pooled([each.result() for each in own])
                 progress.update(number + 1)

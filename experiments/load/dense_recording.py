@@ -270,7 +270,7 @@ class _RecordingSession(CombinedSession):
 
 
 def _walked(tree: DraftTree, following: Int[np.ndarray, "batch depth"]) -> tuple[np.ndarray, ...]:
-    """Return where the output stays in drafted trees: no q, the rank at every depth, no margin, and how deep they are."""
+    """Return where outputs stay in drafted trees: no q, the rank at every depth, no margin, and how deep they are."""
     parents, tokens, valid, depth = (each.cpu().numpy() for each in (tree.parents, tree.tokens, tree.valid, tree.depth))
     batch, nothing = len(tokens), np.full((len(tokens), following.shape[1]), np.nan)
     rank = np.full((batch, following.shape[1]), -1)

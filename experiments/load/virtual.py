@@ -1,4 +1,4 @@
-"""An engine in virtual time: the scheduler, the policy and the pages of a real one, and calibrated seconds for its work.
+"""An engine in virtual time: scheduler, policy and pages of a real one, and calibrated seconds for its work.
 
 What a turn does is decided by the same code that decides it for an engine. How many tokens a round accepts comes from
 dense traces (``experiments.load.dense``), and how long it takes from costs. So a load that takes an hour takes seconds
@@ -8,7 +8,7 @@ here, and the result is a ``LoadRun`` like any other.
 import copy
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,6 +29,8 @@ from specdec.requests import Request
 from specdec.shape import TreeShape
 
 _MOST_COPIES = 32
+NO_OVERLOAD = Overload()
+"""Everything waits."""
 _BY_COUNT = ("rounds", "drafted", "nodes", "accepted", "preemptions", "recomputed_tokens")
 
 
@@ -83,7 +85,7 @@ class VirtualEngine:
     slots: int
     max_length: int
     prefill_chunk: int = 512
-    paging: Paging = Paging()
+    paging: Paging = field(default_factory=Paging)
     scheduler: Scheduler | None = None
     traces: Dense | None = None
     shape: TreeShape | None = None
@@ -120,7 +122,7 @@ class VirtualEngine:
         *,
         loop: str,
         users: int = 0,
-        overload: Overload = Overload(),
+        overload: Overload = NO_OVERLOAD,
         seed: int = 0,
         method: str = "",
         rate: float = 0.0,
@@ -260,10 +262,8 @@ class _Play:
                 self._preempt(request)
             seconds, prefill_tokens = self._prefill(view, work)
             depth = depth if work.depth is None else min(depth, work.depth)
-            chosen = [
-                each.id for each in work.decode if each.slot >= 0 and not each.to_prefill and self._grow(each, view)
-            ]
-            rows = np.array(sorted(chosen), dtype=np.int64)
+            ready = [each for each in work.decode if each.slot >= 0 and not each.to_prefill]
+            rows = np.array(sorted(each.id for each in ready if self._grow(each, view)), dtype=np.int64)
         inside, waiting = len(self.requests), len(self.waiting)
         round_seconds, nodes, deepest, committed = self._round(rows, depth)
         if seconds and not round_seconds:

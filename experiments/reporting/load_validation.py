@@ -29,9 +29,8 @@ class Pair:
 
     def error(self, name: str, level: str = "") -> float | None:
         """Return how much more a figure is in virtual time, relative to the real one."""
-        values = [
-            each[name] if not level or each[name] is None else each[name][level] for each in (self.real, self.virtual)
-        ]
+        figures = [each[name] for each in (self.real, self.virtual)]
+        values = [each if not level or each is None else each[level] for each in figures]
         return None if None in values or not values[0] else values[1] / values[0] - 1
 
     @property
@@ -53,6 +52,11 @@ class Pair:
     def valid(self) -> bool:
         """Whether all errors are within the tolerances."""
         return all(abs(error or 0.0) <= TOLERANCES[name] for name, error in self.errors.items())
+
+    @property
+    def verdict(self) -> str:
+        """Both in words."""
+        return ("beyond the knee: " if self.beyond_knee else "") + ("valid" if self.valid else "OFF")
 
 
 def report_validation(real: Sequence[LoadRun], virtual: Sequence[LoadRun], report: LoadReport) -> list[Path]:
@@ -94,10 +98,7 @@ def validation_table(pairs: Sequence[Pair], report: LoadReport) -> Table:
         ("TTFT p50, ms\nreal; error", both("ttft", "p50", 1000)),
         ("TTFT p99, ms\nreal; error", both("ttft", "p99", 1000)),
         ("tokens per\nround", both("mean_acceptance_length")),
-        (
-            "verdict",
-            lambda pair: ("beyond the knee: " if pair.beyond_knee else "") + ("valid" if pair.valid else "OFF"),
-        ),
+        ("verdict", lambda pair: pair.verdict),
     ]
     limits = ", ".join(f"{name} {100 * most:.0f} %" for name, most in TOLERANCES.items())
     notes = [
@@ -120,7 +121,8 @@ def _sentences(pairs: Sequence[Pair]) -> list[str]:
     words = ", ".join(f"{name} {100 * error:.1f} %" for name, error in worst.items())
     good = all(pair.valid for pair in below)
     return [
-        f"below the knee virtual time is {'valid' if good else 'NOT valid'}: largest errors of {len(below)} loads: {words}"
+        f"below the knee virtual time is {'valid' if good else 'NOT valid'}: the largest errors of {len(below)} loads "
+        f"are {words}"
     ]
 
 
