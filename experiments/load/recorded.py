@@ -1,7 +1,9 @@
 """Arrivals from recorded traffic: public traces in their own formats. None of them has texts."""
 
 import gzip
+import io
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -63,8 +65,11 @@ class Trace(Arrivals):
 
     def __post_init__(self) -> None:
         check_above_zero(scale=self.scale)
-        if self.window is not None and not (len(self.window) == 2 and 0 <= self.window[0] < self.window[1]):
-            raise ValueError(f"arrival.window={list(self.window)}: give two times in seconds, the first one smaller")
+        given: Any = self.window
+        numbers = isinstance(given, Sequence) and len(given) == 2 and all(isinstance(end, int | float) for end in given)
+        if given is not None and not (numbers and 0 <= given[0] < given[1]):
+            shown = list(given) if numbers else given
+            raise ValueError(f"arrival.window={shown}: give [from, to] in seconds, the first one smaller, or null")
 
     @cached_property
     def recorded(self) -> Recorded:
@@ -73,7 +78,7 @@ class Trace(Arrivals):
         Raises:
             ValueError: The file cannot be read, is empty or unsorted, or a row is malformed.
         """
-        found = read(_place(self.path))
+        found = read(_bundled().get(self.path, Path(self.path).expanduser()))
         if self.window is not None:
             found = found.rows((found.times >= self.window[0]) & (found.times < self.window[1]))
             if not len(found.times):
@@ -94,9 +99,8 @@ class Trace(Arrivals):
         return self.recorded.times[:count]
 
 
-def _place(path: str) -> Path:
-    bundled = {each.name.split(".")[0]: each for each in BUNDLED.glob("*.csv.gz")}
-    return bundled.get(path, Path(path).expanduser())
+def _bundled() -> dict[str, Path]:
+    return {each.name.split(".")[0]: each for each in BUNDLED.glob("*.csv.gz")}
 
 
 def read(path: Path) -> Recorded:
@@ -106,31 +110,25 @@ def read(path: Path) -> Recorded:
         ValueError: It cannot be read, is empty or unsorted, or a row is malformed (with its line).
     """
     try:
-        first = _first_line(path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"arrival.path={path}: cannot be read ({error}), give a trace's file") from error
-    if not first.strip():
+        text = (gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()).decode()
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        known = ", ".join(sorted(_bundled()))
+        raise ValueError(f"arrival.path={path}: cannot be read ({error}), give a file or one of {known}") from error
+    header = text.lstrip().partition("\n")[0]
+    if not header:
         raise ValueError(f"arrival.path={path}: the trace is empty, give one with requests")
-    found = _mooncake(path) if first.lstrip().startswith("{") else _table(path, first)
+    found, lines = _mooncake(path, text) if header.startswith("{") else _table(path, text, header)
     if not len(found.times):
         raise ValueError(f"arrival.path={path}: the trace has no requests, give one with requests")
     falling = np.flatnonzero(np.diff(found.times) < 0)
     if len(falling):
         raise ValueError(
-            f"arrival.path={path}: request {falling[0] + 2} is earlier than the one before, sort the trace"
+            f"arrival.path={path}: line {lines[falling[0] + 1]} is earlier than the one before, sort the trace"
         )
-    least = min(found.inputs.min(), found.outputs.min())
-    if least < 0:
-        raise ValueError(f"arrival.path={path}: a request has {least} tokens, give counts")
     # Some records have answers of no token, which ended before their first one.
     return found._replace(
         times=found.times - found.times[0], inputs=found.inputs.clip(1), outputs=found.outputs.clip(1)
     )
-
-
-def _first_line(path: Path) -> str:
-    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
-        return file.readline()
 
 
 _NAMES = {
@@ -139,13 +137,17 @@ _NAMES = {
 }
 
 
-def _table(path: Path, header: str) -> Recorded:
+def _table(path: Path, text: str, header: str) -> tuple[Recorded, Sequence[int]]:
+    """Return the requests of a table, and their lines."""
     time = header.split(",")[0].strip()
     columns = _NAMES.get(time, ())
     if not columns or any(name not in header for name in columns):
         wanted = " or ".join(",".join(names) for names in _NAMES.values())
         raise ValueError(f"arrival.path={path}: its first line is {header.strip()!r}, and a trace begins with {wanted}")
-    frame: Any = pandas.read_csv(path, usecols=list(columns), dtype=str, keep_default_na=False)
+    try:
+        frame: Any = pandas.read_csv(io.StringIO(text), dtype=str, keep_default_na=False, index_col=False)
+    except pandas.errors.ParserError as error:
+        raise ValueError(f"arrival.path={path}: {str(error).strip()}, give a time and two counts") from error
     numbers: Any = pandas.DataFrame()
     if time == "TIMESTAMP":
         moments: Any = pandas.to_datetime(frame[time], errors="coerce", format="ISO8601", utc=True)
@@ -154,30 +156,34 @@ def _table(path: Path, header: str) -> Recorded:
         numbers["time"] = pandas.to_numeric(frame[time], errors="coerce")
     for name, column in zip(("inputs", "outputs"), columns[1:], strict=True):
         numbers[name] = pandas.to_numeric(frame[column], errors="coerce")
-    wrong = np.flatnonzero(numbers.isna().any(axis=1))
+    sound = np.isfinite(numbers.to_numpy(dtype=np.float64)).all(axis=1)
+    wrong = np.flatnonzero(~sound | (numbers[["inputs", "outputs"]] < 0).any(axis=1))
     if len(wrong):
-        given = ",".join(frame.iloc[wrong[0]])
+        given = ",".join(frame[list(columns)].iloc[wrong[0]])
         raise ValueError(f"arrival.path={path}: line {wrong[0] + 2} is {given!r}: give a time and two counts")
     inputs, outputs = (numbers[name].to_numpy().astype(np.int64) for name in ("inputs", "outputs"))
-    return Recorded(numbers.time.to_numpy(dtype=np.float64), inputs, outputs)
+    return Recorded(numbers.time.to_numpy(dtype=np.float64), inputs, outputs), range(2, len(frame) + 2)
 
 
-def _mooncake(path: Path) -> Recorded:
-    times, inputs, outputs, blocks = [], [], [], []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+def _mooncake(path: Path, text: str) -> tuple[Recorded, Sequence[int]]:
+    """Return the requests of JSON Lines, and their lines."""
+    rows, lines = [], []
+    for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-            times.append(float(row["timestamp"]) / 1000)
-            inputs.append(int(row["input_length"]))
-            outputs.append(int(row["output_length"]))
-            blocks.append([int(each) for each in row.get("hash_ids", ())])
-        except (ValueError, KeyError, TypeError) as error:
+            counts = int(row["input_length"]), int(row["output_length"])
+            rows.append((float(row["timestamp"]) / 1000, *counts, [int(each) for each in row.get("hash_ids", ())]))
+            if not np.isfinite(rows[-1][0]) or min(counts) < 0:
+                raise ValueError("a time without end, or fewer than 0 tokens")
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"arrival.path={path}: line {number} is {line[:60]!r}: give Mooncake's fields") from error
-    on_grid = np.array(times, dtype=np.float64)
+        lines.append(number)
+    on_grid = np.array([row[0] for row in rows], dtype=np.float64)
     spread = on_grid + GRID * _place_in_group(on_grid) if len(on_grid) > 1 and _is_grid(on_grid) else on_grid
-    return Recorded(spread, np.array(inputs, np.int64), np.array(outputs, np.int64), blocks)
+    inputs, outputs = (np.array([row[place] for row in rows], dtype=np.int64) for place in (1, 2))
+    return Recorded(spread, inputs, outputs, [row[3] for row in rows]), lines
 
 
 def _is_grid(times: Times) -> bool:

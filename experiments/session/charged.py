@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from experiments.results.records import PLAIN
 from experiments.session.memory import plan_memory
 from experiments.session.methods import methods_of
 from specdec.physics.capacity import Served
@@ -24,23 +23,18 @@ def charge_memory(config: DictConfig, methods: Mapping[str, str]) -> None:
         raise ValueError(f"memory={config.memory:g} is divided into pages: give engine=paged, or memory=null")
     pages = {}
     for each in methods_of(config, methods):
-        alone = config if each.drafter is not None else _without(config)
-        planned = plan_memory(alone, {each.name: each.drafter} if each.drafter is not None else {PLAIN: "drafter"})
+        name = each.name if each.drafter is not None else "without a drafter"
+        planned = plan_memory(config if each.drafter is not None else each.config, {name: each.drafter})
         if isinstance(planned, str):
             raise ValueError(f"memory={config.memory:g}: {planned}")
         if planned.unknown:
             raise ValueError(f"memory={config.memory:g}: nothing is known of what {each.name} takes, give memory=null")
-        served = planned.methods[each.name]
+        served = planned.methods[name]
         pages[each.name] = _pages(config.memory, served, size, planned.rows, planned.length, each.name)
     with open_dict(config):
         for name, count in pages.items():
             own = {"engine": {"cache": {"pages": count}}}
             config.setups[name] = OmegaConf.merge(config.setups.get(name) or {}, own)
-
-
-def _without(config: DictConfig) -> DictConfig:
-    """Return the configuration without a drafter."""
-    return OmegaConf.merge(config, {"drafter": {"_target_": None}})  # pyright: ignore[reportReturnType]
 
 
 def _pages(memory: float, served: Served, size: int, rows: int, length: int, name: str) -> int:

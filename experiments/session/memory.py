@@ -37,7 +37,7 @@ _SHARE = 0.5
 """The share of the free memory that copies of the weights may take (``specdec.execution.packing``)."""
 
 
-def plan_memory(config: DictConfig, methods: Mapping[str, str]) -> RunMemory | str:
+def plan_memory(config: DictConfig, methods: Mapping[str, str | None]) -> RunMemory | str:
     """Returns what a run will take; a sentence that says why not if that cannot be told."""
     options = plain(config, "target")
     for setting in ("device_map", "tensor_parallel"):
@@ -65,7 +65,7 @@ def show_planned(planned: RunMemory | str) -> None:
         terminal.show(terminal.console(), memory_table(planned))
 
 
-def _planned(config: DictConfig, methods: Mapping[str, str]) -> RunMemory:
+def _planned(config: DictConfig, methods: Mapping[str, str | None]) -> RunMemory:
     served: dict[str, Served] = {}
     copies: dict[object, float] = {}
     unknown, weights_of, own_rows = [], {}, {}

@@ -63,7 +63,7 @@ class Method:
         return f"{self.target} {self.config.engine.get('kv_cache')}"
 
 
-def methods_of(config: DictConfig, drafters: Mapping[str, str]) -> list[Method]:
+def methods_of(config: DictConfig, drafters: Mapping[str, str | None]) -> list[Method]:
     """The methods of a run, plain decoding first.
 
     Args:
