@@ -20,6 +20,9 @@ from specdec.target.runner import ModelRunner
 from specdec.topology import Topology
 from specdec.types import Outcome
 
+_FORWARDED = -1
+"""Stands for a window of pairs that are all in the cache, until ``observe`` counts new ones."""
+
 Fuse = Callable[[list[Tensor]], Tensor]
 """Makes the head's features, ``[batch, position, width]``, of the target's hidden states, one tensor per layer."""
 
@@ -65,9 +68,12 @@ class FeatureScorer(Scorer):
         self._layers, self._fuse, self._to_head = tuple(layers), fuse, to_head
         self._fuse_version, self._fed_back = fuse_version, fed_back
         device, dtype = runner.device, runner.facts.dtype
-        # The most pairs of each slot's window that may not be in the cache yet. All of the window is forwarded by
-        # `root_logits`, so that only rounds in which no tree is grown can add more than it holds.
+        # The most pairs of each slot's window that may not be in the cache yet, and how many they were before a tree
+        # was grown. All of the window is forwarded by `root_logits`, so that only rounds in which no tree is grown can
+        # add more than it holds.
         self._waiting = np.zeros(max_batch_size, dtype=np.int64)
+        self._before = np.zeros(max_batch_size, dtype=np.int64)
+        self._prepared = np.zeros(0, dtype=np.int64)  # the slots of this round
         self._every = False  # whether every row that drafts has a full window
         with torch.inference_mode(False):
             self._features = torch.zeros(max_batch_size, window, width, dtype=dtype, device=device)
@@ -105,10 +111,11 @@ class FeatureScorer(Scorer):
             self._push(slots, features, tokens, counts)
             self._waiting[host.slots] = 0
             return
-        where = slice(None) if outcome.host is None else outcome.host.slots
+        where = self._prepared if outcome.host is None else outcome.host.slots
         for first in range(0, tokens.shape[1], self._window):
             piece = slice(first, first + self._window)
             new = min(self._window, tokens.shape[1] - first)
+            self._waiting[where] = self._waiting[where].clip(min=0)
             if (self._waiting[where] + new > self._window).any():  # no room for more
                 newest, states, begins, _ = self._newest(slots, starts + counts.clamp(max=first))
                 self._forward(newest, states, slots, begins)
@@ -166,13 +173,17 @@ class FeatureScorer(Scorer):
     def prepare(self, batch: Batch) -> Hashable:
         """See whether every row that drafts has a full window; no pair can be missing."""
         host = batch.on_host
-        self._waiting[host.slots] = 0  # `root_logits` forwards them
+        self._prepared, waiting = host.slots, self._waiting[host.slots]
+        # A recorded round does not count the pairs that it adds.
+        self._before[host.slots] = np.where(waiting == _FORWARDED, self._window, waiting)
+        self._waiting[host.slots] = _FORWARDED  # by `root_logits`
         self._every = bool((host.lengths[host.drafting] >= self._window).all())
         return self.runner.version, self._fuse_version(), self._every
 
     def skip(self, batch: Batch) -> None:
         """Note that the windows were not forwarded."""
-        self._waiting[batch.on_host.slots] = self._window
+        slots = batch.on_host.slots
+        self._waiting[slots] = self._before[slots]
 
     def root_logits(self, batch: Batch) -> Float[Tensor, "batch 1 vocab"]:
         """Return logits after the newest pair, from a forward of the window's pairs."""

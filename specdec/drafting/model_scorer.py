@@ -86,14 +86,18 @@ class ModelScorer(Scorer):
         self._grown[host.slots] = False
 
     def prepare(self, batch: Batch) -> Hashable:
-        """Prefill what was committed while this model drafted nothing."""
+        """Prefill what was committed while this model drafted nothing, in the rows that may have drafts now."""
         host = batch.on_host
         self._every = bool((host.lengths > 0).all())
-        missing = np.where(host.drafting, host.lengths - np.minimum(self._known[host.slots], host.lengths), 0)
-        rows = np.flatnonzero(missing > 1)
+        known = self._known[host.slots]
+        missing = host.lengths - np.minimum(known, host.lengths)
+        behind = missing > 1
+        rows = np.flatnonzero(behind & host.drafting & (host.max_depth > 0))
         if len(rows):
             self._catch_up(batch.rows(rows), missing[rows])
-        self._known[host.slots], self._grown[host.slots] = _IN_STEP, True
+            behind[rows] = False
+        self._known[host.slots] = np.where(behind, known, _IN_STEP)
+        self._grown[host.slots] = ~behind
         return self.runner.version, self._every
 
     def _catch_up(self, batch: Batch, missing: Int[np.ndarray, " batch"]) -> None:
