@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from jaxtyping import Shaped
 
 from specdec.drafting.costs import KIND, Conditions, RoundCosts, TreeCosts
 from specdec.physics.step_cost import Errors, PartCost, Sizes, StepCost, StepSize, TokenRange
@@ -156,7 +157,7 @@ class CalibratedRounds:
                 f"with this drafter"
             )
 
-    def ragged(self, rows: int, positions: float, *, drafted: Sizes, deepest: Sizes) -> Sizes:
+    def ragged(self, rows: int, positions: float, *, drafted: Sizes, deepest: Shaped[np.ndarray, "*#size"]) -> Sizes:
         """Return the seconds of rounds by their deepest drafts, also outside of the box; see ``RaggedCosts``."""
         nodes, depths = zip((0, 0), *self.depths, strict=True)
         nodes = np.interp(deepest, depths, nodes) if self.depths else deepest

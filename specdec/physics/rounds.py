@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+from jaxtyping import Shaped
 
 from specdec.physics.bounds import Roof
 from specdec.physics.precision import Precision
@@ -78,7 +79,7 @@ class AffineRounds:
         """Return the seconds of a forward over pieces of prompts."""
         return self.target.seconds(size)
 
-    def ragged(self, rows: int, positions: float, *, drafted: Sizes, deepest: Sizes) -> Sizes:
+    def ragged(self, rows: int, positions: float, *, drafted: Sizes, deepest: Shaped[np.ndarray, "*#size"]) -> Sizes:
         """Return the seconds of rounds whose rows have drafts of their own lengths; see ``RaggedCosts``."""
         context, per_row = positions / rows, drafted / rows
         seconds = self.target.each(rows=rows, queries=per_row + 1, context=context) + self.outside

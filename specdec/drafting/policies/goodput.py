@@ -36,15 +36,16 @@ def best_depths(survival: Survival, costs: RaggedCosts, positions: float) -> Slo
         emitted = rows + np.concatenate(([0.0], survival.sum(0).cumsum()))
         speed = emitted / costs.ragged(rows, positions, drafted=rows * deepest, deepest=deepest)
         return np.full(rows, speed.argmax())
+    shallow = costs.ragged(rows, positions, drafted=np.minimum(deepest, 1), deepest=deepest)
+    # Where a level costs nothing by itself, drafts as deep as can be are the only ones to look at.
+    caps = (deepest[1:] if np.ptp(shallow[1:]) > 0 else deepest[most:])[:, None]
     gains = survival.ravel()
     order = (-gains).argsort(kind="stable")  # of equals, the earlier token of a row comes first
-    allowed = order % most < deepest[1:, None]
+    allowed = order % most < caps
     emitted = (allowed * gains[order]).cumsum(1) + rows
-    drafted = allowed.cumsum(1)
-    speed = emitted / costs.ragged(rows, positions, drafted=drafted, deepest=deepest[1:, None])
+    speed = emitted / costs.ragged(rows, positions, drafted=allowed.cumsum(1), deepest=caps)
     best, last = divmod(int(speed.argmax()), rows * most)
-    none = costs.ragged(rows, positions, drafted=deepest[:1], deepest=deepest[:1])
-    if rows / none[0] >= speed[best, last]:
+    if rows / shallow[0] >= speed[best, last]:
         return np.zeros(rows, dtype=np.int64)
     return np.bincount(order[: last + 1][allowed[best, : last + 1]] // most, minlength=rows)
 
@@ -99,9 +100,7 @@ class CostAwareLength(LengthPolicy):
         self._played = 0  # rounds
         self._spent = 0.0  # expected seconds of all rounds
         self._lost = dict.fromkeys((1, max_depth), 0.0)  # those that exploring has cost, by how much deeper it went
-        # Counted over all requests. One success and one failure to begin with: one round alone says little.
-        self._all_tried = np.full(max_depth, 2.0)
-        self._all_right = np.full(max_depth, 1.0)
+        self._all_tried, self._all_right = np.zeros(max_depth), np.zeros(max_depth)  # the same of all requests
 
     def admit(self, slot: int) -> None:
         """Begin with what is known of all requests."""
@@ -149,7 +148,7 @@ class CostAwareLength(LengthPolicy):
         It is the product of the rates at every position given that the one before was accepted. Those mean the same
         whatever depth earlier rounds chose to draft.
         """
-        average = self._all_right / self._all_tried
+        average = (self._all_right + 1) / (self._all_tried + 2)  # one round alone says little
         rates = (self._right[slots] + self.prior * average) / (self._tried[slots] + self.prior)
         return rates.cumprod(axis=1)
 

@@ -69,7 +69,7 @@ class FixedLength(LengthPolicy):
         self.depth = None if depth is None else whole("depth", depth, least=0)
 
     def depths(self, slots: Slots, lengths: Slots) -> Slots:
-        return np.full(len(slots), self._max_depth if self.depth is None else self.depth)
+        return np.full(len(slots), self._max_depth if self.depth is None else min(self.depth, self._max_depth))
 
 
 class AdditiveLength(LengthPolicy):

@@ -44,13 +44,14 @@ class SwitchedLength(LengthPolicy):
 
     Args:
         above: With more running rows than this, nothing is drafted.
-        back: With so many or fewer, it is again; None for seven eighths of ``above``, so that a load around the
-            threshold does not switch back and forth.
+        back: With so many or fewer, it is again; None for seven eighths of ``above`` (at least one row), so that a load
+            around the threshold does not switch back and forth.
         depth: How deep drafts are; None for as deep as the drafter can.
         least: Where fewer tokens than this are accepted of a draft, on average of the last rounds, nothing is drafted
             either; 0 to look at the rows alone.
         dwell: Rounds that a switch is kept for, at least.
-        probe: While nothing is drafted, one round in so many is, to learn what would be accepted; 0 for none.
+        probe: While nothing is drafted, one round in so many is, to learn what would be accepted; 0 for none. Without
+            ``least`` there is nothing to learn, and none is.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class SwitchedLength(LengthPolicy):
         probe: int = 32,
     ):
         self.above = whole("above", above, least=0)
-        self.back = self.above * 7 // 8 if back is None else whole("back", back, least=0)
+        self.back = max(self.above * 7 // 8, min(self.above, 1)) if back is None else whole("back", back, least=0)
         if self.back > self.above:
             raise ValueError(f"back={back} rows are more than above={above}: give as many or fewer")
         self.depth = None if depth is None else whole("depth", depth, least=1)
@@ -84,7 +85,7 @@ class SwitchedLength(LengthPolicy):
         if wanted != self._on and self._since >= self.dwell:
             self._on, self._since = wanted, 0
         self._since += 1
-        probing = self.probe > 0 and self._since % self.probe == 0
+        probing = self.least > 0 and self.probe > 0 and self._since % self.probe == 0
         return np.full(len(slots), self._depth if self._on or probing else 0)
 
     def note(self, slots: Slots, proposed: Slots, accepted: Slots) -> None:
