@@ -1,14 +1,40 @@
 """Plans at random, which other tests play (``tests/test_random_programs.py``), and what the project's policies plan."""
 
-from dataclasses import dataclass, field
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from specdec.cache.pages import Paging
+from specdec.cache.pool import Pool
 from specdec.engine.engine import Engine
-from specdec.engine.scheduler import FirstCome, PrefillFirst, Scheduler, TokenBudget, View, Work
-from specdec.requests import SamplingParams
+from specdec.engine.running import RunningRequests
+from specdec.engine.scheduler import (
+    Deadline,
+    Fair,
+    FirstCome,
+    PrefillFirst,
+    Priority,
+    Scheduler,
+    ShortestRemaining,
+    Tiers,
+    TokenBudget,
+    View,
+    Work,
+)
+from specdec.engine.scheduler.ranked import Ranked
+from specdec.requests import Request, SamplingParams
 from specdec.target.target import Target
+from specdec.types import Step
 from tests.models import tiny_model
+from tests.specdec.host_engine import VOCAB, HostEngine, alone
 
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7], [4], [9, 8, 7, 6, 5, 4, 3, 2, 1, 2, 3, 4], [3, 3, 3], [5, 6, 5, 6, 5]]
 KINDS: dict[str, str | None] = {
@@ -82,3 +108,394 @@ def test_prompts_come_before_rounds() -> None:
     seen = planned(PrefillFirst())
     assert all(not chosen for _, chosen, tokens in seen if tokens)
     assert any(chosen for _, chosen, _ in seen)
+
+
+# ---------------------------------------------------------------- random workloads
+
+POLICIES: dict[str, Callable[[], Scheduler]] = {
+    "first come": FirstCome,
+    "prefill first": PrefillFirst,
+    "budget": partial(TokenBudget, 16, least=3),
+    "trimmed": partial(TokenBudget, 9, least=2, trims=True),
+    "priority": partial(Priority, 16, least=3, ageing=20.0),
+    "shortest": partial(ShortestRemaining, 16, least=3, preempts=True, ageing=1.0),
+    "deadline": partial(Deadline, 16, least=3, patience=50.0),
+    "fair": partial(Fair, 16, least=3),
+    "tiers": partial(Tiers, 16, least=3, batch_rows=1, patience=80.0),
+}
+IN_ORDER = ("first come", "prefill first", "budget", "trimmed")
+"""Policies that admit requests in the order in which they came."""
+MOST, DEPTH, TURNS = 40, 3, 2000
+MANY = int(os.environ.get("SPECDEC_WORKLOADS", 2000))
+"""Random workloads in the full matrix."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests over time for an engine.
+
+    Attributes:
+        asked: Of each request the turn when it comes (and its arrival in seconds), and numbers that it is made of.
+        aborted: Turns, and which request is aborted then.
+    """
+
+    policy: str
+    paging: Paging
+    slots: int
+    chunk: int
+    ahead: bool
+    asked: tuple[tuple[int, int], ...]
+    aborted: tuple[tuple[int, int], ...]
+
+    def request(self, number: int) -> tuple[list[int], SamplingParams]:
+        """The prompt, one of two families, and what is asked for."""
+        rng = np.random.default_rng(self.asked[number][1])
+        family = np.random.default_rng(int(rng.integers(2))).integers(1, VOCAB, 12).tolist()
+        prompt = family[: int(rng.integers(1, 13))] + rng.integers(1, VOCAB, int(rng.integers(0, 6))).tolist()
+        return prompt, SamplingParams(
+            max_new_tokens=int(rng.integers(1, MOST - len(prompt) + 1)),
+            temperature=float(rng.integers(2)) * (self.policy != "trimmed"),
+            stream=number,
+            priority=int(rng.integers(-1, 3)),
+            deadline=[None, 5.0, 40.0][int(rng.integers(3))],
+            user=f"user {rng.integers(3)}",
+        )
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> Workload:
+    size = draw(st.sampled_from((None, 1, 2, 4)))
+    memory = {
+        "page_size": size,
+        "pages": None if size is None else -(-MOST // size) + draw(st.integers(0, 8)),
+        "reserve": draw(st.sampled_from((0.0, 0.0, 0.5, 1.0))),
+        "shared": draw(st.booleans()),
+        "swap": draw(st.sampled_from((0, 100, 2**20))),
+    }
+    return Workload(
+        draw(st.sampled_from(list(POLICIES))),
+        Paging(**memory),
+        draw(st.integers(1, 4)),
+        draw(st.sampled_from((1, 4, 64))),
+        draw(st.booleans()),
+        tuple(sorted(draw(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10**6)), min_size=2, max_size=14)))),
+        tuple(draw(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 13)), max_size=2))),
+    )
+
+
+class Played:
+    """Plays a workload, and lists what is wrong with any turn, and with the outputs.
+
+    Attributes:
+        found: What is wrong.
+        first: Turns until every request's first token.
+    """
+
+    def __init__(self, work: Workload, policy: Scheduler | None = None):
+        self.work, self.found, self.first = work, list[str](), dict[int, int]()
+        self.policy = POLICIES[work.policy]() if policy is None else policy
+        self.engine = HostEngine(
+            self.policy, work.paging, slots=work.slots, max_length=MOST, prefill_chunk=work.chunk, depth=DEPTH,
+            alone=work.ahead,
+        )  # fmt: skip
+        self.engine.on_turn = self.planned
+        self.steps: dict[int, list[Step]] = {}
+        self.asked: dict[int, tuple[list[int], SamplingParams]] = {}
+        self.gone, self.admitted = set[int](), dict[int, float]()
+        due, dropped = list(enumerate(work.asked)), set(work.aborted)
+        for turn in range(TURNS):
+            while due and due[0][1][0] <= turn:
+                number, (came, _) = due.pop(0)
+                prompt, sampling = work.request(number)
+                identity = self.engine.submit(prompt, sampling, arrived=float(came), speculate=number % 5 > 0)
+                self.asked[identity], self.steps[identity] = (prompt, sampling), []
+            for identity in {identity for when, identity in dropped if when == turn and identity in self.asked}:
+                self.engine.abort(identity)
+                self.gone.add(identity)
+            if not due and not self.engine.unfinished:
+                break
+            for step in self.engine.step():
+                self.steps[step.request].append(step)
+                self.first.setdefault(step.request, turn)
+                if step.finish_reason is not None:
+                    self.check(step.finish_reason == "stop" or step.finish_reason == "length", "an error")
+                    self.gone.add(step.request)
+                self.check(self.kept(step), "first moments are not kept")
+            self.conserved()
+            if self.found:
+                break
+        self.check(not self.engine.unfinished or bool(self.found), "requests do not end")
+        self.outputs()
+
+    def check(self, right: bool, text: str) -> None:
+        if not right:
+            self.found.append(text)
+
+    def kept(self, step: Step) -> bool:
+        told, admitted = step.timestamps, step.visible - step.elapsed
+        same = abs(self.admitted.setdefault(step.request, admitted) - admitted) < 1e-6
+        return same and (told is None or told.arrived == self.work.asked[step.request][0])
+
+    def planned(self, view: View, work: Work) -> None:
+        """Look at a plan."""
+        waiting, running = [each.id for each in view.waiting], [each.id for each in view.running]
+        chunks, leave = [each.id for each, _ in work.prefill], [each.id for each in work.preempt]
+        decode, new = [each.id for each in work.decode], [each.id for each, _ in work.prefill if each.slot < 0]
+        for listed in (chunks, decode, leave):
+            self.check(len(set(listed)) == len(listed), "a request is planned twice")
+        self.check(not set(leave) & {*chunks, *decode}, "who gives way takes part")
+        self.check(set(leave) <= set(running) and set(new) <= set(waiting), "requests are planned in another state")
+        self.check(len(running) - len(leave) + len(new) <= self.work.slots, "more rows than slots")
+        leads = bool(decode or new) or any(count for _, count in work.prefill)
+        self.check(leads or not (running or waiting), "an empty plan")
+        if self.work.policy in IN_ORDER:
+            self.check(new == sorted(waiting)[: len(new)] and waiting == sorted(waiting), "admitted out of order")
+        if isinstance(self.policy, Ranked):
+            rows = {each.id: view.tokens(each, work.depth) for each in work.decode}
+            tokens = sum(rows.values()) + sum(min(count, each.to_prefill) for each, count in work.prefill)
+            most = max(self.policy.budget, self.policy.least + (max(rows.values()) if len(rows) == 1 else 0))
+            self.check(tokens <= most, f"{tokens} tokens of {most}")
+
+    def conserved(self) -> None:
+        """Look at the engine between two turns."""
+        engine, pool = self.engine, self.engine._pages
+        running = [each for each in engine._running.by_slot if each is not None]
+        for request in running:
+            self.check(engine._running.by_slot[request.slot] is request, "a slot of another")
+        states = [*engine._waiting, *(each.id for each in running), *self.gone]
+        self.check(sorted(states) == sorted(self.asked), "not every request is in one state")
+        if isinstance(pool, Pool):
+            tables = Counter(page for row in pool._rows for page in row.pages)
+            self.check(
+                all(tables[page] == users for page, users in enumerate(pool._users)), "references are miscounted"
+            )
+            self.check(set(pool._free) == {page for page in range(len(pool._users)) if not tables[page]}, "pages lost")
+            for request in running:
+                own = pool._rows[request.slot].pages
+                self.check(len(set(own)) == len(own) == request.pages, "a request's pages")
+
+    def outputs(self) -> None:
+        """Compare with each request by itself; what was aborted has a beginning."""
+        for identity, (prompt, sampling) in self.asked.items():
+            tokens = tuple(token for step in self.steps[identity] for token in step.token_ids)
+            depth = DEPTH if identity % 5 else 0
+            expected = alone(prompt, replace(sampling, seed=sampling.seed or 0), depth)
+            ended = any(step.finish_reason for step in self.steps[identity])
+            self.check(tokens == (expected if ended else expected[: len(tokens)]), f"request {identity}: {tokens}")
+            rounds = [step.round for step in self.steps[identity]]
+            self.check(rounds == list(range(len(rounds))), "rounds are not counted on")
+            self.check(ended or identity in self.gone or bool(self.found), f"request {identity} was lost")
+
+
+NET = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, report_multiple_bugs=False)
+
+
+@pytest.mark.parametrize("count", [150, pytest.param(MANY, marks=pytest.mark.full)])
+def test_invariants_under_random_workloads(count: int) -> None:
+    totals = Counter[str]()
+
+    @given(workloads())
+    @settings(NET, max_examples=count)
+    def search(work: Workload) -> None:
+        played = Played(work)
+        assert played.found == []
+        totals.update({name: value > 0 for name, value in vars(played.engine.page_counts).items()})
+
+    search()
+    assert all(totals[name] > count / 50 for name in ("preempted", "recomputed", "swapped_in", "reused")), totals
+
+
+BUSY = Workload(
+    "priority", Paging(page_size=2, pages=24, reserve=0.0, shared=True), 3, 64, False,
+    tuple((turn, 7 * turn + 1) for turn in range(10)), (),
+)  # fmt: skip
+
+
+PLANS: dict[str, Callable[[Scheduler, View], Work]] = {
+    "dropped": lambda inner, view: changed(inner.plan(view), lambda each: [each] * (each[0].id != 3)),
+    "twice": lambda inner, view: changed(inner.plan(view), lambda each: [each] * (1 + (each[0].slot < 0))),
+    "out of order": lambda inner, view: FirstCome().plan(replace(view, waiting=view.waiting[::-1])),
+    "too much": lambda inner, view: TokenBudget(99).plan(view),
+}
+"""Mutants: a request is never admitted, new ones are admitted twice, the last one first, and beyond the budget."""
+
+
+def changed(work: Work, change: Callable[[Any], list[Any]]) -> Work:
+    return replace(work, prefill=[each for chunk in work.prefill for each in change(chunk)])
+
+
+class Mutant(TokenBudget):
+    """Plans as one of ``PLANS``."""
+
+    mutant = ""
+
+    def plan(self, view: View) -> Work:
+        return PLANS[self.mutant](POLICIES["budget"](), view)
+
+
+@pytest.mark.parametrize("mutant", [*PLANS, "counted anew", "freed twice"])
+def test_mistakes_of_schedules_are_noticed(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = replace(BUSY, policy="budget") if mutant in PLANS else BUSY
+    policy = Mutant(16, least=3) if mutant in PLANS else POLICIES[work.policy]()
+    assert Played(work).found == []
+    enter, leave = RunningRequests.enter, Pool.leave
+
+    def forgetful(requests: RunningRequests, request: Any, **options: Any) -> None:
+        request.rounds = 0
+        enter(requests, request, **options)
+
+    def careless(pool: Pool, slot: int) -> None:
+        shared = [page for page in pool._rows[slot].pages if pool._users[page] > 1]
+        leave(pool, slot)
+        pool._free.update(dict.fromkeys(shared))
+
+    if mutant == "counted anew":
+        monkeypatch.setattr(RunningRequests, "enter", forgetful)
+    if mutant == "freed twice":
+        monkeypatch.setattr(Pool, "leave", careless)
+    policy.mutant = mutant  # pyright: ignore[reportAttributeAccessIssue]
+    found: list[str] = []
+    try:
+        found = Played(work, policy).found
+    except (AssertionError, IndexError, KeyError, ValueError) as error:
+        found = [repr(error)]
+    assert found != []
+
+
+# ---------------------------------------------------------------- who waits how long
+
+
+def turns_until_the_end(policy: Scheduler, turns: int = 300) -> float:
+    """Turns of a second until a long, unimportant request ends beside more short, urgent ones than can be served."""
+    engine = HostEngine(policy, Paging(), slots=2, max_length=MOST, prefill_chunk=64, depth=0)
+    urgent = SamplingParams(max_new_tokens=3, stop_token_ids=(), ignore_eos=True, deadline=2.0, user="others")
+    last = SamplingParams(max_new_tokens=12, ignore_eos=True, priority=2, user="waits")
+    number = -1
+    for turn in range(turns):
+        for _ in range(2):
+            engine.submit([1 + turn % 15], urgent, arrived=float(turn))
+        if turn == 0:
+            number = engine.submit([5, 6, 7], last, arrived=0.0)
+        if any(step.request == number and step.finish_reason is not None for step in engine.step()):
+            return turn
+    return float("inf")
+
+
+WAITS: dict[str, Callable[[float], Scheduler]] = {
+    "priority": lambda bound: Priority(16, least=3, ageing=bound / 4),
+    "shortest": lambda bound: ShortestRemaining(16, least=3, preempts=True, ageing=bound / 20),
+    "deadline": lambda bound: Deadline(16, least=3, patience=bound),
+    "tiers": lambda bound: Tiers(16, least=3, patience=bound),
+}
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_nobody_starves_unless_told_to(name: str) -> None:
+    """Whoever waits is overtaken by arrivals of ``bound`` seconds at most; without a bound, by all that ever come."""
+    bound = 20
+    overtaking = 2 * bound * 3 / 2  # two a second, for three turns each, on two slots
+    assert 10 < turns_until_the_end(WAITS[name](bound)) <= overtaking + 3 + 12
+    assert turns_until_the_end(WAITS[name](float("inf"))) == float("inf")
+
+
+@pytest.mark.parametrize("name", ["first come", "prefill first", "budget", "fair"])
+def test_nobody_starves_without_ranks(name: str) -> None:
+    assert turns_until_the_end(POLICIES[name]()) <= 3 + 3 + 12
+
+
+def served_apart(policy: Scheduler, turns: int, *, late: int = 0) -> float:
+    """The largest difference between what two users were served, from the turn on when both have requests waiting.
+
+    One asks for much in every request; the other comes ``late``, and the first one pauses before.
+    """
+    engine = HostEngine(policy, Paging(), slots=3, max_length=MOST, prefill_chunk=64, depth=0)
+    sizes = {"much": (20, 15), "little": (2, 3)}
+    users, totals, most, last = dict[int, str](), Counter[str](), 0.0, 0
+    for turn in range(turns):
+        for user, (prompt, output) in sizes.items():
+            pauses = late - 60 < turn < late if user == "much" else turn < late
+            for _ in range(0 if pauses else 2):
+                sampling = SamplingParams(max_new_tokens=output, ignore_eos=True, user=user)
+                users[engine.submit([1] * prompt, sampling, arrived=float(turn))] = user
+        for step in engine.step():
+            prompt = sizes[users[step.request]][0] if step.round == 0 else 0
+            totals[users[step.request]] += prompt + 2 * len(step.token_ids)
+        if turn == late:
+            last = totals["much"] - totals["little"]
+        if turn >= late:
+            most = max(most, abs(totals["much"] - totals["little"] - last))
+    return most
+
+
+def test_users_are_served_alike() -> None:
+    """Within twice the largest prompt, or twice what a full batch decodes (Sheng et al. 2024, theorem 4.4)."""
+    bound = 2 * max(20, 2 * 3 * 15)
+    assert served_apart(Fair(64), 150) <= bound
+    assert served_apart(Fair(64), 250, late=100) <= bound, "who comes late has saved nothing up"
+    assert served_apart(FirstCome(), 150) > 2 * bound
+    saving = Fair(64)
+    saving.bind = lambda: saving
+    saving.served["little"], saving._asking = -2000.0, {"much", "little"}  # mutant: who comes back is not lifted
+    assert served_apart(saving, 150) > 2 * bound
+
+
+def request(length: int, *, pages: int = 0, waiting: bool = False, **options: Any) -> Request:
+    made = Request(length, [1] * length, SamplingParams(max_new_tokens=20, **options), True, frozenset())
+    if not waiting:
+        made.slot, made.to_prefill, made.pages = length, 0, pages
+    return made
+
+
+def test_a_view_counts_what_a_round_verifies_and_what_leaving_frees() -> None:
+    one, other = request(9, pages=5), request(6, pages=5)
+    chain = View(
+        waiting=(), running=(one, other), free_slots=1, prefill_chunk=8, max_depth=4, page_size=4, free_pages=0
+    )
+    tree = replace(chain, max_nodes=14)
+    assert [chain.tokens(one), chain.tokens(one, 2), tree.tokens(one), tree.tokens(one, 2), tree.tokens(one, 0)] == [
+        5, 3, 15, 15, 1
+    ]  # fmt: skip
+    one.speculate = False
+    assert [chain.tokens(one), chain.positions(one)] == [1, 9 + 2]
+    # Six tokens are lost for five pages; of nine tokens, eight are others', too, so that one is lost for three pages.
+    shared = replace(chain, shared=lambda each: 2 if each is one else 0)
+    assert [shared.freed(one), shared.freed(other)] == [3, 5]
+    assert [shared.loss(one), shared.loss(other)] == [0, 1]
+
+
+def test_who_lacks_pages_takes_them_where_least_is_lost() -> None:
+    """The first one keeps its place; without ranks, the one gives way of whom least is computed again per page."""
+    running = [request(13, pages=5), request(18, pages=5), request(30, pages=6)]
+    view = View(
+        waiting=(), running=running, free_slots=0, prefill_chunk=8, max_depth=4, page_size=4, free_pages=1, reserve=0.0
+    )
+    assert TokenBudget(64).plan(view).preempt == [running[1]]
+    assert FirstCome().plan(view).preempt == [running[1]]
+    assert Priority(64).plan(view).preempt == [running[2]]
+
+
+def test_a_waiting_request_takes_a_place_only_where_its_prompt_begins() -> None:
+    running = [request(12), request(15)]
+    urgent, other = request(6, waiting=True, priority=-1), request(7, waiting=True, priority=-2)
+    view = View(waiting=[urgent, other], running=running, free_slots=0, prefill_chunk=64, max_depth=0)
+    both, first = Priority(16, least=3).plan(view), Priority(5, least=3).plan(view)
+    assert [each.id for each, _ in both.prefill] == [7, 6] and [each.id for each in both.preempt] == [15, 12]
+    assert [each.id for each, _ in first.prefill] == [7] and [each.id for each in first.preempt] == [15]
+
+
+@pytest.mark.parametrize(
+    ("policy", "given"),
+    [
+        (TokenBudget, {"budget": 0}),
+        (TokenBudget, {"budget": 16, "least": 16}),
+        (Priority, {"ageing": 0.0}),
+        (Deadline, {"patience": -1.0}),
+        (ShortestRemaining, {"prompt_token": float("inf")}),
+        (Fair, {"output_weight": 0.0}),
+        (Tiers, {"batch_rows": -1}),
+    ],
+)
+def test_bad_settings_are_one_sentence(policy: type[Scheduler], given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="give") as caught:
+        policy(**given)
+    assert f"{[*given][-1]}={[*given.values()][-1]}" in str(caught.value)
