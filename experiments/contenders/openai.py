@@ -42,12 +42,27 @@ class OpenAIServer(OtherEngine):
         if not base_url.startswith(("http://", "https://")):
             raise ValueError(f"base_url={base_url!r}: give an address such as http://127.0.0.1:8000/v1")
         key = os.environ.get(KEY)
-        self._client = httpx.Client(
-            base_url=base_url.rstrip("/") + "/",
-            timeout=timeout,
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-        )
-        self._address, self._model, self._extra = base_url, model, dict(extra or {})
+        self.address, self.timeout = base_url, timeout
+        self.headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._client = httpx.Client(base_url=base_url.rstrip("/") + "/", timeout=timeout, headers=self.headers)
+        self._model, self._extra = model, dict(extra or {})
+
+    @property
+    def model(self) -> str:
+        """The model's name at the server, known after ``check``."""
+        return self._model or ""
+
+    def url(self, path: str) -> httpx.URL:
+        """The address of an endpoint."""
+        return self._client.base_url.join(path)
+
+    def metrics(self) -> str:
+        """The server's counters in Prometheus' format; empty where it has none."""
+        try:
+            answer = self._client.get(self._client.base_url.join("../metrics"))
+        except httpx.HTTPError:
+            return ""
+        return "" if answer.is_error else answer.text
 
     def check(self) -> None:
         """Ask the server for its models; it has to be there and to know ours."""
@@ -57,12 +72,12 @@ class OpenAIServer(OtherEngine):
             served = [str(each["id"]) for each in answer.json()["data"]]
         except (httpx.HTTPError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
-                f"no OpenAI-compatible server answers at {self._address}: start one, or give another base_url ({error})"
+                f"no OpenAI-compatible server answers at {self.address}: start one, or give another base_url ({error})"
             ) from error
         if self._model is None and len(served) != 1:
-            raise ValueError(f"the server at {self._address} has {len(served)} models: give model=…, of {served}")
+            raise ValueError(f"the server at {self.address} has {len(served)} models: give model=…, of {served}")
         if self._model is not None and self._model not in served:
-            raise ValueError(f"the server at {self._address} has no model {self._model!r}: choose among {served}")
+            raise ValueError(f"the server at {self.address} has no model {self._model!r}: choose among {served}")
         self._model = self._model or served[0]
 
     def generate(
@@ -73,16 +88,16 @@ class OpenAIServer(OtherEngine):
             return list(pool.map(self._one, prompts, sampling))
 
     def _one(self, prompt: Sequence[int], sampling: SamplingParams) -> Completion:
-        answer = self._client.post("completions", json=self._request(prompt, sampling))
+        answer = self._client.post("completions", json=self.body(prompt, sampling))
         if answer.is_error:
-            raise RuntimeError(f"the server at {self._address} refused a request: {answer.text[:300]}")
+            raise RuntimeError(f"the server at {self.address} refused a request: {answer.text[:300]}")
         choice = answer.json()["choices"][0]
         tokens = choice.get("token_ids")
         if tokens is None:
             tokens, self.tells_tokens = self._tokens(choice, sampling), False
         return self.completion(prompt, sampling, tokens)
 
-    def _request(self, prompt: Sequence[int], sampling: SamplingParams) -> dict[str, Any]:
+    def body(self, prompt: Sequence[int], sampling: SamplingParams) -> dict[str, Any]:
         """The body of a request. Fields beyond OpenAI's own are sent only where they change something."""
         if sampling.logits_processor is not None:
             raise ValueError("a logits processor cannot be sent to a server: leave this contender out")
@@ -108,9 +123,12 @@ class OpenAIServer(OtherEngine):
 
     def _tokens(self, choice: Mapping[str, Any], sampling: SamplingParams) -> list[int]:
         """The tokens of a text, with an EOS behind it where the server stopped by itself."""
-        tokenizer = self.target.tokenizer
-        if tokenizer is None:
-            raise ValueError(f"the server at {self._address} returns no token ids, and the target has no tokenizer")
-        tokens = tokenizer(choice["text"], add_special_tokens=False)["input_ids"]
+        tokens = self.tokenize(choice["text"])
         own_end = choice.get("finish_reason") == "stop" and not sampling.stop and not sampling.ignore_eos
         return [*tokens, *sorted(self.target.eos_token_ids)[:1]] if own_end else tokens
+
+    def tokenize(self, text: str) -> list[int]:
+        """The tokens of a text by the target's tokenizer."""
+        if self.target.tokenizer is None:
+            raise ValueError(f"the server at {self.address} returns no token ids, and the target has no tokenizer")
+        return list(self.target.tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -28,7 +28,7 @@ from specdec.requests import SamplingParams
 from specdec.types import Step
 
 LONGEST_SLEEP = 0.05
-"""Seconds that nothing is looked at for: a client's answers come on their own."""
+"""Seconds that nothing is looked at for."""
 
 
 class Serving(Protocol):
@@ -88,7 +88,9 @@ class _Seen:
     prefilled: float = np.nan
     finished: float = np.nan
     outcome: str = UNFINISHED
+    reason: str = ""
     emissions: list[tuple[float, int]] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
     rounds: int = 0
     drafted: int = 0
     nodes: int = 0
@@ -115,6 +117,8 @@ class Driver:
         overload: When requests are dropped.
         speculate: False decodes plainly.
         in_process: Whether ``step`` is a turn of the engine itself, for which arrivals wait.
+        wait: Waits for news of a server, at most so many seconds. What comes from a server is chunks, not rounds, and
+            it has a request when the request has left this process. None for an engine, whose ``step`` takes its time.
         clock: What the time is read from.
         sleep: Waits for so many seconds.
     """
@@ -130,12 +134,13 @@ class Driver:
         overload: Overload = Overload(),
         speculate: bool = True,
         in_process: bool = True,
+        wait: Callable[[float], object] | None = None,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], object] = time.sleep,
     ):
         self._engine, self._asked, self._times = engine, asked, times
         self._loop, self._overload, self._speculate, self._in_process = loop, overload, speculate, in_process
-        self._clock, self._sleep = clock, sleep
+        self._wait, self._clock, self._sleep = wait, clock, sleep
         # Who comes when. In a closed loop the first request of every user, and others are put here by answers.
         first = len(asked) if loop != CLOSED else min(users, len(asked))
         self._due = [(float(times[index]), index) for index in range(first)]
@@ -162,7 +167,7 @@ class Driver:
                 if self._engine.unfinished:
                     self._turn()
                 elif self._due:
-                    self._sleep(max(0.0, min(self._due[0][0] - self._now(), LONGEST_SLEEP)))
+                    self._sleep(self._until_due())
         finally:
             if isinstance(self._engine, Engine):
                 self._engine.on_turn = None
@@ -173,6 +178,10 @@ class Driver:
     def _now(self) -> float:
         return self._clock() - self._begun
 
+    def _until_due(self) -> float:
+        due = self._due[0][0] - self._now() if self._due else LONGEST_SLEEP
+        return max(0.0, min(due, LONGEST_SLEEP))
+
     def _noted(self, view: View, work: Work) -> None:
         self._notes.append((view, work))
 
@@ -182,7 +191,8 @@ class Driver:
             seen = self._seen[number] = _Seen(arrived)
             asked, limit = self._asked[number], self._overload.waiting
             if not asked.planned.fits or (limit is not None and len(self._silent) >= limit):
-                self._end(number, FAILED if not asked.planned.fits else DROPPED, self._now())
+                outcome, reason = (DROPPED, "too many waited") if asked.planned.fits else (FAILED, "it is too long")
+                self._end(number, outcome, self._now(), reason)
                 continue
             identity = self._engine.submit(
                 asked.prompt_ids, asked.sampling, speculate=self._speculate, arrived=self._begun + arrived
@@ -201,16 +211,19 @@ class Driver:
         gone = {number for number, arrived in self._silent.items() if now - arrived > patience}
         for identity in [identity for identity, number in self._live.items() if number in gone]:
             self._engine.abort(identity)
-            self._end(self._live.pop(identity), DROPPED, now)
+            self._end(self._live.pop(identity), DROPPED, now, "it had waited too long")
 
     def _turn(self) -> None:
         inside, begin = self._engine.unfinished, self._now()
         self._notes.clear()
+        if self._wait is not None:
+            self._wait(self._until_due())
         steps = self._engine.step()
         self._last_end = self._now()
         for step in steps:
             self._take(step)
-        waiting, turn = 0, dict.fromkeys(TURNS, 0)
+        # Where nothing else is known, those that no slot is left for wait.
+        waiting, turn = max(0, inside - getattr(self._engine, "max_batch_size", inside)), dict.fromkeys(TURNS, 0)
         free_pages = self._turns[-1]["free_pages"] if self._turns else -1
         for view, work in self._notes:
             entered = sum(request.slot >= 0 for request in view.waiting)
@@ -235,13 +248,14 @@ class Driver:
         if number is None:
             return
         seen, visible = self._seen[number], step.visible - self._begun
-        seen.rounds += 1
+        seen.rounds += self._wait is None
         seen.drafted += step.proposed_depth
         seen.nodes += step.proposed_nodes
         seen.accepted += step.accepted
         if step.token_ids:
             self._silent.pop(number, None)
             seen.emissions.append((visible, len(step.token_ids)))
+            seen.tokens += step.token_ids
         if np.isnan(seen.admitted):
             seen.admitted = visible - step.elapsed
         if step.timestamps is not None:
@@ -250,21 +264,21 @@ class Driver:
             seen.preemptions, seen.preempted = step.timestamps.preemptions, step.timestamps.preempted
         if step.finish_reason is not None:
             del self._live[step.request]
-            self._end(number, FAILED if step.finish_reason == "error" else DONE, visible)
+            self._end(number, FAILED if step.finish_reason == "error" else DONE, visible, step.error or "")
 
-    def _end(self, number: int, outcome: str, at: float) -> None:
+    def _end(self, number: int, outcome: str, at: float, reason: str = "") -> None:
         seen = self._seen[number]
-        seen.outcome, seen.finished = outcome, at
+        seen.outcome, seen.finished, seen.reason = outcome, at, "" if outcome == DONE else reason
         self._silent.pop(number, None)
         if self._loop == CLOSED and self._next < len(self._asked):
             heapq.heappush(self._due, (at + float(self._times[self._next]), self._next))
             self._next += 1
 
     def _counts(self) -> Totals:
-        if not isinstance(self._engine, Engine):
+        counts = getattr(self._engine, "page_counts", None)
+        if counts is None:
             return Totals()
-        counts = self._engine.page_counts
-        return Totals(**{name: getattr(counts, name) for name in vars(Totals())})
+        return Totals(**{name: getattr(counts, name, 0) for name in vars(Totals())})
 
     def result(self, *, method: str, rate: float, **facts: Any) -> LoadRun:
         """Return what was seen; requests that had not arrived yet when the run was broken off are left out."""
@@ -278,6 +292,7 @@ class Driver:
                     "user": planned.user,
                     "priority": planned.priority,
                     "outcome": seen.outcome,
+                    "reason": seen.reason,
                     "arrived": seen.arrived,
                     "submitted": seen.submitted,
                     "admitted": seen.admitted,
@@ -301,8 +316,11 @@ class Driver:
         ends = [seen.finished for seen in self._seen.values() if seen.outcome == DONE]
         whole = len(self._seen) == len(self._asked) and not self._live
         delays = self._own_delays
+        if self._wait is not None:
+            delays = [seen.admitted - seen.arrived for seen in self._seen.values() if seen.admitted == seen.admitted]
         requests = typed(rows, columns())
         requests["emissions"] = [self._seen[number].emissions for number in requests.request]
+        requests["tokens"] = [self._seen[number].tokens for number in requests.request]
         return LoadRun(
             method=method,
             rate=rate,

@@ -18,6 +18,7 @@ the load that was planned."""
 LITTLE_TOLERANCE = 0.05
 """The largest share by which the two sides of Little's law may differ: one is counted, the other timed."""
 _PARTS = 80
+_REASONS = 3
 _BREAK = 1e-3
 """Seconds between two turns from which on the engine was idle between them."""
 
@@ -54,14 +55,16 @@ def figures_of(run: LoadRun, terms: Terms, bootstrap: Bootstrap, *, slots: int |
         ``arrived`` requests and what became of them; ``LATENCIES`` (``experiments.results.requests.spread``); rates
         over the run's time; ``goodput``; ``running`` and ``waiting`` as averages over time; ``in_engine`` and what
         Little's law has ``expected`` of it; ``unused``, the share of slots and time that nothing used; tokens that
-        were computed for nothing (``wasted``); ``hit_rate`` of the caches, ``late`` and ``warnings``.
+        were computed for nothing (``wasted``); ``hit_rate`` of the caches, ``late``, ``outputs``
+        (``experiments.load.agreement``) and ``warnings``. Of a server, ``mean_acceptance_length`` is over rounds with
+        a draft.
     """
     frame = latencies(run)
     outcomes = frame.outcome.value_counts()
     done, seconds = frame[frame.outcome == DONE], run.seconds
-    tokens, rounds = int(done.output_tokens.sum()), int(frame.rounds.sum())
-    balance = little(run)
-    totals = run.totals
+    balance, totals = little(run), run.totals
+    tokens, rounds = int(done.output_tokens.sum()), int(frame.rounds.sum()) + totals.rounds
+    accepted = int(frame.accepted.sum()) + totals.accepted
     lost = frame[frame.outcome != DONE]
     found = Figures(
         method=run.method,
@@ -77,7 +80,7 @@ def figures_of(run: LoadRun, terms: Terms, bootstrap: Bootstrap, *, slots: int |
         requests_per_second=len(done) / seconds if seconds else None,
         output_tokens_per_second=tokens / seconds if seconds else None,
         total_tokens_per_second=(tokens + int(done.prompt_tokens.sum())) / seconds if seconds else None,
-        mean_acceptance_length=1 + float(frame.accepted.sum()) / rounds if rounds else None,
+        mean_acceptance_length=1 + accepted / rounds if rounds else None,
         goodput=_goodput(frame, terms, seconds),
         running=balance.running,
         waiting=balance.waiting,
@@ -88,13 +91,15 @@ def figures_of(run: LoadRun, terms: Terms, bootstrap: Bootstrap, *, slots: int |
         wasted=Figures(
             dropped_tokens=int(lost.output_tokens.sum()),
             recomputed_tokens=int(frame.recomputed_tokens.sum()),
-            rejected_nodes=int((frame.nodes - frame.accepted).sum()),
+            rejected_nodes=int(frame.nodes.sum()) + totals.drafted - accepted,
         ),
+        saved_tokens=totals.reused,
         hit_rate=totals.reused / totals.queried if totals.queried else None,
         late=run.late,
+        outputs=run.facts.get("outputs"),
         warnings=[],
     )
-    return Figures(**{**found, "warnings": _warnings(found)})
+    return Figures(**{**found, "warnings": [*_warnings(found), *_failures(frame)]})
 
 
 def by_class(run: LoadRun, terms: Terms, bootstrap: Bootstrap) -> Mapping[str, Figures]:
@@ -190,3 +195,10 @@ def _warnings(found: Figures) -> list[str]:
             f"{expected:.3f}"
         )
     return said
+
+
+def _failures(frame: Frame) -> list[str]:
+    """Return why requests failed, the most frequent reasons first."""
+    reasons = frame.reason[frame.outcome == FAILED].value_counts()
+    more = [f"{reasons[_REASONS:].sum()} requests failed for other reasons"] if len(reasons) > _REASONS else []
+    return [f"{count} of {len(frame)} requests failed: {why}" for why, count in reasons[:_REASONS].items()] + more

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas
 
+LOAD = "load.json"
 Frame = Any
 """A ``pandas.DataFrame``: any object to the type checker, which cannot know its columns."""
 
@@ -19,7 +20,7 @@ OPEN, CLOSED = "open", "closed"
 MOMENTS = ("arrived", "submitted", "admitted", "prefilled", "first_token", "finished")
 TOKENS = ("prompt_tokens", "reused_tokens", "output_tokens", "recomputed_tokens")
 COUNTS = ("rounds", "drafted", "nodes", "accepted", "preemptions")
-WORDS = ("klass", "user", "outcome")
+WORDS = ("klass", "user", "outcome", "reason")
 
 
 def columns() -> dict[str, str]:
@@ -53,6 +54,9 @@ class Totals:
         preempted: Requests that lost their slot, counted as often as they did.
         swapped_out: Tokens whose keys and values went to the host's memory.
         swap_seconds: Seconds of the ways there and back.
+        rounds: Rounds with a draft, as a server counts them; none where the requests have their own.
+        drafted: Drafted tokens, as a server counts them.
+        accepted: Those that were accepted, as a server counts them.
     """
 
     queried: int = 0
@@ -61,6 +65,9 @@ class Totals:
     preempted: int = 0
     swapped_out: int = 0
     swap_seconds: float = 0.0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,18 +102,25 @@ class LoadRun:
     def save(self, folder: Path) -> None:
         """Write it into a folder: two tables as Parquet, the rest as JSON."""
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / LOAD).unlink(missing_ok=True)  # it comes last: without it there is no run
         self.requests.to_parquet(folder / "requests.parquet", index=False)
         self.turns.to_parquet(folder / "turns.parquet", index=False)
         rest = {name: value for name, value in vars(self).items() if name not in ("requests", "turns")}
         text = json.dumps({**rest, "totals": asdict(self.totals)}, indent=1, default=str)
-        (folder / "load.json").write_text(text + "\n", encoding="utf-8")
+        (folder / LOAD).write_text(text + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> "LoadRun":
         """Return what ``save`` has written."""
-        rest = json.loads((folder / "load.json").read_text(encoding="utf-8"))
+        rest = json.loads((folder / LOAD).read_text(encoding="utf-8"))
         tables = {name: pandas.read_parquet(folder / f"{name}.parquet") for name in ("requests", "turns")}
         return cls(**{**rest, **tables, "totals": Totals(**rest["totals"])})
+
+
+def load_runs(folder: Path) -> list[LoadRun]:
+    """Return the runs that a study has written into its folder, by rate and method; none where it is no such folder."""
+    found = [LoadRun.load(path.parent) for path in folder.glob(f"*/{LOAD}")]
+    return sorted(found, key=lambda run: (run.rate, run.method))
 
 
 def typed(rows: Any, kinds: Mapping[str, str]) -> Frame:

@@ -36,7 +36,7 @@ def _events(run: LoadRun) -> Iterator[dict[str, Any]]:
         yield {"ph": "X", "name": name, "pid": _ENGINE, "tid": 0, "ts": begin, "dur": 1e6 * seconds, "args": turn}
         counted = {"running": turn["running"], "waiting": turn["waiting"]}
         yield {"ph": "C", "name": "requests", "pid": _ENGINE, "ts": begin, "args": counted}
-    for row in run.requests.drop(columns="emissions", errors="ignore").to_dict("records"):
+    for row in run.requests.drop(columns=["emissions", "tokens"], errors="ignore").to_dict("records"):
         for name, (since, until) in _PHASES.items():
             if row[until] == row[until] and row[since] == row[since]:
                 place = {"pid": _REQUESTS, "tid": row["request"], "ts": 1e6 * row[since]}
