@@ -7,7 +7,7 @@ from pathlib import Path
 from experiments.load.figures import by_class, figures_of, knee
 from experiments.load.run import LoadRun
 from experiments.reporting import terminal
-from experiments.reporting.cells import NOTHING, number, percent
+from experiments.reporting.cells import NOTHING, number, percent, three_digits
 from experiments.reporting.formats import document, write_texts
 from experiments.reporting.load_plots import PLOTS, classes_plot
 from experiments.reporting.load_timeline import write_timeline
@@ -60,7 +60,8 @@ def report_load(runs: Sequence[LoadRun], report: LoadReport) -> tuple[list[Figur
     console = terminal.console()
     terminal.show(console, *tables)
     terminal.say(console, *said)
-    texts = {"load.md": document(*tables, said), "load.json": {"title": report.title, "runs": figures}}
+    parts = [part for table in tables for part in (f"## {table.title}", table, table.notes)]
+    texts = {"load.md": document(*parts, said), "load.json": {"title": report.title, "runs": figures}}
     written = write_texts(report.folder, texts)
     about = LOOPS[runs[0].loop]
     for name, plot in PLOTS.items():
@@ -81,7 +82,7 @@ def load_table(figures: Sequence[Figures], report: LoadReport) -> Table:
         LOOPS[figures[0].loop],
         *([f"limits: {limits}"] if limits is not None else ["no limits were given (sla.ttft, sla.tpot, sla.e2e)"]),
         "TTFT: time to first token, the queue included; TPOT: time per further token",
-        "goodput: requests within all limits per second; dropped, failed and unfinished ones are not",
+        "goodput: requests within all limits per second, and their share; dropped, failed and unfinished ones are not",
         f"intervals: {report.bootstrap.confidence:.0%}, over requests",
         *report.notes,
     ]
@@ -93,8 +94,7 @@ def load_table(figures: Sequence[Figures], report: LoadReport) -> Table:
         ("TPOT, ms\np50; p99", lambda found: _with_interval(found.tpot)),
         ("to end, ms\np50; p99", lambda found: milliseconds(found.e2e)),
         ("tokens/s\nout", lambda found: number(found.output_tokens_per_second, 1)),
-        ("within\nlimits", lambda found: percent(found.goodput.attainment) if found.goodput else NOTHING),
-        ("goodput\n/s", lambda found: number(found.goodput.per_second) if found.goodput else NOTHING),
+        ("goodput\n/s; share", lambda found: _goodput(found.goodput)),
         ("running\nwaiting", lambda found: f"{found.running:.1f}; {found.waiting:.1f}"),
     ]
     return Table.of(
@@ -113,7 +113,7 @@ def waste_table(figures: Sequence[Figures]) -> Table:
         ("pre-\nfilled\ntwice", lambda found: str(found.wasted.recomputed_tokens)),
         ("rejected\nnodes", lambda found: str(found.wasted.rejected_nodes)),
         ("tokens\nper\nround", lambda found: number(found.mean_acceptance_length)),
-        ("found\nin\ncache", lambda found: percent(found.hit_rate)),
+        ("found\nin cache;\ntokens", lambda found: f"{percent(found.hit_rate)}; {found.saved_tokens}"),
         ("slots\nunused", lambda found: percent(found.unused)),
         ("in engine\nexpected", lambda found: f"{found.in_engine:.2f}; {found.expected:.2f}"),
         ("gener-\nator\nlate, ms", lambda found: f"{1000 * found.late:.1f}"),
@@ -121,6 +121,7 @@ def waste_table(figures: Sequence[Figures]) -> Table:
     notes = [
         LOOPS[figures[0].loop],
         "in no goodput: tokens of requests that did not end well, and those prefilled again after preemptions",
+        "found in cache: the share of prompt tokens, and how many, that needed no prefill",
         "in engine: counted between turns, and expected by Little's law (arrivals per second · mean stay)",
         "late: 99th percentile of the generator's own delays; waiting for the running turn is the engine's",
     ]
@@ -146,17 +147,18 @@ def class_table(classes: Sequence[tuple[LoadRun, Mapping[str, Figures]]]) -> Tab
 
 def sentences(figures: Sequence[Figures], report: LoadReport) -> list[str]:
     """What a reader must not miss, and the highest rates that keep the limits."""
-    said = [f"{each.method} at {each.rate:.3g}: {warning}" for each in figures for warning in each.warnings]
+    unit = RATES[figures[0].loop]
+    said = [f"{each.method} at {each.rate:.3g} {unit}: {warning}" for each in figures for warning in each.warnings]
     methods = list(dict.fromkeys(each.method for each in figures))
     if report.terms.limits is not None and len({each.rate for each in figures}) > 1:
         for method in methods:
             own = [each for each in figures if each.method == method]
             found = [knee(own, share) for share in ATTAINED]
             words = [
-                f"{share:.0%} of requests up to {NOTHING if rate is None else f'{rate:.3g}'}"
+                f"{share:.0%} of requests {'at none of these rates' if rate is None else f'up to {rate:.3g} {unit}'}"
                 for share, rate in zip(ATTAINED, found, strict=True)
             ]
-            said.append(f"{method} keeps all limits for {' and for '.join(words)} {RATES[figures[0].loop]}")
+            said.append(f"{method} keeps all limits for {' and for '.join(words)}")
     for each in figures if report.spare is not None else ():
         kept = each.unused is not None and each.unused >= report.spare
         said.append(
@@ -168,5 +170,9 @@ def sentences(figures: Sequence[Figures], report: LoadReport) -> list[str]:
 
 def _with_interval(spread: Figures | None) -> Cell:
     intervals = [] if spread is None else [spread[f"p{level}_interval"] for level in (50, 99)]
-    more = [f"({1000 * low:.3g} to {1000 * high:.3g})" for low, high in filter(None, intervals)]
+    more = [f"({three_digits(1000 * low)} to {three_digits(1000 * high)})" for low, high in filter(None, intervals)]
     return Cell(milliseconds(spread), more)
+
+
+def _goodput(found: Figures | None) -> str:
+    return NOTHING if found is None else f"{number(found.per_second)}; {percent(found.attainment)}"

@@ -1,6 +1,7 @@
 """Pictures of an engine under load."""
 
 from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 X = {"open": "requests per second that arrive", "closed": "users"}
-_LEVELS = ((50, "-", "p50"), (90, "--", "p90"), (99, ":", "p99"))
+_LEVELS = {50: "median", 90: "90th percentile", 99: "99th percentile"}
 _MOST_PANELS = 4
 
 
@@ -60,33 +61,37 @@ def knee_plot(
 def latency_plot(
     runs: Sequence[LoadRun], figures: Sequence[Figures], path: Path, subtitle: str, terms: Terms
 ) -> Path | None:
-    """Draw percentiles of TTFT and TPOT over the rate, with intervals, a column of panels per method."""
+    """Draw percentiles of TTFT and TPOT with their intervals: lines over the rate, or points with a single rate."""
     methods = _methods(figures)
-    figure = style.new_figure(style.PAGE, 4.4)
-    panels = figure.subplots(2, len(methods), sharey="row", sharex=True, squeeze=False)
+    several = max(map(len, methods.values())) > 1
+    figure = style.new_figure(style.PAGE, 4.0)
+    panels = figure.subplots(2, len(_LEVELS), sharey="row", sharex=True)
     for row, (name, text) in enumerate(
         (("ttft", "time to first\ntoken (ms)"), ("tpot", "time per further\ntoken (ms)"))
     ):
-        for axes, (method, own) in zip(panels[row], methods.items(), strict=True):
-            known = [each for each in own if each[name] is not None]
-            for index, (level, line, label) in enumerate(_LEVELS):
-                rates = [each.rate for each in known]
-                values = [1000 * each[name][f"p{level}"] for each in known]
-                bounds = [each[name][f"p{level}_interval"] or (each[name][f"p{level}"],) * 2 for each in known]
-                axes.plot(rates, values, linestyle=line, label=label, **style.looks(index))
-                low, high = ([1000 * end for end in ends] for ends in zip(*bounds, strict=True)) if known else ([], [])
-                axes.vlines(rates, low, high, color=style.color(index), linewidth=1.0)
+        for axes, (level, words) in zip(panels[row], _LEVELS.items(), strict=True):
+            for index, (method, own) in enumerate(methods.items()):
+                known = [each[name] | {"at": each.rate if several else index} for each in own if each[name] is not None]
+                across, values = ([each[key] for each in known] for key in ("at", f"p{level}"))
+                axes.plot(across, [1000 * value for value in values], label=method, **style.looks(index))
+                for each in known:
+                    low, high = each[f"p{level}_interval"] or (each[f"p{level}"],) * 2
+                    axes.vlines(each["at"], 1000 * low, 1000 * high, color=style.color(index), linewidth=1.0)
             _limit(axes, terms, name, 1000)
             axes.set_yscale("log")
             style.plain_log(axes.yaxis)
-            axes.grid()
+            axes.grid(axis="both" if several else "y")
             if row == 0:
-                axes.set_title(method)
-            else:
-                axes.set_xlabel(X[figures[0].loop])
+                axes.set_title(words)
         panels[row][0].set_ylabel(text)
-    style.legend_of(figure, panels[0][0], ncols=4)
-    style.title(figure, "Percentiles over requests, with their intervals", subtitle)
+    if several:
+        figure.supxlabel(X[figures[0].loop], fontsize="medium")
+    else:
+        panels[0][0].set_xlim(-0.5, len(methods) - 0.5)
+        panels[0][0].set_xticks([])
+    style.legend_of(figure, panels[0][0], panels[1][0])
+    about = "" if several else f", at {figures[0].rate:.3g} {X[figures[0].loop]}"
+    style.title(figure, f"Percentiles over requests, with their intervals{about}", subtitle)
     return style.save(figure, path)
 
 
@@ -106,11 +111,14 @@ def goodput_plot(
         done = [each.requests_per_second for each in own]
         left.plot(rates, done, label=f"{method}: all that ended", **{**looks, "alpha": 0.5}, linestyle=":")
         right.plot(rates, [100 * each.goodput.attainment for each in own], label=method, **looks)
+    if figures[0].loop == OPEN and all(map(isfinite, (each.rate for each in figures))):
+        arriving = sorted({each.rate for each in figures})
+        left.plot(arriving, arriving, color=style.FAINT, linewidth=0.8, linestyle="--", label="all that arrive")
     for share in (90, 99):
         right.axhline(share, color=style.FAINT, linewidth=0.8, linestyle="--")
     style.note(right, "90 % and 99 %", (right.get_xlim()[0], 90), (2, -7), color=style.FAINT)
     left.set(xlabel=X[figures[0].loop], ylabel="requests per second")
-    right.set(xlabel=X[figures[0].loop], ylabel="requests within all limits (%)")
+    right.set(xlabel=X[figures[0].loop], ylabel="share within all limits (%)")
     right.set_ylim(-3, 103)
     left.set_ylim(bottom=0)
     left.grid()
@@ -128,7 +136,7 @@ def concurrency_plot(
     rates = sorted({run.rate for run in runs})
     shown = rates if len(rates) <= _MOST_PANELS else [rates[round(i * (len(rates) - 1) / 3)] for i in range(4)]
     methods = list(_methods(figures))
-    figure = style.new_figure(style.PAGE, 1.2 + 1.25 * len(shown))
+    figure = style.new_figure(style.PAGE, 1.2 + 1.4 * len(shown))
     panels = figure.subplots(len(shown), len(methods), squeeze=False, sharey="row")
     for run, found in zip(runs, figures, strict=True):
         if run.rate not in shown or not run.seconds:
@@ -139,9 +147,9 @@ def concurrency_plot(
         axes.fill_between(
             levels.time, levels.running, above, step="mid", color=style.color(1), alpha=0.6, label="in the queue"
         )
-        text = f"{found.in_engine:.1f} on average; by Little's law {found.expected:.1f}"
         what = f"{run.rate:.3g} requests/s" if run.loop == OPEN else f"{run.rate:.3g} users"
-        axes.set_title(f"{run.method}, {what}: {text}", fontsize=style.SMALLEST)
+        text = f"mean {found.in_engine:.1f}; by Little's law {found.expected:.1f}"
+        axes.set_title(f"{style.wrapped(run.method, 24)}, {what}\n{text}", fontsize=style.SMALLEST)
         axes.set_ylim(0, max(axes.get_ylim()[1], 1.05 * above.max()))
         axes.set_xlim(0, run.seconds)
         axes.grid(axis="y")

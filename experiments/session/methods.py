@@ -99,6 +99,8 @@ def check_components(
         ValueError: An argument, method or component is unknown, missing or wrong, or settings exclude each other.
     """
     check_arguments(EngineSettings, plain(config, "engine"), "engine")
+    if PLAIN in drafters:
+        raise ValueError(f"method={PLAIN} is what plain decoding beside it is called: give another name")
     kv_cache, contenders = config.engine.get("kv_cache"), list(config.get("contenders") or ())
     if kv_cache is not None and contenders:
         raise ValueError(
