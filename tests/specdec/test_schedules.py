@@ -457,21 +457,19 @@ def test_a_view_counts_what_a_round_verifies_and_what_leaving_frees() -> None:
     ]  # fmt: skip
     one.speculate = False
     assert [chain.tokens(one), chain.positions(one)] == [1, 9 + 2]
-    # Six tokens are lost for five pages; of nine tokens, eight are others', too, so that one is lost for three pages.
     shared = replace(chain, shared=lambda each: 2 if each is one else 0)
     assert [shared.freed(one), shared.freed(other)] == [3, 5]
-    assert [shared.loss(one), shared.loss(other)] == [0, 1]
 
 
-def test_who_lacks_pages_takes_them_where_least_is_lost() -> None:
-    """The first one keeps its place; without ranks, the one gives way of whom least is computed again per page."""
+def test_as_many_give_way_as_others_lack_pages() -> None:
     running = [request(13, pages=5), request(18, pages=5), request(30, pages=6)]
     view = View(
         waiting=(), running=running, free_slots=0, prefill_chunk=8, max_depth=4, page_size=4, free_pages=1, reserve=0.0
     )
-    assert TokenBudget(64).plan(view).preempt == [running[1]]
-    assert FirstCome().plan(view).preempt == [running[1]]
-    assert Priority(64).plan(view).preempt == [running[2]]
+    # They need 1, 2 and 4 pages more, of which 1 is free; the last one has 6. With 4 of them shared it is not enough.
+    for policy in (TokenBudget(64), FirstCome(), Priority(64)):
+        assert policy.plan(view).preempt == running[2:]
+        assert policy.plan(replace(view, shared=lambda each: 5)).preempt == running[:0:-1]
 
 
 def test_a_waiting_request_takes_a_place_only_where_its_prompt_begins() -> None:

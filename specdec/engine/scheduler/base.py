@@ -70,11 +70,6 @@ class View:
         """Return how many more pages there are for others if a running request leaves: its own, and those it needs."""
         return request.pages - self.shared(request) + self.pages_needed(request)
 
-    def loss(self, request: Request) -> float:
-        """Return how many tokens are prefilled again if a running request gives way, per page that others get."""
-        shared = self.shared(request)
-        return (request.length - 1 - request.to_prefill - shared * self.page_size) / max(request.pages - shared, 1)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
@@ -113,20 +108,17 @@ class Scheduler(ABC):
         """
 
 
-def within_memory(
-    view: View, running: Sequence[Request], *, cheapest: bool = False
-) -> tuple[list[Request], list[Request]]:
+def within_memory(view: View, running: Sequence[Request]) -> tuple[list[Request], list[Request]]:
     """Divide running requests, the most important first, into those that stay and those that give way.
 
-    As many give way as it takes to have pages for the next rounds of the others: the least important ones, or those
-    with the least ``View.loss`` if the ``cheapest`` are to. The first one always stays.
+    As many give way, the last first, as it takes to have pages for the next rounds of the others. (To choose whoever
+    loses the least progress per page was tried: it makes more preemptions, and no fewer tokens are prefilled again.)
     """
     stay, leave = list(running), list[Request]()
     if view.free_pages is not None and view.reserve < 1:
         lacking = sum(map(view.pages_needed, stay)) - view.free_pages
         while lacking > 0 and len(stay) > 1:
-            leave.append(min(reversed(stay[1:]), key=view.loss) if cheapest else stay[-1])
-            stay.remove(leave[-1])
+            leave.append(stay.pop())
             lacking -= view.freed(leave[-1])
     return stay, leave
 
@@ -145,7 +137,7 @@ def admitted(view: View) -> tuple[list[Request], list[tuple[Request, int]], list
 
     Requests are taken in the order in which they came. Nobody enters where somebody gives way.
     """
-    stay, leave = within_memory(view, view.running, cheapest=True)
+    stay, leave = within_memory(view, view.running)
     new = [] if leave else entering(view, view.waiting, stay)
     prefilling = [request for request in stay if request.to_prefill]
     chunks = [(request, min(view.prefill_chunk, request.to_prefill)) for request in (*prefilling, *new)]

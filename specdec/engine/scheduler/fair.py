@@ -53,7 +53,7 @@ class Fair(Ranked):
         self._asking = asking or self._asking
         first = self._first(view)
         order = {request.id: place for place, request in enumerate((*view.running, *first))}
-        work = self.by_rank(view, lambda request: order[request.id], cheapest=True, waiting=first)
+        work = self.by_rank(view, lambda request: order[request.id], first)
         self._counted = [(each, self._service(each)) for each in (*view.running, *first)]
         return work
 

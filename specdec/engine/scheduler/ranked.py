@@ -56,18 +56,15 @@ class Ranked(Scheduler):
             if not 0 < getattr(self, name) <= most:
                 raise ValueError(f"{name}={getattr(self, name)}: give a number above 0{', or .inf' * (most == inf)}")
 
-    def by_rank(
-        self, view: View, rank: Rank, *, cheapest: bool = False, waiting: Sequence[Request] | None = None
-    ) -> Work:
+    def by_rank(self, view: View, rank: Rank, waiting: Sequence[Request] | None = None) -> Work:
         """Return the plan that serves requests in this order.
 
         Args:
             view: The state of the engine.
             rank: The order.
-            cheapest: See ``within_memory``.
             waiting: The first requests that wait, in order; None to find them by their ranks.
         """
-        stay, leave = within_memory(view, sorted(view.running, key=rank), cheapest=cheapest)
+        stay, leave = within_memory(view, sorted(view.running, key=rank))
         new: list[Request] = []
         if not leave and view.waiting:
             most = view.free_slots + (len(stay) if self.preempts else 0)

@@ -13,4 +13,4 @@ class TokenBudget(Ranked):
 
     def plan(self, view: View) -> Work:
         """Return a round for all that can decode, and as much of the prompts as the budget has room for."""
-        return self.by_rank(view, lambda request: request.id, cheapest=True)
+        return self.by_rank(view, lambda request: request.id)
