@@ -37,6 +37,8 @@ class Dense:
         lengths: Positions of every request: the tokens of its output.
         probability: That a drafted token is accepted, given that those above it are.
         proposed: How deep the drafter would draft.
+        nodes: How many nodes such a draft has down to every depth: as many as it is deep, in a chain. (A look-up that
+            is asked for a shallower tree may find another second branch, so that its own tree has a node more or less.)
         rank: Where the output's token stands among the drafter's candidates, 0 for the likeliest; -1 for behind all.
         margin: Difference of the drafter's two largest log-probabilities before the token, in nats; NaN if unknown.
         facts: What was recorded: target, drafter, sampling, prompts.
@@ -45,6 +47,7 @@ class Dense:
     lengths: Int[np.ndarray, " request"]
     probability: Float[np.ndarray, "position depth"]
     proposed: Int[np.ndarray, " position"]
+    nodes: Int[np.ndarray, "position depth"]
     rank: Int[np.ndarray, "position depth"]
     margin: Float[np.ndarray, "position depth"]
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -136,6 +139,7 @@ class Recorded:
 
     probability: Float[np.ndarray, "position depth"]
     proposed: Int[np.ndarray, " position"]
+    nodes: Int[np.ndarray, "position depth"]
     rank: Int[np.ndarray, "position depth"]
     margin: Float[np.ndarray, "position depth"]
 

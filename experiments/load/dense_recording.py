@@ -173,8 +173,8 @@ class _Notes:
     def __init__(self, outputs: Sequence[Sequence[int]], drafter: Drafter):
         self.outputs = [np.array(each) for each in outputs]
         self.drafter = drafter
-        # A row per round: request, position, deepest draft, and a row of q, rank and margin.
-        self.seen: dict[tuple[int, int], tuple[int, np.ndarray, np.ndarray, np.ndarray]] = {}
+        # By request and position: the deepest draft, and a number for every depth of q, nodes, rank and margin.
+        self.seen: dict[tuple[int, int], tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = {}
         self._target_probs: dict[tuple[int, int], float] = {}
         self._ends: dict[int, int] = {}  # where a request left its output
 
@@ -198,16 +198,19 @@ class _Notes:
             count = min(len(output), self._ends.get(number, len(output)))
             probability, margin = np.zeros((count, depth), np.float32), np.full((count, depth), np.nan, np.float32)
             rank, proposed = np.full((count, depth), -1, np.int32), np.zeros(count, np.int32)
+            nodes = np.zeros((count, depth), np.int32)
             for at in range(count):
-                deep, q, ranks, margins = self.seen.get((number, at), (0, *np.zeros((3, 0))))
+                deep, q, wide, ranks, margins = self.seen.get((number, at), (0, *np.zeros((4, 0))))
                 known = len(ranks)
-                proposed[at], rank[at, :known], margin[at, :known] = deep, ranks, margins
+                proposed[at], nodes[at, :known], rank[at, :known], margin[at, :known] = deep, wide, ranks, margins
                 probability[at, :known] = ranks == 0 if scored else ranks >= 0
                 if drawn and np.isfinite(q).all():
                     p = np.array([self._target_probs.get((number, at + d), 1.0) for d in range(known)])
                     probability[at, :known] = np.minimum(1.0, q / np.maximum(p, 1e-30))
             if count:
-                found.append(Recorded(probability=probability, proposed=proposed, rank=rank, margin=margin))
+                found.append(
+                    Recorded(probability=probability, proposed=proposed, nodes=nodes, rank=rank, margin=margin)
+                )
         return found, len(self._ends)
 
 
@@ -260,17 +263,18 @@ class _RecordingSession(CombinedSession):
         if scored:
             levels = [torch.stack(each, 1).cpu().numpy() for each in zip(*builder.levels, strict=True)]
             q, rank, margin = levels or [np.zeros((len(batch), 0))] * 3
+            nodes = np.broadcast_to(np.arange(1, rank.shape[1] + 1), rank.shape)
         else:
-            q, rank, margin, depths = _walked(tree, following)
+            q, nodes, rank, margin, depths = _walked(tree, following)
             deepest = np.minimum(deepest, depths)
         for row, (stream, at) in enumerate(zip(streams, places, strict=True)):
             deep = int(deepest[row])
-            notes.seen[stream, at] = deep, q[row, :deep], rank[row, :deep], margin[row, :deep]
+            notes.seen[stream, at] = deep, *(each[row, :deep] for each in (q, nodes, rank, margin))
         return tree.limited(batch.max_depth) if tree.width > 1 else tree
 
 
 def _walked(tree: DraftTree, following: Int[np.ndarray, "batch depth"]) -> tuple[np.ndarray, ...]:
-    """Return where outputs stay in drafted trees: no q, the rank at every depth, no margin, and how deep they are."""
+    """Return where outputs stay in drafted trees: no q, nodes and rank by depth, no margin, and how deep they are."""
     parents, tokens, valid, depth = (each.cpu().numpy() for each in (tree.parents, tree.tokens, tree.valid, tree.depth))
     batch, nothing = len(tokens), np.full((len(tokens), following.shape[1]), np.nan)
     rank = np.full((batch, following.shape[1]), -1)
@@ -282,4 +286,6 @@ def _walked(tree: DraftTree, following: Int[np.ndarray, "batch depth"]) -> tuple
             if not len(same):
                 break
             rank[row, level], at = 0 if tree.max_children == 1 else same[0], children[same[0]]
-    return nothing, rank, nothing, (depth * valid).max(-1)
+    levels = np.arange(1, following.shape[1] + 1)
+    nodes = ((depth > 0) & valid)[:, None] & (depth[:, None] <= levels[:, None])
+    return nothing, nodes.sum(-1), rank, nothing, (depth * valid).max(-1)

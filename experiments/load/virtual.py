@@ -173,6 +173,7 @@ class _Play:
         self.outcome = np.full(count, UNFINISHED, dtype=object)
         self.counts = {name: np.zeros(count, dtype=np.int64) for name in _BY_COUNT}
         self.reused, self.lost = np.zeros(count, dtype=np.int64), np.zeros(count)
+        self.most_nodes: int | None = None
         self._begin_traces(np.random.default_rng(seed))
         first = count if loop != CLOSED else min(users, count)
         self.due = [(float(times[number]), number) for number in range(first)]
@@ -186,7 +187,7 @@ class _Play:
         self.fresh: list[int] = []  # in rows, without a token
         self.turns: list[tuple[Any, ...]] = []
         self.silent: dict[int, float] = {}
-        self.preempted = 0
+        self.preempted = self.queried = 0
 
     def _begin_traces(self, rng: np.random.Generator) -> None:
         traces = self.engine.traces
@@ -206,10 +207,13 @@ class _Play:
         self.around = np.where(self.left > lengths, np.maximum(lengths - traces.depth, 1), np.maximum(lengths, 1))
         self.begin = traces.begins[place]
         self.copy = (np.arange(count) // own % copies) * len(traces.proposed)
-        nodes = [0, *range(1, traces.depth + 1)]
-        if self.engine.shape is not None:
-            nodes = [sum(depth <= level for depth in self.engine.shape.depths[1:]) for level in nodes]
-        self.nodes = np.array(nodes)
+        if self.engine.shape is None:
+            self.nodes = traces.nodes
+        else:
+            depths = np.array(self.engine.shape.depths[1:])
+            wide = [(depths <= level + 1).sum() for level in range(traces.depth)]
+            self.nodes = np.broadcast_to(wide, traces.nodes.shape)
+        self.most_nodes = int(self.nodes.max(initial=0))
 
     # ---------------------------------------------------------------- the loop
 
@@ -232,9 +236,8 @@ class _Play:
                 self._end(number, DROPPED if each.planned.fits else FAILED)
                 continue
             self.moments["submitted"][number] = self.now
-            request = Request(
-                number, range(int(self.prompt[number])), each.sampling, True, frozenset(), arrived=arrived
-            )
+            prompt, speculate = range(int(self.prompt[number])), self.engine.traces is not None
+            request = Request(number, prompt, each.sampling, speculate, frozenset(), arrived=arrived)
             self.requests[number] = self.waiting[number] = request
             self.silent[number] = arrived
         if patience is not None:
@@ -295,8 +298,13 @@ class _Play:
             reserve=self.paging.reserve,
             prefill_chunk=self.engine.prefill_chunk,
             max_depth=self.engine.depth,
+            max_nodes=self.most_nodes,
+            shared=self._shared,
         )
         return view, self.scheduler.plan(view)
+
+    def _shared(self, request: Request) -> int:
+        return self.pages.own(request.slot) // self.pages.page_size
 
     def _have_room(self) -> bool:
         """Return whether all rows have pages for this round and another one."""
@@ -328,10 +336,10 @@ class _Play:
         self.slot[number] = placement.slot
         if request.preemptions:
             self.lost[number] += self.now - request.preempted_at
-            self.counts["recomputed_tokens"][number] += max(request.computed - placement.reused, 0)
         else:
             self.moments["admitted"][number] = self.now
             self.reused[number], request.admitted = placement.reused, self.now
+            self.queried += (request.length - 1) * self.paging.shared
         if self.policy is not None:
             self.policy.admit(placement.slot)
         del self.waiting[number]
@@ -365,6 +373,8 @@ class _Play:
             )
             seconds = self.engine.costs.prefill_seconds(size) * (1 + self.engine.follows)
         for request, count in pieces:
+            again = min(count, max(request.computed - request.prefilled, 0))
+            self.counts["recomputed_tokens"][request.id] += again
             request.prefilled += count
             request.to_prefill -= count
             if not request.to_prefill:
@@ -431,7 +441,7 @@ class _Play:
                 most = np.minimum(self.policy.depths(slots, lengths), most)
             proposed = np.minimum(most, self.engine.traces.proposed[place])
             accepted = np.minimum(able, proposed)
-            nodes = self.nodes[proposed]
+            nodes = np.where(proposed > 0, self.nodes[place, proposed - 1], 0)
             drafted, deepest = int(nodes.sum()), int(proposed.max())
             for name, values in (("drafted", proposed), ("nodes", nodes), ("accepted", accepted)):
                 self.counts[name][rows] += values
@@ -474,10 +484,9 @@ class _Play:
             "preempted_seconds": self.lost[came],
             **{name: values[came] for name, values in {**self.moments, **self.counts}.items()},
         }
-        counts = self.pages.counts
         totals = Totals(
-            queried=counts.queried,
-            reused=counts.reused,
+            queried=self.queried,
+            reused=int(self.reused.sum()),
             recomputed=int(self.counts["recomputed_tokens"].sum()),
             preempted=self.preempted,
         )

@@ -1,0 +1,184 @@
+"""Virtual time: queues of the textbook, pages, preemption, and figures like those of a real run."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from experiments.load.arrivals import Poisson
+from experiments.load.dense import Dense
+from experiments.load.driver import Overload
+from experiments.load.figures import figures_of
+from experiments.load.run import CLOSED, DONE, DROPPED, OPEN
+from experiments.load.texts import Asked, Numbers, ask
+from experiments.load.virtual import VirtualEngine, pooled
+from experiments.load.workloads import Chats, Planned
+from experiments.results.limits import Limits, Terms
+from experiments.results.statistics import Bootstrap
+from specdec.cache.pages import Paging
+from specdec.drafting.policies import CostAwareLength, OracleLength, RandomLength
+from specdec.engine.scheduler import FirstCome, Priority, TokenBudget
+from specdec.physics.rounds import AffineRounds
+from specdec.physics.step_cost import StepCost
+from specdec.requests import SamplingParams
+
+SECOND = AffineRounds(target=StepCost.affine(fixed=1.0, per_token=0.0, per_position=0.0))
+COSTS = AffineRounds(target=StepCost.affine(fixed=5e-3, per_token=2e-5, per_position=4e-8), outside=1e-3)
+
+
+def requests(prompts: list[int], outputs: list[int]) -> list[Asked]:
+    planned = [
+        Planned(klass="any", pieces=((number, prompt),), output_tokens=tokens)
+        for number, (prompt, tokens) in enumerate(zip(prompts, outputs, strict=True))
+    ]
+    return ask(planned, Numbers(tokens=False), SamplingParams())
+
+
+def traces(rate: float = 0.7, depth: int = 6, count: int = 8, length: int = 60) -> Dense:
+    rng = np.random.default_rng(3)
+    kept = (rng.random((count * length, depth)) < rate).astype(np.float32)
+    return Dense(
+        lengths=np.full(count, length),
+        probability=kept,
+        proposed=np.full(count * length, depth, np.int32),
+        nodes=np.tile(np.arange(1, depth + 1), (count * length, 1)),
+        rank=np.where(kept > 0, 0, 1).astype(np.int32),
+        margin=rng.exponential(2, kept.shape).astype(np.float32),
+    )
+
+
+@pytest.mark.parametrize(("load", "wait"), [(0.5, 0.5), pytest.param(0.9, 4.5, marks=pytest.mark.full)])
+def test_one_server_with_constant_service_waits_as_m_d_1(load: float, wait: float) -> None:
+    """Mean wait = s · ρ / (2 (1 - ρ)); the mutant takes a turn more for every request."""
+    count = 20_000 if load < 0.8 else 120_000
+    times = Poisson(rate=load).times(np.random.default_rng(0), count)
+    engine = VirtualEngine(costs=SECOND, slots=1, max_length=8)
+    run = engine.play(requests([1] * count, [1] * count), times, loop=OPEN)
+    queue = (run.requests.admitted - run.requests.arrived).mean()
+    assert queue == pytest.approx(wait, rel=0.08)
+    if load < 0.8:
+        longer = engine.play(requests([1] * count, [2] * count), times, loop=OPEN)
+        assert (longer.requests.admitted - longer.requests.arrived).mean() > 2 * wait
+
+
+@pytest.mark.parametrize(("load", "wait"), [(0.5, 1.0), pytest.param(0.9, 9.0, marks=pytest.mark.full)])
+def test_one_server_with_exponential_service_waits_as_m_m_1(load: float, wait: float) -> None:
+    count, parts = (6_000, 20) if load < 0.8 else (60_000, 20)
+    rng = np.random.default_rng(1)
+    tokens = np.maximum(rng.exponential(parts, count).round().astype(int), 1)
+    times = Poisson(rate=load * parts / tokens.mean()).times(rng, count)
+    brief = AffineRounds(target=StepCost.affine(fixed=1 / parts, per_token=0.0, per_position=0.0))
+    run = VirtualEngine(costs=brief, slots=1, max_length=1000).play(
+        requests([1] * count, tokens.tolist()), times, loop=OPEN
+    )
+    scale = tokens.mean() / parts
+    assert (run.requests.admitted - run.requests.arrived).mean() / scale == pytest.approx(wait, rel=0.15)
+
+
+def test_latencies_are_sums_of_the_costs() -> None:
+    """One request of 11 prompt tokens and 3 output tokens: a forward over 10 tokens, then three rounds."""
+    run = VirtualEngine(costs=COSTS, slots=1, max_length=64).play(requests([11], [3]), np.array([0.5]), loop=OPEN)
+    row = run.requests.iloc[0]
+    prefill = 5e-3 + 10 * 2e-5
+    rounds = [5e-3 + 2e-5 + 4e-8 * context + 1e-3 for context in (10, 11, 12)]
+    assert row.first_token - row.arrived == pytest.approx(prefill + rounds[0])
+    assert row.finished - row.arrived == pytest.approx(prefill + sum(rounds))
+    mixed = VirtualEngine(costs=COSTS, slots=1, max_length=64, mixed=True).play(
+        requests([11], [3]), np.array([0.5]), loop=OPEN
+    )
+    assert mixed.requests.iloc[0].first_token - 0.5 == pytest.approx(10 * 2e-5 + rounds[0])  # the weights are read once
+
+
+@pytest.mark.parametrize("reserve", [1.0, 0.0])
+@pytest.mark.parametrize("scheduler", [FirstCome(), TokenBudget(64), Priority(64)])
+def test_pages_are_conserved_and_everybody_ends(reserve: float, scheduler) -> None:
+    rng = np.random.default_rng(2)
+    asked = requests(rng.integers(2, 90, 60).tolist(), rng.integers(1, 90, 60).tolist())
+    paging = Paging(page_size=8, pages=26, reserve=reserve)
+    engine = VirtualEngine(
+        costs=COSTS, slots=6, max_length=200, paging=paging, scheduler=scheduler, traces=traces(), policy=RandomLength()
+    )
+    run = engine.play(asked, Poisson(rate=30).times(rng, 60), loop=OPEN)
+    table = run.requests
+    assert (table.outcome == DONE).all()
+    assert table.output_tokens.tolist() == [each.planned.output_tokens for each in asked]
+    assert run.turns.free_pages.iloc[-1] == 26
+    assert (table.preemptions.sum() > 0) == (reserve < 1)
+    assert (table.recomputed_tokens.sum() > 0) == (reserve < 1)
+    assert run.totals.preempted == table.preemptions.sum()
+    assert (table.accepted + table.rounds >= table.output_tokens).all()
+    assert not figures_of(run, Terms(), Bootstrap(resamples=100), slots=6).warnings  # Little's law holds
+
+
+def test_shared_beginnings_are_found_and_save_prefill() -> None:
+    planned = Chats(systems=1, system=160, turns=3, said=20, output=8).plan(np.random.default_rng(0), 40)
+    times = np.arange(40) * 0.05
+    runs = {
+        shared: VirtualEngine(costs=COSTS, slots=4, max_length=512, paging=Paging(page_size=16, shared=shared)).play(
+            ask(planned, Numbers(tokens=True), SamplingParams()), times, loop=OPEN
+        )
+        for shared in (False, True)
+    }
+    rate = runs[True].totals.reused / runs[True].totals.queried
+    assert rate > 0.5 and runs[False].totals.queried == 0
+    assert runs[True].turns.prefill_tokens.sum() == runs[False].turns.prefill_tokens.sum() - runs[True].totals.reused
+    first = {shared: (run.requests.first_token - run.requests.arrived).mean() for shared, run in runs.items()}
+    assert first[True] < first[False]
+
+
+def test_overload_is_dropped_and_users_wait_for_answers() -> None:
+    asked = requests([4] * 50, [20] * 50)
+    engine = VirtualEngine(costs=COSTS, slots=2, max_length=64)
+    impatient = engine.play(asked, np.zeros(50), loop=OPEN, overload=Overload(patience=0.4))
+    assert {DONE, DROPPED} == set(impatient.requests.outcome)
+    full = engine.play(asked, np.zeros(50), loop=OPEN, overload=Overload(waiting=5))
+    assert (full.requests.outcome == DONE).sum() == 5
+    closed = engine.play(asked, np.zeros(50), loop=CLOSED, users=2)
+    assert (
+        (closed.requests.outcome == DONE).all() and closed.turns.running.max() == 2 and closed.turns.waiting.max() == 0
+    )
+
+
+def test_no_policy_beats_the_oracle_by_much_and_it_beats_them() -> None:
+    asked = requests([200] * 64, [60] * 64)
+    times = Poisson(rate=12.0).times(np.random.default_rng(4), 64)
+
+    def seconds(policy) -> float:
+        engine = VirtualEngine(costs=COSTS, slots=16, max_length=512, traces=traces(), policy=policy)
+        return float(engine.play(asked, times, loop=OPEN).turns.seconds.sum())
+
+    best = seconds(OracleLength(COSTS))
+    assert best < seconds(CostAwareLength(COSTS)) < seconds(RandomLength())
+
+
+def test_seeds_are_pooled_into_one_run() -> None:
+    engine = VirtualEngine(costs=COSTS, slots=2, max_length=64)
+    asked = requests([8] * 30, [10] * 30)
+    runs = [
+        engine.play(asked, Poisson(rate=10).times(np.random.default_rng(seed), 30), loop=OPEN, method="x", rate=10)
+        for seed in range(3)
+    ]
+    one = pooled(runs)
+    assert len(one.requests) == 90 and one.requests.request.is_unique and one.facts["seeds"] == 3
+    assert one.seconds == pytest.approx(sum(run.seconds for run in runs))
+    apart = np.concatenate([run.requests.first_token - run.requests.arrived for run in runs])
+    np.testing.assert_allclose(one.requests.first_token - one.requests.arrived, apart)
+    terms = Terms(limits=Limits(ttft=0.05))
+    found = figures_of(one, terms, Bootstrap(resamples=100))
+    assert not found.warnings and found.goodput.attainment == pytest.approx((apart <= 0.05).mean())
+
+
+def test_equal_seeds_are_equal_and_others_are_not() -> None:
+    engine = VirtualEngine(costs=COSTS, slots=4, max_length=256, traces=replace_rates(traces(), 0.6))
+    asked = requests([20] * 20, [60] * 20)
+    plays = [engine.play(asked, np.zeros(20), loop=OPEN, seed=seed).requests for seed in (0, 0, 1)]
+    assert plays[0].equals(plays[1]) and not plays[0].rounds.equals(plays[2].rounds)
+
+
+def replace_rates(made: Dense, rate: float) -> Dense:
+    return replace(made, probability=np.full_like(made.probability, rate))
+
+
+def test_swapping_is_not_played() -> None:
+    with pytest.raises(ValueError, match=r"engine.cache.swap=100: the seconds of swapping are not calibrated"):
+        VirtualEngine(costs=COSTS, slots=1, max_length=64, paging=Paging(swap=100))
