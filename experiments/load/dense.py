@@ -5,7 +5,8 @@ Then rejection sampling of chains commits tokens with the joint law of x, and ac
 r, independently given x: to accept and emit y has the mass min(p, q)(y), to reject and emit y the mass (p - q)⁺(y), and
 they add up to p(y). So one output with its r replays every policy of lengths exactly, whatever it looks at in history
 or load, without a model. Drafts that are chosen without randomness are accepted where the output goes on like them, and
-their trees are replayed by the rank of the output's token among siblings.
+their trees are replayed by the rank of the output's token among siblings. One kind is replayed at full depth alone: a
+look-up that may choose another match where it is asked for fewer tokens (``drafters.ngram``).
 """
 
 import json
@@ -37,8 +38,7 @@ class Dense:
         lengths: Positions of every request: the tokens of its output.
         probability: That a drafted token is accepted, given that those above it are.
         proposed: How deep the drafter would draft.
-        nodes: How many nodes such a draft has down to every depth: as many as it is deep, in a chain. (A look-up that
-            is asked for a shallower tree may find another second branch, so that its own tree has a node more or less.)
+        nodes: How many nodes such a draft has down to every depth: as many as it is deep, in a chain.
         rank: Where the output's token stands among the drafter's candidates, 0 for the likeliest; -1 for behind all.
         margin: Difference of the drafter's two largest log-probabilities before the token, in nats; NaN if unknown.
         facts: What was recorded: target, drafter, sampling, prompts.

@@ -174,7 +174,7 @@ class _Notes:
         self.outputs = [np.array(each) for each in outputs]
         self.drafter = drafter
         # By request and position: the deepest draft, and a number for every depth of q, nodes, rank and margin.
-        self.seen: dict[tuple[int, int], tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = {}
+        self.seen: dict[tuple[int, int], tuple[Any, ...]] = {}
         self._target_probs: dict[tuple[int, int], float] = {}
         self._ends: dict[int, int] = {}  # where a request left its output
 

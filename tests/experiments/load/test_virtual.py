@@ -63,7 +63,7 @@ def test_one_server_with_constant_service_waits_as_m_d_1(load: float, wait: floa
 
 @pytest.mark.parametrize(("load", "wait"), [(0.5, 1.0), pytest.param(0.9, 9.0, marks=pytest.mark.full)])
 def test_one_server_with_exponential_service_waits_as_m_m_1(load: float, wait: float) -> None:
-    count, parts = (6_000, 20) if load < 0.8 else (60_000, 20)
+    count, parts = (6_000, 20) if load < 0.8 else (200_000, 10)
     rng = np.random.default_rng(1)
     tokens = np.maximum(rng.exponential(parts, count).round().astype(int), 1)
     times = Poisson(rate=load * parts / tokens.mean()).times(rng, count)
