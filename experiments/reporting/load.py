@@ -151,14 +151,10 @@ def sentences(figures: Sequence[Figures], report: LoadReport) -> list[str]:
     said = [f"{each.method} at {each.rate:.3g} {unit}: {warning}" for each in figures for warning in each.warnings]
     methods = list(dict.fromkeys(each.method for each in figures))
     if report.terms.limits is not None and len({each.rate for each in figures}) > 1:
-        for method in methods:
-            own = [each for each in figures if each.method == method]
-            found = [knee(own, share) for share in ATTAINED]
-            words = [
-                f"{share:.0%} of requests {'at none of these rates' if rate is None else f'up to {rate:.3g} {unit}'}"
-                for share, rate in zip(ATTAINED, found, strict=True)
-            ]
-            said.append(f"{method} keeps all limits for {' and for '.join(words)}")
+        for share in ATTAINED:
+            found = {method: knee([each for each in figures if each.method == method], share) for method in methods}
+            words = [f"{method} {'none' if rate is None else f'{rate:.3g}'}" for method, rate in found.items()]
+            said.append(f"highest rate up to which {share:.0%} of requests keep all limits, {unit}: {', '.join(words)}")
     for each in figures if report.spare is not None else ():
         kept = each.unused is not None and each.unused >= report.spare
         said.append(

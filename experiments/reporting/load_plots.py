@@ -85,7 +85,7 @@ def latency_plot(
                 axes.set_title(words)
         panels[row][0].set_ylabel(text)
     if several:
-        figure.supxlabel(X[figures[0].loop], fontsize="medium")
+        panels[1][1].set_xlabel(X[figures[0].loop])
     else:
         panels[0][0].set_xlim(-0.5, len(methods) - 0.5)
         panels[0][0].set_xticks([])
@@ -110,20 +110,19 @@ def goodput_plot(
         left.plot(rates, [each.goodput.per_second for each in own], label=f"{method}: within all limits", **looks)
         done = [each.requests_per_second for each in own]
         left.plot(rates, done, label=f"{method}: all that ended", **{**looks, "alpha": 0.5}, linestyle=":")
-        right.plot(rates, [100 * each.goodput.attainment for each in own], label=method, **looks)
+        right.plot(rates, [100 * each.goodput.attainment for each in own], **looks)
     if figures[0].loop == OPEN and all(map(isfinite, (each.rate for each in figures))):
         arriving = sorted({each.rate for each in figures})
         left.plot(arriving, arriving, color=style.FAINT, linewidth=0.8, linestyle="--", label="all that arrive")
     for share in (90, 99):
-        right.axhline(share, color=style.FAINT, linewidth=0.8, linestyle="--")
-    style.note(right, "90 % and 99 %", (right.get_xlim()[0], 90), (2, -7), color=style.FAINT)
+        right.axhline(share, color=style.FAINT, linewidth=0.8, linestyle=":", label="90 % and 99 %")
     left.set(xlabel=X[figures[0].loop], ylabel="requests per second")
-    right.set(xlabel=X[figures[0].loop], ylabel="share within all limits (%)")
+    right.set(xlabel=X[figures[0].loop], ylabel="within all limits (%)")
     right.set_ylim(-3, 103)
     left.set_ylim(bottom=0)
     left.grid()
     right.grid()
-    style.legend_of(figure, left, ncols=2)
+    style.legend_of(figure, left, right, ncols=2)
     style.title(figure, f"Goodput: requests with {terms.limits}", subtitle)
     return style.save(figure, path)
 
