@@ -11,7 +11,7 @@ import torch
 from experiments.measuring.conditions import conditions_of, least_work
 from experiments.measuring.forwards import Grid, Timed, measure_forwards
 from experiments.measuring.peaks import measure_peaks, printed_peaks
-from experiments.measuring.rounds import measure_rounds
+from experiments.measuring.rounds import measure_follows, measure_rounds
 from experiments.results.manifest import versions
 from specdec.drafting.costs import smallest
 from specdec.interfaces import Drafter, Verifier
@@ -190,6 +190,11 @@ def _measure_parts(
     if any(nodes != depth for nodes, depth in depths):
         parts["depths"] = tuple(depths)
     parts["deepest"] = max((depth for _, depth in depths), default=0)
+    if drafter is not None and verifier is not None and plan.grid.chunk:
+        progress("the drafter's part of prompts")
+        chunks = sorted(plan.grid.chunk)[1:] or plan.grid.chunk
+        given = {**options, "chunks": chunks, "rounds": plan.rounds, "sampling": sampling}
+        parts["follows"] = measure_follows(target, drafter, verifier, prompt, **given)
     return parts, errors
 
 

@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 import torch
@@ -74,6 +75,45 @@ def measure_rounds(
                     sizes = dict.fromkeys((each["nodes"], each["depth"]) for each in timed)  # it may have drafted less
                     found += [_typical([t for t in timed if (t["nodes"], t["depth"]) == size]) for size in sizes]
     return found
+
+
+def measure_follows(
+    target: Target,
+    drafter: Drafter,
+    verifier: Verifier,
+    prompt: Sequence[int],
+    *,
+    chunks: Sequence[int],
+    rounds: int = 8,
+    sampling: SamplingParams | None = None,
+    **options: Any,
+) -> float:
+    """Return what the drafter adds to a forward over a prompt, relative to it: the median over sizes of prompts.
+
+    Args:
+        target: The target.
+        drafter: Follows the prompt with its own model.
+        verifier: The acceptance rule.
+        prompt: Tokens, which are repeated.
+        chunks: Sizes.
+        rounds: How often each is timed, with and without the drafter in turn.
+        sampling: Parameters of the requests, but for their length.
+        options: For ``Engine``.
+    """
+    longest = max(chunks)
+    made = {**options, "max_length": min(longest + 2, target.max_length), "prefill_chunk": longest, "timing": True}
+    own = replace(sampling or SamplingParams(), max_new_tokens=1)
+    added = []
+    with Engine(target, drafter, verifier, **made) as engine:
+        for chunk in [size for size in chunks if size + 2 <= engine.max_length]:
+            given = [prompt[place % len(prompt)] for place in range(chunk + 1)]
+            took: dict[bool, list[float]] = {True: [], False: []}
+            for turn in range(2 * (rounds + 1)):
+                (done,) = engine.generate([given], own, speculate=turn % 2 == 0)
+                if turn > 1:
+                    took[turn % 2 == 0].append(done.steps[0].seconds["prefill"])
+            added.append(smallest(took[True]) / smallest(took[False]) - 1)
+    return max(0.0, median(added)) if added else 0.0
 
 
 def _typical(rounds: Sequence[TimedRound]) -> TimedRound:
