@@ -1,0 +1,42 @@
+"""An endpoint with the engine of a configuration."""
+
+import sys
+
+from omegaconf import DictConfig
+
+from experiments.config.pairs import check_files
+from experiments.config.sections import build
+from experiments.session.engines import assemble, settle
+from experiments.session.methods import check_components
+from specdec.engine.engine import Engine
+
+_LOCAL = ("127.0.0.1", "::1", "localhost")
+
+
+def serve(config: DictConfig) -> None:
+    """Serve the configuration's method until a signal.
+
+    Raises:
+        ValueError: A setting is wrong, or the address is taken.
+        RuntimeError: The engine cannot go on.
+    """
+    try:
+        from experiments.serving.server import Server
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{error.name} is not installed: pip install 'specdec-research[serve]'") from error
+    settle(config)
+    methods = {config.method: "drafter"}
+    check_components(config, methods, ("target", "verifier", "sampling"))
+    check_files(config)
+    target, contenders = assemble(config, methods)
+    engine = contenders[-1].engine
+    assert isinstance(engine, Engine), "no other engines are assembled"
+    options = {name: config[name] for name in ("host", "port", "queue", "drain", "max_body", "prefix")}
+    server = Server(engine, build(config, "sampling"), name=config.name or target.name, **options)
+    if config.host not in _LOCAL:
+        print(f"everybody who reaches {config.host} can use this server: it asks for no key", file=sys.stderr)
+    rows = engine.max_batch_size
+    print(
+        f"{target.name} with {config.method} at {server.url}/v1, {rows} requests together; Ctrl-C stops it", flush=True
+    )
+    server.run()

@@ -1,0 +1,294 @@
+"""The endpoint itself: paths, HTTP, and the life of a call from its body to its last event."""
+
+import asyncio
+import copy
+import json
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from types import FrameType
+
+import uvicorn
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from experiments.serving.answers import Writer
+from experiments.serving.calls import RETRY_AFTER, Call, Front
+from experiments.serving.fields import Asked, RequestError, understand
+from experiments.serving.metrics import Metrics
+from experiments.serving.worker import Worker
+from specdec.engine.engine import Engine
+from specdec.requests import SamplingParams
+
+BACKLOG = 16384
+"""Connections that may wait to be accepted; the system may allow fewer."""
+
+
+class Server:
+    """An engine behind OpenAI's endpoints for completions and chats. One engine, one process; for research.
+
+    Args:
+        engine: The engine; nobody else may use it afterwards.
+        defaults: What a request does not say; its seed and stream are not used.
+        name: The model's name to clients.
+        host: The address to listen at.
+        port: The port; 0 takes any that is free.
+        queue: Requests that may wait on top of those that the engine decodes together.
+        drain: Seconds that running requests are given when the server is stopped.
+        max_body: Bytes that the body of a request may have.
+        prefix: Stands before the names of all metrics.
+
+    Raises:
+        ValueError: The address cannot be listened at.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        defaults: SamplingParams,
+        *,
+        name: str,
+        host: str = "127.0.0.1",
+        port: int = 8000,
+        queue: int = 1024,
+        drain: float = 30.0,
+        max_body: int = 4 << 20,
+        prefix: str = "specdec",
+    ):
+        self._engine, self._name, self._drain, self._prefix = engine, name, drain, prefix
+        self._defaults, self._queue, self.max_body = replace(defaults, n=1, stream=None), queue, max_body
+        self.tokenizer = copy.deepcopy(engine.target.tokenizer)  # the engine's thread decodes with the other one
+        max_depth = 0 if engine.drafter is None else engine.drafter.max_depth
+        self.writer = Writer(name, self.tokenizer, max_depth=max_depth)
+        self._encoder = ThreadPoolExecutor(1, "tokenizer")
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._socket = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        except OSError as error:
+            raise ValueError(f"cannot listen at {host}, port {port} ({error.strerror}): give another port") from error
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self._socket.getsockname()[1]}"
+        self.failure: str | None = None
+
+    def run(self) -> None:
+        """Serve until a signal, or ``stop``.
+
+        Raises:
+            RuntimeError: The engine cannot go on.
+        """
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # every connection is a file
+        paths = {"/health": self._health, "/v1/models": self._models, "/metrics": self._metrics}
+        routes = [Route(path, answer, methods=["GET"]) for path, answer in paths.items()]
+        for path, chat in (("/v1/completions", False), ("/v1/chat/completions", True)):
+            routes.append(Route(path, Completions(self, chat=chat), methods=["POST"]))
+        app = Starlette(
+            routes=routes,
+            lifespan=self._life,
+            exception_handlers={RequestError: _refused, HTTPException: _no_such_path},
+        )
+        config = uvicorn.Config(app, log_level="warning", access_log=False, backlog=BACKLOG, lifespan="on")
+        self._http = _Http(config, self)
+        self._http.run(sockets=[self._socket])
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        if self.failure is not None:
+            raise RuntimeError(self.failure)
+
+    def stop(self) -> None:
+        """Refuse new calls, let those that run end, and then stop. May be called from any thread."""
+        self._loop.call_soon_threadsafe(self._begin_to_stop)
+
+    def _begin_to_stop(self) -> None:
+        self.front.draining = True
+        self._stopping = self._loop.create_task(self._stop_when_idle())
+
+    async def _stop_when_idle(self) -> None:
+        try:
+            await asyncio.wait_for(self.front.idle.wait(), self._drain)
+        except TimeoutError:
+            print(f"requests that did not end in drain={self._drain:g} seconds: {self.front.open}", file=sys.stderr)
+            self.front.refuse_all(RequestError("the server has stopped", status=503))
+        self._http.should_exit = True
+
+    def _broken(self, failure: str) -> None:
+        self.failure = failure
+        self.front.draining = True
+        self.front.refuse_all(RequestError(failure, status=500))
+        self._http.should_exit = True
+
+    @asynccontextmanager
+    async def _life(self, app: Starlette) -> AsyncIterator[None]:
+        """The event loop's and the engine's parts, which know each other by functions that cross the threads."""
+        self._loop = asyncio.get_running_loop()
+        call = self._loop.call_soon_threadsafe
+        self.worker = Worker(
+            self._engine,
+            take=lambda steps: call(self.front.take, steps),
+            refuse=lambda asked, refusal: call(asked.refuse, refusal),
+            broken=lambda failure: call(self._broken, failure),
+        )
+        metrics = Metrics(prefix=self._prefix, model=self._name, state=self.worker.state)
+        self.front = Front(metrics, most=self._queue + self._engine.max_batch_size)
+        self.worker.start()
+        yield
+        self.worker.stop()
+        self._encoder.shutdown()
+
+    async def read(self, body: bytes, *, chat: bool) -> Asked:
+        """Return what a call wants. Long texts are made tokens of beside the event loop.
+
+        Raises:
+            RequestError: It is not understood.
+        """
+        return await self._loop.run_in_executor(self._encoder, self._understand, body, chat)
+
+    def _understand(self, body: bytes, chat: bool) -> Asked:
+        try:
+            parsed = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"the body is no JSON: {error}") from error
+        return understand(parsed, self.tokenizer, self._defaults, chat=chat)
+
+    async def _health(self, request: Request) -> Response:
+        return JSONResponse(
+            {"status": "stopping" if self.front.draining else "ok"}, 503 if self.front.draining else 200
+        )
+
+    async def _models(self, request: Request) -> Response:
+        own = {"max_model_len": self._engine.max_length, "root": self._engine.target.name}
+        model = {"id": self._name, "object": "model", "created": 0, "owned_by": "specdec", **own}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def _metrics(self, request: Request) -> Response:
+        return Response(self.front.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+class Completions:
+    """The path of completions or of chats, as an ASGI application."""
+
+    def __init__(self, server: Server, *, chat: bool):
+        self._server, self._chat = server, chat
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        arrived, server = time.perf_counter(), self._server
+        request = Request(scope, receive)
+        try:
+            with server.front.place() as place:
+                try:
+                    place.take(1)
+                except RequestError:
+                    await _body(request, 0)  # a client reads no answer before it has sent everything
+                    raise
+                asked = await server.read(await _body(request, server.max_body), chat=self._chat)
+                place.take(len(asked.sampling))
+                await self._answer(Call(asked, arrived), request, send)
+        except ClientDisconnect:
+            pass  # nobody is there to be answered
+
+    async def _answer(self, call: Call, request: Request, send: Send) -> None:
+        server, front = self._server, self._server.front
+        watcher = asyncio.create_task(_watch(call, request.receive))
+        front.calls.add(call)
+        server.worker.submit(call)
+        try:
+            await call.news.wait()
+            while not call.asked.stream and call.running and not call.gone:
+                call.news.clear()
+                await call.news.wait()
+            if call.gone:
+                return
+            if call.refusal is not None:
+                raise call.refusal
+            if call.asked.stream:
+                await self._events(call, send)
+            else:
+                await JSONResponse(server.writer.whole(call))(request.scope, request.receive, send)
+        finally:
+            watcher.cancel()
+            front.calls.discard(call)
+            if call.refusal is None or call.refusal.status != 400:  # else the engine has none of them
+                for choice in call.choices:
+                    if choice.timestamps is None:
+                        server.worker.drop(choice)
+                        front.metrics.aborted()
+
+    async def _events(self, call: Call, send: Send) -> None:
+        """Send rounds as they come; what has come while a client did not read is sent together."""
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        writer, more = self._server.writer, True
+        while more and not call.gone:
+            await call.news.wait()
+            call.news.clear()
+            pending, call.pending = call.pending, []
+            more = call.running > 0 and call.refusal is None
+            events = [writer.event(*each) for each in pending if each[1].finish_reason != "error"]
+            if call.refusal is not None:
+                events.append(call.refusal.body)
+            elif not more and call.asked.usage:
+                events.append(writer.last_event(call))
+            body = b"".join(b"data: %b\n\n" % json.dumps(each, separators=(",", ":")).encode() for each in events)
+            body += b"" if more else b"data: [DONE]\n\n"
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+class _Http(uvicorn.Server):
+    """The server of HTTP. A first signal lets what runs end, a second one does not."""
+
+    def __init__(self, config: uvicorn.Config, server: Server):
+        super().__init__(config)
+        self._server = server
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._server.front.draining or sig not in (signal.SIGINT, signal.SIGTERM):
+            super().handle_exit(sig, frame)
+        else:
+            print("stopping when all requests have ended; a second signal stops at once", file=sys.stderr)
+            self._server.stop()
+
+
+async def _watch(call: Call, receive: Receive) -> None:
+    """Wait for the client to leave."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    call.gone = True
+    call.news.set()
+
+
+async def _body(request: Request, most: int) -> bytes:
+    """Return the body of a request; what is too long is read and thrown away.
+
+    Raises:
+        RequestError: It is longer than ``most`` bytes, which are more than 0.
+    """
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size <= most:
+            parts.append(part)
+    if size > most > 0:
+        raise RequestError(f"the body has {size} bytes: send at most {most}", status=413)
+    return b"".join(parts)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError), "registered for it"
+    headers = {"retry-after": str(RETRY_AFTER)} if error.status in (429, 503) else {}
+    return JSONResponse(error.body, error.status, headers)
+
+
+async def _no_such_path(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException), "registered for it"
+    there = "GET /health, /v1/models, /metrics, POST /v1/completions, /v1/chat/completions"
+    message = f"{request.method} {request.url.path}: there are {there}"
+    return JSONResponse(RequestError(message, status=error.status_code).body, error.status_code)

@@ -1,0 +1,262 @@
+"""Too many requests, clients that leave or do not read, engines that fail, and the end of the server."""
+
+import asyncio
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from experiments.serving.calls import MOST_PENDING, Call
+from experiments.serving.fields import understand
+from experiments.serving.server import Server
+from specdec.engine.engine import Engine
+from specdec.types import Step
+from tests.experiments.serving.conftest import DEFAULTS, engine, metric, serving, tokenizer, wait_for
+
+LONG = {"prompt": "abcabc", "max_tokens": 100, "ignore_eos": True}
+
+
+class Gate:
+    """Holds an engine's turns back until it is opened."""
+
+    def __init__(self, engine: Engine):
+        self.open = threading.Event()
+        self._step = engine.step
+        engine.step = self.step  # type: ignore[method-assign]
+
+    def step(self) -> list[Step]:
+        self.open.wait()
+        return self._step()
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as made:
+        yield made
+
+
+def ask(pool: ThreadPoolExecutor, server: Server, **body: Any) -> "Future[httpx.Response]":
+    return pool.submit(lambda: httpx.post(f"{server.url}/v1/completions", json=LONG | body, timeout=60))
+
+
+def test_a_full_queue_says_when_to_come_again(pool: ThreadPoolExecutor) -> None:
+    made = engine(max_batch_size=1)
+    gate = Gate(made)
+    with serving(made, queue=1) as server:
+        held = [ask(pool, server), ask(pool, server)]
+        wait_for(lambda: server.front.open == 2)
+        refused = ask(pool, server).result()
+        assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
+        assert refused.json()["error"]["type"] == "rate_limit_error"
+        assert ask(pool, server, n=3).result().status_code == 429  # before its body is understood
+        gate.open.set()
+        assert [each.result().status_code for each in held] == [200, 200]
+        wait_for(lambda: server.front.open == 0)
+        never = ask(pool, server, n=3).result()
+        assert never.status_code == 400 and "at most 2" in never.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_a_client_has_left_is_dropped(stream: bool) -> None:
+    made = engine(max_batch_size=1)
+    gate = Gate(made)
+    with serving(made) as server:
+        address = server.url.removeprefix("http://").split(":")
+        connections = []
+        for _ in range(3):  # one runs and two wait
+            body = json.dumps(LONG | {"stream": stream, "n": 2}).encode()
+            connections.append(socket.create_connection((address[0], int(address[1]))))
+            head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+            connections[-1].sendall(head.encode() + body)
+        wait_for(lambda: server.front.open == 6)
+        half = socket.create_connection((address[0], int(address[1])))
+        half.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        wait_for(lambda: server.front.open == 7)
+        for each in (*connections, half):
+            each.close()
+        wait_for(lambda: server.front.open == 0)
+        gate.open.set()
+        wait_for(lambda: made.unfinished == 0)
+        assert server.worker.turns <= 2 and not server.front.calls
+        assert metric(server, "request_success_total") == 6  # all of them aborts
+        assert httpx.post(f"{server.url}/v1/completions", json=LONG).status_code == 200
+
+
+def test_what_is_not_read_is_put_together() -> None:
+    asked = understand({"prompt": "abc", "n": 2, "logprobs": 1, "stream": True}, tokenizer(), DEFAULTS, chat=False)
+
+    async def play() -> Call:
+        call = Call(asked, 0.0)
+        for number in range(1000):
+            step = Step(
+                request=0,
+                round=number,
+                token_ids=(number,),
+                text=f"{number} ",
+                raw_logprobs=(-number,),
+                top_logprobs=(((number, -1.0),),),
+                finish_reason="length" if number >= 998 else None,
+            )
+            call.take(call.choices[number % 2], step)
+            assert len(call.pending) <= MOST_PENDING + 2
+        return call
+
+    call = asyncio.run(play())
+    assert not call.running
+    for choice, step in call.joined():
+        numbers = range(choice.index, 1000, 2)
+        assert step.token_ids == tuple(numbers) and step.text == "".join(f"{number} " for number in numbers)
+        assert step.raw_logprobs == tuple(-number for number in numbers) and len(step.top_logprobs) == 500
+        assert step.finish_reason == "length"
+
+
+def test_a_failed_turn_ends_its_own_requests(
+    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = engine(max_batch_size=1, recording="off")
+    gate, run, failing = Gate(made), made.runner.run, []
+
+    def fails_once(*arguments: Any) -> Any:
+        if failing.pop() if failing else False:
+            raise RuntimeError("a bad turn")
+        return run(*arguments)
+
+    monkeypatch.setattr(made.runner, "run", fails_once)
+    with serving(made) as server:
+        first, second = ask(pool, server), ask(pool, server, n=2)
+        wait_for(lambda: made.unfinished == 3)
+        failing.append(True)
+        gate.open.set()
+        answers = [first.result(), second.result()]
+        assert sorted(each.status_code for each in answers) == [200, 500]
+        failed = next(each for each in answers if each.status_code == 500).json()["error"]
+        assert failed["type"] == "server_error" and "a bad turn" in failed["message"]
+        wait_for(lambda: server.front.open == made.unfinished == 0)
+        assert ask(pool, server).result().status_code == 200
+    assert capsys.readouterr().err.count("a bad turn") == 1
+
+
+def test_an_engine_that_cannot_go_on_ends_the_server(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = engine(recording="off")
+    monkeypatch.setattr("experiments.serving.worker.MOST_ERRORS", 2)
+    with serving(made) as server:
+        assert httpx.post(f"{server.url}/v1/completions", json=LONG).status_code == 200
+        monkeypatch.setattr(made.runner, "run", lambda *arguments: 1 / 0)
+        for _ in range(2):
+            answer = httpx.post(f"{server.url}/v1/completions", json=LONG | {"stream": True})
+            assert answer.status_code == 500 and "ZeroDivisionError" in answer.json()["error"]["message"]
+        wait_for(lambda: server.failure)
+    assert server.failure is not None and "cannot go on" in server.failure
+
+
+def test_stopping_lets_running_requests_end(pool: ThreadPoolExecutor, capsys: pytest.CaptureFixture[str]) -> None:
+    made = engine(max_batch_size=1)
+    gate = Gate(made)
+    with serving(made) as server:
+        held = [ask(pool, server), ask(pool, server, stream=True)]
+        wait_for(lambda: server.front.open == 2)
+        server.stop()
+        wait_for(lambda: server.front.draining)
+        refused = ask(pool, server).result()
+        assert refused.status_code == 503 and "retry-after" in refused.headers
+        assert httpx.get(f"{server.url}/health").status_code == 503
+        gate.open.set()
+        assert [each.result().status_code for each in held] == [200, 200]
+        assert held[1].result().text.endswith("data: [DONE]\n\n")
+
+
+def test_stopping_does_not_wait_for_ever(pool: ThreadPoolExecutor, capsys: pytest.CaptureFixture[str]) -> None:
+    made = engine(max_batch_size=1)
+    gate = Gate(made)
+    with serving(made, drain=0.05) as server:
+        held = ask(pool, server)
+        wait_for(lambda: server.front.open == 1)
+        server.stop()
+        assert held.result().status_code == 503
+        gate.open.set()
+    assert "requests that did not end in drain=0.05 seconds: 1" in capsys.readouterr().err
+
+
+def test_ports_are_refused_in_a_sentence() -> None:
+    made = engine()
+    taken = pytest.raises(ValueError, match=r"cannot listen at 127\.0\.0\.1, port \d+ .*give another port")
+    with socket.create_server(("127.0.0.1", 0)) as other, taken:
+        Server(made, DEFAULTS, name="tiny", port=other.getsockname()[1])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_the_command_ends_well_after_a_signal(saved: Path, tmp_path: Path, sent: signal.Signals) -> None:
+    words = [f"target.name={saved / 'target'}", f"drafter.name={saved / 'drafter'}", "engine=paged", "threads=1"]
+    words += ["port=0", "engine.max_length=200", f"hydra.run.dir={tmp_path}", "prefix=vllm", "engine.max_batch_size=1"]
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", "experiments.serve", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as run:
+        assert run.stdout is not None and run.stderr is not None
+        url = run.stdout.readline().split(": ")[1].split("/v1")[0]
+        body = LONG | {"stream": True, "n": 6, "max_tokens": 150}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
+            lines = answer.iter_lines()
+            assert next(lines).startswith("data: ")
+            assert "vllm:num_requests_running" in httpx.get(f"{url}/metrics").text
+            run.send_signal(sent)
+            seen = [line for line in lines if line]
+        assert seen[-1] == "data: [DONE]" and sum('"length"' in line for line in seen) == 6
+        assert run.wait(timeout=30) == 0
+        assert "stopping when all requests have ended" in run.stderr.read()
+
+
+@pytest.mark.full
+def test_ten_thousand_requests_at_once_all_have_an_answer() -> None:
+    """Nothing is lost, and the memory stays: a fifth of them streams, and every seventh client leaves at once."""
+    count, most = 10_000, 500
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    assert hard > 2 * count or hard == resource.RLIM_INFINITY, "clients and server are in this process"
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    process, seen = psutil.Process(), Counter[str]()
+    made = engine(max_batch_size=16)
+    with serving(made, queue=most) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+
+        async def one(number: int) -> None:
+            reader, writer = await asyncio.open_connection(host, int(port))
+            body = json.dumps({"prompt": [5, 6], "max_tokens": 4, "stream": number % 5 == 0}).encode()
+            head = (
+                f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+            )
+            writer.write(head.encode() + body)
+            if number % 7 == 0:
+                seen["left"] += 1
+            else:
+                answer = (await reader.read()).decode()
+                status, whole = answer.split()[1], "[DONE]" in answer or '"finish_reason"' in answer
+                seen[status if status != "200" or whole else "cut"] += 1
+            writer.close()
+
+        async def all_of_them() -> None:
+            await asyncio.gather(*(one(number) for number in range(count)))
+
+        before, begin = process.memory_info().rss, time.perf_counter()
+        asyncio.run(all_of_them())
+        print(f"{dict(seen)} in {time.perf_counter() - begin:.1f} s; MiB: {before >> 20}", end="")
+        wait_for(lambda: server.front.open == made.unfinished == 0)
+        print(f" before, {process.memory_info().rss >> 20} after")
+        assert set(seen) <= {"200", "429", "left"} and seen.total() == count and seen["200"] >= most
+        assert process.memory_info().rss - before < 600 << 20
+        assert httpx.post(f"{server.url}/v1/completions", json=LONG).status_code == 200

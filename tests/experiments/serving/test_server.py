@@ -1,0 +1,237 @@
+"""The endpoint as clients see it: the official one, and the bodies that load generators send."""
+
+import json
+import re
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from experiments.serving.server import Server
+from specdec.engine.engine import Engine
+from specdec.requests import SamplingParams
+from tests.experiments.serving.conftest import metric, wait_for
+
+GREEDY = SamplingParams(max_new_tokens=24, ignore_eos=True)
+IDS = [[5, 6, 7, 5, 6, 7], [9, 8]]
+NAMES = {
+    *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prefix_cache_queries_total"),
+    *("prefix_cache_hits_total", "num_preemptions_total", "prompt_tokens_total", "generation_tokens_total"),
+    *("request_success_total", "time_to_first_token_seconds", "inter_token_latency_seconds", "iteration_tokens_total"),
+    *("request_time_per_output_token_seconds", "e2e_request_latency_seconds", "request_queue_time_seconds"),
+    *("request_prefill_time_seconds", "request_decode_time_seconds", "spec_decode_num_drafts_total"),
+    *("spec_decode_num_draft_tokens_total", "spec_decode_num_accepted_tokens_total"),
+    "spec_decode_num_accepted_tokens_per_pos_total",
+}
+CHAT = [{"role": "user", "content": "abcabc"}]
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+
+def events(server: Server, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The events of a stream, which has to end as such streams do."""
+    with httpx.stream("POST", f"{server.url}/v1/{path}", json={"stream": True, **body}, timeout=60) as answer:
+        assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in answer.iter_lines() if line]
+    assert all(line.startswith("data: ") for line in lines) and lines[-1] == "data: [DONE]"
+    return [json.loads(line[6:]) for line in lines[:-1]]
+
+
+def test_greedy_completions_are_the_engines_token_for_token(
+    server: Server, client: openai.OpenAI, reference: Engine
+) -> None:
+    expected = reference.generate(["abcabc", *IDS], GREEDY)
+    more = {"ignore_eos": True, "return_token_ids": True}
+    for prompt, own in (("abcabc", expected[:1]), (IDS[0], expected[1:2]), (IDS, expected[1:])):
+        answer = client.completions.create(model="tiny", prompt=prompt, max_tokens=24, temperature=0, extra_body=more)
+        assert [each.text for each in answer.choices] == [done.text for done in own]
+        assert [tuple(each.token_ids) for each in answer.choices] == [done.token_ids for done in own]  # pyright: ignore
+        assert [tuple(each.prompt_token_ids) for each in answer.choices] == [done.prompt_ids for done in own]  # pyright: ignore
+        assert {each.finish_reason for each in answer.choices} == {"length"}
+        assert answer.usage is not None and answer.usage.completion_tokens == 24 * len(own)
+        assert answer.usage.prompt_tokens == sum(len(done.prompt_ids) for done in own)
+
+
+def test_a_seed_gives_the_engines_samples_streamed_and_not(client: openai.OpenAI, reference: Engine) -> None:
+    """Samples and prompts have the streams that ``Engine.generate`` gives them; two of three samples differ."""
+    sampling = SamplingParams(
+        temperature=0.8, top_k=50, top_p=0.9, min_p=0.01, repetition_penalty=1.2, seed=7, n=3, max_new_tokens=12
+    )
+    expected = [done.text for done in reference.generate(["ab", "cd"], sampling)]
+    more = {"top_k": 50, "min_p": 0.01, "repetition_penalty": 1.2}
+    ask: dict[str, Any] = {"model": "tiny", "prompt": ["ab", "cd"], "max_tokens": 12, "temperature": 0.8, "top_p": 0.9}
+    ask |= {"seed": 7, "n": 3, "extra_body": more}
+    assert [each.text for each in client.completions.create(**ask).choices] == expected
+    texts = [""] * 6
+    for event in client.completions.create(**ask, stream=True):
+        texts[event.choices[0].index] += event.choices[0].text
+    assert texts == expected and len(set(expected[:3])) > 1
+    ask["extra_body"] = more | {"stream_id": 5}
+    expected = reference.generate(["ab"], SamplingParams(**{**vars(sampling), "stream": 5}))
+    ask["prompt"] = "ab"
+    assert [each.text for each in client.completions.create(**ask).choices] == [done.text for done in expected]
+    del ask["seed"]
+    first, second = (client.completions.create(**ask | {"extra_body": more}).choices[0].text for _ in range(2))
+    assert first != second, "without a seed each request has a new one; equal by chance at most once in 2**12"
+
+
+def test_chats_follow_the_template_and_stream_a_round_per_event(
+    server: Server, client: openai.OpenAI, reference: Engine
+) -> None:
+    (done,) = reference.generate([CHAT], GREEDY)
+    ask: dict[str, Any] = {"model": "tiny", "messages": CHAT, "max_completion_tokens": 24, "temperature": 0}
+    answer = client.chat.completions.create(**ask, extra_body={"ignore_eos": True})
+    assert (answer.choices[0].message.role, answer.choices[0].message.content) == ("assistant", done.text)
+    parts = [{"role": "user", "content": [{"type": "text", "text": "abc"}, {"type": "text", "text": "abc"}]}]
+    body = ask | {"messages": parts, "ignore_eos": True, "return_token_ids": True}
+    *rounds, last = events(server, "chat/completions", body | {"stream_options": {"include_usage": True}})
+    deltas = [event["choices"][0]["delta"] for event in rounds]
+    assert [len(event["choices"][0]["token_ids"]) for event in rounds] == [len(s.token_ids) for s in done.steps]
+    assert "".join(delta["content"] for delta in deltas) == done.text
+    assert [delta.get("role") for delta in deltas] == ["assistant"] + [None] * (len(deltas) - 1)
+    assert [event["choices"][0]["finish_reason"] for event in rounds] == [None] * (len(rounds) - 1) + ["length"]
+    assert rounds[0]["prompt_token_ids"] == list(done.prompt_ids) and "prompt_token_ids" not in rounds[1]
+    assert last["choices"] == [] and last["usage"]["completion_tokens"] == 24
+    assert {event["object"] for event in rounds} == {"chat.completion.chunk"}
+    assert "usage" not in rounds[0] and len({event["id"] for event in [*rounds, last]}) == 1
+
+
+def test_figures_of_speculation_are_vllms(server: Server, reference: Engine) -> None:
+    (done,) = reference.generate(["abcabc"], GREEDY)
+    before = {name: metric(server, f"spec_decode_num_{name}_total") for name in ("drafts", "accepted_tokens")}
+    ask = {"prompt": "abcabc", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+    answer = httpx.post(f"{server.url}/v1/completions", json=ask).json()
+    drafted = [(step.proposed_depth, step.accepted) for step in done.steps if step.proposed_depth]
+    accepted = sum(each for _, each in drafted)
+    assert accepted, "the drafter is near to the target"
+    found = answer["metrics"]["speculative_decoding"]
+    assert found == {
+        "mean_acceptance_length": pytest.approx(1 + accepted / len(drafted)),
+        "draft_acceptance_rate": pytest.approx(accepted / sum(depth for depth, _ in drafted)),
+        "acceptance_histogram": [sum(each == count for _, each in drafted) for count in range(4)],
+        "acceptance_histogram_by_draft_length": {
+            str(depth): [drafted.count((depth, count)) for count in range(depth + 1)]
+            for depth in sorted({depth for depth, _ in drafted})
+        },
+        "num_spec_steps": len(drafted),
+        "num_accepted_draft_tokens": accepted,
+        "num_draft_tokens": sum(depth for depth, _ in drafted),
+        "num_spec_tokens": 3,
+        "num_draft_nodes": sum(step.proposed_nodes for step in done.steps),
+        "num_rounds": len(done.steps),
+    }
+    times = answer["metrics"]["times"]
+    assert times["arrived"] <= times["admitted"] <= times["first_token"] <= times["finished"]
+    assert metric(server, "spec_decode_num_drafts_total") - before["drafts"] == len(drafted)
+    assert metric(server, "spec_decode_num_accepted_tokens_total") - before["accepted_tokens"] == accepted
+    *_, last = events(server, "completions", ask | {"stream_options": {"include_usage": True}})
+    assert last["metrics"]["speculative_decoding"] == found and last["choices"] == []
+    assert "metrics" not in httpx.post(f"{server.url}/v1/completions", json=ask | {"n": 2}).json()
+
+
+def test_stop_strings_and_tokens_end_an_output(client: openai.OpenAI, reference: Engine) -> None:
+    (done,) = reference.generate(["abcabc"], GREEDY)
+    stop, token = done.text[6:8], done.token_ids[3]
+    ask: dict[str, Any] = {"model": "tiny", "prompt": "abcabc", "max_tokens": 24, "temperature": 0}
+    for more in ({"stop": [stop, "never"]}, {"extra_body": {"stop_token_ids": [token]}}):
+        params = SamplingParams(max_new_tokens=24, **more.get("extra_body", more))  # pyright: ignore
+        (expected,) = reference.generate(["abcabc"], params)
+        assert expected.finish_reason == "stop"
+        answer = client.completions.create(**ask, **more)
+        assert (answer.choices[0].text, answer.choices[0].finish_reason) == (expected.text, "stop")
+        assert answer.usage is not None and answer.usage.completion_tokens == len(expected.token_ids)
+        streamed = [event.choices[0] for event in client.completions.create(**ask, **more, stream=True)]
+        assert "".join(each.text for each in streamed) == expected.text and streamed[-1].finish_reason == "stop"
+
+
+def test_logprobs_are_the_models_own(client: openai.OpenAI, reference: Engine) -> None:
+    params = SamplingParams(temperature=0.7, seed=3, max_new_tokens=9, logprobs=2)
+    (done,) = reference.generate(["abcabc"], params)
+    ask: dict[str, Any] = {"model": "tiny", "prompt": "abcabc", "max_tokens": 9, "temperature": 0.7, "seed": 3}
+    found = client.completions.create(**ask, logprobs=2).choices[0].logprobs
+    assert found is not None and found.tokens is not None and found.top_logprobs is not None
+    np.testing.assert_allclose(np.array(found.token_logprobs, float), done.raw_logprobs, atol=1e-5)
+    pairs = zip(found.tokens, found.top_logprobs, strict=True)
+    assert all(token in each and len(each) in (2, 3) for token, each in pairs)
+    streamed = [event.choices[0].logprobs for event in client.completions.create(**ask, logprobs=2, stream=True)]
+    assert [offset for each in streamed for offset in each.text_offset] == found.text_offset  # pyright: ignore
+    assert [value for each in streamed for value in each.token_logprobs] == found.token_logprobs  # pyright: ignore
+    (done,) = reference.generate([CHAT], params)
+    chat = {**ask, "messages": CHAT}
+    del chat["prompt"]
+    told = client.chat.completions.create(**chat, logprobs=True, top_logprobs=2).choices[0].logprobs
+    assert told is not None and told.content is not None
+    np.testing.assert_allclose([each.logprob for each in told.content], done.raw_logprobs, atol=1e-5)
+    best = [[pair.logprob for pair in each.top_logprobs] for each in told.content]
+    np.testing.assert_allclose(best, [[value for _, value in pairs] for pairs in done.top_logprobs], atol=1e-5)
+    told = client.chat.completions.create(**chat, logprobs=True).choices[0].logprobs
+    assert told is not None and told.content is not None and told.content[0].top_logprobs == []
+
+
+def test_the_bodies_of_load_generators_are_understood(server: Server) -> None:
+    """As their public code sends them.
+
+    vLLM: ``async_request_openai_completions`` and ``async_request_openai_chat_completions`` in
+    ``vllm/benchmarks/lib/endpoint_request_func.py``. SGLang: the functions of the same names in
+    ``python/sglang/bench_serving.py``. GuideLLM: ``backends/openai/request_handlers.py``.
+    """
+    usage = {"stream": True, "stream_options": {"include_usage": True}}
+    continuous = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    parts = [{"role": "user", "content": [{"type": "text", "text": "abc"}]}]
+    vllm = {"model": "tiny", "prompt": "abc", "repetition_penalty": 1.0, "max_tokens": 5, "logprobs": None}
+    sglang = {"model": "tiny", "temperature": 0.0, "max_tokens": 5, "stream": True, "ignore_eos": True}
+    guide = {"model": "tiny", "prompt": "abc", "max_tokens": 5, "stop": None, "ignore_eos": True, **continuous}
+    for path, body in (
+        ("completions", vllm | usage | {"ignore_eos": True}),
+        ("completions", vllm | usage | {"prompt": [5, 6, 7], "ignore_eos": True, "temperature": 0, "top_k": -1}),
+        ("chat/completions", {"messages": parts, "max_completion_tokens": 5, "ignore_eos": True} | usage),
+        ("completions", sglang | {"prompt": "abc", "best_of": 1}),
+        ("chat/completions", sglang | {"messages": CHAT}),
+        ("completions", guide),
+    ):
+        seen = events(server, path, body)
+        tokens = seen[-1]["usage"]["completion_tokens"] if "stream_options" in body else 5
+        assert tokens == 5, body
+        assert [event["choices"][0]["finish_reason"] for event in seen if event["choices"]][-1] == "length"
+        assert all(("usage" in event) == (body is guide) for event in seen[:-1]) or "stream_options" not in body
+
+
+def test_paths_and_metrics(server: Server, client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    client.completions.create(model="tiny", prompt="abc", max_tokens=4, n=2)
+    wait_for(lambda: metric(server, "num_requests_running") == metric(server, "num_requests_waiting") == 0)
+    text = httpx.get(f"{server.url}/metrics").text
+    names = re.findall(r"^# TYPE specdec:(\w+)", text, re.MULTILINE)
+    assert set(names) >= NAMES and 'model_name="tiny"' in text
+    assert metric(server, "request_success_total") == metric(server, "e2e_request_latency_seconds_count") + sum(
+        float(line.split()[-1]) for line in text.splitlines() if 'finished_reason="abort"' in line
+    )
+    for method, path in (("GET", "/v1/embeddings"), ("GET", "/v1/completions"), ("POST", "/health")):
+        answer = httpx.request(method, server.url + path)
+        assert answer.status_code in (404, 405) and "there are" in answer.json()["error"]["message"]
+
+
+def test_errors_have_openais_form(server: Server, client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(model="tiny", prompt="abc", presence_penalty=0.5)
+    assert refused.value.param == "presence_penalty" and "presence_penalty=0.5" in str(refused.value)
+    url = f"{server.url}/v1/completions"
+    for body in (b"", b"{", b"[1]", b'"text"', b"\xff\xfe", b"[" * 50_000):
+        answer = httpx.post(url, content=body)
+        assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error", body
+    for ask in (
+        {"prompt": [999]},
+        {"prompt": "a" * 200},
+        {"prompt": "abc", "max_tokens": 126},
+        {"prompt": [[1], [999]]},
+    ):
+        answer = httpx.post(url, json=ask)  # what only the engine can tell
+        assert answer.status_code == 400 and answer.json()["error"]["message"], ask
+    assert httpx.post(url, json={"prompt": "a" * 200_000}).status_code == 413
+    assert server._engine.unfinished == 0 and server.front.open == 0
+    assert client.completions.create(model="tiny", prompt="abc", max_tokens=2).choices[0].text is not None
