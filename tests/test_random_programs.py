@@ -66,7 +66,7 @@ SCHEDULERS: dict[str, Callable[[], Scheduler]] = {
     "priority": partial(Priority, 32, least=3, ageing=0.01),
     "shortest": partial(ShortestRemaining, 32, least=3, preempts=True, ageing=0.01),
     "deadline": partial(Deadline, 32, least=3, patience=0.05),
-    "fair": partial(Fair, 12, least=3),
+    "fair": partial(Fair, 32, least=3),
     "tiers": partial(Tiers, 32, least=3, batch_rows=1),
 }
 RANDOM = ("random", "random depth")
@@ -76,8 +76,11 @@ MEMORIES = {
     "rows": None,
     "pages": Paging(page_size=4),
     "packed": Paging(page_size=4, pages=LONGEST // 4, reserve=0.0),
-    "packed and shared": Paging(page_size=4, pages=LONGEST // 4 + 2, reserve=0.0, shared=True),
+    "packed and shared": Paging(page_size=4, pages=LONGEST // 4, reserve=0.0, shared=True),
     "packed and swapped": Paging(page_size=2, pages=LONGEST // 2, reserve=0.3, swap=2**20),
+    "packed, shared and swapped": Paging(page_size=4, pages=LONGEST // 4, reserve=0.0, shared=True, swap=2**20),
+    "reserved and shared": Paging(page_size=4, pages=LONGEST // 4, shared=True),
+    "reserved, shared and swapped": Paging(page_size=4, pages=LONGEST // 4, shared=True, swap=2**20),
 }
 """Where keys and values are. Of what is packed there is room for two or three requests."""
 
@@ -414,6 +417,43 @@ def test_outputs_are_those_of_requests_alone(count: int) -> None:
         assert play(program) == []
 
     search()
+
+
+PAIRS = (("eagle3_chain_iid", "rejection"), ("model_tree_coupled", "shared_noise"), ("model_chain_iid", "block"))
+SHARING = [name for name in MEMORIES if "shared" in name]
+BY_DEFAULT = {
+    "priority": "reserved, shared and swapped",
+    "budget": "packed and shared",
+    "tiers": "packed, shared and swapped",
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+@pytest.mark.parametrize(
+    ("policy", "memory"),
+    [
+        pytest.param(policy, memory, marks=() if BY_DEFAULT.get(policy) == memory else pytest.mark.full)
+        for policy in SCHEDULERS
+        for memory in SHARING
+    ],
+)
+def test_every_schedule_in_every_memory(policy: str, memory: str, pair: tuple[str, str]) -> None:
+    """Greedy, sampled and coupled outputs; some requests come twice, so that they find their prompts."""
+    drafter, rule = pair
+    actions = [("submit", 2), *[("step", 0)] * 3, ("submit", 2), ("plain", 2), ("step", 0), ("plain", 2)]
+    actions += [("plain", number) for number in (0, 3, 6, 4)] + [("submit", number) for number in (0, 6)]
+    verifier = rules_for("llama", drafter).index(rule)
+    program = Program(
+        "llama", drafter, False, verifier, policy, memory, 0, 4, 5, "off", False, (), tuple(actions)
+    )  # fmt: skip
+    player = Player(program)
+    player.run()
+    counts = player.engine.page_counts
+    assert differences(player) == []
+    assert counts.reused > 0
+    if memory.startswith("packed") and policy in ("first come", "budget", "tiers"):
+        assert counts.preempted > 0
+        assert (counts.swapped_in > 0) == ("swapped" in memory)
 
 
 @pytest.mark.full

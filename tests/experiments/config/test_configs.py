@@ -30,7 +30,9 @@ from experiments.training.data.regenerate import RegenerateConfig
 from experiments.training.losses import Loss
 from experiments.training.weights import Weights
 from specdec.drafting.policies import LengthPolicy, NodePolicy
+from specdec.engine import scheduler
 from specdec.engine.engine import Engine
+from specdec.engine.scheduler import Priority, Scheduler
 from specdec.interfaces import Drafter, Verifier
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
@@ -68,6 +70,7 @@ MADE: dict[str, Any] = TRAINING | {
     "verifier": Verifier,
     "sampling": SamplingParams,
     "contender": OtherEngine,
+    "scheduler": Scheduler,
 }
 """What the options of a group make, but for ``none``."""
 WHOLE = ("experiment", "recipe")
@@ -83,7 +86,7 @@ def composed(group: str, name: str, configure: Configure) -> tuple[DictConfig, s
     other sections: trees and heads.
     """
     application = "train" if group in (*TRAINING, "regenerate") else "run"
-    section = {"contender": f"contenders.{name}", "tree": "drafter"}.get(group, group)
+    section = {"contender": f"contenders.{name}", "tree": "drafter", "scheduler": "engine.scheduler"}.get(group, group)
     if group in ("tree", "head"):
         return configure(application, f"{group}={name}"), section
     config = configure(application)
@@ -238,3 +241,14 @@ def test_the_documentation_lists_every_pair() -> None:
         shown = f"`{kind}`: {head}" if head else f"`{kind}`, in the target's files"
         table.add(f"`{path.stem}`", given["target"]["name"], shown, note)
     assert table.markdown() in PAGE.read_text()
+
+
+def test_a_scheduler_is_chosen_by_its_name_and_keeps_its_settings(configure: Configure) -> None:
+    """For all methods by ``scheduler=``, and for one by the group at its place; every policy has a file."""
+    config = configure("load", "scheduler=priority", "engine=paged", "engine.scheduler.ageing=3")
+    made = build(config, "engine.scheduler")
+    assert isinstance(made, Priority) and made.ageing == 3 and config.engine.cache.reserve == 1
+    own = configure("run", "+scheduler@setups.small.engine.scheduler=fair", "engine.scheduler={_target_:my.Own}")
+    assert own.setups.small.engine.scheduler.output_weight == 2.0 and own.engine.scheduler == {"_target_": "my.Own"}
+    names = {str(OmegaConf.load(path)._target_).rpartition(".")[2] for path in (CONF / "scheduler").glob("*.yaml")}
+    assert names == {*scheduler.__all__} - {"Scheduler", "View", "Work"}
