@@ -1,21 +1,33 @@
-"""Finished runs compared in one table."""
+"""Finished runs, or studies of load, compared in one table."""
 
 from pathlib import Path
 
 from omegaconf import DictConfig
 
 from experiments.config.sections import listed
+from experiments.load.run import LoadRun
+from experiments.load.studies import Study, is_study
 from experiments.reporting.comparison import report_comparison
+from experiments.reporting.load_merged import report_studies
 from experiments.results.comparison import Row
 from experiments.results.runs import find_folders, load_run
 
 
-def compare(config: DictConfig) -> list[Row]:
+def compare(config: DictConfig) -> list[Row] | list[LoadRun]:
     """Compare the configuration's runs; print and write the table, the figures and the pictures.
 
     Raises:
         ValueError: There is no such run, or the runs differ in what they should share.
     """
-    runs = [load_run(folder) for folder in find_folders(listed(config, "runs"))]
+    folders = find_folders(listed(config, "runs"))
+    of_load = [folder for folder in folders if is_study(folder)]
+    if of_load:
+        others = [folder for folder in folders if folder not in of_load]
+        if others:
+            raise ValueError(f"{of_load[0]} is a study of load, and {others[0]} is none: compare them apart")
+        return report_studies(
+            [Study.read(folder) for folder in folders], Path(config.out), allow_mixed=config.allow_mixed
+        )
+    runs = [load_run(folder) for folder in folders]
     formats = [str(name) for name in listed(config, "format")]
     return report_comparison(runs, Path(config.out), allow_mixed=config.allow_mixed, formats=formats)

@@ -29,7 +29,7 @@ from specdec.origin import at, own_place, place
 
 ERROR = "error.txt"
 """The file that a sweep's job leaves in its folder when it fails."""
-_RESULTS = "summary.json"
+_RESULTS = ("summary.json", "load.json")
 _FULL = "HYDRA_FULL_ERROR"
 _EXTRAS = ("optuna", "joblib", "submitit", "ray")
 """Plugins of Hydra that are installed as extras of the same name."""
@@ -198,4 +198,4 @@ def _note_of_job() -> Path | None:
         return None
     note = Path(HydraConfig.get().runtime.output_dir) / ERROR
     note.unlink(missing_ok=True)
-    return None if (note.parent / _RESULTS).exists() else note
+    return None if any((note.parent / name).exists() for name in _RESULTS) else note

@@ -38,6 +38,8 @@ class LoadReport:
         title: Model and conditions.
         notes: Sentences below the first table.
         spare: The share of slots and time that should be unused; None where nothing was asked.
+        more: Tables behind the others.
+        timelines: Whether every run gets its timeline.
     """
 
     folder: Path
@@ -46,16 +48,21 @@ class LoadReport:
     title: str
     notes: Sequence[str] = ()
     spare: float | None = None
+    more: Sequence[Table] = ()
+    timelines: bool = True
 
 
 def report_load(runs: Sequence[LoadRun], report: LoadReport) -> tuple[list[Figures], list[Path]]:
     """Print tables, and write them with pictures, figures and timelines; returns the figures, and the files."""
     figures = [figures_of(run, report.terms, report.bootstrap, slots=run.facts.get("slots")) for run in runs]
     tables = [load_table(figures, report), waste_table(figures)]
+    if any(each.server is not None for each in figures):
+        tables.append(server_table(figures))
     classes = [(run, by_class(run, report.terms, report.bootstrap)) for run in runs]
     several = any(len(own) > 1 for _, own in classes)
     if several:
         tables.append(class_table(classes))
+    tables += report.more
     said = sentences(figures, report)
     console = terminal.console()
     terminal.show(console, *tables)
@@ -69,7 +76,7 @@ def report_load(runs: Sequence[LoadRun], report: LoadReport) -> tuple[list[Figur
         written += [] if drawn is None else [drawn]
     if several:
         written.append(classes_plot(classes, report.folder / "classes.png", f"{report.title}; {about}"))
-    for run in runs:
+    for run in runs if report.timelines else ():
         written.append(write_timeline(run, report.folder / f"{run.method}_{run.rate:g}" / "timeline.json"))
     terminal.list_written(console, written)
     return figures, written
@@ -128,6 +135,28 @@ def waste_table(figures: Sequence[Figures]) -> Table:
     return Table.of(figures, columns, title="Beside goodput", notes=notes, section=lambda found: found.rate)
 
 
+def server_table(figures: Sequence[Figures]) -> Table:
+    """A row per rate and server: what it says about itself."""
+    columns: list[tuple[Column | str, Callable[[Figures], Cell | str]]] = [
+        (RATES[figures[0].loop].replace(" ", "\n"), lambda found: f"{found.rate:.3g}"),
+        (left("method", fold=True, min_width=10), lambda found: found.method),
+        (left("server", fold=True, min_width=10), lambda found: found.server.address),
+        ("tokens per\ndrafted round", lambda found: number(found.mean_acceptance_length)),
+        ("tokens\nper round", lambda found: number(found.server.tokens_per_round)),
+        ("accepted at position 1, 2, …", lambda found: ", ".join(map(percent, found.server.acceptance_at)) or NOTHING),
+        ("queue\nms", lambda found: _queue(found.server.queue_seconds)),
+        ("tokens are", lambda found: found.server.tokens),
+    ]
+    notes = [
+        "tokens per drafted round: 1 + accepted / rounds with a draft, as vLLM has it; our own are over all rounds",
+        "tokens per round: over all rounds; drafts that the end of an output has cut make it a little too large",
+        "queue: mean time without a slot, which the other tables have as part of TTFT alone",
+        "tokens are: named by the server, counted by it, or those of the text, as its tokenizer has them",
+    ]
+    servers = [found for found in figures if found.server is not None]
+    return Table.of(servers, columns, title="What servers say", notes=notes, section=lambda found: found.rate)
+
+
 def class_table(classes: Sequence[tuple[LoadRun, Mapping[str, Figures]]]) -> Table:
     """A row per rate, method and class."""
     rows = [(run, name, found) for run, own in classes for name, found in own.items()]
@@ -149,6 +178,7 @@ def sentences(figures: Sequence[Figures], report: LoadReport) -> list[str]:
     """What a reader must not miss, and the highest rates that keep the limits."""
     unit = RATES[figures[0].loop]
     said = [f"{each.method} at {each.rate:.3g} {unit}: {warning}" for each in figures for warning in each.warnings]
+    said += _outputs(figures)
     methods = list(dict.fromkeys(each.method for each in figures))
     if report.terms.limits is not None and len({each.rate for each in figures}) > 1:
         for share in ATTAINED:
@@ -162,6 +192,35 @@ def sentences(figures: Sequence[Figures], report: LoadReport) -> list[str]:
             f"{'at least' if kept else 'LESS than'} the {report.spare:.0%} to spare"
         )
     return said
+
+
+def _queue(seconds: float | None) -> str:
+    return NOTHING if seconds is None else f"{1000 * seconds:.0f}"
+
+
+def _outputs(figures: Sequence[Figures]) -> list[str]:
+    """Say how many greedy outputs are those of plain decoding, and why others are not."""
+    compared = [found for found in figures if found.outputs is not None]
+    said = []
+    for rate in dict.fromkeys(found.rate for found in compared):
+        own = [each for each in compared if each.rate == rate]
+        counts = ", ".join(f"{each.method} {each.outputs.equal} of {each.outputs.compared}" for each in own)
+        said.append(f"greedy outputs that are plain decoding's at {rate:.3g}: {counts}")
+    return said + [_apart(found) for found in compared if found.outputs.equal < found.outputs.compared]
+
+
+def _apart(found: Figures) -> str:
+    outputs = found.outputs
+    margin = NOTHING if outputs.largest_margin is None else f"{outputs.largest_margin:.2g}"
+    parts = [
+        f"{outputs.near_ties} at near ties",
+        *([f"{outputs.unexplained} WITHOUT such a reason"] if outputs.unexplained else []),
+        *([f"{outputs.not_examined} were not looked at"] if outputs.not_examined else []),
+    ]
+    return (
+        f"{found.method} at {found.rate:.3g}: {outputs.compared - outputs.equal} of {outputs.compared} greedy outputs "
+        f"are not plain decoding's: {', '.join(parts)}; the two tokens were {margin} nats apart at most"
+    )
 
 
 def _with_interval(spread: Figures | None) -> Cell:

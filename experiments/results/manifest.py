@@ -87,8 +87,9 @@ def versions() -> dict[str, str | None]:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, threads, and the GPUs if there are any."""
+    """Its name, processor and threads, and the GPUs if there are any."""
     facts: dict[str, Any] = {
+        "host": platform.node(),
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
         "threads": torch.get_num_threads(),

@@ -4,16 +4,16 @@ Hydra makes a callback before any job starts, so what its end needs is imported 
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.config.launch import ERROR, show
 
-if TYPE_CHECKING:
-    from experiments.results.runs import Run
+Result = TypeVar("Result")
 
 
 class SweepReport(Callback, ABC):
@@ -43,17 +43,38 @@ class CompareJobs(SweepReport):
 
     def report(self, folder: Path, config: DictConfig) -> None:
         from experiments.reporting.comparison import report_comparison
+        from experiments.results.runs import load_run
 
-        runs, missing = collect(folder)
-        jobs = [path.parent.parent for path, _ in job_folders(folder)]
-        failed = [job.name for job in jobs if (job / ERROR).exists()]
-        if failed:
-            message = f"{len(failed)} of {len(jobs)} jobs failed: {ERROR} of {', '.join(failed)} in {folder} says why"
-            show(ValueError(message))
+        runs, missing = collect(folder, load_run)
+        _show_failed(folder)
         if runs:
             report_comparison(runs, folder, allow_mixed=True, missing=missing)
         else:
             print("\n".join([*missing, f"no job of the sweep in {folder} has results, so there is nothing to compare"]))
+
+
+class CompareLoads(SweepReport):
+    """Puts the studies of load of a sweep's jobs into one table, and lists jobs that left no result."""
+
+    def report(self, folder: Path, config: DictConfig) -> None:
+        from experiments.load.studies import Study
+        from experiments.reporting.load_merged import report_studies
+
+        studies, missing = collect(folder, Study.read)
+        _show_failed(folder)
+        if studies:
+            report_studies(studies, folder, allow_mixed=True, missing=missing)
+        else:
+            print("\n".join([*missing, f"no job of the sweep in {folder} has results, so there is nothing to compare"]))
+
+
+def _show_failed(folder: Path) -> None:
+    """Say as an error which jobs of a sweep have failed, if any have."""
+    jobs = [path.parent.parent for path, _ in job_folders(folder)]
+    failed = [job.name for job in jobs if (job / ERROR).exists()]
+    if failed:
+        message = f"{len(failed)} of {len(jobs)} jobs failed: {ERROR} of {', '.join(failed)} in {folder} says why"
+        show(ValueError(message))
 
 
 class BatchSweep(SweepReport):
@@ -61,8 +82,9 @@ class BatchSweep(SweepReport):
 
     def report(self, folder: Path, config: DictConfig) -> None:
         from experiments.reporting.batch_sweep import report_batch_sweep
+        from experiments.results.runs import load_run
 
-        report_batch_sweep(collect(folder)[0], folder)
+        report_batch_sweep(collect(folder, load_run)[0], folder)
 
 
 class Quadrants(SweepReport):
@@ -70,8 +92,9 @@ class Quadrants(SweepReport):
 
     def report(self, folder: Path, config: DictConfig) -> None:
         from experiments.reporting.quadrants import report_quadrants
+        from experiments.results.runs import load_run
 
-        runs, missing = collect(folder)
+        runs, missing = collect(folder, load_run)
         report_quadrants(runs, folder, missing)
 
 
@@ -107,18 +130,16 @@ def job_folders(sweep: Path) -> list[tuple[Path, Path]]:
     return [(path, _out(path, path.parent.parent)) for path in found]
 
 
-def collect(sweep: Path) -> "tuple[list[Run], list[str]]":
-    """The runs of a sweep's jobs, and a sentence on each job that has none."""
-    from experiments.results.runs import load_run
-
-    runs: list[Run] = []
+def collect(sweep: Path, read: Callable[[Path], Result]) -> tuple[list[Result], list[str]]:
+    """The results of a sweep's jobs as they are read from their folders, and a sentence on each job that has none."""
+    runs: list[Result] = []
     missing: list[str] = []
     folders = job_folders(sweep)
     given = {path: [str(text) for text in OmegaConf.load(path.with_name("overrides.yaml"))] for path, _ in folders}
     shared = set.intersection(*map(set, given.values())) if len(given) > 1 else set()
     for path, folder in folders:
         try:
-            runs.append(load_run(folder))
+            runs.append(read(folder))
         except ValueError as error:
             own = " ".join(text for text in given[path] if text not in shared)
             note = path.parent.parent / ERROR

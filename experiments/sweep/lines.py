@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from experiments.config.job import in_sweep
 from experiments.config.launch import ERROR
 
-SUMMARY = "summary.json"
+SUMMARY, LOAD = "summary.json", "load.json"
 _BASELINE = "plain"
 _COUNTED = (ValueType.CHOICE_SWEEP, ValueType.SIMPLE_CHOICE_SWEEP, ValueType.RANGE_SWEEP)
 
@@ -84,9 +84,12 @@ def jobs_of(config: DictConfig) -> tuple[int | None, set[str]]:
 def _figures(folder: Path, *, failed_since: float) -> str:
     """The main figures of a job; a summary from before it failed is that of another job with the same folder."""
     try:
-        if (folder / SUMMARY).stat().st_mtime < failed_since:
+        file = folder / (LOAD if (folder / LOAD).exists() else SUMMARY)
+        if file.stat().st_mtime < failed_since:
             return "NO RESULT"
-        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        summary = json.loads(file.read_text(encoding="utf-8"))
+        if file.name == LOAD:
+            return _under_load(summary["runs"])
         methods = summary["methods"]
         said = [_method(method, several=len(methods) > 2) for method in methods if method["method"] != _BASELINE]
         said = said or [f"{method['tokens_per_second']:.1f} tokens/s" for method in methods]
@@ -97,6 +100,17 @@ def _figures(folder: Path, *, failed_since: float) -> str:
     warnings += [] if summary["complete"] else ["INCOMPLETE"]
     warnings += ["NOISY TIMINGS"] if (summary.get("noise") or {}).get("noisy") else []
     return "; ".join([*said, *warnings])
+
+
+def _under_load(runs: Sequence[Mapping[str, Any]]) -> str:
+    """The goodput of every method and rate, or where there are no limits its median time to first token."""
+    said = []
+    for run in runs:
+        good, ttft = run["goodput"], run["ttft"]
+        figure = "no figures" if ttft is None else f"TTFT {1000 * ttft['p50']:.3g} ms"
+        figure = figure if good is None else f"goodput {good['per_second']:.3g}/s"
+        said.append(f"{run['method']} at {run['rate']:.3g}: {figure}")
+    return "; ".join(said)
 
 
 def _method(method: Mapping[str, Any], *, several: bool) -> str:

@@ -60,8 +60,8 @@ def test_an_error_tells_whose_it_is(process: Callable[[int], None], capsys: pyte
     cli.show(lost)
     assert capsys.readouterr().err.splitlines() == [
         "error: process 1: no such device",
-        "error: process 1: another of the 2 processes that share the target has ended: its own message says why",
-        "error: another of the 2 processes that share the target has ended: its own message says why",
+        "error: process 1: another of the 2 processes that work together has ended: its own message says why",
+        "error: another of the 2 processes that work together has ended: its own message says why",
     ]
 
 
@@ -69,6 +69,7 @@ def test_an_error_tells_whose_it_is(process: Callable[[int], None], capsys: pyte
     ("settings", "message"),
     [
         ({"target": {"tensor_parallel": 1}}, "give target.tensor_parallel=2"),
+        ({"target": {"tensor_parallel": 2}, "replicas": 2}, "a replica is one process"),
         ({"target": None}, "this command needs one"),
         ({"seed": None}, "seed=null: processes that share a target need the same seed"),
         ({"contenders": {"hf": {}}}, "contenders run whole models in one process"),

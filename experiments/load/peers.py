@@ -1,0 +1,148 @@
+"""Replicas in processes that torchrun has started: the first process has the queue, the others have engines.
+
+They find each other by torch.distributed, and talk by connections of ``multiprocessing``. All are on one machine, so
+the moments that they note are on one clock.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Client, Connection, Listener, wait
+from typing import Any
+
+import torch.distributed
+
+from experiments.load.replicas import Here, Replicas, Sizes
+from specdec.cache.pages import PageCounts
+from specdec.engine.engine import Engine
+from specdec.requests import SamplingParams
+from specdec.types import Step
+
+PAUSE = 0.002
+"""Seconds that the queue waits for its replicas before it looks for arrivals again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lent:
+    """What a process with engines tells the one with the queue, once.
+
+    Attributes:
+        name: The target's.
+        tokenizer: The target's.
+        device: The name of its device.
+        dtype: The name of its dtype.
+        engines: The sizes of every engine.
+        methods: Each method, and whether it drafts, its exactness, and the number of its engine.
+    """
+
+    name: str
+    tokenizer: Any
+    device: str
+    dtype: str
+    engines: Sequence[Sizes]
+    methods: Sequence[tuple[str, bool, str | None, int]]
+
+
+def meet() -> list[Connection]:
+    """Connect the first process with every other one; return its connections, or the other one's single one."""
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("gloo")
+    first, others = os.environ["RANK"] == "0", int(os.environ["WORLD_SIZE"]) - 1
+    key = [os.urandom(16)]
+    listener = Listener(authkey=key[0], backlog=others) if first else None
+    shared = [None if listener is None else listener.address, key[0]]
+    torch.distributed.broadcast_object_list(shared)
+    if listener is None:
+        return [Client(shared[0], authkey=shared[1])]
+    with listener:
+        return [listener.accept() for _ in range(others)]
+
+
+@contextmanager
+def _in_words() -> Iterator[None]:
+    """Turn the errors of a connection into the one for a process that has ended."""
+    try:
+        yield
+    except (EOFError, OSError) as error:
+        raise RuntimeError("Connection closed by peer") from error
+
+
+class There:
+    """An engine in another process as a replica."""
+
+    def __init__(self, connection: Connection, number: int):
+        self._connection, self._number = connection, number
+        self._open: set[int] = set()
+
+    @property
+    def unfinished(self) -> int:
+        return len(self._open)
+
+    @property
+    def page_counts(self) -> PageCounts:
+        self._ask("counts")
+        with _in_words():
+            while True:
+                said = self._connection.recv()[1]
+                if isinstance(said, PageCounts):
+                    return said
+
+    def submit(
+        self, request: int, prompt: Sequence[int], sampling: SamplingParams, speculate: bool, arrived: float | None
+    ) -> None:
+        self._open.add(request)
+        self._ask("submit", request, prompt, sampling, speculate, arrived)
+
+    def step(self) -> list[Step]:
+        """Return the steps that have come."""
+        steps: list[Step] = []
+        with _in_words():
+            while self._connection.poll():
+                number, said = self._connection.recv()
+                # Steps of requests that were dropped meanwhile are left out.
+                steps += [step for step in said if number == self._number and step.request in self._open]
+        self._open -= {step.request for step in steps if step.finish_reason is not None}
+        return steps
+
+    def abort(self, request: int) -> None:
+        self._open.discard(request)
+        self._ask("abort", request)
+
+    def forget(self) -> None:
+        self._ask("forget")
+
+    def _ask(self, what: str, *values: Any) -> None:
+        with _in_words():
+            self._connection.send((self._number, what, *values))
+
+
+def borrow(connections: Sequence[Connection], margin: int) -> tuple[Lent, list[Replicas]]:
+    """Return what the other processes have, and their engines: one queue for each engine that every process has."""
+    with _in_words():
+        lent: list[Lent] = [connection.recv() for connection in connections]
+
+    def queue(number: int, sizes: Sizes) -> Replicas:
+        those = [There(connection, number) for connection in connections]
+        return Replicas(those, sizes, margin=margin, pause=lambda: wait(connections, PAUSE))
+
+    return lent[0], [queue(number, sizes) for number, sizes in enumerate(lent[0].engines)]
+
+
+def lend(connection: Connection, lent: Lent, engines: Sequence[Engine]) -> None:
+    """Decode what the process with the queue asks for, until it hangs up."""
+    connection.send(lent)
+    replicas = [Here(engine) for engine in engines]
+    while True:
+        while not any(each.unfinished for each in replicas) or connection.poll():
+            try:
+                number, what, *values = connection.recv()
+            except (EOFError, OSError):
+                return
+            if what == "counts":
+                connection.send((number, replicas[number].page_counts))
+            else:
+                getattr(replicas[number], what)(*values)
+        for number, each in enumerate(replicas):
+            if each.unfinished:
+                connection.send((number, each.step()))

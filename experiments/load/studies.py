@@ -1,0 +1,153 @@
+"""Studies of load read back from their folders, from any number of sweeps and machines, and put together."""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from experiments.load.run import LoadRun, load_runs
+from experiments.results.comparison import commit_of, distinguishing
+from experiments.results.limits import Terms
+from experiments.results.origin import read_manifest
+from experiments.results.statistics import Bootstrap
+
+_BY_COLUMN = ("rates=", "arrival.rate=")
+"""Overrides that a column says already."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """What one command has measured: its folder, what made it, and its runs, each method's rates in order."""
+
+    folder: Path
+    manifest: Mapping[str, Any]
+    runs: Sequence[LoadRun]
+
+    @classmethod
+    def read(cls, folder: Path) -> "Study":
+        """Return the study in a folder.
+
+        Raises:
+            ValueError: The folder holds none, or none of its runs has ended.
+        """
+        manifest, runs = read_manifest(folder), load_runs(folder)
+        if not runs:
+            raise ValueError(f"{folder} has no results: no run of that study has ended")
+        order = list(manifest.get("exactness", ()))
+        place = {name: number for number, name in enumerate(order)}
+        return cls(folder, manifest, sorted(runs, key=lambda run: (run.rate, place.get(run.method, len(place)))))
+
+    @property
+    def machine(self) -> str:
+        """The name of the machine."""
+        return str((self.manifest.get("machine") or {}).get("host") or "unknown")
+
+    def fact(self, name: str) -> str:
+        """A fact of the manifest in words."""
+        return str(self.manifest.get(name, "unknown"))
+
+    @property
+    def missing(self) -> int:
+        """How many runs were planned and have not ended."""
+        rates = self.manifest["config"].get("rates") or [None]
+        methods = self.manifest.get("exactness") or {run.method: None for run in self.runs}
+        return len(rates) * len(methods) - sum(bool(run.facts.get("complete", True)) for run in self.runs)
+
+
+def is_study(folder: Path) -> bool:
+    """Return whether a folder has a manifest, and it is that of a study of load."""
+    return "arrival" in read_manifest(folder)["config"]
+
+
+def _setting(*names: str) -> Callable[[Study], str]:
+    return lambda study: str({name: study.manifest["config"].get(name) for name in names})
+
+
+_ALIKE: dict[str, Callable[[Study], str]] = {
+    "target": lambda study: str((study.manifest.get("target") or study.manifest["config"]["target"]).get("name")),
+    "texts": lambda study: study.fact("prompts_hash"),
+    "dtype": lambda study: study.fact("dtype"),
+    "workload": _setting("workload", "lengths", "requests", "seconds"),
+    "clock (real or virtual)": lambda study: str(bool(study.manifest.get("virtual"))),
+}
+"""What studies should share, unless they are mixed on purpose."""
+_NEVER: dict[str, Callable[[Study], str]] = {
+    "loop (open or closed)": lambda study: study.fact("loop"),
+    "limits (sla)": lambda study: str(Terms.of(study.manifest["config"])),
+    "intervals": _setting("bootstrap"),
+}
+"""What a table has one of."""
+
+
+def check_alike(studies: Sequence[Study], *, allow_mixed: bool = False) -> list[str]:
+    """Return in words what studies should share and do not.
+
+    Raises:
+        ValueError: They cannot stand in one table, or should not and were not mixed on purpose.
+    """
+    for what, value in _NEVER.items():
+        if len({value(each) for each in studies}) > 1:
+            raise ValueError(f"the studies differ in their {what}, and a table has one: compare them apart")
+    mixed = [what for what, value in _ALIKE.items() if len({value(each) for each in studies}) > 1]
+    if mixed and not allow_mixed:
+        names = " and ".join(f"in their {what}" for what in mixed)
+        raise ValueError(f"the studies differ {names}: allow_mixed=true compares them all the same")
+    return [f"MIXED: the studies differ in their {what}" for what in mixed]
+
+
+def terms_of(studies: Sequence[Study]) -> tuple[Terms, Bootstrap]:
+    """Return the limits and the settings of intervals that checked studies share."""
+    config = studies[0].manifest["config"]
+    return Terms.of(config), Bootstrap(**config["bootstrap"])
+
+
+def merged(studies: Sequence[Study]) -> list[LoadRun]:
+    """Return the runs of all studies by rate; a method is also called by settings and device, where studies differ.
+
+    What has the same name at the same rate all the same is also called by its folder.
+    """
+    own = distinguishing([each.manifest for each in studies])
+    devices = len({each.fact("device") for each in studies}) > 1
+    named = []
+    for study, settings in zip(studies, own, strict=True):
+        parts = [text for text in settings if not text.startswith(_BY_COLUMN)]
+        parts += [study.fact("device")] if devices else []
+        for run in study.runs:
+            # The drafter is what a method is called by.
+            said = [text for text in parts if text != f"drafter={run.method}"]
+            named.append((study, replace(run, method=", ".join([run.method, *said]))))
+    often = Counter((run.method, run.rate) for _, run in named)
+    twice = {method for (method, _), count in often.items() if count > 1}
+    top = os.path.commonpath([each.folder.absolute() for each in studies])
+
+    def called(study: Study, run: LoadRun) -> LoadRun:
+        own = study.folder.absolute().relative_to(top)
+        return replace(run, method=f"{run.method}, {own}") if run.method in twice else run
+
+    return sorted((called(*each) for each in named), key=lambda run: run.rate)
+
+
+def title_of(studies: Sequence[Study]) -> str:
+    """Return the conditions that all studies share, in words; the target first."""
+    titles = [each.fact("title").split("; ") for each in studies]
+    shared = [part for part in titles[0] if all(part in other for other in titles)]
+    targets = {_ALIKE["target"](each) for each in studies}
+    return "; ".join(shared if titles[0][0] in shared or len(targets) > 1 else [*targets, *shared])
+
+
+def remarks(studies: Sequence[Study]) -> list[str]:
+    """Return what a reader of the table has to know: unfinished studies, other devices, other code."""
+    said = [
+        f"INCOMPLETE: {each.missing} runs of {each.folder} have not ended (resume=true goes on)"
+        for each in studies
+        if each.missing
+    ]
+    devices = sorted({each.fact("device") for each in studies})
+    if len(devices) > 1:
+        said.append(f"The studies were made on different devices ({', '.join(devices)}): compare no times across them.")
+    commits = sorted({commit_of(each.manifest) for each in studies})
+    if len(commits) > 1:
+        said.append(f"The studies were made by different code (commits {', '.join(commits)}).")
+    return said
