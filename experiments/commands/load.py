@@ -1,108 +1,145 @@
 """Methods under load: the same requests at the same moments for each, and what is shown of them."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig
 
-from experiments.config import job
+from experiments.commands.load_plan import Load, plan_loads, summary_of
+from experiments.commands.load_servers import clients_of, is_server, server_alone
+from experiments.commands.load_virtual import beside, play_virtual
+from experiments.config import job, ranks
 from experiments.config.pairs import check_files
 from experiments.config.sections import bootstrap_of, build, plain, plain_whole, typed
 from experiments.datasets.prompt import choose, fingerprint
-from experiments.load.arrivals import Arrivals, Times, arriving
+from experiments.load.agreement import agreement
+from experiments.load.client import Client
+from experiments.load.clock import REAL, RECORD, VIRTUAL, Clock
 from experiments.load.driver import Driver, Overload
-from experiments.load.recorded import Trace
-from experiments.load.run import LoadRun
+from experiments.load.peers import Lent, borrow, lend, meet
+from experiments.load.replicas import Replicas, Sizes
+from experiments.load.run import LoadRun, load_runs
 from experiments.load.texts import Asked, Texts, ask
-from experiments.load.workloads import Lengths, Planned, Workload
-from experiments.measuring.measure import Contender
+from experiments.load.workloads import Lengths, Planned
 from experiments.reporting.load import LoadReport, report_load
+from experiments.reporting.load_validation import report_validation
 from experiments.reporting.progress import Progress
-from experiments.results.frame import Figures
 from experiments.results.limits import Terms
-from experiments.results.manifest import device_name, write_manifest
-from experiments.results.origin import flatten
+from experiments.results.manifest import check_facts, device_name, note_resumed, write_manifest
+from experiments.results.origin import MANIFEST
+from experiments.results.records import PLAIN
 from experiments.session.charged import charge_memory
 from experiments.session.engines import assemble, settle
 from experiments.session.methods import check_components
+from experiments.session.resume import begun
 from experiments.session.tracked import tracked_run
 from experiments.tracking.base import NullTracker
 from specdec.engine.engine import Engine
-from specdec.target.target import Target
+from specdec.machine import recommended_threads
 
-_PARTS = ("target", "verifier", "sampling", "dataset", "tracker", "arrival", "workload", "overload")
+_PARTS = ("target", "verifier", "sampling", "dataset", "tracker", "arrival", "workload", "overload", "clock")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Load:
-    """What arrives when, at one rate.
+class Entrant:
+    """A method under load, and what decodes for it."""
 
-    Attributes:
-        rate: Requests per second; in a closed loop, users.
-        times: When requests arrive.
-        loop: ``OPEN`` or ``CLOSED``.
-    """
-
-    rate: float
-    times: Times
-    loop: str
+    method: str
+    engine: Engine | Replicas | Client
+    speculate: bool
 
 
 def load(config: DictConfig) -> list[LoadRun]:
     """Measure plain decoding and the configuration's methods under the same load.
 
+    An interrupted study goes on run by run (``resume=true``): a run is a method at a rate, and one that has not ended
+    begins again.
+
     Raises:
         ValueError: A setting is wrong, or a limit cannot be kept by any request.
     """
+    ranks.check_replicas(config.replicas)
+    folder = Path(config.out)
+    before = begun(config, kind="load study", begins=MANIFEST)
+    asked_for = plain_whole(config)
+    if config.replicas > 1:
+        config.threads = config.threads or max(1, recommended_threads() // config.replicas)
     settle(config)
     methods = {str(name): f"methods.{name}" for name in config.methods}
-    methods = methods or dict.fromkeys([str(name) for name in config.policies] or [config.method], "drafter")
+    if not is_server(config):
+        methods = methods or dict.fromkeys([str(name) for name in config.policies] or [config.method], "drafter")
     check_components(config, methods, _PARTS)
+    clock: Clock = build(config, "clock")
+    if clock.mode == VIRTUAL:
+        return play_virtual(config, clock, methods)
     bootstrap, terms = bootstrap_of(config), Terms.of(plain_whole(config))
     lengths = typed(Lengths, plain(config, "lengths"), "lengths")
     overload: Overload = build(config, "overload")
-    loads, planned = _plan(config)
+    loads, planned = plan_loads(config, config.seed)
     chosen, _ = choose(build(config, "dataset"))
     check_files(config)
     charge_memory(config, methods)
-    target, contenders = assemble(config, methods, samples=[prompt.turns[0] for prompt in chosen[:8]])
-    assert target.tokenizer is not None, "assemble refuses a target without one"
+    found = _served(config, methods, [prompt.turns[0] for prompt in chosen[:8]])
+    if found is None:
+        return []
+    served, contenders = found
     room = min(each.engine.max_length for each in contenders)
     fitted, counts = lengths.fit(planned, room)
-    texts = Texts(chosen, target.tokenizer, np.random.default_rng(config.seed), template=plain(config, "chat_template"))
+    texts = Texts(chosen, served.tokenizer, np.random.default_rng(config.seed), template=plain(config, "chat_template"))
     asked = ask(fitted, texts, build(config, "sampling"))
     warmup = ask(_others(fitted, config.warmup_prompts), texts, build(config, "sampling"))
     _check_limits(terms, contenders, warmup)
-    folder, tracker = Path(config.out), build(config, "tracker") or NullTracker()
+    tracker = build(config, "tracker") or NullTracker()
     folder.mkdir(parents=True, exist_ok=True)
+    title = _title(config, served, contenders, fitted)
     facts = {
+        "title": title,
         "overrides": job.overrides(),
-        "exactness": {each.method: each.exactness for each in contenders},
-        "device": device_name(target.device),
-        "dtype": str(target.dtype).removeprefix("torch."),
+        "exactness": {method: exactness for method, _, exactness, _ in served.methods},
+        "device": served.device,
+        "dtype": served.dtype,
+        "target": {"name": served.name},
+        "replicas": config.replicas,
         "prompts": len(chosen),
         "prompts_hash": fingerprint(chosen),
         "lengths": counts,
         "passes_through_the_texts": round(texts.passes, 3),
         "loop": loads[0].loop,
     }
-    tracker.start(tracked_run(folder, write_manifest(folder, plain_whole(config), **facts)))
+    kept: dict[tuple[str, float], LoadRun] = {}
+    if before is None:
+        before = write_manifest(folder, asked_for, **facts)
+    else:
+        check_facts(before, folder, **facts)
+        note_resumed(folder, before)
+        kept = {(run.method, run.rate): run for run in load_runs(folder) if run.facts["complete"]}
+    tracker.start(tracked_run(folder, before))
     report = LoadReport(
         folder=folder,
         terms=terms,
         bootstrap=bootstrap,
-        title=_title(config, target, contenders, fitted),
-        notes=_notes(counts, len(fitted), room, texts.passes),
+        title=title,
+        notes=_notes(counts, len(fitted), room, texts.passes, len(kept)),
         spare=overload.spare,
     )
     runs: list[LoadRun] = []
+    virtual: list[LoadRun] = []
     exit_code = 1
     try:
-        for run in _played(loads, asked, warmup, contenders, overload):
-            run.save(folder / f"{run.method}_{run.rate:g}")
+        for run in _played(loads if clock.mode != RECORD else (), asked, warmup, contenders, overload, kept):
+            if (run.method, run.rate) not in kept:
+                run = _compared(run, runs, asked, contenders)
+                run.save(folder / f"{run.method}_{run.rate:g}")
             runs.append(run)
+        if clock.mode != REAL:
+            engines = {
+                each.method: each.engine for each in contenders if each.speculate and isinstance(each.engine, Engine)
+            }
+            virtual = beside(config, clock, methods, engines, loads, asked)
         exit_code = 0
     except KeyboardInterrupt:
         exit_code = 130
@@ -110,35 +147,51 @@ def load(config: DictConfig) -> list[LoadRun]:
     finally:
         if runs:
             figures, written = report_load(runs, report)
-            tracker.summary(_flat(figures))
+            written += report_validation(runs, virtual, report) if virtual else []
+            tracker.summary(summary_of(figures))
             tracker.files("results", written)
         tracker.finish(exit_code)
     return runs
 
 
-def _plan(config: DictConfig) -> tuple[list[Load], list[Planned]]:
-    """Return the arrivals at every rate, and the requests, of which lower counts take the first.
+def _served(
+    config: DictConfig, methods: Mapping[str, str], samples: Sequence[str]
+) -> tuple[Lent, list[Entrant]] | None:
+    """Return what is known of the target, and the methods with what decodes for them.
 
-    Raises:
-        ValueError: A trace cannot be read, nothing arrives, or workload and arrivals do not fit.
+    With replicas this process has the queue, and no model. None in a process that has served such a queue to its end.
     """
-    arrival: Arrivals = build(config, "arrival")
-    workload: Workload = build(config, "workload")
-    recorded = arrival.recorded if isinstance(arrival, Trace) else None
-    requests = config.requests
-    if recorded is not None:
-        requests = min(requests or len(recorded.times), len(recorded.times))
-    rated = [arrival] if config.rates is None else [arrival.at_rate(float(rate)) for rate in config.rates]
-    loads = [
-        Load(
-            rate=each.rate,
-            times=arriving(each, np.random.default_rng(config.seed), requests=requests, seconds=config.seconds),
-            loop=each.loop,
+    connections = meet() if config.replicas > 1 else []
+    engines: Sequence[Engine | Replicas]
+    clients: dict[str, Client] = {}
+    if connections and not ranks.follows():
+        served, engines = borrow(connections, config.affinity_margin)
+    else:
+        alone = [server_alone(config)] if is_server(config) else []
+        target, contenders = (alone[0].engine.target, alone) if alone else assemble(config, methods, samples=samples)
+        clients = clients_of(contenders)
+        engines = [engine for engine in dict.fromkeys(each.engine for each in contenders) if isinstance(engine, Engine)]
+        numbers: dict[object, int] = {engine: number for number, engine in enumerate(engines)}
+        served = Lent(
+            name=target.name,
+            tokenizer=target.tokenizer,
+            device=str(target.device) if alone else device_name(target.device),
+            dtype=str(target.dtype).removeprefix("torch."),
+            engines=[Sizes.of(engine) for engine in engines],
+            methods=[
+                (each.method, each.speculate, each.exactness, numbers[each.engine])
+                for each in contenders
+                if each.method not in clients
+            ],
         )
-        for each in rated
+        if connections:
+            lend(connections[0], served, engines)
+            return None
+    ours = [
+        Entrant(method=method, engine=engines[number], speculate=speculate)
+        for method, speculate, _, number in served.methods
     ]
-    most = max(len(each.times) for each in loads)
-    return loads, workload.plan(np.random.default_rng([config.seed, 1]), most, recorded)
+    return served, ours + [Entrant(method=name, engine=each, speculate=True) for name, each in clients.items()]
 
 
 def _others(planned: Sequence[Planned], count: int) -> list[Planned]:
@@ -155,35 +208,70 @@ def _played(
     loads: Sequence[Load],
     asked: Sequence[Asked],
     warmup: Sequence[Asked],
-    contenders: Sequence[Contender],
+    contenders: Sequence[Entrant],
     overload: Overload,
+    kept: Mapping[tuple[str, float], LoadRun],
 ) -> Iterator[LoadRun]:
-    """Yield the runs, rate by rate; the last one of an interrupted command has what was seen until then."""
+    """Yield the runs, rate by rate; the last one of an interrupted command has what was seen until then.
+
+    Those that are kept from an earlier attempt come as they are.
+    """
     with Progress(len(loads) * len(contenders), "runs") as progress:
         for number, (each, contender) in enumerate((each, one) for each in loads for one in contenders):
-            engine = contender.engine
-            assert isinstance(engine, Engine), "no other engines are assembled"
-            _warm_up(engine, warmup, speculate=contender.speculate)
-            driver = Driver(
-                engine,
-                asked[: len(each.times)],
-                each.times,
-                loop=each.loop,
-                users=int(min(each.rate, len(asked))),
-                overload=overload,
-                speculate=contender.speculate,
-            )
-            told = {"slots": engine.max_batch_size, "pages": engine.paging.pages, "virtual": False}
-            try:
-                driver.run()
-            except KeyboardInterrupt:
-                yield driver.result(method=contender.method, rate=each.rate, **told)
-                raise
-            yield driver.result(method=contender.method, rate=each.rate, **told)
+            if (contender.method, each.rate) in kept:
+                yield kept[contender.method, each.rate]
+                progress.update(number + 1)
+                continue
+            run, interrupted = _play(each, asked, warmup, contender, overload)
+            yield run
+            if interrupted is not None:
+                raise interrupted
             progress.update(number + 1)
 
 
-def _warm_up(engine: Engine, warmup: Sequence[Asked], *, speculate: bool) -> float | None:
+def _play(
+    load: Load, asked: Sequence[Asked], warmup: Sequence[Asked], contender: Entrant, overload: Overload
+) -> tuple[LoadRun, KeyboardInterrupt | None]:
+    """Return a run, and what has interrupted it."""
+    engine = contender.engine
+    client = engine if isinstance(engine, Client) else None
+    with client or nullcontext():
+        _warm_up(engine, warmup, speculate=contender.speculate)
+        driver = Driver(
+            engine,
+            asked[: len(load.times)],
+            load.times,
+            loop=load.loop,
+            users=int(min(load.rate, len(asked))),
+            overload=overload,
+            speculate=contender.speculate,
+            in_process=isinstance(engine, Engine),
+            wait=None if client is None else client.wait,
+        )
+        interrupted = None
+        try:
+            driver.run()
+        except KeyboardInterrupt as error:
+            interrupted = error
+        facts: dict[str, Any] = {"virtual": False}
+        if not isinstance(engine, Client):
+            facts |= {"slots": engine.max_batch_size, "pages": engine.paging.pages}
+        run = driver.result(method=contender.method, rate=load.rate, **facts)
+        return run if client is None else client.told(run), interrupted
+
+
+def _compared(
+    run: LoadRun, before: Sequence[LoadRun], asked: Sequence[Asked], contenders: Sequence[Entrant]
+) -> LoadRun:
+    """Return a run with how many of its outputs are those of plain decoding at the same rate, where that is here."""
+    plain = next((each for each in before if each.method == PLAIN and each.rate == run.rate), None)
+    engine = contenders[0].engine
+    if plain is None or not isinstance(engine, Engine):
+        return run
+    return replace(run, facts={**run.facts, "outputs": agreement(run, plain, asked, engine.target)})
+
+
+def _warm_up(engine: Engine | Replicas | Client, warmup: Sequence[Asked], *, speculate: bool) -> float | None:
     """Decode some requests together and forget them; returns the seconds of the shortest turn, if there were any."""
     prompts, sampling = [list(each.prompt_ids) for each in warmup], [each.sampling for each in warmup]
     moments: dict[int, list[float]] = {}
@@ -193,16 +281,17 @@ def _warm_up(engine: Engine, warmup: Sequence[Asked], *, speculate: bool) -> flo
     return min((float(gap) for own in moments.values() for gap in np.diff(own)), default=None)
 
 
-def _check_limits(terms: Terms, contenders: Sequence[Contender], warmup: Sequence[Asked]) -> None:
+def _check_limits(terms: Terms, contenders: Sequence[Entrant], warmup: Sequence[Asked]) -> None:
     """Refuse limits that no request can keep with any method.
 
     Raises:
         ValueError: A limit is below what the shortest turn of every engine takes.
     """
     least: dict[str, list[float]] = {"ttft": [], "tpot": [], "e2e": []}
+    if any(isinstance(each.engine, Client) for each in contenders):
+        return  # nobody knows how fast a server could be
     for each in contenders if terms.limits is not None else ():
-        engine = each.engine
-        assert isinstance(engine, Engine), "no other engines are assembled"
+        engine: Any = each.engine
         turn = _warm_up(engine, warmup, speculate=each.speculate)
         depth = engine.drafter.max_nodes if each.speculate and engine.drafter is not None else 0
         for name, own in least.items():
@@ -216,31 +305,25 @@ def _check_limits(terms: Terms, contenders: Sequence[Contender], warmup: Sequenc
             )
 
 
-def _flat(figures: Sequence[Figures]) -> dict[str, float]:
-    """Return single figures by method, rate and name, for a tracker."""
-    found = {
-        f"{each.method}/{each.rate:g}/{name}": value
-        for each in figures
-        for name, value in flatten(each, joint="/").items()
-    }
-    return {name: value for name, value in found.items() if isinstance(value, int | float)}
-
-
-def _title(config: DictConfig, target: Target, contenders: Sequence[Contender], planned: Sequence[Planned]) -> str:
+def _title(config: DictConfig, served: Lent, contenders: Sequence[Entrant], planned: Sequence[Planned]) -> str:
     """Return model, device and conditions, for tables and pictures."""
-    groups = ("arrival", "workload", "overload")
+    groups = ("arrival", "workload", "overload", "clock")
     words = [f"{name} {job.choice(name) or type(build(config, name)).__name__}" for name in groups]
     sizes = [np.mean([getattr(each, name) for each in planned]) for name in ("prompt_tokens", "output_tokens")]
-    rows = sorted({each.engine.max_batch_size for each in contenders})
+    rows = sorted({each.engine.max_batch_size for each in contenders if not isinstance(each.engine, Client)})
+    slots = f"; {' and '.join(map(str, rows))} slots" if rows else ""
+    times = f"{config.replicas} times " if config.replicas > 1 else ""
     return (
-        f"{target.name} on {device_name(target.device)}; {', '.join(words)}; {len(planned)} requests of {sizes[0]:.0f} "
-        f"tokens in and {sizes[1]:.0f} out on average; {' and '.join(map(str, rows))} slots"
+        f"{served.name} on {times}{served.device}; {', '.join(words)}; {len(planned)} requests of {sizes[0]:.0f} "
+        f"tokens in and {sizes[1]:.0f} out on average{slots}"
     )
 
 
-def _notes(counts: Mapping[str, int], planned: int, room: int, passes: float) -> list[str]:
+def _notes(counts: Mapping[str, int], planned: int, room: int, passes: float, kept: int) -> list[str]:
     few = f"of {planned} requests were too long for the engine's {room} positions, and were"
     said = [f"{count} {few} {what}" for what, count in counts.items() if count]
+    if kept:
+        said.append(f"{kept} of the runs are from an earlier attempt at this study")
     if passes > 1:
         said.append(f"the texts were used {passes:.1f} times: give a larger dataset.count")
     return said

@@ -13,7 +13,7 @@ from experiments.commands.load_plan import Load, plan_loads, summary_of
 from experiments.config import job
 from experiments.config.sections import bootstrap_of, build, component_of, plain, plain_whole, typed
 from experiments.load.arrivals import Times
-from experiments.load.clock import Clock, with_costs
+from experiments.load.clock import RECORD, Clock, with_costs
 from experiments.load.dense import Dense
 from experiments.load.dense_recording import record
 from experiments.load.driver import Overload
@@ -21,7 +21,10 @@ from experiments.load.run import LoadRun
 from experiments.load.texts import Asked, Numbers, ask
 from experiments.load.virtual import VirtualEngine, pooled
 from experiments.load.workloads import Lengths
+from experiments.measuring.conditions import conditions_of
+from experiments.reporting import terminal
 from experiments.reporting.load import LoadReport, report_load
+from experiments.reporting.load_validation import traces_table
 from experiments.reporting.progress import Progress
 from experiments.results.limits import Terms
 from experiments.results.manifest import write_manifest
@@ -30,8 +33,10 @@ from experiments.session.methods import Method, methods_of
 from experiments.session.tracked import tracked_run
 from experiments.tracking.base import NullTracker
 from specdec.cache.pages import Paging
+from specdec.drafting.costs import check_conditions
 from specdec.drafting.policies.lengths import LengthPolicy
 from specdec.engine.engine import DEFAULT_MAX_LENGTH, Engine
+from specdec.physics.calibrated import CalibratedRounds
 
 DENSE = "traces.safetensors"
 
@@ -61,6 +66,7 @@ def play_virtual(config: DictConfig, clock: Clock, methods: Mapping[str, str]) -
     facts = {
         "title": title,
         "overrides": job.overrides(),
+        "exactness": {name: None if each.traces is None else "replayed" for name, each in engines.items()},
         "device": title.partition(";")[0],
         "traces": {name: dict(each.traces.facts) for name, each in engines.items() if each.traces is not None},
         "loop": seeded[0][0][0].loop,
@@ -182,6 +188,9 @@ def virtual_engine(method: Method, clock: Clock, traces: Dense | None, engine: E
                 f"not have: give policy=margin_replay, or another policy of lengths"
             )
     options = plain(config, "engine")
+    if engine is not None and isinstance(costs, CalibratedRounds):
+        here = conditions_of(engine.target, engine.runner, engine.drafter)
+        check_conditions(costs.conditions, here, "clock's file", drafter=traces is not None)
     policy = None if section is None else with_costs(build(config, section), costs)
     paging: Paging = build(config, "engine.cache") if options.get("cache") else Paging()
     return VirtualEngine(
@@ -199,11 +208,10 @@ def virtual_engine(method: Method, clock: Clock, traces: Dense | None, engine: E
     )
 
 
-def record_traces(
-    engines: Mapping[str, Engine], asked: Sequence[Asked], folder: Path, facts: Mapping[str, Any]
-) -> dict[str, Dense]:
+def record_traces(engines: Mapping[str, Engine], asked: Sequence[Asked], folder: Path) -> dict[str, Dense]:
     """Record dense traces of all methods that draft, and write them; methods with one drafter are recorded once."""
     found: dict[str, Dense] = {}
+    written: list[Path] = []
     for name, engine in engines.items():
         drafter = engine.drafter
         if drafter is None or engine.verifier is None:
@@ -214,7 +222,13 @@ def record_traces(
         if same is not None:
             found[name] = found[same]
             continue
-        own = {**facts, "drafter": type(base).__name__, "settings": settings, "method": name}
+        own = {
+            "target": engine.target.name,
+            "drafter": type(base).__name__,
+            "settings": settings,
+            "method": name,
+            "temperature": asked[0].sampling.temperature,
+        }
         found[name] = record(
             engine.target,
             drafter,
@@ -224,7 +238,10 @@ def record_traces(
             max_batch_size=engine.max_batch_size,
             max_length=engine.max_length,
         )
-        found[name].save(folder / (DENSE if len(engines) == 1 else f"{name}_{DENSE}"))
+        written.append(found[name].save(folder / (DENSE if len(engines) == 1 else f"{name}_{DENSE}")))
+    console = terminal.console()
+    terminal.show(console, traces_table(found))
+    terminal.list_written(console, written)
     return found
 
 
@@ -279,9 +296,17 @@ def beside(
     engines: Mapping[str, Engine],
     loads: Sequence[Load],
     asked: Sequence[Asked],
-    traces: Mapping[str, Dense],
 ) -> list[LoadRun]:
-    """Return what virtual time makes of a load that was played for real, with the same requests and arrivals."""
+    """Record the traces of a load's requests; returns what virtual time makes of it, with the same arrivals.
+
+    With ``clock=record`` the traces are all, and nothing is returned.
+
+    Raises:
+        ValueError: A drafter cannot be recorded, or costs are missing or were measured under other conditions.
+    """
+    traces = record_traces(engines, asked, Path(config.out))
+    if clock.mode == RECORD:
+        return []
     made = {
         each.name: virtual_engine(each, clock, traces.get(each.name), engines.get(each.name))
         for each in methods_of(config, methods)

@@ -132,7 +132,7 @@ KINDS: dict[str, Any] = {
     **dict.fromkeys(("target", "drafter", "verifier", "sampling", "dataset", "tracker", "bootstrap"), Section),
     **dict.fromkeys(("methods", "policy", "policies", "rules", "labels", "setups", "contenders"), Section),
     **dict.fromkeys(("head", "data", "regenerate", "loss", "weights", "fit", "served"), Section),
-    **dict.fromkeys(("arrival", "workload", "overload", "lengths"), Section),
+    **dict.fromkeys(("arrival", "workload", "overload", "clock", "lengths"), Section),
     **dict.fromkeys(("resume", "title", "allow_mixed", "chat", "execute", "measured", "pictures"), bool),
     **dict.fromkeys(("measure", "every_rule", "overwrite"), bool),
     **dict.fromkeys(("method", "baseline", "tokenizer"), Text),
@@ -206,9 +206,21 @@ OWN: dict[str, dict[str, Any]] = {
     "calibrate": {"costs": Text},
     "load": {
         "seed": Natural,
+        "engine": Section,
+        "replicas": Count,
+        "affinity_margin": Natural,
         "requests": _or_null(Count),
         "seconds": _or_null(Positive),
         "rates": _or_null(Annotated[list[Positive], Wanted("a list of rates, each above 0, as 'rates=[1,2,4]'", bool)]),
+    },
+    "serve": {
+        "host": Text,
+        "port": Annotated[int, Wanted("a port from 0 (any that is free) to 65535", lambda value: 0 <= value < 65536)],
+        "name": _or_null(Text),
+        "queue": Natural,
+        "drain": Seconds,
+        "max_body": Count,
+        "prefix": Literal["specdec", "vllm"],
     },
     "check_verifier": {
         "temperatures": Annotated[list[Positive], Wanted("at least one temperature, each above 0", bool)]
@@ -224,8 +236,8 @@ def settings_of(command: str) -> type:
     """The settings of a command as a dataclass, which refuses settings that contradict each other."""
     file: Any = OmegaConf.load(CONF / f"{command}.yaml")
     groups = [name for entry in file.get("defaults", ()) if not isinstance(entry, str) for name in entry]
-    names = [name for name in dict.fromkeys([*groups, *file]) if name in KINDS]
     kinds = KINDS | OWN.get(command, {})
+    names = [name for name in dict.fromkeys([*groups, *file]) if name in kinds]
     contradictions = {"__post_init__": CONTRADICTIONS[command]} if command in CONTRADICTIONS else {}
     given = [(name, kinds[name], True) if name == "title" else (name, kinds[name]) for name in names]
     return make_dataclass(command, given, kw_only=True, namespace=contradictions)

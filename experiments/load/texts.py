@@ -82,7 +82,7 @@ class Texts:
         return self._used - tokens
 
 
-def ask(planned: Sequence[Planned], texts: Texts, sampling: SamplingParams) -> list[Asked]:
+def ask(planned: Sequence[Planned], texts: "Texts | Numbers", sampling: SamplingParams) -> list[Asked]:
     """Return requests with their tokens and parameters; the random stream of each is its number."""
     return [
         Asked(
@@ -118,3 +118,20 @@ def _around(tokenizer: PreTrainedTokenizerBase, template: Mapping[str, Any] | No
     front, _, back = str(text).partition(_MARK)
     ids = [tokenizer(part, add_special_tokens=False).input_ids if part else [] for part in (front, back)]
     return ids[0], ids[1]
+
+
+class Numbers:
+    """Makes prompts of numbers where no model reads them: pieces of one number begin alike, and no others do.
+
+    Args:
+        tokens: Whether the numbers are needed. Without it, prompts have their length alone.
+    """
+
+    def __init__(self, *, tokens: bool):
+        self._tokens = tokens
+
+    def prompt(self, pieces: Pieces) -> Sequence[int]:
+        """Return the tokens of a prompt."""
+        if not self._tokens:
+            return range(sum(tokens for _, tokens in pieces))
+        return np.concatenate([number * 2**24 + np.arange(tokens) for number, tokens in pieces])  # pyright: ignore

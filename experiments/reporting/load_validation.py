@@ -1,9 +1,12 @@
 """How far virtual time is from the real engine's, for the same requests at the same moments."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
+from experiments.load.dense import Dense
 from experiments.load.figures import figures_of
 from experiments.load.run import LoadRun
 from experiments.reporting import style, terminal
@@ -57,6 +60,39 @@ class Pair:
     def verdict(self) -> str:
         """Both in words."""
         return ("beyond the knee: " if self.beyond_knee else "") + ("valid" if self.valid else "OFF")
+
+
+def traces_table(traces: Mapping[str, Dense]) -> Table:
+    """A row per method: what was recorded of its drafter."""
+
+    def tokens(found: Dense) -> str:
+        accepted = found.accepted(np.random.default_rng(0))[0]
+        places = zip(found.begins.tolist(), found.lengths.tolist(), strict=True)
+        rounds = sum(_rounds(accepted[begin : begin + count]) for begin, count in places)
+        return f"{found.lengths.sum() / rounds:.2f}"
+
+    columns = [
+        (left("method", min_width=10), lambda each: each[0]),
+        (left("drafter"), lambda each: str(each[1].facts.get("drafter", NOTHING))),
+        ("outputs", lambda each: str(len(each[1].lengths))),
+        ("positions", lambda each: f"{each[1].lengths.sum():,}"),
+        ("depth", lambda each: str(each[1].depth)),
+        ("accepted at\ndepth 1", lambda each: f"{each[1].probability[:, 0].mean():.1%}"),
+        ("tokens per\nround", lambda each: tokens(each[1])),
+        ("left their\noutput", lambda each: str(each[1].facts.get("left_their_output", 0))),
+    ]
+    notes = [
+        "tokens per round: replayed at full depth, one request at a time",
+        "left their output: requests whose trace ends early, because rounding changed a token",
+    ]
+    return Table.of(list(traces.items()), columns, title="Dense traces of acceptance", notes=notes)
+
+
+def _rounds(accepted: np.ndarray) -> int:
+    at = rounds = 0
+    while at < len(accepted):
+        at, rounds = at + int(accepted[at]) + 1, rounds + 1
+    return rounds
 
 
 def report_validation(real: Sequence[LoadRun], virtual: Sequence[LoadRun], report: LoadReport) -> list[Path]:
