@@ -1,5 +1,6 @@
 """A server with an OpenAI-compatible completions endpoint: vLLM, SGLang, llama.cpp and others."""
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +42,7 @@ class OpenAIServer(OtherEngine):
     ):
         if not base_url.startswith(("http://", "https://")):
             raise ValueError(f"base_url={base_url!r}: give an address such as http://127.0.0.1:8000/v1")
+        logging.getLogger("httpx").setLevel(logging.WARNING)  # it has a line for every request
         key = os.environ.get(KEY)
         self.address, self.timeout = base_url, timeout
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -69,16 +71,18 @@ class OpenAIServer(OtherEngine):
         try:
             answer = self._client.get("models")
             answer.raise_for_status()
-            served = [str(each["id"]) for each in answer.json()["data"]]
+            models = {str(each["id"]): each for each in answer.json()["data"]}
         except (httpx.HTTPError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"no OpenAI-compatible server answers at {self.address}: start one, or give another base_url ({error})"
             ) from error
+        served = list(models)
         if self._model is None and len(served) != 1:
             raise ValueError(f"the server at {self.address} has {len(served)} models: give model=…, of {served}")
         if self._model is not None and self._model not in served:
             raise ValueError(f"the server at {self.address} has no model {self._model!r}: choose among {served}")
         self._model = self._model or served[0]
+        self.max_length = min(self.max_length, int(models[self._model].get("max_model_len") or self.max_length))
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sequence[SamplingParams], *, speculate: bool = True

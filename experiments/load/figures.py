@@ -56,8 +56,8 @@ def figures_of(run: LoadRun, terms: Terms, bootstrap: Bootstrap, *, slots: int |
         over the run's time; ``goodput``; ``running`` and ``waiting`` as averages over time; ``in_engine`` and what
         Little's law has ``expected`` of it; ``unused``, the share of slots and time that nothing used; tokens that
         were computed for nothing (``wasted``); ``hit_rate`` of the caches, ``late``, ``outputs``
-        (``experiments.load.agreement``) and ``warnings``. Of a server, ``mean_acceptance_length`` is over rounds with
-        a draft.
+        (``experiments.load.agreement``), what only a ``server`` tells, and ``warnings``. Of a server,
+        ``mean_acceptance_length`` is over rounds with a draft.
     """
     frame = latencies(run)
     outcomes = frame.outcome.value_counts()
@@ -96,7 +96,7 @@ def figures_of(run: LoadRun, terms: Terms, bootstrap: Bootstrap, *, slots: int |
         saved_tokens=totals.reused,
         hit_rate=totals.reused / totals.queried if totals.queried else None,
         late=run.late,
-        outputs=run.facts.get("outputs"),
+        **{name: Figures(run.facts[name]) if run.facts.get(name) else None for name in ("outputs", "server")},
         warnings=[],
     )
     return Figures(**{**found, "warnings": [*_warnings(found), *_failures(frame)]})
