@@ -35,8 +35,6 @@ def serve(config: DictConfig) -> None:
     server = Server(engine, build(config, "sampling"), name=config.name or target.name, **options)
     if config.host not in _LOCAL:
         print(f"everybody who reaches {config.host} can use this server: it asks for no key", file=sys.stderr)
-    rows = engine.max_batch_size
-    print(
-        f"{target.name} with {config.method} at {server.url}/v1, {rows} requests together; Ctrl-C stops it", flush=True
-    )
+    what = f"{target.name} with {config.method}, {engine.max_batch_size} requests together"
+    print(f"{what}: {server.url}/v1 (Ctrl-C stops it)", flush=True)
     server.run()
