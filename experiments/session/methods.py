@@ -98,7 +98,8 @@ def check_components(
     Raises:
         ValueError: An argument, method or component is unknown, missing or wrong, or settings exclude each other.
     """
-    check_arguments(EngineSettings, plain(config, "engine"), "engine")
+    if config.engine.get("_target_") is None:  # else it is a server, whose own arguments are checked where it is made
+        check_arguments(EngineSettings, plain(config, "engine"), "engine")
     if PLAIN in drafters:
         raise ValueError(f"method={PLAIN} is what plain decoding beside it is called: give another name")
     kv_cache, contenders = config.engine.get("kv_cache"), list(config.get("contenders") or ())
@@ -115,6 +116,8 @@ def check_components(
             raise ValueError(f"dataset._target_: {component.__name__} has no method load, which returns the prompts")
     for group, known in (("policies", drafters), ("rules", drafters), ("contenders", None)):
         for name in config.get(group) or ():
+            if known is None and name in (PLAIN, *drafters):
+                raise ValueError(f"contenders.{name}: a method of ours is called {name}: give another name")
             if known and name not in known:
                 raise ValueError(f"{group}.{name}: there is no method {name!r}{did_you_mean(str(name), known)}")
             component_of(config, f"{group}.{name}")

@@ -83,11 +83,11 @@ def composed(group: str, name: str, configure: Configure) -> tuple[DictConfig, s
     """A configuration with an option of a group, and the section where the option's settings stand.
 
     Only the option is composed, and put into a configuration that was composed before, but for options that change
-    other sections: trees and heads.
+    other sections: trees, heads and servers.
     """
     application = "train" if group in (*TRAINING, "regenerate") else "run"
     section = {"contender": f"contenders.{name}", "tree": "drafter", "scheduler": "engine.scheduler"}.get(group, group)
-    if group in ("tree", "head"):
+    if group in ("tree", "head") or (group, name) == ("engine", "openai"):
         return configure(application, f"{group}={name}"), section
     config = configure(application)
     part = OmegaConf.load(CONF / group / f"{name}.yaml")
@@ -128,7 +128,8 @@ def test_every_option_composes_and_instantiates(
     settings = OmegaConf.select(config, section)
     settings = settings.shape if group == "tree" else settings
     if isinstance(settings, DictConfig) and group != "regenerate" and settings.get("_target_", group):
-        component = {"engine": Engine, "bootstrap": Bootstrap}.get(group) or get_object(settings["_target_"])
+        ours = {"engine": Engine, "bootstrap": Bootstrap}
+        component = get_object(settings["_target_"]) if "_target_" in settings else ours[group]
         found = forgotten({str(key) for key in settings}, component)
         assert not found, f"conf/{group}/{name}.yaml and {component.__qualname__} differ in {sorted(found)}"
     for word in GIVEN.get(("drafter", "model") if group == "tree" else (group, name), ()):
@@ -137,7 +138,7 @@ def test_every_option_composes_and_instantiates(
     if group == "regenerate":
         writing = {key: value for key, value in plain(config, group).items() if key != "drafter"}
         assert writing["file"] is None or typed(RegenerateConfig, writing, group)
-    elif group == "engine":
+    elif group == "engine" and name != "openai":
         check_arguments(EngineSettings, plain(config, group), group)
     else:
         made = bootstrap_of(config) if group == "bootstrap" else build(config, section)
