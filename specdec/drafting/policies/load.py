@@ -1,7 +1,9 @@
 """Length policies that look at the load alone, or at it and one average: as serving engines ship them."""
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -107,13 +109,13 @@ class _Tier:
 class TieredLength(LengthPolicy):
     """Drafts one token deeper than is accepted on average, out of a few depths for every range of batch sizes.
 
-    The rule and the numbers are those of SGLang's adaptive speculation (pull requests 21599 and 24055, read in November
-    2026): all rows have one depth. A moving average of the tokens accepted per draft moves to a less deep candidate c
-    at or below c − 1/2 + ``down``, and from a candidate c to the next deeper one above c − 1/2 + ``up``. A depth of 0
-    is left for the next candidate at the next choice, to look again.
+    The rule is that of SGLang's adaptive speculation (pull requests 21599 and 24055, read in November 2026), and so are
+    the numbers by default. All rows have one depth. A moving average of the tokens accepted per draft goes down to a
+    smaller depth c at or below c − 1/2 + ``down`` (1/2 + ``down`` for 0), and up from a depth c above c − 1/2 + ``up``.
+    A depth of 0 is left for the next one at the next choice, to look again.
 
     Args:
-        tiers: Depths to choose from, by the fewest running rows that they are for.
+        tiers: Pairs of the fewest running rows that a tier is for and the depths to choose from, ascending.
         weight: Of a round in the average.
         warm_up: Rounds of a tier before its first choice.
         every: Rounds from one choice to the next.
@@ -123,7 +125,7 @@ class TieredLength(LengthPolicy):
 
     def __init__(
         self,
-        tiers: Mapping[int, Sequence[int]],
+        tiers: Sequence[tuple[int, Sequence[int]]],
         *,
         weight: float = 0.2,
         warm_up: int = 10,
@@ -131,9 +133,13 @@ class TieredLength(LengthPolicy):
         down: float = -0.25,
         up: float = 0.0,
     ):
-        remedy = "give depths by the fewest rows that they are for, from one row on, such as {1: [1,3,7], 64: [1,2,5]}"
-        self.tiers = {whole("tiers", rows): wholes("tiers", depths, remedy) for rows, depths in tiers.items()}
-        if min(self.tiers, default=0) != 1 or not all(each and min(each) >= 0 for each in self.tiers.values()):
+        remedy = "give pairs of fewest rows and depths, from one row on, such as [[1, [1,3,7]], [64, [1,2,5]]]"
+        if not all(isinstance(tier, Sequence) and len(tier) == 2 for tier in tiers):
+            raise ValueError(f"tiers={shown(tiers)}: {remedy}")
+        self.begins = wholes("tiers", [rows for rows, _ in tiers], remedy)
+        self.depths_of = [wholes("tiers", depths, remedy) for _, depths in tiers]
+        ascending = self.begins[:1] == (1,) and all(one < other for one, other in pairwise(self.begins))
+        if not ascending or not all(each and min(each) >= 0 for each in self.depths_of):
             raise ValueError(f"tiers={shown(tiers)}: {remedy}")
         self.weight = number("weight", weight, "give a share, such as 0.2")
         self.warm_up, self.every = whole("warm_up", warm_up, least=0), whole("every", every, least=1)
@@ -142,15 +148,15 @@ class TieredLength(LengthPolicy):
     def bind(self, *, max_batch_size: int, max_depth: int) -> None:
         """Begin every tier in the middle of its depths, of which those that the drafter does not reach become one."""
         super().bind(max_batch_size=max_batch_size, max_depth=max_depth)
-        self._begins, self._tiers = np.array(sorted(self.tiers)), []
-        for rows in sorted(self.tiers):
-            candidates = tuple(sorted({min(depth, max_depth) for depth in self.tiers[rows]}))
+        self._tiers = []
+        for depths in self.depths_of:
+            candidates = tuple(sorted({min(depth, max_depth) for depth in depths}))
             middle = len(candidates) // 2
             self._tiers.append(_Tier(candidates, middle, candidates[middle] - 1.0))
         self._tier = self._tiers[0]
 
     def depths(self, slots: Slots, lengths: Slots) -> Slots:
-        self._tier = self._tiers[int(np.searchsorted(self._begins, len(slots), side="right")) - 1]
+        self._tier = self._tiers[bisect_right(self.begins, len(slots)) - 1]
         return np.full(len(slots), self._tier.candidates[self._tier.place])
 
     def note(self, slots: Slots, proposed: Slots, accepted: Slots) -> None:
