@@ -2,9 +2,11 @@
 
 import itertools
 
+import numpy as np
 import pytest
 
 from experiments.bench.chapter.models import DEEPSEEK_V3, LLAMA_8B, ROUND_8B, ROUND_70B
+from specdec.drafting.policies.goodput import best_depths
 from specdec.physics.bounds import Roof
 from specdec.physics.precision import Precision
 from specdec.physics.published import LLAMA_8B_H100 as FITTED
@@ -21,6 +23,7 @@ from specdec.physics.speculation import (
     target_efficiency,
     tokens_per_round,
 )
+from specdec.physics.step_cost import StepSize
 
 H100 = Roof(bandwidth=3.35e12, flops=989.4e12)
 HALF = Precision()
@@ -65,19 +68,41 @@ def test_best_length_where_verifying_is_free() -> None:
 BATCHES = (1, 8, 32, 64, 128, 256, 512)
 
 
-def test_best_length_under_load_and_by_context() -> None:
-    """The best lengths and their speedups, by rate and batch size, and by context and batch size."""
-    for rate, context, batches, cells in (
+@pytest.mark.parametrize(
+    ("rate", "context", "batches", "cells"),
+    [
         (0.5, 1024, BATCHES, "7/1.51 4/1.41 3/1.27 2/1.20 2/1.14 1/1.10 1/1.09"),
         (0.7, 1024, BATCHES, "8/2.42 8/2.18 5/1.80 4/1.62 3/1.47 3/1.36 2/1.31"),
+        (0.8, 1024, BATCHES, "8/3.27 8/2.95 7/2.33 6/2.01 4/1.76 4/1.60 3/1.51"),
         (0.9, 1024, BATCHES, "8/4.63 8/4.17 8/3.29 8/2.75 7/2.30 6/2.01 5/1.84"),
-        (0.7, 256, BATCHES[::2], "8/2.42 5/1.73 3/1.29 1/1.07"),
-        (0.7, 16_384, BATCHES[::2], "8/2.46 7/2.43 7/2.44 7/2.44"),
-    ):
-        found = [best_length(FITTED, rate, batch=batch, context=context, longest=8) for batch in batches]
-        assert [f"{each.drafted}/{each.speedup:.2f}" for each in found] == cells.split()
+        (0.7, 256, (1, 8, 32, 128, 512), "8/2.42 8/2.16 5/1.73 3/1.29 1/1.07"),
+        (0.7, 4096, (1, 8, 32, 128, 512), "8/2.43 8/2.25 6/2.02 4/1.87 4/1.83"),
+        (0.7, 16_384, (1, 8, 32, 128, 512), "8/2.46 8/2.44 7/2.43 7/2.44 7/2.44"),
+    ],
+)
+def test_best_length_under_load_and_by_context(rate: float, context: int, batches: tuple[int, ...], cells: str) -> None:
+    """The best lengths and their speedups; and what a policy chooses that knows the rate, row by row."""
+    found = [best_length(FITTED, rate, batch=batch, context=context, longest=8) for batch in batches]
+    assert [f"{each.drafted}/{each.speedup:.2f}" for each in found] == cells.split()
+    for batch, best in zip(batches, found, strict=True):
+        survival = np.tile(rate ** np.arange(1, 9), (batch, 1))
+        assert set(best_depths(survival, FITTED, float(batch * context)).tolist()) == {best.drafted}
+
+
+def test_fixed_lengths_under_load() -> None:
     fixed = [speedup_of(FITTED, 0.5, batch=batch, drafted=3, context=1024) for batch in BATCHES]
     assert [f"{each:.2f}" for each in fixed] == ["1.43", "1.39", "1.27", "1.18", "1.09", "1.01", "0.96"]
+    assert f"{speedup_of(FITTED, 0.7, batch=512, drafted=3, context=256):.2f}" == "0.99"
+
+
+def test_published_costs_are_one_formula() -> None:
+    """Rows may have drafts of different lengths, and pieces of prompts cost what other tokens do."""
+    (seconds,) = FITTED.ragged(32, 32 * 900.0, drafted=np.array([128]), deepest=np.array([8]))
+    assert seconds == pytest.approx(round_seconds(FITTED, batch=32, drafted=4, context=900.0))
+    chunk = FITTED.prefill_seconds(StepSize(tokens=512, positions=1000, pairs=0))
+    assert chunk == pytest.approx(5.88590713e-3 + 512 * 2.10103129e-5 + 1000 * 3.92645679e-8)
+    with pytest.raises(ValueError, match="up to 8 tokens, and drafts are 9 deep"):
+        FITTED.check_depth(9)
 
 
 def test_when_it_pays_is_the_closed_form() -> None:

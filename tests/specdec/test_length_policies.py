@@ -1,0 +1,302 @@
+"""What length policies choose: by hand, against brute force, and on data whose law is known."""
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from specdec.drafting.costs import RaggedCosts, RoundCosts
+from specdec.drafting.margins import MarginEstimator
+from specdec.drafting.policies import (
+    AdditiveLength,
+    CostAwareLength,
+    FixedLength,
+    LengthPolicy,
+    MarginLength,
+    OracleLength,
+    RandomLength,
+    SwitchedLength,
+    TableLength,
+    TieredLength,
+)
+from specdec.drafting.policies.goodput import best_depths
+from specdec.physics.published import LLAMA_8B_H100
+
+DEPTH = 8
+Array = np.ndarray
+
+
+def bound(policy: LengthPolicy, rows: int = 512, depth: int = DEPTH) -> LengthPolicy:
+    policy.bind(max_batch_size=rows, max_depth=depth)
+    for slot in range(rows):
+        policy.admit(slot)
+    return policy
+
+
+def depths(policy: LengthPolicy, rows: int) -> list[int]:
+    return policy.depths(np.arange(rows), np.full(rows, 1000)).tolist()
+
+
+def play(policy: LengthPolicy, rows: int, accepted: int) -> int:
+    """The depth of a round in which so many tokens are accepted, or as many as are drafted."""
+    (depth,) = set(depths(policy, rows))
+    policy.note(np.arange(rows), np.full(rows, depth), np.full(rows, min(depth, accepted)))
+    return depth
+
+
+# ---------------------------------------------------------------- by load
+
+
+def test_a_table_in_vllms_syntax() -> None:
+    """Both ends of an entry belong to it; gaps and what is above have the depth before; drafters are not exceeded."""
+    policy = bound(TableLength([[1, 4, 9], [5, 64, 3], [100, 128, 1], [129, 200, 0]]))
+    for rows, depth in ((1, 8), (4, 8), (5, 3), (64, 3), (65, 3), (99, 3), (100, 1), (128, 1), (129, 0), (512, 0)):
+        assert depths(policy, rows) == [depth] * rows
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "words"),
+    [
+        *((TableLength, each, "ascending entries") for each in ([], [[2, 4, 3]], [[1, 4, 3], [4, 8, 2]], [[1, 4]])),
+        *((TableLength, each, "ascending entries") for each in ([[1, 4, -1]], [[4, 1, 3]], [[1, 4, 2.5]])),
+        *((TieredLength, each, "pairs of") for each in ([], [[2, [1]]], [[1, []]], [[1, [-1]]], [[1, [1]], [1, [2]]])),
+    ],
+)
+def test_tables_that_are_none(make: Callable[[Any], LengthPolicy], given: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=f"give {words}"):
+        make(given)
+
+
+def test_tiers_by_sglangs_numbers() -> None:
+    """From 3, the middle one: no choice before the 15th round, then every 5, by an average that weighs a round 0.2."""
+    policy = bound(TieredLength([(1, [1, 3, 7]), (64, [1, 2, 5])]))
+    assert [play(policy, 8, 7) for _ in range(16)] == [3] * 15 + [7], "3 - 0.8^15 = 2.96 > 2.5"
+    assert play(policy, 64, 2) == 2, "another range of rows has its own average and rounds"
+    assert [play(policy, 8, 1) for _ in range(5)] == [7] * 4 + [3], "2.14 <= 2.5 - 0.25"
+    assert [play(policy, 8, 0) for _ in range(15)] == [3] * 14 + [1], "0.78, then 0.256 > 0.25, then 0.08"
+    held = bound(TieredLength([(1, [1, 3, 7])]))
+    assert [play(held, 1, 2) for _ in range(60)] == [3] * 60, "the average stays at 2: 0.25 < 2 <= 2.5"
+    off = bound(TieredLength([(1, [0, 2])], warm_up=0))
+    assert [play(off, 1, 0) for _ in range(25)] == [2] * 10 + [0] * 5 + [2] * 5 + [0] * 5, "0 is left to look again"
+
+
+def test_a_load_around_the_threshold_does_not_switch_back_and_forth() -> None:
+    rng = np.random.default_rng(0)
+    near = [10, *(16 + rng.integers(0, 2, 400)).tolist()]  # 16 or 17 rows: the threshold is 16
+    wide = rng.integers(10, 20, 400).tolist()  # from below the lower threshold to above the upper one
+
+    def run(loads: Sequence[int], **other: Any) -> list[int]:
+        policy = bound(SwitchedLength(16, depth=3, **other))
+        return [play(policy, rows, 3) for rows in loads]
+
+    def switches(loads: Sequence[int], **other: Any) -> int:
+        return sum(one != other for one, other in itertools.pairwise(run(loads, **other)))
+
+    assert switches(near) == 1, "on again with 14 rows at most"
+    assert 10 < switches(wide) <= 40, "ten rounds after a switch before another"
+    for loads in (near, wide):
+        assert switches(loads, back=16, dwell=0) > 100, "the mutant without a gap and a dwell flaps"
+    assert run([16] * 3 + [17] * 12 + [15] * 12 + [14] * 3) == [3] * 3 + [0] * 24 + [3] * 3
+
+
+def test_off_for_little_acceptance_is_looked_at_again() -> None:
+    policy = bound(SwitchedLength(16, depth=4, least=1.0, probe=8))
+    first = [play(policy, 2, 0) for _ in range(60)]
+    off = first.index(0)
+    assert set(first[:off]) == {4} and [at for at in range(off, 60) if first[at]] == list(range(off + 7, 60, 8))
+    assert [play(policy, 2, 4) for _ in range(60)][-20:] == [4] * 20, "it comes back"
+    busy = bound(SwitchedLength(1, depth=4))
+    assert [play(busy, 3, 4) for _ in range(80)] == [0] * 80, "without `least`, probes would teach nothing"
+    assert play(busy, 1, 4) == 4, "a threshold of one row comes back, too"
+
+
+def test_random_depths_are_uniform() -> None:
+    policy = bound(RandomLength(seed=5), depth=4)
+    drawn = np.array([depths(policy, 8) for _ in range(2000)])
+    assert scipy.stats.chisquare(np.bincount(drawn.ravel(), minlength=5)).pvalue > 1e-4 and drawn.max() == 4
+    assert abs(np.corrcoef(drawn.T)[0, 1]) < 0.1, "each row has its own"
+
+
+# ---------------------------------------------------------------- by cost
+
+
+@dataclass(frozen=True)
+class Priced:
+    """Costs of levels and of tokens."""
+
+    level: float
+    token: float
+    padded: bool = False
+
+    def check_depth(self, depth: int) -> None: ...
+
+    def ragged(self, rows: int, positions: float, *, drafted: Any, deepest: Any) -> Any:
+        tokens = rows * deepest if self.padded else drafted
+        return 1.0 + self.level * np.sqrt(deepest) + self.token * tokens + 1e-4 * positions
+
+
+def round_of(survival: Array, chosen: Array, costs: RaggedCosts, positions: float) -> Array:
+    """Expected tokens of a round, and its seconds."""
+    emitted = len(chosen) + survival[np.arange(survival.shape[1]) < chosen[:, None]].sum()
+    drafted, deepest = np.array([chosen.sum()]), np.array([chosen.max()])
+    return np.array([emitted, *costs.ragged(len(chosen), positions, drafted=drafted, deepest=deepest)])
+
+
+def rate(survival: Array, chosen: Array, costs: RaggedCosts, positions: float) -> float:
+    return float(np.divide(*round_of(survival, chosen, costs, positions)))
+
+
+@pytest.mark.parametrize("knows", ["probabilities", "everything"])
+def test_best_depths_are_the_best_of_all(knows: str) -> None:
+    """Against every vector of depths; of the oracle by what is accepted."""
+    rng, deep = np.random.default_rng(0), set()
+    for case in range(100):
+        rows, most = int(rng.integers(1, 5)), int(rng.integers(1, 4))
+        costs = Priced(rng.choice([0.0, 0.3]) * rng.random(), rng.random() * 0.6, padded=case % 2 == 0)
+        survival = rng.random((rows, most)).cumprod(1).round(1 if case % 3 else 9)  # with ties, too
+        if knows == "everything":
+            accepted, policy = rng.integers(0, most + 1, rows), bound(OracleLength(costs), rows, most)
+            policy.foresee(np.arange(rows), accepted)
+            survival, chosen = (np.arange(most) < accepted[:, None]) * 1.0, np.array(depths(policy, rows))
+            assert (chosen <= accepted).all()
+        else:
+            chosen = best_depths(survival, costs, 1000.0 * rows)
+        every = itertools.product(range(most + 1), repeat=rows)
+        best = max(rate(survival, np.array(each), costs, 1000.0 * rows) for each in every)
+        assert rate(survival, chosen, costs, 1000.0 * rows) == pytest.approx(best)
+        deep |= set(chosen.tolist())
+    assert deep == {0, 1, 2, 3}
+
+
+def test_goodput_finds_the_depths_that_pay_and_explores_within_its_budget() -> None:
+    """Half of the rows accept much and half little; it is within 3 % of knowing that, the first rounds included."""
+    alpha, slots = np.repeat([0.85, 0.3], 64), np.arange(128)
+    survival = alpha[:, None] ** np.arange(1, DEPTH + 1)
+
+    def run(rounds: int, context: int = 1000, **other: Any) -> tuple[Array, float]:
+        """Depths by round and row, and expected tokens per second."""
+        policy, rng, chosen, spent = (
+            bound(CostAwareLength(LLAMA_8B_H100, **other), 128),
+            np.random.default_rng(0),
+            [],
+            0.0,
+        )
+        for _ in range(rounds):
+            now = policy.depths(slots, np.full(128, context))
+            wrong = rng.random((128, DEPTH)) >= alpha[:, None]
+            policy.note(slots, now, np.minimum(np.where(wrong.any(1), wrong.argmax(1), DEPTH), now))
+            spent = spent + round_of(survival, now, LLAMA_8B_H100, 128.0 * context)
+            chosen.append(now)
+        return np.array(chosen), float(spent[0] / spent[1])
+
+    chosen, found = run(1500)
+    known = rate(survival, best_depths(survival, LLAMA_8B_H100, 128_000.0), LLAMA_8B_H100, 128_000.0)
+    assert found > 0.97 * known
+    assert chosen[500:, :64].mean() > chosen[500:, 64:].mean() + 2, "every request has the depth that pays for it"
+    assert found > (1 - 2 * 0.005 - 0.002) * run(1500, explore=0)[1], "half a percent for either kind of exploring"
+    assert run(300, 8000)[0][100:].mean() > run(300, 200)[0][100:].mean() + 1, "long contexts pay for deeper drafts"
+
+
+# ---------------------------------------------------------------- by margin
+
+
+def logistic(margins: Array, intercept: Any, slope: Any) -> Array:
+    return 1 / (1 + np.exp(-(intercept + slope * margins)))
+
+
+def test_the_margin_estimator_finds_a_curve_follows_it_and_knows_how_well_it_tells() -> None:
+    rng, estimator = np.random.default_rng(0), MarginEstimator(2, memory=300)
+    curves, tried = np.array([[-1.5, 1.2], [-0.5, 0.6]]), np.linspace(0.1, 6, 30)[:, None].repeat(2, 1)
+
+    def observe(estimator: MarginEstimator, curves: Array, rounds: int) -> None:
+        for _ in range(rounds):
+            margins = rng.exponential(2.0, (16, len(curves)))
+            right = rng.random(margins.shape) < logistic(margins, *curves.T)
+            estimator.note(margins, np.full(16, len(curves)), right.cumprod(1).sum(1))
+
+    for here in (curves, curves[::-1]):  # the second time, the law has changed
+        observe(estimator, here, 1200)
+        assert np.abs(estimator.probabilities(tried) - logistic(tried, *here.T)).max() < 0.07
+    alone, drawn = MarginEstimator(1), rng.exponential(2.0, 3000)
+    observe(alone, curves[:1], 1200)
+    right = logistic(drawn, *curves[0])
+    above = (right[:, None] * (1 - right) * (drawn[:, None] > drawn)).sum()
+    assert alone.auc() == pytest.approx(above / (right.sum() * (1 - right).sum()), abs=0.02)
+    blind = MarginEstimator(1)
+    assert blind.auc() is None
+    blind.note(np.zeros((8, 1)), np.ones(8, dtype=int), np.tile([0, 1], 4))
+    assert blind.auc() == 0.5, "one estimate for all tells nothing"
+
+
+@pytest.mark.parametrize("costs", [LLAMA_8B_H100, Priced(0.03, 0.004, padded=True)], ids=["packed", "padded"])
+def test_margins_pay_if_they_tell_and_the_oracle_is_never_beaten(costs: Any) -> None:
+    """64 rows: more tokens per second by margins than by averages, unless they are another's; rows must be packed."""
+    rng, rows = np.random.default_rng(0), 64
+    made = {"averages": CostAwareLength, "margins": MarginLength, "blind": MarginLength, "oracle": OracleLength}
+    policies = {name: bound(kind(costs), rows) for name, kind in made.items()}
+    slots, lengths, total = np.arange(rows), np.full(rows, 500), dict.fromkeys(policies, np.zeros(2))
+    for number in range(400):
+        margins = rng.exponential(2.0, (rows, DEPTH))
+        accepted = (rng.random(margins.shape) < logistic(margins, -2.0, 2.0)).cumprod(1).sum(1)
+        reached, rates = (np.arange(DEPTH) < accepted[:, None]) * 1.0, {}
+        for name, policy in policies.items():
+            values = {"accepted": accepted, "margins": margins if name == "margins" else rng.permuted(margins)}
+            if policy.foresees is not None:
+                policy.foresee(slots, values[policy.foresees])
+            chosen = policy.depths(slots, lengths)
+            policy.note(slots, chosen, np.minimum(chosen, accepted))
+            now = round_of(reached, chosen, costs, rows * 500.0)
+            rates[name], total[name] = now[0] / now[1], total[name] + now * (number >= 100)
+        assert rates["oracle"] >= max(rates.values()) * (1 - 1e-12)
+    speed = {name: tokens / seconds for name, (tokens, seconds) in total.items()}
+    assert speed["margins"] > (0.995 if costs.padded else 1.05) * speed["averages"]
+    assert speed["blind"] < 1.005 * speed["averages"]
+
+
+# ---------------------------------------------------------------- all of them
+
+PADDED = RoundCosts(rows=(1, 256), table=tuple(tuple(1 + 0.05 * d + 0.001 * r * d for d in range(9)) for r in (1, 256)))
+EVERY: dict[str, Callable[[], LengthPolicy]] = {
+    "fixed": lambda: FixedLength(20),
+    "additive": AdditiveLength,
+    "random": RandomLength,
+    "table": lambda: TableLength([[1, 64, 3], [65, 128, 1]]),
+    "off above": lambda: SwitchedLength(100, least=0.5),
+    "tiers": lambda: TieredLength([(1, [1, 3, 7]), (64, [1, 2, 5])]),
+    "cost aware": lambda: CostAwareLength(PADDED),
+    "cost aware, packed": lambda: CostAwareLength(LLAMA_8B_H100),
+    "margin": lambda: MarginLength(LLAMA_8B_H100),
+    "oracle": lambda: OracleLength(LLAMA_8B_H100),
+}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_same_history_gives_the_same_depths_and_soon(name: str) -> None:
+    """Requests come and go; no depth is beyond the drafter's. 64 rows take some 0.1 ms, and noise has room."""
+
+    def run(policy: LengthPolicy) -> tuple[list[list[int]], float]:
+        rng, found, seconds = np.random.default_rng(0), [], []
+        bound(policy, 64)
+        for number in range(80):
+            slots = np.sort(rng.choice(64, 64 if number % 2 else rng.integers(1, 64), replace=False))
+            policy.admit(int(slots[0]))
+            values = rng.integers(0, DEPTH + 1, len(slots)), rng.exponential(2, (len(slots), DEPTH))
+            if policy.foresees is not None:
+                policy.foresee(slots, values[policy.foresees == "margins"])
+            begin = time.perf_counter()
+            chosen = policy.depths(slots, 100 * slots)
+            policy.note(slots, chosen, np.minimum(chosen, values[0]))
+            seconds.append(time.perf_counter() - begin)
+            assert chosen.shape == slots.shape and chosen.min() >= 0 and chosen.max() <= DEPTH
+            found.append(chosen.tolist())
+        return found, float(np.median(seconds))
+
+    policy = EVERY[name]()
+    (first, took), (second, _), (again, _) = run(policy), run(EVERY[name]()), run(policy)
+    assert first == second == again, "bound again, it begins anew"
+    assert took < 2e-3
