@@ -504,6 +504,7 @@ class _Play:
                 "planned": len(self.asked),
                 "slots": self.engine.slots,
                 "pages": self.paging.pages,
+                "policy": None if self.policy is None else type(self.policy).__name__,
                 "virtual": True,
             },
         )

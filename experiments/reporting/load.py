@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.load.figures import by_class, figures_of, knee
+from experiments.load.pays import pays
 from experiments.load.run import LoadRun
 from experiments.reporting import terminal
 from experiments.reporting.cells import NOTHING, number, percent, three_digits
 from experiments.reporting.formats import document, write_texts
-from experiments.reporting.load_plots import PLOTS, classes_plot
+from experiments.reporting.load_pays import pays_plot, pays_table
+from experiments.reporting.load_plots import PLOTS, X, classes_plot
 from experiments.reporting.load_timeline import write_timeline
 from experiments.reporting.requests import milliseconds
 from experiments.reporting.table import Cell, Column, Table, left
@@ -62,18 +64,23 @@ def report_load(runs: Sequence[LoadRun], report: LoadReport) -> tuple[list[Figur
     several = any(len(own) > 1 for _, own in classes)
     if several:
         tables.append(class_table(classes))
+    compared = pays(runs, report.bootstrap)
+    if compared:
+        tables.append(pays_table(compared, LOOPS[runs[0].loop], RATES[runs[0].loop]))
     tables += report.more
     said = sentences(figures, report)
     console = terminal.console()
     terminal.show(console, *tables)
     terminal.say(console, *said)
     parts = [part for table in tables for part in (f"## {table.title}", table, table.notes)]
-    texts = {"load.md": document(*parts, said), "load.json": {"title": report.title, "runs": figures}}
+    texts = {"load.md": document(*parts, said), "load.json": {"title": report.title, "runs": figures, "pays": compared}}
     written = write_texts(report.folder, texts)
     about = LOOPS[runs[0].loop]
     for name, plot in PLOTS.items():
         drawn = plot(runs, figures, report.folder / name, f"{report.title}; {about}", report.terms)
         written += [] if drawn is None else [drawn]
+    drawn = pays_plot(compared, report.folder / "pays.png", f"{report.title}; {about}", X[runs[0].loop])
+    written += [] if drawn is None else [drawn]
     if several:
         written.append(classes_plot(classes, report.folder / "classes.png", f"{report.title}; {about}"))
     for run in runs if report.timelines else ():
