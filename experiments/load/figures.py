@@ -19,8 +19,6 @@ LITTLE_TOLERANCE = 0.05
 """The largest share by which the two sides of Little's law may differ: one is counted, the other timed."""
 _PARTS = 80
 _REASONS = 3
-_BREAK = 1e-3
-"""Seconds between two turns from which on the engine was idle between them."""
 
 
 def latencies(run: LoadRun) -> Frame:
@@ -99,7 +97,9 @@ def figures_of(run: LoadRun, terms: Terms, bootstrap: Bootstrap, *, slots: int |
         **{name: Figures(run.facts[name]) if run.facts.get(name) else None for name in ("outputs", "server")},
         warnings=[],
     )
-    return Figures(**{**found, "warnings": [*_warnings(found), *_failures(frame)]})
+    whole = run.facts.get("complete", True)
+    broken_off = [] if whole else [f"BROKEN OFF: {len(frame)} of {run.facts['planned']} requests had arrived"]
+    return Figures(**{**found, "warnings": [*broken_off, *_warnings(found), *_failures(frame)]})
 
 
 def by_class(run: LoadRun, terms: Terms, bootstrap: Bootstrap) -> Mapping[str, Figures]:
@@ -136,9 +136,14 @@ def little(run: LoadRun) -> Figures:
     if not run.seconds or turns.empty:
         return Figures(running=0.0, waiting=0.0, counted=0.0, expected=0.0)
     begin, seconds = turns.begin.to_numpy(), turns.seconds.to_numpy()
-    gaps = np.append(begin[1:], run.seconds) - begin - seconds  # the host's own time between two turns belongs to them
-    weights = seconds + np.where((gaps > 0) & (gaps < _BREAK), gaps, 0.0)
-    running, waiting = ((turns[name] * weights).sum() / run.seconds for name in ("running", "waiting"))
+    inside = (turns.running + turns.waiting).to_numpy()
+    # Between two turns are those that neither came there nor had left; behind the last one, those that never ended.
+    came = np.sort(asked.submitted.dropna())
+    fresh = np.searchsorted(came, begin[1:], "right") - np.searchsorted(came, (begin + seconds)[:-1], "right")
+    left = np.append((inside[1:] - fresh).clip(min=0), asked.finished.isna().sum())
+    present = inside * seconds + left * (np.append(begin[1:], run.seconds) - begin - seconds).clip(min=0)
+    shares = (turns[name].to_numpy() / np.maximum(inside, 1) for name in ("running", "waiting"))
+    running, waiting = ((share * present).sum() / run.seconds for share in shares)
     stays = asked.finished.fillna(run.seconds) - asked.submitted
     return Figures(
         running=float(running),
