@@ -1,6 +1,10 @@
-"""The earlier attempt that a run or training goes on from, by its configuration: ``resume=true``."""
+"""The earlier attempt that a run or training goes on from, by its configuration: ``resume=true``.
+
+A job that SLURM has started again goes on without being told to.
+"""
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -27,7 +31,8 @@ def begun(
         ValueError: The folder belongs to another attempt, or there is none to resume.
     """
     folder = Path(config.out)
-    if not config.resume:
+    requeued = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
+    if not config.resume and not requeued:
         if (folder / begins).exists():
             raise ValueError(
                 f"{folder} holds the results of another {kind}: give another out, remove it, or go on with resume=true"
@@ -35,8 +40,8 @@ def begun(
         return None
     if not (folder / MANIFEST).exists():
         sweep = job.sweep_folder()
-        if sweep is not None and any(sweep.glob(f"*/{MANIFEST}")):
-            return None  # a job that the sweep had not come to
+        if requeued or (sweep is not None and any(sweep.glob(f"*/{MANIFEST}"))):
+            return None  # a job that had not begun, or that the sweep had not come to
         how = "out=FOLDER" if sweep is None else "hydra.sweep.dir=FOLDER"
         raise ValueError(f"resume=true: there is no {kind} in {folder}, give the interrupted one's folder as {how}")
     manifest = read_manifest(folder)

@@ -150,11 +150,11 @@ def test_replicas_need_their_processes(
 
 @pytest.mark.full
 def test_a_load_study_of_two_replicas_decodes_what_one_engine_does(saved: Path, tmp_path: Path) -> None:
-    """Three processes under torchrun. What requests accepted, round by round, is that of one engine."""
+    """Three processes under torchrun, of which one has the queue: token for token the outputs of one engine."""
     own = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     words = [f"target.name={saved}/target", f"drafter.name={saved}/drafter", "target.dtype=float32", "sampling=sample"]
     words += ["requests=8", "rates=[20,40]", "dataset.count=8", "engine.max_length=128", "warmup_prompts=1"]
-    words += ["workload.classes.chat={input:24,output:12,spread:0.5,users:4}", "bootstrap.resamples=20"]
+    words += ["workload.classes.chat.input=24", "workload.classes.chat.output=12", "bootstrap.resamples=100"]
 
     def study(folder: Path, start: list[str], *more: str) -> dict[tuple[str, float], LoadRun]:
         command = [sys.executable, *start, "-m", "experiments.load", *words, *more, f"out={folder}"]
@@ -169,4 +169,5 @@ def test_a_load_study_of_two_replicas_decodes_what_one_engine_does(saved: Path, 
     same = ["outcome", "prompt_tokens", "output_tokens", "rounds", "drafted", "accepted"]
     for name, run in alone.items():
         assert run.requests[same].equals(together[name].requests[same]), name
+        assert [list(each) for each in run.requests.tokens] == [list(each) for each in together[name].requests.tokens]
     assert (tmp_path / "two" / "manifest.json").read_text().count('"replicas": 2') == 2

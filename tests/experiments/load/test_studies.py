@@ -1,0 +1,203 @@
+"""A study of load goes on where it stopped, and those of any number of machines stand in one table."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.core.hydra_config import HydraConfig
+
+from experiments.commands.compare import compare
+from experiments.commands.load import load
+from experiments.load.__main__ import main
+from experiments.load.driver import Driver
+from experiments.load.run import LoadRun, load_runs
+from experiments.load.studies import Study, merged
+from tests.experiments.conftest import composed
+from tests.experiments.made_runs import made
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+
+def words(saved: Path) -> list[str]:
+    return [
+        *(f"target.name={saved / 'target'}", "drafter=ngram", "method=ngram", "threads=1", "bootstrap.resamples=100"),
+        *("dataset.count=3", "warmup_prompts=0", "engine.max_length=128", "requests=3", "rates=[100,200]"),
+        *("workload.classes.chat.input=24", "workload.classes.chat.output=6"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def study(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a study of two rates. Nothing may be written there."""
+    out = tmp_path_factory.mktemp("study") / "0"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("matplotlib.figure.Figure.savefig", lambda *arguments, **more: None)
+        load(composed("load", *words(saved), f"out={out}"))
+    return out
+
+
+def copied(study: Path, folder: Path, **facts: Any) -> Path:
+    """A study as another machine would have made it."""
+    shutil.copytree(study, folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["machine"]["host"] = f"host-{folder.name}"
+    (folder / "manifest.json").write_text(json.dumps(manifest | facts))
+    return folder
+
+
+def test_a_killed_study_goes_on_run_by_run(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two of four runs were there: they stay as they are, and the one that was stopped is played again."""
+    given, play = [*words(saved), f"out={tmp_path / 'out'}"], Driver.run
+    played: list[Driver] = []
+
+    def stopped(driver: Driver) -> None:
+        played.append(driver)
+        play(driver)
+        if len(played) == 3:
+            driver._live[10**6] = 0  # as if a request were there when Ctrl-C came
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Driver, "run", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        load(composed("load", *given))
+    found = {path.parent.name: path.read_bytes() for path in (tmp_path / "out").glob("*/load.json")}
+    assert sorted(found) == ["ngram_100", "plain_100", "plain_200"]
+    assert "INCOMPLETE: 2 runs of" in "".join(_compared(tmp_path / "out", tmp_path / "table"))
+    with pytest.raises(ValueError, match="holds the results of another load study: give another out, remove it, or"):
+        load(composed("load", *given))
+    with pytest.raises(ValueError, match="had requests=3, and this one has requests=4: give what it was begun with"):
+        load(composed("load", *given, "resume=true", "requests=4"))
+    capsys.readouterr()
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")  # instead of resume=true
+    runs = load(composed("load", *given))
+    assert len(played) == 5 and all(run.facts["complete"] for run in runs)
+    assert [(run.method, run.rate) for run in runs] == [(m, r) for r in (100, 200) for m in ("plain", "ngram")]
+    after = {path.parent.name: path.read_bytes() for path in (tmp_path / "out").glob("*/load.json")}
+    assert [after[name] == text for name, text in sorted(found.items())] == [True, True, False]
+    assert "2 of the runs are from an earlier attempt" in " ".join(capsys.readouterr().out.split())
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert len(manifest["resumed"]) == 1 and manifest["target"]["name"] and manifest["machine"]["host"]
+
+
+def test_a_job_that_slurm_restarts_before_it_had_begun_begins(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert len(load(composed("load", *words(saved), "rates=[200]", f"out={tmp_path / 'out'}"))) == 2
+
+
+def _compared(*given: Path, **settings: Any) -> list[str]:
+    """The rows and remarks of a comparison of all folders but the last, which it is written into."""
+    more = [f"{name}={str(value).lower()}" for name, value in settings.items()]
+    compare(composed("compare", f"runs=[{','.join(map(str, given[:-1]))}]", f"out={given[-1]}", *more))
+    return (given[-1] / "load.md").read_text().splitlines()
+
+
+def test_studies_of_several_machines_are_one_table(study: Path, tmp_path: Path) -> None:
+    other = copied(study, tmp_path / "1", device="Another GPU", git={"commit": "f" * 40, "dirty": False})
+    lines = _compared(study, other, tmp_path / "out")
+    rows = [line.split("|")[1:3] for line in lines if line.startswith(("| 1", "| 2"))][:8]
+    device = json.loads((study / "manifest.json").read_text())["device"]
+    names = [f"{method}, {each}" for each in (device, "Another GPU") for method in ("plain", "ngram")]
+    assert [(rate.strip(), name.strip()) for rate, name in rows] == [(r, n) for r in ("100", "200") for n in names]
+    text = "\n".join(lines)
+    assert "made on different devices" in text and "made by different code (commits " in text
+    assert "| host-1 | Another GPU | float32 | ffffffffff |" in text, "where runs were made"
+    figures = json.loads((tmp_path / "out" / "load.json").read_text())["runs"]
+    own = {(each["method"], each["rate"]): each for each in json.loads((study / "load.json").read_text())["runs"]}
+    assert len(figures) == 8
+    for each in figures:  # every figure is that of its own study
+        method = each["method"].partition(",")[0]
+        assert each | {"method": ""} == own[method, each["rate"]] | {"method": ""}
+    assert not list((tmp_path / "out").glob("*/timeline.json")), "timelines are with the runs"
+
+
+def test_methods_are_called_by_what_studies_differ_in(study: Path, tmp_path: Path) -> None:
+    """Rates have a column, and the drafter is the method's name; what is alike all the same has its folder's name."""
+    given = {"a": ["rates=[1]", "drafter=ngram"], "b": ["rates=[2]", "policy=fixed"], "c": ["policy=fixed"]}
+    studies = [Study.read(copied(study, tmp_path / name, overrides=each)) for name, each in given.items()]
+    assert [run.method for run in merged(studies)][:6] == [
+        *("plain, drafter=ngram", "ngram"),
+        *("plain, policy=fixed, b", "ngram, policy=fixed, b"),
+        *("plain, policy=fixed, c", "ngram, policy=fixed, c"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"loop": "closed"}, r"differ in their loop \(open or closed\), and a table has one: compare them apart"),
+        (
+            {"dtype": "bfloat16", "prompts_hash": "x"},
+            "differ in their texts and in their dtype: allow_mixed=true compares",
+        ),
+    ],
+)
+def test_unlike_studies_are_refused(facts: dict[str, Any], message: str, study: Path, tmp_path: Path) -> None:
+    other = copied(study, tmp_path / "1", **facts)
+    with pytest.raises(ValueError, match=message):
+        _compared(study, other, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    if "loop" not in facts:
+        assert "MIXED: the studies differ in their dtype" in "".join(
+            _compared(study, other, tmp_path / "out", allow_mixed=True)
+        )
+
+
+def test_other_folders_are_refused(study: Path, tmp_path: Path) -> None:
+    run = made(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"0 is a study of load, and .*run is none: compare them apart"):
+        _compared(study, run, tmp_path / "out")
+    empty = copied(study, tmp_path / "empty")
+    for each in empty.glob("*/load.json"):
+        each.unlink()
+    with pytest.raises(ValueError, match="empty has no results: no run of that study has ended"):
+        _compared(empty, tmp_path / "out")
+
+
+def sweep(folder: Path, *given: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The exit code of a sweep in this process."""
+    monkeypatch.setattr(sys, "argv", ["load.py", "-m", *given, f"hydra.sweep.dir={folder}"])
+    try:
+        main()
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    finally:
+        HydraConfig.instance().cfg = None
+    return 0
+
+
+LAUNCHERS = {
+    "basic": [],
+    "joblib": ["hydra/launcher=processes"],
+    "submitit": ["hydra/launcher=submitit_local"],
+    "ray": ["hydra/launcher=ray", "+hydra.launcher.ray.init.num_cpus=1"],
+}
+
+
+@pytest.mark.parametrize(
+    "extra", [each if each == "basic" else pytest.param(each, marks=pytest.mark.full) for each in LAUNCHERS]
+)
+def test_a_sweep_of_studies_ends_with_one_table(
+    extra: str, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    """Two jobs of which one fails: the other has a folder that can be resumed, and the table names both."""
+    if extra != "basic":
+        pytest.importorskip(f"hydra_plugins.hydra_{extra}_launcher", reason=f"the extra {extra} is not installed")
+    given = [*words(saved), "rates=[200]", "overload.waiting=2,0", *LAUNCHERS[extra]]
+    assert sweep(tmp_path / "sweep", *given, monkeypatch=monkeypatch) == 1
+    shown = capfd.readouterr()
+    assert "error: 1 of 2 jobs failed: error.txt of 1 in" in shown.err
+    assert (tmp_path / "sweep" / "1" / "error.txt").read_text().startswith("overload.waiting=0: ")
+    text = " ".join(shown.out.split())
+    if extra == "basic":
+        assert "job 1 of 2, overload.waiting=2: plain at 200: TTFT " in text
+    assert "NO RESULT of job 1 (overload.waiting=0" in text
+    runs: list[LoadRun] = load_runs(tmp_path / "sweep" / "0")
+    assert sorted(run.method for run in runs) == ["ngram", "plain"]
+    assert len(json.loads((tmp_path / "sweep" / "load.json").read_text())["runs"]) == 2
