@@ -21,6 +21,7 @@ from experiments.session.policies import policy_of
 from specdec.drafting.costs import RoundCosts
 from specdec.drafting.policies import CostAwareLength, FixedLength, LengthPolicy
 from specdec.engine.engine import Engine
+from specdec.physics.calibrated import CalibratedRounds
 
 
 def run(config: DictConfig) -> Summary:
@@ -84,7 +85,8 @@ def _policy_losses(config: DictConfig, ended: Ended) -> Shown:
     }
     policies = {name: found[name] for name in map(str, config.policies) if name in found}
     fixed = [name for name, policy in policies.items() if isinstance(policy, FixedLength)]
-    costs = [each.costs for each in policies.values() if isinstance(each, CostAwareLength)]
+    given = [each.costs for each in policies.values() if isinstance(each, CostAwareLength)]
+    costs = [each.rounds() if isinstance(each, CalibratedRounds) else each for each in given]
     measured = [each for each in costs if isinstance(each, RoundCosts)]
     bootstrap = bootstrap_of(config)
     losses = policy_losses(

@@ -30,6 +30,7 @@ from experiments.session.engines import accounted, assemble, peaks_of, settle
 from experiments.session.measurement import Measurement, Report, check_finished, check_lossless
 from experiments.session.memory import plan_memory, show_planned
 from experiments.session.methods import check_components, revisions_of
+from experiments.session.policies import named_policy
 from experiments.session.resume import begun
 from experiments.session.tracked import tracked_run
 from experiments.tracing.trace import TraceWriter
@@ -130,7 +131,8 @@ def measure_methods(
         title=title(
             target,
             samplings,
-            f"{amount(fitting)}, batch {' and '.join(map(str, batches))}{invariant}, {facts['attention']} attention",
+            f"{amount(fitting)}, batch {' and '.join(map(str, batches))}{invariant}, {facts['attention']} attention"
+            f"{named_policy(config)}",
             kv_cache=facts["target"]["kv_cache"],
         ),
         mirror=mirror,

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from omegaconf import DictConfig
@@ -18,7 +17,7 @@ from experiments.measuring.measure import Contender
 from experiments.measuring.peaks import brief_peaks, printed_peaks, quick_peaks
 from experiments.results.records import PLAIN
 from experiments.session.methods import Method, methods_of
-from experiments.session.policies import paced, policy_of, settle_costs
+from experiments.session.policies import built_policy, paced, policy_of, settle_costs
 from specdec.drafting.costs import RoundCosts, check_conditions
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter, Verifier
@@ -56,7 +55,10 @@ def assemble(
         ValueError: A model cannot be loaded, or a drafter and the verifier do not fit.
     """
     plainly, *others = methods_of(config, drafters)
-    made = {each.name: paced(build(each.config, str(each.drafter)), _built(each, each.policy)) for each in others}
+    made = {
+        each.name: paced(build(each.config, str(each.drafter)), built_policy(each.config, each.policy))
+        for each in others
+    }
     rules: dict[str, Verifier] = {each.name: build(config, each.rule) for each in others}
     others_too = config.get("contenders") or ()
     contenders: dict[str, OtherEngine] = {str(name): build(config, f"contenders.{name}") for name in others_too}
@@ -123,7 +125,7 @@ def accounted(
         if costs is not None and not found:
             check_conditions(costs.conditions, conditions_of(target, engine.runner), path, drafter=False)
         known = getattr(policy_of(engine.drafter), "costs", None) if each.speculate else None
-        if isinstance(known, RoundCosts) and known.conditions is not None:
+        if isinstance(known, RoundCosts | CalibratedRounds) and known.conditions is not None:
             here = conditions_of(engine.target, engine.runner, engine.drafter)
             check_conditions(known.conditions, here, "the policy's file")
         found.append(replace(each, accountant=Accountant.of(engine, speculate=each.speculate, costs=costs)))
@@ -142,10 +144,6 @@ def better_peaks(before: Mapping[str, float], target: Target) -> Mapping[str, fl
     """The better of earlier peaks and new ones: a busy machine makes them lower, and nothing higher."""
     now = brief_peaks(target.device, target.dtype).facts()
     return {name: max(value, now.get(name, value)) for name, value in before.items()}
-
-
-def _built(method: Method, section: str | None) -> Any:
-    return None if section is None else build(method.config, section)
 
 
 def _targets(methods: Sequence[Method]) -> dict[str, Target]:

@@ -3,14 +3,19 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from omegaconf import DictConfig
+
 from drafters.adaptive import AdaptiveDrafter
 from drafters.round_costs import measure_costs, measure_node_costs
+from experiments.config import job
+from experiments.config.sections import build, plain
 from specdec.drafting.calibration import Calibration
 from specdec.drafting.costs import RoundCosts
 from specdec.drafting.policies import CostAwareLength, CostAwareNodes, LengthPolicy, NodePolicy
 from specdec.drafting.scored import ScoredDrafter
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter, Verifier
+from specdec.physics.calibrated import CalibratedRounds, is_calibrated
 from specdec.target.target import Target
 
 COSTS = "round_costs.json"
@@ -19,6 +24,26 @@ MOST_PROMPT = 512
 """Tokens of a prompt that rounds are measured on."""
 
 Policy = LengthPolicy | NodePolicy
+
+
+def built_policy(config: DictConfig, section: str | None) -> Policy | None:
+    """The policy of a section, if there is one. By calibrated costs it also sees how long contexts are."""
+    if section is None:
+        return None
+    policy: Policy | None = build(config, section)
+    costs = (plain(config, section) or {}).get("costs")
+    if isinstance(policy, CostAwareLength) and costs is not None and is_calibrated(costs):
+        policy.costs = CalibratedRounds.load(costs)
+    return policy
+
+
+def named_policy(config: DictConfig) -> str:
+    """The policy of all methods, for titles: ``", policy table"``; empty where there is none, or each has its own."""
+    kind = (config.get("policy") or {}).get("_target_")
+    if config.get("policies") or kind is None:
+        return ""
+    chosen = job.choice("policy")
+    return f", policy {chosen if chosen not in (None, 'none') else kind.rpartition('.')[2]}"
 
 
 def paced(drafter: Drafter | None, policy: Policy | None) -> Drafter | None:

@@ -180,19 +180,16 @@ def test_goodput_finds_the_depths_that_pay_and_explores_within_its_budget() -> N
 
     def run(rounds: int, context: int = 1000, **other: Any) -> tuple[Array, float]:
         """Depths by round and row, and expected tokens per second."""
-        policy, rng, chosen, spent = (
-            bound(CostAwareLength(LLAMA_8B_H100, **other), 128),
-            np.random.default_rng(0),
-            [],
-            0.0,
-        )
+        policy, rng = bound(CostAwareLength(LLAMA_8B_H100, **other), 128), np.random.default_rng(0)
+        chosen, played = [], []
         for _ in range(rounds):
             now = policy.depths(slots, np.full(128, context))
             wrong = rng.random((128, DEPTH)) >= alpha[:, None]
             policy.note(slots, now, np.minimum(np.where(wrong.any(1), wrong.argmax(1), DEPTH), now))
-            spent = spent + round_of(survival, now, LLAMA_8B_H100, 128.0 * context)
+            played.append(round_of(survival, now, LLAMA_8B_H100, 128.0 * context))
             chosen.append(now)
-        return np.array(chosen), float(spent[0] / spent[1])
+        tokens, seconds = np.sum(played, axis=0)
+        return np.array(chosen), float(tokens / seconds)
 
     chosen, found = run(1500)
     known = rate(survival, best_depths(survival, LLAMA_8B_H100, 128_000.0), LLAMA_8B_H100, 128_000.0)
