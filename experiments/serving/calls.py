@@ -4,8 +4,7 @@ import asyncio
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from experiments.serving.fields import Asked, RequestError
@@ -146,14 +145,27 @@ class Front:
         self.idle = asyncio.Event()
         self.idle.set()
 
-    @contextmanager
-    def place(self) -> Iterator["Place"]:
-        """The places that a call takes, for as long as the ``with`` statement lasts."""
-        place = Place(self)
-        try:
-            yield place
-        finally:
-            place.free()
+    def enter(self, count: int, *, had: int = 0) -> int:
+        """Take so many places for a call, which may have some already; returns how many it has then.
+
+        Raises:
+            RequestError: There are too few, now or ever, or the server is about to stop.
+        """
+        if self.draining and not had:
+            raise RequestError("the server is about to stop", status=503)
+        if count > self.most:
+            raise RequestError(f"{count} choices at once are too many for this server: ask for at most {self.most}")
+        if self.open + count - had > self.most:
+            raise RequestError(f"{self.open} requests are waiting or running already: come again later", status=429)
+        self.open += count - had
+        self.idle.clear()
+        return count
+
+    def leave(self, count: int) -> None:
+        """Give so many places back."""
+        self.open -= count
+        if not self.open:
+            self.idle.set()
 
     def take(self, steps: Sequence[tuple[Choice, Step]]) -> None:
         """Give the rounds of a turn to their calls."""
@@ -168,35 +180,3 @@ class Front:
         """End all calls with an error."""
         for call in self.calls:
             call.refuse(refusal)
-
-
-class Place:
-    """The places that a call has taken at the front."""
-
-    def __init__(self, front: Front):
-        self._front, self._taken = front, 0
-
-    def take(self, count: int) -> None:
-        """Have so many places.
-
-        Raises:
-            RequestError: There are too few, now or ever.
-        """
-        front, more = self._front, count - self._taken
-        if front.draining and not self._taken:
-            raise RequestError("the server is about to stop", status=503)
-        if count > front.most:
-            raise RequestError(
-                f"{count} choices are more than this server can queue: ask for at most {front.most} at once"
-            )
-        if front.open + more > front.most:
-            raise RequestError(f"{front.open} requests are waiting or running already: come again later", status=429)
-        front.open += more
-        self._taken = count
-        front.idle.clear()
-
-    def free(self) -> None:
-        """Give the places back."""
-        self._front.open -= self._taken
-        if not self._front.open:
-            self._front.idle.set()

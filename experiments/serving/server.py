@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -92,11 +93,8 @@ class Server:
         routes = [Route(path, answer, methods=["GET"]) for path, answer in paths.items()]
         for path, chat in (("/v1/completions", False), ("/v1/chat/completions", True)):
             routes.append(Route(path, Completions(self, chat=chat), methods=["POST"]))
-        app = Starlette(
-            routes=routes,
-            lifespan=self._life,
-            exception_handlers={RequestError: _refused, HTTPException: _no_such_path},
-        )
+        errors: dict[Any, Any] = {RequestError: _error, HTTPException: _error}
+        app = Starlette(routes=routes, lifespan=self._life, exception_handlers=errors)
         config = uvicorn.Config(app, log_level="warning", access_log=False, backlog=BACKLOG, lifespan="on")
         self._http = _Http(config, self)
         self._http.run(sockets=[self._socket])
@@ -182,18 +180,19 @@ class Completions:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrived, server = time.perf_counter(), self._server
         request = Request(scope, receive)
+        places = 0
         try:
-            with server.front.place() as place:
-                try:
-                    place.take(1)
-                except RequestError:
-                    await _body(request, 0)  # a client reads no answer before it has sent everything
-                    raise
-                asked = await server.read(await _body(request, server.max_body), chat=self._chat)
-                place.take(len(asked.sampling))
-                await self._answer(Call(asked, arrived), request, send)
+            try:
+                places = server.front.enter(1)
+            finally:  # a client reads no answer before it has sent everything
+                body = await _body(request, server.max_body if places else 0)
+            asked = await server.read(body, chat=self._chat)
+            places = server.front.enter(len(asked.sampling), had=places)
+            await self._answer(Call(asked, arrived), request, send)
         except ClientDisconnect:
             pass  # nobody is there to be answered
+        finally:
+            server.front.leave(places)
 
     async def _answer(self, call: Call, request: Request, send: Send) -> None:
         server, front = self._server, self._server.front
@@ -281,14 +280,11 @@ async def _body(request: Request, most: int) -> bytes:
     return b"".join(parts)
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestError), "registered for it"
+async def _error(request: Request, error: Exception) -> Response:
+    """Return the answer that says what is wrong: with a request, or with its path."""
+    if isinstance(error, HTTPException):
+        there = "GET /health, /v1/models, /metrics, POST /v1/completions, /v1/chat/completions"
+        error = RequestError(f"{request.method} {request.url.path}: there are {there}", status=error.status_code)
+    assert isinstance(error, RequestError), "nothing else is registered"
     headers = {"retry-after": str(RETRY_AFTER)} if error.status in (429, 503) else {}
     return JSONResponse(error.body, error.status, headers)
-
-
-async def _no_such_path(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException), "registered for it"
-    there = "GET /health, /v1/models, /metrics, POST /v1/completions, /v1/chat/completions"
-    message = f"{request.method} {request.url.path}: there are {there}"
-    return JSONResponse(RequestError(message, status=error.status_code).body, error.status_code)

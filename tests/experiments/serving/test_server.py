@@ -50,8 +50,8 @@ def test_greedy_completions_are_the_engines_token_for_token(
     for prompt, own in (("abcabc", expected[:1]), (IDS[0], expected[1:2]), (IDS, expected[1:])):
         answer = client.completions.create(model="tiny", prompt=prompt, max_tokens=24, temperature=0, extra_body=more)
         assert [each.text for each in answer.choices] == [done.text for done in own]
-        assert [tuple(each.token_ids) for each in answer.choices] == [done.token_ids for done in own]  # pyright: ignore
-        assert [tuple(each.prompt_token_ids) for each in answer.choices] == [done.prompt_ids for done in own]  # pyright: ignore
+        assert [tuple(each.token_ids) for each in answer.choices] == [done.token_ids for done in own]
+        assert [tuple(each.prompt_token_ids) for each in answer.choices] == [done.prompt_ids for done in own]
         assert {each.finish_reason for each in answer.choices} == {"length"}
         assert answer.usage is not None and answer.usage.completion_tokens == 24 * len(own)
         assert answer.usage.prompt_tokens == sum(len(done.prompt_ids) for done in own)
@@ -139,7 +139,7 @@ def test_stop_strings_and_tokens_end_an_output(client: openai.OpenAI, reference:
     stop, token = done.text[6:8], done.token_ids[3]
     ask: dict[str, Any] = {"model": "tiny", "prompt": "abcabc", "max_tokens": 24, "temperature": 0}
     for more in ({"stop": [stop, "never"]}, {"extra_body": {"stop_token_ids": [token]}}):
-        params = SamplingParams(max_new_tokens=24, **more.get("extra_body", more))  # pyright: ignore
+        params = SamplingParams(max_new_tokens=24, **more.get("extra_body", more))
         (expected,) = reference.generate(["abcabc"], params)
         assert expected.finish_reason == "stop"
         answer = client.completions.create(**ask, **more)
@@ -159,8 +159,8 @@ def test_logprobs_are_the_models_own(client: openai.OpenAI, reference: Engine) -
     pairs = zip(found.tokens, found.top_logprobs, strict=True)
     assert all(token in each and len(each) in (2, 3) for token, each in pairs)
     streamed = [event.choices[0].logprobs for event in client.completions.create(**ask, logprobs=2, stream=True)]
-    assert [offset for each in streamed for offset in each.text_offset] == found.text_offset  # pyright: ignore
-    assert [value for each in streamed for value in each.token_logprobs] == found.token_logprobs  # pyright: ignore
+    assert [offset for each in streamed for offset in each.text_offset] == found.text_offset
+    assert [value for each in streamed for value in each.token_logprobs] == found.token_logprobs
     (done,) = reference.generate([CHAT], params)
     chat = {**ask, "messages": CHAT}
     del chat["prompt"]
