@@ -40,6 +40,7 @@ from experiments.session.tracked import tracked_run
 from experiments.tracking.base import NullTracker
 from specdec.engine.engine import Engine
 from specdec.machine import recommended_threads
+from specdec.slot_memory import written_bytes
 
 _PARTS = ("target", "verifier", "sampling", "dataset", "tracker", "arrival", "workload", "overload", "clock")
 
@@ -123,7 +124,7 @@ def load(config: DictConfig) -> list[LoadRun]:
         terms=terms,
         bootstrap=bootstrap,
         title=title,
-        notes=_notes(counts, len(fitted), room, texts.passes, len(kept)),
+        notes=[*_conditions(config, contenders), *_notes(counts, len(fitted), room, texts.passes, len(kept))],
         spare=overload.spare,
     )
     runs: list[LoadRun] = []
@@ -149,7 +150,7 @@ def load(config: DictConfig) -> list[LoadRun]:
             figures, written = report_load(runs, report)
             written += report_validation(runs, virtual, report) if virtual else []
             tracker.summary(summary_of(figures))
-            tracker.files("results", written)
+            tracker.files("results", [path for path in written if path.parent == folder])
         tracker.finish(exit_code)
     return runs
 
@@ -317,6 +318,17 @@ def _title(config: DictConfig, served: Lent, contenders: Sequence[Entrant], plan
         f"{served.name} on {times}{served.device}; {', '.join(words)}; {len(planned)} requests of {sizes[0]:.0f} "
         f"tokens in and {sizes[1]:.0f} out on average{slots}"
     )
+
+
+def _conditions(config: DictConfig, contenders: Sequence[Entrant]) -> list[str]:
+    """Return what the title does not say: how the rate varies, and what the same memory leaves every method."""
+    shown = {name: value for name, value in plain(config, "arrival").items() if name not in ("_target_", "rate")}
+    said = [f"arrivals: {', '.join(f'{name} {value}' for name, value in shown.items())}"] if shown else []
+    if config.memory is not None:
+        ours = [(each.method, each.engine) for each in contenders]
+        pages = [f"{name} {own.paging.pages} pages" for name, own in ours if not isinstance(own, Client)]
+        said.append(f"{written_bytes(config.memory)} of memory leave {', '.join(pages)}")
+    return said
 
 
 def _notes(counts: Mapping[str, int], planned: int, room: int, passes: float, kept: int) -> list[str]:

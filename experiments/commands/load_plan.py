@@ -41,6 +41,8 @@ def plan_loads(config: DictConfig, seed: int) -> tuple[list[Load], list[Planned]
     requests = config.requests
     if recorded is not None:
         requests = min(requests or len(recorded.times), len(recorded.times))
+    if len(set(config.rates or ())) < len(config.rates or ()):
+        raise ValueError(f"rates={list(config.rates)}: give each rate once")
     rated = [arrival] if config.rates is None else [arrival.at_rate(float(rate)) for rate in config.rates]
     loads = [
         Load(
