@@ -16,7 +16,7 @@ from experiments.measuring.watch import Watch, watching
 from experiments.results import metrics
 from experiments.results.checked import stated_exactness
 from experiments.results.lossless import OTHER_TARGET, THERE
-from experiments.results.records import PLAIN, Record
+from experiments.results.records import MEMORY, PLAIN, Record
 from experiments.tracing.trace import TraceWriter
 from specdec.engine.clock import COMPLETION
 from specdec.engine.engine import Engine
@@ -129,12 +129,14 @@ def _measure_batch(
     trace: TraceWriter | None,
 ) -> None:
     first = number % len(contenders)
+    engines = [contender.engine for contender in contenders]
     conversations = {c.method: [_Conversation(job) for job in batch] for c in contenders}
     for turn in range(max(len(job.prompt.turns) for job in batch)):
-        answers = {
-            c.method: _take_turn(c, conversations[c.method], turn, template, trace)
-            for c in [*contenders[first:], *contenders[:first]]
-        }
+        answers = {}
+        for c in [*contenders[first:], *contenders[:first]]:
+            if isinstance(c.engine, Engine) and engines.count(c.engine) > 1:
+                c.engine.forget()  # otherwise a method would find the prompts that another one has prefilled
+            answers[c.method] = _take_turn(c, conversations[c.method], turn, template, trace)
         for contender in contenders:
             known = {} if contender.reference == contender.method else answers.get(contender.reference or "", {})
             for row, answer in answers[contender.method].items():
@@ -320,4 +322,5 @@ def _moments(answer: _Answer, done: Completion) -> dict[str, Any]:
         "emitted_at": tuple(since(moment) for moment, _ in done.emissions),
         "emitted": tuple(count for _, count in done.emissions),
         "ingestion": round(answer.job.ingestion, 7),
+        "memory": {name: getattr(found, name) for name in MEMORY if getattr(found, name)},
     }

@@ -237,7 +237,27 @@ def _incomplete(summary: Summary) -> list[str]:
 
 def _notes(summary: Summary) -> list[str]:
     rules = rules_of(summary.methods)
-    return [*_incomplete(summary), *([rules] if rules else []), *noise_notes(summary), *summary.noise.notes]
+    return [
+        *_incomplete(summary),
+        *([rules] if rules else []),
+        *memory_notes(summary),
+        *noise_notes(summary),
+        *summary.noise.notes,
+    ]
+
+
+def memory_notes(summary: Summary) -> list[str]:
+    """A sentence on each method for which caches or preemption did anything."""
+    found = []
+    for method in summary.methods:
+        did = None if method.requests is None else method.requests.memory
+        if did is not None and (did.reused or did.preemptions):
+            found.append(
+                f"{method.label}: {percent(did.hit_rate)} of prompts' tokens were found in the cache; "
+                f"{did.preemptions} preemptions, {did.recomputed} tokens prefilled again, {did.swapped} swapped back "
+                f"in {did.swap_seconds:.2g} s"
+            )
+    return found
 
 
 def _drafted(method: MethodSummary) -> str:

@@ -14,6 +14,10 @@ RECORDS = "records.jsonl"
 PLAIN = "plain"
 """The name of plain decoding, the baseline, in all results."""
 
+MEMORY = ("reused", "preemptions", "recomputed", "swapped", "swap_seconds", "preempted")
+"""What caches and preemption did for a request (``specdec.types.Timestamps``): tokens found in a cache, slots lost,
+tokens prefilled again, tokens that came back from the host's memory, its seconds, and seconds without a slot."""
+
 GREEDY_BELOW = 1e-5
 """Below this temperature decoding is greedy: the engine's own limit (a test compares the two)."""
 
@@ -47,6 +51,7 @@ class Record:
             in the cache, and when the host saw its last tokens.
         emitted_at, emitted: When the host saw tokens, round by round, and how many these were, after cuts.
         ingestion: Seconds of template and tokenizer for this request, which ran before the call.
+        memory: What caches and preemption did (``MEMORY``); what is 0 is left out.
         accepted, expected_accepted: Accepted tokens of every round, before any cut, and their expectations.
         proposed_depth, proposed_nodes: Depth of every round's longest branch, and its drafted nodes.
         distance_tv, distance_kl: For a lossy rule, how far the distribution of every round's first token is from p
@@ -90,6 +95,7 @@ class Record:
     emitted_at: tuple[float, ...] = ()
     emitted: tuple[int, ...] = ()
     ingestion: float | None = None
+    memory: Mapping[str, float] = field(default_factory=dict)
     accepted: tuple[int, ...] = ()
     expected_accepted: tuple[float, ...] = ()
     proposed_depth: tuple[int, ...] = ()

@@ -10,6 +10,7 @@ import pandas
 
 from experiments.results.frame import Figures, Frame, Outputs, frame_of
 from experiments.results.limits import Limits, Terms
+from experiments.results.records import MEMORY
 from experiments.results.statistics import Bootstrap
 from experiments.results.timing import STAGES, calls_of
 
@@ -42,7 +43,8 @@ def request_figures(outputs: Outputs, terms: Terms, bootstrap: Bootstrap) -> Fig
         ended well, ``seconds`` of all calls, rates over that time, what one user sees (1 / TPOT at the median),
         ``concurrency``, ``disordered`` requests, whose timestamps are in an impossible order, ``goodput``, hours of
         the device, price and energy of tokens, ``phase_shares`` of e2e (queue, prefill, decode), ``stage_shares`` of
-        the calls' time and of ingestion before them, and a ``warning`` where the timestamps cannot be right.
+        the calls' time and of ingestion before them, ``memory`` (``memory_of``), and a ``warning`` where the timestamps
+        cannot be right.
     """
     frame = frame_of(outputs)
     timed = frame[frame.seconds.notna()]
@@ -83,8 +85,16 @@ def request_figures(outputs: Outputs, terms: Terms, bootstrap: Bootstrap) -> Fig
             }
         ),
         stage_shares=_stage_shares(calls),
+        memory=memory_of(good),
         warning=_warning(disordered, len(good), in_flight),
     )
+
+
+def memory_of(outputs: Frame) -> Figures:
+    """Return the sums of ``MEMORY`` over outputs, and the share of their prompts found in caches (``hit_rate``)."""
+    sums = {name: sum(each.get(name, 0) for each in outputs.memory) for name in MEMORY}
+    queried = int((outputs.prompt_tokens - 1).sum())
+    return Figures(**sums, hit_rate=sums["reused"] / queried if queried else None)
 
 
 def _warning(disordered: int, requests: int, found: Figures | None) -> str | None:

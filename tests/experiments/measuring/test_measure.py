@@ -17,6 +17,7 @@ from experiments.measuring.watch import Watch
 from experiments.results.records import PLAIN, Record, RecordWriter, read_records
 from experiments.results.statistics import Bootstrap
 from experiments.results.summary import summarize
+from specdec.cache.pages import Paging
 from specdec.checks.reference import reference_decode
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
@@ -260,3 +261,22 @@ def test_real_conversations_follow_the_reference() -> None:
     with torch.inference_mode():
         expected = reference_decode(target.model, ids, GREEDY, stop_ids=target.eos_token_ids)
     assert second.token_ids == tuple(expected)
+
+
+def test_a_method_finds_in_the_cache_what_it_has_computed_itself() -> None:
+    """Of an engine that methods share, nothing; of its own, the turn before."""
+    target = Target(tiny_model(vocab_size=257), byte_tokenizer())
+    cache = Paging(page_size=1, shared=True)
+    options: Any = {"max_batch_size": 3, "max_length": 96, "cache": cache}
+    shared = Engine(target, NGramDrafter(max_draft_tokens=3), RejectionVerifier(), **options)
+    alone = Engine(target, NGramDrafter(max_draft_tokens=3), RejectionVerifier(), **options)
+    listed, _ = prepare(
+        [TWO, ONE], replace(GREEDY, max_new_tokens=30, ignore_eos=True), target.tokenizer, max_length=96
+    )
+    records: list[Record] = []
+    sides = [Contender(PLAIN, shared, speculate=False), Contender("beside", shared), Contender("alone", alone)]
+    list(measure(sides, listed, write=records.append))
+    found = {
+        name: [r.memory.get("reused", 0) for r in records if r.method == name] for name in (PLAIN, "beside", "alone")
+    }
+    assert found[PLAIN] == found["beside"] == [0, 0, 0] and max(found["alone"]) > 0

@@ -1,11 +1,13 @@
 """The table of what users felt; what policies lose against the best fixed length, on hand-computed figures."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from experiments.reporting.policies import EVERYTHING, loss_table, policy_losses
 from experiments.reporting.requests import FLAT, requests_table
+from experiments.reporting.run_tables import memory_notes
 from experiments.reporting.table import Emphasis
 from experiments.results.frame import Figures
 from experiments.results.limits import Limits, Terms
@@ -52,6 +54,16 @@ def test_a_column_per_method_where_there_are_few_else_a_row() -> None:
         "energy per token, J": "not measured",
     }
     assert {name: shown[name] for name in expected} == {name: [value] * 2 for name, value in expected.items()}
+    did = {"reused": 3, "preemptions": 2, "recomputed": 5, "swapped": 7, "swap_seconds": 0.25}
+    listed = [replace(each, memory=did) for each in records("plain")]
+    seen = summarize(listed, planned=2, bootstrap=Bootstrap(resamples=100), terms=TERMS)
+    shown = rows(seen)
+    assert shown["preemptions; tokens prefilled again"] == ["4; 10"]
+    assert shown["  tokens swapped back; seconds of both ways"] == ["14; 0.5"]
+    (said,) = memory_notes(seen)
+    (share,) = shown["prompts' tokens found in the cache"]
+    assert f"{share} of prompts' tokens" in said and "4 preemptions, 10 tokens" in said
+    assert not memory_notes(summary_of("plain")), "nothing happened, and nothing is said"
     unasked = rows(summary_of("plain", terms=Terms()))
     assert not {"requests within all limits", "price of a million tokens"} & set(unasked)
     table = requests_table(summary_of("plain", "a", "b", "c", "d"))
