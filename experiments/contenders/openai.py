@@ -112,6 +112,9 @@ class OpenAIServer(OtherEngine):
             "repetition_penalty": (sampling.repetition_penalty, 1.0),
             "stop_token_ids": (stop_token_ids, []),
             "ignore_eos": (sampling.ignore_eos, False),
+            "priority": (sampling.priority, 0),
+            "deadline": (sampling.deadline, None),
+            "user": (sampling.user, ""),
         }
         body: dict[str, Any] = {
             "model": self._model,

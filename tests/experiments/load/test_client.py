@@ -7,12 +7,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from experiments.commands.load import load
 from experiments.contenders.openai import OpenAIServer
 from experiments.load import counters
 from experiments.load.client import UNKNOWN, Client
@@ -24,7 +26,7 @@ from experiments.load.workloads import Planned
 from experiments.results.limits import Terms
 from experiments.results.statistics import Bootstrap
 from specdec.requests import SamplingParams
-from tests.experiments.conftest import byte_tokenizer
+from tests.experiments.conftest import byte_tokenizer, composed
 
 TOKENS = (70, 71, 72, 73, 74, 75, 76)
 CHUNKS = ((70,), (71, 72, 73), (74, 75), (76,))
@@ -52,7 +54,7 @@ class Server:
         open: Connections that are being answered.
     """
 
-    NORMAL, ERROR_WITHIN, CUT, BUSY, NEVER, NO_JSON, ABORTED = range(1, 8)
+    NORMAL, ERROR_WITHIN, CUT, BUSY, NEVER, NO_JSON, ABORTED = range(1001, 1008)
 
     def __init__(self) -> None:
         self.gap, self.names, self.models, self.has_metrics = 0.001, "token_ids", ["tiny"], True
@@ -222,7 +224,9 @@ def test_tokens_are_the_servers_however_it_tells_them(server: Server, names: str
         "token_ids": "named", "logprobs": "counted", "usage": "counted", "text": "those of the text"
     }[names]  # fmt: skip
     sent = server.bodies[0]
-    assert sent["stream"] and sent["stream_options"] == {"include_usage": True} and sent["prompt"] == [1, 5, 6]
+    assert (
+        sent["stream"] and sent["stream_options"] == {"include_usage": True} and sent["prompt"] == [Server.NORMAL, 5, 6]
+    )
 
 
 def test_speculation_is_what_the_server_counts(server: Server) -> None:
@@ -298,6 +302,43 @@ def test_closed_loops_and_many_connections(server: Server) -> None:
     assert server.most_open == 1000 and run.requests.outcome.eq(DONE).all()
     assert int(run.requests.output_tokens.sum()) == 7000
     assert threading.active_count() <= before + 1, "no thread is left, and none belongs to a connection"
+
+
+def test_the_command_plays_servers_beside_our_engine_and_instead_of_it(
+    server: Server, saved: Path, tmp_path: Path, no_pictures: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = [f"target.name={saved / 'target'}", "threads=1", "bootstrap.resamples=100", "dataset.count=3", "requests=3"]
+    small += [
+        "rates=[100]",
+        "workload.classes.chat.input=24",
+        "workload.classes.chat.output=7",
+        "warmup_prompts=1",
+        "method=own",
+    ]
+    far = ["+contender@contenders.far=openai", f"contenders.far.base_url={server.url}"]
+    plain, own, other = load(composed("load", *small, *far, "drafter=ngram", f"out={tmp_path / 'a'}"))
+    assert [run.method for run in (plain, own, other)] == ["plain", "own", "far"]
+    assert own.facts["outputs"]["equal"] == 3 and other.facts["outputs"]["compared"] == 3
+    parted = other.facts["outputs"]
+    assert parted["equal"] == 0 and parted["unexplained"] == 3, "what the small server says is no model's"
+    assert [body["prompt"] for body in server.bodies[1:]] != [], "the warm-up was sent, and is not counted"
+    assert len(server.bodies) == 4 and other.totals.rounds == 6
+    said = " ".join(capsys.readouterr().out.split())
+    assert "own 3 of 3, far 0 of 3" in said and "3 WITHOUT such a reason" in said and "What servers say" in said
+    (alone,) = load(composed("load", *small, "engine=openai", f"engine.base_url={server.url}", f"out={tmp_path / 'b'}"))
+    assert (alone.method, alone.totals.accepted) == ("own", 9) and alone.requests.outcome.eq(DONE).all()
+    assert list(alone.requests.arrived) == list(other.requests.arrived), "the same requests at the same moments"
+    for words, wrong in (
+        (["engine=openai", "+drafter@methods.a=ngram"], "methods=.*with a server as the engine, which has its own"),
+        (
+            ["+contender=hf_generate", "drafter=ngram"],
+            "contenders.hf_generate answers only when all prompts of a call are done",
+        ),
+        (["+contender@contenders.plain=openai"], "contenders.plain: a method of ours is called plain"),
+        (["engine=openai", "engine.base_url=http://127.0.0.1:9/v1"], "no OpenAI-compatible server answers at"),
+    ):
+        with pytest.raises(ValueError, match=wrong):
+            load(composed("load", *small, *words, f"out={tmp_path / 'c'}"))
 
 
 @pytest.mark.full
