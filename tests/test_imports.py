@@ -38,7 +38,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 ROOMS = (
     ("datasets", "results"),
     ("tracing", "training", "grading", "contenders", "exporting", "planning"),
-    ("load",),
+    ("load", "serving"),
     ("measuring", "inspecting"),
     ("reporting", "tracking"),
     ("config",),

@@ -1,6 +1,7 @@
 """An endpoint with the engine of a configuration."""
 
 import sys
+from pathlib import Path
 
 from omegaconf import DictConfig
 
@@ -31,6 +32,11 @@ def serve(config: DictConfig) -> None:
     target, contenders = assemble(config, methods)
     engine = contenders[-1].engine
     assert isinstance(engine, Engine), "no other engines are assembled"
+    if config.template is not None and target.tokenizer is not None:
+        try:
+            target.tokenizer.chat_template = Path(config.template).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"template={config.template}: {error.strerror}; give the file of a template") from error
     options = {name: config[name] for name in ("host", "port", "queue", "drain", "max_body", "prefix")}
     server = Server(engine, build(config, "sampling"), name=config.name or target.name, **options)
     if config.host not in _LOCAL:

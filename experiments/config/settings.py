@@ -216,7 +216,7 @@ OWN: dict[str, dict[str, Any]] = {
     "serve": {
         "host": Text,
         "port": Annotated[int, Wanted("a port from 0 (any that is free) to 65535", lambda value: 0 <= value < 65536)],
-        "name": _or_null(Text),
+        **dict.fromkeys(("name", "template"), _or_null(Text)),
         "queue": Natural,
         "drain": Seconds,
         "max_body": Count,
