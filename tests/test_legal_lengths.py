@@ -9,6 +9,7 @@ off before a token because the token is unlikely, must change them.
 import copy
 import itertools
 import math
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -216,6 +217,30 @@ def test_no_length_policy_changes_the_output(name: str) -> None:
 
 def test_the_oracle_does() -> None:
     assert bias(policy_of("fixed"), RejectionVerifier, round_=as_the_oracle_says) > 0.05
+
+
+@pytest.mark.parametrize("name", [*LENGTHS, *FORESEEN])
+def test_the_same_history_gives_the_same_depths_and_soon(name: str) -> None:
+    """Requests come and go. With 64 rows, depths and note take some 0.1 ms: the limit has room for noise."""
+    policy, other = (policy_of(name, **({"costs": PACKED} if name in FORESEEN else {})) for _ in range(2))
+    runs, seconds = [], []
+    for played in (policy, other, policy):  # bound again, it begins anew
+        rng = np.random.default_rng(0)
+        played.bind(max_batch_size=64, max_depth=3)
+        runs.append([])
+        for number in range(60):
+            slots = np.sort(rng.choice(64, 64 if number % 2 else int(rng.integers(1, 64)), replace=False))
+            played.admit(int(slots[0]))
+            reach, margins = rng.integers(0, 4, len(slots)), rng.exponential(2, (len(slots), 3))
+            played.foresee(slots, margins if played.foresees == "margins" else reach)
+            begin = time.perf_counter()
+            depths = played.depths(slots, 100 * slots)
+            played.note(slots, depths, np.minimum(depths, reach))
+            seconds.append(time.perf_counter() - begin)
+            assert depths.shape == slots.shape and depths.min() >= 0 and depths.max() <= 3
+            runs[-1].append(depths.tolist())
+    assert runs[0] == runs[1] == runs[2]
+    assert np.median(seconds) < 2e-3
 
 
 # ---------------------------------------------------------------- through the engine, token for token
