@@ -1,12 +1,12 @@
 """Which time a load runs in: the real engine's, virtual time, or both, the second to check the first."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from experiments.load.dense import Dense
 from experiments.load.virtual import Costs
+from specdec.arguments import flag, whole
 from specdec.drafting.policies.lengths import LengthPolicy
 from specdec.physics.calibrated import CalibratedRounds
 from specdec.physics.published import LLAMA_8B_H100
@@ -17,49 +17,26 @@ PUBLISHED: Mapping[str, Costs] = {"llama_8b_h100": LLAMA_8B_H100}
 REAL, RECORD, BOTH, VIRTUAL = "real", "record", "both", "virtual"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Clock:
-    """The time that a load runs in.
+    """The time that a load runs in: here, the engine's own.
 
     Attributes:
-        mode: ``"real"`` plays it on the engine. ``"record"`` plays nothing, and records dense traces of its requests.
-            ``"both"`` plays it on the engine, records the traces, plays it in virtual time too, and says how far the
-            two are apart. ``"virtual"`` needs no model: it plays with traces and costs that are there.
-        costs: A file of ``experiments.calibrate``, or ``llama_8b_h100``; or one for each method, by name.
+        mode: ``REAL``, ``RECORD``, ``BOTH`` or ``VIRTUAL``.
+        costs: A file of ``experiments.calibrate``, or a name of ``PUBLISHED``; or one for each method, by name.
         traces: A file of dense traces; or one for each method, by name.
-        shape: The tree that is drafted, in virtual time: what ``TreeShape.of`` takes. None for chains.
-        seeds: How many times virtual time is played, with other arrivals, lengths and acceptances each. All of them
-            are one result.
+        tree: The tree that is drafted in virtual time; None for chains.
+        seeds: How many times virtual time is played.
         mixed: Whether pieces of prompts share a forward with the round, as in vLLM.
         workers: Processes that play side by side.
-
-    Raises:
-        ValueError: A value is unknown, or missing for this mode.
     """
 
-    mode: str = REAL
+    mode = REAL
     costs: Any = None
     traces: Any = None
-    shape: Any = None
-    seeds: int = 1
-    mixed: bool = False
-    workers: int = 1
-
-    def __post_init__(self) -> None:
-        if self.mode not in (REAL, RECORD, BOTH, VIRTUAL):
-            raise ValueError(f"clock.mode={self.mode!r}: give {REAL}, {RECORD}, {BOTH} or {VIRTUAL}")
-        if self.mode in (BOTH, VIRTUAL) and not self.costs:
-            raise ValueError(
-                f"clock={self.mode} needs to know how long rounds take: give clock.costs=FILE of "
-                f"experiments.calibrate, or {' or '.join(PUBLISHED)}"
-            )
-        if self.mode == VIRTUAL and not self.traces:
-            raise ValueError(
-                "clock=virtual needs to know what is accepted: give clock.traces=FILE, which clock=record writes"
-            )
-        for name in ("seeds", "workers"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"clock.{name}={getattr(self, name)}: give at least 1")
+    tree: TreeShape | None = None
+    seeds = 1
+    mixed = False
+    workers = 1
 
     def costs_of(self, method: str) -> Costs:
         """Return the costs of a method's rounds.
@@ -78,10 +55,71 @@ class Clock:
         """
         return Dense.load(Path(_own(self.traces, method, "traces")))
 
-    @property
-    def tree(self) -> TreeShape | None:
-        """The shape as one."""
-        return None if self.shape is None else TreeShape.of(self.shape)
+
+class Record(Clock):
+    """Plays nothing, and records dense traces of the load's requests."""
+
+    mode = RECORD
+
+
+class Both(Clock):
+    """Plays a load on the engine, records its traces, plays it in virtual time too, and says how far they are apart.
+
+    Args:
+        costs: See ``Clock``.
+        shape: The tree that is drafted, in virtual time: what ``TreeShape.of`` takes. None for chains.
+        seeds: Times that virtual time is played, with other draws of what is accepted. All make one result.
+        workers: See ``Clock``.
+
+    Raises:
+        ValueError: Costs are missing, or a number is no count.
+    """
+
+    mode = BOTH
+
+    def __init__(self, costs: Any = None, *, shape: Any = None, seeds: int = 1, workers: int = 1):
+        if not costs:
+            raise ValueError(
+                f"clock={self.mode} needs to know how long rounds take: give clock.costs=FILE of "
+                f"experiments.calibrate, or {' or '.join(PUBLISHED)}"
+            )
+        self.costs, self.tree = costs, None if shape is None else TreeShape.of(shape)
+        self.seeds, self.workers = whole("clock.seeds", seeds, least=1), whole("clock.workers", workers, least=1)
+
+
+class Virtual(Both):
+    """Plays a load in virtual time: no model runs.
+
+    Args:
+        costs: See ``Clock``.
+        traces: See ``Clock``.
+        shape: See ``Both``.
+        seeds: Times that it is played, with other arrivals, lengths and acceptances. All make one result.
+        mixed: See ``Clock``.
+        workers: See ``Clock``.
+
+    Raises:
+        ValueError: Costs or traces are missing, or a number is no count.
+    """
+
+    mode = VIRTUAL
+
+    def __init__(
+        self,
+        costs: Any = None,
+        traces: Any = None,
+        *,
+        shape: Any = None,
+        seeds: int = 1,
+        mixed: bool = False,
+        workers: int = 1,
+    ):
+        super().__init__(costs, shape=shape, seeds=seeds, workers=workers)
+        if not traces:
+            raise ValueError(
+                "clock=virtual needs to know what is accepted: give clock.traces=FILE, which clock=record writes"
+            )
+        self.traces, self.mixed = traces, flag("clock.mixed", mixed)
 
 
 def _own(given: Any, method: str, name: str) -> str:

@@ -57,6 +57,8 @@ GIVEN = {
     ("drafter", "eagle"): ("drafter.name={models}/eagle",),
     ("drafter", "block"): ("drafter.name={models}/block",),
     ("drafter", "choice"): ("drafter.model.name={models}/drafter",),
+    ("clock", "both"): ("clock.costs=llama_8b_h100",),
+    ("clock", "virtual"): ("clock.costs=llama_8b_h100", "clock.traces=traces.safetensors"),
     ("drafter", "merged"): ("drafter.model.name={models}/drafter",),
     ("contender", "hf_assisted"): ("contenders.hf_assisted.assistant={models}/drafter",),
 }
@@ -104,7 +106,7 @@ def composed(group: str, name: str, configure: Configure) -> tuple[DictConfig, s
 def test_every_study_and_recipe_composes(group: str, name: str, configure: Configure) -> None:
     if name == "fastest_shape":
         pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="the extra optuna is not installed")
-    command = "train" if group == "recipe" else "run"
+    command = "train" if group == "recipe" else "load" if name.startswith("load_") else "run"
     config = configure(command, f"{group}={name}")
     settings = {str(key): plain(config, str(key)) for key in config if key not in ("out", "method")}
     check_arguments(settings_of(command), settings | {"out": "."} | ({} if command == "train" else {"method": "m"}))
