@@ -262,6 +262,14 @@ def _check_run(self: Any) -> None:
         raise ValueError(f"ladder={self.ladder}: give at least two methods, each once")
 
 
+def _check_load(self: Any) -> None:
+    drafts, methods = self.drafter.get("_target_") is not None, list(self.methods)
+    if methods and drafts:
+        raise ValueError(f"drafter and methods={methods} are both given: give drafter=none, or no methods")
+    if not methods and not drafts and (self.policies or self.policy.get("_target_") is not None):
+        raise ValueError("a policy is given, and plain decoding alone drafts nothing: give a drafter or policy=none")
+
+
 def _check_demo(self: Any) -> None:
     _check_name("race", self.race, self.methods)
 
@@ -283,6 +291,7 @@ def _check_replay_text(self: Any) -> None:
 
 CONTRADICTIONS: dict[str, Callable[[Any], None]] = {
     "run": _check_run,
+    "load": _check_load,
     "demo": _check_demo,
     "report": _check_report,
     "replay": _check_replay,

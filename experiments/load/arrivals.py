@@ -216,6 +216,8 @@ def arriving(
     """
     if requests is None and (seconds is None or arrivals.loop == CLOSED):
         raise ValueError("requests=null: give a number of requests, or seconds=… with an open loop")
+    if seconds is not None and arrivals.loop == CLOSED:
+        raise ValueError(f"seconds={seconds:g}: in a closed loop answers decide when requests come, give seconds=null")
     state = rng.bit_generator.state
     count = requests or 64
     times = arrivals.times(rng, count)
@@ -223,7 +225,7 @@ def arriving(
         rng.bit_generator.state = state
         count *= 2
         times = arrivals.times(rng, count)
-    if seconds is not None and arrivals.loop == OPEN:
+    if seconds is not None:
         times = times[times < seconds]
     if not len(times):
         raise ValueError(f"seconds={seconds:g}: no request arrives so early, give more")

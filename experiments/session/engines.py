@@ -52,7 +52,8 @@ def assemble(
         samples: Texts to measure the costs of rounds on, for a length policy that needs them.
 
     Raises:
-        ValueError: A model cannot be loaded, or a drafter and the verifier do not fit.
+        ValueError: A model cannot be loaded, a drafter and the verifier do not fit, or the costs that a policy chooses
+            by are of another device, dtype or model.
     """
     plainly, *others = methods_of(config, drafters)
     made = {
@@ -76,6 +77,11 @@ def assemble(
     engines = {
         each.name: new_engine(each.config, targets[each.target], made[each.name], rules[each.name]) for each in others
     }
+    for engine in engines.values():
+        known = getattr(policy_of(engine.drafter), "costs", None)
+        if isinstance(known, RoundCosts | CalibratedRounds) and known.conditions is not None:
+            here = conditions_of(engine.target, engine.runner, engine.drafter)
+            check_conditions(known.conditions, here, "the policy's file")
     # Plain decoding runs on the first method's engine, unless that is another one than its own.
     first = others[0]
     shares = first.setup == plainly.setup
@@ -114,7 +120,7 @@ def accounted(
     """The methods with what works out their calls; other engines than ours have none.
 
     Raises:
-        ValueError: The costs, or those that a policy chooses by, are of another device, dtype or model.
+        ValueError: The costs are of another device, dtype or model.
     """
     found = []
     for each in contenders:
@@ -124,10 +130,6 @@ def accounted(
         engine = each.engine
         if costs is not None and not found:
             check_conditions(costs.conditions, conditions_of(target, engine.runner), path, drafter=False)
-        known = getattr(policy_of(engine.drafter), "costs", None) if each.speculate else None
-        if isinstance(known, RoundCosts | CalibratedRounds) and known.conditions is not None:
-            here = conditions_of(engine.target, engine.runner, engine.drafter)
-            check_conditions(known.conditions, here, "the policy's file")
         found.append(replace(each, accountant=Accountant.of(engine, speculate=each.speculate, costs=costs)))
     return found
 

@@ -7,6 +7,7 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from experiments.config.launch import Command, sentence
 from experiments.config.words import with_home, without_nulls
 from experiments.results.records import read_records
 from experiments.run import run
+from specdec.drafting.costs import Conditions
 from tests.experiments.conftest import composed
 from tests.experiments.runs import Configure, invoke
 from tests.experiments.showcase import write_run
@@ -85,6 +87,11 @@ FILES = {
     "t5.json": '{"model_type": "t5", "is_encoder_decoder": true}',
     "empty.json": "{}",
     "unheard.json": '{"model_type": "unheard_of", "num_hidden_layers": 2}',
+    "costs.json": json.dumps(
+        {"rows": [1], "table": [[1.0 + depth / 10 for depth in range(9)]]}
+        | {"conditions": asdict(Conditions(device="H100", dtype="float16", model="m", fingerprint="f"))}
+    ),
+    "trace.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,9,5\n2023-11-16 18:15:47,ten,5\n",
     **{f"text/{name}.txt": f"spam and {name}, " * 20 for name in "abcd"},
 }
 
@@ -115,6 +122,8 @@ DEFAULTS = {
     "train": "target.name={models}/target target.device=cpu data=text data.files=text/*.txt data.held_out=0.25 "
     "fit='{{steps: 4, batch_size: 2, length: 32, lr: 1e-2, warmup: 1}}'",
     "calibrate": "target.name={models}/target drafter.name={models}/drafter drafter.shape=2 seconds=0 rounds=1",
+    "load": "target.name={models}/target method=m drafter=ngram requests=4 threads=1 dataset.count=4 "
+    "dataset.prompt_tokens=16",
     "check_drafter": "target.name=/nowhere",
     "inspect_drafter": "target.name={models}/target",
     "plan": "target.name=llama pictures=false",
@@ -304,6 +313,39 @@ MISTAKES: dict[str, dict[str, str]] = {
         "run folder.html": "give one folder, not 2",
         "": "run has no value",
     },
+    "load": {
+        "arrival.rate=0": "arrival.rate=0: give a number above 0",
+        "arrival=poisson arrival.rate=-1": "arrival.rate=-1: give",
+        "arrival=closed rates=[1.5]": "arrival.rate=1.5: give a number of users",
+        "arrival=closed requests=null seconds=5": "requests=null: give a number of requests",
+        "arrival=batch rates=[1,2]": "rates and arrival=batch are both given",
+        "rates=[1,0]": "rates=[1, 0]: give a list of rates",
+        "rates=[2,1,2]": "rates=[2, 1, 2]: give each rate once",
+        "seconds=1e-9": "seconds=1e-09: no request arrives so early",
+        "arrival=trace arrival.path=azur": "give a file or one of azure_code, azure_conversation",
+        "arrival=trace arrival.path=trace.csv": "line 3 is '2023-11-16 18:15:47,ten,5': give a time and two counts",
+        "arrival=trace 'arrival.window=[1e5,2e5]'": "nothing arrives then in azure_conversation",
+        "arrival=trace arrival.window=5": "arrival.window=5: give [from, to] in seconds",
+        "workload=chats": "workload 'chats': did you mean chat?",
+        "workload=trace": "workload=trace takes its lengths from the arrivals",
+        "workload.classes.chat.inptu=5": "did you mean workload.classes.chat.input?",
+        "+workload.classes.more={{inptu:5}}": "there is no workload.classes.more.inptu",
+        "workload.classes.chat.input=0": "workload.classes.chat.input=0: give a number of at least 1",
+        "overload=drop overload.patience=-1": "overload.patience=-1: give seconds above 0",
+        "lengths.too_long=drop": "lengths.too_long='drop': give cut or refuse",
+        "sla.ttft=soon": "sla.ttft='soon': give seconds above 0",
+        "sla.tpot=1e-9": "sla.tpot=1e-09: the fastest method takes at least",
+        "memory=1e9": "memory=1e+09 is divided into pages: give engine=paged",
+        "memory=1e4 engine=paged": "leaves plain 0 pages of 16 positions",
+        "arrival=closed seconds=5": "in a closed loop answers decide when requests come",
+        "policy=oracle": "OracleLength",
+        "policy=fixed drafter=none": "a policy is given, and plain decoding alone drafts nothing",
+        "policy=confidence drafter=model drafter.name={models}/drafter policy.source=head": "drafter has none",
+        "policy=margin": "chooses nodes by the probabilities of a drafting model, and NGramDrafter has none",
+        "policy=cost_aware policy.costs=costs.json": "measured under other conditions (device is H100 there",
+        "method=plain": "method=plain is what plain decoding beside it is called",
+        "+drafter@methods.a=model": "methods=['a'] are both given",
+    },
     "export": {
         "drafter.name=a format=vllm": "format='vllm'",
         "": "drafter.name has no value",
@@ -339,7 +381,7 @@ MISTAKES: dict[str, dict[str, str]] = {
 
 def mistake(command: str, words: list[str]) -> str:
     """What a command says to words that are a mistake."""
-    task: Command = getattr(import_module(f"experiments.{command}"), command)
+    task: Command = getattr(import_module(f"experiments.{command}{'.__main__' if command == 'load' else ''}"), command)
     try:
         given = words if task.rewrite is None else task.rewrite(words)
         task(composed(command, *without_nulls(with_home(given))))
