@@ -8,14 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from experiments.serving.fields import Asked, RequestError
-from experiments.serving.metrics import Metrics
 from specdec.requests import SamplingParams
 from specdec.types import Step, Timestamps
 
 MOST_PENDING = 64
 """Rounds of a call that may wait for a client to read; then they are put together, and sent as one event."""
-RETRY_AFTER = 1
-"""Seconds after which a client may try again when the queue is full."""
 
 
 @dataclass(eq=False)
@@ -121,62 +118,3 @@ def _joined(steps: Sequence[Step]) -> Step:
     names = ("token_ids", "logprobs", "raw_logprobs", "top_logprobs")
     whole = {name: tuple(value for step in steps for value in getattr(step, name)) for name in names}
     return replace(steps[-1], text="".join(step.text for step in steps), **whole)
-
-
-class Front:
-    """All open calls, in the event loop's thread.
-
-    Args:
-        metrics: Counts what happens.
-        most: The number of choices that may be open; what comes on top is told to come again.
-
-    Attributes:
-        open: The number of places that calls have taken.
-        calls: Those that were handed to the engine.
-        draining: Whether new calls are refused, because the server is about to stop.
-        idle: Set while no place is taken.
-    """
-
-    def __init__(self, metrics: Metrics, *, most: int):
-        self.metrics, self.most = metrics, most
-        self.open = 0
-        self.calls: set[Call] = set()
-        self.draining = False
-        self.idle = asyncio.Event()
-        self.idle.set()
-
-    def enter(self, count: int, *, had: int = 0) -> int:
-        """Take so many places for a call, which may have some already; returns how many it has then.
-
-        Raises:
-            RequestError: There are too few, now or ever, or the server is about to stop.
-        """
-        if self.draining and not had:
-            raise RequestError("the server is about to stop", status=503)
-        if count > self.most:
-            raise RequestError(f"{count} choices at once are too many for this server: ask for at most {self.most}")
-        if self.open + count - had > self.most:
-            raise RequestError(f"{self.open} requests are waiting or running already: come again later", status=429)
-        self.open += count - had
-        self.idle.clear()
-        return count
-
-    def leave(self, count: int) -> None:
-        """Give so many places back."""
-        self.open -= count
-        if not self.open:
-            self.idle.set()
-
-    def take(self, steps: Sequence[tuple[Choice, Step]]) -> None:
-        """Give the rounds of a turn to their calls."""
-        self.metrics.turn(steps)
-        for choice, step in steps:
-            self.metrics.step(choice, step)
-            choice.take(step)
-            choice.call.take(choice, step)
-            choice.call.news.set()
-
-    def refuse_all(self, refusal: RequestError) -> None:
-        """End all calls with an error."""
-        for call in self.calls:
-            call.refuse(refusal)

@@ -1,5 +1,6 @@
 """The fields of a request: which are understood, which are refused, and the sampling parameters that they become."""
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -100,7 +101,7 @@ class Asked:
 
 
 def understand(
-    body: object, tokenizer: PreTrainedTokenizerBase | None, defaults: SamplingParams, *, chat: bool
+    body: object, tokenizer: PreTrainedTokenizerBase | None, defaults: SamplingParams, *, chat: bool, most: int
 ) -> Asked:
     """Return a request from the JSON of its body.
 
@@ -109,6 +110,7 @@ def understand(
         tokenizer: Makes tokens of texts and messages.
         defaults: Parameters that the request says nothing about.
         chat: Whether there are messages in it, or else a prompt.
+        most: The number of choices that it may have.
 
     Raises:
         RequestError: A field is unknown, unsupported or wrong.
@@ -119,25 +121,28 @@ def understand(
     content = "messages" if chat else "prompt"
     for name, value in given.items():
         if name in NEUTRAL and value not in NEUTRAL[name]:
-            raise RequestError(
-                f"{name}={shown(value)} is not supported, and would change the output: leave it out", param=name
-            )
+            unlike = f"{name}={shown(value)} is not supported, and would change the output: leave it out"
+            raise RequestError(unlike, param=name)
         if not (name == content or name in NEUTRAL or name in HARMLESS or name in READ or name in OF_SAMPLING):
             raise RequestError(f"there is no field {name!r} here: leave it out", param=name)
     if content not in given:
         raise RequestError(f"there is no {content!r} in the request: give one", param=content)
     options = given.get("stream_options", {})
-    if not isinstance(options, dict) or not {(name, bool) for name in OPTIONS} >= {
-        (name, type(value)) for name, value in options.items()
-    }:
+    switches = options.items() if isinstance(options, dict) else [("", options)]
+    if not all(name in OPTIONS and isinstance(value, bool) for name, value in switches):
         wanted = " or ".join(f"{{{name}: true}}" for name in OPTIONS)
         raise RequestError(f"stream_options={shown(options)}: give {wanted}", param="stream_options")
     logprobs = _logprobs(given, chat=chat)
     sampling = _sampling(given, defaults, logprobs)
-    prompts = _prompts(given[content], tokenizer, chat=chat)
+    prompts = (_messages if chat else _prompts)(given[content])
+    if (count := sampling.n * len(prompts)) > most:
+        raise RequestError(f"{count} choices at once are too many for this server: ask for at most {most}", param="n")
+    with _refusing(content):
+        json.dumps(given[content], ensure_ascii=False).encode()  # tokenizers have no sentence for halves of characters
+        encoded = [list(encode(tokenizer, prompt)) for prompt in prompts]
     return Asked(
         chat=chat,
-        prompts=prompts,
+        prompts=encoded,
         sampling=_choices(sampling, len(prompts)),
         stream=_flag(given, "stream"),
         usage=options.get("include_usage", False),
@@ -185,27 +190,30 @@ def _sampling(given: Mapping[str, Any], defaults: SamplingParams, logprobs: int 
 def _choices(sampling: SamplingParams, prompts: int) -> list[SamplingParams]:
     """Return the parameters of every choice; ``Engine.generate`` gives the same streams to the same prompts."""
     first, count = sampling.stream, sampling.n
-    return [
-        replace(sampling, n=1, stream=prompt * count + sample if first is None else first + (sample << 40))
-        for prompt in range(prompts)
-        for sample in range(count)
-    ]
+    with _refusing("stream_id"):
+        return [
+            replace(sampling, n=1, stream=prompt * count + sample if first is None else first + (sample << 40))
+            for prompt in range(prompts)
+            for sample in range(count)
+        ]
 
 
-def _prompts(content: Any, tokenizer: PreTrainedTokenizerBase | None, *, chat: bool) -> list[list[int]]:
-    if chat:
-        if not isinstance(content, list) or not content or not all(isinstance(each, dict) for each in content):
-            raise RequestError(f"messages={shown(content)}: give a list of messages", param="messages")
-        with _refusing("messages"):
-            return [list(encode(tokenizer, [_flat(each) for each in content]))]
+def _messages(content: Any) -> list[Any]:
+    """Return the only prompt of a chat."""
+    if not isinstance(content, list) or not content or not all(isinstance(each, dict) for each in content):
+        raise RequestError(f"messages={shown(content)}: give a list of messages", param="messages")
+    with _refusing("messages"):
+        return [[_flat(each) for each in content]]
+
+
+def _prompts(content: Any) -> list[Any]:
+    """Return one or several prompts as a list."""
     single = isinstance(content, str) or (isinstance(content, list) and all(type(each) is int for each in content))
     several = [content] if single else content
     if not isinstance(several, list) or not all(isinstance(each, str | list) for each in several):
-        raise RequestError(
-            f"prompt={shown(content)}: give a text, a list of token ids, or a list of either", param="prompt"
-        )
-    with _refusing("prompt"):
-        return [list(encode(tokenizer, each)) for each in several]
+        wanted = "give a text, a list of token ids, or a list of either"
+        raise RequestError(f"prompt={shown(content)}: {wanted}", param="prompt")
+    return several
 
 
 def _flat(message: dict[str, Any]) -> dict[str, Any]:

@@ -3,16 +3,13 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from experiments.serving.calls import Choice
 from specdec.types import Step
-
-if TYPE_CHECKING:
-    from experiments.serving.calls import Choice
 
 SECONDS = tuple(digit * 10.0**power for power in range(-3, 3) for digit in (1, 2, 5))
 TOKENS = tuple(2.0**power for power in range(15))
@@ -64,11 +61,11 @@ class Metrics(Collector):
         made = Histogram(self._prefix + name, said, ["model_name"], registry=self._registry, buckets=buckets)
         return made.labels(**self._labels)
 
-    def turn(self, steps: Sequence[tuple["Choice", Step]]) -> None:
+    def turn(self, steps: Sequence[tuple[Choice, Step]]) -> None:
         """Note the rounds of a turn together."""
         self._tokens.observe(sum(len(step.token_ids) for _, step in steps))
 
-    def step(self, choice: "Choice", step: Step) -> None:
+    def step(self, choice: Choice, step: Step) -> None:
         """Note a round of a choice, which does not know of it yet."""
         counts, times = self._counts, self._times
         if not choice.rounds:
@@ -88,7 +85,7 @@ class Metrics(Collector):
             self._ended[step.finish_reason] += 1
             self._end(choice, step)
 
-    def _end(self, choice: "Choice", step: Step) -> None:
+    def _end(self, choice: Choice, step: Step) -> None:
         stamps, first, tokens = step.timestamps, choice.first or step.visible, choice.tokens + len(step.token_ids)
         if stamps is None or step.finish_reason == "error":
             return

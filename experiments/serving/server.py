@@ -25,8 +25,9 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from experiments.serving.answers import Writer
-from experiments.serving.calls import RETRY_AFTER, Call, Front
+from experiments.serving.calls import Call
 from experiments.serving.fields import Asked, RequestError, understand
+from experiments.serving.front import RETRY_AFTER, Front
 from experiments.serving.metrics import Metrics
 from experiments.serving.worker import Worker
 from specdec.engine.engine import Engine
@@ -155,7 +156,7 @@ class Server:
             parsed = json.loads(body)
         except (ValueError, RecursionError) as error:
             raise RequestError(f"the body is no JSON: {error}") from error
-        return understand(parsed, self.tokenizer, self._defaults, chat=chat)
+        return understand(parsed, self.tokenizer, self._defaults, chat=chat, most=self.front.most)
 
     async def _health(self, request: Request) -> Response:
         return JSONResponse(

@@ -31,7 +31,7 @@ WRONG: dict[str, list[Any]] = {
     "repetition_penalty": [0],
     "max_tokens": [0, "many", 2.5],
     "max_completion_tokens": [-1],
-    "n": [0, 1.5],
+    "n": [0, 1.5, 9, 2**70],
     "seed": ["x", 2**64],
     "stop": [5, [""], ["a", 1]],
     "stop_token_ids": ["abc"],
@@ -43,12 +43,19 @@ WRONG: dict[str, list[Any]] = {
     "return_token_ids": ["yes"],
     "priority": ["high"],
     "user": [5],
-    "stream_id": [0.5],
-    "prompt": [[], {}, 5, "", ["abc", 5], [[]], [True], [["a"]]],
+    "stream_id": [0.5, 2**64],
+    "prompt": [[], {}, 5, "", "\ud800", ["abc", 5], [[]], [True], [["a"]]],
     "messages": [CHAT],
 }
 WRONG_IN_CHATS: dict[str, list[Any]] = {
-    "messages": [[], "abc", ["abc"], [{"role": "user"}], [{"role": "user", "content": [{"type": "image_url"}]}]],
+    "messages": [
+        [],
+        "abc",
+        ["abc"],
+        [{"role": "user", "content": "\ud800"}],
+        [{"role": "user"}],
+        [{"role": "user", "content": [{"type": "image_url"}]}],
+    ],
     "top_logprobs": [3],
     "logprobs": [1],
     "prompt": ["abc"],
@@ -59,7 +66,7 @@ WRONG_IN_CHATS: dict[str, list[Any]] = {
 def test_what_is_wrong_is_refused_by_name(field: str) -> None:
     for value in WRONG[field]:
         with pytest.raises(RequestError) as refused:
-            understand({"prompt": "abc", field: value}, TOKENIZER, DEFAULTS, chat=False)
+            understand({"prompt": "abc", field: value}, TOKENIZER, DEFAULTS, chat=False, most=8)
         assert refused.value.status == 400 and refused.value.param == field, value
         assert field in str(refused.value) or field == "prompt", "the sentence names it"
 
@@ -68,26 +75,30 @@ def test_what_is_wrong_is_refused_by_name(field: str) -> None:
 def test_what_is_wrong_in_a_chat_is_refused_by_name(field: str) -> None:
     for value in WRONG_IN_CHATS[field]:
         with pytest.raises(RequestError) as refused:
-            understand({"messages": CHAT, field: value}, TOKENIZER, DEFAULTS, chat=True)
+            understand({"messages": CHAT, field: value}, TOKENIZER, DEFAULTS, chat=True, most=8)
         assert refused.value.param == field, value
 
 
 def test_what_changes_nothing_is_accepted() -> None:
     body: dict[str, Any] = {name: values[0] for name, values in NEUTRAL.items() if values}
     body |= {"prompt": "abc", "model": "other", "metadata": {"a": "b"}, "user": "me", "best_of": 1, "logprobs": None}
-    asked = understand(body, TOKENIZER, DEFAULTS, chat=False)
-    plain = understand({"prompt": "abc", "user": "me"}, TOKENIZER, DEFAULTS, chat=False)
+    asked = understand(body, TOKENIZER, DEFAULTS, chat=False, most=8)
+    plain = understand({"prompt": "abc", "user": "me"}, TOKENIZER, DEFAULTS, chat=False, most=8)
     assert asked == plain
-    assert understand({"prompt": "abc", "top_k": -1, "user": "me"}, TOKENIZER, DEFAULTS, chat=False) == plain
+    assert understand({"prompt": "abc", "top_k": -1, "user": "me"}, TOKENIZER, DEFAULTS, chat=False, most=8) == plain
 
 
 def test_every_choice_has_a_stream_of_its_own() -> None:
     body = {"prompt": ["ab", [5, 6]], "n": 2, "max_tokens": 3, "seed": 4, "priority": 2}
-    asked = understand(body, TOKENIZER, DEFAULTS, chat=False)
+    asked = understand(body, TOKENIZER, DEFAULTS, chat=False, most=8)
     assert [(each.stream, each.seed, each.n) for each in asked.sampling] == [(k, 4, 1) for k in range(4)]
     assert {(each.temperature, each.max_new_tokens, each.priority) for each in asked.sampling} == {(1.0, 3, 2)}
     assert len(asked.prompts) == 2 and asked.prompts[1] == [5, 6]
-    named = understand(body | {"stream_id": 9, "prompt": "ab"}, TOKENIZER, DEFAULTS, chat=False)
+    named = understand(body | {"stream_id": 9, "prompt": "ab"}, TOKENIZER, DEFAULTS, chat=False, most=8)
     assert [each.stream for each in named.sampling] == [9, 9 + (1 << 40)]
     with pytest.raises(RequestError, match="differ"):
-        understand(body | {"max_completion_tokens": 4}, TOKENIZER, DEFAULTS, chat=False)
+        understand(body | {"max_completion_tokens": 4}, TOKENIZER, DEFAULTS, chat=False, most=8)
+    with pytest.raises(RequestError, match="stream"):
+        understand(body | {"prompt": "ab", "stream_id": 2**63 - 1}, TOKENIZER, DEFAULTS, chat=False, most=8)
+    with pytest.raises(RequestError, match="at most 8"):
+        understand({"prompt": ["a"] * 9}, TOKENIZER, DEFAULTS, chat=False, most=8)

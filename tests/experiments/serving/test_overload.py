@@ -98,7 +98,9 @@ def test_what_a_client_has_left_is_dropped(stream: bool) -> None:
 
 
 def test_what_is_not_read_is_put_together() -> None:
-    asked = understand({"prompt": "abc", "n": 2, "logprobs": 1, "stream": True}, tokenizer(), DEFAULTS, chat=False)
+    asked = understand(
+        {"prompt": "abc", "n": 2, "logprobs": 1, "stream": True}, tokenizer(), DEFAULTS, chat=False, most=8
+    )
 
     async def play() -> Call:
         call = Call(asked, 0.0)
