@@ -19,7 +19,8 @@ from tests.changed_rule import ChangedRule
 from verifiers import RejectionVerifier
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "your-project.md"
+PAGE = ROOT / "docs" / "library.md"
+SECTION = "## Your own project"
 
 
 @pytest.fixture
@@ -37,8 +38,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def commands() -> list[str]:
-    """The lines of the page's shell blocks that run something."""
-    blocks = re.findall(r"^```bash\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    """The lines of the section's shell blocks that run something."""
+    blocks = re.findall(r"^```bash\n(.*?)^```", PAGE.read_text().partition(SECTION)[2], re.MULTILINE | re.DOTALL)
     return [line for block in blocks for line in block.splitlines() if not line.startswith("eval ")]
 
 

@@ -1,1 +1,1 @@
-"""A project of your own: a drafter, an acceptance rule and a data set. ``docs/your-project.md`` explains it."""
+"""A project of your own: a drafter, an acceptance rule and a data set. ``docs/library.md`` explains it."""

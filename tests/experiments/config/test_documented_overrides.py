@@ -17,9 +17,9 @@ from experiments.config.sections import CONF
 from experiments.config.settings import settings_of
 
 ROOT = Path(__file__).parents[3]
-PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if page.name != "your-project.md")
-"""All but the one about options of a project of one's own, which has a test of its own."""
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OWN = "## Your own project"
+"""The section about options of a project of one's own, the last one of its page, which has a test of its own."""
 GROUPS = {path.name for path in CONF.iterdir() if path.is_dir()}
 SETTINGS = {field.name for command in ("run", "train") for field in fields(settings_of(command))}
 PLACEHOLDERS = re.compile(r"…|\bNAME\b|\bFOLDER\b|\bRUN\b|=x$|=$|[a-z]\||<Tab>|package\.module")
@@ -73,7 +73,7 @@ def exists(override: str) -> bool:
     return bool(found)
 
 
-SHOWN = sorted({word for document in DOCUMENTS for word in overrides_in(document.read_text())})
+SHOWN = sorted({word for document in DOCUMENTS for word in overrides_in(document.read_text().partition(OWN)[0])})
 
 
 def test_shown_overrides_exist() -> None:
