@@ -7,6 +7,7 @@ NAMES = {
     "engine": "how close the engine is to its device's limits; beside transformers and llama.cpp",
     "speed": "speculation beside plain decoding; or this checkout beside another one: against=PATH",
     "verifiers": "what a rule costs and brings; operations per round",
+    "load": "what schedules and pages cost, what a shared beginning and pages save",
     "gpu": "the tests marked gpu, then the engine's benchmark",
     "evidence": "the tables and pictures of the documentation, from runs",
     "chapter": "docs/why-decoding-is-slow.md, with all of its numbers",
