@@ -1,5 +1,6 @@
 """Methods under load: the same requests at the same moments for each, and what is shown of them."""
 
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -186,6 +187,7 @@ def _served(
             ],
         )
         if connections:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process with the queue reports first, and then hangs up
             lend(connections[0], served, engines)
             return None
     ours = [
