@@ -67,7 +67,9 @@ class Ranked(Scheduler):
         stay, leave = within_memory(view, sorted(view.running, key=rank))
         new: list[Request] = []
         if not leave and view.waiting:
-            most = view.free_slots + (len(stay) if self.preempts else 0)
+            most = view.free_slots
+            if self.preempts and (most or min(map(rank, view.waiting)) < rank(stay[-1])):  # seldom: it sorts
+                most += len(stay)
             waiting = heapq.nsmallest(most, view.waiting, key=rank) if waiting is None else waiting
             new, leave = self._admitted(view, waiting, stay, rank)
             stay = stay[: len(stay) - len(leave)]
