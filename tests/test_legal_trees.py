@@ -255,6 +255,7 @@ LEGAL = {
     ),
     "a chain by cost": (lambda: StaticTree(3), lambda: CostAwareNodes(COSTS, learn=False)),
     "a chain by a cost with a cliff": (lambda: StaticTree(3), lambda: CostAwareNodes(CLIFF, learn=False)),
+    "a chain by cost and margin": (lambda: StaticTree(3), lambda: CostAwareNodes(COSTS, source="margin", learn=False)),
     "a tree by confidence": (lambda: StaticTree([2, 1]), lambda: ConfidenceNodes(0.2, learn=False)),
     "a tree by cost": (lambda: StaticTree([2, 1]), lambda: CostAwareNodes(COSTS, learn=False)),
     "best first by confidence": (lambda: SampledTree(4, 2, 2), lambda: ConfidenceNodes(0.2, learn=False)),
