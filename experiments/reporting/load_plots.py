@@ -119,7 +119,8 @@ def goodput_plot(
     left.set(xlabel=X[figures[0].loop], ylabel="requests per second")
     right.set(xlabel=X[figures[0].loop], ylabel="within all limits (%)")
     right.set_ylim(-3, 103)
-    left.set_ylim(bottom=0)
+    most = max((each.requests_per_second or 0.0 for each in figures), default=0.0)
+    left.set_ylim(0, 1.3 * most or 1.0)  # what arrives may be far more than what can be served
     left.grid()
     right.grid()
     style.legend_of(figure, left, right, ncols=2)
