@@ -13,8 +13,8 @@ from experiments.results.limits import Terms
 from experiments.results.origin import read_manifest
 from experiments.results.statistics import Bootstrap
 
-_BY_COLUMN = ("rates=", "arrival.rate=")
-"""Overrides that a column says already."""
+_BY_COLUMN = ("rates=", "arrival.rate=", "drafter=none", "+drafter@methods.", "+policy@policies.")
+"""Overrides that a column says already, or the names of methods."""
 
 
 @dataclass(frozen=True)
