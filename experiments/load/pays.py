@@ -28,11 +28,12 @@ def pays(runs: Sequence[LoadRun], bootstrap: Bootstrap) -> list[Figures]:
         over total of the requests that both have served, with ``..._interval`` over requests; ``throughput``, of output
         tokens per second; ``regret``, the share of the oracle's speed of tokens that is missed, None without one.
     """
-    by_rate: dict[float, dict[str, LoadRun]] = {}
+    played: dict[tuple[float, str | None], dict[str, LoadRun]] = {}
     for run in runs:
-        by_rate.setdefault(run.rate, {})[run.method] = run
+        place = (run.rate, run.facts.get("study"))  # where studies are merged, beside plain decoding of the same one
+        played.setdefault(place, {})[run.facts.get("called", run.method)] = run
     found = []
-    for rate, own in by_rate.items():
+    for (rate, _), own in played.items():
         oracle = next((run for run in own.values() if run.facts.get("policy") == ORACLE), None)
         for name, run in own.items() if PLAIN in own else ():
             if name == PLAIN:
@@ -41,7 +42,7 @@ def pays(runs: Sequence[LoadRun], bootstrap: Bootstrap) -> list[Figures]:
             best = None if oracle is None else _speeds(run, oracle, None)["tokens"]
             rates = [_tokens(each) / each.seconds for each in (run, own[PLAIN])]
             regret = None if best is None else 1 - best
-            found.append(Figures(method=name, rate=rate, **speeds, throughput=rates[0] / rates[1], regret=regret))
+            found.append(Figures(method=run.method, rate=rate, **speeds, throughput=rates[0] / rates[1], regret=regret))
     return found
 
 

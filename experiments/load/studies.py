@@ -117,7 +117,8 @@ def merged(studies: Sequence[Study]) -> list[LoadRun]:
         for run in study.runs:
             # The drafter is what a method is called by.
             said = [text for text in parts if text != f"drafter={run.method}"]
-            named.append((study, replace(run, method=", ".join([run.method, *said]))))
+            facts = {**run.facts, "study": str(study.folder), "called": run.method}
+            named.append((study, replace(run, method=", ".join([run.method, *said]), facts=facts)))
     often = Counter((run.method, run.rate) for _, run in named)
     twice = {method for (method, _), count in often.items() if count > 1}
     top = os.path.commonpath([each.folder.absolute() for each in studies])

@@ -111,6 +111,9 @@ def test_studies_of_several_machines_are_one_table(study: Path, tmp_path: Path) 
     figures = json.loads((tmp_path / "out" / "load.json").read_text())["runs"]
     own = {(each["method"], each["rate"]): each for each in json.loads((study / "load.json").read_text())["runs"]}
     assert len(figures) == 8
+    paid = json.loads((tmp_path / "out" / "load.json").read_text())["pays"]
+    assert [each["method"] for each in paid] == [f"ngram, {each}" for each in (device, "Another GPU")] * 2
+    assert paid[0]["tokens"] == paid[1]["tokens"], "each over plain decoding of its own study"
     for each in figures:  # every figure is that of its own study
         method = each["method"].partition(",")[0]
         assert each | {"method": ""} == own[method, each["rate"]] | {"method": ""}
