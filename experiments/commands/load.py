@@ -11,7 +11,7 @@ import numpy as np
 from omegaconf import DictConfig
 
 from experiments.commands.load_plan import Load, plan_loads, summary_of
-from experiments.commands.load_servers import clients_of, is_server, server_alone
+from experiments.commands.load_servers import check_servers, clients_of, is_server, server_alone
 from experiments.commands.load_virtual import beside, play_virtual
 from experiments.config import job, ranks
 from experiments.config.pairs import check_files
@@ -30,6 +30,7 @@ from experiments.reporting.load import LoadReport, report_load
 from experiments.reporting.load_validation import report_validation
 from experiments.reporting.progress import Progress
 from experiments.results.limits import Terms
+from experiments.results.lossless import DECLARED
 from experiments.results.manifest import check_facts, device_name, note_resumed, write_manifest
 from experiments.results.origin import MANIFEST
 from experiments.results.records import PLAIN
@@ -75,6 +76,7 @@ def load(config: DictConfig) -> list[LoadRun]:
     if not is_server(config):
         methods = methods or dict.fromkeys([str(name) for name in config.policies] or [config.method], "drafter")
     check_components(config, methods, _PARTS)
+    check_servers(config)
     clock: Clock = build(config, "clock")
     if clock.mode == VIRTUAL:
         return play_virtual(config, clock, methods)
@@ -101,7 +103,8 @@ def load(config: DictConfig) -> list[LoadRun]:
     facts = {
         "title": title,
         "overrides": job.overrides(),
-        "exactness": {method: exactness for method, _, exactness, _ in served.methods},
+        "exactness": {method: exactness for method, _, exactness, _ in served.methods}
+        | {each.method: DECLARED for each in contenders if isinstance(each.engine, Client)},
         "device": served.device,
         "dtype": served.dtype,
         "target": {"name": served.name},

@@ -10,6 +10,7 @@ from experiments.config import job
 from experiments.config.sections import build, plain
 from experiments.contenders.openai import OpenAIServer
 from experiments.load.client import Client
+from experiments.load.clock import REAL
 from experiments.measuring.measure import Contender
 from specdec.engine.engine import Engine
 from specdec.target.loading import load_tokenizer
@@ -23,18 +24,33 @@ def is_server(config: DictConfig) -> bool:
     return config.engine.get("_target_") is not None
 
 
-def server_alone(config: DictConfig) -> Contender:
-    """Return the method of ``engine=openai``. Of the target, only the tokenizer is loaded.
+def check_servers(config: DictConfig) -> None:
+    """Refuse what servers cannot do.
 
     Raises:
-        ValueError: Something else is configured that only our engine could do, or no server answers.
+        ValueError: Something is configured that only our engine could do.
     """
-    for name in ("methods", "policies", "rules", "setups", "contenders"):
+    if not is_server(config) and not config.contenders:
+        return
+    servers = "engine=openai" if is_server(config) else f"contenders={[str(name) for name in config.contenders]}"
+    if (mode := build(config, "clock").mode) != REAL:
+        raise ValueError(f"{servers} with clock={mode}: a server's time is real, give clock=real")
+    if config.replicas > 1:
+        raise ValueError(f"{servers} with replicas={config.replicas}: a server has its own, give replicas=1")
+    for name in ("methods", "policies", "rules", "setups", "contenders") if is_server(config) else ():
         if config.get(name):
             raise ValueError(
                 f"{name}={plain(config, name)} with a server as the engine, which has its own: leave it out, or put "
                 f"the server beside our engine with +contender=openai"
             )
+
+
+def server_alone(config: DictConfig) -> Contender:
+    """Return the method of ``engine=openai``. Of the target, only the tokenizer is loaded.
+
+    Raises:
+        ValueError: No server answers, or there is no tokenizer.
+    """
     options = dict(plain(config, "engine"))
     options.pop("max_batch_size", None)  # is our engine's: how many a server decodes together is its own setting
     server: Any = build(OmegaConf.create({"engine": options}), "engine")

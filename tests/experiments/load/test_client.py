@@ -263,7 +263,7 @@ def test_a_request_fails_alone_and_says_why(server: Server) -> None:
     assert reasons[Server.ABORTED] == "the server ended the answer with 'abort'"
     assert list(run.requests.output_tokens) == [7, 4, 4, 0, 0, 4, 6, 7], "what had come stays counted, apart"
     said = figures_of(run, Terms(limits=None), Bootstrap(resamples=100, confidence=0.9, seed=0)).warnings
-    assert "1 of 8 requests failed: out of memory" in said or len(said) == 4
+    assert len(said) == 4 and said[3] == "3 requests failed for other reasons"
 
 
 def test_dropped_requests_close_their_connections(server: Server) -> None:
@@ -321,8 +321,7 @@ def test_the_command_plays_servers_beside_our_engine_and_instead_of_it(
     assert own.facts["outputs"]["equal"] == 3 and other.facts["outputs"]["compared"] == 3
     parted = other.facts["outputs"]
     assert parted["equal"] == 0 and parted["unexplained"] == 3, "what the small server says is no model's"
-    assert [body["prompt"] for body in server.bodies[1:]] != [], "the warm-up was sent, and is not counted"
-    assert len(server.bodies) == 4 and other.totals.rounds == 6
+    assert len(server.bodies) == 4 and other.totals.rounds == 6, "the warm-up was sent, and is not counted"
     said = " ".join(capsys.readouterr().out.split())
     assert "own 3 of 3, far 0 of 3" in said and "3 WITHOUT such a reason" in said and "What servers say" in said
     (alone,) = load(composed("load", *small, "engine=openai", f"engine.base_url={server.url}", f"out={tmp_path / 'b'}"))
@@ -330,6 +329,10 @@ def test_the_command_plays_servers_beside_our_engine_and_instead_of_it(
     assert list(alone.requests.arrived) == list(other.requests.arrived), "the same requests at the same moments"
     for words, wrong in (
         (["engine=openai", "+drafter@methods.a=ngram"], "methods=.*with a server as the engine, which has its own"),
+        (
+            ["engine=openai", "clock=virtual", "clock.costs=llama_8b_h100", "clock.traces=x"],
+            "engine=openai with clock=virtual: a server's time is real",
+        ),
         (
             ["+contender=hf_generate", "drafter=ngram"],
             "contenders.hf_generate answers only when all prompts of a call are done",
