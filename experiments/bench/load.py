@@ -144,7 +144,7 @@ def measure_prefix(options: Options) -> Iterator[Row]:
     for layout, paging in (("rows", Paging(shared=True)), ("pages of 16", Paging(page_size=16, shared=True))):
         for method, drafter in (("plain", None), ("small model", small_model(target))):
             rule = None if drafter is None else RejectionVerifier()
-            engine = Engine(target, drafter, rule, max_batch_size=2, max_length=2 * PREFIX, cache=paging)
+            engine = Engine(target, drafter, rule, max_batch_size=2, max_length=1024, cache=paging)
             pairs = []
             for _ in range(1 + max(2, options.repeats // 2)):
                 engine.forget()

@@ -89,6 +89,9 @@ def figures_of(run: LoadRun, terms: Terms, bootstrap: Bootstrap, *, slots: int |
         wasted=Figures(
             dropped_tokens=int(lost.output_tokens.sum()),
             recomputed_tokens=int(frame.recomputed_tokens.sum()),
+            swapped_tokens=totals.swapped_out,
+            swap_seconds=totals.swap_seconds,
+            preempted_seconds=float(frame.preempted_seconds.sum()),
             rejected_nodes=int(frame.nodes.sum()) + totals.drafted - accepted,
         ),
         saved_tokens=totals.reused,

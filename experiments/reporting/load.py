@@ -123,8 +123,8 @@ def waste_table(figures: Sequence[Figures]) -> Table:
         (left("method", fold=True, min_width=10), lambda found: found.method),
         ("dropped\nfailed\nunfinished", lambda found: f"{found.dropped}; {found.failed}; {found.unfinished}"),
         ("their\ntokens", lambda found: str(found.wasted.dropped_tokens)),
-        ("pre-\nempted", lambda found: str(found.preemptions)),
-        ("pre-\nfilled\ntwice", lambda found: str(found.wasted.recomputed_tokens)),
+        ("preempted\ntokens\nagain", lambda found: f"{found.preemptions}; {found.wasted.recomputed_tokens}"),
+        ("swapped\nout;\nms", lambda found: f"{found.wasted.swapped_tokens}; {1000 * found.wasted.swap_seconds:.0f}"),
         ("rejected\nnodes", lambda found: str(found.wasted.rejected_nodes)),
         ("tokens\nper\nround", lambda found: number(found.mean_acceptance_length)),
         ("found\nin cache;\ntokens", lambda found: f"{percent(found.hit_rate)}; {found.saved_tokens}"),
@@ -135,6 +135,7 @@ def waste_table(figures: Sequence[Figures]) -> Table:
     notes = [
         LOOPS[figures[0].loop],
         "in no goodput: tokens of requests that did not end well, and those prefilled again after preemptions",
+        "swapped out: tokens whose keys and values went to the host's memory, and both ways' milliseconds",
         "found in cache: the share of prompt tokens, and how many, that needed no prefill",
         "in engine: counted between turns, and expected by Little's law (arrivals per second · mean stay)",
         "late: 99th percentile of the generator's own delays; waiting for the running turn is the engine's",

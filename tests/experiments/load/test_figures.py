@@ -12,7 +12,7 @@ from experiments.load.arrivals import Poisson
 from experiments.load.driver import Overload
 from experiments.load.figures import by_class, figures_of, in_flight, knee, latencies, little
 from experiments.load.run import CLOSED, DROPPED, FAILED, OPEN, UNFINISHED, LoadRun
-from experiments.reporting.load import LoadReport, report_load
+from experiments.reporting.load import LoadReport, report_load, waste_table
 from experiments.results.frame import Figures
 from experiments.results.limits import Limits, Terms
 from experiments.results.statistics import Bootstrap
@@ -151,3 +151,14 @@ def test_one_closed_loop_without_limits_and_a_run_is_read_as_it_was_written(tmp_
     runs[0].save(tmp_path / "run")
     again = LoadRun.load(tmp_path / "run")
     assert figures(again) == figures(runs[0]) and again.turns.equals(runs[0].turns)
+
+
+def test_preemption_and_swap_stand_beside_goodput() -> None:
+    run = ten(late=0)
+    totals = replace(run.totals, swapped_out=120, swap_seconds=0.25, preempted=3, recomputed=40)
+    frame = run.requests.assign(preemptions=[3, *[0] * 9], recomputed_tokens=[40, *[0] * 9], preempted_seconds=0.5)
+    found = figures(replace(run, totals=totals, requests=frame))
+    wasted = found.wasted
+    assert (wasted.swapped_tokens, wasted.swap_seconds, wasted.preempted_seconds) == (120, 0.25, 5.0)
+    cells = [cell.text for cell in waste_table([found]).rows[0]]
+    assert "3; 40" in cells and "120; 250" in cells
