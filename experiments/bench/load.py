@@ -2,11 +2,11 @@
 
 ``turns``: the host's time from the beginning of a turn until the policy has planned it, over the whole turn of the
 bundled target with a drafter, at 64 running requests, with none and with 1,000 waiting; policies take turns, turn by
-turn. ``pages``: plain decoding of one request with shared rows, and with pages, over rows alone. ``prefix``: the time
-to the first token behind 1,000 tokens that are in the cache, over that without. ``memory``: pages in use by 64 requests
-of mixed lengths, and those that each slot has for drafts, over slots for the longest request. ``modes`` has no goal:
-admission by what is free and by the worst case, preemption by prefilling again and by swapping, with memory for a third
-of the worst case.
+turn. ``pages``: plain decoding of one request with shared rows, and with pages, over rows alone (``rows again``: the
+noise). ``prefix``: the time to the first token behind 1,000 tokens that are in the cache, over that without.
+``memory``: pages in use by 64 requests of mixed lengths, and those that each slot has for drafts, over slots for the
+longest request. ``modes`` has no goal: admission by what is free and by the worst case, preemption by prefilling again
+and by swapping, with memory for a third of the worst case.
 """
 
 import statistics
@@ -107,7 +107,7 @@ def measure_pages(options: Options) -> Iterator[Row]:
     target = bundled_target()
     (prompt,) = stdlib_prompts(target, 1, tokens=16)
     layouts = {
-        "rows": None, "rows, shared": Paging(shared=True), "pages of 16": Paging(page_size=16),
+        "rows": None, "rows again": None, "rows, shared": Paging(shared=True), "pages of 16": Paging(page_size=16),
         "pages of 16, shared": Paging(page_size=16, shared=True),
     }  # fmt: skip
     engines = [Engine(target, max_length=512, cache=paging) for paging in layouts.values()]
@@ -168,7 +168,7 @@ def mixed(requests: int, seed: int = 0) -> list[tuple[list[int], SamplingParams]
 
 
 def play_all(engine: Engine, asked: list[tuple[list[int], SamplingParams]]) -> Mapping[str, float]:
-    """Decode requests that come at once; return seconds, the most pages in use, and the most and mean rows."""
+    """Decode requests that come at once; return seconds, turns, mean rows and the most pages in use."""
     pages, rows = [0], list[int]()
     total = engine.paging.pages or 0
     engine.on_turn = lambda view, work: pages.append(total - (view.free_pages or 0))
@@ -180,7 +180,7 @@ def play_all(engine: Engine, asked: list[tuple[list[int], SamplingParams]]) -> M
     return {
         "seconds": time.perf_counter() - begin,
         "pages": max(pages),
-        "rows": max(rows),
+        "turns": len(rows),
         "mean": float(np.mean(rows)),
     }
 
@@ -225,7 +225,8 @@ def measure_modes(options: Options) -> Iterator[Row]:
         did = {key: value - before[key] for key, value in vars(engine.page_counts).items()}
         first = first or found["seconds"]
         detail = (
-            f"{found['mean']:.1f} rows; {did['preempted']} preempted, {did['recomputed']} tokens prefilled again, "
+            f"{found['turns']} turns of {found['mean']:.1f} rows; {did['preempted']} preempted, "
+            f"{did['recomputed']} tokens prefilled again, "
             f"{did['swapped_out']} swapped out and back in {ms(did['swap_seconds'])} ms"
         )
         ratio = found["seconds"] / first
