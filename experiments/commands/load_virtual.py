@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from experiments.commands.load_plan import Load, plan_loads, summary_of
 from experiments.config import job
-from experiments.config.sections import bootstrap_of, build, component_of, plain, plain_whole, typed
+from experiments.config.sections import bootstrap_of, build, plain, plain_whole, typed
 from experiments.load.arrivals import Times
 from experiments.load.clock import RECORD, Clock, with_costs
 from experiments.load.dense import Dense
@@ -30,11 +30,11 @@ from experiments.results.limits import Terms
 from experiments.results.manifest import write_manifest
 from experiments.results.records import PLAIN
 from experiments.session.methods import Method, methods_of
+from experiments.session.policies import check_replayed, unpaced
 from experiments.session.tracked import tracked_run
 from experiments.tracking.base import NullTracker
 from specdec.cache.pages import Paging
 from specdec.drafting.costs import check_conditions
-from specdec.drafting.policies.lengths import LengthPolicy
 from specdec.engine.engine import DEFAULT_MAX_LENGTH, Engine
 from specdec.physics.calibrated import CalibratedRounds
 
@@ -181,12 +181,7 @@ def virtual_engine(method: Method, clock: Clock, traces: Dense | None, engine: E
     config, costs = method.config, clock.costs_of(method.name)
     section = method.policy if traces is not None else None
     if section is not None:
-        component, _ = component_of(config, section)
-        if component is not None and not (isinstance(component, type) and issubclass(component, LengthPolicy)):
-            raise ValueError(
-                f"{section}: {getattr(component, '__name__', component)} chooses among drafted nodes, which traces do "
-                f"not have: give policy=margin_replay, or another policy of lengths"
-            )
+        check_replayed(config, section)
     options = plain(config, "engine")
     if engine is not None and isinstance(costs, CalibratedRounds):
         here = conditions_of(engine.target, engine.runner, engine.drafter)
@@ -216,7 +211,7 @@ def record_traces(engines: Mapping[str, Engine], asked: Sequence[Asked], folder:
         drafter = engine.drafter
         if drafter is None or engine.verifier is None:
             continue
-        base = getattr(drafter, "drafter", drafter)
+        base = unpaced(drafter)
         settings = _settings(base)
         same = next((other for other, each in found.items() if each.facts["settings"] == settings), None)
         if same is not None:
@@ -231,7 +226,7 @@ def record_traces(engines: Mapping[str, Engine], asked: Sequence[Asked], folder:
         }
         found[name] = record(
             engine.target,
-            drafter,
+            base,
             [each for each in asked if each.planned.fits],
             noise=engine.verifier.noise,
             facts=own,

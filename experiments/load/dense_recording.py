@@ -1,6 +1,5 @@
 """Records dense traces: the target decodes plainly, and the drafter is asked at every position what it would draft."""
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,22 +8,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from drafters.adaptive import AdaptiveDrafter
 from drafters.combined import CombinedDrafter, CombinedSession
 from experiments.load.dense import Dense, Recorded
 from experiments.load.texts import Asked
 from specdec.acceptance import ends_at_root
 from specdec.batch import Batch
-from specdec.drafting.builders.base import Grown, TreeBuilder
-from specdec.drafting.builders.static import StaticTree
-from specdec.drafting.drawing import Drawing
-from specdec.drafting.levels import LevelPlan
-from specdec.drafting.scored import ScoredDrafter, ScoredSession
-from specdec.drafting.scorer import Scorer
+from specdec.drafting.builders.along import AlongOutput, along_output
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter, Laws, Round, Session, Sizes, Verifier
 from specdec.requests import SamplingParams
-from specdec.shape import TreeShape
 from specdec.target.target import Target
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness, Noise
@@ -47,8 +39,7 @@ def record(
 
     Args:
         target: The target.
-        drafter: The drafter. The lengths that a policy beside it would choose are left out: drafts are as deep as can
-            be.
+        drafter: The drafter, without a policy: drafts are as deep as can be.
         asked: The requests.
         noise: What the acceptance rule needs (``Verifier.noise``).
         facts: What the traces should say of themselves.
@@ -59,14 +50,13 @@ def record(
         ValueError: Acceptance of this drafter's drafts does not follow from the output and its probabilities alone, or
             no request has any output.
     """
-    drafter = drafter.drafter if isinstance(drafter, AdaptiveDrafter) else drafter
     rule = _RootOnly(noise)
     prompts = [list(each.prompt_ids) for each in asked]
     sampling = [each.sampling for each in asked]
     options = {**options, "timing": False}
     with Engine(target, None, rule, **options) as engine:
         outputs = [done.token_ids for done in engine.generate(prompts, sampling)]
-    notes = _Notes(outputs, along(drafter, any(not each.greedy for each in sampling)))
+    notes = _Notes(outputs, *along_output(drafter, any(not each.greedy for each in sampling)))
     recording = _RecordingDrafter(notes)
     with Engine(target, recording, rule, **options) as engine:
         engine.on_round = notes.look
@@ -90,89 +80,18 @@ class _RootOnly(Verifier):
         return Laws(ends_at_root(target_probs), lambda _: target_probs[:, 0])
 
 
-def along(drafter: Drafter, sampled: bool) -> Drafter:
-    """Return what to ask along an output: a drafter's scorer where it has one, or its own trees.
-
-    Raises:
-        ValueError: Siblings are drawn at random, or the drafts' probabilities depend on more than what is above them.
-    """
-    name = type(drafter).__name__
-    drawn = sampled and any(law in drafter.laws for law in (DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT))
-    if drawn and not drafter.is_chain:
-        raise ValueError(
-            f"{name} draws siblings at random, and whether one is accepted depends on the others: record a chain, or "
-            f"give drafter.sampling=deterministic"
-        )
-    coupled = sampled and DraftSampling.COUPLED in drafter.laws  # what it drafts depends on the target's noise
-    if isinstance(drafter, ScoredDrafter) and isinstance(drafter.tree, StaticTree) and not coupled:
-        twin = copy.copy(drafter)
-        twin.policy = None
-        twin.tree = _AlongOutput(drafter.max_depth, drawn=drawn)
-        twin.max_nodes, twin.is_chain, twin.is_paths = drafter.max_depth, True, True
-        return twin
-    if drawn:
-        raise ValueError(
-            f"{name} draws its drafts at random, and says no probabilities along an output: record another"
-        )
-    return drafter
-
-
-class _AlongOutput(TreeBuilder):
-    """Shows a scorer the output's own next tokens, and notes what it would have drafted in their place.
-
-    Args:
-        depth: How deep.
-        drawn: Whether sampled requests' drafts are drawn from q; else they are the likeliest tokens.
-    """
-
-    is_chain = is_paths = True
-
-    def __init__(self, depth: int, *, drawn: bool):
-        self.max_nodes = self.max_shown = self.max_depth = depth
-        self.drawn = drawn
-        self.following: Int[Tensor, "batch depth"] | None = None  # the output behind every row's root
-        self.levels: list[tuple[Tensor, Tensor, Tensor]] = []  # q of the output's token, its rank, and the margin
-
-    def bind(self, device: torch.device, *, leaves: bool = False) -> None:
-        """Make the tables of every depth."""
-        self._plans = LevelPlan.by_depth(TreeShape.chain(self.max_depth), device)
-
-    def grow(self, scorer: Scorer, drawing: Drawing, depth: int) -> Grown:
-        assert self.following is not None
-        rows, vocabulary = drawing.batch, drawing.vocabulary
-        plan = self._plans[depth]
-        tokens = torch.cat([rows.roots[:, None], self.following[:, :depth].to(rows.roots)], dim=1)
-        logits_of = scorer.levels(rows, len(plan.levels))
-        self.levels = []
-        for number, level in enumerate(plan.levels):
-            logits = logits_of(tokens[:, level.start : level.stop], level.topology, number)
-            above = None
-            if drawing.sampling.seen is not None:
-                above = level.topology.ancestors[0, level.parents].expand(len(rows), -1, -1)
-            scores = drawing.scores(logits, tokens[:, : level.stop], above)[:, 0].float()
-            token = tokens[:, number + 1, None]
-            column = vocabulary.to_drafter(token).clamp(max=vocabulary.common - 1)
-            known = vocabulary.to_target(column) == token
-            own = scores.gather(1, column)
-            before = torch.arange(scores.shape[1], device=scores.device) < column  # of equals, the lower id is first
-            rank = ((scores > own) | ((scores == own) & before)).sum(1, keepdim=True)
-            q = drawing.distribution(scores[:, None])[:, 0].gather(1, column) if drawing.sampled else own * 0
-            two = scores.topk(2, dim=-1).values
-            self.levels.append(((q * known)[:, 0], rank.where(known, -1)[:, 0], two[:, 0] - two[:, 1]))
-        return Grown(DraftTree.from_shape(plan.shape, tokens))
-
-
 class _Notes:
     """What is noted of every request while it is decoded once more.
 
     Args:
         outputs: The output of every request, by its stream.
         drafter: What is asked.
+        builder: Notes what its scorer would draft; None for its own trees.
     """
 
-    def __init__(self, outputs: Sequence[Sequence[int]], drafter: Drafter):
+    def __init__(self, outputs: Sequence[Sequence[int]], drafter: Drafter, builder: AlongOutput | None):
         self.outputs = [np.array(each) for each in outputs]
-        self.drafter = drafter
+        self.drafter, self.builder = drafter, builder
         # By request and position: the deepest draft, and a number for every depth of q, nodes, rank and margin.
         self.seen: dict[tuple[int, int], tuple[Any, ...]] = {}
         self._target_probs: dict[tuple[int, int], float] = {}
@@ -192,8 +111,6 @@ class _Notes:
     def requests(self) -> tuple[list[Recorded], int]:
         """Return the positions of every request that has any, and how many left their output early."""
         depth, found = self.drafter.max_depth, []
-        scored = isinstance(self.drafter, ScoredDrafter) and isinstance(self.drafter.tree, _AlongOutput)
-        drawn = scored and self.drafter.tree.drawn  # pyright: ignore[reportAttributeAccessIssue]
         for number, output in enumerate(self.outputs):
             count = min(len(output), self._ends.get(number, len(output)))
             probability, margin = np.zeros((count, depth), np.float32), np.full((count, depth), np.nan, np.float32)
@@ -203,8 +120,8 @@ class _Notes:
                 deep, q, wide, ranks, margins = self.seen.get((number, at), (0, *np.zeros((4, 0))))
                 known = len(ranks)
                 proposed[at], nodes[at, :known], rank[at, :known], margin[at, :known] = deep, wide, ranks, margins
-                probability[at, :known] = ranks == 0 if scored else ranks >= 0
-                if drawn and np.isfinite(q).all():
+                probability[at, :known] = ranks >= 0 if self.builder is None else ranks == 0
+                if self.builder is not None and self.builder.drawn and np.isfinite(q).all():
                     p = np.array([self._target_probs.get((number, at + d), 1.0) for d in range(known)])
                     probability[at, :known] = np.minimum(1.0, q / np.maximum(p, 1e-30))
             if count:
@@ -233,6 +150,11 @@ class _RecordingSession(CombinedSession):
 
     def __init__(self, drafter: _RecordingDrafter, session: Session, sizes: Sizes):
         super().__init__(drafter, session)
+        if session.top_tokens:
+            raise ValueError(
+                f"{type(drafter.notes.drafter).__name__} learns from the drafts that are verified, which other lengths "
+                f"change: record another drafter"
+            )
         self._notes, self._depth = drafter.notes, drafter.max_depth
         self._stream = np.zeros(sizes.max_batch_size, dtype=np.int64)
         self._prompt = np.zeros(sizes.max_batch_size, dtype=np.int64)
@@ -247,30 +169,30 @@ class _RecordingSession(CombinedSession):
     @torch.inference_mode()
     def propose(self, batch: Batch) -> DraftTree:
         """Draft, and note it."""
-        host, notes, session = batch.on_host, self._notes, self.parts[0]
+        host, notes = batch.on_host, self._notes
         streams = self._stream[host.slots].tolist()
         places = (host.lengths + 1 - self._prompt[host.slots]).tolist()
         following = np.zeros((len(batch), self._depth + 1), dtype=np.int64)
         for row, (stream, at) in enumerate(zip(streams, places, strict=True)):
             behind = notes.outputs[stream][at : at + self._depth + 1]
             following[row, : len(behind)] = behind
-        builder = session.tree if isinstance(session, ScoredSession) else None
-        scored = isinstance(builder, _AlongOutput)
-        if scored:
-            builder.following, builder.levels = torch.from_numpy(following), []
+        builder = notes.builder
+        if builder is not None:
+            builder.following = torch.from_numpy(following)
         tree = self.ask(0, batch)
         deepest = np.minimum(host.max_depth, tree.max_depth)
-        if scored:
-            levels = [torch.stack(each, 1).cpu().numpy() for each in zip(*builder.levels, strict=True)]
-            q, rank, margin = levels or [np.zeros((len(batch), 0))] * 3
-            nodes = np.broadcast_to(np.arange(1, rank.shape[1] + 1), rank.shape)
-        else:
+        if builder is None:
             q, nodes, rank, margin, depths = _walked(tree, following)
             deepest = np.minimum(deepest, depths)
+        elif tree.max_depth:
+            q, rank, margin = (each.cpu().numpy() for each in builder.seen)
+            nodes = np.broadcast_to(np.arange(1, rank.shape[1] + 1), rank.shape)
+        else:  # nothing was asked for: the last tokens
+            q = nodes = rank = margin = np.zeros((len(batch), 0))
         for row, (stream, at) in enumerate(zip(streams, places, strict=True)):
             deep = int(deepest[row])
             notes.seen[stream, at] = deep, *(each[row, :deep] for each in (q, nodes, rank, margin))
-        return tree.limited(batch.max_depth) if tree.width > 1 else tree
+        return DraftTree.root_only(batch.roots)  # nothing is verified but the root
 
 
 def _walked(tree: DraftTree, following: Int[np.ndarray, "batch depth"]) -> tuple[np.ndarray, ...]:

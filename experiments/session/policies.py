@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 from drafters.adaptive import AdaptiveDrafter
 from drafters.round_costs import measure_costs, measure_node_costs
 from experiments.config import job
-from experiments.config.sections import build, plain
+from experiments.config.sections import build, component_of, plain
 from specdec.drafting.calibration import Calibration
 from specdec.drafting.costs import RoundCosts
 from specdec.drafting.policies import CostAwareLength, CostAwareNodes, LengthPolicy, NodePolicy
@@ -135,3 +135,22 @@ def policy_of(drafter: Drafter | None) -> Policy | None:
 
 def _named(name: str, method: str) -> str:
     return f"{method}_{name}" if method else name
+
+
+def unpaced(drafter: Drafter) -> Drafter:
+    """Returns a drafter without the policy that chooses its lengths."""
+    return drafter.drafter if isinstance(drafter, AdaptiveDrafter) else drafter
+
+
+def check_replayed(config: DictConfig, section: str) -> None:
+    """Refuse a policy that cannot be played in virtual time.
+
+    Raises:
+        ValueError: It chooses among drafted nodes, which traces do not have.
+    """
+    component, _ = component_of(config, section)
+    if component is not None and not issubclass(component, LengthPolicy):
+        raise ValueError(
+            f"{section}: {component.__name__} chooses among drafted nodes, which traces do not have: give "
+            f"policy=margin_replay, or another policy of lengths"
+        )

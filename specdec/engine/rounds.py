@@ -201,7 +201,8 @@ class Rounds:
         if session is not None and not inside:
             outcome = outcome_of(seen, wants, tree.tokens, output, verdict, judged.tokens, judged.valid)
             if session.reads_host:
-                later = replace(outcome, starts=outcome.starts.clone())  # the lengths are about to move
+                # The lengths are about to move, and without drafts the tokens are the roots, which move, too.
+                later = replace(outcome, starts=outcome.starts.clone(), tokens=outcome.tokens.clone())
             else:
                 session.observe(outcome)
         inputs = [verdict.path, judged.tokens, verdict.num_accepted, verdict.next_token, judged.valid]

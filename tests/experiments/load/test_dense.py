@@ -17,7 +17,7 @@ from experiments.load.run import OPEN
 from experiments.load.texts import Asked
 from experiments.load.virtual import VirtualEngine
 from experiments.load.workloads import Planned
-from specdec.drafting.policies import AdditiveLength, FixedLength
+from specdec.drafting.policies import AdditiveLength, FixedLength, LengthPolicy, MarginLength
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter
 from specdec.physics.rounds import AffineRounds
@@ -176,14 +176,29 @@ def drafters(target: Target) -> dict[str, tuple[Drafter, TreeShape | None]]:
     }
 
 
+class NowAndThen(LengthPolicy):
+    """Drafts in every other round of a request, so that its model has to catch up."""
+
+    def bind(self, *, max_batch_size: int, max_depth: int) -> None:
+        super().bind(max_batch_size=max_batch_size, max_depth=max_depth)
+        self._played = np.zeros(max_batch_size, dtype=np.int64)
+
+    def admit(self, slot: int) -> None:
+        self._played[slot] = 0
+
+    def depths(self, slots: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        self._played[slots] += 1
+        return self._played[slots] % 2 * self._max_depth
+
+
 @pytest.mark.parametrize(
     ("kind", "policy"),
     [
         *((kind, None) for kind in ("chain", "tree", "look-up")),
-        *((kind, AdditiveLength(start=2)) for kind in ("chain", "tree")),
+        *((kind, policy) for kind in ("chain", "tree") for policy in (AdditiveLength(start=2), NowAndThen())),
     ],
 )
-def test_virtual_rounds_are_those_of_the_engine(kind: str, policy: AdditiveLength | None, target: Target) -> None:
+def test_virtual_rounds_are_those_of_the_engine(kind: str, policy: LengthPolicy | None, target: Target) -> None:
     drafter, shape = drafters(target)[kind]
     requests = asked(0.0)
     traces = record(target, drafter, requests, max_batch_size=3, max_length=128)
@@ -259,8 +274,6 @@ def test_what_virtual_time_cannot_play_is_refused(target: Target) -> None:
     shallow = AffineRounds(target=COSTS.target, deepest=8)
     with pytest.raises(ValueError, match="drafts of up to 8 tokens, and drafts are 9 deep"):
         VirtualEngine(costs=shallow, slots=1, max_length=64, traces=own)
-    from specdec.drafting.policies import MarginLength
-
     with pytest.raises(ValueError, match=r"decides by the drafter's margins, and the traces of .* have none"):
         VirtualEngine(costs=COSTS, slots=1, max_length=64, traces=own, policy=MarginLength(COSTS))
     assert FixedLength(1).foresees is None
