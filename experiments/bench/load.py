@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,6 @@ from specdec.cache.pages import Paging
 from specdec.engine import scheduler as policies
 from specdec.engine.engine import Engine
 from specdec.engine.scheduler import FirstCome, Scheduler, View, Work
-from specdec.engine.scheduler.ranked import Ranked
 from specdec.requests import SamplingParams
 from verifiers import RejectionVerifier
 
@@ -82,7 +82,7 @@ def measure_turns(options: Options) -> Iterator[Row]:
     for number in range(ROWS):
         submit(number)
     kinds: dict[str, Any] = {name: getattr(policies, name) for name in NAMES}
-    made = {name: (kind(1024) if issubclass(kind, Ranked) else kind()).bind() for name, kind in kinds.items()}
+    made = {name: (kind(1024) if "budget" in signature(kind).parameters else kind()).bind() for name, kind in kinds.items()}
     for waiting in (0, WAITING):
         for number in range(waiting):
             submit(number)
