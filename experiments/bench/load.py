@@ -82,7 +82,8 @@ def measure_turns(options: Options) -> Iterator[Row]:
     for number in range(ROWS):
         submit(number)
     kinds: dict[str, Any] = {name: getattr(policies, name) for name in NAMES}
-    made = {name: (kind(1024) if "budget" in signature(kind).parameters else kind()).bind() for name, kind in kinds.items()}
+    budgets = {name: [1024] if "budget" in signature(kind).parameters else [] for name, kind in kinds.items()}
+    made = {name: kind(*budgets[name]).bind() for name, kind in kinds.items()}
     for waiting in (0, WAITING):
         for number in range(waiting):
             submit(number)
