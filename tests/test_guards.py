@@ -273,7 +273,7 @@ def test_questions_and_deep_classes_are_noticed() -> None:
 
 # ---------------------------------------------------------------- pages
 
-MOST_WORDS, MOST_PAGES, ALL_WORDS = 3_000, 16, 40_000
+MOST_WORDS, MOST_PAGES, ALL_WORDS = 3_000, 16, 43_000
 LONG = {
     "docs/drafters.md": 4_350,
     "docs/engine.md": 4_300,
