@@ -44,6 +44,8 @@ from specdec.engine.engine import Engine
 from specdec.machine import recommended_threads
 from specdec.slot_memory import written_bytes
 
+REFERENCE_TOKENS = 24
+"""Tokens of the request that is timed before and after a run."""
 _PARTS = ("target", "verifier", "sampling", "dataset", "tracker", "arrival", "workload", "overload", "clock")
 
 
@@ -144,7 +146,7 @@ def load(config: DictConfig) -> list[LoadRun]:
             engines = {
                 each.method: each.engine for each in contenders if each.speculate and isinstance(each.engine, Engine)
             }
-            virtual = beside(config, clock, methods, engines, loads, asked)
+            virtual = beside(config, clock, methods, engines, loads, asked, runs)
         exit_code = 0
     except KeyboardInterrupt:
         exit_code = 130
@@ -243,6 +245,7 @@ def _play(
     client = engine if isinstance(engine, Client) else None
     with client or nullcontext():
         _warm_up(engine, warmup, speculate=contender.speculate)
+        speeds = [_reference(engine, warmup)]
         driver = Driver(
             engine,
             asked[: len(load.times)],
@@ -262,6 +265,9 @@ def _play(
         facts: dict[str, Any] = {"virtual": False}
         if not isinstance(engine, Client):
             facts |= {"slots": engine.max_batch_size, "pages": engine.paging.pages}
+        if interrupted is None and speeds[0] is not None:
+            speeds.append(_reference(engine, warmup))
+            facts |= {"reference_seconds": speeds, "reference_positions": _positions(warmup[0])}
         run = driver.result(method=contender.method, rate=load.rate, **facts)
         return run if client is None else client.told(run), interrupted
 
@@ -285,6 +291,22 @@ def _warm_up(engine: Engine | Replicas | Client, warmup: Sequence[Asked], *, spe
         moments.setdefault(step.request, []).append(step.visible)
     engine.forget()
     return min((float(gap) for own in moments.values() for gap in np.diff(own)), default=None)
+
+
+def _reference(engine: Engine | Replicas | Client, warmup: Sequence[Asked]) -> float | None:
+    """Return the seconds of a turn with one row, plainly: how fast the machine is at the moment. None where unknown."""
+    if not isinstance(engine, Engine) or not warmup:
+        return None
+    own = replace(warmup[0].sampling, max_new_tokens=REFERENCE_TOKENS)
+    prompt = list(warmup[0].prompt_ids)[: engine.max_length - REFERENCE_TOKENS]
+    moments = [step.visible for step in engine.stream([prompt], own, speculate=False)]
+    engine.forget()
+    return float(np.median(np.diff(moments))) if len(moments) > 1 else None
+
+
+def _positions(asked: Asked) -> int:
+    """Return the positions in the cache in the middle of a reference."""
+    return len(asked.prompt_ids) + REFERENCE_TOKENS // 2
 
 
 def _check_limits(terms: Terms, contenders: Sequence[Entrant], warmup: Sequence[Asked]) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +200,7 @@ def virtual_engine(method: Method, clock: Clock, traces: Dense | None, engine: E
         policy=policy,
         mixed=clock.mixed,
         follows=0.0 if traces is None else getattr(costs, "follows", 0.0),
+        scattered=getattr(costs, "scattered", 0.0),
     )
 
 
@@ -291,6 +292,7 @@ def beside(
     engines: Mapping[str, Engine],
     loads: Sequence[Load],
     asked: Sequence[Asked],
+    runs: Sequence[LoadRun],
 ) -> list[LoadRun]:
     """Record the traces of a load's requests; returns what virtual time makes of it, with the same arrivals.
 
@@ -307,5 +309,21 @@ def beside(
         for each in methods_of(config, methods)
         if each.name == PLAIN or each.name in traces
     }
-    seeded = [(loads, asked)] * clock.seeds
-    return list(virtual_runs(made, seeded, build(config, "overload"), clock))
+    overload: Overload = build(config, "overload")
+    found = []
+    for run in (each for each in runs if each.method in made):
+        engine = replace(made[run.method], slower=_slower(run, made[run.method]))
+        load = next(each for each in loads if each.rate == run.rate)
+        plays = [_job(engine, load, asked, overload, seed, run.method)() for seed in range(clock.seeds)]
+        found.append(pooled(plays))
+    return found
+
+
+def _slower(run: LoadRun, engine: VirtualEngine) -> float:
+    """Return how much slower the machine was around a run than when costs were calibrated, by one row's plain turns."""
+    speeds = [each for each in run.facts.get("reference_seconds", ()) if each]
+    if not speeds:
+        return 1.0
+    none = np.zeros(1, dtype=np.int64)
+    expected = engine.costs.ragged(1, float(run.facts["reference_positions"]), drafted=none, deepest=none)[0]
+    return float(np.mean(speeds) / expected)

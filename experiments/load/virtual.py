@@ -75,6 +75,8 @@ class VirtualEngine:
         shape: The tree that is drafted; None for chains.
         policy: How deep drafts are; None for as deep as the traces go.
         follows: What the drafter adds to every forward over a prompt, relative to the target's seconds.
+        scattered: Seconds that every row but one adds to a round, because rows are of different lengths.
+        slower: The seconds of all work are multiplied by this.
         mixed: Whether pieces of prompts share a forward with the round, as in vLLM; then the weights are read once.
 
     Raises:
@@ -91,6 +93,8 @@ class VirtualEngine:
     shape: TreeShape | None = None
     policy: LengthPolicy | None = None
     follows: float = 0.0
+    scattered: float = 0.0
+    slower: float = 1.0
     mixed: bool = False
 
     def __post_init__(self) -> None:
@@ -273,7 +277,7 @@ class _Play:
             seconds += self.engine.costs.outside
         elif seconds and self.engine.mixed:  # the weights are read once
             seconds -= self.engine.costs.prefill_seconds(StepSize(tokens=0, positions=0, pairs=0))
-        self.now = begin + seconds + round_seconds
+        self.now = begin + (seconds + round_seconds) * self.engine.slower
         self._settle(rows)
         free = -1 if self.pages.free is None else self.pages.free
         self.turns.append(
@@ -450,6 +454,8 @@ class _Play:
         emitted = np.minimum(accepted + 1, left)
         size = {"drafted": np.array([drafted]), "deepest": np.array([deepest])}
         seconds = float(self.engine.costs.ragged(len(rows), float(lengths.sum()), **size)[0])
+        if self.engine.scattered and len(rows) > 1:
+            seconds += self.engine.scattered * (len(rows) - 1)
         self.counts["rounds"][rows] += 1
         self.output[rows] += emitted
         self.left[rows] = left - emitted
@@ -505,6 +511,7 @@ class _Play:
                 "slots": self.engine.slots,
                 "pages": self.paging.pages,
                 "policy": None if self.policy is None else type(self.policy).__name__,
+                "slower": self.engine.slower,
                 "virtual": True,
             },
         )

@@ -1,7 +1,7 @@
 """Calibrates costs of rounds: measures, fits, checks, and says how well the fit predicts what it has not seen."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -94,16 +94,17 @@ def calibrate(
     longest = max(*plan.grid.context, *plan.held_out.context)
     runner = ModelRunner(
         target.model,
-        max_batch_size=max(*plan.grid.batch, *plan.held_out.batch),
+        max_batch_size=2 * max(*plan.grid.batch, *plan.held_out.batch),
         max_length=min(target.max_length, longest + max((*plan.grid.chunk, *plan.held_out.chunk), default=0)),
         max_nodes=max(*plan.grid.drafted, *plan.held_out.drafted),
         **{name: options[name] for name in ("attention", "optimize", "kv_cache", "invariant") if name in options},
     )
     progress("what the device can do at best")
     peaks = measure_peaks(target.device, target.dtype, seconds=0.5)
-    points = plan.grid.forwards() + plan.held_out.forwards(held_out=True)
+    points = plan.grid.forwards() + plan.held_out.forwards(held_out=True) + plan.grid.scattered()
     points = [each for each in points if each.context + each.queries <= runner.cache.max_length or not each.prompt]
-    timed = measure_forwards(runner, points, seconds=plan.seconds, seed=plan.seed, progress=progress)
+    both = measure_forwards(runner, points, seconds=plan.seconds, seed=plan.seed, progress=progress)
+    timed, apart = ([each for each in both if each.forward.scattered is is_apart] for is_apart in (False, True))
     peaks = peaks.better(measure_peaks(target.device, target.dtype, seconds=0.5))
     usual = CPU_RANGES if target.device.type == "cpu" else GPU_RANGES
     ends = usual if plan.ranges is None else plan.ranges
@@ -136,6 +137,7 @@ def calibrate(
         versions={**versions(), "clock": _clock(target.device)},
         measured=tuple(_row(each, costs[each.forward.prompt]) for each in timed),
         note=_note(timed),
+        scattered=_scattered(timed, apart),
         **parts,
     )
 
@@ -212,6 +214,17 @@ def _fitted(timed: Sequence[Timed], ends: Sequence[int]) -> tuple[StepCost, dict
         if group
     }
     return cost, errors
+
+
+def _scattered(timed: Sequence[Timed], apart: Sequence[Timed]) -> float:
+    """Return what a row adds to a forward that is not of its neighbours' length; 0 where nothing was measured."""
+    together = {each.forward: each.seconds for each in timed}
+    added = [
+        (each.seconds - together[replace(each.forward, scattered=False)]) / (each.forward.batch - 1)
+        for each in apart
+        if replace(each.forward, scattered=False) in together
+    ]
+    return max(0.0, median(added)) if added else 0.0
 
 
 def _row(each: Timed, cost: StepCost) -> tuple[float, ...]:

@@ -33,6 +33,8 @@ class Forward:
     Attributes:
         prompt: Whether it is a piece of a prompt, whose logits are not computed.
         held_out: Whether it is kept out of the fit, to see how well that predicts.
+        scattered: Whether a slot lies between two rows, and rows have half to one and a half times as many positions:
+            as it is where requests come and go.
     """
 
     batch: int
@@ -40,6 +42,7 @@ class Forward:
     context: int
     prompt: bool = False
     held_out: bool = False
+    scattered: bool = False
 
     @property
     def size(self) -> StepSize:
@@ -66,6 +69,15 @@ class Grid:
         return [
             Forward(batch=batch, queries=queries, context=context, prompt=prompt, held_out=held_out)
             for batch, queries, context, prompt in (*rounds, *product([1], self.chunk, before, [True]))
+        ]
+
+    def scattered(self) -> list[Forward]:
+        """Return some points of several rows once more, scattered: contexts of middle length, few nodes."""
+        batches, contexts = [batch for batch in self.batch if batch > 1], sorted(self.context)[1:3]
+        nodes = sorted(self.drafted)[:3:2]
+        return [
+            Forward(batch=batch, queries=each + 1, context=context, scattered=True)
+            for batch, each, context in product(batches, nodes, contexts)
         ]
 
 
@@ -132,6 +144,9 @@ def forward_batch(point: Forward, vocab: int, device: torch.device) -> ForwardBa
     """Return a forward of random tokens: a piece of a prompt, or a tree in which every node has two children."""
     tokens = torch.randint(0, vocab, (point.batch, point.queries), device=device)
     slots, lengths = np.arange(point.batch), np.full(point.batch, point.context)
+    if point.scattered:
+        slots, lengths = 2 * slots, np.linspace(0.5, 1.5, point.batch) * point.context
+        lengths = lengths.round().astype(np.int64)
     if point.prompt:
         return ForwardBatch.of_chunk(tokens, host_slots=slots, host_lengths=lengths)
     tree = DraftTree.root_only(tokens[:, 0])

@@ -37,6 +37,9 @@ def constants_table(found: CalibratedRounds) -> Table:
         _part_rows(table, "drafting", found.drafting, "per call of the drafter")
     _part_rows(table, "acceptance and commit", found.judging, "per level of the draft")
     table.add("host", "fixed", _amount(found.host), "", "what no stage has, per round")
+    if found.scattered:
+        meaning = "of another length than the others"
+        table.add("scattered rows", "per row", _amount(found.scattered), "", meaning)
     if found.follows:
         table.add("prompts", "drafter", f"{found.follows:.1%}", "", "of the target's prefill, for the drafter's own")
     return table
