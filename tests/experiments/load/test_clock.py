@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from hydra.errors import InstantiationException
 
 from experiments.load.__main__ import load
 from experiments.load.dense import Dense
@@ -46,14 +47,17 @@ def test_traces_are_recorded_and_played_without_a_model(
 def test_real_and_virtual_time_stand_side_by_side(
     configure: Configure, tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The costs are another machine's, so the errors are large, and are said."""
+    """The costs are another machine's; how much slower this one is, is said, and so is every verdict."""
     runs = load(configure("load", *tiny, *QUICK, *SMALL, "clock=both", COSTS))
     assert [run.method for run in runs] == ["plain", "ngram"] and not any(run.facts["virtual"] for run in runs)
     found = json.loads((tmp_path / "out" / "validation.json").read_text())["pairs"]
-    assert [pair["method"] for pair in found] == ["plain", "ngram"] and not any(pair["valid"] for pair in found)
+    assert [pair["method"] for pair in found] == ["plain", "ngram"]
+    assert all({"throughput", "tpot", "ttft", "beyond_knee", "valid"} < pair.keys() for pair in found)
     assert (tmp_path / "out" / "validation.png").is_file() and (tmp_path / "out" / "traces.safetensors").is_file()
     shown = " ".join(capsys.readouterr().out.split())
-    assert "Virtual time against the engine" in shown and "OFF" in shown
+    assert "Virtual time against the engine" in shown
+    assert "times as long as when costs were calibrated" in shown
+    assert runs[0].facts["reference_seconds"][0] > 0
 
 
 def figures(throughput: float, tpot: float, ttft: float, queue: float = 0.0) -> Figures:
@@ -88,5 +92,5 @@ def test_errors_are_judged_below_the_knee() -> None:
 def test_what_is_missing_is_said_before_anything_runs(
     words: list[str], said: str, configure: Configure, tiny: list[str]
 ) -> None:
-    with pytest.raises(ValueError, match=said.replace("[", r"\[")):
+    with pytest.raises((ValueError, InstantiationException), match=said):
         load(configure("load", *tiny, *QUICK, *SMALL, *words, "target.name=nowhere"))
