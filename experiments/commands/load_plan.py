@@ -43,14 +43,15 @@ def plan_loads(config: DictConfig, seed: int) -> tuple[list[Load], list[Planned]
         requests = min(requests or len(recorded.times), len(recorded.times))
     if len(set(config.rates or ())) < len(config.rates or ()):
         raise ValueError(f"rates={list(config.rates)}: give each rate once")
-    rated = [arrival] if config.rates is None else [arrival.at_rate(float(rate)) for rate in config.rates]
+    asked = [arrival.rate] if config.rates is None else [float(rate) for rate in config.rates]
+    rated = [arrival] if config.rates is None else [arrival.at_rate(rate) for rate in asked]
     loads = [
         Load(
-            rate=each.rate,
+            rate=rate,
             times=arriving(each, np.random.default_rng(seed), requests=requests, seconds=config.seconds),
             loop=each.loop,
         )
-        for each in rated
+        for rate, each in zip(asked, rated, strict=True)
     ]
     most = max(len(each.times) for each in loads)
     return loads, workload.plan(np.random.default_rng([seed, 1]), most, recorded)

@@ -53,7 +53,7 @@ def pays_plot(rows: Sequence[Figures], path: Path, subtitle: str, x: str) -> Pat
     for axes, name, text in zip(
         panels,
         ("tokens", "whole"),
-        ("speed of further tokens (times plain)", "arrival to end (times plain)"),
+        ("further tokens (times plain)", "arrival to end (times plain)"),
         strict=True,
     ):
         for index, method in enumerate(methods):

@@ -32,7 +32,8 @@ def knee_plot(
     methods = _methods(figures)
     if max(map(len, methods.values())) < 2:
         return None
-    figure = style.new_figure(style.PAGE, 3.0)
+    many = len(methods) > _MOST_PANELS  # then medians alone, as the lines would hide each other
+    figure = style.new_figure(style.PAGE, 3.2 if many else 3.0)
     panels = figure.subplots(1, 2)
     for axes, name, text in zip(
         panels, ("ttft", "e2e"), ("time to first token (s)", "arrival to end (s)"), strict=True
@@ -40,19 +41,20 @@ def knee_plot(
         for index, (method, own) in enumerate(methods.items()):
             known = [each for each in own if each[name] is not None]
             across = [each.output_tokens_per_second for each in known]
-            for level, line in ((50, "-"), (99, ":")):
-                label = f"{method}: {'median' if level == 50 else '99th percentile'}"
+            for level, line in ((50, "-"), (99, ":"))[: 1 if many else 2]:
+                label = method if many else f"{method}: {'median' if level == 50 else '99th percentile'}"
                 values = [each[name][f"p{level}"] for each in known]
                 axes.plot(across, values, linestyle=line, label=label, **style.looks(index))
-            for each in known:
+            for each in known if not many else ():
                 style.note(axes, f"{each.rate:.3g}", (each.output_tokens_per_second, each[name].p50), (3, -6))
         _limit(axes, terms, name)
         axes.set_yscale("log")
         style.plain_log(axes.yaxis)
         axes.set(xlabel="output tokens per second of completed requests", ylabel=text)
         axes.grid()
-    style.legend_of(figure, panels[0], ncols=2)
-    about = f"Latency over throughput; numbers beside the medians: {X[figures[0].loop]}"
+    style.legend_of(figure, panels[0], ncols=5 if many else 2)
+    beside = f"; numbers beside the medians: {X[figures[0].loop]}"
+    about = "Median latency over throughput" if many else f"Latency over throughput{beside}"
     style.title(figure, about, subtitle)
     return style.save(figure, path)
 
@@ -102,14 +104,18 @@ def goodput_plot(
     """Draw goodput and the share within all limits over the rate; None without limits."""
     if terms.limits is None:
         return None
-    figure = style.new_figure(style.PAGE, 2.8)
+    methods = _methods(figures)
+    many = len(methods) > _MOST_PANELS  # then what ended is left out, as the lines would hide each other
+    figure = style.new_figure(style.PAGE, 3.2 if many else 2.8)
     left, right = figure.subplots(1, 2)
-    for index, (method, own) in enumerate(_methods(figures).items()):
+    for index, (method, own) in enumerate(methods.items()):
         rates = [each.rate for each in own]
         looks = style.looks(index)
-        left.plot(rates, [each.goodput.per_second for each in own], label=f"{method}: within all limits", **looks)
+        label = method if many else f"{method}: within all limits"
+        left.plot(rates, [each.goodput.per_second for each in own], label=label, **looks)
         done = [each.requests_per_second for each in own]
-        left.plot(rates, done, label=f"{method}: all that ended", **{**looks, "alpha": 0.5}, linestyle=":")
+        if not many:
+            left.plot(rates, done, label=f"{method}: all that ended", **{**looks, "alpha": 0.5}, linestyle=":")
         right.plot(rates, [100 * each.goodput.attainment for each in own], **looks)
     if figures[0].loop == OPEN and all(map(isfinite, (each.rate for each in figures))):
         arriving = sorted({each.rate for each in figures})
@@ -123,7 +129,7 @@ def goodput_plot(
     left.set_ylim(0, 1.3 * most or 1.0)  # what arrives may be far more than what can be served
     left.grid()
     right.grid()
-    style.legend_of(figure, left, right, ncols=2)
+    style.legend_of(figure, left, right, ncols=5 if many else 2)
     style.title(figure, f"Goodput: requests with {terms.limits}", subtitle)
     return style.save(figure, path)
 
@@ -132,14 +138,21 @@ def goodput_plot(
 def concurrency_plot(
     runs: Sequence[LoadRun], figures: Sequence[Figures], path: Path, subtitle: str, terms: Terms
 ) -> Path:
-    """Draw requests with a slot and in the queue over time, at up to four rates, with Little's law."""
+    """Draw requests with a slot and in the queue over time, at up to four rates, with Little's law.
+
+    Of more than four methods the first one, and the three with the fewest requests in the engine at the highest rate.
+    """
     rates = sorted({run.rate for run in runs})
     shown = rates if len(rates) <= _MOST_PANELS else [rates[round(i * (len(rates) - 1) / 3)] for i in range(4)]
     methods = list(_methods(figures))
+    if len(methods) > _MOST_PANELS:
+        last = sorted((each for each in figures if each.rate == rates[-1]), key=lambda each: each.in_engine)
+        fewest = [each.method for each in last if each.method != methods[0]][: _MOST_PANELS - 1]
+        methods = [method for method in methods if method == methods[0] or method in fewest]
     figure = style.new_figure(style.PAGE, 1.2 + 1.4 * len(shown))
     panels = figure.subplots(len(shown), len(methods), squeeze=False, sharey="row")
     for run, found in zip(runs, figures, strict=True):
-        if run.rate not in shown or not run.seconds:
+        if run.rate not in shown or run.method not in methods or not run.seconds:
             continue
         axes, levels = panels[shown.index(run.rate)][methods.index(run.method)], in_flight(run)
         axes.fill_between(levels.time, levels.running, step="mid", color=style.color(0), alpha=0.7, label="with a slot")
