@@ -112,7 +112,8 @@ def report_validation(real: Sequence[LoadRun], virtual: Sequence[LoadRun], repor
         for p in pairs
     ]
     texts = {"validation.md": document(table, said), "validation.json": {"title": report.title, "pairs": rows}}
-    return [*write_texts(report.folder, texts), _picture(pairs, report.folder / "validation.png", report.title)]
+    about = f"{report.title}; {LOOPS[real[0].loop]}"
+    return [*write_texts(report.folder, texts), _picture(pairs, report.folder / "validation.png", about)]
 
 
 def validation_table(pairs: Sequence[Pair], report: LoadReport) -> Table:
@@ -176,7 +177,7 @@ def _picture(pairs: Sequence[Pair], path: Path, subtitle: str) -> Path:
     shown = (
         ("output_tokens_per_second", "", 1.0, "tokens per second", "throughput"),
         ("tpot", "p50", 1000.0, "median TPOT (ms)", "tpot"),
-        ("ttft", "p99", 1000.0, "99th percentile of TTFT (ms)", "ttft"),
+        ("ttft", "p99", 1000.0, "TTFT, p99 (ms)", "ttft"),
     )
     figure = style.new_figure(style.PAGE, 2.8)
     panels = figure.subplots(1, len(shown))
@@ -200,7 +201,9 @@ def _picture(pairs: Sequence[Pair], path: Path, subtitle: str) -> Path:
                 color="grey", alpha=0.2, linewidth=0,
             )  # fmt: skip
             axes.set(xscale="log", yscale="log", xlim=line, ylim=line)
-        axes.set(xlabel=f"{text}, real", ylabel="in virtual time")
+            style.plain_log(axes.xaxis)
+            style.plain_log(axes.yaxis)
+        axes.set(xlabel=f"real {text}", ylabel="in virtual time")
         axes.grid()
     style.legend_of(figure, panels[0], ncols=len(methods))
     style.title(figure, "Virtual time over real time; grey: within the tolerance", subtitle)
