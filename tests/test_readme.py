@@ -183,6 +183,8 @@ def test_commands_resolve(place: str, command: str) -> None:
     if words[:3] == ["python", "-m", "experiments.bench"]:
         assert parse(importlib.import_module(f"experiments.bench.{words[3]}").Options, words[4:])
         return
+    if words[:2] == ["torchrun", "--nproc-per-node"]:
+        words = ["python", *words[3:]]
     if words[:2] == ["python", "-m"] and words[2].startswith("experiments."):
         module, arguments = words[2], words[3:]
     elif words[0] in SCRIPTS:
@@ -190,6 +192,8 @@ def test_commands_resolve(place: str, command: str) -> None:
     else:
         pytest.fail(f"{place}: no way to check {command!r}: teach tests/test_readme.py one")
     application = importlib.import_module(module)
+    if hasattr(application, "__path__"):  # a room that is a command, too
+        application = importlib.import_module(f"{module}.__main__")
     assert callable(getattr(application, "main", None)), f"{place}: {module} has no main"
     if module in SHORT:
         name, several = SHORT[module]
