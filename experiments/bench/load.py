@@ -1,4 +1,4 @@
-"""What do schedules and pages cost, and what do they save? Four comparisons of one run, each with its goal, as ratios.
+"""The cost of schedules and pages, and what they save: comparisons of one run, as ratios, four with a goal.
 
 ``turns``: the host's time from the beginning of a turn until the policy has planned it, over the whole turn of the
 bundled target with a drafter, at 64 running requests, with none and with 1,000 waiting; policies take turns, turn by

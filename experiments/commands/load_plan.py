@@ -1,4 +1,4 @@
-"""What arrives in a study of load, by its configuration: at every rate, and what the requests ask for."""
+"""The arrivals of a study of load by its configuration, at every rate, and what the requests ask for."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from experiments.results.origin import flatten
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What arrives when, at one rate.
+    """The arrivals at one rate.
 
     Attributes:
         rate: Requests per second; in a closed loop, users.

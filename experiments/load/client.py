@@ -26,7 +26,7 @@ _CLOSING = 5.0
 
 @dataclass
 class _Answer:
-    """What has come of one answer."""
+    """The part of one answer that has come."""
 
     request: int
     sent: float = float("nan")

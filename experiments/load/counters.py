@@ -1,4 +1,4 @@
-"""What a server has counted itself, in Prometheus' text format under vLLM's names with any prefix."""
+"""A server's own counts, in Prometheus' text format under vLLM's names with any prefix."""
 
 import re
 from collections import Counter

@@ -81,7 +81,7 @@ class _RootOnly(Verifier):
 
 
 class _Notes:
-    """What is noted of every request while it is decoded once more.
+    """The notes on every request while it is decoded once more.
 
     Args:
         outputs: The output of every request, by its stream.
