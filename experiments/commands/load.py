@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 from experiments.commands.load_plan import Load, plan_loads, summary_of
 from experiments.commands.load_servers import check_servers, clients_of, is_server, server_alone
-from experiments.commands.load_virtual import beside, play_virtual
+from experiments.commands.load_virtual import beside, check_beside, play_virtual
 from experiments.config import job, ranks
 from experiments.config.pairs import check_files
 from experiments.config.sections import bootstrap_of, build, plain, plain_whole, typed
@@ -82,6 +82,9 @@ def load(config: DictConfig) -> list[LoadRun]:
     clock: Clock = build(config, "clock")
     if clock.mode == VIRTUAL:
         return play_virtual(config, clock, methods)
+    if clock.mode != REAL and (config.replicas > 1 or is_server(config)):
+        what = f"replicas={config.replicas}" if config.replicas > 1 else "engine=openai"
+        raise ValueError(f"clock={clock.mode} records the drafts of one engine in this process: leave out {what}")
     bootstrap, terms = bootstrap_of(config), Terms.of(plain_whole(config))
     lengths = typed(Lengths, plain(config, "lengths"), "lengths")
     overload: Overload = build(config, "overload")
@@ -99,6 +102,9 @@ def load(config: DictConfig) -> list[LoadRun]:
     asked = ask(fitted, texts, build(config, "sampling"))
     warmup = ask(_others(fitted, config.warmup_prompts), texts, build(config, "sampling"))
     _check_limits(terms, contenders, warmup)
+    drafting = {each.method: each.engine for each in contenders if each.speculate and isinstance(each.engine, Engine)}
+    if clock.mode != REAL:
+        check_beside(config, clock, methods, drafting, sampled=any(not each.sampling.greedy for each in asked))
     tracker = build(config, "tracker") or NullTracker()
     folder.mkdir(parents=True, exist_ok=True)
     title = _title(config, served, contenders, fitted)
@@ -143,10 +149,7 @@ def load(config: DictConfig) -> list[LoadRun]:
                 run.save(folder / f"{run.method}_{run.rate:g}")
             runs.append(run)
         if clock.mode != REAL:
-            engines = {
-                each.method: each.engine for each in contenders if each.speculate and isinstance(each.engine, Engine)
-            }
-            virtual = beside(config, clock, methods, engines, loads, asked, runs)
+            virtual = beside(config, clock, methods, drafting, loads, asked, runs)
         exit_code = 0
     except KeyboardInterrupt:
         exit_code = 130

@@ -34,6 +34,7 @@ from experiments.session.policies import check_replayed, unpaced
 from experiments.session.tracked import tracked_run
 from experiments.tracking.base import NullTracker
 from specdec.cache.pages import Paging
+from specdec.drafting.builders.along import along_output
 from specdec.drafting.costs import check_conditions
 from specdec.engine.engine import DEFAULT_MAX_LENGTH, Engine
 from specdec.physics.calibrated import CalibratedRounds
@@ -89,7 +90,7 @@ def play_virtual(config: DictConfig, clock: Clock, methods: Mapping[str, str]) -
         if runs:
             figures, written = report_load(runs, report)
             tracker.summary(summary_of(figures))
-            tracker.files("results", written)
+            tracker.files("results", [path for path in written if path.parent == folder])
         tracker.finish(exit_code)
     return runs
 
@@ -283,6 +284,32 @@ def _wraps(engines: Mapping[str, VirtualEngine], outputs: Sequence[int]) -> list
                 f"their trace, which then begins again"
             )
     return list(dict.fromkeys(said))
+
+
+def check_beside(
+    config: DictConfig, clock: Clock, methods: Mapping[str, str], engines: Mapping[str, Engine], *, sampled: bool
+) -> None:
+    """Refuse, before anything is played, what cannot be recorded or played in virtual time.
+
+    Args:
+        config: The configuration.
+        clock: Its clock.
+        methods: Its methods.
+        engines: Those that draft.
+        sampled: Whether requests are.
+
+    Raises:
+        ValueError: Says what.
+    """
+    for each in methods_of(config, methods):
+        drafter = engines[each.name].drafter if each.name in engines else None
+        if drafter is not None:
+            along_output(unpaced(drafter), sampled)
+            if each.policy is not None:
+                check_replayed(each.config, each.policy)
+        if clock.mode != RECORD and (drafter is not None or each.name == PLAIN):
+            costs = clock.costs_of(each.name)
+            costs.check_depth(0 if drafter is None else drafter.max_depth)
 
 
 def beside(

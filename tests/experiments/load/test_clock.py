@@ -94,3 +94,13 @@ def test_what_is_missing_is_said_before_anything_runs(
 ) -> None:
     with pytest.raises((ValueError, InstantiationException), match=said):
         load(configure("load", *tiny, *QUICK, *SMALL, *words, "target.name=nowhere"))
+
+
+def test_a_policy_of_nodes_is_refused_before_the_load_is_played(
+    configure: Configure, tiny: list[str], tmp_path: Path
+) -> None:
+    drafter = f"drafter.name={Path(tiny[0].partition('=')[2]).parent / 'drafter'}"
+    words = [*QUICK[1:], *SMALL, "drafter=model", drafter, "policy=confidence", "clock=both", COSTS]
+    with pytest.raises(ValueError, match=r"chooses among drafted nodes|drafts by more than the request itself"):
+        load(configure("load", *tiny, *words))
+    assert not (tmp_path / "out").exists()
