@@ -17,9 +17,9 @@ from experiments.load.clock import RECORD, Clock, with_costs
 from experiments.load.dense import Dense
 from experiments.load.dense_recording import record
 from experiments.load.driver import Overload
-from experiments.load.run import LoadRun
+from experiments.load.run import LoadRun, pooled
 from experiments.load.texts import Asked, Numbers, ask
-from experiments.load.virtual import VirtualEngine, pooled
+from experiments.load.virtual import VirtualEngine
 from experiments.load.workloads import Lengths
 from experiments.measuring.conditions import conditions_of
 from experiments.reporting import terminal

@@ -1,8 +1,8 @@
 """What happened to requests that arrived over time, on a real engine, a virtual one or a server."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -130,3 +130,29 @@ def typed(rows: Any, kinds: Mapping[str, str]) -> Frame:
         if name not in frame:
             frame[name] = np.nan if name in MOMENTS else "" if kind == "object" else 0
     return frame[list(kinds)].astype({name: kind for name, kind in kinds.items() if kind != "object"})
+
+
+def pooled(runs: Sequence[LoadRun]) -> LoadRun:
+    """Return the runs of one method at one rate with several seeds as one, each behind the one before."""
+    if len(runs) == 1:
+        return runs[0]
+    requests, turns, since = [], [], 0.0
+    for run in runs:
+        moved = run.requests.copy()
+        for name in MOMENTS:
+            moved[name] += since
+        later = run.turns.copy()
+        later["begin"] += since
+        moved["request"] += 0 if not requests else int(requests[-1].request.max()) + 1
+        requests.append(moved)
+        turns.append(later)
+        since += run.seconds
+    totals = Totals(**{name: sum(getattr(run.totals, name) for run in runs) for name in vars(Totals())})
+    return replace(
+        runs[0],
+        seconds=since,
+        requests=pandas.concat(requests, ignore_index=True),
+        turns=pandas.concat(turns, ignore_index=True),
+        totals=totals,
+        facts={**runs[0].facts, "seeds": len(runs)},
+    )

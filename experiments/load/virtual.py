@@ -8,11 +8,10 @@ here, and the result is a ``LoadRun`` like any other.
 import copy
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
-import pandas
 from jaxtyping import Float, Int
 
 from experiments.load.arrivals import Times
@@ -515,29 +514,3 @@ class _Play:
                 "virtual": True,
             },
         )
-
-
-def pooled(runs: Sequence[LoadRun]) -> LoadRun:
-    """Return the runs of one method at one rate with several seeds as one, each behind the one before."""
-    if len(runs) == 1:
-        return runs[0]
-    requests, turns, since = [], [], 0.0
-    for run in runs:
-        moved = run.requests.copy()
-        for name in ("arrived", "submitted", "admitted", "prefilled", "first_token", "finished"):
-            moved[name] += since
-        later = run.turns.copy()
-        later["begin"] += since
-        moved["request"] += 0 if not requests else int(requests[-1].request.max()) + 1
-        requests.append(moved)
-        turns.append(later)
-        since += run.seconds
-    totals = Totals(**{name: sum(getattr(run.totals, name) for run in runs) for name in vars(Totals())})
-    return replace(
-        runs[0],
-        seconds=since,
-        requests=pandas.concat(requests, ignore_index=True),
-        turns=pandas.concat(turns, ignore_index=True),
-        totals=totals,
-        facts={**runs[0].facts, "seeds": len(runs)},
-    )

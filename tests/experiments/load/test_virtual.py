@@ -9,9 +9,9 @@ from experiments.load.arrivals import Poisson
 from experiments.load.dense import Dense
 from experiments.load.driver import Overload
 from experiments.load.figures import figures_of
-from experiments.load.run import CLOSED, DONE, DROPPED, OPEN
+from experiments.load.run import CLOSED, DONE, DROPPED, OPEN, pooled
 from experiments.load.texts import Asked, Numbers, ask
-from experiments.load.virtual import VirtualEngine, pooled
+from experiments.load.virtual import VirtualEngine
 from experiments.load.workloads import Chats, Planned
 from experiments.results.limits import Limits, Terms
 from experiments.results.statistics import Bootstrap
