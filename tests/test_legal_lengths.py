@@ -65,7 +65,7 @@ CROSSED: dict[str, dict[str, Any]] = {
     "cost_aware_nodes": {"costs": BY_NODES, "explore": 3},
     "margin": {"costs": BY_NODES, "explore": 3},
 }
-FORESEEN = {"oracle", "margin_replay"}
+FORESEEN = ("oracle", "margin_replay")
 """Policies that an engine refuses."""
 
 
