@@ -1,0 +1,341 @@
+"""A GPU that is not there, for torch's fake tensors: they have shapes, dtypes and devices, but no numbers.
+
+Code on such tensors takes the branches that it would take on a GPU. What a GPU would refuse fails here, too: a read by
+the host or a copy from it while a graph is captured, an operation on tensors of two devices, a copy into memory that
+overlaps itself. Waits of the host and launches are counted (``Device``).
+"""
+
+import contextlib
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import triton
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from triton.runtime.interpreter import InterpretedFunction
+
+import specdec.engine.rounds
+import specdec.target.facts
+from specdec.execution.counting import ShowsValues, depends_on_values
+from specdec.execution.recorder import CudaGraphRecorder, Stage
+
+ROOT = Path(__file__).parents[3]
+CUDA = torch.device("cuda", 0)
+MODE = FakeTensorMode(allow_non_fake_inputs=True)
+"""One for the process: tables that are made once for a device are made of its tensors."""
+
+_aten = torch.ops.aten
+_PROPERTIES = SimpleNamespace(
+    multi_processor_count=132, shared_memory_per_block_optin=227 * 1024, total_memory=150 << 30, major=9, minor=0
+)
+
+
+@dataclass
+class Device:
+    """The work of a GPU that is not there.
+
+    Attributes:
+        kernels: Launches by the stage in whose graph they are, and by operation; those outside of graphs under "".
+        waits: Places where the host waited for the device, outside of captures.
+        captured: The number of graphs.
+        accepted: How many drafted tokens of a round the host is told were accepted.
+        stage: The stage that was last recorded.
+        capturing: The stage that is being captured, or "".
+    """
+
+    kernels: dict[str, Counter[str]] = field(default_factory=dict)
+    waits: Counter[str] = field(default_factory=Counter)
+    captured: int = 0
+    accepted: int = 1
+    stage: str = ""
+    capturing: str = ""
+
+    def launched(self, operation: str) -> None:
+        """Count a launch."""
+        self.kernels.setdefault(self.capturing, Counter())[operation] += 1
+
+    def waited(self, what: str) -> None:
+        """Count a wait, which breaks off a capture."""
+        place = f"{what} at {_place()}"
+        if self.capturing:
+            raise RuntimeError(f"operation not permitted when stream is capturing: {place}")
+        self.waits[place] += 1
+
+    def refused_in_captures(self, what: str) -> None:
+        """Break off a capture, because this would be done only once: replays would not repeat it."""
+        if self.capturing:
+            raise RuntimeError(f"not repeated by a replay: {what} at {_place()}")
+
+
+@contextlib.contextmanager
+def fake_cuda() -> Iterator[Device]:
+    """During the ``with`` block, there is a GPU for tensors of ``CUDA``."""
+    device = Device()
+    with pytest.MonkeyPatch.context() as monkeypatch, MODE:
+        _patch_cuda(monkeypatch, device)
+        _patch_tensors(monkeypatch, device)
+        _patch_project(monkeypatch, device)
+        told = ShowsValues(device.waited)
+        with _Launches(device), told:
+            yield device
+
+
+def move(module: nn.Module) -> None:
+    """Put a model, of which only shapes matter, onto the GPU that is not there."""
+    with MODE:
+        for part in module.modules():
+            for name, parameter in part._parameters.items():
+                if parameter is not None:
+                    part._parameters[name] = nn.Parameter(_empty(parameter), requires_grad=False)
+            for name, buffer in part._buffers.items():
+                if buffer is not None:
+                    part._buffers[name] = _empty(buffer)
+
+
+def _empty(like: Tensor) -> Tensor:
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=CUDA)
+
+
+class _Launches(TorchDispatchMode):
+    """Counts kernels, and sees what crosses between the devices."""
+
+    def __init__(self, device: Device):
+        super().__init__()
+        self._device = device
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace == "prim":  # an attribute
+            return func(*args, **kwargs)
+        if func._can_decompose():  # in inference mode, torch leaves this to us
+            with self:
+                parts = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        on_gpu = [each for each in given if each.device.type == "cuda"]
+        name = func._schema.name.removeprefix("aten::")
+        if on_gpu and depends_on_values(func, args):
+            self._device.waited(name)
+        outputs = func(*args, **kwargs)
+        made = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
+        copies = name in ("_to_copy", "copy_")
+        if copies and len({each.device.type for each in (*given, *made)}) > 1:
+            waits = not (kwargs.get("non_blocking") or (name == "copy_" and args[2:] == (True,)))
+            way = "from" if made[0].device.type == "cuda" else "to"
+            if waits or way == "to":
+                self._device.waited(f"a copy {way} the host")
+            else:
+                self._device.refused_in_captures(f"a copy {way} the host")
+        elif on_gpu and any(each.device.type == "cpu" and each.dim() > 0 for each in given):
+            raise RuntimeError(f"{name} of tensors on two devices at {_place()}")
+        if any(each.device.type == "cuda" for each in made) and not _only_looks(name, given, made, func):
+            self._device.launched(name)
+        return outputs
+
+
+_EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh", "detach", "alias")
+
+
+def _only_looks(name: str, given: list[Tensor], made: list[Tensor], func: Any) -> bool:
+    """Whether an operation launches nothing: it makes no tensor, or one without numbers."""
+    if name in _EMPTY:
+        return True
+    memory = {each.untyped_storage()._cdata for each in given}
+    return not func._schema.is_mutable and all(each.untyped_storage()._cdata in memory for each in made)
+
+
+class _Capture(contextlib.AbstractContextManager):
+    """Stands for ``torch.cuda.graph``."""
+
+    device: Device
+
+    def __init__(self, graph: Any, *, pool: Any, capture_error_mode: str):
+        pass
+
+    def __enter__(self) -> None:
+        self.device.capturing = self.device.stage
+
+    def __exit__(self, kind: Any, *error: Any) -> None:
+        self.device.capturing = ""
+        self.device.captured += kind is None
+
+
+class _Fetched:
+    """Stands for ``Fetch``: some tokens were accepted."""
+
+    device: Device
+
+    def __init__(self, tensor: Tensor):
+        assert tensor.device.type == "cuda"
+        self._shape = tuple(tensor.shape)
+
+    def wait(self) -> np.ndarray:
+        """Returns a table as ``read_back.pack`` makes it, without alternatives."""
+        self.device.waited("the read of a round")
+        width = (self._shape[1] - 4) // 3
+        accepted = min(self.device.accepted, width - 1)
+        table = np.zeros(self._shape)
+        table[:, :width] = 5
+        table[:, width : 2 * width - 1] = -1
+        table[:, width : width + accepted] = np.arange(1, accepted + 1)
+        table[:, 2 * width - 1 : 2 * width + 3] = accepted, accepted, accepted, 1
+        return table
+
+
+def _patch_cuda(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
+    """Put a GPU into ``torch.cuda``."""
+    nothing = lambda *args, **named: contextlib.nullcontext()  # noqa: E731
+    for name, value in {
+        "get_device_properties": lambda device=None: _PROPERTIES,
+        "get_device_capability": lambda device=None: (9, 0),
+        "mem_get_info": lambda device=None: (140 << 30, 150 << 30),
+        "memory_reserved": lambda device=None: 0,
+        "memory_allocated": lambda device=None: 0,
+        "is_bf16_supported": lambda *args, **named: True,
+        "synchronize": lambda place=None: device.waited("synchronize"),
+        "device": nothing,
+        "device_of": nothing,
+        "graph": type("Capture", (_Capture,), {"device": device}),
+        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None),
+        "graph_pool_handle": object,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+
+    def launch(kernel: Any, *args: Any, grid: Any, warmup: bool = False, **named: Any) -> None:
+        if any(isinstance(each, Tensor) and each.device.type != "cuda" for each in (*args, *named.values())):
+            raise RuntimeError(f"{kernel.fn.__name__} was given a tensor of the host at {_place()}")
+        device.launched(f"triton {kernel.fn.__name__}")
+
+    monkeypatch.setattr(triton.runtime.JITFunction, "run", launch)
+    monkeypatch.setattr(InterpretedFunction, "run", launch)
+
+
+def _patch_project(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
+    """Give the host what it reads of a trial and of rounds, and note what is recorded."""
+    record = CudaGraphRecorder.record
+
+    def recorded(self: CudaGraphRecorder, name: str, stage: Stage, inputs: Sequence[Tensor]) -> Any:
+        device.stage = name
+        return record(self, name, stage, inputs)
+
+    monkeypatch.setattr(CudaGraphRecorder, "record", recorded)
+    monkeypatch.setattr(specdec.target.facts, "differs", lambda *args, **named: None)  # a trial's numbers
+    monkeypatch.setattr(specdec.engine.rounds, "Fetch", type("Fetch", (_Fetched,), {"device": device}))
+
+
+def _patch_tensors(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
+    """Do what fake tensors leave to the C++ of a build for CUDA, and remember constants."""
+    tensor, from_numpy = torch.tensor, torch.from_numpy
+
+    def made(real: Tensor, place: Any) -> Tensor:
+        fake = torch.empty(real.shape, dtype=real.dtype, device="cpu")
+        fake = fake if place is None else fake.to(place)
+        vars(fake)["numbers"] = real
+        return fake
+
+    def fake_tensor(data: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
+        with unset_fake_temporarily():
+            real = tensor(data, dtype=dtype, device="cpu")
+        return made(real, device)
+
+    def fake_from_numpy(array: np.ndarray) -> Tensor:
+        with unset_fake_temporarily():
+            real = from_numpy(np.array(array))
+        return made(real, None)
+
+    def tolist(self: Tensor) -> Any:
+        if "numbers" not in vars(self):
+            raise RuntimeError(f"the host reads numbers of a {tuple(self.shape)} tensor at {_place()}")
+        with unset_fake_temporarily():
+            return vars(self)["numbers"].tolist()
+
+    monkeypatch.setattr(torch, "tensor", fake_tensor)
+    monkeypatch.setattr(torch, "from_numpy", fake_from_numpy)
+    for name, function in {
+        "__getitem__": _getitem,
+        "__setitem__": _setitem,
+        "__invert__": lambda self: _aten.bitwise_not(self),
+        "tolist": tolist,
+        "copy_": _copy,
+        "contiguous": _contiguous,
+        "data_ptr": lambda self: self.untyped_storage()._cdata + self.storage_offset() * self.element_size(),
+    }.items():
+        monkeypatch.setattr(FakeTensor, name, function, raising=False)
+
+
+def overlaps_itself(tensor: Tensor) -> bool:
+    """Return whether several elements stand at one place, as after ``expand``."""
+    return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _copy(self: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    if overlaps_itself(self):
+        raise RuntimeError("more than one element of the written-to tensor refers to a single memory location")
+    return _aten.copy_(self, source, non_blocking)
+
+
+def _contiguous(self: Tensor, memory_format: Any = None) -> Tensor:
+    return self if self.is_contiguous() else _aten.clone(self, memory_format=torch.contiguous_format)
+
+
+def _viewed(self: Tensor, item: Any) -> tuple[Tensor, list[Tensor | None]]:
+    """Return the view that integers, slices and None in an index give, and the tensors that are left of it."""
+    items = list(item) if isinstance(item, tuple) else [item]
+    if any(each is Ellipsis for each in items):
+        at = next(number for number, each in enumerate(items) if each is Ellipsis)
+        items[at : at + 1] = [slice(None)] * (self.dim() + 1 - sum(each is not None for each in items))
+    view, dim = self, 0
+    tensors: dict[int, Tensor] = {}
+    for each in items:
+        if each is None:
+            view = _aten.unsqueeze(view, dim)
+        elif isinstance(each, (int, np.integer)) and not isinstance(each, bool):
+            view = _aten.select(view, dim, int(each))
+            continue
+        elif isinstance(each, slice):
+            view = _aten.slice(view, dim, each.start, each.stop, each.step or 1)
+        else:
+            tensors[dim] = each if isinstance(each, Tensor) else torch.tensor(each, device=self.device)
+        dim += 1
+    return view, [tensors.get(dim) for dim in range(max(tensors) + 1)] if tensors else []
+
+
+def _getitem(self: Tensor, item: Any) -> Tensor:
+    view, tensors = _viewed(self, item)
+    if tensors:
+        return _aten.index(view, tensors)
+    view = _aten.alias(view) if view is self else view
+    if "numbers" in vars(self):
+        with unset_fake_temporarily():
+            vars(view)["numbers"] = vars(self)["numbers"][item]
+    return view
+
+
+def _setitem(self: Tensor, item: Any, value: Any) -> None:
+    view, tensors = _viewed(self, item)
+    if not isinstance(value, Tensor):
+        value = _aten.full([], value, dtype=self.dtype, device=self.device)
+    if tensors:
+        _aten.index_put_(view, tensors, value.to(view.dtype))
+    else:
+        _copy(view, value)
+
+
+def _place() -> str:
+    """Return the line of the project that asked for this."""
+    for frame in reversed(traceback.extract_stack()):
+        path = Path(frame.filename)
+        if path.is_relative_to(ROOT) and "tests" not in path.parts and path.name != "counting.py":
+            return f"{path.relative_to(ROOT)}:{frame.lineno}"
+    return "no line of this project"
