@@ -15,9 +15,10 @@ _CPU = "can't allocate memory"
 
 
 def free_memory(device: torch.device) -> int:
-    """Returns the bytes that can still be allocated on a device."""
+    """Returns the bytes that can still be allocated on a device, with those that torch keeps there and does not use."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept
     return psutil.virtual_memory().available
 
 

@@ -45,7 +45,10 @@ class Topology:
 
     @classmethod
     def chain(cls, width: int, device: torch.device) -> "Topology":
-        """Returns a root and ``width - 1`` nodes in line below it; width 1 is a root alone. Made once per device."""
+        """Returns a root and ``width - 1`` nodes in line below it; width 1 is a root alone.
+
+        Made once per device, but for long ones, as of prompts, which are let go after their forward.
+        """
         return _chain(width, device)
 
     @classmethod
@@ -199,14 +202,24 @@ def _of_shape(shape: TreeShape, device: torch.device) -> Topology:
     return topology
 
 
-@lru_cache(maxsize=1024)
+_MOST_KEPT = 256
+"""Nodes of the longest chains that are kept: the marks of those up to here have 6 MB in all, and grow with the cube."""
+
+
 def _chain(width: int, device: torch.device) -> Topology:
+    return _short_chain(width, device) if width <= _MOST_KEPT else _new_chain(width, device)
+
+
+def _new_chain(width: int, device: torch.device) -> Topology:
     with torch.inference_mode(False):
         index = torch.arange(width, device=device)[None]
         topology = Topology(index - 1, width - 1, min(width - 1, 1), in_line=True, static=True)
         # The chain of a prompt's chunk is long, and so would be loops over its depth.
         vars(topology).update(depth=index, ancestors=index[:, :, None] >= index[:, None, :], deeper=None)
     return topology
+
+
+_short_chain = lru_cache(maxsize=1024)(_new_chain)
 
 
 @lru_cache(maxsize=1024)

@@ -72,20 +72,19 @@ class Turns:
             if batch is None:
                 return []
             current = self._launch(batch, look)
-        if look is None and self._may_go_on(current):
+        if look is None and self._may_go_on(current, note):
             # The device plays the next round while the host finishes this one.
             rows = self._slots.rows(current.batch.on_host.slots)
             self._in_flight = self._launch(rows, look, ahead=current.played.tree.max_depth + 1)
         return self._finish(current)
 
-    def _plan(self, note: Note | None) -> Batch | None:
-        """Preempt, admit and prefill as the scheduler plans; returns the rows that decode, None if there are none."""
-        waiting = list(self.waiting.values())
+    @property
+    def _view(self) -> View:
         running = sorted(self._running, key=lambda request: request.id)
         pages = self._running.pages
-        view = View(
+        return View(
             now=time.perf_counter(),
-            waiting=waiting,
+            waiting=list(self.waiting.values()),
             running=running,
             free_slots=len(self._running.by_slot) - len(running),
             free_pages=pages.free,
@@ -96,6 +95,10 @@ class Turns:
             max_nodes=self._speculative.max_nodes,
             shared=lambda request: pages.own(request.slot) // pages.page_size,
         )
+
+    def _plan(self, note: Note | None) -> Batch | None:
+        """Preempt, admit and prefill as the scheduler plans; returns the rows that decode, None if there are none."""
+        view = self._view
         work = self._scheduler.plan(view)
         if note is not None:
             note(view, work)
@@ -129,17 +132,31 @@ class Turns:
         observer = _observer(look, batch, requests) if speculating and look is not None else None
         return InFlight(self._rounds.play(mode, batch, observer, ahead=ahead), batch, requests)
 
-    def _may_go_on(self, current: InFlight) -> bool:
+    def _may_go_on(self, current: InFlight, note: Note | None) -> bool:
         """Returns whether the next round may begin before the host knows how this one has ended."""
-        if not current.played.alone or self.waiting or not self._slots.counts_by_itself:
+        if not current.played.alone or not self._slots.counts_by_itself:
             return False
         running = list(self._running)
+        going_on = [request.remaining > 1 for request in running]
         # Each needs room for this round and the next, and if all of them end, another round would be for nothing.
-        return (
-            running == current.requests
-            and any(request.remaining > 1 for request in running)
-            and self._running.have_room(self._speculative.max_depth)
-        )
+        if running != current.requests or not any(going_on) or not self._running.have_room(self._speculative.max_depth):
+            return False
+        # Where requests wait, a slot that becomes free now is theirs. Otherwise the scheduler plans one round early.
+        return not self.waiting or (all(going_on) and self._same_again(note))
+
+    def _same_again(self, note: Note | None) -> bool:
+        """Returns whether the scheduler, by what the host knows, plans a round of the running requests and no more.
+
+        A plan that is anything else is made anew when the host knows how the round has ended.
+        """
+        view = self._view
+        work = self._scheduler.plan(view)
+        same = {each.id for each in work.decode} == {each.id for each in view.running}
+        if work.preempt or work.prefill or work.depth is not None or not same:
+            return False
+        if note is not None:
+            note(view, work)
+        return True
 
     def _finish(self, current: InFlight) -> list[Step]:
         """Read what a round has decided, let the session observe it, and make the requests' steps of it."""

@@ -18,6 +18,7 @@ from specdec.batch import Batch
 from specdec.engine.engine import Engine
 from specdec.engine.text import Detokenizer
 from specdec.interfaces import StatelessDrafter
+from specdec.memory import free_memory
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from specdec.tree import DraftTree
@@ -319,3 +320,11 @@ def test_an_engine_says_what_would_fit(drafted: bool, monkeypatch: pytest.Monkey
     for slots, length in () if drafted else ((32, 64), (64, 32)):
         monkeypatch.setattr(place, Mock(side_effect=free))
         Engine(target, max_batch_size=slots, max_length=length)
+
+
+def test_memory_that_torch_keeps_and_does_not_use_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the cache of an engine would not fit in the place of the one before."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10, 100))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 70)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 30)
+    assert free_memory(torch.device("cuda")) == 50

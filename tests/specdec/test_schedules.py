@@ -30,6 +30,7 @@ from specdec.engine.scheduler import (
     Work,
 )
 from specdec.engine.scheduler.ranked import Ranked
+from specdec.engine.turns import Turns
 from specdec.requests import Request, SamplingParams
 from specdec.target.target import Target
 from specdec.types import Step
@@ -401,6 +402,47 @@ def test_nobody_starves_unless_told_to(name: str) -> None:
 @pytest.mark.parametrize("name", ["first come", "prefill first", "budget", "fair"])
 def test_nobody_starves_without_ranks(name: str) -> None:
     assert turns_until_the_end(POLICIES[name]()) <= 3 + 3 + 12
+
+
+def overlapping(policy: Scheduler, *, urgent: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, dict[int, int]]:
+    """Rounds, those of them that begin before the one before is read while others wait, and each request's last turn.
+
+    Five requests share two slots of an engine that may be a round late; the one that comes last is more urgent.
+    """
+    engine = HostEngine(policy, Paging(), slots=2, max_length=MOST, prefill_chunk=64, depth=0, alone=True)
+    rounds, early, ended = [0], [0], dict[int, int]()
+    launch = Turns._launch
+
+    def counted(turns: Turns, *given: Any, ahead: int = 0) -> Any:
+        rounds[0] += 1
+        early[0] += ahead > 0 and bool(turns.waiting)
+        return launch(turns, *given, ahead=ahead)
+
+    monkeypatch.setattr(Turns, "_launch", counted)
+    for turn in range(200):
+        if turn in (0, urgent):
+            for number in range(4 if turn == 0 else 1):
+                params = SamplingParams(max_new_tokens=10, ignore_eos=True, priority=0 if turn else 5)
+                engine.submit([1 + number], params, arrived=float(turn))
+        for step in engine.step():
+            if step.finish_reason is not None:
+                ended[step.request] = turn
+        if not engine.unfinished:
+            break
+    return rounds[0], early[0], ended
+
+
+def test_rounds_overlap_while_requests_wait_for_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for those whose end the host knows, whose slots are given away, and for those that give way."""
+    rounds, early, ended = overlapping(FirstCome(), urgent=3, monkeypatch=monkeypatch)
+    assert list(ended) == [0, 1, 2, 3, 4] and max(ended.values()) < rounds + 3
+    assert rounds == 30 and early >= 14, "two groups of ten rounds play while others wait"
+    _, _, ranked = overlapping(Priority(16, least=3), urgent=3, monkeypatch=monkeypatch)
+    assert ranked[4] <= 3 + 10 + 1, "who outranks the running requests does not wait for their end"
+
+    monkeypatch.setattr(Turns, "_same_again", lambda *given: True)  # mutant: the scheduler is not asked
+    _, _, careless = overlapping(Priority(16, least=3), urgent=3, monkeypatch=monkeypatch)
+    assert careless[4] > 3 + 10 + 1
 
 
 def served_apart(policy: Scheduler, turns: int, *, late: int = 0) -> float:

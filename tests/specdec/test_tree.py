@@ -1,5 +1,8 @@
 """Tree shapes, topologies and draft trees, on literal tables; bounds are derived or checked, never trusted."""
 
+import gc
+from weakref import ref
+
 import pytest
 import torch
 
@@ -163,3 +166,12 @@ def test_limited_keeps_each_rows_upper_levels() -> None:
     assert torch.equal(limited.depth, whole.depth) and torch.equal(limited.ancestors, whole.ancestors)
     assert whole.valid.all(), "the tree itself has changed"
     assert limited.limited(torch.tensor([5, 0, 1])).valid.sum(1).tolist() == [1, 1, 3], "a node came back"
+
+
+@pytest.mark.parametrize("width", [256, 257])
+def test_chains_of_prompts_do_not_stay_in_memory(width: int) -> None:
+    """Their marks grow with the square of the length: all lengths up to 512 have 45 MB, and up to 8192 many GB."""
+    made = ref(Topology.chain(width, CPU))
+    gc.collect()
+    assert (made() is not None) == (width == 256)
+    assert torch.equal(Topology.chain(width, CPU).ancestors[0], torch.ones(width, width).tril().bool())
