@@ -84,19 +84,50 @@ def _without_draft(
     """Return the verdict on trees without drafted nodes, as in plain decoding: only the next token is drawn."""
     root = torch.zeros_like(tree.tokens[:, 0])
     next_token, total = draw_with_total(verifier.laws(tree, target_probs).after(root), uniforms[:, 1])
-    return replace(certain(tree, next_token), valid=_finite(total))
+    return replace(certain(tree, next_token[:, None]), valid=_finite(total))
 
 
-def certain(tree: DraftTree, next_token: Int[Tensor, " batch"]) -> Verdict:
-    """Return the verdict that a tree without drafted nodes is followed by these tokens."""
-    batch, device = tree.tokens.shape[0], tree.tokens.device
+def certain(tree: DraftTree, following: Int[Tensor, "batch node"]) -> Verdict:
+    """Return the verdict where one token follows every node for certain: the path goes down while it is a child.
+
+    So all rules that ``walks_greedily`` judge greedy rows. Of siblings with the same token, the first one counts.
+
+    Args:
+        tree: What was drafted; no node of it was drawn at random.
+        following: The token after every node.
+    """
+    if tree.width == 1:
+        next_token = following[:, 0]
+        path, num_accepted = tree.tokens[:, :0], torch.zeros_like(next_token)
+    else:
+        stop = _end_of_walk(tree, following)
+        path, num_accepted = _path_and_depth(tree, stop)
+        next_token = following.gather(1, stop[:, None])[:, 0]
     return Verdict(
-        path=tree.tokens[:, :0],
-        num_accepted=torch.zeros(batch, dtype=torch.long, device=device),
-        expected_accepted=torch.zeros(batch, device=device),
+        path=path,
+        num_accepted=num_accepted,
+        expected_accepted=num_accepted.float(),
         next_token=next_token,
-        valid=torch.ones(batch, dtype=torch.bool, device=device),
+        valid=torch.ones_like(next_token, dtype=torch.bool),
     )
+
+
+def _end_of_walk(tree: DraftTree, following: Int[Tensor, "batch node"]) -> Int[Tensor, " batch"]:
+    """Return the last node of the walk along certain tokens."""
+    if tree.in_line:
+        matches = (tree.tokens[:, 1:] == following[:, :-1]) & tree.valid[:, 1:]
+        return matches.long().cumprod(-1).sum(-1)
+    above = tree.parents.clamp(min=0)
+    matches = (tree.tokens == following.gather(1, above)) & tree.valid & (tree.parents >= 0)
+    if tree.max_children > 1:
+        index = torch.arange(tree.width, device=above.device).expand_as(above)
+        # Numbers count down, so that the largest one is the first child; the root matches nothing.
+        number = (tree.width - index) * matches
+        matches &= number == torch.zeros_like(number).scatter_reduce_(1, above, number, "amax").gather(1, above)
+    matches[:, 0].fill_(True)
+    # Parents stand before their children, so of the nodes that are reached the last one is the deepest.
+    reached = torch.where(tree.ancestors, matches[:, None], True).all(-1)
+    return (reached * torch.arange(tree.width, device=above.device)).amax(-1)
 
 
 def _path_and_depth(
@@ -143,6 +174,7 @@ class Plain(Verifier):
 
     exactness = Exactness.EXACT
     samplings = frozenset()  # it takes no drafts
+    walks_greedily = True
 
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
         """The path ends at the root, and p follows."""

@@ -200,6 +200,9 @@ class Verifier(ABC):
             project. For a rule from elsewhere this must be said, because its Python may do other things besides (count,
             print). A change of an attribute is noticed.
         is_reference: Whether it is meant for tables of tiny vocabularies alone, because it is too slow for a model's.
+        walks_greedily: Whether the path goes down while p's token is a child, if p is one-hot everywhere and no node
+            was drawn at random (``draft_probs`` is None). The engine then judges batches of greedy requests by these
+            tokens alone (``acceptance.certain``), without ``laws``. A class that defines ``laws`` has to say it anew.
     """
 
     exactness: Exactness
@@ -210,6 +213,13 @@ class Verifier(ABC):
     needs_leaf_probs: bool = False
     recordable: bool | None = None
     is_reference: bool = False
+    walks_greedily: bool = False
+
+    def __init_subclass__(cls) -> None:
+        """Take the word of a class for its own ``laws`` only: a subclass with other laws has not given it."""
+        super().__init_subclass__()
+        if "laws" in vars(cls):
+            cls.walks_greedily = vars(cls).get("walks_greedily", False)
 
     def check(self, drafter: Drafter) -> None:
         """Refuse a drafter that this rule is not made for.

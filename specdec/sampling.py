@@ -147,7 +147,8 @@ def adjust(
 def distribution(
     logits: Float[Tensor, "batch node vocab"], sampling: SamplingTensors
 ) -> Float[Tensor, "batch node vocab"]:
-    """Returns the probabilities that temperature, top-k, top-p and min-p make of adjusted logits."""
+    """Returns the probabilities that temperature, top-k, top-p and min-p make of adjusted logits, in float32."""
+    logits = logits.float()
     if not sampling.any_sampled:
         return one_hot_argmax(logits)
     greedy = sampling.temperature == 0
@@ -178,4 +179,9 @@ def warmed(sampling: SamplingTensors, rows: Bool[Tensor, " batch"]) -> SamplingT
 
 def one_hot_argmax(logits: Float[Tensor, "*rows vocab"]) -> Float[Tensor, "*rows vocab"]:
     """Returns rows with all mass on the largest logit; ties go to the lowest id."""
-    return torch.zeros_like(logits).scatter_(-1, first_largest(logits)[..., None], 1.0)
+    return one_hot(first_largest(logits), logits.shape[-1]).to(logits.dtype)
+
+
+def one_hot(tokens: Int[Tensor, "*rows"], vocab: int) -> Float[Tensor, "*rows vocab"]:
+    """Returns rows with all mass on these tokens, in float32."""
+    return torch.zeros(*tokens.shape, vocab, device=tokens.device).scatter_(-1, tokens[..., None], 1.0)

@@ -25,6 +25,7 @@ class BlockVerifier(Verifier):
 
     exactness = Exactness.EXACT
     samplings = _SAMPLINGS
+    walks_greedily = True
     chain_only = True
 
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
@@ -48,6 +49,7 @@ class TraversalVerifier(Verifier):
 
     exactness = Exactness.EXACT
     samplings = _SAMPLINGS
+    walks_greedily = True
 
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
         """Return what follows from trying all nodes in post-order."""

@@ -37,6 +37,7 @@ class GreedyMultiPathVerifier(Verifier):
 
     exactness = Exactness.EXACT
     samplings = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID})
+    walks_greedily = True
     paths_only = True
 
     def __init__(self):

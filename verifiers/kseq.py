@@ -36,6 +36,7 @@ class KSeqVerifier(Verifier):
 
     exactness = Exactness.EXACT
     samplings = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID})
+    walks_greedily = True
 
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
         """Return what follows from trying all children of every node against one p."""

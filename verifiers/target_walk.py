@@ -23,6 +23,7 @@ class TargetWalkVerifier(Verifier):
 
     exactness = Exactness.EXACT
     samplings = frozenset(DraftSampling)
+    walks_greedily = True
 
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
         """Draws from p lead down to a node and not further; the draw that is none of its children is emitted."""

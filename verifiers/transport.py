@@ -43,6 +43,7 @@ class TransportVerifier(Verifier):
 
     exactness = Exactness.EXACT
     samplings = frozenset({DraftSampling.DETERMINISTIC, *SAMPLED})
+    walks_greedily = True
     is_reference = True
 
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:

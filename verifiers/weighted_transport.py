@@ -36,6 +36,7 @@ class WeightedTransportVerifier(Verifier):
 
     exactness = Exactness.EXACT
     samplings = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT})
+    walks_greedily = True
 
     def __init__(self, *, solver: str = "pairs"):
         if not isinstance(solver, str) or solver not in SOLVERS:

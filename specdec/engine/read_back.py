@@ -94,6 +94,7 @@ def pack(
     nodes: Int[Tensor, "batch position"],
     tokens: Int[Tensor, "batch position"],
     logits: Float[Tensor, "batch node vocab"],
+    peaks: Float[Tensor, "batch node"],
     target_probs: Float[Tensor, "batch node vocab"] | None,
     alternatives: int | None = None,
 ) -> tuple[Bool[Tensor, " batch"], Float[Tensor, "batch figure"]]:
@@ -105,21 +106,21 @@ def pack(
         nodes: The root and the accepted path.
         tokens: Their tokens.
         logits: The model's.
+        peaks: The largest of every node's, or NaN.
         target_probs: p; None if all of it is on the emitted tokens.
         alternatives: The number of most probable tokens to tell at every place; None leaves all of ``raw`` out.
     """
     batch, _, vocab = logits.shape
     last = verdict.next_token[:, None]
-    # NaN wins every maximum: a largest logit tells whether its node went wrong.
-    largest, emitted = logits.amax(-1), last
+    emitted = last
     if tree.width > 1:
-        largest = largest.gather(1, nodes)
+        peaks = peaks.gather(1, nodes)
         emitted = torch.cat([tokens[:, 1:], last], dim=1).scatter_(1, verdict.num_accepted[:, None], last)
     if target_probs is None:
         logprobs = torch.zeros_like(emitted, dtype=torch.float32)
     else:
         logprobs = target_probs.reshape(batch, -1).gather(1, torch.add(emitted, nodes, alpha=vocab)).log()
-    valid = (largest.abs().amax(-1) < torch.inf) & verdict.valid
+    valid = (peaks.abs().amax(-1) < torch.inf) & verdict.valid
     figures = [verdict.num_accepted, *tree.size, valid, verdict.expected_accepted]
     columns = [emitted.to(torch.float64), verdict.path, *[figure[:, None] for figure in figures], logprobs]
     if alternatives is not None:

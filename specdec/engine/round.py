@@ -19,7 +19,7 @@ from specdec.forward import LOGITS, ForwardBatch, ForwardOutput, Wants
 from specdec.interfaces import Drafter, Session, Verifier
 from specdec.random import Purpose, uniforms
 from specdec.requests import Request
-from specdec.sampling import adjust, distribution, path_tokens
+from specdec.sampling import adjust, distribution, one_hot, path_tokens
 from specdec.target.agreement import ALONE, Agreement
 from specdec.target.runner import ModelRunner
 from specdec.tree import DraftTree, along_path
@@ -85,7 +85,7 @@ class Judged:
     """What a rule has decided, on the device.
 
     Attributes:
-        evidence: What the rule was shown of the target; None where no rule was asked.
+        evidence: What the rule was shown of the target, or would have been; None unless somebody observes it.
         verdict: What became of the tree.
         tokens: The root and the accepted path, padded with the root.
         valid: False where logits on the path, or the rule's laws, were not finite: nothing was decided then.
@@ -166,25 +166,43 @@ def judge(
     logits: Float[Tensor, "batch node vocab"],
     batch: Batch,
     agreement: Agreement = ALONE,
+    *,
+    observed: bool = False,
 ) -> Judged:
     """Decide what is accepted, and draw the token that follows: the same in all processes that share the target.
 
-    Greedy rows without drafts need no law: their next token has all of p.
+    Greedy rows need no laws where the rule says so: all of p is on one token.
+
+    Args:
+        mode: The rule, and what it is shown.
+        tree: What was drafted.
+        logits: The target's.
+        batch: The rows.
+        agreement: Of the processes that share the target.
+        observed: Whether somebody looks at the rule's evidence.
     """
     scores = _processed(logits, tree, batch)
-    target_probs = evidence = None
-    if mode.session is None and not batch.sampling.any_sampled:
-        verdict = certain(tree, first_largest(scores[:, 0]))
+    target_probs = evidence = peaks = None
+    if mode.verifier.walks_greedily and tree.draft_probs is None and not batch.sampling.any_sampled:
+        following = first_largest(scores)
+        verdict = certain(tree, following)
+        if scores is logits:
+            peaks = logits.gather(2, following[..., None])[..., 0]
+        if observed:
+            evidence = one_hot(following, logits.shape[2])
     else:
         target_probs = distribution(scores, batch.sampling)
-        evidence = mode.evidence(scores, target_probs, tree, batch)
-        verdict = accept(mode.verifier, tree, evidence, uniforms(batch.keys, batch.rounds, Purpose.ACCEPT, 2))
+        shown = mode.evidence(scores, target_probs, tree, batch)
+        verdict = accept(mode.verifier, tree, shown, uniforms(batch.keys, batch.rounds, Purpose.ACCEPT, 2))
+        evidence = shown if observed else None
     verdict = agreement.on_verdict(verdict)
     nodes, tokens = tree.parents + 1, tree.tokens
     if tree.width > 1:
         nodes = torch.nn.functional.pad(verdict.path.clamp(min=0), (1, 0))
         tokens = tree.tokens.gather(1, nodes)
-    valid, packed = pack(tree, verdict, nodes, tokens, logits, target_probs, batch.alternatives)
+    # NaN wins every maximum: a largest logit tells whether its node went wrong.
+    peaks = logits.amax(-1) if peaks is None else peaks
+    valid, packed = pack(tree, verdict, nodes, tokens, logits, peaks, target_probs, batch.alternatives)
     return Judged(evidence, verdict, tokens, agreement.on_marks(valid), agreement.on_numbers(packed))
 
 
@@ -258,7 +276,13 @@ def outcome_of(
 def _processed(
     logits: Float[Tensor, "batch node vocab"], tree: DraftTree, batch: Batch
 ) -> Float[Tensor, "batch node vocab"]:
-    """Returns the logits with penalties and the user's own processors applied, from which p is computed."""
+    """Returns the logits with penalties and the user's own processors applied, from which p is computed.
+
+    They are the logits themselves if there is neither, in any dtype that float32 holds.
+    """
+    processed = any(batch.processors)
+    if batch.sampling.seen is None and not processed and logits.dtype != torch.float64:
+        return logits
     paths = path_tokens(tree.tokens, tree.ancestors) if batch.sampling.seen is not None else None
     scores = adjust(logits, batch.sampling, paths)
-    return apply_processors(scores, tree, batch) if any(batch.processors) else scores
+    return apply_processors(scores, tree, batch) if processed else scores

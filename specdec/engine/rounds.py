@@ -96,7 +96,7 @@ class Rounds:
         with self.timer.stage("verify"):
             output = self._verify(take, mode, kind, tree, seen)
         with self.timer.stage("accept"):
-            judged = self._judge(take, mode, kind, tree, output.scores, seen)
+            judged = self._judge(take, mode, kind, tree, output.scores, seen, observed=observer is not None)
             fetch = Fetch(judged.packed)  # before other stages may use the memory again
         if observer is not None:
             observer(tree, judged)
@@ -168,15 +168,17 @@ class Rounds:
         tree: DraftTree,
         logits: Float[Tensor, "batch node vocab"],
         seen: Batch,
+        *,
+        observed: bool,
     ) -> Judged:
         if take is None:
-            return judge(mode, tree, logits, seen, self._runner.agreement)
+            return judge(mode, tree, logits, seen, self._runner.agreement, observed=observed)
 
         def stage(*inputs: Tensor) -> tuple[Tensor, ...]:
             drafted, (scores,) = kind.tree(inputs)
-            return _parts(judge(mode, drafted, scores, seen))
+            return _parts(judge(mode, drafted, scores, seen, observed=observed))
 
-        return _judged(take("judge", kind, stage, [*kind.parts(tree), logits]))
+        return _judged(take("judge", (kind, observed), stage, [*kind.parts(tree), logits]))
 
     def _commit(
         self,

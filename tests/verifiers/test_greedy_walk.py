@@ -1,0 +1,214 @@
+"""Greedy requests are judged by arg-max ids alone: with the same verdict as by the rules' laws, node for node."""
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from specdec.acceptance import accept, certain
+from specdec.engine.evidence import as_it_is
+from specdec.engine.round import Judged, Mode, judge
+from specdec.execution.counting import counted
+from specdec.forward import LOGITS
+from specdec.host import without_looking
+from specdec.interfaces import Laws, Verifier
+from specdec.sampling import one_hot
+from specdec.tree import DraftTree, TreeShape
+from specdec.types import Verdict
+from tests.forwards import slots_of
+from tests.verifiers.cases import RULES, SLOW, TOP, drafts
+from tests.verifiers.test_exact_rules import kind_of
+from verifiers import CascadeVerifier, FLyVerifier, RejectionVerifier, SharedNoiseVerifier, TargetWalkVerifier
+
+VOCAB = 6
+SHAPES = {"chain": TreeShape.chain(4), "paths": TreeShape.branching(3, 1, 1), "tree": TreeShape.branching(3, 2, 1)}
+GREEDY = [name for name, rule in RULES.items() if rule.walks_greedily]
+
+
+def certain_tokens(tree: DraftTree, generator: torch.Generator) -> Tensor:
+    """A token after every node: often that of one of the children, in a tree with equal siblings, too."""
+    batch, width = tree.tokens.shape
+    following = torch.randint(0, VOCAB, (batch, width), generator=generator)
+    order = torch.randperm(width - 1, generator=generator) + 1
+    likely = order[torch.rand(width - 1, generator=generator) < 0.8]
+    for node in likely.tolist():
+        following.scatter_(1, tree.parents[:, node, None].clamp(min=0), tree.tokens[:, node, None])
+    return following
+
+
+@st.composite
+def greedy_rounds(draw: st.DrawFn, kind: str) -> tuple[DraftTree, Tensor]:
+    """Trees that were not drawn at random, of one shape or row by row, and the token after every node."""
+    tree, _ = draw(drafts(torch.float32, kind))
+    if draw(st.booleans()):
+        known = {"max_depth": None, "max_children": None} if draw(st.booleans()) else {}
+        tree = DraftTree.build(tree.tokens, tree.parents, valid=tree.valid, sampling=TOP, **known)
+    else:
+        width = SHAPES[kind].num_nodes + 1
+        generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+        tree = DraftTree.from_shape(SHAPES[kind], torch.randint(0, VOCAB, (2, width), generator=generator))
+        if draw(st.booleans()):
+            tree = tree.limited(torch.tensor([draw(st.integers(0, 3)), 4]))
+    return tree, certain_tokens(tree, torch.Generator().manual_seed(draw(st.integers(0, 2**32))))
+
+
+def differing(one: Verdict, other: Verdict) -> list[str]:
+    return [
+        each.name for each in fields(Verdict) if not torch.equal(getattr(one, each.name), getattr(other, each.name))
+    ]
+
+
+def by_laws(rule: Verifier, tree: DraftTree, following: Tensor) -> Verdict:
+    uniforms = torch.rand(len(following), 2, dtype=torch.float64)
+    return accept(rule, tree, one_hot(following, VOCAB), uniforms)
+
+
+@pytest.mark.parametrize("rule", GREEDY)
+def test_the_verdict_is_that_of_the_laws(rule: str) -> None:
+    @settings(max_examples=8 if rule in SLOW else 30, deadline=None, derandomize=True)
+    @given(greedy_rounds(kind_of(RULES[rule])))
+    def check(case: tuple[DraftTree, Tensor]) -> None:
+        assert differing(certain(*case), by_laws(RULES[rule], *case)) == []
+
+    check()
+
+
+def _any_depth(tree: DraftTree, following: Tensor) -> Verdict:
+    return certain(replace(tree, valid=torch.ones_like(tree.valid)), following)
+
+
+def _own_token(tree: DraftTree, following: Tensor) -> Verdict:
+    """Asks for the token after a node itself, not after its parent."""
+    return certain(tree, following.roll(1, dims=1))
+
+
+def _last_sibling(tree: DraftTree, following: Tensor) -> Verdict:
+    """Takes the last of equal siblings: the trees are read with their nodes in another order."""
+    verdict = certain(tree, following)
+    path = verdict.path.clone()
+    for row, nodes in enumerate(path.tolist()):
+        for depth, node in enumerate(nodes):
+            same = (tree.parents[row] == tree.parents[row, node]) & (tree.tokens[row] == tree.tokens[row, node])
+            if node > 0:
+                path[row, depth] = int((same & tree.valid[row]).nonzero().max())
+    return replace(verdict, path=path)
+
+
+@pytest.mark.parametrize("wrong", [_any_depth, _own_token, _last_sibling])
+def test_wrong_walks_are_found(wrong: Callable[[DraftTree, Tensor], Verdict]) -> None:
+    found = []
+
+    @settings(max_examples=25, deadline=None, derandomize=True)
+    @given(greedy_rounds("tree"))
+    def look(case: tuple[DraftTree, Tensor]) -> None:
+        found.extend(differing(wrong(*case), by_laws(TargetWalkVerifier(), *case)))
+
+    look()
+    assert "path" in found
+
+
+def test_a_rule_speaks_for_its_own_laws_only() -> None:
+    class Other(RejectionVerifier):
+        def laws(self, tree: DraftTree, target_probs: Tensor) -> Laws:
+            return super().laws(tree, target_probs)
+
+    class Named(RejectionVerifier):
+        chain_only = True
+
+    assert Named().walks_greedily and not Other().walks_greedily
+    assert set(GREEDY) == set(RULES), "every exact rule with noise of its own says so"
+    assert not any(rule.walks_greedily for rule in (CascadeVerifier, FLyVerifier, SharedNoiseVerifier))
+
+
+# ---------------------------------------------------------------- a round
+
+
+class _Bytes(TorchDispatchMode):
+    """Counts the bytes of the largest tensor that an operation makes."""
+
+    most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        fresh = not any(each.alias_info for each in func._schema.returns)
+        if fresh and isinstance(made, Tensor):
+            self.most = max(self.most, made.numel() * made.element_size())
+        return made
+
+
+class Spelled(TargetWalkVerifier):
+    """The same rule by its laws."""
+
+    def laws(self, tree: DraftTree, target_probs: Tensor) -> Laws:
+        return super().laws(tree, target_probs)
+
+
+def played(rule: Verifier, tree: DraftTree, logits: Tensor, *, observed: bool = False) -> Judged:
+    batch = slots_of([[0, int(root)] for root in tree.tokens[:, 0]], vocab_size=logits.shape[2])
+    return judge(Mode(verifier=rule, evidence=as_it_is, wants=LOGITS), tree, logits, batch, observed=observed)
+
+
+@pytest.mark.parametrize("shape", [TreeShape.chain(4), TreeShape.branching(3, 2, 1)], ids=repr)
+@pytest.mark.parametrize("per_row", [False, True])
+def test_a_greedy_round_is_what_the_laws_make_of_it(shape: TreeShape, per_row: bool) -> None:
+    """With ties of logits, of which the lower id wins, and with rows that went wrong on their path or beside it."""
+    generator = torch.Generator().manual_seed(3)
+    nodes, vocab = shape.num_nodes + 1, 7
+    tokens = torch.randint(0, 3, (6, nodes), generator=generator)
+    logits = torch.randint(0, 3, (6, nodes, vocab), generator=generator).float()
+    logits[..., 3:] -= 2
+    logits[0, 0, 5] = logits[1, -1, 5] = torch.nan
+    logits[2, 0, 5] = torch.inf
+    tokens[5], logits[5] = 0, 0.0
+    tree = DraftTree.from_shape(shape, tokens)
+    if per_row:
+        tree = DraftTree.build(tokens, tree.parents.clone())
+    seen, expected = (
+        played(TargetWalkVerifier(), tree, logits, observed=True),
+        played(Spelled(), tree, logits, observed=True),
+    )
+    unseen = played(TargetWalkVerifier(), tree, logits)
+    assert unseen.evidence is None and seen.evidence is not None and expected.evidence is not None
+    assert torch.equal(seen.evidence, expected.evidence)
+    assert expected.valid.tolist()[:3] == [False, True, False] and expected.verdict.num_accepted[5] == shape.max_depth
+    for judged in (seen, unseen):
+        assert torch.equal(judged.valid, expected.valid) and torch.equal(judged.tokens, expected.tokens)
+        right = expected.valid
+        assert differing_rows(judged, expected, right) == []
+
+
+def differing_rows(one: Judged, other: Judged, rows: Tensor) -> list[str]:
+    wrong = []
+    for each in fields(Verdict):
+        a, b = getattr(one.verdict, each.name)[rows], getattr(other.verdict, each.name)[rows]
+        if not torch.equal(a, b):
+            wrong.append(each.name)
+    depth = other.verdict.path.shape[1]
+    emitted = torch.arange(depth + 1) <= other.verdict.num_accepted[:, None]
+    for name, table in (("tokens", slice(0, depth + 1)), ("logprobs", slice(-depth - 1, None))):
+        a, b = (each.packed[:, table].where(emitted, 0.0)[rows] for each in (one, other))
+        if not torch.equal(a, b):
+            wrong.append(name)
+    return wrong
+
+
+def test_a_greedy_round_makes_no_table_over_the_vocabulary() -> None:
+    shape, vocab = TreeShape.branching(3, 2, 1), 4096
+    tokens, logits = torch.randint(0, 9, (2, shape.num_nodes + 1)), torch.randn(2, shape.num_nodes + 1, vocab)
+    batch = slots_of([[0, 1], [0, 1]], vocab_size=vocab)
+    parents = DraftTree.from_shape(shape, tokens).parents.clone()
+    for rule, small in ((TargetWalkVerifier(), True), (Spelled(), False)):
+        tree = DraftTree.build(tokens, parents, max_depth=3, max_children=3)
+        mode = Mode(verifier=rule, evidence=as_it_is, wants=LOGITS)
+        _ = tree.ancestors, tree.depth  # the attention of the verify forward reads them first
+        with without_looking(), counted() as work, _Bytes() as memory:
+            judge(mode, tree, logits, batch)
+        assert (memory.most < logits.numel()) is small  # a byte per entry
+        assert work.synchronizations == 0
+        assert (work.launches < 70) is small
