@@ -7,12 +7,14 @@ known to be ready for a graph.
 """
 
 import logging
+import warnings
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -20,6 +22,7 @@ from torch import Tensor
 from specdec.execution.program import needed, noted, write_program
 from specdec.host import without_looking
 from specdec.memory import ran_out
+from specdec.origin import first_sentence
 from specdec.scoped import scoped
 
 logger = logging.getLogger(__name__)
@@ -32,7 +35,21 @@ Recording = Callable[..., Sequence[Tensor]]
 
 
 class UnrecordableError(RuntimeError):
-    """A stage does something that a recording could not repeat."""
+    """A stage does something that a recording could not repeat, and that whoever made it has decided."""
+
+
+class Refused(NamedTuple):
+    """A stage that is not recorded.
+
+    Attributes:
+        stage: Its name.
+        reason: Why, in words.
+        by_design: Whether it is made of code that nobody records, such as a user's hook. Otherwise something failed.
+    """
+
+    stage: str
+    reason: str
+    by_design: bool = False
 
 
 def recording_now() -> bool:
@@ -57,13 +74,21 @@ class Recorder(ABC):
     runs: bool = True
 
     @abstractmethod
-    def record(self, name: str, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording | None, Sequence[Tensor]]:
+    def record(self, name: str, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording | str, Sequence[Tensor]]:
         """Do a stage's work, record it, and return the recording and the outputs for these inputs.
 
         Stages of one ``name`` never need each other's outputs. A stage must have run before, so that what it keeps
-        (constants, workspaces) is there. The recording is None if the stage has run and cannot be repeated. If it
-        raises, the stage has changed nothing that matters, or has not run.
+        (constants, workspaces) is there. In place of a recording there is the reason, if the stage has run and cannot
+        be repeated. If it raises, the stage has changed nothing that matters, or has not run.
         """
+
+    def rehearse(self, stage: Stage, inputs: Sequence[Tensor]) -> tuple[str | None, Sequence[Tensor]]:
+        """Do a stage's work for the last time before it is recorded.
+
+        Returns:
+            Why it cannot be recorded, if that shows already; and the outputs.
+        """
+        return None, stage(*inputs)
 
     def clear(self) -> None:  # noqa: B027 (most keep nothing)
         """Give back what is kept for recordings, all of which have been dropped."""
@@ -76,16 +101,18 @@ class TapeRecorder(Recorder):
     would be the same in every replay. A stage that cannot be repeated is done to its end all the same.
     """
 
-    def record(self, name: str, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording | None, Sequence[Tensor]]:
+    def record(self, name: str, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording | str, Sequence[Tensor]]:
         """See ``Recorder.record``."""
         with torch.inference_mode(), without_looking(), _while_recording(), noted() as work:
             outputs = stage(*inputs)
         if any(step.function is torch.ops.aten.lift_fresh.default for step in work.steps):
             work.refuse("a tensor is made from numbers that the host has")
         if work.refusal is not None:
-            logger.debug("a stage is not recorded: %s", work.refusal)
-            return None, outputs
+            return work.refusal, outputs
         return write_program(needed(work.steps, outputs), inputs, outputs), outputs
+
+
+_WAITS = "called a synchronizing CUDA operation"  # torch's words
 
 
 class CudaGraphRecorder(Recorder):
@@ -105,15 +132,31 @@ class CudaGraphRecorder(Recorder):
     def __init__(self, device: torch.device):
         self._device = device
         self._pools: dict[str, Any] = {}  # handles, whose type torch keeps to itself
-        self._fixed: set[int] = set()  # addresses of outputs of graphs
+        self._fixed: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # outputs of graphs by address
 
-    def record(self, name: str, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording | None, Sequence[Tensor]]:
+    def rehearse(self, stage: Stage, inputs: Sequence[Tensor]) -> tuple[str | None, Sequence[Tensor]]:
+        """See ``Recorder.rehearse``: a stage that makes the host wait would break a capture off.
+
+        It is told by warnings: an error would leave the work half done, also that of other threads.
+        """
+        before = torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                outputs = stage(*inputs)
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+        waits = [f"{each.filename}:{each.lineno}" for each in caught if _WAITS in str(each.message)]
+        return f"it makes the host wait for the device at {waits[0]}" if waits else None, outputs
+
+    def record(self, name: str, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording | str, Sequence[Tensor]]:
         """See ``Recorder.record``. Nothing runs while a graph is captured, so a failure has changed nothing."""
         with torch.cuda.device(self._device):
             if name not in self._pools:
                 self._pools[name] = torch.cuda.graph_pool_handle()
             places = tuple(each if each.data_ptr() in self._fixed else each.clone() for each in inputs)
-            graph = torch.cuda.CUDAGraph()
+            graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
             # Other threads may go on using the device meanwhile.
             graphed = torch.cuda.graph(graph, pool=self._pools[name], capture_error_mode="thread_local")
             try:
@@ -121,9 +164,10 @@ class CudaGraphRecorder(Recorder):
                     # Whoever reads an output copies into places of its shape, which must not overlap themselves.
                     outputs = tuple(each.contiguous() for each in stage(*places))
             except BaseException:
-                del self._pools[name]  # a capture that was broken off leaves its pool unusable
+                torch.cuda.set_stream(stream)
+                self._abandon(self._pools.pop(name))
                 raise
-        self._fixed.update(each.data_ptr() for each in outputs)
+        self._fixed.update((each.data_ptr(), each) for each in outputs)
 
         def replay(*given: Tensor) -> Sequence[Tensor]:
             for place, each in zip(places, given, strict=True):
@@ -134,10 +178,20 @@ class CudaGraphRecorder(Recorder):
 
         return replay, replay(*inputs)
 
+    def _abandon(self, pool: Any) -> None:
+        """Have the allocator end a capture that was broken off, as torch does only for one that it could end."""
+        with suppress(RuntimeError):  # it has ended
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+            torch._C._cuda_releasePool(torch.cuda.current_device(), pool)
+
     def clear(self) -> None:
         """See ``Recorder.clear``. Torch takes no handle again after the last graph of its pool is gone."""
         self._pools.clear()
         self._fixed.clear()
+
+
+_HOPELESS = 4
+"""Stages that are tried before none is recorded any more, where all have failed."""
 
 
 class Recordings:
@@ -148,6 +202,11 @@ class Recordings:
         after: A stage is recorded when it comes for this time.
         most: Recordings that are kept; beyond that, the least recently used one is dropped.
         what: The plural of what is recorded, for messages.
+
+    Attributes:
+        made: The number of recordings so far, those included that were dropped.
+        replays: The number of stages that were replayed.
+        refused: The stages that are not recorded, each with the number of its kinds (keys, shapes) so far.
     """
 
     def __init__(self, recorder: Recorder, *, after: int, most: int, what: str = "rounds"):
@@ -157,7 +216,8 @@ class Recordings:
         self._times: Counter[Hashable] = Counter()
         self._refused: set[Hashable] = set()
         self._full = False
-        self.replays = 0
+        self.made = self.replays = 0
+        self.refused: Counter[Refused] = Counter()
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -176,10 +236,12 @@ class Recordings:
 
     def give_up(self, error: BaseException) -> None:
         """Drop all recordings and make none from now on, because memory has run out, as an error says."""
+        self._stop(f"no memory is left for recordings, so {self._what} run without them from now on: {error}")
+
+    def _stop(self, reason: str) -> None:
         if not self._full:
-            logger.warning(
-                "no memory is left for recordings, so %s run without them from now on: %s", self._what, error
-            )
+            logger.warning(reason)
+            self.refused[Refused("all", reason)] += 1
         self.clear()
         self._full = True
 
@@ -205,8 +267,13 @@ class Recordings:
             self.replays += 1
             return recording(*inputs)
         self._times[key] += 1
-        if self._times[key] < self.after or key in self._refused or self._full:
+        if self._times[key] < self.after - 1 or key in self._refused or self._full:
             return stage(*inputs)
+        if self._times[key] < self.after:
+            reason, outputs = self._recorder.rehearse(stage, inputs)
+            if reason is not None:
+                self._refuse(key, Refused(name, reason))
+            return outputs
         try:
             recording, outputs = self._recorder.record(name, stage, inputs)
         except Exception as error:
@@ -214,16 +281,26 @@ class Recordings:
                 self.give_up(error)
                 if not repeatable and self._recorder.runs:
                     raise
-                return stage(*inputs)
-            # It depends on values, or does something that cannot be repeated: it runs as it is.
-            level = logging.DEBUG if self._recorder.runs else logging.WARNING
-            logger.log(level, "a stage is not recorded (%s): %s: %s", name, type(error).__name__, error)
-            self._refused.add(key)
+            else:  # it depends on values, or does something that cannot be repeated: it runs as it is
+                by_design = isinstance(error, UnrecordableError)
+                reason = str(error) if by_design else f"{type(error).__name__}: {first_sentence(error)}"
+                self._refuse(key, Refused(name, reason, by_design))
             return stage(*inputs)
-        if recording is None:  # it is not done again: it may have moved what it would then move once more
-            self._refused.add(key)
+        if isinstance(recording, str):  # it is not done again: it may have moved what it would then move once more
+            self._refuse(key, Refused(name, recording))
             return outputs
         self._kept[key] = recording
+        self.made += 1
         if len(self._kept) > self._most:
             self._kept.popitem(last=False)
         return outputs
+
+    def _refuse(self, key: Hashable, refused: Refused) -> None:
+        """Run this stage as it is from now on; say so once, where it is a failure: on a GPU, where it costs most."""
+        fails = not (refused.by_design or self._recorder.runs)
+        level = logging.WARNING if fails and refused not in self.refused else logging.DEBUG
+        logger.log(level, "a stage is not recorded (%s): %s", refused.stage, refused.reason)
+        self._refused.add(key)
+        self.refused[refused] += 1
+        if fails and not self.made and self.refused.total() >= _HOPELESS:
+            self._stop(f"nothing can be recorded on this device, so {self._what} run without recordings")

@@ -5,7 +5,6 @@ step, which reads the cache and the masks of the forward that runs. So it depend
 not on any length. What was noted is rewritten in fewer operations (``fusion``) and becomes a function (``program``).
 """
 
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -24,8 +23,6 @@ from specdec.execution.packing import PackedLinears, packed_linears
 from specdec.execution.program import noted, opaque, write_program
 from specdec.execution.recorder import Recorder, Recording, Recordings, Stage, recording_now
 from specdec.forward import ForwardBatch, ForwardOutput, Wants
-
-logger = logging.getLogger(__name__)
 
 CAPTURE_AFTER = 24
 """Forwards of one shape before it is captured. Capturing costs about what this many replays save."""
@@ -132,7 +129,7 @@ class _ForwardRecorder(Recorder):
     def __init__(self, packed: PackedLinears, vocab_size: int):
         self._packed, self._vocab_size = packed, vocab_size
 
-    def record(self, name: str, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording | None, Sequence[Tensor]]:
+    def record(self, name: str, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording | str, Sequence[Tensor]]:
         """See ``Recorder.record``. The forward's inputs decide about nothing: others of the same shapes are traced."""
         outputs = stage(*inputs)
         traced_inputs = self._others(*inputs)
@@ -143,8 +140,7 @@ class _ForwardRecorder(Recorder):
             program = write_program(steps, traced_inputs, traced)
             if all(torch.equal(a, b) for a, b in zip(program(*inputs), outputs, strict=True)):
                 return program, outputs
-        logger.debug("a forward is not captured: %s", work.refusal or "it returns other numbers")
-        return None, stage(*inputs)  # the cache holds what others have left
+        return work.refusal or "it returns other numbers", stage(*inputs)  # the cache holds what others have left
 
     def _others(self, given: Tensor, positions: Tensor, *features: Tensor) -> list[Tensor]:
         """Return inputs of the same shapes with other values."""
