@@ -7,12 +7,14 @@ overlaps itself. Waits of the host and launches are counted (``Device``).
 
 import contextlib
 import traceback
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
@@ -21,16 +23,16 @@ import triton
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 from triton.runtime.interpreter import InterpretedFunction
 
 import specdec.engine.rounds
 import specdec.target.facts
-from specdec.execution.counting import ShowsValues, depends_on_values
+from specdec.execution.counting import depends_on_values
 from specdec.execution.recorder import CudaGraphRecorder, Stage
 
 ROOT = Path(__file__).parents[3]
-CUDA = torch.device("cuda", 0)
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 MODE = FakeTensorMode(allow_non_fake_inputs=True)
 """One for the process: tables that are made once for a device are made of its tensors."""
 
@@ -51,6 +53,7 @@ class Device:
         accepted: How many drafted tokens of a round the host is told were accepted.
         stage: The stage that was last recorded.
         capturing: The stage that is being captured, or "".
+        sync_debug_mode: As ``torch.cuda.set_sync_debug_mode`` was told; "warn" has every wait warned of.
     """
 
     kernels: dict[str, Counter[str]] = field(default_factory=dict)
@@ -59,6 +62,7 @@ class Device:
     accepted: int = 1
     stage: str = ""
     capturing: str = ""
+    sync_debug_mode: str = "default"
 
     def launched(self, operation: str) -> None:
         """Count a launch."""
@@ -66,15 +70,16 @@ class Device:
 
     def waited(self, what: str) -> None:
         """Count a wait, which breaks off a capture."""
-        place = f"{what} at {_place()}"
         if self.capturing:
-            raise RuntimeError(f"operation not permitted when stream is capturing: {place}")
-        self.waits[place] += 1
+            raise RuntimeError(f"operation not permitted when stream is capturing: {what} at {_where()}")
+        self.waits[f"{what} at {_where()}"] += 1
+        if self.sync_debug_mode == "warn":
+            warnings.warn_explicit("called a synchronizing CUDA operation", UserWarning, *_place())
 
     def refused_in_captures(self, what: str) -> None:
         """Break off a capture, because this would be done only once: replays would not repeat it."""
         if self.capturing:
-            raise RuntimeError(f"not repeated by a replay: {what} at {_place()}")
+            raise RuntimeError(f"not repeated by a replay: {what} at {_where()}")
 
 
 @contextlib.contextmanager
@@ -85,21 +90,34 @@ def fake_cuda() -> Iterator[Device]:
         _patch_cuda(monkeypatch, device)
         _patch_tensors(monkeypatch, device)
         _patch_project(monkeypatch, device)
-        told = ShowsValues(device.waited)
-        with _Launches(device), told:
+        with _Launches(device):
             yield device
 
 
-def move(module: nn.Module) -> None:
-    """Put a model, of which only shapes matter, onto the GPU that is not there."""
+def move(owner: object) -> None:
+    """Put all modules of an object onto the GPU that is not there; only their shapes matter."""
     with MODE:
-        for part in module.modules():
+        for part in _modules(owner, set()):
             for name, parameter in part._parameters.items():
                 if parameter is not None:
                     part._parameters[name] = nn.Parameter(_empty(parameter), requires_grad=False)
             for name, buffer in part._buffers.items():
                 if buffer is not None:
                     part._buffers[name] = _empty(buffer)
+
+
+def _modules(owner: object, seen: set[int]) -> Iterator[nn.Module]:
+    """Yields the modules that an object of this project holds, and those that these hold."""
+    if id(owner) in seen:
+        return
+    seen.add(id(owner))
+    if isinstance(owner, nn.Module):
+        yield from owner.modules()
+    elif isinstance(owner, (list, tuple, dict)):
+        for each in owner.values() if isinstance(owner, dict) else owner:
+            yield from _modules(each, seen)
+    elif type(owner).__module__.split(".")[0] in ("specdec", "drafters", "experiments"):
+        yield from _modules(vars(owner), seen)
 
 
 def _empty(like: Tensor) -> Tensor:
@@ -138,13 +156,34 @@ class _Launches(TorchDispatchMode):
             else:
                 self._device.refused_in_captures(f"a copy {way} the host")
         elif on_gpu and any(each.device.type == "cpu" and each.dim() > 0 for each in given):
-            raise RuntimeError(f"{name} of tensors on two devices at {_place()}")
+            raise RuntimeError(f"{name} of tensors on two devices at {_where()}")
         if any(each.device.type == "cuda" for each in made) and not _only_looks(name, given, made, func):
             self._device.launched(name)
+        if made and all(each.numel() <= _SMALL for each in made):
+            _follow(func, args, kwargs, given, made)
         return outputs
 
 
 _EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh", "detach", "alias")
+
+
+_SMALL = 4096
+
+
+def _follow(func: Any, args: Any, kwargs: Any, given: list[Tensor], made: list[Tensor]) -> None:
+    """Compute what is known: tables of static shapes, which the host reads once, on a device, too."""
+    if not all("numbers" in vars(each) for each in given):
+        for each in made:  # if it was written to
+            vars(each).pop("numbers", None)
+        return
+
+    def real(leaf: Any) -> Any:
+        return vars(leaf)["numbers"] if isinstance(leaf, Tensor) else CPU if isinstance(leaf, torch.device) else leaf
+
+    with unset_fake_temporarily(), torch._C._DisableTorchDispatch():
+        found = tree_leaves(func(*tree_map(real, args), **tree_map(real, kwargs)))
+    for each, numbers in zip(made, found, strict=True):
+        vars(each)["numbers"] = numbers
 
 
 def _only_looks(name: str, given: list[Tensor], made: list[Tensor], func: Any) -> bool:
@@ -155,20 +194,34 @@ def _only_looks(name: str, given: list[Tensor], made: list[Tensor], func: Any) -
     return not func._schema.is_mutable and all(each.untyped_storage()._cdata in memory for each in made)
 
 
+class _Graph:
+    """Stands for ``torch.cuda.CUDAGraph``."""
+
+    def replay(self) -> None:
+        pass
+
+
 class _Capture(contextlib.AbstractContextManager):
-    """Stands for ``torch.cuda.graph``."""
+    """Stands for ``torch.cuda.graph``: a pool ends with the last of its graphs, and is not taken again."""
 
     device: Device
+    graphs: WeakKeyDictionary[_Graph, object]  # with the pool of each
+    begun: set[object]
 
-    def __init__(self, graph: Any, *, pool: Any, capture_error_mode: str):
-        pass
+    def __init__(self, graph: _Graph, *, pool: object, capture_error_mode: str):
+        if pool in self.begun and pool not in self.graphs.values():
+            raise RuntimeError("the pool of graphs that are all gone was given again")
+        self.begun.add(pool)
+        self._graph, self._pool = graph, pool
 
     def __enter__(self) -> None:
         self.device.capturing = self.device.stage
 
     def __exit__(self, kind: Any, *error: Any) -> None:
         self.device.capturing = ""
-        self.device.captured += kind is None
+        if kind is None:
+            self.device.captured += 1
+            self.graphs[self._graph] = self._pool
 
 
 class _Fetched:
@@ -204,17 +257,22 @@ def _patch_cuda(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
         "memory_allocated": lambda device=None: 0,
         "is_bf16_supported": lambda *args, **named: True,
         "synchronize": lambda place=None: device.waited("synchronize"),
+        "set_sync_debug_mode": lambda mode: setattr(device, "sync_debug_mode", mode),
+        "get_sync_debug_mode": lambda: device.sync_debug_mode,
+        "current_stream": lambda device=None: None,
+        "set_stream": lambda stream: None,
+        "current_device": lambda: 0,
         "device": nothing,
         "device_of": nothing,
-        "graph": type("Capture", (_Capture,), {"device": device}),
-        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None),
+        "graph": type("Capture", (_Capture,), {"device": device, "graphs": WeakKeyDictionary(), "begun": set()}),
+        "CUDAGraph": _Graph,
         "graph_pool_handle": object,
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
 
     def launch(kernel: Any, *args: Any, grid: Any, warmup: bool = False, **named: Any) -> None:
         if any(isinstance(each, Tensor) and each.device.type != "cuda" for each in (*args, *named.values())):
-            raise RuntimeError(f"{kernel.fn.__name__} was given a tensor of the host at {_place()}")
+            raise RuntimeError(f"{kernel.fn.__name__} was given a tensor of the host at {_where()}")
         device.launched(f"triton {kernel.fn.__name__}")
 
     monkeypatch.setattr(triton.runtime.JITFunction, "run", launch)
@@ -230,8 +288,12 @@ def _patch_project(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
         return record(self, name, stage, inputs)
 
     monkeypatch.setattr(CudaGraphRecorder, "record", recorded)
-    monkeypatch.setattr(specdec.target.facts, "differs", lambda *args, **named: None)  # a trial's numbers
+    monkeypatch.setattr(specdec.target.facts, "differs", lambda *args, **named: None)
     monkeypatch.setattr(specdec.engine.rounds, "Fetch", type("Fetch", (_Fetched,), {"device": device}))
+
+
+def _active() -> bool:
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
 def _patch_tensors(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
@@ -245,20 +307,28 @@ def _patch_tensors(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
         return fake
 
     def fake_tensor(data: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
+        if not _active():
+            return tensor(data, dtype=dtype, device=device)
         with unset_fake_temporarily():
             real = tensor(data, dtype=dtype, device="cpu")
         return made(real, device)
 
     def fake_from_numpy(array: np.ndarray) -> Tensor:
+        if not _active():
+            return from_numpy(array)
         with unset_fake_temporarily():
             real = from_numpy(np.array(array))
         return made(real, None)
 
-    def tolist(self: Tensor) -> Any:
-        if "numbers" not in vars(self):
-            raise RuntimeError(f"the host reads numbers of a {tuple(self.shape)} tensor at {_place()}")
-        with unset_fake_temporarily():
-            return vars(self)["numbers"].tolist()
+    def read(self: Tensor, otherwise: Any = None) -> Any:
+        if self.device.type == "cuda":
+            device.waited("a read of values")
+        if "numbers" in vars(self):
+            with unset_fake_temporarily():
+                return vars(self)["numbers"].tolist()
+        if otherwise is None:
+            raise RuntimeError(f"the host reads numbers that nobody knows here, at {_where()}")
+        return otherwise
 
     monkeypatch.setattr(torch, "tensor", fake_tensor)
     monkeypatch.setattr(torch, "from_numpy", fake_from_numpy)
@@ -266,7 +336,12 @@ def _patch_tensors(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
         "__getitem__": _getitem,
         "__setitem__": _setitem,
         "__invert__": lambda self: _aten.bitwise_not(self),
-        "tolist": tolist,
+        "tolist": read,
+        "item": lambda self: read(self, 1),
+        "__int__": lambda self: int(read(self, 1)),
+        "__index__": lambda self: int(read(self, 1)),
+        "__float__": lambda self: float(read(self, 1)),
+        "__bool__": lambda self: bool(read(self, 1)),
         "copy_": _copy,
         "contiguous": _contiguous,
         "data_ptr": lambda self: self.untyped_storage()._cdata + self.storage_offset() * self.element_size(),
@@ -304,7 +379,8 @@ def _viewed(self: Tensor, item: Any) -> tuple[Tensor, list[Tensor | None]]:
             view = _aten.select(view, dim, int(each))
             continue
         elif isinstance(each, slice):
-            view = _aten.slice(view, dim, each.start, each.stop, each.step or 1)
+            if each != slice(None):  # torch makes no view of everything
+                view = _aten.slice(view, dim, each.start, each.stop, each.step or 1)
         else:
             tensors[dim] = each if isinstance(each, Tensor) else torch.tensor(each, device=self.device)
         dim += 1
@@ -315,11 +391,7 @@ def _getitem(self: Tensor, item: Any) -> Tensor:
     view, tensors = _viewed(self, item)
     if tensors:
         return _aten.index(view, tensors)
-    view = _aten.alias(view) if view is self else view
-    if "numbers" in vars(self):
-        with unset_fake_temporarily():
-            vars(view)["numbers"] = vars(self)["numbers"][item]
-    return view
+    return _aten.alias(view) if view is self else view
 
 
 def _setitem(self: Tensor, item: Any, value: Any) -> None:
@@ -332,10 +404,15 @@ def _setitem(self: Tensor, item: Any, value: Any) -> None:
         _copy(view, value)
 
 
-def _place() -> str:
-    """Return the line of the project that asked for this."""
+def _where() -> str:
+    file, line = _place()
+    return f"{file}:{line}"
+
+
+def _place() -> tuple[str, int]:
+    """Return the file and the line of the project that asked for this."""
     for frame in reversed(traceback.extract_stack()):
         path = Path(frame.filename)
         if path.is_relative_to(ROOT) and "tests" not in path.parts and path.name != "counting.py":
-            return f"{path.relative_to(ROOT)}:{frame.lineno}"
-    return "no line of this project"
+            return str(path.relative_to(ROOT)), frame.lineno or 0
+    return "no file of this project", 0

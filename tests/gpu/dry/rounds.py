@@ -1,0 +1,236 @@
+"""Rounds of every drafter, rule and cache on a GPU that is not there.
+
+    python -m tests.gpu.dry.rounds [words that cases must have in their names]
+
+plays plain, greedy, sampled and mixed rounds in turn on one engine, and prints a line for every case: its graphs, the
+kernels of its stages, and what is wrong. In a process of its own: constants of torch are made for the GPU.
+"""
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+import yaml
+from torch import Tensor
+
+import specdec.engine.rounds
+import tests.gpu.dry.fake_cuda as fake_cuda_module
+from specdec.cache.pages import Paging
+from specdec.drafting.scored import ScoredSession
+from specdec.engine.engine import Engine
+from specdec.execution import recorder
+from specdec.interfaces import Laws, Verifier
+from specdec.requests import SamplingParams
+from specdec.target.target import Target
+from specdec.tree import DraftTree
+from tests.components import DRAFTERS, fitting
+from tests.gpu.dry.fake_cuda import ROOT, Device, fake_cuda, move, overlaps_itself
+from tests.models import tiny_model
+from verifiers.rejection import RejectionVerifier
+
+GREEDY = SamplingParams(max_new_tokens=60)
+SAMPLED = SamplingParams(max_new_tokens=60, temperature=1.0, top_p=0.9, seed=0)
+PHASES = {
+    "plain": (GREEDY, SAMPLED),
+    "greedy": (GREEDY, GREEDY),
+    "sampled": (SAMPLED, SAMPLED),
+    "mixed": (GREEDY, SAMPLED),
+}
+CACHES: dict[str, dict[str, Any]] = {
+    "pages": {"cache": Paging(page_size=16)},
+    "pages, shared": {"cache": Paging(page_size=16, shared=True)},
+    "int8": {"kv_cache": "int8"},
+    "fp8, pages": {"kv_cache": "fp8", "cache": Paging(page_size=16)},
+}
+CHAIN, TREES = "model_chain_iid", ("model_tree_iid", "model_tree_without_replacement", "model_paths_iid")
+"""Drafts that every rule is tried with; of the trees, the first that it takes."""
+UNRECORDED = {"transport": "solves linear programs on the host"}
+"""Rules that read values, by the reason."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One engine: a drafter, a rule, and options."""
+
+    name: str
+    drafter: str | None
+    rule: Callable[[], Verifier] | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Found:
+    """What rounds have shown.
+
+    Attributes:
+        problems: In words.
+        device: The work.
+    """
+
+    problems: list[str]
+    device: Device
+
+    def __str__(self) -> str:
+        kernels = ", ".join(f"{stage} {count.total()}" for stage, count in self.device.kernels.items() if stage)
+        return f"{self.device.captured} graphs ({kernels})"
+
+
+def cases() -> Iterator[Case]:
+    """Yields every drafter with the usual rule, every rule with a chain and a tree, and every cache."""
+    yield from (Case(name, name) for name in DRAFTERS)
+    for file in sorted((ROOT / "conf" / "verifier").glob("*.yaml")):
+        rule = _rule(file)
+        drafters = [name for name in (CHAIN, *TREES, "model_tree_coupled") if _fits(rule(), name)]
+        chain, trees = [name for name in drafters if name == CHAIN], [name for name in drafters if name != CHAIN]
+        yield from (Case(f"{file.stem}, {name}", name, rule) for name in chain + trees[:1])
+    for cache, options in CACHES.items():
+        for name in ("ngram", "model_tree_iid", "eagle3_chain_iid"):
+            yield Case(f"{cache}, {name}", name, None, options)
+
+
+def _rule(file: Path) -> Callable[[], Verifier]:
+    settings = yaml.safe_load(file.read_text())
+    module, _, name = settings.pop("_target_").rpartition(".")
+    return lambda: getattr(import_module(module), name)(**settings)
+
+
+def _fits(rule: Verifier, name: str) -> bool:
+    try:
+        rule.check(DRAFTERS[name](tiny_model(layers=1)))
+    except ValueError:
+        return False
+    return True
+
+
+def play(case: Case) -> Found:
+    """Return what a case's rounds have shown."""
+    torch.manual_seed(0)
+    model = tiny_model(layers=2)
+    drafter = None if case.drafter is None else DRAFTERS[case.drafter](model)
+    rule = case.rule() if case.rule is not None else None if drafter is None else fitting(drafter)
+    move([model, drafter])
+    warnings: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: warnings.append(record.getMessage())
+    recorder.logger.addHandler(handler)
+    problems: list[str] = []
+    with fake_cuda() as device, patch.object(specdec.engine.rounds, "RECORD_AFTER", 3):
+        try:
+            engine = Engine(Target(model), drafter, rule, max_batch_size=2, max_length=128, **case.options)
+            # A policy of nodes tells the host how many of them to verify.
+            allowed = 2 if isinstance(engine.session, ScoredSession) and engine.session.policy is not None else 1
+            with _watched(problems):
+                for phase, sampling in PHASES.items():
+                    if phase != "plain" or case.rule is None:
+                        problems += [f"{phase}: {each}" for each in _phase(engine, device, phase, sampling, allowed)]
+                    if phase == "sampled":
+                        engine.weights_changed()  # all that was recorded is dropped
+        except Exception as error:
+            problems.append(f"{type(error).__name__}: {error}")
+    recorder.logger.removeHandler(handler)
+    return Found([*dict.fromkeys(problems + warnings)], device)
+
+
+def _phase(
+    engine: Engine, device: Device, phase: str, sampling: tuple[SamplingParams, ...], allowed: int
+) -> Iterator[str]:
+    requests = [engine.submit([1, 2, 3] * 5, each, speculate=phase != "plain") for each in sampling]
+    before = device.captured
+    for _ in range(6):
+        device.waits.clear()
+        engine.step()
+    if device.waits.total() > allowed:
+        yield f"the host waits {device.waits.total()} times in a round: {dict(device.waits)}"
+    if device.captured == before:
+        yield "nothing was captured"
+    for request in requests:
+        engine.abort(request)
+
+
+def _watched(problems: list[str]) -> AbstractContextManager[object]:
+    """Look at the outputs of every stage that is recorded."""
+    record = recorder.CudaGraphRecorder.record
+
+    def looked(self: Any, name: str, stage: recorder.Stage, inputs: list[Tensor]) -> Any:
+        recording, outputs = record(self, name, stage, inputs)
+        wrong = [tuple(each.shape) for each in outputs if overlaps_itself(each)]
+        if wrong:
+            problems.append(f"{name}: outputs of shapes {wrong} overlap themselves (stride 0)")
+        return recording, outputs
+
+    return patch.object(recorder.CudaGraphRecorder, "record", looked)
+
+
+class Changed(RejectionVerifier):
+    """Does something wrong on the way to the laws of rejection."""
+
+    recordable = True
+
+    def __init__(self, wrong: Callable[[Tensor], object]):
+        self.wrong = wrong
+
+    def laws(self, tree: DraftTree, target_probs: Tensor) -> Laws:
+        self.wrong(target_probs)
+        return super().laws(tree, target_probs)
+
+
+class Unrecorded(Changed):
+    """The same in stages that are not recorded."""
+
+    recordable = False
+
+
+def _wrong(kind: type[Changed], wrong: Callable[[Tensor], object]) -> Case:
+    return Case("a mutant", CHAIN, lambda: kind(wrong))
+
+
+_SAME, _KEPT = (lambda tensor: tensor), (lambda recorder: None)
+MUTANTS: dict[str, tuple[Case, Any, str]] = {
+    "a read in a stage": (_wrong(Changed, lambda p: int(p.argmax())), nullcontext(), "makes the host wait"),
+    "a copy from the host in a stage": (
+        _wrong(Changed, lambda p: torch.tensor([0.5], device=p.device)), nullcontext(), "makes the host wait"
+    ),
+    "a copy from the host that nobody waits for": (
+        _wrong(Changed, lambda p: torch.from_numpy(np.ones(1)).to(p.device, non_blocking=True)),
+        nullcontext(), "not repeated by a replay",
+    ),
+    "a second wait in a round": (_wrong(Unrecorded, lambda p: int(p.argmax())), nullcontext(), "waits 2 times"),
+    "a tensor of the host": (_wrong(Changed, lambda p: p + torch.ones(1)), nullcontext(), "two devices"),
+    "outputs as stages return them": (
+        Case("a mutant", CHAIN), patch.object(fake_cuda_module, "_contiguous", _SAME), "stride 0"
+    ),
+    "a pool that is kept when its graphs are dropped": (
+        Case("a mutant", CHAIN), patch.object(recorder.CudaGraphRecorder, "clear", _KEPT), "graphs that are all gone"
+    ),
+}  # fmt: skip
+"""What must not pass: a case, what is changed meanwhile, and words of the problem that is to be found."""
+
+
+def main(words: list[str]) -> int:
+    """Play the cases and the mutants whose names have all words; returns how many went wrong."""
+    torch.set_num_threads(1)
+    failed = 0
+    for case in cases():
+        if all(word in case.name for word in words):
+            found = play(case)
+            failed += bool(found.problems)
+            print(f"{case.name:55s} {found}", *found.problems, sep="\n    ", flush=True)
+    for name, (case, change, reason) in MUTANTS.items():
+        if all(word in f"mutant: {name}" for word in words):
+            with change:
+                rejected = any(reason in problem for problem in play(case).problems)
+            failed += not rejected
+            print(f"mutant: {name:47s} {'rejected' if rejected else 'NOT REJECTED'}", flush=True)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]) > 0)
