@@ -57,7 +57,7 @@ def _experiment(name: str, page: Path, caption: str, *, sweep: bool = False) -> 
 
 GALLERY = {
     "demo": Study(
-        "experiments.demo race=null",
+        "experiments.demo race=null time_limit=null",
         {"demo_speedup": "speedup", "demo_acceptance": "acceptance_by_position", "demo_time": "time"},
     ),
     "ablation": Study(

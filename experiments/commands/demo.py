@@ -2,15 +2,17 @@
 
 import inspect
 import json
-import statistics
+import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psutil
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from experiments.config.sections import build, component_of, plain
+from experiments.datasets.prompt import choose
 from experiments.measuring.jobs import Job, prepare
 from experiments.measuring.measure import Contender
 from experiments.measuring.race import run_lane
@@ -23,84 +25,145 @@ from experiments.results.origin import MANIFEST
 from experiments.results.summary import Summary
 from experiments.results.texts import token_bytes
 from experiments.session.assembly import measure_methods, title
-from experiments.session.engines import settle
 from experiments.session.measurement import Report
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
-from specdec.target.target import Target
 
-TRIED = 24
-"""Tokens that are decoded to estimate a measurement's time, again and again."""
-WARM, COUNTED = 2, 3
-"""How often they are decoded to warm up, and how often on the clock."""
-_PER_METHOD = 0.8
-"""The time of a drafting method over plain decoding's, in the mean over temperatures; a guess on the safe side."""
+LEAST_PROMPTS, LEAST_TOKENS = 6, 32
+"""The fewest prompts that are taken on a slow machine, and the fewest tokens of each.
 
-_TRIED, _TRIED_TOKENS = 4, 96
+Intervals of acceptance lengths (95 %), resampled from 24 prompts, hold the true one in 86 % of cases with six prompts,
+79 % with four, 88 % with eight. Shorter outputs would show what a prompt costs more than what drafting brings.
+"""
+WARM_TOKENS = 24
+"""Tokens that every method decodes to warm up, and as many on the clock."""
+_IMPORTS = time.time() - psutil.Process().create_time()
+"""The seconds that this process took to come here."""
+_CLOSING = 0.5
+"""The time of tables and pictures over that of imports and loading: both are Python's more than the models'."""
+_MARGIN = 1.1
+"""The time that is planned for a measurement, over the estimate."""
+
+_TRIED, _TRIED_TOKENS = 4, 64
 """Prompts among which the race's is chosen, and the tokens that are decoded of each for that."""
+_RACE_SECONDS, _RACE = 5.0, 4.0
+"""The longest that plain decoding may take in the race; and the time of the race over that: choice, decoding, show."""
 _PENALTY = 1.1
 """The race's repetition penalty: without one a small model repeats itself, and nobody wants to read that."""
 
 
+@dataclass(frozen=True)
+class Pace:
+    """Seconds of warm engines.
+
+    Attributes:
+        prompt: Of a prompt until its first round, in all methods at all temperatures together.
+        token: Of a token of the output, in all of them together.
+        plain: Of a token in plain decoding alone.
+    """
+
+    prompt: float
+    token: float
+    plain: float
+
+
 def demo(config: DictConfig) -> Summary:
     """Show and measure the configuration's methods at its temperatures."""
+    begin = time.perf_counter() - _IMPORTS
     methods = {str(name): f"methods.{name}" for name in config.methods}
     _give_tree(config, methods)
-    settle(config)  # threads count in the estimate, too
     begun = Path(config.out) / MANIFEST
-    if config.resume and begun.is_file():  # an earlier decision stands
-        config.target.inflate = json.loads(begun.read_text(encoding="utf-8"))["config"]["target"]["inflate"]
-    else:
-        changed = fit_to_machine(config)
-        if changed is not None:
-            terminal.say(terminal.console(), changed)
+    resumed = config.resume and begun.is_file()
+    if resumed:  # an earlier decision stands
+        earlier = json.loads(begun.read_text(encoding="utf-8"))["config"]
+        config.dataset.count = earlier["dataset"]["count"]
+        config.sampling.max_new_tokens = earlier["sampling"]["max_new_tokens"]
 
-    def opening(contenders: Sequence[Contender], jobs: Sequence[Job]) -> None:
-        if config.race is not None:
-            _race(contenders, str(config.race), jobs, config.race_tokens)
+    def opening(contenders: Sequence[Contender]) -> None:
+        loaded = time.perf_counter() - begin
+        chosen, spare = choose(build(config, "dataset"), spare=_TRIED)
+        engine, temperatures = contenders[0].engine, [float(each) for each in config.temperatures]
+        assert engine.target.tokenizer is not None, "assemble refuses a target without one"
+        sampling = replace(build(config, "sampling"), n=1, temperature=temperatures[0])
+        tried = [*spare, *chosen][:_TRIED]  # if possible, prompts that are not measured
+        jobs, _ = prepare(tried, sampling, engine.target.tokenizer, max_length=engine.max_length)
+        pace = pace_of(contenders, jobs[0], temperatures)
+        race = 0 if config.race is None else math.ceil(min(config.race_tokens, _RACE_SECONDS / pace.plain))
+        if not resumed:
+            besides = time.perf_counter() - begin + _CLOSING * loaded + _RACE * race * pace.plain
+            terminal.say(terminal.console(), fit_to_machine(config, pace, len(chosen), besides))
+        if race:
+            _race(contenders, str(config.race), jobs, race)
+        for each in contenders:
+            if isinstance(each.engine, Engine):
+                each.engine.forget()
 
-    report = Report(tables=lambda summary, title: [comparison_table(summary, title)], plots=RUN_PLOTS, opening=opening)
+    report = Report(
+        tables=lambda summary, title: [comparison_table(summary, title)],
+        plots=RUN_PLOTS,
+        opening=opening,
+        memory=False,
+    )
     return measure_methods(config, methods=methods, report=report, temperatures=config.temperatures)
 
 
-def fit_to_machine(config: DictConfig) -> str | None:
-    """Take the model at its own size where the larger cost is too much for this machine.
+def fit_to_machine(config: DictConfig, pace: Pace, prompts: int, besides: float) -> str:
+    """Take fewer prompts, and then fewer tokens, where this machine cannot do them all in time.
 
     Args:
-        config: With the sections of ``conf/demo.yaml``; ``target.inflate`` is set to null where it is too much.
+        config: ``dataset.count`` and ``sampling.max_new_tokens`` are made smaller where that is needed.
+        pace: What was measured.
+        prompts: The prompts that were asked for.
+        besides: The seconds that all takes besides the measurement.
 
     Returns:
-        A sentence on what was changed and why; None if nothing was.
+        A sentence on what was measured, what is taken, and why.
     """
-    limit, size = config.time_limit, config.target.inflate
-    if limit is None or size is None:
-        return None
-    needed = seconds_needed(config)
-    if needed <= limit:
-        return None
-    config.target.inflate = None
+
+    def end(amount: tuple[int, int]) -> float:
+        return besides + _MARGIN * amount[0] * (pace.prompt + amount[1] * pace.token)
+
+    asked, limit = (prompts, int(config.sampling.max_new_tokens)), config.time_limit or math.inf
+    fewest = prompts if config.dataset.get("per_category") else min(prompts, LEAST_PROMPTS)
+    amounts = [(count, asked[1]) for count in range(prompts, fewest, -1)]
+    amounts += [(fewest, tokens) for tokens in range(asked[1], LEAST_TOKENS, -8)]
+    amounts.append((fewest, min(asked[1], LEAST_TOKENS)))
+    taken = next((amount for amount in amounts if end(amount) <= limit), amounts[-1])
+    said = f"Plain decoding takes {1000 * pace.plain:.3g} ms per token here: {asked[0]} prompts of {asked[1]} tokens"
+    if taken == asked:
+        return f"{said} by all methods will be done {end(asked):.0f} s after the start"
+    config.dataset.count, config.sampling.max_new_tokens = taken
+    least = ", the fewest that mean anything," if end(taken) > limit else ""
     return (
-        f"At the cost of a {size} model this would take about {needed:.0f} s here, more than time_limit={limit:g}: "
-        f"{config.target.name} runs at its own size instead, where a forward is so short that drafting hardly pays"
+        f"{said} by all methods would be done {end(asked):.0f} s after the start (time_limit={limit:g}), so {taken[0]} "
+        f"of {taken[1]} tokens{least} are taken, and done after {end(taken):.0f} s"
     )
 
 
-def seconds_needed(config: DictConfig) -> float:
-    """The seconds that a measurement would take: the median of a few times of plain decoding that is warm."""
-    target: Target = build(config, "target")
-    engine = Engine(target, max_length=int(config.engine.max_length or 512))
-    assert target.tokenizer is not None, "the demonstration's targets have one"
-    prompts = build(config, "dataset").load()[:1]
-    sampling = SamplingParams(max_new_tokens=TRIED, ignore_eos=True)
-    jobs, _ = prepare(prompts, sampling, target.tokenizer, max_length=engine.max_length)
-    times = []
-    for _ in range(WARM + COUNTED):
-        begin = time.perf_counter()
-        (done,) = engine.generate([jobs[0].prompt_ids], sampling)  # its tokens are on the host: the device is done
-        times.append((time.perf_counter() - begin) / len(done.token_ids))
-    rounds = int(config.dataset.count) + int(config.warmup_prompts)
-    tokens = rounds * int(config.sampling.max_new_tokens) * len(config.temperatures)
-    return statistics.median(times[WARM:]) * tokens * (1 + _PER_METHOD * len(config.methods))
+def pace_of(contenders: Sequence[Contender], job: Job, temperatures: Sequence[float]) -> Pace:
+    """Warm all methods up, so that the measurement need not, and time what they take from then on.
+
+    Every method decodes the job twice at every temperature, and the second time counts.
+    """
+    sampling = replace(job.sampling, max_new_tokens=min(WARM_TOKENS, job.sampling.max_new_tokens), ignore_eos=True)
+    found = []
+    for each in contenders:
+        if isinstance(each.engine, Engine):
+            each.engine.warm_up()
+        for temperature in temperatures:
+            own = replace(sampling, temperature=temperature)
+            _timed(each, job, own)
+            found.append(_timed(each, job, own))
+    return Pace(prompt=sum(first for first, _ in found), token=sum(token for _, token in found), plain=found[0][1])
+
+
+def _timed(contender: Contender, job: Job, sampling: SamplingParams) -> tuple[float, float]:
+    """The seconds that a prompt takes, and a token of its output."""
+    begin = time.perf_counter()
+    (done,) = contender.engine.generate([job.prompt_ids], [sampling], speculate=contender.speculate)
+    end = time.perf_counter()
+    start = begin if done.timestamps is None else done.timestamps.prefilled
+    return start - begin, (end - start) / sampling.max_new_tokens
 
 
 def _give_tree(config: DictConfig, methods: dict[str, str]) -> None:
@@ -117,32 +180,28 @@ def _give_tree(config: DictConfig, methods: dict[str, str]) -> None:
                 OmegaConf.update(config, section, given, merge=True, force_add=True)
 
 
-def _least_repetitive(engine: Engine, jobs: Sequence[Job]) -> Job:
-    """The job whose plain output repeats itself least, of the first few: small models loop, which flatters drafters."""
-    tried = [job for job in jobs if job.sampling == jobs[0].sampling][:_TRIED]
-    room = engine.max_length - max(len(job.prompt_ids) for job in tried)
-    sampling = replace(jobs[0].sampling, max_new_tokens=min(_TRIED_TOKENS, room), n=1, repetition_penalty=_PENALTY)
-    outputs = engine.generate([list(job.prompt_ids) for job in tried], sampling, speculate=False)
+def _least_repetitive(contender: Contender, jobs: Sequence[Job]) -> Job:
+    """The job whose output repeats itself least: small models loop, which flatters drafters."""
+    room = contender.engine.max_length - max(len(job.prompt_ids) for job in jobs)
+    sampling = replace(jobs[0].sampling, max_new_tokens=min(_TRIED_TOKENS, room), repetition_penalty=_PENALTY)
+    prompts = [job.prompt_ids for job in jobs]
+    outputs = contender.engine.generate(prompts, [sampling] * len(jobs), speculate=contender.speculate)
     rates = [distinct_n_gram_rate(output.token_ids) or 0.0 for output in outputs]
-    return tried[rates.index(max(rates))]
+    return jobs[rates.index(max(rates))]
 
 
 def _race(contenders: Sequence[Contender], method: str, jobs: Sequence[Job], tokens: int) -> None:
     """Show plain decoding and a method on one prompt, for as many tokens as were asked for and as there is room."""
-    first = contenders[0].engine
-    assert isinstance(first, Engine), "plain decoding runs on our engine"
-    job = _least_repetitive(first, jobs)
-    room = contenders[0].engine.max_length - len(job.prompt_ids)
+    plainly, other = contenders[0], next(each for each in contenders if each.method == method)
+    job = _least_repetitive(other, jobs)  # by the faster one, whose greedy outputs are the same
+    room = plainly.engine.max_length - len(job.prompt_ids)
     sampling = replace(job.sampling, max_new_tokens=min(tokens, room), repetition_penalty=_PENALTY)
     lanes = []
-    for contender in contenders:
-        if contender is contenders[0] or contender.method == method:
-            engine = contender.engine
-            assert isinstance(engine, Engine), "the methods of the demo are ours"
-            lanes.append(run_lane(contender.method, engine, job.prompt_ids, sampling, speculate=contender.speculate))
-    target = first.target
+    for each in (plainly, other):
+        assert isinstance(each.engine, Engine), "the methods of the demo are ours"
+        lanes.append(run_lane(each.method, each.engine, job.prompt_ids, sampling, speculate=each.speculate))
+    target = plainly.engine.target
     assert target.tokenizer is not None, "assemble refuses a target without one"
     texts = token_bytes({token.token for lane in lanes for token in lane.tokens}, target.tokenizer)
-    amount = f"one prompt, repetition penalty {_PENALTY}"
-    heading = title(target, [job.sampling], amount, kv_cache=first.runner.kv_cache)
+    heading = title(target, [job.sampling], f"one prompt, repetition penalty {_PENALTY}")
     show_race(terminal.console(), lanes, texts, heading)

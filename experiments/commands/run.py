@@ -72,7 +72,7 @@ def _report_on_ladder(config: DictConfig) -> Report:
     def study(ended: Ended) -> Shown:
         return report_ingredients(ended.folder, ended.records, order, labels, bootstrap_of(config))
 
-    def opening(contenders: Sequence[Contender], jobs: object) -> None:
+    def opening(contenders: Sequence[Contender]) -> None:
         check_ladder({each.method: ingredients_of(each.engine, speculate=each.speculate) for each in contenders}, order)
 
     return Report(tables=lambda summary, title: [], plots={}, opening=opening, studies=[study])

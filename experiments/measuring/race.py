@@ -7,6 +7,9 @@ from experiments.results.sources import Source
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
 
+_WARM = 16
+"""Tokens that are decoded to warm up."""
+
 
 @dataclass(frozen=True)
 class Emitted:
@@ -33,13 +36,13 @@ class Lane:
 
 
 def run_lane(method: str, engine: Engine, prompt: Sequence[int], sampling: SamplingParams, *, speculate: bool) -> Lane:
-    """Decode a prompt twice, and return the second course: the first one warms up.
+    """Decode a prompt, and return the course; the first tokens are decoded twice, to warm up.
 
     Raises:
         RuntimeError: The request ended in an error.
     """
     once = replace(sampling, n=1, stream=0)
-    engine.generate([prompt], once, speculate=speculate)
+    engine.generate([prompt], replace(once, max_new_tokens=min(_WARM, once.max_new_tokens)), speculate=speculate)
     steps = list(engine.stream([list(prompt)], once, speculate=speculate))
     if steps[-1].finish_reason == "error":
         raise RuntimeError(f"{method}: {steps[-1].error}")

@@ -26,6 +26,7 @@ from experiments.reporting.formats import document
 from experiments.reporting.table import Cell, Column, Table, left
 from experiments.reporting.verdicts import place
 from experiments.results.comparison import commit_of, dataset_name
+from experiments.results.lossless import explained
 from experiments.results.records import PLAIN
 from experiments.results.runs import Run
 from experiments.results.summary import MethodSummary, Summary
@@ -196,13 +197,10 @@ def category_table(summary: Summary) -> Table | None:
 
 
 def print_troubles(console: Console, summary: Summary) -> None:
-    """Say where greedy outputs leave plain decoding's, what went wrong and how often, and if timings are worth nothing.
-
-    A divergence is told with what tells a tie from a bug.
-    """
+    """Say where outputs leave plain decoding's and no tie explains it, what went wrong, and if timings mean nothing."""
     for method in summary.methods:
-        lines = [f"{method.method} leaves plain decoding {place(found)}" for found in method.divergences]
-        _say_first(console, lines, "on {} more prompts")
+        bugs = [each for each in method.divergences if method.not_lossless and not explained(each)]
+        _say_first(console, [f"{method.method} leaves plain decoding {place(each)}" for each in bugs], "{} more places")
     for method in summary.methods:
         counted = [f"on {count} of {summary.planned} prompts: {error}" for error, count in method.errors.items()]
         _say_first(console, [f"{method.method} failed {each}" for each in counted], "for {} more reasons")

@@ -11,10 +11,21 @@ from experiments.results.summary import MethodSummary, Summary
 
 
 def print_verdicts(console: Console, summary: Summary) -> None:
-    """Say of every exact method whether its greedy outputs are plain decoding's; nothing of sampled ones."""
-    for method in summary.methods:
-        if method.lossless is not None:
-            say_verdict(console, sentence(method.method, method.lossless), bad=method.not_lossless)
+    """Say of exact methods whether their greedy outputs are plain decoding's: one line for all whose outputs are.
+
+    Ties are counted in that line, and ``summary.json`` lists them. Nothing is said of sampled outputs.
+    """
+    judged = [method for method in summary.methods if method.lossless is not None]
+    good = [method for method in judged if not method.not_lossless]
+    if good:
+        worst = max((each.lossless for each in good), key=lambda each: (each.divergences > 0, each.largest_margin or 0))
+        sums = {name: sum(each.lossless[name] for each in good) for name in ("compared", "divergences")}
+        listed = "; summary.json lists them" if sums["divergences"] else ""
+        names = ", ".join(method.method for method in good)
+        say_verdict(console, sentence(names, worst | sums) + listed, bad=False)
+    for method in judged:
+        if method.not_lossless:
+            say_verdict(console, sentence(method.method, method.lossless), bad=True)
 
 
 def say_verdict(console: Console, line: str, *, bad: bool) -> None:

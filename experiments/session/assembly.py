@@ -13,7 +13,8 @@ from omegaconf import DictConfig
 from experiments.config import job, ranks
 from experiments.config.pairs import check_files
 from experiments.config.sections import bootstrap_of, build, plain, plain_whole
-from experiments.datasets.prompt import Prompt, choose, fingerprint, selection_of, warmup_texts
+from experiments.contenders.base import OtherEngine
+from experiments.datasets.prompt import Dataset, Prompt, choose, fingerprint, selection_of, warmup_texts
 from experiments.measuring.conditions import ingredients_of
 from experiments.measuring.jobs import Fitting, Job, fit, prepare
 from experiments.measuring.measure import Contender, failure, measure, slots_of
@@ -60,10 +61,7 @@ def measure_methods(
     check_components(config, methods)
     # What is cheap to check comes before what takes long to load.
     bootstrap = bootstrap_of(config)
-    sampling: SamplingParams = build(config, "sampling")
-    samplings = [dataclasses.replace(sampling, temperature=t) for t in temperatures] or [sampling]
-    dataset = build(config, "dataset")
-    chosen, spare = choose(dataset, spare=config.warmup_prompts)
+    samplings, dataset, chosen, spare = _asked_for(config, temperatures)
     check_files(config)
     facts: dict[str, Any] = {"chosen_hash": fingerprint(chosen)}
     if before is not None:
@@ -72,7 +70,7 @@ def measure_methods(
             return already_complete(folder)
     begin = time.perf_counter()
     planned = plan_memory(config, methods)
-    show_planned(planned)
+    show_planned(planned, shown=report.memory)
     meter = PeakMeter(resolve_device(plain(config, "target").get("device") or "auto"))
     tracker = NullTracker() if ranks.follows() else build(config, "tracker") or NullTracker()
     costs = None if config.get("costs") is None else CalibratedRounds.load(config.costs)
@@ -81,6 +79,11 @@ def measure_methods(
     engine, tokenizer = contenders[0].engine, target.tokenizer
     assert tokenizer is not None, "assemble refuses a target without one"
     facts["loading_seconds"] = round(time.perf_counter() - begin, 3)
+    if report.opening is not None:
+        report.opening(contenders)
+        samplings, dataset, chosen, spare = _asked_for(config, temperatures)  # it may have made them fewer
+        facts["chosen_hash"] = fingerprint(chosen)
+    sampling = samplings[0]
     template = plain(config, "chat_template")
     fitting = fit(
         chosen,
@@ -132,7 +135,7 @@ def measure_methods(
             target,
             samplings,
             f"{amount(fitting)}, batch {' and '.join(map(str, batches))}{invariant}, {facts['attention']} attention"
-            f"{named_policy(config)}",
+            f"{named_policy(config)}{beside(contenders)}",
             kv_cache=facts["target"]["kv_cache"],
         ),
         mirror=mirror,
@@ -165,13 +168,20 @@ def measure_methods(
         finally:
             write_token_texts(folder, said | (trace.tokens if trace is not None else set()), tokenizer)
 
-    if report.opening is not None:
-        report.opening(contenders, prepared[0][0])
     if fitting.sentence is not None and not job.in_sweep():
         print(fitting.sentence, file=sys.stderr)
     earlier_records = 0 if kept is None else len(kept) + len(measurement.before)
     mirror.start(tracked_run(folder, read_manifest(folder)), kept=earlier_records)
     return measurement.run(work, sum(len(jobs) for jobs, _ in prepared))
+
+
+def _asked_for(
+    config: DictConfig, temperatures: Sequence[float]
+) -> tuple[list[SamplingParams], Dataset, list[Prompt], list[Prompt]]:
+    """The parameters of every temperature, the dataset, the prompts that are measured, and those that warm up."""
+    sampling, dataset = build(config, "sampling"), build(config, "dataset")
+    samplings = [dataclasses.replace(sampling, temperature=each) for each in temperatures] or [sampling]
+    return samplings, dataset, *choose(dataset, spare=config.warmup_prompts)
 
 
 def encode_warmup(
@@ -214,11 +224,18 @@ def facts_of(
             "kv_bytes_per_position": baseline.runner.bytes_per_token,
         },
         "exactness": {contender.method: contender.exactness for contender in contenders},
+        "contenders": {each.method: each.engine.about for each in contenders if isinstance(each.engine, OtherEngine)},
         "chat_template": template and any(prompt.chat for prompt in prompts),
         "planned": sum(len(prompt.turns) for prompt in prompts) * samplings[0].n,
         "series": len(contenders) * len(samplings),
         "overrides": job.overrides(),
     }
+
+
+def beside(contenders: Sequence[Contender]) -> str:
+    """The versions of engines from other environments, behind the conditions of a run."""
+    found = dict.fromkeys(each.engine.about for each in contenders if isinstance(each.engine, OtherEngine))
+    return "".join(f"; {about}" for about in found if about)
 
 
 def already_complete(folder: Path) -> Summary:

@@ -9,7 +9,6 @@ from omegaconf import DictConfig
 
 from experiments.config.job import in_sweep
 from experiments.config.sections import bootstrap_of, plain_whole
-from experiments.measuring.jobs import Job
 from experiments.measuring.measure import Contender
 from experiments.measuring.meters import PeakMeter
 from experiments.planning.memory import RunMemory
@@ -61,14 +60,17 @@ class Report:
     Attributes:
         tables: Makes the tables, of the summary and a title.
         plots: Functions that draw the pictures, by file name.
-        opening: Shows something before the measurement begins, given all contenders and the first jobs.
+        opening: Called with all contenders when they are loaded. It may show something, refuse them, or make
+            ``dataset.count`` and ``sampling.max_new_tokens`` of the configuration smaller.
         studies: Make more tables and files at the end.
+        memory: Whether the memory that is planned and held is shown; the manifest has it in any case.
     """
 
     tables: Callable[[Summary, str], Tables]
     plots: Mapping[str, Plot]
-    opening: Callable[[Sequence[Contender], Sequence[Job]], None] | None = None
+    opening: Callable[[Sequence[Contender]], None] | None = None
     studies: Sequence[Callable[[Ended], Shown]] = ()
+    memory: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +193,7 @@ class Measurement:
         note_in_manifest(self.folder, memory=memory_facts(planned, held, peak))
         tables: Tables = [
             calibration_table(calibrations_of(engines)),
-            memory_table(planned, held, peak) if isinstance(planned, RunMemory) else None,
+            memory_table(planned, held, peak) if self.report.memory and isinstance(planned, RunMemory) else None,
         ]
         files = keep_calibrations(engines, self.folder)
         ended = Ended(summary=summary, records=records, contenders=self.contenders, folder=self.folder)

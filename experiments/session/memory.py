@@ -52,8 +52,8 @@ def plan_memory(config: DictConfig, methods: Mapping[str, str | None]) -> RunMem
         return f"memory is not planned: {' '.join(str(error).split())}"
 
 
-def show_planned(planned: RunMemory | str) -> None:
-    """Print what a run will take, and refuse it if there is no room.
+def show_planned(planned: RunMemory | str, *, shown: bool = True) -> None:
+    """Print what a run will take, if that is to be shown, and refuse it if there is no room.
 
     Raises:
         ValueError: Says what takes how much, how much there is, and what would fit.
@@ -61,7 +61,7 @@ def show_planned(planned: RunMemory | str) -> None:
     if isinstance(planned, str):
         return
     planned.check()
-    if not in_sweep():
+    if shown and not in_sweep():
         terminal.show(terminal.console(), memory_table(planned))
 
 

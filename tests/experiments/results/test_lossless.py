@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from experiments.reporting.run_tables import comparison_table, run_table
+from experiments.reporting.run_tables import comparison_table, print_troubles, run_table
 from experiments.reporting.table import Emphasis
 from experiments.reporting.verdicts import print_verdicts, sentence
 from experiments.results.lossless import Verdict, judge
@@ -37,7 +37,7 @@ ENDED = parted("3", None, None, tokens_at_divergence=(None, 9), texts_at_diverge
 
 
 def summary(*records: Record) -> Summary:
-    plain = [record(each.prompt, "plain") for each in records]
+    plain = [record(prompt, "plain") for prompt in dict.fromkeys(each.prompt for each in records)]
     return summarize([*plain, *records], planned=len(records), bootstrap=Bootstrap(resamples=100))
 
 
@@ -85,3 +85,25 @@ def test_it_is_said_in_tables_in_red_at_the_end_by_an_error_and_in_json() -> Non
     found = json_text({"a": [1.5, math.nan, (math.inf,)], "b": {"c": -math.inf}, "d": "NaN"})
     assert json.loads(found, parse_constant=pytest.fail) == {"a": [1.5, None, [None]], "b": {"c": None}, "d": "NaN"}
     json.loads(json_text(summary(EQUAL, BUG, ENDED)), parse_constant=pytest.fail)
+
+
+def test_ties_are_one_line_and_a_bug_has_lines_of_its_own() -> None:
+    ties = [parted(each, 0.1 * (each == "1"), 0.3, method="even") for each in "0123456"]
+    found = (
+        summary(EQUAL, TIE, *ties),
+        summary(EQUAL, TIE, *ties, record("0", "odd"), parted("2", 4.0, 0.3, method="odd")),
+    )
+    shown = []
+    for each in found:
+        console = Console(record=True, width=300, file=io.StringIO())
+        print_troubles(console, each)
+        print_verdicts(console, each)
+        shown.append([line for line in console.export_text().splitlines() if "NOISY" not in line])
+    good = (
+        "fast, even: 8 divergences in 9 outputs, all ties of the dtype (largest margin 0.1 nats, bound 0.3); "
+        "summary.json lists them"
+    )
+    assert shown[0] == [good]
+    place = "at output token 1: ' [a]' (token 7) instead of ' b' (token 9), margin 4 nats, bound 0.3"
+    assert shown[1][0] == f"odd leaves plain decoding on 2 {place}", "and none of the ties"
+    assert shown[1][1] == good and shown[1][2].startswith("odd: NOT LOSSLESS: 1 of 2") and len(shown[1]) == 3
