@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from specdec.filters import first_largest, keep_top
+from specdec.kernels import usable
 from specdec.requests import SamplingParams
 
 
@@ -148,9 +149,13 @@ def distribution(
     logits: Float[Tensor, "batch node vocab"], sampling: SamplingTensors
 ) -> Float[Tensor, "batch node vocab"]:
     """Returns the probabilities that temperature, top-k, top-p and min-p make of adjusted logits, in float32."""
-    logits = logits.float()
     if not sampling.any_sampled:
-        return one_hot_argmax(logits)
+        return one_hot_argmax(logits.float())
+    if usable(logits):
+        from specdec.kernels import sampling as kernel
+
+        return kernel.distribution(logits, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+    logits = logits.float()
     greedy = sampling.temperature == 0
     result = logits / sampling.temperature.where(~greedy, 1.0)[:, None, None]
     if sampling.any_filtered:
