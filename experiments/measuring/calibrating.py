@@ -24,7 +24,7 @@ from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 
 CPU_RANGES = (1, 16)
-"""On a CPU, one token, up to sixteen, and more are multiplied by different kernels (``specdec.execution.few_rows``)."""
+"""On a CPU, one token is bound by the memory; up to sixteen, and more, are so less and less."""
 GPU_RANGES = (64,)
 """On a GPU, matrix products work on tiles of 64 rows or more, which fewer tokens do not fill."""
 

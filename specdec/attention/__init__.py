@@ -5,14 +5,24 @@ To add a backend: a file with a subclass of ``AttentionBackend``, and its name i
 
 from specdec.attention.call import AttentionBackend
 from specdec.attention.grouped import DenseAttention, EagerAttention, GroupedAttention
+from specdec.attention.native import NativeAttention
 from specdec.attention.triton_tree import TritonAttention
 
 BACKENDS: dict[str, AttentionBackend] = {
     "triton": TritonAttention(),
+    "native": NativeAttention(),
     "grouped": GroupedAttention(),
     "dense": DenseAttention(),
     "eager": EagerAttention(),
 }
 """What ``attention=`` names, in the order in which ``"auto"`` tries those that say they are for it (``automatic``)."""
 
-__all__ = ["BACKENDS", "AttentionBackend", "DenseAttention", "EagerAttention", "GroupedAttention", "TritonAttention"]
+__all__ = [
+    "BACKENDS",
+    "AttentionBackend",
+    "DenseAttention",
+    "EagerAttention",
+    "GroupedAttention",
+    "NativeAttention",
+    "TritonAttention",
+]

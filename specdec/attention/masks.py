@@ -1,5 +1,7 @@
 """Additive attention masks for queries that stand in a tree behind a committed prefix."""
 
+from functools import lru_cache
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -99,3 +101,10 @@ def row_mask(
     mask = torch.zeros(1, 1, visible.shape[0], length, dtype=dtype, device=visible.device)
     mask[0, 0, :, start:].masked_fill_(~visible[:, : max(length - start, 0)], -torch.inf)
     return mask
+
+
+@lru_cache(maxsize=64)
+def stand_ins(count: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    """Return a tensor for each reach of a model's layers, to be passed where masks are by a backend that reads none."""
+    with torch.inference_mode(False):
+        return [torch.zeros(1, 1, 1, 1, dtype=dtype, device=device) for _ in range(count)]

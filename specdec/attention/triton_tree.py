@@ -4,7 +4,6 @@ import importlib.util
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from specdec.attention.call import AttentionBackend, AttentionCall, View, refuses_attention_functions
 from specdec.attention.facts import Facts, Reach
+from specdec.attention.masks import stand_ins
 from specdec.cache.base import Cache
 from specdec.forward import ForwardBatch, bucket_of
 from specdec.placement import is_divided, is_shared, main_device
@@ -46,7 +46,7 @@ class TritonAttention(AttentionBackend):
         words = None if topology.in_line else topology.ancestor_words[:, -batch.nodes :]
         keys = cache.positions if batch.key_bound is None else bucket_of(batch.key_bound)
         seen = Seen(batch.lengths, cache.pages(batch.slots), words, topology.depth, keys)
-        return TreeView(cache, _stand_ins(len(reaches), facts.dtype, facts.device), reaches, seen)
+        return TreeView(cache, stand_ins(len(reaches), facts.dtype, facts.device), reaches, seen)
 
     def attend(self, call: AttentionCall, view: TreeView) -> Tensor:
         """See ``AttentionBackend.attend``."""
@@ -85,13 +85,6 @@ class TritonAttention(AttentionBackend):
         if is_divided(model) and not is_shared(model):
             return "the model's layers run on several devices, and what its kernel needs to know is on one of them"
         return refuses_attention_functions(model)
-
-
-@lru_cache(maxsize=64)
-def _stand_ins(count: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-    """Return a tensor for each reach of a model's layers, to be passed where masks are."""
-    with torch.inference_mode(False):
-        return [torch.zeros(1, 1, 1, 1, dtype=dtype, device=device) for _ in range(count)]
 
 
 def _interpreted() -> bool:

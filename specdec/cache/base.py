@@ -92,6 +92,22 @@ class Stored(NamedTuple):
     value_scales: Tensor | None = None
 
 
+class Destination(NamedTuple):
+    """Where a layer's new entries go, for a kernel that puts them there itself.
+
+    Attributes:
+        keys: The layer's keys, ``[slot, position, kv_head, head_dim]``: a view of the cache's own memory.
+        values: Its values, likewise.
+        rows: Index along the first axis of every node's entry, ``[batch, node]`` or ``[batch, 1]``.
+        cells: Index along the second axis, ``[batch, node]``.
+    """
+
+    keys: Tensor
+    values: Tensor
+    rows: Tensor
+    cells: Tensor
+
+
 @lru_cache(maxsize=4096)
 def segments(slots: tuple[int, ...]) -> tuple[Segment, ...]:
     """Returns the runs of consecutive slots in a batch: in ``(0, 1, 4, 5, 2)`` these are rows 0-1, rows 2-3 and row 4.
@@ -118,6 +134,7 @@ class Cache(OwnLayout, ABC):
         segments: The runs of consecutive slots in the batch of the next forward, if they can be shown without a copy;
             otherwise one run with all rows.
         length_used: Whether a layer has asked how long the cache is. A ragged batch has no answer to that.
+        quantized: Whether keys and values are stored in other numbers than the model's.
     """
 
     slots: int
@@ -126,6 +143,7 @@ class Cache(OwnLayout, ABC):
     segments: tuple[Segment, ...]
     bytes_per_position: int
     length_used: bool
+    quantized: bool = False
 
     @property
     @abstractmethod
@@ -158,6 +176,10 @@ class Cache(OwnLayout, ABC):
     @abstractmethod
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Store a layer's new entries, ``[batch, kv_head, node, head_dim]``."""
+
+    def destination(self, layer: int) -> Destination | None:
+        """Returns where ``write`` would copy a layer's new entries; None if it does anything else."""
+        return None
 
     @abstractmethod
     def read(self, layer: int) -> tuple[Tensor, Tensor]:

@@ -50,7 +50,7 @@ class QuantizedSlotCache(Cache):
     ):
         super().__init__(max(shapes, default=-1) + 1)
         check_device(format, device)
-        self.format = format
+        self.format, self.quantized = format, True
         self.slots, self.max_length, self.positions = max_batch_size, max_length, max_length + max_nodes
         self.length_used = False
         codes = {layer: replace(shape, dtype=torch.int8) for layer, shape in shapes.items()}

@@ -8,7 +8,6 @@ import torch
 
 from specdec import machine
 from specdec.attention.triton_tree import TritonAttention
-from specdec.execution.half_weights import half_products
 from specdec.execution.native import SWITCH, native_library
 from specdec.execution.packing import can_pack
 from specdec.machine import Cpu, choose_dtype, dtype_name
@@ -69,14 +68,13 @@ def chosen(device: torch.device, facts: Cpu | None = None, *, default_threads: i
         attention = f"grouped, because {triton}" if triton else "triton, or grouped for a model that its kernel fails"
         return [*rows, ("attention", attention), ("executor", "eager"), ("packed weights", "none: they are for CPUs")]
     packed = [d for d in (torch.float32, torch.bfloat16) if can_pack(torch.empty(1, dtype=d))]
-    halves = torch.float32 in packed and half_products()
-    detour = machine.bfloat16_queries_in_float32(facts)
+    compiled = native_library() is not None
     rows += [
-        ("attention", "grouped" + (", a single bfloat16 query in float32" if detour else "")),
+        ("attention", "native, this project's C" if compiled else "grouped, torch's products"),
         ("executor", "forwards of a shape that comes often are captured and replayed"),
         ("packed weights", ", ".join(map(dtype_name, packed)) or "none: this torch has no oneDNN"),
-        ("float32, 16-bit checkpoint", "weights stay in 16 bits" if halves else "weights take 32 bits"),
-        ("products of a few rows", "this project's C, compiled here" if native_library() is not None else NO_C),
+        ("float32, 16-bit checkpoint", "weights stay in 16 bits" if compiled else "weights take 32 bits"),
+        ("products", "this project's C, compiled here" if compiled else NO_C),
     ]
     return rows
 

@@ -22,7 +22,8 @@ from specdec.machine import cpu
 
 logger = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_name("few_rows.c")
+FOLDER = Path(__file__).with_name("native")
+"""The sources: every ``.c`` file, and what these include."""
 SWITCH = "SPECDEC_NATIVE"
 """The environment variable that forbids (``0``) what is compiled here."""
 
@@ -34,12 +35,15 @@ _CHECKSUM = hashlib.sha256().digest_size
 @cache
 def native_library() -> ctypes.CDLL | None:
     """Return the compiled functions; None without a compiler, on other processors, or if the user forbids them."""
-    if os.environ.get(SWITCH) == "0" or sys.platform != "linux" or not {"avx2", "fma"} <= cpu().features:
+    if os.environ.get(SWITCH) == "0" or sys.platform != "linux" or not {"avx2", "fma", "f16c"} <= cpu().features:
         return None
     try:
         return library_in(cache_folder())
     except (OSError, AttributeError, subprocess.SubprocessError) as error:
-        logger.info("products of a few rows are torch's, because this project's cannot be compiled: %s", _said(error))
+        logger.warning(
+            "products and attention are torch's, which are slower, because this project's C cannot be compiled: %s",
+            _said(error),
+        )
         return None
 
 
@@ -92,15 +96,18 @@ def _name(compiler: list[str]) -> str:
     """
     version = _run([*compiler, "--version"])
     instructions = _run([*compiler, *_FLAGS, "-dM", "-E", "-x", "c", os.devnull])
-    parts = (SOURCE.read_text(encoding="utf-8"), version, " ".join(_FLAGS), instructions)
-    return f"few_rows-{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:20]}.so"
+    sources = [path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.[ch]"))]
+    parts = (*sources, version, " ".join(_FLAGS), instructions)
+    return f"native-{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:20]}.so"
 
 
 def _compiled(compiler: list[str], folder: Path) -> Path:
     """Return the library's file, compiled in this folder."""
-    compiled, linked = folder / "few_rows.o", folder / "few_rows.so"
-    _run([*compiler, *_FLAGS, "-c", str(SOURCE), "-o", str(compiled)])
-    _run([*compiler, "-shared", str(compiled), "-o", str(linked)])
+    objects = [folder / f"{source.stem}.o" for source in sorted(FOLDER.glob("*.c"))]
+    for compiled in objects:
+        _run([*compiler, *_FLAGS, "-c", str(FOLDER / f"{compiled.stem}.c"), "-o", str(compiled)])
+    linked = folder / "native.so"
+    _run([*compiler, "-shared", *map(str, objects), "-o", str(linked)])
     return linked
 
 
@@ -142,17 +149,16 @@ def _run(command: list[str]) -> str:
 
 
 _ARGUMENTS = {
-    # weight, bias or scales, inputs, outputs, out, in, rows, stride; quantized: whether inputs and outputs are float32
-    "rows_float32": "ppppllll",
-    "rows_bfloat16": "ppppllll",
-    "rows_int8": "ppppllllb",
-    "rows_int4": "ppppllllb",
+    "panel_channels": "",
+    # panels, scales, bias, inputs, outputs; out, in, width, rows; format, kind
+    "multiply": "pppppllllii",
+    "attend": "p",
 }
 
 
 def _load(file: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(file), mode=os.RTLD_NOW)
-    kinds = {"p": ctypes.c_void_p, "l": ctypes.c_long, "b": ctypes.c_int}
+    kinds = {"p": ctypes.c_void_p, "l": ctypes.c_long, "i": ctypes.c_int}
     for name, letters in _ARGUMENTS.items():
         function = getattr(library, name)
         function.argtypes = [kinds[letter] for letter in letters]

@@ -1,17 +1,11 @@
 """Linear weights in the layout of the CPU's matrix kernels, so that they are not rearranged at every call.
 
-oneDNN multiplies in blocks. A plain matrix is rearranged at every call, or read in an unfavourable order. With the few
-rows of decoding this costs as much as the product itself. On packed weights, the linear layers of a 110M Llama take 0.5
-to 0.65 of the time in bfloat16 at 1 to 9 rows, and 0.3 to 0.5 in float32 (torch 2.13, AVX512-BF16).
+That is the layout of this project's own C where it is compiled (``products.py``), and oneDNN's blocks elsewhere. A plain
+matrix is rearranged at every call of oneDNN, or read in an unfavourable order. With the few rows of decoding this costs
+as much as the product itself.
 
-Float32 weights that came from a checkpoint in 16 bits are kept in 16 bits where this loses nothing
-(``half_weights.py``), which halves the time of one row once more.
-
-A few rows are multiplied from the model's own weights where this project's C is compiled (``few_rows.py``): it needs no
-other layout.
-
-The model itself is not changed: packed copies are used during our forwards only. In bfloat16, products by oneDNN
-give the same bits; in float32, and for a few rows by our own C, sums are ordered differently.
+The model itself is not changed: packed copies are used during our forwards only. In bfloat16, products by oneDNN give
+the same bits; in float32, and by our own C, sums are ordered differently.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,9 +17,9 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
-from specdec.execution.few_rows import few_rows, most_rows, takes
 from specdec.execution.frozen import epoch
-from specdec.execution.half_weights import HalfWeight
+from specdec.execution.native import native_library
+from specdec.execution.products import PanelWeight, panels
 from specdec.execution.stored_weight import StoredWeight, is_plain
 from specdec.machine import prefers_packed
 from specdec.memory import free_memory
@@ -42,8 +36,8 @@ _MOST_JOINT = 1 << 21  # numbers in a joint weight
 
 _LEAST_16_BITS = 1 << 14
 _LEAST_FLOAT32 = 400_000
-"""A call of oneDNN costs about 17 microseconds, one of FBGEMM 12. Smaller products, counted as weights in 16 bits and
-as weights times rows in float32, are quicker by the plain path."""
+"""A call of oneDNN costs about 17 microseconds. Smaller products, counted as weights in 16 bits and as weights times rows
+in float32, are quicker by the plain path."""
 
 
 _only_plain: ContextVar[bool] = ContextVar("plain_weights", default=False)
@@ -60,32 +54,22 @@ def packing_allowed() -> bool:
 
 
 class PackedWeight(StoredWeight):
-    """A weight, for which ``can_pack`` is true, in oneDNN's layout, which only its products can read.
+    """A weight, for which ``can_pack`` is true, in oneDNN's layout, which only its products can read."""
 
-    ``plain`` is the same weight in its ordinary layout, possibly in several parts, for products of a few rows
-    (``few_rows``). It is kept, and not copied. Without it, few rows are multiplied as many are.
-    """
-
-    def __init__(self, weight: Tensor, plain: Sequence[Tensor] = ()):
+    def __init__(self, weight: Tensor):
         self.dtype = weight.dtype
-        self._width = weight.shape[1]
-        self._few_rows = few_rows([part.detach() for part in plain])
-        self._most_rows = most_rows(weight.dtype)
         self.bytes = weight.numel() * weight.element_size()
         with torch.inference_mode():
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS)
 
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
         """See ``StoredWeight.multiply``."""
-        if self._few_rows is not None and takes(inputs, self._width, self._most_rows, bias):
-            return self._few_rows(inputs, bias)
         return torch.ops.mkldnn._linear_pointwise.default(inputs, self._packed, bias, "none", [], "")
 
 
-def pack(weight: Tensor, plain: Sequence[Tensor] = ()) -> StoredWeight:
-    """Return the copy of a weight that is fastest here; for the arguments see ``PackedWeight``."""
-    half = HalfWeight.of(weight) if weight.numel() >= _LEAST_16_BITS else None
-    return PackedWeight(weight, plain) if half is None else half
+def pack(weight: Tensor) -> StoredWeight:
+    """Return the copy of a weight that is fastest here."""
+    return panels(weight) or PackedWeight(weight)
 
 
 @dataclass(frozen=True)
@@ -146,17 +130,23 @@ class PackedLinears:
     def joint(self, packed: Sequence[StoredWeight]) -> StoredWeight | None:
         """Return one packed weight for several layers, with their outputs side by side: the same sums in fewer calls.
 
-        None for weights that do not belong to these layers, and for large ones, where another copy costs more than a
-        call.
+        None for weights that do not belong to these layers or do not fit together, and for large ones in oneDNN's
+        layout, where another copy costs more than a call.
         """
         key = tuple(id(part) for part in packed)
         if key not in self._joint:
             known = {id(layer.packed): layer.module.weight for layer in self._layers}
             weights = [known[each] for each in key if each in known]
-            if len(weights) < len(key) or sum(weight.numel() for weight in weights) > _MOST_JOINT:
+            if len(weights) < len(key):
                 return None
-            joint = pack(torch.cat([weight.detach() for weight in weights]), weights)
-            if any(type(joint) is not type(part) for part in packed):  # another library would sum in another order
+            own = [part for part in packed if isinstance(part, PanelWeight)]
+            if len(own) == len(packed):
+                joint = PanelWeight.joined(own)
+            elif own or sum(weight.numel() for weight in weights) > _MOST_JOINT:
+                return None
+            else:
+                joint = PackedWeight(torch.cat([weight.detach() for weight in weights]))
+            if joint is None:
                 return None
             self._joint[key] = joint
         return self._joint[key]
@@ -193,7 +183,8 @@ def packed_linears(model: nn.Module) -> PackedLinears:
 
 def can_pack(weight: Tensor) -> bool:
     """Return whether a weight of this device and dtype is faster packed, on this processor."""
-    return weight.device.type == "cpu" and weight.dtype in _DTYPES and prefers_packed(weight.dtype)
+    on_cpu = weight.device.type == "cpu" and weight.dtype in _DTYPES
+    return on_cpu and (native_library() is not None or prefers_packed(weight.dtype))
 
 
 def _packable(module: nn.Linear) -> bool:
@@ -208,13 +199,13 @@ def _packable(module: nn.Linear) -> bool:
 
 def _layer(module: nn.Linear) -> _Layer:
     weight = module.weight
-    packed, width = pack(weight, [weight]), weight.shape[1]
-    full = isinstance(packed, PackedWeight) and packed.dtype is torch.float32
-    # The number of inputs from which the packed weight is quicker.
-    least = -(-_LEAST_FLOAT32 // weight.numel()) * width if full else 0
+    packed, width = pack(weight), weight.shape[1]
+    # The number of inputs from which oneDNN's packed weight is quicker than the plain one.
+    slow = isinstance(packed, PackedWeight) and packed.dtype is torch.float32
+    least = max(1, -(-_LEAST_FLOAT32 // weight.numel()) * width if slow else 0)
 
     def forward(inputs: Tensor) -> Tensor:
-        if inputs.dtype is not packed.dtype or inputs.numel() < max(least, 1) or not is_plain(inputs):
+        if inputs.dtype is not packed.dtype or inputs.numel() < least or not is_plain(inputs):
             return nn.functional.linear(inputs, module.weight, module.bias)
         return packed(inputs, module.bias)
 

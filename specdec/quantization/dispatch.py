@@ -2,28 +2,30 @@
 
 Few rows are bound by the bytes of the weights, and a kernel that reads the quantized ones is fast. Many rows are bound
 by arithmetic, and full precision's own kernels are fast, on weights that were dequantized before. Both compute the same
-function up to the rounding of sums.
+function up to the rounding of sums: inputs are never quantized.
 
 In float32, that function includes a rounding of the layer's inputs and outputs to bfloat16: torch's kernels for few
 rows take no other inputs, and the product for many rows rounds likewise. So two forwards of other shapes differ where
 such a rounding falls the other way, in about one output of ten thousand, and not in all.
 """
 
+import logging
 import sys
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from specdec.execution.few_rows import MOST_ROWS, QuantizedRows, takes
 from specdec.execution.frozen import epoch
 from specdec.execution.packing import PackedWeight, can_pack, packing_allowed
+from specdec.execution.products import PanelWeight
+from specdec.execution.stored_weight import is_plain
 from specdec.machine import native_bfloat16
 from specdec.quantization.base import QuantizedLinear
 
@@ -34,9 +36,14 @@ KERNEL_ROWS_FLOAT32 = 8
 """The same in float32, whose packed product reads four bytes per weight."""
 COMPACT_ROWS = 64
 """The same where no copy is kept: full precision's product must dequantize first."""
-CUDA_ROWS = 64
-"""Rows that the Triton kernel holds in one block."""
+CUDA_ROWS = 1024
+"""Rows up to which the Triton kernel is taken to be faster on a GPU. By counts of bytes and instructions, not measured:
+dequantizing an 8B model takes an H100 17 ms (fp8) to 29 ms (int4), and 1,024 rows 23 ms in full precision; the kernel's
+arithmetic takes about 1.6 times as long."""
+OLDEST_GPU = (8, 0)
+"""The lowest compute capability whose tensor cores Triton uses."""
 
+logger = logging.getLogger(__name__)
 _ALIGNMENT = 32  # bytes, of the inputs: torch's int8 kernel crashes elsewhere
 
 
@@ -47,7 +54,7 @@ def kernel_rows(dtype: torch.dtype, device: torch.device, *, copied: bool) -> in
         copied: Whether a dequantized copy is kept for many rows.
     """
     if device.type == "cuda":
-        return CUDA_ROWS if dtype in (torch.float32, torch.bfloat16, torch.float16) and has_triton() else 0
+        return CUDA_ROWS if dtype in (torch.float32, torch.bfloat16, torch.float16) and gpu_kernel(device) else 0
     if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
         return 0
     if dtype is torch.bfloat16 and not _native():
@@ -58,9 +65,36 @@ def kernel_rows(dtype: torch.dtype, device: torch.device, *, copied: bool) -> in
 
 
 @cache
-def has_triton() -> bool:
-    """Returns whether Triton is installed."""
-    return find_spec("triton") is not None
+def gpu_kernel(device: torch.device) -> bool:
+    """Returns whether the Triton kernel runs on a GPU. If not, says once why; weights are then dequantized instead."""
+    try:
+        if find_spec("triton") is None:
+            raise RuntimeError("Triton is not installed (pip install triton)")
+        if (found := torch.cuda.get_device_capability(device)) < OLDEST_GPU:
+            have, need = (".".join(map(str, version)) for version in (found, OLDEST_GPU))
+            raise RuntimeError(f"this GPU has compute capability {have}, and the kernel needs {need}")
+        from specdec.quantization.kernels.rows import multiply
+
+        number = torch.zeros(1, 64, dtype=torch.bfloat16, device=device)
+        multiply(number, number.view(torch.int32), number[0, :1], "int8")
+    except Exception as error:  # an installation that is broken raises anything
+        logger.warning("quantized weights are dequantized in every forward, slower than full precision: %s", error)
+        return False
+    return True
+
+
+def gpu_words(weight: Tensor) -> Tensor:
+    """Returns stored weights as the Triton kernel reads them, a view where rows have whole words."""
+    from specdec.quantization.kernels.rows import words_of  # imports Triton
+
+    return words_of(weight)
+
+
+def gpu_product(inputs: Tensor, words: Tensor, scale: Tensor, scheme: Literal["int4", "int8", "fp8"]) -> Tensor:
+    """Returns the product through the Triton kernel, on what ``gpu_words`` returned."""
+    from specdec.quantization.kernels.rows import multiply
+
+    return multiply(inputs, words, scale, scheme)
 
 
 @cache
@@ -125,24 +159,24 @@ class DispatchedLinear(QuantizedLinear):
         form = None
         # Neither the kernels nor packed products have a derivative. Under autocast, inputs may have another dtype.
         if inputs.numel() and not inputs.requires_grad and inputs.dtype is self.scale.dtype:
-            if takes(inputs, self.in_features) and (rows := self.few_rows()) is not None:
-                return rows(inputs, self.bias)
+            if is_plain(inputs) and (panels := self.panels()) is not None:
+                return panels(inputs, self.bias)
             form = self.form_for(inputs.numel() // inputs.shape[-1])
         if form is None:
             return self._by_copy(inputs)
         outputs = self.by_kernel(inputs.reshape(-1, inputs.shape[-1]).contiguous(), form)
         return outputs.view(*inputs.shape[:-1], outputs.shape[1])
 
-    def rows_form(self) -> QuantizedRows | None:
-        """Returns this project's C for a few rows on a CPU, from the weights of now; None if it does not take them."""
+    def panels_form(self) -> PanelWeight | None:
+        """Returns this project's C for a CPU, from the weights of now; None if it does not take them."""
         return None
 
-    def few_rows(self) -> QuantizedRows | None:
-        """Returns this project's own product for a few rows; None if they go through the kernel."""
+    def panels(self) -> PanelWeight | None:
+        """Returns this project's own product for any number of rows; None if they go through others."""
         # `plain_weights` forbids what is no torch operation, and a compiler could not look into it.
         if self.weight.device.type != "cpu" or not packing_allowed() or torch.compiler.is_compiling():
             return None
-        return self._once("rows", self.rows_form)
+        return self._once("panels", self.panels_form)
 
     def by_kernel(self, rows: Float[Tensor, "row in"], form: object) -> Float[Tensor, "row out"]:
         """Returns the layer's outputs through its kernel, on what ``form_for`` returned."""
@@ -157,7 +191,7 @@ class DispatchedLinear(QuantizedLinear):
     def bytes_read(self, rows: int) -> int:
         bias = 0 if self.bias is None else self.bias.numel() * self.bias.element_size()
         by_copy = self.keep_copy and self.weight.device.type == "cpu" and not self._takes(rows)
-        if by_copy and (rows > MOST_ROWS or self.few_rows() is None):
+        if by_copy and self.panels() is None:
             return bias + self.num_weights * self.scale.element_size()
         return bias + self.stored_bytes()
 

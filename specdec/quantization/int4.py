@@ -5,8 +5,8 @@ significant bits. So bfloat16 and float16 hold every product of scale and intege
 multiply by the same numbers as the dequantized copies for many rows. The integers are chosen for the rounded scale, so
 its rounding costs next to nothing.
 
-Few rows run on a CPU through torch's int4 kernel (``_weight_int4pack_mm_for_cpu``), on CUDA through tinygemm
-(``_weight_int4pack_mm``) or a Triton kernel. ``dispatch.py`` says what happens to many rows.
+Few rows run on a CPU through torch's int4 kernel (``_weight_int4pack_mm_for_cpu``), on CUDA through a Triton kernel
+that reads the integers as they are stored. ``dispatch.py`` says what happens to many rows.
 """
 
 from typing import NamedTuple
@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from specdec.execution.few_rows import QuantizedRows, int4_rows
-from specdec.quantization.dispatch import DispatchedLinear
+from specdec.execution.products import PanelWeight, int4_panels
+from specdec.quantization.dispatch import DispatchedLinear, gpu_product, gpu_words
 
 GROUP = 64
 """Weights that share a scale; torch's kernels take 32, 64, 128 or 256."""
@@ -26,9 +26,8 @@ STEPS = (7.0, 7.5, 8.0, 8.5)
 """A group's largest weight is divided by these to get scales to try; the one with the least squared error is taken."""
 
 _ROWS = 16  # torch's CPU kernel takes multiples of as many output channels
-_TINYGEMM_CHANNELS = 8
-_TINYGEMM_ROWS = 16  # tinygemm reads the weights again for every sixteen rows
-_CHUNK = 1 << 20  # weights that are quantized at a time, so that intermediate results stay in the caches
+_CHUNK = 1 << 20  # weights that are quantized at a time, so that intermediate results stay in a CPU's caches
+_CHUNK_CUDA = 1 << 26  # so that a layer takes tens of kernels, and intermediate results no more than 2 GB
 
 
 class Int4Linear(DispatchedLinear):
@@ -37,8 +36,7 @@ class Int4Linear(DispatchedLinear):
     Args:
         weight: What to quantize; its dtype is that of the activations.
         bias: Added in the activations' dtype.
-        keep_copy: On a CPU, keep the dequantized weights too, for many rows. On CUDA, keep the weights in tinygemm's
-            layout too.
+        keep_copy: On a CPU, keep the dequantized weights too, for many rows.
 
     Attributes:
         weight: Two integers per byte, of shape (out, in / 2 rounded up): the even one in the upper four bits, and 8
@@ -54,38 +52,31 @@ class Int4Linear(DispatchedLinear):
         return from_int4(self.weight, self.scale, self.in_features)
 
     def stored_bytes(self) -> int:
+        if self.weight.device.type == "cuda":
+            return super().stored_bytes()
         # Torch's kernels read an offset beside every scale, both in bfloat16.
         return self.weight.numel() + 4 * self.scale.numel()
 
     def kernel_form(self) -> "_Packed | Tensor | None":
-        """Returns the weights in the layout of the device's kernel; the scales alone for the Triton kernel."""
+        """Returns the weights in the layout of the device's kernel; on CUDA in words."""
+        if self.weight.device.type == "cuda":
+            return gpu_words(self.weight)
         width = self.scale.shape[1] * GROUP
         integers = F.pad(self.weight, (0, width // 2 - self.weight.shape[1]), value=0x88)
-        if self.weight.device.type == "cuda":
-            fits = self.scale.dtype is not torch.float16 and self.out_features % _TINYGEMM_CHANNELS == 0
-            if not (self.keep_copy and fits and torch.cuda.get_device_capability(self.weight.device) >= (8, 0)):
-                return self.scale
-            tiles = 8 if width % 128 == 0 else 4
-            packed = torch._convert_weight_to_int4pack(integers, tiles)
-            return _Packed(packed, _scales_and_zeros(self.scale))
         more = -self.out_features % _ROWS
         integers, scale = F.pad(integers, (0, 0, 0, more), value=0x88), F.pad(self.scale, (0, 0, 0, more))
         packed = torch._convert_weight_to_int4pack_for_cpu(_integers(integers).to(torch.int32) + 8, 2)
         return _Packed(packed, _scales_and_zeros(scale))
 
-    def rows_form(self) -> QuantizedRows | None:
-        return int4_rows(self.weight, self.scale, self.in_features)
+    def panels_form(self) -> PanelWeight | None:
+        return int4_panels(_integers(self.weight)[:, : self.in_features], self.scale)
 
     def kernel(self, inputs: Float[Tensor, "row in"], form: "_Packed | Tensor") -> Float[Tensor, "row out"]:
-        if isinstance(form, Tensor) or (inputs.device.type == "cuda" and inputs.shape[0] > _TINYGEMM_ROWS):
-            from specdec.quantization.kernels.rows import multiply
-
-            return multiply(inputs, self.weight, self.scale, group=GROUP)
+        if isinstance(form, Tensor):
+            return gpu_product(inputs, form, self.scale, "int4")
         width = self.scale.shape[1] * GROUP
         if width != self.in_features:
             inputs = F.pad(inputs, (0, width - self.in_features))
-        if inputs.device.type == "cuda":
-            return torch._weight_int4pack_mm(inputs, form.weight, GROUP, form.scales)
         outputs = torch._weight_int4pack_mm_for_cpu(inputs, form.weight, GROUP, form.scales)
         return outputs if outputs.shape[1] == self.out_features else outputs[:, : self.out_features].contiguous()
 
@@ -108,7 +99,7 @@ def to_int4(weight: Float[Tensor, "out in"]) -> tuple[UInt8[Tensor, "out bytes"]
     scales = torch.empty(out, groups, dtype=weight.dtype, device=weight.device)
     if weight.is_meta:
         return stored, scales
-    rows = max(1, _CHUNK // max(1, width))
+    rows = max(1, (_CHUNK_CUDA if weight.is_cuda else _CHUNK) // max(1, width))
     for part, into, scale in zip(weight.split(rows), stored.split(rows), scales.split(rows), strict=True):
         grouped = F.pad(part.float(), (0, groups * GROUP - width)).view(part.shape[0], groups, GROUP)
         integers, chosen = _quantized(grouped)

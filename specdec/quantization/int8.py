@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float, Int8
 from torch import Tensor
 
-from specdec.execution.few_rows import QuantizedRows, int8_rows
-from specdec.quantization.dispatch import DispatchedLinear
+from specdec.execution.products import PanelWeight, int8_panels
+from specdec.quantization.dispatch import DispatchedLinear, gpu_product, gpu_words
 
 _KERNEL_STEP = 16  # torch's kernel loads as many inputs at a time, and has no code for a remainder
 _ALIGNMENT = 16  # bytes, of the integers: with AVX512 its loads crash elsewhere, such as in a file that is mapped
@@ -40,21 +40,19 @@ class Int8Linear(DispatchedLinear):
     def kernel_form(self) -> tuple[Tensor, Tensor] | None:
         """Returns the integers and scales as the kernel takes them."""
         if self.weight.device.type == "cuda":
-            return self.weight, self.scale
+            return gpu_words(self.weight), self.scale
         scale = self.scale.bfloat16()
         # A float32 scale that bfloat16 does not hold comes from a checkpoint of an earlier version.
         if self.in_features % _KERNEL_STEP or not torch.equal(scale.to(self.scale.dtype), self.scale):
             return None
         return (self.weight.clone() if self.weight.data_ptr() % _ALIGNMENT else self.weight), scale
 
-    def rows_form(self) -> QuantizedRows | None:
-        return int8_rows(self.weight, self.scale)
+    def panels_form(self) -> PanelWeight | None:
+        return int8_panels(self.weight, self.scale)
 
     def kernel(self, inputs: Float[Tensor, "row in"], form: tuple[Tensor, Tensor]) -> Float[Tensor, "row out"]:
         if inputs.device.type == "cuda":
-            from specdec.quantization.kernels.rows import multiply
-
-            return multiply(inputs, *form)
+            return gpu_product(inputs, *form, "int8")
         return torch._weight_int8pack_mm(inputs, *form)
 
 

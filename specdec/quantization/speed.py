@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from specdec.execution.packing import PackedWeight, can_pack
+from specdec.execution.packing import can_pack, pack
 from specdec.machine import dtype_name
 from specdec.quantization.base import QuantizedLinear
-from specdec.quantization.dispatch import DispatchedLinear, has_triton
+from specdec.quantization.dispatch import DispatchedLinear
 from specdec.quantization.methods import METHODS
 
 MEASURED_FROM = 1 << 22
@@ -34,7 +34,6 @@ time, and where several threads share the memory's bandwidth, fewer bytes count 
 _REMEDY = "leave quantization out, or give quantization_check=false to have it all the same"
 _CPU_DTYPES = (torch.float32, torch.bfloat16)
 _CUDA_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_FP8_FROM = (8, 9)
 
 
 @dataclass(frozen=True)
@@ -43,26 +42,17 @@ class Hardware:
 
     Attributes:
         device: The kind of device, by torch's name.
-        capability: The compute capability of a CUDA device; None for others.
-        triton: Whether Triton is installed.
         operators: Names of torch's kernels that this build has.
     """
 
     device: str
-    capability: tuple[int, int] | None = None
-    triton: bool = False
     operators: frozenset[str] = frozenset({"_weight_int8pack_mm", "_weight_int4pack_mm_for_cpu"})
 
 
 def hardware(device: torch.device) -> Hardware:
     """Returns the facts of a device of this machine."""
     names = Hardware("").operators
-    return Hardware(
-        device=device.type,
-        capability=torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
-        triton=has_triton(),
-        operators=frozenset(name for name in names if hasattr(torch, name)),
-    )
+    return Hardware(device.type, frozenset(name for name in names if hasattr(torch, name)))
 
 
 def obstacle(name: str, dtype: torch.dtype, facts: Hardware) -> str | None:
@@ -74,16 +64,9 @@ def obstacle(name: str, dtype: torch.dtype, facts: Hardware) -> str | None:
     scheme = name.removesuffix("_compact")
     if scheme not in ("int8", "int4", "fp8") or facts.device == "meta":
         return None
-    if scheme == "fp8":
-        if facts.capability is None:
-            needs = "fp8 weights need a GPU that computes with them (CUDA, capability 8.9)"
-            return f"{needs}, and this is a {facts.device} device"
-        if facts.capability < _FP8_FROM:
-            have = ".".join(map(str, facts.capability))
-            return f"fp8 weights need a GPU of compute capability 8.9, and this one has {have}"
+    if scheme == "fp8" and facts.device != "cuda":
+        return f"fp8 weights need a GPU (CUDA), and this is a {facts.device} device; int8 runs here"
     if facts.device == "cuda":
-        if not facts.triton:
-            return "its kernel on a GPU is written in Triton, which is not installed (pip install triton)"
         return None if dtype in _CUDA_DTYPES else f"there is no kernel for it in {dtype_name(dtype)}"
     if facts.device != "cpu":
         return f"there is no kernel for it on {facts.device} devices"
@@ -117,7 +100,8 @@ def check_fast(
 ) -> None:
     """Refuse a scheme that the model's device has no kernel for, or whose kernel is slower than full precision.
 
-    Only CPUs are measured. On a GPU the kernels are taken to be faster where they exist.
+    Only CPUs are measured. On a GPU the kernel is taken to be faster; where it does not run, a warning says so, and the
+    weights still take less memory (``dispatch.gpu_kernel``).
 
     Args:
         model: The model, quantized or not yet.
@@ -182,8 +166,8 @@ def measure_row(name: str, shape: tuple[int, int], dtype: torch.dtype) -> RowTim
 def _timed(layer: DispatchedLinear, weight: Tensor, inputs: Tensor) -> RowTimes:
     other = torch.ones(_CACHES)
     with torch.inference_mode():
-        packed = PackedWeight(weight, [weight]) if can_pack(weight) else None
-        row = layer.few_rows()
+        packed = pack(weight) if can_pack(weight) else None
+        row = layer.panels()
         form = layer.form_for(1) if row is None else None
 
         def full() -> Tensor:

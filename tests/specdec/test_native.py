@@ -23,10 +23,9 @@ SOURCE = """
 #ifndef ANSWER
 #define ANSWER 1
 #endif
-int rows_float32(void) { return ANSWER; }
-int rows_bfloat16(void) { return ANSWER; }
-int rows_int8(void) { return ANSWER; }
-int rows_int4(void) { return ANSWER; }
+int multiply(void) { return ANSWER; }
+int panel_channels(void) { return ANSWER; }
+int attend(void) { return ANSWER; }
 """
 """As quick to compile as can be; a compiler that defines ``ANSWER`` can be told by it."""
 
@@ -34,11 +33,12 @@ int rows_int4(void) { return ANSWER; }
 @pytest.fixture(autouse=True)
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small source, and a cache folder of this test's."""
-    source = tmp_path / "few_rows.c"
+    source = tmp_path / "sources" / "source.c"
+    source.parent.mkdir()
     source.write_text(SOURCE)
-    monkeypatch.setattr(native, "SOURCE", source)
+    monkeypatch.setattr(native, "FOLDER", source.parent)
     monkeypatch.setattr(native, "_FLAGS", ("-fPIC", "-march=native"))
-    monkeypatch.setattr(native, "cpu", lambda: Cpu(features=frozenset({"avx2", "fma"})))
+    monkeypatch.setattr(native, "cpu", lambda: Cpu(features=frozenset({"avx2", "fma", "f16c"})))
     monkeypatch.setattr(native.sys, "platform", "linux")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("CC", raising=False)
@@ -65,7 +65,7 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
 
 def answer(library: ctypes.CDLL | None) -> int:
     assert library is not None
-    return library.rows_int8(None, None, None, None, 0, 0, 0, 0, 0)
+    return library.panel_channels()
 
 
 def compilations(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
@@ -109,7 +109,7 @@ def test_a_compiler_that_fails_is_done_without(
     compiler(script)
     with caplog.at_level(logging.INFO, logger=native.__name__):
         assert native_library.__wrapped__() is None
-    assert "products of a few rows are torch's" in caplog.text
+    assert "products and attention are torch's" in caplog.text
     assert not folder.exists() or not os.listdir(folder), "nothing that the next process would load"
 
 
@@ -148,7 +148,7 @@ def test_two_processes_at_once(folder: Path, tmp_path: Path, compiler: Callable[
     begun = tmp_path / "begun"
     begun.mkdir()
     wait = f"touch {begun}/$$; until [ $(ls {begun} | wc -l) -ge 2 ]; do sleep 0.01; done"
-    compiler(f'case "$*" in *few_rows.o) {wait};; esac\nexec cc "$@"')
+    compiler(f'case "$*" in *source.o) {wait};; esac\nexec cc "$@"')
     with ThreadPoolExecutor(2) as pool:
         assert [answer(library) for library in pool.map(library_in, [folder, folder])] == [1, 1]
     assert len(os.listdir(begun)) == 2

@@ -16,8 +16,8 @@ from specdec.engine.engine import Engine
 from specdec.execution import frozen
 from specdec.execution.counting import counted
 from specdec.execution.fusion import Joint, fuse
-from specdec.execution.half_weights import HalfWeight, half_products
-from specdec.execution.packing import PackedLinears, PackedWeight, can_pack, packed_linears
+from specdec.execution.native import native_library
+from specdec.execution.packing import PackedLinears, can_pack, packed_linears
 from specdec.execution.program import Program, noted, write_program
 from specdec.requests import SamplingParams
 from specdec.target.runner import ModelRunner
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.skipif(not DTYPES, reason="oneDNN has no kernels for th
 @pytest.mark.parametrize(("rows", "bias"), [(1, True), (9, False), (40, True)])
 @torch.inference_mode()
 def test_it_is_the_same_function(dtype: torch.dtype, rows: int, bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specdec.execution.few_rows.native_library", lambda: None)  # test_few_rows.py has our own
+    monkeypatch.setattr("specdec.execution.products.native_library", lambda: None)  # test_products.py has our own
     layer = nn.Linear(640, 704, bias=bias).to(dtype)  # large enough to be packed at one row
     inputs = torch.randn(2, rows, 640).to(dtype)
     expected = layer(inputs)
@@ -102,9 +102,7 @@ def test_copies_of_old_weights_are_not_shared_with_a_new_engine(change: str) -> 
         torch.testing.assert_close(layer(inputs), expected, atol=1e-5, rtol=1e-5)
 
 
-needs_library = pytest.mark.skipif(
-    not half_products() or not can_pack(torch.zeros(1)), reason="no product of float32 with float16 for this processor"
-)
+needs_library = pytest.mark.skipif(native_library() is None, reason="no C compiler, or no AVX2")
 
 
 def of_16_bits(out: int, width: int, dtype: torch.dtype = torch.bfloat16, scale: float = 0.02) -> Tensor:
@@ -123,48 +121,16 @@ def llama_from_16_bits(layers: int = 2) -> LlamaForCausalLM:
 
 
 @needs_library
-@pytest.mark.parametrize(
-    ("dtype", "scale", "bias"),
-    [*((torch.bfloat16, scale, True) for scale in (1e-30, 0.02, 1e6)), (torch.float16, 3.0, False)],
-    ids=str,
-)
-def test_a_product_is_that_of_the_float32_weight(dtype: torch.dtype, scale: float, bias: bool) -> None:
-    weight = of_16_bits(96, 640, dtype, scale)
-    half = HalfWeight.of(weight)
-    assert half is not None and half.bytes == 2 * weight.numel()
-    added = torch.randn(96) * scale if bias else None
-    for rows in (1, 9, 40):
-        inputs = torch.randn(2, rows, 640)
-        exact = inputs.double() @ weight.double().T + (0 if added is None else added.double())
-        outputs = half(inputs, added)
-        # An error of float32's rounding is 5e-7 here. A weight rounded to bfloat16 once more gives 1e-3.
-        assert outputs.dtype is torch.float32
-        assert (outputs - exact).norm() <= 3e-6 * exact.norm()
-
-
-@needs_library
-@pytest.mark.parametrize("value", [1.0 + 2.0**-12, float("inf"), float("nan"), 2.0**-40])
-def test_one_number_too_many_digits_is_enough_to_refuse(value: float) -> None:
-    """It stands in the last row, and the range of the others leaves no room for the smallest one."""
-    weight = of_16_bits(1500, 16, scale=1.0)
-    assert HalfWeight.of(weight) is not None
-    weight[-1, -1] = value
-    assert HalfWeight.of(weight) is None
-
-
-@needs_library
 @torch.no_grad()
 def test_a_weight_that_is_trained_leaves_16_bits() -> None:
     layer = nn.Linear(640, 704)
     layer.weight.copy_(of_16_bits(704, 640))
     packed, inputs = PackedLinears(layer), torch.randn(3, 640)
     assert sum(packed.bytes_by_weight().values()) == 2 * 640 * 704
-    assert isinstance(packed._layers[0].packed, HalfWeight)
     layer.weight.mul_(1.01)
     frozen.weights_changed()
     packed.refresh(frozen.epoch())
     assert sum(packed.bytes_by_weight().values()) == 4 * 640 * 704
-    assert isinstance(packed._layers[0].packed, PackedWeight)
     with packed.in_use():
         expected = nn.functional.linear(inputs, layer.weight, layer.bias)
         torch.testing.assert_close(layer(inputs), expected, atol=1e-5, rtol=1e-5)
@@ -179,7 +145,7 @@ def test_a_model_from_16_bits_decodes_as_on_its_own_weights(monkeypatch: pytest.
         engine = Engine(Target(model), max_batch_size=2, max_length=64, optimize=optimize)
         prompts = [[1, 2, 3], [4, 5]]
         outputs.append([c.token_ids for c in engine.generate(prompts, SamplingParams(max_new_tokens=16))])
-    assert any(isinstance(layer.packed, HalfWeight) for layer in packed_linears(model)._layers)
+    assert all(layer.packed.bytes == 2 * layer.weight.numel() for layer in packed_linears(model)._layers)
     assert outputs[0] == outputs[1]
 
 
@@ -301,7 +267,7 @@ def test_products_are_joined_unless_their_inputs_are_written_between_them(betwee
     inputs = torch.randn(3, 128)
     with packed.in_use():
         program = program_of(call, torch.randn(3, 128), joint=packed.joint)
-        assert operations(program, inputs)["quantized::linear_dynamic_fp16"] == products
+        assert operations(program, inputs)["panels"] == products
         assert the_same(program, call, inputs)
 
 

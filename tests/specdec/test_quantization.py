@@ -142,7 +142,7 @@ def test_fp8_keeps_small_weights() -> None:
 @pytest.fixture
 def torchs_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rows are multiplied as without a C compiler."""
-    monkeypatch.setattr("specdec.execution.few_rows.native_library", lambda: None)
+    monkeypatch.setattr("specdec.execution.products.native_library", lambda: None)
 
 
 ROWS = [1, 2, KERNEL_ROWS, KERNEL_ROWS + 1, KERNEL_ROWS_FLOAT32, KERNEL_ROWS_FLOAT32 + 1, COMPACT_ROWS + 1]

@@ -37,7 +37,11 @@ SHOWN = {"one tree for all rows", "groups of three", "heads of 80", "bfloat16", 
 
 @pytest.mark.parametrize(
     ("name", "backend"),
-    [*((name, "grouped") for name in CASES), *(complete(name, "triton", strong=name in SHOWN) for name in CASES)],
+    [
+        *((name, "grouped") for name in CASES),
+        *((name, "native") for name, case in CASES.items() if case.dtype is not torch.float16),
+        *(complete(name, "triton", strong=name in SHOWN) for name in CASES),
+    ],
 )
 @torch.inference_mode()
 def test_a_backend_computes_what_attention_is(name: str, backend: str) -> None:

@@ -1,8 +1,7 @@
-"""Products of a few rows in C: the same function on every processor, and nothing without a compiler."""
+"""Products in C: the same function on every processor, the same bits for any number of rows."""
 
 import ctypes
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,11 +12,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import specdec.execution.native as native
 from specdec.engine.engine import Engine
-from specdec.execution import few_rows as module
+from specdec.execution import products as module
 from specdec.execution.counting import counted
-from specdec.execution.few_rows import few_rows, int4_rows, int8_rows
 from specdec.execution.native import native_library
 from specdec.execution.packing import PackedLinears, packed_linears
+from specdec.execution.products import PanelWeight, panels
 from specdec.machine import cpu
 from specdec.quantization import METHODS, quantize
 from specdec.quantization.dispatch import DispatchedLinear
@@ -63,64 +62,100 @@ def noise(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
+ROWS = (1, 2, 5, 6, 7, 13, 61, 130)
+"""In tiles of any number of rows, and beyond the rows for which a block of weights is used again."""
+
+
 @needs_compiler
+@pytest.mark.parametrize("digits", ["all", "bfloat16", "float16"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_row_is_multiplied(on: ctypes.CDLL, dtype: torch.dtype) -> None:
-    for width in (1, 63, 64, 2049):
-        parts = [noise(40, width, dtype=dtype), noise(33, width, dtype=dtype)]
-        inputs, bias = noise(1, 1, width, dtype=dtype), noise(73, dtype=dtype)
-        product = few_rows(parts)
+def test_a_weight_is_multiplied(on: ctypes.CDLL, dtype: torch.dtype, digits: str) -> None:
+    for out, width in ((1, 1), (73, 63), (130, 64), (64, 2049)):
+        weight = noise(out, width)
+        weight = weight if digits == "all" else weight.to(getattr(torch, digits)).float()
+        weight, bias = weight.to(dtype), noise(out, dtype=dtype)
+        product = panels(weight)
         assert product is not None
-        for added in (None, bias):
-            exact = inputs.double() @ torch.cat(parts).double().T + (0 if added is None else added.double())
+        filled = -(-out // module.panel_channels()) * module.panel_channels() * (width + width % 2)
+        assert product.bytes == filled * (4 if digits == "all" and dtype is torch.float32 else 2)
+        for rows, added in ((1, None), (1, bias), (7, None), (70, bias)):
+            inputs = noise(1, rows, width, dtype=dtype)
+            exact = inputs.double() @ weight.double().T + (0 if added is None else added.double())
             outputs = product(inputs, added)
-            assert outputs.dtype is dtype and outputs.shape == (1, 1, 73)
-            # Half a step of bfloat16 is 2 ** -8 of a number at most; float32's sums are better than 1e-5 here.
-            bound = 2**-8 * exact.abs() + 1e-5 if dtype is torch.bfloat16 else 1e-5 * exact.abs() + 2e-5
+            assert outputs.dtype is dtype and outputs.shape == (1, rows, out)
+            # Half a step of bfloat16 is 2 ** -8 of a number at most; float32's sums are better than 2e-5 here.
+            bound = 2**-8 * exact.abs() + 3e-5 if dtype is torch.bfloat16 else 1e-5 * exact.abs() + 1e-4
             assert ((outputs.double() - exact).abs() <= bound).all()
+        assert torch.equal(product(inputs[0].T.contiguous().T, bias), outputs[0]), "inputs may lie as they like"
+
+
+@needs_compiler
+@pytest.mark.parametrize("value", [1.0 + 2.0**-12, 2.0**-40 * (1 + 2.0**-9)])
+def test_one_number_with_too_many_digits_keeps_32_bits(value: float) -> None:
+    """It stands in the last row. A number for each dtype of 16 bits has to fit, or all of them have 32."""
+    weight = noise(1500, 16, dtype=torch.bfloat16).float()
+    small = panels(weight)
+    weight[-1, -1] = value
+    large = panels(weight)
+    assert small is not None and large is not None and large.bytes == 2 * small.bytes
+    inputs = noise(3, 16)
+    assert torch.equal(small(inputs, None)[:, :-1], large(inputs, None)[:, :-1]), "the same sums"
 
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("scheme", ["int8", "int4"])
-def test_a_row_is_multiplied_by_quantized_weights(on: ctypes.CDLL, scheme: str, dtype: torch.dtype) -> None:
-    width = 192
-    layer = made_by(scheme, noise(48, width, dtype=dtype), noise(48, dtype=dtype))
-    inputs = noise(1, width, dtype=dtype)
-    made = int8_rows(layer.weight, layer.scale) if scheme == "int8" else int4_rows(layer.weight, layer.scale, width)
-    assert made is not None
-    outputs = made(inputs, None)
-    # The stored numbers themselves: bfloat16 would round int8's products with their scales.
-    wide = made_by(scheme, noise(48, width, dtype=dtype), None).to(torch.float64)
-    numbers = wide.dequantized().double()
-    exact = inputs.bfloat16().double() @ numbers.T
-    assert outputs.dtype is dtype
-    assert ((outputs.double() - exact).abs() <= 2**-8 * exact.abs() + 1e-5).all()
-    assert layer.bias is not None and torch.equal(made(inputs, layer.bias), outputs + layer.bias)
-    assert torch.equal(outputs, outputs.bfloat16().to(dtype)), "rounded to bfloat16 in float32, too"
+def test_quantized_weights_are_multiplied(on: ctypes.CDLL, scheme: str, dtype: torch.dtype) -> None:
+    for out, width in ((48, 192), (70, 90)):  # the last group of int4 may be smaller
+        layer = made_by(scheme, noise(out, width, dtype=dtype), noise(out, dtype=dtype))
+        made = layer.panels_form()
+        assert made is not None
+        # The stored numbers themselves: bfloat16 would round int8's products with their scales.
+        wide = made_by(scheme, noise(out, width, dtype=dtype), None).to(torch.float64)
+        numbers = wide.dequantized().double()
+        for rows in (1, 7, 70):
+            inputs = noise(rows, width, dtype=dtype)
+            outputs = made(inputs, None)
+            exact = inputs.bfloat16().double() @ numbers.T
+            assert outputs.dtype is dtype
+            assert ((outputs.double() - exact).abs() <= 2**-8 * exact.abs() + 1e-5).all()
+            assert layer.bias is not None and torch.equal(made(inputs, layer.bias), outputs + layer.bias)
+            assert torch.equal(outputs, outputs.bfloat16().to(dtype)), "rounded to bfloat16 in float32, too"
 
 
 @needs_compiler
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4 in float32"])
+@pytest.mark.parametrize("kind", ["float32", "float32 of 16 bits", "bfloat16", "int8", "int4 in float32"])
 def test_a_row_has_the_same_bits_among_any_number(on: ctypes.CDLL, kind: str) -> None:
-    """Plain decoding multiplies one row, verification several: they must not part here."""
+    """Plain decoding multiplies one row, verification several, prefill many: they must not part here."""
     dtype = torch.float32 if "float32" in kind else torch.bfloat16
-    for out, width in ((70, 192),) if "int" in kind else ((70, 192), (37, 67)):
+    for out, width in ((70, 192), (37, 67)):
         weight = noise(out, width, dtype=dtype)
-        product: Callable[[Tensor, None], Tensor] | None = None
-        if "int" not in kind:
-            product = few_rows([weight[:30], weight[30:]])
-        else:
-            layer = made_by(kind[:4], weight, None)
-            made = int8_rows if kind[:4] == "int8" else partial(int4_rows, width=width)
-            product = made(layer.weight, layer.scale)
+        weight = weight.bfloat16().to(dtype) if "16" in kind else weight
+        product = made_by(kind[:4], weight, None).panels_form() if kind.startswith("int") else panels(weight)
         assert product is not None
-        inputs = noise(33, width, dtype=dtype)
+        inputs = noise(130, width, dtype=dtype)
         alone = torch.cat([product(row, None) for row in inputs.split(1)])
         exact = inputs.double() @ weight.double().T
         assert (alone.double() - exact).norm() < 0.2 * exact.norm(), "the right product, up to int4's rounding"
-        for rows in (2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 33):
+        for rows in ROWS:
             assert torch.equal(product(inputs[:rows], None), alone[:rows]), (out, width, rows)
+
+
+@needs_compiler
+def test_weights_are_joined_without_a_copy() -> None:
+    channels = module.panel_channels()
+    weights = [noise(size, 40) for size in (2 * channels, channels, 30)]
+    parts = [part for part in map(panels, weights) if part is not None]
+    inputs = noise(5, 40)
+    before = torch.cat([part(inputs, None) for part in parts], dim=-1)
+    joined = PanelWeight.joined(parts)
+    assert joined is not None and torch.equal(joined(inputs, None), before)
+    assert torch.equal(torch.cat([part(inputs, None) for part in parts], dim=-1), before)
+    whole = joined._panels.untyped_storage().data_ptr()
+    assert all(part._panels.untyped_storage().data_ptr() == whole for part in parts)
+    assert PanelWeight.joined(parts[::-1]) is None, "the first one would end within a panel"
+    other = panels(noise(channels, 42))
+    assert other is not None and PanelWeight.joined([parts[0], other]) is None, "of other inputs"
 
 
 class Wrapped(Tensor):
@@ -142,13 +177,10 @@ class Wrapped(Tensor):
 @needs_compiler
 @pytest.mark.parametrize("scheme", [None, "int8", "int4"])
 @torch.inference_mode()
-def test_a_tensor_of_another_class_is_not_read_by_its_address(
-    scheme: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tensor_of_another_class_is_not_read_by_its_address(scheme: str | None) -> None:
     """It would end the process: there is nothing at the address. Inputs, biases and weights are left to torch."""
-    monkeypatch.setattr("specdec.execution.packing._LEAST_FLOAT32", 0)
     weight, inputs, bias = noise(16, 64), noise(1, 64), noise(16)
-    assert few_rows([Wrapped(weight)]) is None and int8_rows(Wrapped(weight.to(torch.int8)), noise(16)) is None
+    assert panels(Wrapped(weight)) is None and module.int8_panels(Wrapped(weight.to(torch.int8)), noise(16)) is None
     layer = nn.Linear(64, 16) if scheme is None else made_by(scheme, weight, bias)
     layer.bias = nn.Parameter(bias)
     with PackedLinears(layer).in_use():
@@ -162,7 +194,7 @@ def test_a_tensor_of_another_class_is_not_read_by_its_address(
 def test_threads_do_not_matter() -> None:
     """A layer that is large enough to be divided among threads."""
     weight, inputs, before = noise(1501, 768), noise(1, 768), torch.get_num_threads()
-    product = few_rows([weight])
+    product = panels(weight)
     assert product is not None
     found = []
     try:
@@ -179,12 +211,11 @@ def test_threads_do_not_matter() -> None:
 def test_decoding_replays_it(scheme: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Captured forwards and recorded rounds know the products, which are no operations of torch."""
     monkeypatch.setattr("specdec.execution.replay.CAPTURE_AFTER", 3)
-    monkeypatch.setattr("specdec.execution.packing._LEAST_FLOAT32", 0)
     torch.manual_seed(0)
     wide: dict[str, Any] = COMMON | {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **wide)).eval()
     target = Target(model if scheme is None else quantize(model, scheme))
-    linears = sum(isinstance(each, nn.Linear) or hasattr(each, "few_rows") for each in model.modules())
+    linears = sum(isinstance(each, nn.Linear) or hasattr(each, "panels") for each in model.modules())
     sampling = SamplingParams(max_new_tokens=14, ignore_eos=True)
     found = {}
     for way in ("off", "decisions", "rounds"):
@@ -195,8 +226,8 @@ def test_decoding_replays_it(scheme: str | None, monkeypatch: pytest.MonkeyPatch
             engine.step()
         with counted() as work:
             engine.step()
-        # In a captured forward: queries, keys and values at once, and gate and up, in two layers.
-        joined = {linears, linears - 2 * (2 + 1)} if scheme is None else {linears}
-        assert work.operations["few_rows"] in joined, way
+        # In a captured forward, gate and up are one product in each of two layers; keys fill no panel.
+        joined = {linears, linears - 2} if scheme is None else {linears}
+        assert work.operations["panels"] in joined, way
     assert found["decisions"] == found["rounds"] == found["off"]
     assert len(packed_linears(model)) == (0 if scheme else linears)

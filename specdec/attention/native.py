@@ -1,0 +1,130 @@
+"""Attention in this project's C on a CPU: it walks through the cache as it lies, with no mask and no copy.
+
+``execution/native/attention.c`` has the code. Rows may be ragged, their slots scattered, and their cache in pages: it is
+one call all the same. A chain's tokens get the same bits whether they come one by one or together.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from struct import Struct
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec.attention.call import AttentionCall, View, refuses_attention_functions
+from specdec.attention.facts import Facts, Reach
+from specdec.attention.grouped import GroupedAttention
+from specdec.attention.masks import stand_ins
+from specdec.cache.base import Cache
+from specdec.execution.native import native_library
+from specdec.execution.program import opaque
+from specdec.forward import ForwardBatch
+from specdec.placement import is_divided, main_device
+
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+
+_CALL = Struct("@P3l2P6lPiPP2lP2lPl7l2fP2l")
+"""How ``call`` in ``attention.c`` lies in memory: pointers, longs, ints and floats."""
+
+NO_MEMORY = "no memory for attention: lower batch sizes or lengths, or take a smaller model"
+
+
+@dataclass(eq=False)
+class NativeView(View):
+    """What the C needs to know of a forward; the masks are stand-ins.
+
+    Attributes:
+        reaches: What the stand-in of the same index stands for.
+        seen: Lengths, table of pages, words of ancestors (None: a line) and depths, each contiguous.
+        cells: Nodes of the topology.
+    """
+
+    reaches: Sequence[Reach]
+    seen: tuple[Tensor, Tensor, Tensor | None, Tensor]
+    cells: int
+
+
+class NativeAttention(GroupedAttention):
+    """The C of ``attention.c``. A quantized cache is read by ``GroupedAttention``."""
+
+    def prepare(self, batch: ForwardBatch, cache: Cache, facts: Facts) -> Any:
+        """Return the C's view of a forward."""
+        if cache.quantized:
+            return super().prepare(batch, cache, facts)
+        topology, reaches = batch.topology, facts.distinct_reaches
+        words = None if topology.in_line else topology.ancestor_words[:, -batch.nodes :].contiguous()
+        table = cache.pages(batch.slots).contiguous()
+        seen = batch.lengths.contiguous(), table, words, topology.depth.contiguous()
+        masks = stand_ins(len(reaches), facts.dtype, facts.device)
+        return NativeView(cache, masks, reaches, seen, topology.width)
+
+    def attend(self, call: AttentionCall, view: Any) -> Tensor:
+        """See ``AttentionBackend.attend``."""
+        if not isinstance(view, NativeView):
+            return super().attend(call, view)
+        stored = view.cache.stored(call.layer)
+        reach = view.reaches[call.reach]
+        given = call.scaling, call.softcap, call.sinks, reach.window or 0, reach.chunk or 0, view.cells
+        return opaque(_attend, call.query, stored.keys, stored.values, *view.seen, *given)
+
+    def automatic(self, model: Any) -> bool:
+        """See ``AttentionBackend.automatic``."""
+        return main_device(model).type == "cpu"
+
+    def check(self, model: Any) -> str | None:
+        """See ``AttentionBackend.check``."""
+        if main_device(model).type != "cpu":
+            return f"its code is for CPUs, and the model is on {main_device(model)}"
+        if native_library() is None:
+            return "this project's C is not compiled (it needs a C compiler, and a processor with AVX2)"
+        if model.dtype not in _DTYPES:
+            return f"it computes in float32 or bfloat16, and the model is in {model.dtype}"
+        if is_divided(model):
+            return "the model's layers run on several devices"
+        return refuses_attention_functions(model)
+
+
+def _attend(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    table: Tensor,
+    words: Tensor | None,
+    depth: Tensor,
+    scaling: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    window: int,
+    chunk: int,
+    cells: int,
+) -> Tensor:
+    library = native_library()
+    assert library is not None, "asked by `check`"
+    wanted, dtype = query.dtype, keys.dtype
+    if wanted is not dtype or query.stride(3) != 1:  # under autocast
+        query = query.to(dtype).contiguous()
+    rows, heads, nodes, dim = query.shape
+    key_heads, page_size, value_dim = values.shape[1:]
+    output = query.new_empty(rows, nodes, heads, value_dim)
+    sinks = None if sinks is None else sinks.detach().float().contiguous()
+    call = _CALL.pack(
+        query.data_ptr(), *query.stride()[:3],
+        keys.data_ptr(), values.data_ptr(), *keys.stride()[:3], *values.stride()[:3],
+        output.data_ptr(), _DTYPES[dtype], lengths.data_ptr(),
+        table.data_ptr(), table.shape[1], page_size,
+        0 if words is None else words.data_ptr(), *((0, 0) if words is None else _strides(words)),
+        depth.data_ptr(), _strides(depth)[0],
+        rows, heads, key_heads, nodes, cells, dim, value_dim,
+        dim**-0.5 if scaling is None else scaling, softcap or 0.0,
+        0 if sinks is None else sinks.data_ptr(), window, chunk,
+    )  # fmt: skip
+    if library.attend(call) == 0:
+        raise MemoryError(NO_MEMORY)
+    return output if wanted is dtype else output.to(wanted)
+
+
+def _strides(tensor: Tensor) -> tuple[int, int]:
+    """Return how far rows, and what is within them, are apart; 0 for a row that stands for all."""
+    return 0 if tensor.shape[0] == 1 else tensor.stride(0), tensor.stride(1)

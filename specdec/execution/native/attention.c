@@ -1,0 +1,354 @@
+/* Attention of some queries over a cache as it lies: pages of keys and values, a prefix that all queries see, and a tree
+   behind it, of whose nodes a query sees its ancestors.
+
+   The queries of a key head are its query heads times the row's nodes. Keys are taken in blocks. A block's keys are laid
+   out in the nearest cache with neighbouring keys in one vector, its values as they are, both as float32; then all
+   queries use them. The softmax runs along (Milakov and Gimelshein 2018; FlashAttention): a query's sums are rescaled
+   when a block has a larger score.
+
+   A query's output is the same bits whatever the other queries are, and whatever the number of threads. */
+
+#include <omp.h>
+
+#include "vectors.h"
+
+#define KEYS 64 /* of a block, as many as a word of a tree's ancestors has bits */
+#define MOST 6  /* queries at a time */
+#define QUERIES 96 /* of a task */
+#define NONE (-3.0e38f)
+
+enum { FLOAT32, BFLOAT16 };
+
+typedef struct {
+  const void *query;        /* [row, head, node, dim] by its strides, in numbers; numbers of a vector lie side by side */
+  long query_row, query_head, query_node;
+  const void *keys, *values; /* [page, head, position, dim], likewise */
+  long key_page, key_head, key_position, value_page, value_head, value_position;
+  void *output;             /* [row, node, head, value_dim], contiguous */
+  int dtype;
+  const int64_t *lengths;   /* [row] */
+  const int64_t *table;     /* [row, page] */
+  long pages, page_size;
+  const int64_t *words;     /* [row, node, word]: which cells of the tree a node sees; NULL: those up to its own */
+  long words_row, words_node; /* 0 for a row, if all rows are alike */
+  const int64_t *depth;     /* [row, cell] */
+  long depth_row;
+  long rows, heads, key_heads, nodes, cells, dim, value_dim;
+  float scale, softcap;     /* softcap: 0 for none */
+  const float *sinks;       /* [head], or NULL */
+  long window, chunk;       /* 0 for none */
+} call;
+
+/* Numbers of a vector that is filled up with zeros. */
+INLINE long filled_up(long dim) { return (dim + WIDTH - 1) / WIDTH * WIDTH; }
+
+INLINE vec load_numbers(const void *p, long at, int dtype) {
+  return dtype == FLOAT32 ? LOAD((const float *)p + at) : load_bfloat16((const uint16_t *)p + at);
+}
+
+/* The first `count` numbers, filled up with zeros. */
+INLINE vec load_some(const void *p, long at, long count, int dtype) {
+  if (count >= WIDTH) return load_numbers(p, at, dtype);
+  float some[WIDTH] = {0};
+  for (long i = 0; i < count; i++)
+    some[i] = dtype == FLOAT32 ? ((const float *)p)[at + i] : widened(((const uint16_t *)p)[at + i]);
+  return LOAD(some);
+}
+
+/* e ** x for x <= 0, to about 2e-7 of it: 2 ** n times a polynomial of the rest. */
+INLINE vec exponential(vec x) {
+  x = MAX(x, ALL(-87.0f));
+  const ivec n = TO_INT(MUL(x, ALL(1.44269504f)));
+  const vec whole = TO_FLOAT(n);
+  vec rest = FMA(whole, ALL(-0.693359375f), x);
+  rest = FMA(whole, ALL(2.12194440e-4f), rest);
+  vec sum = ALL(1.9875691e-4f);
+  sum = FMA(sum, rest, ALL(1.3981999e-3f));
+  sum = FMA(sum, rest, ALL(8.3334519e-3f));
+  sum = FMA(sum, rest, ALL(4.1665796e-2f));
+  sum = FMA(sum, rest, ALL(1.6666665e-1f));
+  sum = FMA(sum, rest, ALL(5.0000001e-1f));
+  sum = ADD(FMA(sum, MUL(rest, rest), rest), ALL(1.0f));
+  return FLOATS(IADD(BITS(sum), LEFT(n, 23)));
+}
+
+/* Exchanges rows and columns of WIDTH vectors. Each round interleaves the first half of the vectors with the second. */
+INLINE void transpose(vec *m) {
+  vec other[WIDTH];
+#if WIDTH == 16
+  const ivec low = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  const ivec high = _mm512_set_epi32(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8);
+#endif
+  UNROLL for (int round = 1; round < WIDTH; round *= 2) {
+    UNROLL for (int i = 0; i < WIDTH / 2; i++) {
+#if WIDTH == 16
+      other[2 * i] = _mm512_permutex2var_ps(m[i], low, m[i + 8]);
+      other[2 * i + 1] = _mm512_permutex2var_ps(m[i], high, m[i + 8]);
+#else
+      vec low = _mm256_unpacklo_ps(m[i], m[i + 4]), high = _mm256_unpackhi_ps(m[i], m[i + 4]);
+      other[2 * i] = _mm256_permute2f128_ps(low, high, 0x20);
+      other[2 * i + 1] = _mm256_permute2f128_ps(low, high, 0x31);
+#endif
+    }
+    UNROLL for (int i = 0; i < WIDTH; i++) m[i] = other[i];
+  }
+}
+
+/* Which keys of the block from `start` on a node sees, a bit for each, windows and chunks left out. */
+INLINE uint64_t seen_by(const call *c, long row, long node, long start, long length) {
+  const long cell = start - length; /* of the first key, below 0 in the prefix */
+  if (cell + KEYS <= 0) return ~0ull;
+  const uint64_t prefix = cell < 0 ? (1ull << -cell) - 1 : 0;
+  if (!c->words) {
+    const long last = c->cells - c->nodes + node - cell; /* its own cell */
+    return last >= 63 ? ~0ull : last < 0 ? prefix : (2ull << last) - 1;
+  }
+  const uint64_t *words = (const uint64_t *)c->words + row * c->words_row + node * c->words_node;
+  const long count = (c->cells + 63) / 64;
+  if (cell < 0) return prefix | words[0] << -cell;
+  const long word = cell / 64, bit = cell % 64;
+  uint64_t seen = word < count ? words[word] >> bit : 0;
+  if (bit && word + 1 < count) seen |= words[word + 1] << (64 - bit);
+  return seen;
+}
+
+/* The same less what a window or chunk hides. */
+static uint64_t within_reach(const call *c, uint64_t seen, long row, long node, long start, long length) {
+  const int64_t *depth = c->depth + row * c->depth_row;
+  const long own = length + depth[c->cells - c->nodes + node];
+  for (int key = 0; key < KEYS; key++) {
+    if (!(seen >> key & 1)) continue;
+    const long cell = start + key - length, position = cell < 0 ? start + key : length + depth[cell];
+    if ((c->window && own - position >= c->window) || (c->chunk && own / c->chunk != position / c->chunk))
+      seen &= ~(1ull << key);
+  }
+  return seen;
+}
+
+/* Scores of ROWS queries, `dim` numbers each, with a block's keys at `keys` [dim][KEYS]. */
+#define PART (WIDTH == 16 ? 4 : 2)
+#define SCORES(ROWS)                                                                                         \
+  static void scores_##ROWS(const float *q, const float *keys, float *scores, long dim, float scale) {       \
+    for (int first = 0; first < KEYS; first += PART * WIDTH) {                                               \
+      vec s[ROWS][PART];                                                                                     \
+      UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int v = 0; v < PART; v++) s[r][v] = ZERO();          \
+      for (long d = 0; d < dim; d++) {                                                                       \
+        vec k[PART];                                                                                         \
+        UNROLL for (int v = 0; v < PART; v++) k[v] = LOAD(keys + d * KEYS + first + v * WIDTH);              \
+        UNROLL for (int r = 0; r < ROWS; r++) {                                                              \
+          const vec number = ALL(q[r * dim + d]);                                                            \
+          UNROLL for (int v = 0; v < PART; v++) s[r][v] = FMA(k[v], number, s[r][v]);                        \
+        }                                                                                                    \
+      }                                                                                                      \
+      UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int v = 0; v < PART; v++)                            \
+          STORE(scores + r * KEYS + first + v * WIDTH, MUL(s[r][v], ALL(scale)));                            \
+    }                                                                                                        \
+  }
+/* Adds ROWS queries' weights [KEYS] times the values of the first `count` keys [KEYS][dim] to sums [dim]. */
+#define VALUES(ROWS)                                                                                         \
+  static void values_##ROWS(const float *weights, const float *values, float *sums, const float *factors,    \
+                            long dim, long count) {                                                          \
+    for (long first = 0; first < dim; first += PART * WIDTH) {                                               \
+      vec s[ROWS][PART];                                                                                     \
+      const int part = dim - first < PART * WIDTH ? (dim - first) / WIDTH : PART;                            \
+      if (part < PART) { /* the last vectors of a dimension that is no multiple */                           \
+        for (int r = 0; r < ROWS; r++)                                                                       \
+          for (int v = 0; v < part; v++) {                                                                   \
+            const long at = first + v * WIDTH;                                                               \
+            vec sum = MUL(LOAD(sums + r * dim + at), ALL(factors[r]));                                       \
+            for (long key = 0; key < count; key++)                                                           \
+              sum = FMA(ALL(weights[r * KEYS + key]), LOAD(values + key * dim + at), sum);                   \
+            STORE(sums + r * dim + at, sum);                                                                 \
+          }                                                                                                  \
+        break;                                                                                               \
+      }                                                                                                      \
+      UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int v = 0; v < PART; v++)                            \
+          s[r][v] = MUL(LOAD(sums + r * dim + first + v * WIDTH), ALL(factors[r]));                          \
+      for (long key = 0; key < count; key++) {                                                               \
+        vec numbers[PART];                                                                                   \
+        UNROLL for (int v = 0; v < PART; v++) numbers[v] = LOAD(values + key * dim + first + v * WIDTH);     \
+        UNROLL for (int r = 0; r < ROWS; r++) {                                                              \
+          const vec weight = ALL(weights[r * KEYS + key]);                                                   \
+          UNROLL for (int v = 0; v < PART; v++) s[r][v] = FMA(numbers[v], weight, s[r][v]);                  \
+        }                                                                                                    \
+      }                                                                                                      \
+      UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int v = 0; v < PART; v++)                            \
+          STORE(sums + r * dim + first + v * WIDTH, s[r][v]);                                                \
+    }                                                                                                        \
+  }
+#define EACH(MAKE) MAKE(1) MAKE(2) MAKE(3) MAKE(4) MAKE(5) MAKE(6)
+EACH(SCORES)
+EACH(VALUES)
+static void (*const scores_of[])(const float *, const float *, float *, long, float) = {
+    NULL, scores_1, scores_2, scores_3, scores_4, scores_5, scores_6};
+static void (*const values_of[])(const float *, const float *, float *, const float *, long, long) = {
+    NULL, values_1, values_2, values_3, values_4, values_5, values_6};
+
+/* Where a position's keys and values of a head stand. */
+INLINE void find(const call *c, long row, long head, long position, long *key, long *value) {
+  const long number = c->pages == 1 ? 0 : position / c->page_size, place = position - number * c->page_size;
+  const long page = c->table[row * c->pages + number];
+  *key = page * c->key_page + head * c->key_head + place * c->key_position;
+  *value = page * c->value_page + head * c->value_head + place * c->value_position;
+}
+
+/* Lays out a block's keys [dim][KEYS] and values [KEYS][value_dim]; what is behind the last key is 0. Meanwhile fetches
+   those that are used next: `more` of a head from a position on. */
+static void lay_out(const call *c, long row, long head, long start, long count, long next_head, long next, long more,
+                    float *keys, float *values) {
+  const long wide = filled_up(c->value_dim), item = c->dtype == FLOAT32 ? 4 : 2;
+  long at_key[KEYS], at_value[KEYS];
+  for (long key = 0; key < count; key++) find(c, row, head, start + key, at_key + key, at_value + key);
+  for (long first = 0; first < KEYS; first += WIDTH)
+    for (long d = 0; d < c->dim; d += WIDTH) {
+      vec m[WIDTH];
+      if (first + WIDTH <= count) {
+        UNROLL for (int i = 0; i < WIDTH; i++) m[i] = load_some(c->keys, at_key[first + i] + d, c->dim - d, c->dtype);
+      } else {
+        for (int i = 0; i < WIDTH; i++)
+          m[i] = first + i < count ? load_some(c->keys, at_key[first + i] + d, c->dim - d, c->dtype) : ZERO();
+      }
+      transpose(m);
+      UNROLL for (int i = 0; i < WIDTH; i++) STORE(keys + (d + i) * KEYS + first, m[i]);
+    }
+  for (long key = 0; key < count; key++) {
+    if (key < more) {
+      long next_key, next_value;
+      find(c, row, next_head, next + key, &next_key, &next_value);
+      for (long at = 0; at < c->dim * item; at += 64)
+        _mm_prefetch((const char *)c->keys + next_key * item + at, _MM_HINT_T1);
+      for (long at = 0; at < c->value_dim * item; at += 64)
+        _mm_prefetch((const char *)c->values + next_value * item + at, _MM_HINT_T1);
+    }
+    for (long d = 0; d < c->value_dim; d += WIDTH)
+      STORE(values + key * wide + d, load_some(c->values, at_value[key] + d, c->value_dim - d, c->dtype));
+  }
+}
+
+/* Replaces a query's scores by weights, and returns the factor of what was summed before. */
+INLINE float softmax(float *scores, uint64_t seen, float softcap, float *largest, float *total) {
+  if (softcap > 0)
+    for (int v = 0; v < KEYS; v += WIDTH) { /* tanh x = sign (1 - 2 / (1 + e ** 2|x|)) = (1 - e ** -2|x|) / (1 + ...) */
+      const vec x = MUL(LOAD(scores + v), ALL(1 / softcap)), size = MAX(x, SUB(ZERO(), x));
+      const vec e = exponential(MUL(size, ALL(-2.0f)));
+      const vec tanh = DIV(SUB(ALL(1.0f), e), ADD(ALL(1.0f), e));
+      const ivec sign = IAND(BITS(x), IALL(0x80000000));
+      STORE(scores + v, MUL(FLOATS(IADD(BITS(tanh), sign)), ALL(softcap)));
+    }
+  if (~seen)
+    for (int key = 0; key < KEYS; key++)
+      if (!(seen >> key & 1)) scores[key] = NONE;
+  vec best = LOAD(scores);
+  for (int v = WIDTH; v < KEYS; v += WIDTH) best = MAX(best, LOAD(scores + v));
+  const float before = *largest, now = LARGEST(best) > before ? LARGEST(best) : before;
+  float factor[WIDTH];
+  STORE(factor, exponential(ALL(before - now)));
+  vec sum = ZERO();
+  for (int v = 0; v < KEYS; v += WIDTH) {
+    const vec weights = exponential(SUB(LOAD(scores + v), ALL(now)));
+    STORE(scores + v, weights);
+    sum = ADD(sum, weights);
+  }
+  if (~seen) { /* what nobody sees has no weight at all; nor has anything while nothing was seen */
+    for (int key = 0; key < KEYS; key++)
+      if (!(seen >> key & 1)) scores[key] = 0;
+    sum = ZERO();
+    for (int v = 0; v < KEYS; v += WIDTH) sum = ADD(sum, LOAD(scores + v));
+  }
+  *total = *total * factor[0] + SUM(sum);
+  *largest = now;
+  return factor[0];
+}
+
+/* The queries from `first` on of one row and some key heads. A query is a node and one of the heads that share a key
+   head. All heads of a block of keys are read before the next block, because they lie side by side. */
+static void attend_task(const call *c, long row, long head, long heads, long first, long count, float *room) {
+  const long groups = c->heads / c->key_heads, length = c->lengths[row];
+  const long own = length + c->cells - c->nodes; /* where node 0 stands */
+  const long dim = filled_up(c->dim), wide = filled_up(c->value_dim);
+  float *keys = room, *values = keys + KEYS * dim, *scores = values + KEYS * wide;
+  float *q = scores + MOST * KEYS, *sums = q + QUERIES * dim;
+  float largest[QUERIES], total[QUERIES], factors[MOST];
+  for (long i = 0; i < heads * count; i++) {
+    const long query = first + i % count, node = query / groups, of = (head + i / count) * groups + query % groups;
+    const long at = row * c->query_row + of * c->query_head + node * c->query_node;
+    for (long d = 0; d < dim; d += WIDTH) STORE(q + i * dim + d, load_some(c->query, at + d, c->dim - d, c->dtype));
+    for (long d = 0; d < wide; d += WIDTH) STORE(sums + i * wide + d, ZERO());
+    largest[i] = c->sinks ? c->sinks[of] : NONE;
+    total[i] = c->sinks ? 1 : 0;
+  }
+  /* The keys of a line end with the last query's own; a tree's with its last cell. */
+  long stop = c->words ? length + c->cells : own + (first + count - 1) / groups + 1, start = 0;
+  if (stop > c->pages * c->page_size) stop = c->pages * c->page_size;
+  if (c->window && !c->words) {
+    start = own + first / groups - c->window + 1;
+    start = start > 0 ? start / KEYS * KEYS : 0;
+  }
+  const int reach = c->window || c->chunk;
+  for (; start < stop; start += KEYS) {
+    const long here = stop - start < KEYS ? stop - start : KEYS, next = start + KEYS;
+    const uint64_t exists = here == KEYS ? ~0ull : (1ull << here) - 1;
+    for (long h = 0; h < heads; h++) {
+      if (h + 1 < heads)
+        lay_out(c, row, head + h, start, here, head + h + 1, start, here, keys, values);
+      else
+        lay_out(c, row, head + h, start, here, head, next, stop - next, keys, values);
+      for (long i = 0; i < count; i += MOST) {
+        const long some = count - i < MOST ? count - i : MOST, at = h * count + i;
+        scores_of[some](q + at * dim, keys, scores, dim, c->scale);
+        for (long r = 0; r < some; r++) {
+          const long node = (first + i + r) / groups;
+          uint64_t seen = seen_by(c, row, node, start, length) & exists;
+          if (reach) seen = within_reach(c, seen, row, node, start, length);
+          factors[r] = softmax(scores + r * KEYS, seen, c->softcap, largest + at + r, total + at + r);
+        }
+        values_of[some](scores, values, sums + at * wide, factors, wide, here);
+      }
+    }
+  }
+  for (long i = 0; i < heads * count; i++) {
+    const long query = first + i % count, node = query / groups, of = (head + i / count) * groups + query % groups;
+    const long at = ((row * c->nodes + node) * c->heads + of) * c->value_dim;
+    for (long d = 0; d < wide; d += WIDTH) {
+      const vec numbers = MUL(LOAD(sums + i * wide + d), ALL(total[i] > 0 ? 1 / total[i] : 0));
+      const long some = c->value_dim - d < WIDTH ? c->value_dim - d : WIDTH;
+      float full[WIDTH];
+      uint16_t narrow[WIDTH];
+      if (c->dtype == FLOAT32) {
+        STORE(full, numbers);
+        memcpy((float *)c->output + at + d, full, 4 * some);
+      } else {
+        store_bfloat16(narrow, numbers);
+        memcpy((uint16_t *)c->output + at + d, narrow, 2 * some);
+      }
+    }
+  }
+}
+
+/* What Python calls. Returns 0 if there is no memory. */
+int attend(const call *c) {
+  const long queries = c->nodes * (c->heads / c->key_heads), blocks = (queries + QUERIES - 1) / QUERIES;
+  const long each = (queries + blocks - 1) / blocks, dims = filled_up(c->dim) + filled_up(c->value_dim);
+  const long room = 4 * (KEYS * (dims + MOST) + QUERIES * dims), threads = omp_get_max_threads();
+  /* As many heads together as there is room for, as long as every thread has a task. */
+  long tasks_of_row = (c->key_heads * each + QUERIES - 1) / QUERIES;
+  if (tasks_of_row * c->rows * blocks < threads) tasks_of_row = (threads + c->rows * blocks - 1) / (c->rows * blocks);
+  long together = (c->key_heads + tasks_of_row - 1) / tasks_of_row;
+  if (together > QUERIES / each) together = QUERIES / each;
+  const long parts = (c->key_heads + together - 1) / together, tasks = c->rows * parts * blocks;
+  int failed = 0;
+  _Pragma("omp parallel reduction(|:failed) if (tasks > 1)")
+  {
+    float *own = aligned_alloc(64, (room + 63) / 64 * 64);
+    failed |= !own;
+    _Pragma("omp for schedule(dynamic)")
+    for (long task = 0; task < tasks; task++) {
+      const long first = task % blocks * each, head = task / blocks % parts * together;
+      const long count = queries - first < each ? queries - first : each;
+      const long heads = c->key_heads - head < together ? c->key_heads - head : together;
+      if (own && count > 0) attend_task(c, task / blocks / parts, head, heads, first, count, own);
+    }
+    free(own);
+  }
+  return !failed;
+}

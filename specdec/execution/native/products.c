@@ -1,0 +1,296 @@
+/* Rows times a weight matrix, for any number of rows: the weights are read from memory once for up to GROUP_ROWS of them.
+
+   The weights lie in panels of PANEL output channels. Within a panel they come in the order in which they are used: the
+   first two inputs of all channels, the next two, and so on. A tile is a panel times up to six rows. Its sums stay in
+   registers, with neighbouring channels in one vector, while it walks along the inputs: a step multiplies the weights of
+   two inputs by the rows' own numbers. For one row that is bound by the memory. For more, a block of the panel is used
+   again while it is in the nearest cache, and meanwhile the next block is fetched.
+
+   Every sum is one lane of a register that takes the inputs one after the other. So a row's outputs are the same bits
+   whatever the number of rows, its place among them, and the number of threads.
+
+   Sums are in float32. Where inputs and outputs are float32 and the weights are not quantized, nothing is rounded.
+   Otherwise inputs are bfloat16, or are rounded to it, and so are the outputs (specdec/quantization/dispatch.py says
+   why). */
+
+#include "vectors.h"
+
+#define VECTORS 4 /* of a panel */
+#define PANEL (VECTORS * WIDTH)
+#define MOST_ROWS (WIDTH == 16 ? 6 : 5)    /* of a tile */
+#define PART(ROWS) (WIDTH == 16 || ROWS < 3 ? VECTORS : 2) /* vectors at a time, whose sums fit into the registers */
+#define GROUP_ROWS 60                      /* rows for which a block of weights is used again */
+#define BLOCK (WIDTH == 16 ? 96 : 96)      /* pairs of inputs: the numbers of a block fit into the nearest cache */
+#define GROUP 32                           /* pairs of inputs of int4 weights that share a scale */
+#define LEAST_PARALLEL 65536               /* weights from which threads pay */
+
+/* ---- Formats. A pair is the weights of a panel for two inputs. `even_x` and `odd_x` return some channels' weights for
+   the first and the second input as float32; `both_x` returns both in bfloat16, side by side. ---- */
+
+#define BYTES_float32 (8 * PANEL) /* all channels for the first input, all for the second */
+#define even_float32(p, v) LOAD((const float *)(p) + (v) * WIDTH)
+#define odd_float32(p, v) LOAD((const float *)(p) + PANEL + (v) * WIDTH)
+
+#define BYTES_float16 (4 * PANEL) /* likewise */
+#define even_float16(p, v) load_float16((const uint16_t *)(p) + (v) * WIDTH)
+#define odd_float16(p, v) load_float16((const uint16_t *)(p) + PANEL + (v) * WIDTH)
+
+#define BYTES_bfloat16 (4 * PANEL) /* both inputs of a channel side by side */
+#define even_bfloat16(p, v) FLOATS(LEFT(load_words((const uint16_t *)(p) + 2 * (v) * WIDTH), 16))
+#define odd_bfloat16(p, v) FLOATS(IAND(load_words((const uint16_t *)(p) + 2 * (v) * WIDTH), IALL(0xffff0000)))
+#define both_bfloat16(p, v) load_words((const uint16_t *)(p) + 2 * (v) * WIDTH)
+
+#define BYTES_int8 (2 * PANEL) /* both inputs of a channel side by side; the channel's scale is multiplied at the end */
+#define even_int8(p, v) TO_FLOAT(SIGNED_RIGHT(LEFT(load_int16((const int8_t *)(p) + 2 * (v) * WIDTH), 24), 24))
+#define odd_int8(p, v) TO_FLOAT(SIGNED_RIGHT(load_int16((const int8_t *)(p) + 2 * (v) * WIDTH), 8))
+
+#define BYTES_int4 PANEL /* a byte has both inputs of a channel, the first in the lower half; 8 is added to all */
+#define even_int4(p, v) TO_FLOAT(ISUB(IAND(load_uint8((const uint8_t *)(p) + (v) * WIDTH), IALL(15)), IALL(8)))
+#define odd_int4(p, v) TO_FLOAT(ISUB(RIGHT(load_uint8((const uint8_t *)(p) + (v) * WIDTH), 4), IALL(8)))
+
+#if PAIRS
+INLINE vec from_int8(const int8_t *p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+INLINE ivec both_int8(const char *panel, int v) {
+  const int8_t *p = (const int8_t *)panel + 2 * v * WIDTH;
+  return (ivec)_mm512_cvtne2ps_pbh(from_int8(p + 16), from_int8(p)); /* bfloat16 holds every one of them */
+}
+INLINE ivec both_int4(const char *panel, int v) {
+  /* The numbers -8 to 7 in bfloat16, twice: an index has five bits, of which the fifth is any. */
+  const ivec table = _mm512_set_epi64(
+      0x40e040c040a04080, 0x404040003f800000, 0xbf80c000c040c080, 0xc0a0c0c0c0e0c100, 0x40e040c040a04080,
+      0x404040003f800000, 0xbf80c000c040c080, 0xc0a0c0c0c0e0c100);
+  ivec bytes = load_uint8((const uint8_t *)panel + v * WIDTH);
+  return _mm512_permutexvar_epi16(_mm512_or_si512(bytes, LEFT(bytes, 12)), table);
+}
+#endif
+
+/* ---- Tiles: ROWS rows at `x`, which are `stride` inputs apart, times `pairs` pairs of a panel at `p`. Adds to `sums`
+   [row][channel], or begins them. Sums of a group are multiplied with its `scales` first. Fetches `lines` lines of the
+   cache from `next` on with every pair. ---- */
+
+typedef void tile(const char *p, const void *x, long stride, float *sums, long pairs, int begin, const float *scales,
+                  const char *next, long lines);
+
+#define WALK(F, ROWS, T, STEP)                                                                              \
+  const T *rows = x;                                                                                        \
+  for (int first = 0; first < VECTORS; first += PART(ROWS)) {                                               \
+    vec s[ROWS][PART(ROWS)];                                                                                \
+    UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int v = 0; v < PART(ROWS); v++) s[r][v] =             \
+        begin || scales ? ZERO() : LOAD(sums + r * PANEL + (first + v) * WIDTH);                            \
+    const char *at = p, *ahead = next;                                                                      \
+    for (long k = 0; k < pairs; k++, at += BYTES_##F, ahead += 64 * lines) {                                \
+      if (PART(ROWS) == VECTORS || first)                                                                   \
+        for (long line = 0; line < lines; line++) _mm_prefetch(ahead + 64 * line, _MM_HINT_T0);             \
+      STEP                                                                                                  \
+    }                                                                                                       \
+    UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int v = 0; v < PART(ROWS); v++) {                     \
+      float *into = sums + r * PANEL + (first + v) * WIDTH;                                                 \
+      if (scales) s[r][v] = begin ? MUL(s[r][v], LOAD(scales + (first + v) * WIDTH))                        \
+                                  : FMA(s[r][v], LOAD(scales + (first + v) * WIDTH), LOAD(into));           \
+      STORE(into, s[r][v]);                                                                                 \
+    }                                                                                                       \
+  }
+
+#define IN_FLOAT(F, ROWS, WHICH, NUMBER)                                                                    \
+  UNROLL for (int v = 0; v < PART(ROWS); v++) w[v] = WHICH##_##F(at, first + v);                            \
+  UNROLL for (int r = 0; r < ROWS; r++) {                                                                   \
+    const vec number = ALL(rows[r * stride + 2 * k + NUMBER]);                                              \
+    UNROLL for (int v = 0; v < PART(ROWS); v++) s[r][v] = FMA(w[v], number, s[r][v]);                       \
+  }
+
+#define TILE(F, ROWS)                                                                                       \
+  static void F##_##ROWS(const char *p, const void *x, long stride, float *sums, long pairs, int begin,     \
+                         const float *scales, const char *next, long lines) {                               \
+    WALK(F, ROWS, float, vec w[PART(ROWS)]; IN_FLOAT(F, ROWS, even, 0) IN_FLOAT(F, ROWS, odd, 1))              \
+  }
+
+#define IN_PAIRS(F, ROWS)                                                                                   \
+  __m512bh w[VECTORS];                                                                                      \
+  UNROLL for (int v = 0; v < VECTORS; v++) w[v] = (__m512bh)both_##F(at, v);                                \
+  UNROLL for (int r = 0; r < ROWS; r++) {                                                                   \
+    int both;                                                                                               \
+    memcpy(&both, rows + r * stride + 2 * k, 4);                                                            \
+    const __m512bh number = (__m512bh)IALL(both);                                                           \
+    UNROLL for (int v = 0; v < VECTORS; v++) s[r][v] = _mm512_dpbf16_ps(s[r][v], w[v], number);             \
+  }
+
+#define PAIR_TILE(F, ROWS)                                                                                  \
+  static void F##_pairs_##ROWS(const char *p, const void *x, long stride, float *sums, long pairs,          \
+                               int begin, const float *scales, const char *next, long lines) {              \
+    WALK(F, ROWS, uint16_t, IN_PAIRS(F, ROWS))                                                              \
+  }
+
+/* What a format needs: its tiles; and for quantized weights how a block is unpacked, and into what. */
+typedef struct format {
+  long bytes; /* of a pair */
+  tile *tiles[7]; /* by their rows */
+  void (*unpack)(const char *p, char *into, long pairs);
+  const struct format *unpacked;
+} format;
+
+#define EVERY(MAKE, F) MAKE(F, 1) MAKE(F, 2) MAKE(F, 3) MAKE(F, 4) MAKE(F, 5) MAKE(F, 6)
+#define TILES(F) {NULL, F##_1, F##_2, F##_3, F##_4, F##_5, F##_6}
+#define FORMAT(F)  \
+  EVERY(TILE, F)     \
+  static const format of_##F = {BYTES_##F, TILES(F), NULL, NULL};
+FORMAT(float32)
+FORMAT(float16)
+FORMAT(bfloat16)
+
+#if PAIRS
+EVERY(PAIR_TILE, bfloat16)
+static const format pairs_of_bfloat16 = {BYTES_bfloat16, TILES(bfloat16_pairs), NULL, NULL};
+#define QUANTIZED(F)                                                                        \
+  EVERY(PAIR_TILE, F)                                                                         \
+  static void unpack_##F(const char *p, char *into, long pairs) {                           \
+    for (long k = 0; k < pairs; k++, p += BYTES_##F, into += BYTES_bfloat16)                \
+      UNROLL for (int v = 0; v < VECTORS; v++) _mm512_storeu_si512(into + 64 * v, both_##F(p, v)); \
+  }                                                                                         \
+  static const format of_##F = {BYTES_##F, TILES(F##_pairs), unpack_##F, &pairs_of_bfloat16};
+#else
+#define QUANTIZED(F)                                                                        \
+  EVERY(TILE, F)                                                                              \
+  static void unpack_##F(const char *p, char *into, long pairs) {                           \
+    for (long k = 0; k < pairs; k++, p += BYTES_##F, into += BYTES_float32)                 \
+      UNROLL for (int v = 0; v < VECTORS; v++) {                                            \
+        STORE((float *)into + v * WIDTH, even_##F(p, v));                                   \
+        STORE((float *)into + PANEL + v * WIDTH, odd_##F(p, v));                            \
+      }                                                                                     \
+  }                                                                                         \
+  static const format of_##F = {BYTES_##F, TILES(F), unpack_##F, &of_float32};
+#endif
+QUANTIZED(int8)
+QUANTIZED(int4)
+
+/* ---- All tiles. ---- */
+
+enum { FLOAT32, BFLOAT16, FLOAT16, INT8, INT4 };
+enum { EXACT, HALF, ROUNDED }; /* inputs and outputs are float32; bfloat16; float32 that is rounded to bfloat16 */
+
+typedef struct {
+  const format *format;
+  const char *panels;
+  const float *scales; /* [out] or, for int4, [panel][group][channel]; or NULL */
+  int grouped;
+  const void *bias; /* [out] in the outputs' dtype, or NULL */
+  const void *x;    /* [rows, in], as the tiles read them */
+  long item;        /* bytes of a number of x */
+  void *y;          /* [rows, out] */
+  long out, in, rows;
+  int kind;
+} job;
+
+/* `count` numbers of one row's sums from a channel on, scaled, with the bias, in the outputs' dtype. */
+INLINE void finish_vector(const job *j, const float *sums, long channel, long at, long count) {
+  float rest[WIDTH] = {0};
+  uint16_t narrow[WIDTH] = {0};
+  vec numbers = LOAD(sums);
+  if (j->scales && !j->grouped) {
+    memcpy(rest, j->scales + channel, 4 * count);
+    numbers = MUL(numbers, LOAD(rest));
+  }
+  if (j->bias && j->kind == EXACT) {
+    memcpy(rest, (const float *)j->bias + channel, 4 * count);
+    numbers = ADD(numbers, LOAD(rest));
+  } else if (j->bias) {
+    memcpy(narrow, (const uint16_t *)j->bias + channel, 2 * count);
+    numbers = ADD(numbers, load_bfloat16(narrow));
+  }
+  if (j->kind != EXACT) store_bfloat16(narrow, numbers);
+  if (j->kind == HALF) {
+    memcpy((uint16_t *)j->y + at, narrow, 2 * count);
+  } else {
+    STORE(rest, j->kind == EXACT ? numbers : load_bfloat16(narrow));
+    memcpy((float *)j->y + at, rest, 4 * count);
+  }
+}
+
+static void finish(const job *j, const float *sums, long first, long row, long rows) {
+  const long channels = j->out - first < PANEL ? j->out - first : PANEL, whole = channels / WIDTH * WIDTH;
+  for (long r = 0; r < rows; r++, sums += PANEL) {
+    const long at = (row + r) * j->out + first;
+    for (long c = 0; c < whole; c += WIDTH) finish_vector(j, sums + c, first + c, at + c, WIDTH);
+    if (whole < channels) finish_vector(j, sums + whole, first + whole, at + whole, channels - whole);
+  }
+}
+
+/* A panel times up to GROUP_ROWS rows from `row`. `again` says that the panel is used for others afterwards. */
+static void multiply_panel(const job *j, long panel, long row, long rows, int again) {
+  const format *f = j->format;
+  const long pairs = j->in / 2, groups = pairs / GROUP, parts = (rows + MOST_ROWS - 1) / MOST_ROWS;
+  const long each = rows / parts, more = rows % parts;
+  const char *p = j->panels + panel * pairs * f->bytes;
+  const long lines = (f->bytes + 64 * parts - 1) / (64 * parts);
+  float sums[GROUP_ROWS * PANEL] __attribute__((aligned(64)));
+  char unpacked[BLOCK * BYTES_float32] __attribute__((aligned(64)));
+  for (long k = 0; k < pairs; k += BLOCK) {
+    const long count = pairs - k < BLOCK ? pairs - k : BLOCK;
+    const char *next = p + (again ? 0 : count * f->bytes), *numbers = p;
+    const format *used = f;
+    if (f->unpack && parts > 1) {
+      f->unpack(p, unpacked, count);
+      numbers = unpacked, used = f->unpacked;
+    }
+    for (long part = 0, r = 0; part < parts; part++) {
+      const long some = each + (part < more), step = j->grouped ? GROUP : count;
+      for (long g = 0; g < count; g += step, next += 64 * lines * step)
+        used->tiles[some](numbers + g * used->bytes, (const char *)j->x + ((row + r) * j->in + 2 * (k + g)) * j->item,
+                          j->in, sums + r * PANEL, step, k + g == 0,
+                          j->grouped ? j->scales + (panel * groups + (k + g) / GROUP) * PANEL : NULL, next, lines);
+      r += some;
+    }
+    p += count * f->bytes;
+  }
+  finish(j, sums, panel * PANEL, row, rows);
+}
+
+/* ---- What Python calls. ---- */
+
+/* Returns the channels of a panel. */
+int panel_channels(void) { return PANEL; }
+
+/* One row of x as the tiles read it: in their type, and filled up with zeros. */
+INLINE void copy_row(const void *x, void *copy, long in, long width, long row, int kind) {
+  for (long i = 0; i < width; i++) {
+    const long from = row * in + i, to = row * width + i;
+    if (kind == EXACT) {
+      ((float *)copy)[to] = i < in ? ((const float *)x)[from] : 0;
+      continue;
+    }
+    const uint16_t bits =
+        i >= in ? 0 : kind == HALF ? ((const uint16_t *)x)[from] : narrowed(((const float *)x)[from]);
+    if (PAIRS)
+      ((uint16_t *)copy)[to] = bits;
+    else
+      ((float *)copy)[to] = widened(bits);
+  }
+}
+
+/* Writes y[rows, out], the product of x[rows, in] with panels of `width` inputs, at least as many, in one of the formats.
+   Returns 0 if there is no memory. */
+int multiply(const void *panels, const float *scales, const void *bias, const void *x, void *y, long out, long in,
+             long width, long rows, int number, int kind) {
+  const format *const formats[] = {&of_float32, &of_bfloat16, &of_float16, &of_int8, &of_int4};
+  job j = {.format = formats[number], .panels = panels, .scales = scales, .grouped = number == INT4, .bias = bias,
+           .x = x, .item = PAIRS && kind != EXACT ? 2 : 4, .y = y, .out = out, .in = width, .rows = rows, .kind = kind};
+#if PAIRS
+  if (kind != EXACT && number == BFLOAT16) j.format = &pairs_of_bfloat16;
+#endif
+  void *copy = NULL;
+  if (in != width || kind == ROUNDED || (kind == HALF && !PAIRS)) {
+    j.x = copy = aligned_alloc(64, (rows * width * j.item + 63) / 64 * 64);
+    if (!copy) return 0;
+    for (long row = 0; row < rows; row++) copy_row(x, copy, in, width, row, kind);
+  }
+  const long count = (out + PANEL - 1) / PANEL;
+  _Pragma("omp parallel for schedule(static) if (out * width >= LEAST_PARALLEL)")
+  for (long panel = 0; panel < count; panel++)
+    for (long row = 0; row < rows; row += GROUP_ROWS) {
+      const long some = rows - row < GROUP_ROWS ? rows - row : GROUP_ROWS;
+      multiply_panel(&j, panel, row, some, row + some < rows);
+    }
+  free(copy);
+  return 1;
+}

@@ -1,0 +1,126 @@
+/* Vectors of float32 numbers, as wide as the processor has them: AVX512 (F, BW, VL), or AVX2 with FMA and F16C. */
+
+#include <immintrin.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#define WIDTH 16
+typedef __m512 vec;
+typedef __m512i ivec;
+#define ZERO _mm512_setzero_ps
+#define LOAD _mm512_loadu_ps
+#define STORE _mm512_storeu_ps
+#define ALL _mm512_set1_ps
+#define ADD _mm512_add_ps
+#define SUB _mm512_sub_ps
+#define MUL _mm512_mul_ps
+#define DIV _mm512_div_ps
+#define MAX _mm512_max_ps
+#define FMA _mm512_fmadd_ps
+#define IALL _mm512_set1_epi32
+#define IADD _mm512_add_epi32
+#define ISUB _mm512_sub_epi32
+#define IAND _mm512_and_si512
+#define LEFT _mm512_slli_epi32
+#define RIGHT _mm512_srli_epi32
+#define SIGNED_RIGHT _mm512_srai_epi32
+#define BITS _mm512_castps_si512
+#define FLOATS _mm512_castsi512_ps
+#define TO_FLOAT _mm512_cvtepi32_ps
+#define TO_INT _mm512_cvtps_epi32
+#define LARGEST _mm512_reduce_max_ps
+#define SUM _mm512_reduce_add_ps
+INLINE ivec load_words(const void *p) { return _mm512_loadu_si512(p); }
+INLINE ivec load_uint8(const void *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
+INLINE ivec load_int16(const void *p) { return _mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *)p)); }
+INLINE ivec load_uint16(const void *p) { return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)); }
+INLINE vec load_float16(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+INLINE void store_int16(void *p, ivec words) { _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(words)); }
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#define WIDTH 8
+typedef __m256 vec;
+typedef __m256i ivec;
+#define ZERO _mm256_setzero_ps
+#define LOAD _mm256_loadu_ps
+#define STORE _mm256_storeu_ps
+#define ALL _mm256_set1_ps
+#define ADD _mm256_add_ps
+#define SUB _mm256_sub_ps
+#define MUL _mm256_mul_ps
+#define DIV _mm256_div_ps
+#define MAX _mm256_max_ps
+#define FMA _mm256_fmadd_ps
+#define IALL _mm256_set1_epi32
+#define IADD _mm256_add_epi32
+#define ISUB _mm256_sub_epi32
+#define IAND _mm256_and_si256
+#define LEFT _mm256_slli_epi32
+#define RIGHT _mm256_srli_epi32
+#define SIGNED_RIGHT _mm256_srai_epi32
+#define BITS _mm256_castps_si256
+#define FLOATS _mm256_castsi256_ps
+#define TO_FLOAT _mm256_cvtepi32_ps
+#define TO_INT _mm256_cvtps_epi32
+INLINE float LARGEST(vec v) {
+  __m128 a = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  a = _mm_max_ps(a, _mm_movehl_ps(a, a));
+  return _mm_cvtss_f32(_mm_max_ss(a, _mm_movehdup_ps(a)));
+}
+INLINE float SUM(vec v) {
+  __m128 a = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  a = _mm_add_ps(a, _mm_movehl_ps(a, a));
+  return _mm_cvtss_f32(_mm_add_ss(a, _mm_movehdup_ps(a)));
+}
+INLINE ivec load_words(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
+INLINE ivec load_uint8(const void *p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
+INLINE ivec load_int16(const void *p) { return _mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i *)p)); }
+INLINE ivec load_uint16(const void *p) { return _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)); }
+INLINE vec load_float16(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+INLINE void store_int16(void *p, ivec words) { /* of numbers below 2 ** 16 */
+  __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(words, words), 0x08);
+  _mm_storeu_si128((__m128i *)p, _mm256_castsi256_si128(packed));
+}
+#else
+#error "needs AVX2 with FMA and F16C, or AVX512"
+#endif
+
+#if WIDTH == 16 && defined(__AVX512BF16__)
+#define PAIRS 1 /* bfloat16 is multiplied as it is, in pairs */
+#else
+#define PAIRS 0 /* bfloat16 is widened first */
+#endif
+
+INLINE vec load_bfloat16(const void *p) { return FLOATS(LEFT(load_uint16(p), 16)); }
+
+/* Rounded to the nearest, ties to even; a NaN stays one. */
+INLINE void store_bfloat16(void *p, vec numbers) {
+  ivec words = BITS(numbers);
+  ivec odd = IAND(RIGHT(words, 16), IALL(1));
+  ivec rounded = RIGHT(IADD(words, IADD(odd, IALL(0x7fff))), 16);
+#if WIDTH == 16
+  rounded = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(numbers, numbers, _CMP_UNORD_Q), IALL(0x7fc0));
+#else
+  ivec nan = BITS(_mm256_cmp_ps(numbers, numbers, _CMP_UNORD_Q));
+  rounded = _mm256_blendv_epi8(rounded, IALL(0x7fc0), nan);
+#endif
+  store_int16(p, rounded);
+}
+
+INLINE float widened(uint16_t bits) {
+  uint32_t word = (uint32_t)bits << 16;
+  float number;
+  memcpy(&number, &word, 4);
+  return number;
+}
+
+INLINE uint16_t narrowed(float number) {
+  uint32_t word;
+  memcpy(&word, &number, 4);
+  if ((word & 0x7fffffff) > 0x7f800000) return 0x7fc0;
+  return (uint16_t)((word + 0x7fff + ((word >> 16) & 1)) >> 16);
+}

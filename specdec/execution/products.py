@@ -1,0 +1,173 @@
+"""Weights that multiply any number of rows, in this project's C where it is compiled (``native/products.c``).
+
+The weights lie in panels: some neighbouring output channels, and for these the weights of the first two inputs, of the
+next two, and so on. So they are read from memory in the order in which they lie, once for up to sixty rows, and for one
+row at the speed of the memory. ``docs/engine.md`` has the figures.
+
+**A row's outputs are the same bits for any number of rows**, because each sum takes the inputs one after the other. So
+the products of plain decoding, of verification and of prefill agree.
+
+A float32 weight whose numbers all fit into 16 bits (most checkpoints have no others) is kept in 16 bits: half of the
+traffic for the same function. Sums are in float32. Inputs and outputs of quantized weights are rounded to bfloat16
+(``quantization/dispatch.py`` says why).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specdec.execution.counting import count_operation
+from specdec.execution.native import native_library
+from specdec.execution.stored_weight import StoredWeight, is_plain
+
+NO_MEMORY = "no memory for a copy of a product's inputs: lower batch sizes or lengths, or take a smaller model"
+
+GROUP = 64
+"""int4 weights of a row that share a scale."""
+
+_FLOAT32, _BFLOAT16, _FLOAT16, _INT8, _INT4 = range(5)
+_EXACT, _HALF, _ROUNDED = range(3)  # float32; bfloat16; float32 that is rounded to bfloat16
+_ROWS = 1024  # whose digits are looked at together; the first of them refuse most weights that never had 16 bits
+
+
+class PanelWeight(StoredWeight):
+    """A weight ``[out, in]`` in panels.
+
+    Args:
+        panels: The numbers, panel by panel along the first axis.
+        format: Which numbers they are.
+        out: Output channels; the last panel is filled up with zeros.
+        width: Inputs of the panels, of which the last may be zeros.
+        dtype: The dtype of inputs and outputs, float32 or bfloat16.
+        scales: Of quantized weights, in float32: one per channel, or for int4 ``[panel, group, channel]``.
+    """
+
+    def __init__(
+        self, panels: Tensor, format: int, out: int, width: int, dtype: torch.dtype, scales: Tensor | None = None
+    ):
+        library = native_library()
+        assert library is not None, "asked by whoever makes it"
+        self._function: Any = library.multiply
+        self._panels, self._scales, self._format = panels, scales, format
+        self._out, self._width, self.dtype = out, width, dtype
+        self._kind = _HALF if dtype is torch.bfloat16 else _EXACT if scales is None else _ROUNDED
+        self.bytes = sum(each.numel() * each.element_size() for each in (panels, scales) if each is not None)
+
+    def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
+        """See ``StoredWeight.multiply``."""
+        inputs = inputs.contiguous()
+        width = inputs.shape[-1]
+        outputs = inputs.new_empty((*inputs.shape[:-1], self._out))
+        # Quantized products are rounded before the bias is added.
+        inside = bias is not None and self._scales is None and is_plain(bias)
+        added = bias.contiguous() if inside else None
+        written = self._function(
+            self._panels.data_ptr(),
+            None if self._scales is None else self._scales.data_ptr(),
+            None if added is None else added.data_ptr(),
+            inputs.data_ptr(),
+            outputs.data_ptr(),
+            self._out,
+            width,
+            self._width,
+            inputs.numel() // width,
+            self._format,
+            self._kind,
+        )
+        if written == 0:
+            raise MemoryError(NO_MEMORY)
+        count_operation("panels")
+        return outputs if bias is None or inside else outputs.add_(bias)
+
+    @classmethod
+    def joined(cls, parts: "Sequence[PanelWeight]") -> "PanelWeight | None":
+        """Return several weights of the same inputs as one, with their outputs side by side; None if they do not fit.
+
+        The numbers are not kept twice: the parts become views of the whole.
+        """
+        first = parts[0]
+        alike = {(part._format, part._width, part.dtype) for part in parts}
+        # A panel of one part alone would be cut by the next one's first channel.
+        whole = all(part._out == part._panels.shape[0] * panel_channels() for part in parts[:-1])
+        if len(alike) > 1 or not whole or any(part._scales is not None for part in parts):
+            return None
+        panels = torch.cat([part._panels for part in parts])
+        for part, view in zip(parts, panels.split([part._panels.shape[0] for part in parts]), strict=True):
+            part._panels = view
+        return cls(panels, first._format, sum(part._out for part in parts), first._width, first.dtype)
+
+
+def panels(weight: Tensor) -> PanelWeight | None:
+    """Return a float32 or bfloat16 weight ``[out, in]`` in panels, in 16 bits where these hold every number.
+
+    None if the C is not compiled, or does not take it.
+    """
+    if not _readable(weight) or weight.dtype not in (torch.float32, torch.bfloat16):
+        return None
+    weight = weight.detach()
+    with torch.inference_mode():
+        format = _format_of(weight)
+        paired = _paired(weight)
+        if format == _BFLOAT16:
+            made = paired.bfloat16().transpose(1, 2).contiguous()
+        else:
+            made = paired.to(torch.float16 if format == _FLOAT16 else torch.float32).permute(0, 2, 3, 1).contiguous()
+    return PanelWeight(made, format, weight.shape[0], 2 * paired.shape[2], weight.dtype)
+
+
+def int8_panels(weight: Tensor, scale: Tensor) -> PanelWeight | None:
+    """Return int8 weights ``[out, in]`` with scales ``[out]``, which have the dtype of the inputs; None as ``panels``."""
+    if not _readable(weight) or not _readable(scale) or scale.dtype not in (torch.float32, torch.bfloat16):
+        return None
+    with torch.inference_mode():
+        paired = _paired(weight.detach())
+        made = paired.transpose(1, 2).contiguous()
+    return PanelWeight(
+        made, _INT8, weight.shape[0], 2 * paired.shape[2], scale.dtype, scale.detach().float().contiguous()
+    )
+
+
+def int4_panels(integers: Tensor, scale: Tensor) -> PanelWeight | None:
+    """Return int4 weights, integers from -8 to 7 in int8 ``[out, in]``, with scales ``[out, in / 64]``; None as above."""
+    if not _readable(integers) or not _readable(scale) or scale.dtype not in (torch.float32, torch.bfloat16):
+        return None
+    out, groups = scale.shape
+    with torch.inference_mode():
+        filled = F.pad(integers.detach(), (0, groups * GROUP - integers.shape[1]))
+        paired = (_paired(filled) + 8).to(torch.uint8).transpose(1, 2)
+        made = (paired[..., 0] | (paired[..., 1] << 4)).contiguous()
+        more = -out % panel_channels()
+        scales = F.pad(scale.detach().float(), (0, 0, 0, more)).view(-1, panel_channels(), groups)
+    return PanelWeight(made, _INT4, out, groups * GROUP, scale.dtype, scales.transpose(1, 2).contiguous())
+
+
+def panel_channels() -> int:
+    """Return the number of output channels of a panel on this processor."""
+    library = native_library()
+    assert library is not None, "asked by whoever makes panels"
+    return library.panel_channels()
+
+
+def _paired(weight: Tensor) -> Tensor:
+    """Return ``[panel, channel, pair, 2]``, filled up with zeros."""
+    out, width = weight.shape
+    filled = F.pad(weight, (0, width % 2, 0, -out % panel_channels()))
+    return filled.view(-1, panel_channels(), (width + 1) // 2, 2)
+
+
+def _format_of(weight: Tensor) -> int:
+    """Return the smallest format that holds a weight exactly."""
+    if weight.dtype is torch.bfloat16:
+        return _BFLOAT16
+    for format, dtype in ((_BFLOAT16, torch.bfloat16), (_FLOAT16, torch.float16)):
+        if all(torch.equal(rows.to(dtype).float(), rows) for rows in weight.split(_ROWS)):
+            return format
+    return _FLOAT32
+
+
+def _readable(weight: Tensor) -> bool:
+    """Return whether the C can read a tensor, if there is any."""
+    return weight.device.type == "cpu" and is_plain(weight) and weight.numel() > 0 and native_library() is not None
