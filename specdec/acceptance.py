@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from specdec.interfaces import Laws, Verifier
+from specdec.kernels import usable
 from specdec.random import draw_with_total
 from specdec.topology import Topology
 from specdec.tree import DraftTree
@@ -99,14 +100,21 @@ def certain(tree: DraftTree, following: Int[Tensor, "batch node"]) -> Verdict:
     if tree.width == 1:
         next_token = following[:, 0]
         path, num_accepted = tree.tokens[:, :0], torch.zeros_like(next_token)
+        expected = torch.zeros_like(next_token, dtype=torch.float32)
+    elif usable(tree.tokens):
+        from specdec.kernels.trees import walk
+
+        path, num_accepted, expected, next_token = walk(
+            tree.tokens, tree.parents, tree.valid, following, tree.max_depth
+        )
     else:
         stop = _end_of_walk(tree, following)
         path, num_accepted = _path_and_depth(tree, stop)
-        next_token = following.gather(1, stop[:, None])[:, 0]
+        expected, next_token = num_accepted.float(), following.gather(1, stop[:, None])[:, 0]
     return Verdict(
         path=path,
         num_accepted=num_accepted,
-        expected_accepted=num_accepted.float(),
+        expected_accepted=expected,
         next_token=next_token,
         valid=torch.ones_like(next_token, dtype=torch.bool),
     )

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from specdec.host import can_look
+from specdec.kernels import usable
 from specdec.shape import TreeShape
 
 
@@ -91,6 +92,8 @@ class Topology:
     @cached_property
     def depth(self) -> Int[Tensor, "rows node"]:
         """The depth of every node; 0 for the root. Nodes deeper than the bound get the bound."""
+        if usable(self.parents):
+            return self._connected()["depth"]
         depth = torch.zeros_like(self.parents)
         above = self.parents
         for _ in range(self.max_depth):
@@ -117,6 +120,8 @@ class Topology:
                        1 1 1 0
                        1 1 0 1
         """
+        if usable(self.parents):
+            return self._connected()["ancestors"]
         rows, nodes = self.parents.shape
         marks = torch.eye(nodes, dtype=torch.bool, device=self.parents.device).repeat(rows, 1, 1)
         above = self.parents.clamp(min=0)
@@ -150,9 +155,18 @@ class Topology:
     @cached_property
     def ancestor_words(self) -> Int[Tensor, "rows node word"]:
         """``ancestors`` with 64 of a node's marks packed into each number, the first mark in the lowest bit."""
+        if usable(self.parents) and "ancestors" not in vars(self):
+            return self._connected()["ancestor_words"]
         marks = nn.functional.pad(self.ancestors, (0, -self.width % 64)).unflatten(2, (-1, 64))
         # Every bit once, so that adding is the same as combining; the highest bit is the sign.
         return (marks.long() << torch.arange(64, device=marks.device)).sum(-1)
+
+    def _connected(self) -> dict[str, Tensor]:
+        """Returns the tables that follow from the parents, made and kept together in one launch."""
+        from specdec.kernels.trees import connected
+
+        vars(self).update(connected(self.parents, self.max_depth))
+        return vars(self)
 
     def first(self, count: int) -> "Topology":
         """Returns the topology of the first ``count`` nodes; a parent stands before its children, so it is complete."""
