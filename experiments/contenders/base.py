@@ -1,5 +1,6 @@
 """Another engine, so that the measuring loop can treat it like this one."""
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -20,10 +21,12 @@ class OtherEngine(ABC):
         exactness: What its authors promise about the output, in the words of ``Record.exactness``.
         tells_tokens: Whether the tokens of its outputs are its own. Else they are made from its text again, and are
             not compared with plain decoding's token for token.
+        about: The packages that it runs on and their versions, for titles; empty for those of this process.
     """
 
     exactness: str = DECLARED
     tells_tokens = True
+    about = ""
     verifier = None
     target: Target
     max_batch_size: int
@@ -65,7 +68,7 @@ class OtherEngine(ABC):
         """The completion of an output, cut at stop tokens, stop strings and the length like our engine's.
 
         Args:
-            rounds: Tokens per round; empty if the engine does not say.
+            rounds: Tokens per round, the last one's before any cut if that is known; empty if the engine does not say.
         """
         ends = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else self.target.eos_token_ids)
         output = list(output)[: sampling.max_new_tokens]
@@ -82,6 +85,12 @@ class OtherEngine(ABC):
             finish_reason="length" if stop is None else "stop",
             steps=_steps(tokens, rounds),
         )
+
+
+def seed_of(sampling: Sequence[SamplingParams]) -> int:
+    """One seed of 63 bits, from the seeds and streams of all rows."""
+    text = " ".join(f"{each.seed},{each.stream}" for each in sampling)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
 def _steps(tokens: Sequence[int], rounds: Sequence[int]) -> tuple[Step, ...]:

@@ -4,7 +4,6 @@ Assisted generation is speculative sampling (Leviathan et al. 2023) as transform
 Saxena 2023. Both draft one chain, at batch 1.
 """
 
-import hashlib
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from experiments.contenders.base import OtherEngine
+from experiments.contenders.base import OtherEngine, seed_of
 from specdec.requests import SamplingParams
 from specdec.target.loading import load, load_tokenizer
 from specdec.types import Completion
@@ -98,7 +97,7 @@ class HfGenerate(OtherEngine):
         ends = set(first.stop_token_ids) | (set() if first.ignore_eos else self.target.eos_token_ids)
         devices = [model.device] if model.device.type == "cuda" else []
         with _quiet(), _generation_config(model, first, sorted(ends)), torch.random.fork_rng(devices=devices):
-            torch.manual_seed(_seed(sampling))
+            torch.manual_seed(seed_of(sampling))
             output: Any = model.generate(ids, attention_mask=mask, streamer=watch, **options)  # type: ignore[operator]
         rounds = [len(each) for each in watch.emitted]
         return [
@@ -166,9 +165,3 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
-
-
-def _seed(sampling: Sequence[SamplingParams]) -> int:
-    """One seed for the global generator, from the seeds and streams of all rows."""
-    text = " ".join(f"{each.seed},{each.stream}" for each in sampling)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1

@@ -116,7 +116,8 @@ def _gpu_counter(index: int) -> tuple[Counter, ...]:
 _BUSY = ("user", "nice", "system", "irq", "softirq", "steal")
 """States of a core that is not idle. Time that a virtual machine's host kept for itself (steal) counts, too."""
 Clocks = tuple[float, float, float, int]
-"""Seconds: wall time, time that the usable cores were busy, CPU time of this process; and the number of these cores."""
+"""Seconds: wall time, time that the usable cores were busy, CPU time of this process and of those that it has started; and
+the number of these cores."""
 
 
 class LoadMeter:
@@ -130,9 +131,9 @@ class LoadMeter:
         """Return the load since the meter was made, in cores.
 
         Returns:
-            ``own``: what this process used; ``others``: what all others used; ``cores``: how many there are. The system
-            counts in steps of about 10 ms, so ``others`` of a short time may be below 0: means over a run are right.
-            Empty where the system does not tell.
+            ``own``: what this process and those that it has started used; ``others``: what all others used; ``cores``:
+            how many there are. The system counts in steps of about 10 ms, so ``others`` of a short time may be below 0:
+            means over a run are right. Empty where the system does not tell.
         """
         start, end = self._start, self._read()
         if start is None or end is None or end[0] <= start[0]:
@@ -147,11 +148,12 @@ def read_clocks() -> Clocks | None:
         every = psutil.cpu_times(percpu=True)
         usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(every))
         listed = [every[number] for number in usable if number < len(every)]
-        own = psutil.Process().cpu_times()
+        ours = [psutil.Process(), *psutil.Process().children()]  # other engines decode in processes of their own
+        own = [each.cpu_times() for each in ours]
     except (OSError, psutil.Error, NotImplementedError, RuntimeError):
         return None
     busy = sum(getattr(times, name, 0.0) for times in listed for name in _BUSY)  # not every system has all of them
-    return time.monotonic(), busy, own.user + own.system, len(listed)
+    return time.monotonic(), busy, sum(each.user + each.system for each in own), len(listed)
 
 
 # ---------------------------------------------------------------- memory

@@ -15,6 +15,7 @@ from experiments.bench.engine.settings import Options
 from experiments.bench.engine.steps import CAPTURED, Record, Setting, make_runner, measure_step
 from experiments.bench.models import BUNDLED, make_target, repetitive
 from experiments.bench.timing import Budget, timed
+from experiments.contenders.workers.llama_cpp_worker import write_gguf
 from experiments.measuring.forwards import captured_at_once
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
@@ -62,7 +63,10 @@ def _compared(
 ) -> list[Record]:
     from llama_cpp import Llama  # pyright: ignore[reportMissingImports]
 
-    path = write_gguf(target, folder / f"{precision}.gguf", precision)
+    state = target.model.state_dict()
+    path = write_gguf(
+        target.model.config.to_dict(), lambda name: state[name].float().numpy(), folder / f"{precision}.gguf", precision
+    )
     threads, device = torch.get_num_threads(), target.device
     llama = Llama(
         str(path), n_ctx=context + options.tokens + 64, n_threads=threads, n_threads_batch=threads, logits_all=True,
@@ -104,57 +108,3 @@ def _compared(
         records.append(record(0, median(each["seconds"] for each in play(engine)), whole))
     llama.close()
     return records
-
-
-_MATRICES = {
-    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
-}  # fmt: skip
-"""The names of a layer's weights in ggml, and in transformers."""
-
-
-def write_gguf(target: Target, path: Path, precision: str) -> Path:
-    """Write a Llama's weights, without a tokenizer, for llama.cpp.
-
-    Args:
-        target: An unquantized Llama.
-        path: The file.
-        precision: How the matrices are stored, by ggml's name: F32, F16, BF16, Q8_0, Q4_0.
-    """
-    import gguf  # pyright: ignore[reportMissingImports]
-    from gguf import quants  # pyright: ignore[reportMissingImports]
-
-    config, state = target.model.config, target.model.state_dict()
-    width = config.hidden_size // config.num_attention_heads
-    rotary = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
-    writer = gguf.GGUFWriter(str(path), "llama")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_dimension_count(width)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("no_vocab")
-    kind = gguf.GGMLQuantizationType[precision]
-    names = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
-    names |= {} if config.tie_word_embeddings else {"output": "lm_head"}
-    for layer in range(config.num_hidden_layers):
-        names |= {f"blk.{layer}.{theirs}": f"model.layers.{layer}.{ours}" for theirs, ours in _MATRICES.items()}
-    for name, source in names.items():
-        array = state[f"{source}.weight"].float().numpy()
-        if heads := rotary.get(name.rpartition(".")[2]):
-            # transformers rotates the halves of a head against each other, ggml neighbours.
-            parts = array.reshape(heads, 2, width // 2, array.shape[1])
-            array = parts.swapaxes(1, 2).reshape(array.shape)
-        of = kind if array.ndim == 2 else gguf.GGMLQuantizationType.F32
-        writer.add_tensor(f"{name}.weight", quants.quantize(np.ascontiguousarray(array), of), raw_dtype=of)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path

@@ -1,0 +1,153 @@
+"""Another engine in a process of its own Python environment, on the same weights, cores and threads as ours."""
+
+import os
+import shutil
+import tempfile
+import weakref
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from experiments.contenders.base import OtherEngine, seed_of
+from experiments.contenders.process import PeerError, Process
+from specdec.requests import SamplingParams
+from specdec.types import Completion
+
+_ANSWER = Path(__file__).parent / "workers" / "answer.py"
+_TRIED = 8
+"""Tokens of the prompt and of the output that are tried before anything is measured."""
+
+
+class Peer(OtherEngine):
+    """An engine that is installed in another environment, because it needs other versions of our packages.
+
+    Its process is started with the run, may use the cores that this one may use, waits without using them, and ends
+    with the run. A call in which it fails, hangs or answers nonsense is a failed one, and the run goes on.
+
+    Args:
+        method: How it drafts; ``"plain"`` for not at all.
+        num_tokens: The number of tokens that are drafted per round; None for ``NUM_TOKENS`` of the method.
+        python: The Python of its environment; None for what the environment variable ``VARIABLE`` says.
+        start_timeout: Seconds that loading may take, compilation included.
+        timeout: Seconds that one call may take.
+
+    Attributes:
+        NAME, WORKER: What it is called, and its module in ``workers``.
+        VARIABLE, PACKAGES: Where its Python is looked for, and what has to be installed there.
+        NUM_TOKENS: The methods that it has, and how many tokens each drafts if nothing is said.
+    """
+
+    NAME: ClassVar[str]
+    WORKER: ClassVar[str]
+    VARIABLE: ClassVar[str]
+    PACKAGES: ClassVar[str]
+    NUM_TOKENS: ClassVar[Mapping[str, int]]
+
+    def __init__(
+        self,
+        *,
+        method: str = "plain",
+        num_tokens: int | None = None,
+        python: str | None = None,
+        start_timeout: float = 600.0,
+        timeout: float = 300.0,
+    ):
+        if method not in self.NUM_TOKENS:
+            raise ValueError(f"method={method!r}: {self.NAME} is measured with {', '.join(self.NUM_TOKENS)}")
+        if num_tokens is not None and (num_tokens < 1 or method == "plain"):
+            raise ValueError(f"num_tokens={num_tokens}: give at least 1, and a method that drafts")
+        self.method, self.num_tokens = method, num_tokens or self.NUM_TOKENS[method]
+        self._python, self._start_timeout, self._timeout = python, start_timeout, timeout
+
+    @abstractmethod
+    def prepared(self, folder: Path) -> dict[str, Any]:
+        """Write the target to a folder, and return what the worker is told besides.
+
+        Raises:
+            ValueError: It cannot decode with this target.
+        """
+
+    def environment(self, python: Path) -> dict[str, str]:
+        """Environment variables besides those of this process, for its Python."""
+        return {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+
+    def check(self) -> None:
+        """Start the process, load the target, and decode a few tokens."""
+        python = Path(self._python or os.environ.get(self.VARIABLE) or "")
+        if not python.is_file():
+            raise ValueError(
+                f"{self.NAME} runs in an environment of its own, and {str(python)!r} is no Python of one: create it "
+                f"with `python3 -m venv DIR && DIR/bin/pip install {self.PACKAGES}`, and give python=DIR/bin/python "
+                f"or the environment variable {self.VARIABLE}=DIR/bin/python"
+            )
+        if self.target.device.type != "cpu":
+            raise ValueError(f"{self.NAME} is measured on CPUs, and the target is on {self.target.device}")
+        self.folder = folder = Path(tempfile.mkdtemp(prefix="specdec_"))
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        given = self.prepared(folder) | {
+            "model": str(folder),
+            "threads": torch.get_num_threads(),
+            "max_length": self.max_length,
+            "max_batch_size": self.max_batch_size,
+            "num_tokens": self.num_tokens,
+        }
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        command = [str(python), str(_ANSWER), self.WORKER]
+        self._process = Process(self.NAME, command, environment | self.environment(python), folder / "log.txt")
+        try:
+            found = self._process.ask(given, self._start_timeout)
+            ours = {"threads": torch.get_num_threads(), "cores": sorted(os.sched_getaffinity(0))}
+            if {name: found.get(name) for name in ours} != ours:
+                raise PeerError(f"{self.NAME} does not run on our threads and cores, which are {ours}: it has {found}")
+            self.about = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
+            sampling = SamplingParams(max_new_tokens=_TRIED, ignore_eos=True)
+            self._ask([[1] * _TRIED], [sampling])
+        except PeerError as error:
+            self._process.stop()
+            raise ValueError(str(error)) from error
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sequence[SamplingParams], *, speculate: bool = True
+    ) -> list[Completion]:
+        """Decode prompts in one call. All share their sampling but for streams."""
+        if sampling[0].stop or sampling[0].logits_processor is not None:
+            raise ValueError(f"{self.NAME} is given tokens that end an output, no texts or processors: leave them out")
+        try:
+            return self._ask(prompts, sampling)
+        except PeerError as error:
+            failed = Completion(prompt_ids=(), token_ids=(), text="", finish_reason="error", steps=(), error=str(error))
+            return [replace(failed, prompt_ids=tuple(prompt)) for prompt in prompts]
+
+    def _ask(self, prompts: Sequence[Sequence[int]], sampling: Sequence[SamplingParams]) -> list[Completion]:
+        first = sampling[0]
+        ends = set(first.stop_token_ids) | (set() if first.ignore_eos else self.target.eos_token_ids)
+        drawn = {"temperature": 0.0}
+        if not first.greedy:
+            drawn = {name: getattr(first, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+        asked = {
+            "prompts": [list(prompt) for prompt in prompts],
+            "seeds": [seed_of([each]) & 0x7FFFFFFF for each in sampling],
+            "max_new_tokens": first.max_new_tokens,
+            "ends": sorted(ends),
+            "sampling": drawn | {"repetition_penalty": first.repetition_penalty},
+        }
+        answer = self._process.ask(asked, self._timeout)
+        try:
+            told = [(list(row["token_ids"]), list(row["rounds"])) for row in answer["rows"]]
+            if len(told) != len(prompts):
+                raise ValueError(f"{len(told)} outputs for {len(prompts)} prompts")
+            for tokens, rounds in told:
+                if len(tokens) != first.max_new_tokens and not (tokens and tokens[-1] in ends):
+                    raise ValueError(f"{len(tokens)} tokens of {first.max_new_tokens}, and none that ends an output")
+                if min(rounds) < 1 or not sum(rounds[:-1]) < len(tokens) <= sum(rounds):
+                    raise ValueError(f"{len(tokens)} tokens in rounds of {rounds}")
+                if min(tokens) < 0 or max(tokens) >= self.target.vocab_size:
+                    raise ValueError(f"tokens that the vocabulary of {self.target.vocab_size} has not")
+        except (KeyError, TypeError, ValueError) as error:
+            self._process.stop()
+            raise PeerError(f"{self.NAME} was stopped because it answers nonsense: {error}") from error
+        return [self.completion(*each) for each in zip(prompts, sampling, *zip(*told, strict=True), strict=True)]

