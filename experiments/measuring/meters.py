@@ -116,8 +116,8 @@ def _gpu_counter(index: int) -> tuple[Counter, ...]:
 _BUSY = ("user", "nice", "system", "irq", "softirq", "steal")
 """States of a core that is not idle. Time that a virtual machine's host kept for itself (steal) counts, too."""
 Clocks = tuple[float, float, float, int]
-"""Seconds: wall time, time that the usable cores were busy, CPU time of this process and of those that it has started; and
-the number of these cores."""
+"""Seconds: wall time, time that the usable cores were busy, CPU time of this process and those that it has started;
+and the number of these cores."""
 
 
 class LoadMeter:
