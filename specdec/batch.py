@@ -61,7 +61,8 @@ class Batch:
         alternatives: The largest number of most probable tokens that any request wants to be told with its output
             tokens; None if none wants their raw log-probabilities.
         vocab_size: Width of the target's logits.
-        host: The same numbers on the host; None in a recorded round, which may use tensors alone.
+        host: The same numbers on the host; None in a recorded round, which may use tensors alone. There may be further
+            rows behind the host's, which belong to no request and do not draft (``SlotTable.padded``).
         first_slot: The first slot, if the rows are consecutive slots and the tensors are views of all slots' tensors.
         key_bound: In a recorded round, how many positions of the cache attention reads: enough for every row. None in
             other rounds.
@@ -97,10 +98,15 @@ class Batch:
         limit = torch.from_numpy(room).to(self.device, non_blocking=True)
         return replace(self, max_depth=limit, host=replace(self.on_host, max_depth=room))
 
+    @property
+    def place(self) -> Hashable:
+        """Where the rows' tensors are: which of the slots' own, or which copies."""
+        return self.first_slot, len(self)
+
     @cached_property
     def kind(self) -> Hashable:
         """All that a recording of these rows depends on besides the tensors' values."""
-        return self.first_slot, len(self), self.sampling.flags, self.alternatives
+        return self.place, self.sampling.flags, self.alternatives
 
     @cached_property
     def has_processors(self) -> bool:

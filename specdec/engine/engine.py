@@ -18,12 +18,13 @@ from specdec.engine.output import Outputs, completion
 from specdec.engine.parts import check_parts
 from specdec.engine.prompts import Prompt
 from specdec.engine.round import Mode
-from specdec.engine.rounds import check_recording, rounds_for
+from specdec.engine.rounds import RecordingCounts, check_recording, recorded_as, rounds_for
 from specdec.engine.running import RunningRequests
 from specdec.engine.scheduler import FirstCome, Scheduler, View, Work
-from specdec.engine.slot_table import SlotTable
+from specdec.engine.slot_table import SlotTable, row_sizes, spare_slots
 from specdec.engine.turns import Turns
 from specdec.interfaces import Drafter, Round, Session, Sizes, Verifier
+from specdec.memory import ran_out
 from specdec.origin import described
 from specdec.requests import Request, SamplingParams
 from specdec.target.runner import ModelRunner
@@ -109,6 +110,10 @@ class Engine:
         self.paging = paging.filled_in(slots=max_batch_size, max_length=self.max_length)
         self.on_round: Callable[[Round], object] | None = None
         self.on_turn: Callable[[View, Work], object] | None = None
+        recorded = recorded_as(recording, target.model, optimize=optimize, invariant=invariant)
+        # Recorded rounds come in few numbers of rows; what makes them up belongs to a slot that no request gets.
+        sizes = row_sizes(max_batch_size) if recorded == "rounds" else ()
+        slots = max_batch_size + spare_slots(sizes)
         self._plain = self._speculative = Mode.plain(verifier)
         if drafter is not None:
             if verifier is None:
@@ -120,7 +125,7 @@ class Engine:
         with torch.inference_mode(False):
             self.runner = ModelRunner(
                 target.model,
-                max_batch_size=max_batch_size,
+                max_batch_size=slots,
                 max_length=self.max_length,
                 max_nodes=drafter.max_nodes if drafter is not None else 0,
                 attention=attention,
@@ -131,22 +136,22 @@ class Engine:
             )
             self.session: Session | None = None
             if drafter is not None and verifier is not None:
-                sizes = Sizes(
-                    max_batch_size=max_batch_size,
+                room = Sizes(
+                    max_batch_size=slots,
                     max_length=self.max_length,
                     leaf_probs=verifier.needs_leaf_probs,
                     paging=self.paging,
                 )
                 with beside_cache_of(self.runner):
-                    self.session = drafter.bind(target, sizes)
+                    self.session = drafter.bind(target, room)
                 check_session(self.session, drafter, layers=target.num_layers)
                 if check:
                     self._speculative = Inspector(drafter, self.session, verifier, self._request_in).mode()
                 else:
                     self._speculative = Mode.speculative(drafter, self.session, verifier)
         self.timer = StageTimer(target.device, enabled=timing)
-        self._slots = SlotTable(max_batch_size, self.max_length, target.vocab_size, target.device)
-        self._rounds = rounds_for(self.runner, self._slots, self.timer, recording=recording, optimize=optimize)
+        self._slots = SlotTable(max_batch_size, self.max_length, target.vocab_size, target.device, sizes=sizes)
+        self._rounds = rounds_for(self.runner, self._slots, self.timer, recorded=recorded)
         self._intake = Intake(target, max_length=self.max_length, can_speculate=drafter is not None)
         self._outputs = Outputs(target.tokenizer)
         self._pages = pages_for(self.paging, max_batch_size)
@@ -259,33 +264,68 @@ class Engine:
         """What is recorded on this device: ``"rounds"``, ``"decisions"`` or ``"off"``."""
         return self._rounds.recorded
 
-    def warm_up(self, nodes: Sequence[int] | None = None) -> None:
-        """Do now what rounds of a full batch would otherwise have to do once, when their sizes have come often.
+    @property
+    def recording_counts(self) -> RecordingCounts:
+        """How much of the rounds was recorded and replayed so far, and what could not be recorded, and why."""
+        return self._rounds.counts
 
-        On a CPU, the target's forward is captured for every number of nodes that a round may have. Before a measurement
-        this keeps one-time costs out of it: a twentieth of a second for each size of a model of 110M parameters. On
-        other devices nothing is done.
+    def warm_up(
+        self,
+        nodes: Sequence[int] | None = None,
+        *,
+        sampling: SamplingParams | Sequence[SamplingParams] = SamplingParams(),  # noqa: B008 (frozen)
+        positions: int | None = None,
+    ) -> None:
+        """Do now what rounds would otherwise have to do once, when their sizes have come often.
+
+        Before a measurement, and before a server takes requests, this keeps one-time costs out of it. On a CPU, the
+        target's forward is captured for a full batch and every number of nodes that a round may have: a twentieth of
+        a second for each size of a model of 110M parameters. Where whole rounds are recorded, as on a GPU, they are
+        recorded for every number of rows that rounds are padded to, and for all lengths: a tenth of a second for each
+        stage of a large model, some hundred of them.
 
         Args:
-            nodes: The numbers of drafted nodes, where they are known; None for all that are usual.
+            nodes: The numbers of drafted nodes, where they are known; None for all that are usual. In recorded rounds
+                they matter for chains that are drafted on the host; None is then the longest, and none.
+            sampling: The parameters of the requests that will come. Only what kind they are matters in recorded rounds:
+                greedy or sampled, and which filters.
+            positions: The most tokens that a request will have; None for ``max_length``.
 
         Raises:
             RuntimeError: A request is running or waiting.
-            ValueError: The engine is closed, or its drafter drafts no such trees.
+            ValueError: The engine is closed, its drafter drafts no such trees, or it has no room for such requests.
         """
         self._check_open()
         if self.unfinished:
             raise RuntimeError(
                 f"warm_up was called while {self.unfinished} requests are unfinished: call it before them"
             )
-        self._running.forget()  # forwards that warm up write into the slots
+        positions = self.max_length if positions is None else whole("positions", positions, least=1)
+        if positions > self.max_length:
+            raise ValueError(f"positions={positions}: this engine's max_length is {self.max_length}, give no more")
         rows, most = self.max_batch_size, 0 if self.drafter is None else self.drafter.max_nodes
         sizes = common_sizes(most) if nodes is None else [whole("nodes", size, least=0) for size in nodes]
         if max(sizes, default=0) > most:
             raise ValueError(f"nodes={max(sizes)}: drafts of this engine have at most {most} nodes, give no more")
+        self._running.forget()  # forwards that warm up write into the slots
         self.runner.warm_up([1], batch=rows, wants=self._plain.wants)
         if self.drafter is not None:
             self.runner.warm_up([1, *(1 + size for size in sizes)], batch=rows, wants=self._speculative.wants)
+        kinds = [sampling] if isinstance(sampling, SamplingParams) else sampling
+        chains = sizes if nodes is not None else [most, 0]
+        if self.drafter is None or not self.drafter.is_chain:
+            chains = [0]
+        try:
+            with torch.inference_mode():
+                modes = dict.fromkeys((self._plain, self._speculative))
+                self._rounds.warm_up(modes, nodes=chains, sampling=kinds, positions=positions)
+        except RuntimeError as error:
+            if not ran_out(error):
+                raise
+            self._rounds.make_room(error)
+        if self.target.device.type == "cuda":
+            torch.cuda.synchronize(self.target.device)
+        self.timer.take()  # a step's times are of its own round
 
     def forget(self) -> None:
         """Let later requests find nothing in the caches of what was decoded so far, as in a new engine."""

@@ -216,7 +216,8 @@ def repeatable(played: Played) -> np.ndarray:
     tree = played.tree
     drawn = (tree.law == DraftSampling.IID) | (tree.law == DraftSampling.WITHOUT_REPLACEMENT)
     at_random = (drawn & tree.valid)[:, 1:].any(-1).cpu().numpy()  # after a failure; it may wait for the device
-    return (played.read.proposed_nodes > 0) & ~at_random
+    proposed = played.read.proposed_nodes
+    return (proposed > 0) & ~at_random[: len(proposed)]
 
 
 def propose(mode: Mode, batch: Batch) -> DraftTree:

@@ -1,10 +1,13 @@
 """Plays rounds on the device, stage by stage, and replays stages that come often."""
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from specdec.batch import Batch
 from specdec.engine.clock import StageTimer
@@ -14,9 +17,12 @@ from specdec.engine.slot_table import SlotTable
 from specdec.execution.recorder import CudaGraphRecorder, Recorder, Recordings, Stage, TapeRecorder
 from specdec.forward import ForwardOutput, Wants, bucket_of
 from specdec.interfaces import Session, Verifier
-from specdec.placement import is_spread
+from specdec.placement import is_spread, main_device
+from specdec.requests import SamplingParams
+from specdec.target.agreement import agreement_for
+from specdec.target.parallel import group_of
 from specdec.target.runner import ModelRunner
-from specdec.tree import DraftTree
+from specdec.tree import DraftTree, TreeShape
 from specdec.tree_parts import TreeKind, bucketed
 from specdec.types import Outcome, Verdict
 
@@ -26,6 +32,36 @@ Observer = Callable[[DraftTree, Judged], object]
 RECORD_AFTER = 8
 """Rounds of one kind before their stages are recorded."""
 MOST_RECORDINGS = 256
+_PER_SIZE = 16
+"""Recordings for a number of rows and of positions: all stages, plain or not, of requests of a few kinds."""
+_WARM = 3
+"""Rounds of a warm-up: one makes what is made once, one rehearses, and one is recorded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordingCounts:
+    """What was recorded and replayed in an engine so far.
+
+    Attributes:
+        rounds: Rounds that were played.
+        replayed: Those of them of which every stage that is recorded at all was replayed.
+        stages: Stages that were recorded, each for one kind of round.
+        replays: Stages that were replayed.
+        refused: Why stages could not be recorded, by the stage's name: something failed, and they run as they are.
+        by_design: Why rounds or stages are not recorded that nobody would record, with their number.
+    """
+
+    rounds: int
+    replayed: int
+    stages: int
+    replays: int
+    refused: dict[str, list[str]]
+    by_design: dict[str, int]
+
+    @property
+    def replayed_share(self) -> float | None:
+        """``replayed`` over ``rounds``; None before any was played."""
+        return self.replayed / self.rounds if self.rounds else None
 
 
 class Rounds:
@@ -55,8 +91,11 @@ class Rounds:
         self._runner, self.table, self.timer = runner, table, timer
         self._whole = whole
         self._version: Hashable = None  # of the target that recordings were made from
-        self.recordings = None if recorder is None else Recordings(recorder, after=RECORD_AFTER, most=MOST_RECORDINGS)
+        most = max(MOST_RECORDINGS, _PER_SIZE * len(table.sizes) * len(buckets(1, table.max_length)))
+        self.recordings = None if recorder is None else Recordings(recorder, after=RECORD_AFTER, most=most)
         self._kinds: dict[Hashable, TreeKind] = {}
+        self._rounds = self._replayed = self._taken = 0
+        self._by_design: Counter[str] = Counter()
 
     @property
     def recorded(self) -> str:
@@ -64,6 +103,22 @@ class Rounds:
         if self.recordings is None:
             return "off"
         return "rounds" if self._whole else "decisions"
+
+    @property
+    def counts(self) -> RecordingCounts:
+        """What was recorded and replayed so far."""
+        made, replays, refused, by_design = 0, 0, dict[str, list[str]](), Counter(self._by_design)
+        if self.recordings is not None:
+            made, replays = self.recordings.made, self.recordings.replays
+            for each, kinds in self.recordings.refused.items():
+                if each.by_design:
+                    by_design[f"{each.stage}: {each.reason}"] += kinds
+                else:
+                    refused.setdefault(each.stage, []).append(each.reason)
+        return RecordingCounts(
+            rounds=self._rounds, replayed=self._replayed, stages=made, replays=replays, refused=refused,
+            by_design=dict(by_design),
+        )  # fmt: skip
 
     def play(self, mode: Mode, batch: Batch, observer: Observer | None = None, *, ahead: int = 0) -> Played:
         """Do a round on the device: when this returns, the next one could begin, and the host knows nothing yet.
@@ -74,34 +129,90 @@ class Rounds:
             observer: Sees the decision before it is made final.
             ahead: How many tokens a row may be longer than the host knows, because the host has yet to read a round.
         """
-        take, session = self._replayer(mode, batch), mode.session
-        seen, whole = batch, take is not None and self._whole
+        self._rounds += 1
+        bound = bucket_of(int(batch.on_host.lengths.max()) + ahead + mode.max_nodes + 1)
+        recordings, why_not = self.recordings, self._why_not(mode, batch)
+        if recordings is None or why_not is not None:
+            self._by_design[why_not or "recording is off"] += 1
+            return self._play(mode, batch, observer, bound=bound, recorded=False)
+        taken, replays = self._taken, recordings.replays
+        played = self._play(mode, batch, observer, bound=bound, recorded=True)
+        self._replayed += recordings.replays - replays == self._taken - taken
+        return played
+
+    def warm_up(
+        self, modes: Iterable[Mode], *, nodes: Sequence[int], sampling: Sequence[SamplingParams], positions: int
+    ) -> None:
+        """Record whole rounds, if they are recorded at all, for every number of rows that they are padded to.
+
+        Args:
+            modes: How they draft and judge.
+            nodes: The sizes of chains that are drafted on the host.
+            sampling: Parameters of requests, for each of which rounds are recorded.
+            positions: The length that attention is recorded up to.
+        """
+        recordings, modes = self.recordings, [mode for mode in modes if self._why_not(mode) is None]
+        if recordings is None or not self._whole:
+            return
+        recordings.after, after = _WARM, recordings.after
+        try:
+            # Large ones first: the others find room in the memory that those have taken.
+            for count in reversed(self.table.sizes):
+                for params, mode in ((params, mode) for params in sampling for mode in modes):
+                    drafts = nodes if mode.session is not None and mode.session.reads_host else [0]
+                    most = positions + mode.max_depth + mode.max_nodes + 1
+                    for bound in reversed(buckets(2 + mode.max_nodes, most)):
+                        for size in drafts:
+                            for _ in range(_WARM):
+                                batch = self.table.idle(count, params)
+                                self._play(mode, batch, None, bound=bound, recorded=True, nodes=size)
+        finally:
+            recordings.after = after
+
+    def _play(
+        self,
+        mode: Mode,
+        batch: Batch,
+        observer: Observer | None,
+        *,
+        bound: int,
+        recorded: bool,
+        nodes: int | None = None,
+    ) -> Played:
+        take, session = self._take if recorded else None, mode.session
+        seen, whole, count = batch, recorded and self._whole, len(batch)
         if whole:
             self._look()
-            seen = batch.recorded(bucket_of(int(batch.on_host.lengths.max()) + ahead + mode.max_nodes + 1))
+            seen = batch if observer is not None else self.table.padded(batch)
         # What a session on tensors alone does is recorded with the rest.
         inside = whole and session is not None and not session.reads_host
         key: Hashable = None
         with self.timer.stage("draft"):
-            if inside and take is not None and session is not None:
-                key = session.prepare(batch)
-                tree = self._draft(take, key, session, seen)
+            if inside and session is not None:
+                key = session.prepare(seen)
+            seen = seen.recorded(bound) if whole else seen
+            if inside and session is not None:
+                tree = self._draft(mode, key, session, seen)
+            elif session is None:
+                tree = propose(mode, seen)
             else:
-                tree = propose(mode, batch)
-                if self.recordings is not None and session is not None:
+                tree = propose(mode, batch) if nodes is None else _chain(batch.roots, nodes)
+                if self.recordings is not None:
                     tree = bucketed(tree, max_nodes=mode.max_nodes, max_depth=mode.max_depth)
             if session is not None:
                 tree = self._runner.agreement.on_tree(tree, fixed=not session.reads_host)
         kind = TreeKind.of(tree)
+        if len(seen) > len(tree.tokens):
+            tree = _filled(kind, tree, len(seen))
         with self.timer.stage("verify"):
             output = self._verify(take, mode, kind, tree, seen)
         with self.timer.stage("accept"):
             judged = self._judge(take, mode, kind, tree, output.scores, seen, observed=observer is not None)
-            fetch = Fetch(judged.packed)  # before other stages may use the memory again
+            fetch = Fetch(judged.packed[:count])  # before other stages may use the memory again
         if observer is not None:
             observer(tree, judged)
         with self.timer.stage("commit"):
-            outcome = self._commit(take, mode, tree, judged, output, seen, key, inside=inside)
+            outcome = self._commit(take, mode, tree, judged, output, seen, key, inside=inside, count=count)
         alone = whole and (session is None or inside)
         return Played(tree, judged, outcome, fetch, batch.alternatives, alone=alone)
 
@@ -118,33 +229,33 @@ class Rounds:
             self._kinds.clear()
         self._version = self._runner.version
 
-    def _replayer(self, mode: Mode, batch: Batch) -> "Replayer | None":
-        """Returns a function that runs the stages of a round that may be recorded; None for one that may not.
+    def _why_not(self, mode: Mode, batch: Batch | None = None) -> str | None:
+        """Returns why a round is not recorded where others are; None if it is. A user's processors may do anything."""
+        if mode.check is not None:
+            return "check=True looks at every round"
+        if batch is not None and batch.has_processors:
+            return "requests have logits processors"
+        if not may_record(mode.verifier):
+            return f"{type(mode.verifier).__name__} does not say that it is recordable"
+        return None
 
-        A user's processors may do anything.
-        """
-        if self.recordings is None or mode.check is not None or batch.has_processors or not may_record(mode.verifier):
-            return None
-        common = id(mode), traits(mode.verifier), batch.kind
-        recordings = self.recordings
+    def _take(self, name: str, key: Hashable, stage: Stage, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Run a stage that depends on ``key``, or replay it."""
+        assert self.recordings is not None, "rounds are recorded"
+        self._taken += 1
+        return self.recordings.run(name, key, stage, inputs, repeatable=name != "commit")
 
-        def take(name: str, key: Hashable, stage: Stage, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-            return recordings.run(name, (common, key), stage, inputs, repeatable=name != "commit")
-
-        return take
-
-    def _draft(self, take: "Replayer", prepared: Hashable, session: Session, seen: Batch) -> DraftTree:
+    def _draft(self, mode: Mode, prepared: Hashable, session: Session, seen: Batch) -> DraftTree:
         """Returns the proposal of a session on tensors alone, replayed if it came often."""
-        key = prepared, seen.key_bound
-        found = key, seen.kind
+        key = id(mode), prepared, seen.key_bound, seen.kind
 
         def stage() -> tuple[Tensor, ...]:
             tree = session.propose(seen).limited(seen.max_depth)
-            self._kinds[found] = TreeKind.of(tree)
-            return tuple(self._kinds[found].parts(tree))
+            self._kinds[key] = TreeKind.of(tree)
+            return tuple(self._kinds[key].parts(tree))
 
-        parts = take("draft", key, stage, [])
-        return session.trimmed(self._kinds[found].tree(parts)[0])
+        parts = self._take("draft", key, stage, [])
+        return session.trimmed(self._kinds[key].tree(parts)[0])
 
     def _verify(
         self, take: "Replayer | None", mode: Mode, kind: TreeKind, tree: DraftTree, seen: Batch
@@ -156,7 +267,7 @@ class Rounds:
             output = verify(mode, kind.tree(parts)[0], seen, self._runner)
             return (output.scores, *_states(mode.wants, output))
 
-        key = kind, seen.key_bound
+        key = mode.wants, kind, seen.key_bound, seen.place
         logits, *states = take("verify", key, stage, kind.parts(tree))
         return _output(mode.wants, states, logits)
 
@@ -178,7 +289,8 @@ class Rounds:
             drafted, (scores,) = kind.tree(inputs)
             return _parts(judge(mode, drafted, scores, seen, observed=observed))
 
-        return _judged(take("judge", (kind, observed), stage, [*kind.parts(tree), logits]))
+        key = id(mode), traits(mode.verifier), kind, observed, seen.kind
+        return _judged(take("judge", key, stage, [*kind.parts(tree), logits]))
 
     def _commit(
         self,
@@ -191,6 +303,7 @@ class Rounds:
         prepared: Hashable,
         *,
         inside: bool,
+        count: int,
     ) -> Outcome | None:
         """Make the accepted path final: in the cache, for the session, and in the slots.
 
@@ -203,6 +316,7 @@ class Rounds:
         if session is not None and not inside:
             outcome = outcome_of(seen, wants, tree.tokens, output, verdict, judged.tokens, judged.valid)
             if session.reads_host:
+                outcome = _first(outcome, count)
                 # The lengths are about to move, and without drafts the tokens are the roots, which move, too.
                 later = replace(outcome, starts=outcome.starts.clone(), tokens=outcome.tokens.clone())
             else:
@@ -225,12 +339,21 @@ class Rounds:
         if take is None:
             stage(*inputs)
         else:
-            take("commit", (moves, prepared), stage, inputs)
+            key = id(mode), moves, prepared, seen.place, seen.sampling.seen is None
+            take("commit", key, stage, inputs)
         return later
 
 
 Replayer = Callable[[str, Hashable, Stage, Sequence[Tensor]], Sequence[Tensor]]
 """``take(name, key, stage, inputs)`` runs a stage that depends on ``key``, or replays it."""
+
+
+def buckets(least: int, most: int) -> list[int]:
+    """Returns the numbers of positions that attention reads (``bucket_of``) where ``least`` to ``most`` are needed."""
+    found = [bucket_of(least)]
+    while found[-1] < most:
+        found.append(bucket_of(found[-1] + 1))
+    return found
 
 
 RECORDING = ("auto", "rounds", "decisions", "off")
@@ -246,20 +369,27 @@ def check_recording(recording: object) -> None:
         raise ValueError(f"recording={recording!r}: give one of {', '.join(RECORDING)}")
 
 
-def rounds_for(runner: ModelRunner, table: SlotTable, timer: StageTimer, *, recording: str, optimize: bool) -> Rounds:
-    """Returns the rounds of an engine (``Engine``'s ``recording`` and ``optimize``).
+def recorded_as(recording: str, model: PreTrainedModel, *, optimize: bool, invariant: bool) -> str:
+    """Returns what is recorded on a model's device (see ``Engine``): ``"rounds"``, ``"decisions"`` or ``"off"``.
 
     Nothing is recorded for a model that is spread over devices or shared by processes: hooks move its weights and its
     tensors, and processes agree on every round before the next one begins.
     """
-    device = runner.device.type
-    off = recording == "off" or not optimize or is_spread(runner.model) or runner.agreement.shared
-    if off or device not in ("cpu", "cuda"):
-        return Rounds(runner, table, timer, recorder=None)
-    recorder = TapeRecorder() if device == "cpu" else CudaGraphRecorder(runner.device)
+    device = main_device(model).type
+    shared = agreement_for(group_of(model)).shared
+    if recording == "off" or not optimize or is_spread(model) or shared or device not in ("cpu", "cuda"):
+        return "off"
     # The invariant executor finds out the order of the keys on the host, forward by forward.
-    whole = not runner.invariant and (recording == "rounds" or (recording == "auto" and device == "cuda"))
-    return Rounds(runner, table, timer, recorder=recorder, whole=whole)
+    whole = not invariant and (recording == "rounds" or (recording == "auto" and device == "cuda"))
+    return "rounds" if whole else "decisions"
+
+
+def rounds_for(runner: ModelRunner, table: SlotTable, timer: StageTimer, *, recorded: str) -> Rounds:
+    """Returns the rounds of an engine that records so much (``recorded_as``)."""
+    if recorded == "off":
+        return Rounds(runner, table, timer, recorder=None)
+    recorder = TapeRecorder() if runner.device.type == "cpu" else CudaGraphRecorder(runner.device)
+    return Rounds(runner, table, timer, recorder=recorder, whole=recorded == "rounds")
 
 
 def may_record(verifier: Verifier) -> bool:
@@ -304,3 +434,26 @@ def _parts(judged: Judged) -> tuple[Tensor, ...]:
 def _judged(parts: Sequence[Tensor]) -> Judged:
     tokens, valid, packed, *evidence = parts[5:]
     return Judged(evidence[0] if evidence else None, Verdict(*parts[:5]), tokens, valid, packed)
+
+
+def _chain(roots: Tensor, nodes: int) -> DraftTree:
+    """Returns chains whose tokens mean nothing, and of which the host does not know that they are whole."""
+    if not nodes:
+        return DraftTree.root_only(roots)
+    tokens = roots[:, None].repeat(1, 1 + nodes)
+    return DraftTree.from_shape(TreeShape.chain(nodes), tokens, valid=torch.ones_like(tokens, dtype=torch.bool))
+
+
+def _filled(kind: TreeKind, tree: DraftTree, rows: int) -> DraftTree:
+    """Returns the trees with the last row's once more for all rows that follow, whose tree does not matter."""
+    given = len(tree.tokens)
+    index = torch.arange(rows, device=tree.tokens.device).clamp_(max=given - 1)
+    return kind.tree([each.index_select(0, index) for each in kind.parts(tree)])[0]
+
+
+def _first(outcome: Outcome, rows: int) -> Outcome:
+    """Returns what became final in the first rows."""
+    tensors = {each.name: getattr(outcome, each.name) for each in fields(outcome)}
+    cut = {name: value[:rows] for name, value in tensors.items() if isinstance(value, Tensor)}
+    states = {layer: each[:rows] for layer, each in outcome.hidden_states.items()}
+    return replace(outcome, **cut, hidden_states=states)

@@ -1,6 +1,9 @@
 """State of the running requests, on the device and mirrored on the host."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +18,9 @@ from specdec.sampling import SamplingTensors
 
 _NO_CAP = np.iinfo(np.int64).max
 
+_Take = Callable[[Tensor, int], Tensor]
+"""Returns some slots of a tensor whose slots stand along an axis."""
+
 
 class SlotTable:
     """State of all slots.
@@ -28,28 +34,33 @@ class SlotTable:
         max_length: The number of positions in a slot.
         vocab_size: The width of the target's logits.
         device: The target's device.
+        sizes: The numbers of rows that ``padded`` returns, ascending; the last one is the number of slots.
     """
 
-    def __init__(self, max_batch_size: int, max_length: int, vocab_size: int, device: torch.device):
-        def tensor(value: int | float, dtype: torch.dtype) -> Tensor:
-            return torch.full((max_batch_size,), value, dtype=dtype, device=device)
-
+    def __init__(
+        self,
+        max_batch_size: int,
+        max_length: int,
+        vocab_size: int,
+        device: torch.device,
+        *,
+        sizes: Sequence[int] = (),
+    ):
         self.device = device
         self.vocab_size = vocab_size
         self.max_length = max_length
+        self.sizes = sizes
+        self._spare = max_batch_size  # stands for all rows that belong to no request
+        count = max_batch_size + spare_slots(sizes)
         with torch.inference_mode(False):  # an engine may be built in inference mode and used outside
-            self._roots = tensor(0, torch.long)
-            self._lengths = tensor(0, torch.long)
-            self._drafting = tensor(0, torch.bool)
-            self._max_depth = tensor(0, torch.long)
-            self._keys = tensor(0, torch.long)
-            self._rounds = tensor(0, torch.long)
-            self._temperature = tensor(0, torch.float32)
-            self._top_k = tensor(0, torch.long)
-            self._top_p = tensor(1, torch.float32)
-            self._min_p = tensor(0, torch.float32)
-            self._repetition_penalty = tensor(1, torch.float32)
+            # Numbers of a kind stand together, so that rows are copied in three operations.
+            self._integers = torch.zeros(6, count, dtype=torch.long, device=device)
+            self._floats = torch.tensor([[0.0], [1.0], [0.0], [1.0]], device=device).repeat(1, count)
+            self._drafting = torch.zeros(count, dtype=torch.bool, device=device)
             self._index = torch.full((max_batch_size,), -1, device=device)
+            self._roots, self._lengths, self._max_depth, self._rounds, self._keys, self._top_k = self._integers
+            self._temperature, self._top_p, self._min_p, self._repetition_penalty = self._floats
+        self._lengths[max_batch_size:] = 1
         self._index_on_host = np.full(max_batch_size, -1, dtype=np.int64)
         self._copies: dict[tuple[int, int], Tensor] = {}
         self._seen: Bool[Tensor, "batch vocab"] | None = None  # None while no request is penalized
@@ -61,12 +72,12 @@ class SlotTable:
         self._running = np.zeros(max_batch_size, dtype=bool)
         self._cap = np.full(max_batch_size, _NO_CAP)  # of the depth of the next round's drafts
         self._depth_is_set = np.zeros(max_batch_size, dtype=bool)  # on the host, not by counting down
-        self._params: list[SamplingParams | None] = [None] * max_batch_size
+        self._params: list[SamplingParams | None] = [None] * count
         self._penalized: set[int] = set()  # slots whose requests have a repetition penalty
         self._views: dict[bytes, Batch] = {}
 
     def __len__(self) -> int:
-        return len(self._params)
+        return self._spare
 
     def admit(
         self,
@@ -113,7 +124,8 @@ class SlotTable:
         if self._penalized:
             if self._all_seen is None:
                 with torch.inference_mode(False):
-                    self._all_seen = torch.zeros(len(self), self.vocab_size, dtype=torch.bool, device=self.device)
+                    size = len(self._drafting), self.vocab_size
+                    self._all_seen = torch.zeros(size, dtype=torch.bool, device=self.device)
             if self._seen is None:
                 self._seen = self._all_seen.zero_()
         if self._seen is not None:
@@ -165,14 +177,51 @@ class SlotTable:
         """
         key = host_index.tobytes()
         first, last = int(host_index[0]), int(host_index[-1]) + 1
-        whole = last - first == len(host_index)
         rows = self._views.get(key)
-        if rows is None:
-            rows = self._slice(slice(first, last), host_index) if whole else self._gather(host_index)
-            if whole:
-                self._views[key] = rows
+        if rows is None and last - first == len(host_index):
+            index = slot_index(host_index, self.device)
+            take = partial(torch.narrow, start=first, length=last - first)
+            rows = self._views[key] = self._make(host_index, slice(first, last), index, take)
+        elif rows is None:
+            rows = self._make(host_index, host_index, *self._copy(host_index))
         self._limit_depth(rows)
         return rows
+
+    def padded(self, rows: Batch) -> Batch:
+        """Returns the same rows as copies, with further ones behind them that make up one of few numbers of rows.
+
+        Those belong to no request: they are a slot's that no request ever gets, and write nothing anywhere else. The
+        host's numbers are of the given rows alone.
+        """
+        count = next(size for size in self.sizes if size >= len(rows))
+        copied = rows.first_slot is None
+        if len(self) == 1 or (copied and len(rows) == count):
+            return rows
+        more = np.full(count - len(rows), self._spare)
+        index, take = self._copy(np.concatenate([rows.on_host.slots, more]))
+        state, sampling = self._tensors(take)
+        padded = replace(rows, slots=index, **state, sampling=replace(rows.sampling, **sampling), first_slot=None)
+        if copied:  # where drafts are capped, the copies alone know it
+            padded.max_depth[: len(rows)].copy_(rows.max_depth)
+        return padded
+
+    def idle(self, count: int, sampling: SamplingParams) -> Batch:
+        """Returns the first slots as if requests of these parameters ran there that draft nothing, for a warm-up.
+
+        Every slot has one committed token. Whoever is admitted finds nothing of it.
+        """
+        assert not any(self._params), "there must be no requests"
+        self._views.clear()
+        self._integers.zero_()
+        self._lengths.fill_(1)
+        self._drafting.fill_(False)
+        self._host_lengths[:count], self._host_drafting[:count], self._host_remaining[:count] = 1, False, 2
+        self._params[:count] = [sampling] * count
+        try:
+            return self.rows(np.arange(count))
+        finally:
+            self._params[:count] = [None] * count
+            self._views.clear()
 
     def _limit_depth(self, rows: Batch) -> None:
         """Deeper nodes would be beyond the tokens still wanted, or the row's last position.
@@ -190,56 +239,44 @@ class SlotTable:
             self._depth_is_set[host.slots] = capped < _NO_CAP
             self._cap[host.slots] = _NO_CAP
 
-    def _slice(self, where: slice, host_index: np.ndarray) -> Batch:
-        seen = None if self._seen is None else self._seen[where]
-        index = slot_index(host_index, self.device)
-        return self._make(lambda tensor: tensor[where], seen, host_index, where, index)
-
-    def _gather(self, host_index: np.ndarray) -> Batch:
-        """Returns copies, which stand at the same addresses every time that as many rows are asked for."""
+    def _copy(self, host_index: np.ndarray) -> tuple[Tensor, _Take]:
+        """Returns slots on the device, and what copies their tensors: to the same addresses for as many rows."""
         count = len(host_index)
         index = self._index[:count]
         if not np.array_equal(self._index_on_host[:count], host_index):
             self._index_on_host[:count] = host_index
             index.copy_(torch.from_numpy(host_index), non_blocking=True)
 
-        def take(tensor: Tensor) -> Tensor:
+        def take(tensor: Tensor, axis: int) -> Tensor:
             # By identity: the table's tensors are made once.
             place = self._copies.get((id(tensor), count))
             if place is None:
                 with torch.inference_mode(False):
-                    place = self._copies[id(tensor), count] = torch.empty_like(tensor[:count])
-            return torch.index_select(tensor, 0, index, out=place)
+                    place = self._copies[id(tensor), count] = torch.empty_like(tensor.narrow(axis, 0, count))
+            return torch.index_select(tensor, axis, index, out=place)
 
-        return self._make(take, None if self._seen is None else take(self._seen), host_index, host_index, index)
+        return index, take
 
-    def _make(
-        self,
-        take: Callable[[Tensor], Tensor],
-        seen: Bool[Tensor, "batch vocab"] | None,
-        host_index: np.ndarray,
-        where: slice | np.ndarray,
-        index: Int[Tensor, " batch"],
-    ) -> Batch:
+    def _tensors(self, take: _Take) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns the tensors of a batch and of its sampling parameters, by name."""
+        roots, lengths, max_depth, rounds, keys, top_k = take(self._integers, 1)
+        temperature, top_p, min_p, penalty = take(self._floats, 1)
+        state = {"roots": roots, "lengths": lengths, "max_depth": max_depth, "rounds": rounds, "keys": keys}
+        sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        seen = None if self._seen is None else take(self._seen, 0)
+        return (
+            {**state, "drafting": take(self._drafting, 0)},
+            {**sampling, "repetition_penalty": penalty, "seen": seen},
+        )
+
+    def _make(self, host_index: np.ndarray, where: slice | np.ndarray, index: Tensor, take: _Take) -> Batch:
         params = [self._params[slot] for slot in host_index]
         alternatives = [each.logprobs for each in params if each is not None and each.logprobs is not None]
+        state, sampling = self._tensors(take)
         return Batch(
             slots=index,
-            roots=take(self._roots),
-            lengths=take(self._lengths),
-            drafting=take(self._drafting),
-            max_depth=take(self._max_depth),
-            keys=take(self._keys),
-            rounds=take(self._rounds),
-            sampling=SamplingTensors.of(
-                [each for each in params if each is not None],
-                temperature=take(self._temperature),
-                top_k=take(self._top_k),
-                top_p=take(self._top_p),
-                min_p=take(self._min_p),
-                repetition_penalty=take(self._repetition_penalty),
-                seen=seen,
-            ),
+            **state,
+            sampling=SamplingTensors.of([each for each in params if each is not None], **sampling),
             processors=[() if each is None else each.processors for each in params],
             vocab_size=self.vocab_size,
             alternatives=max(alternatives, default=None),
@@ -282,13 +319,14 @@ class SlotTable:
             rows.rounds.add_(1)
             rows.max_depth.sub_(emitted * rows.drafting)
         else:
-            self._lengths[rows.slots] = rows.lengths + emitted
-            self._roots[rows.slots] = root
-            self._rounds[rows.slots] = rows.rounds + 1
-            self._max_depth[rows.slots] = rows.max_depth - emitted * rows.drafting
+            room = rows.max_depth - emitted * rows.drafting
+            moved = torch.stack([root, rows.lengths + emitted, room, rows.rounds + 1])
+            self._integers[:4].index_copy_(1, rows.slots, moved)
             if seen is not None:
                 assert self._seen is not None
                 self._seen[rows.slots] = seen
+            if len(self._drafting) > len(self):
+                self._lengths[len(self) :].fill_(1)  # what belongs to no request stays where it is
 
     def cap(self, slot: int, depth: int) -> None:
         """Let the drafts of a slot's next round be no deeper than this."""
@@ -317,3 +355,23 @@ class SlotTable:
         self._host_tokens[slots[row], self._host_lengths[slots[row]] + 1 + step] = emitted[row, step]
         self._host_lengths[slots] += counts
         self._host_remaining[slots] -= counts
+
+
+_FEW = 4
+
+
+def row_sizes(most: int) -> tuple[int, ...]:
+    """Returns the numbers of rows that recorded rounds of at most ``most`` requests are padded to.
+
+    These are 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128 … and ``most``. Up to four requests it is every number, because
+    padding takes the memory of a slot.
+    """
+    sizes = list(range(1, most + 1)) if most <= _FEW else [1, 2, 4, 8]
+    while sizes[-1] < most:
+        sizes.append(sizes[-1] + max(8, 1 << (sizes[-1].bit_length() - 2)))
+    return (*sizes[:-1], most)
+
+
+def spare_slots(sizes: Sequence[int]) -> int:
+    """Returns how many slots rows of no request need: one, unless rounds of every number of rows are recorded."""
+    return int(len(sizes) < max(sizes, default=0))
