@@ -1,15 +1,15 @@
 """Weight-only fp8 (e4m3): one scale per output channel.
 
 A weight becomes ``scale[out] * number[out, in]`` with numbers of e4m3, which have four significant bits and reach 448.
-Small weights keep their relative precision, where int8's have the same absolute one. Few rows run through the Triton
-kernel on GPUs that convert e4m3 themselves (compute capability 8.9 and higher).
+Small weights keep their relative precision, where int8's have the same absolute one. Only the weights are in fp8, so
+any GPU that runs the Triton kernel will do, also one that does not compute with e4m3.
 """
 
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from specdec.quantization.dispatch import DispatchedLinear
+from specdec.quantization.dispatch import DispatchedLinear, gpu_product, gpu_words
 
 LARGEST = 448.0
 """The largest number of e4m3."""
@@ -35,13 +35,11 @@ class Fp8Linear(DispatchedLinear):
         return from_fp8(self.weight, self.scale)
 
     def kernel_form(self) -> Tensor | None:
-        """Returns the scales on CUDA; CPUs have no kernel."""
-        return self.scale if self.weight.device.type == "cuda" else None
+        """Returns the numbers in words on CUDA; CPUs have no kernel."""
+        return gpu_words(self.weight) if self.weight.device.type == "cuda" else None
 
     def kernel(self, inputs: Float[Tensor, "row in"], form: Tensor) -> Float[Tensor, "row out"]:
-        from specdec.quantization.kernels.rows import multiply
-
-        return multiply(inputs, self.weight.view(torch.float8_e4m3fn), form)
+        return gpu_product(inputs, form, self.scale, "fp8")
 
 
 def to_fp8(weight: Float[Tensor, "out in"]) -> tuple[UInt8[Tensor, "out in"], Float[Tensor, " out"]]:

@@ -265,16 +265,14 @@ def test_the_check_stands_before_the_work_and_can_be_left_out(monkeypatch: pytes
             load(str(tmp_path / name), **options, quantization_check=False)
 
 
-HOPPER = Hardware("cuda", (9, 0), triton=True)
+GPU = Hardware("cuda")
 
 
 @pytest.mark.parametrize(
     ("name", "dtype", "facts", "says"),
     [
         ("fp8", torch.bfloat16, CPU, "GPU .* this is a cpu device"),
-        ("fp8", torch.bfloat16, Hardware("cuda", (8, 0), triton=True), "capability 8.9, .* 8.0"),
-        ("int8", torch.bfloat16, Hardware("cuda", (9, 0)), "Triton"),
-        ("int4", torch.float64, HOPPER, "float64"),
+        ("int4", torch.float64, GPU, "float64"),
         ("int4_compact", torch.float16, CPU, "float16"),
         ("int4", torch.float32, Hardware("cpu", operators=frozenset()), "no _weight_int4pack_mm_for_cpu"),
         ("int8", torch.bfloat16, Hardware("mps"), "mps"),
@@ -286,10 +284,10 @@ def test_what_the_hardware_lacks(name: str, dtype: torch.dtype, facts: Hardware,
 
 
 def test_what_the_hardware_has() -> None:
-    assert {name: obstacle(name, torch.bfloat16, HOPPER) for name in METHODS} == dict.fromkeys(METHODS)
+    assert {name: obstacle(name, torch.bfloat16, GPU) for name in METHODS} == dict.fromkeys(METHODS)
     for dtype in (torch.float32, torch.bfloat16):
         assert [name for name in METHODS if obstacle(name, dtype, CPU)] == ["fp8"]
-    assert hardware(torch.device("cpu")).capability is None
+    assert hardware(torch.device("cpu")).device == "cpu"
     assert obstacle("a scheme of somebody else", torch.float64, Hardware("mps")) is None
 
 
