@@ -20,7 +20,6 @@ from experiments.reporting import terminal
 from experiments.reporting.run_plots import RUN_PLOTS
 from experiments.reporting.run_tables import comparison_table
 from experiments.reporting.tokens import show_race
-from experiments.results.metrics import distinct_n_gram_rate
 from experiments.results.origin import MANIFEST
 from experiments.results.summary import Summary
 from experiments.results.texts import token_bytes
@@ -29,14 +28,14 @@ from experiments.session.measurement import Report
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
 
-LEAST_PROMPTS, LEAST_TOKENS = 6, 32
+LEAST_PROMPTS, LEAST_TOKENS = 5, 48
 """The fewest prompts that are taken on a slow machine, and the fewest tokens of each.
 
-Intervals of acceptance lengths (95 %), resampled from 24 prompts, hold the true one in 86 % of cases with six prompts,
+Intervals of acceptance lengths (95 %), resampled from 24 prompts, hold the true one in 83 % of cases with five prompts,
 79 % with four, 88 % with eight. Shorter outputs would show what a prompt costs more than what drafting brings.
 """
-WARM_TOKENS = 24
-"""Tokens that every method decodes to warm up, and as many on the clock."""
+_WARM_TOKENS, _TIMED_TOKENS = 8, 24
+"""Tokens that every method decodes to warm up, and then on the clock."""
 _IMPORTS = time.time() - psutil.Process().create_time()
 """The seconds that this process took to come here."""
 _CLOSING = 0.5
@@ -44,11 +43,9 @@ _CLOSING = 0.5
 _MARGIN = 1.1
 """The time that is planned for a measurement, over the estimate."""
 
-_TRIED, _TRIED_TOKENS = 4, 64
-"""Prompts among which the race's is chosen, and the tokens that are decoded of each for that."""
-_RACE_SECONDS, _RACE = 5.0, 4.0
-"""The longest that plain decoding may take in the race; and the time of the race over that: choice, decoding, show."""
-_PENALTY = 1.1
+_RACE_SECONDS, _RACE = 5.0, 3.0
+"""The longest that plain decoding may take in the race; and the time of all of the race over that."""
+_PENALTY = 1.2
 """The race's repetition penalty: without one a small model repeats itself, and nobody wants to read that."""
 
 
@@ -81,19 +78,19 @@ def demo(config: DictConfig) -> Summary:
 
     def opening(contenders: Sequence[Contender]) -> None:
         loaded = time.perf_counter() - begin
-        chosen, spare = choose(build(config, "dataset"), spare=_TRIED)
+        chosen, spare = choose(build(config, "dataset"), spare=1)
         engine, temperatures = contenders[0].engine, [float(each) for each in config.temperatures]
         assert engine.target.tokenizer is not None, "assemble refuses a target without one"
         sampling = replace(build(config, "sampling"), n=1, temperature=temperatures[0])
-        tried = [*spare, *chosen][:_TRIED]  # if possible, prompts that are not measured
-        jobs, _ = prepare(tried, sampling, engine.target.tokenizer, max_length=engine.max_length)
-        pace = pace_of(contenders, jobs[0], temperatures)
+        tried = [*spare, *chosen]  # if possible, a prompt that is not measured
+        (job, *_), _ = prepare(tried, sampling, engine.target.tokenizer, max_length=engine.max_length)
+        pace = pace_of(contenders, job, temperatures)
         race = 0 if config.race is None else math.ceil(min(config.race_tokens, _RACE_SECONDS / pace.plain))
         if not resumed:
             besides = time.perf_counter() - begin + _CLOSING * loaded + _RACE * race * pace.plain
             terminal.say(terminal.console(), fit_to_machine(config, pace, len(chosen), besides))
         if race:
-            _race(contenders, str(config.race), jobs, race)
+            _race(contenders, str(config.race), job, race)
         for each in contenders:
             if isinstance(each.engine, Engine):
                 each.engine.forget()
@@ -145,15 +142,15 @@ def pace_of(contenders: Sequence[Contender], job: Job, temperatures: Sequence[fl
 
     Every method decodes the job twice at every temperature, and the second time counts.
     """
-    sampling = replace(job.sampling, max_new_tokens=min(WARM_TOKENS, job.sampling.max_new_tokens), ignore_eos=True)
-    found = []
+    most, found = job.sampling.max_new_tokens, []
     for each in contenders:
         if isinstance(each.engine, Engine):
             each.engine.warm_up()
         for temperature in temperatures:
-            own = replace(sampling, temperature=temperature)
-            _timed(each, job, own)
-            found.append(_timed(each, job, own))
+            for tokens in (_WARM_TOKENS, _TIMED_TOKENS):
+                own = replace(job.sampling, temperature=temperature, max_new_tokens=min(tokens, most), ignore_eos=True)
+                timed = _timed(each, job, own)
+            found.append(timed)
     return Pace(prompt=sum(first for first, _ in found), token=sum(token for _, token in found), plain=found[0][1])
 
 
@@ -180,20 +177,9 @@ def _give_tree(config: DictConfig, methods: dict[str, str]) -> None:
                 OmegaConf.update(config, section, given, merge=True, force_add=True)
 
 
-def _least_repetitive(contender: Contender, jobs: Sequence[Job]) -> Job:
-    """The job whose output repeats itself least: small models loop, which flatters drafters."""
-    room = contender.engine.max_length - max(len(job.prompt_ids) for job in jobs)
-    sampling = replace(jobs[0].sampling, max_new_tokens=min(_TRIED_TOKENS, room), repetition_penalty=_PENALTY)
-    prompts = [job.prompt_ids for job in jobs]
-    outputs = contender.engine.generate(prompts, [sampling] * len(jobs), speculate=contender.speculate)
-    rates = [distinct_n_gram_rate(output.token_ids) or 0.0 for output in outputs]
-    return jobs[rates.index(max(rates))]
-
-
-def _race(contenders: Sequence[Contender], method: str, jobs: Sequence[Job], tokens: int) -> None:
-    """Show plain decoding and a method on one prompt, for as many tokens as were asked for and as there is room."""
+def _race(contenders: Sequence[Contender], method: str, job: Job, tokens: int) -> None:
+    """Show plain decoding and a method on one prompt, for so many tokens as far as there is room."""
     plainly, other = contenders[0], next(each for each in contenders if each.method == method)
-    job = _least_repetitive(other, jobs)  # by the faster one, whose greedy outputs are the same
     room = plainly.engine.max_length - len(job.prompt_ids)
     sampling = replace(job.sampling, max_new_tokens=min(tokens, room), repetition_penalty=_PENALTY)
     lanes = []
