@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+from dataclasses import asdict
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -107,3 +109,9 @@ def ingredients_of(engine: object, *, speculate: bool) -> dict[str, str]:
         "batch": str(engine.max_batch_size),
         "threads": str(torch.get_num_threads()),
     }
+
+
+def recordings_of(engine: Engine) -> dict[str, Any]:
+    """Return what was recorded of an engine's rounds and how many were replayed, and what was not recorded, and why."""
+    counts = engine.recording_counts
+    return {"recorded": engine.recording, **asdict(counts), "replayed_share": counts.replayed_share}

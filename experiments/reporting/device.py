@@ -1,6 +1,6 @@
 """What methods made of the device: utilization and memory as tables, and warnings of what cannot be true."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -49,6 +49,15 @@ def above_roof(summary: Summary) -> list[str]:
         for stage, use in method.utilization.stages.items()
         if use.note.startswith(IMPOSSIBLE)
     ]
+
+
+def not_recorded(recordings: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Sentences on stages of rounds that failed to be recorded, which makes a GPU several times slower."""
+    failed: dict[str, list[str]] = {}  # methods that share an engine fail together
+    for method, counts in recordings.items():
+        for stage, reasons in counts["refused"].items():
+            failed.setdefault(f"{stage} ({'; '.join(reasons)})", []).append(method)
+    return [f"{', '.join(methods)}: not recorded, so that it ran slower: {what}" for what, methods in failed.items()]
 
 
 def _of_stage(stage: str, cell: Callable[[Figures], str]) -> Callable[[Figures], str]:

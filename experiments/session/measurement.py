@@ -9,11 +9,12 @@ from omegaconf import DictConfig
 
 from experiments.config.job import in_sweep
 from experiments.config.sections import bootstrap_of, plain_whole
+from experiments.measuring.conditions import recordings_of
 from experiments.measuring.measure import Contender
 from experiments.measuring.meters import PeakMeter
 from experiments.planning.memory import RunMemory
 from experiments.reporting import terminal
-from experiments.reporting.device import above_roof, memory_facts, memory_table, utilization_table
+from experiments.reporting.device import above_roof, memory_facts, memory_table, not_recorded, utilization_table
 from experiments.reporting.policies import calibration_table
 from experiments.reporting.progress import Every, Progress
 from experiments.reporting.requests import warnings_of
@@ -159,11 +160,13 @@ class Measurement:
             compared_with=self.config.get("compared_with"),
             peaks=peaks,
         )
+        engines = {each.method: each.engine for each in self.contenders if isinstance(each.engine, Engine)}
+        recordings = {method: recordings_of(engine) for method, engine in engines.items()}
         text = json_text({"title": self.title, **summary})
         (self.folder / SUMMARY).write_text(text, encoding="utf-8")
         if (self.folder / MANIFEST).exists():
             verdicts = {m.method: m.lossless for m in summary.methods if m.lossless is not None}
-            note_in_manifest(self.folder, lossless=verdicts, peaks=peaks)
+            note_in_manifest(self.folder, lossless=verdicts, peaks=peaks, recordings=recordings)
         console = terminal.console(shown=not in_sweep())  # a sweep says a line, and the tables are in the folder
         written = [self.folder / RECORDS, self.folder / SUMMARY, self.folder / TABLES]
         if any(method.finished for method in summary.methods):
@@ -176,7 +179,7 @@ class Measurement:
                 written += [path] if path is not None else []
         print_troubles(console, summary)
         terminal.say(console, *warnings_of(summary))
-        for warning in above_roof(summary):
+        for warning in [*above_roof(summary), *not_recorded(recordings)]:
             console.print(f"WARNING: {warning}", style="yellow", highlight=False, markup=False)
         terminal.list_written(console, written)
         print_verdicts(console, summary)

@@ -63,6 +63,11 @@ def test_a_run_leaves_everything_behind(
     assert manifest["seeds"] == {"sampling": 0, "dataset": 0, "bootstrap": 0}
     assert (manifest["dtype"], manifest["command"]) == ("float32", sys.argv) and manifest["versions"]["torch"]
     assert {"device", "machine", "git"} <= set(manifest)
+    recordings = manifest["recordings"][drafter]
+    assert recordings == manifest["recordings"]["plain"], "they share an engine"
+    assert (recordings["recorded"], recordings["refused"]) == ("decisions", {})
+    assert recordings["stages"] > 0 and 0 < recordings["replayed"] <= recordings["rounds"]
+    assert recordings["replayed_share"] == recordings["replayed"] / recordings["rounds"]
     shown = capsys.readouterr().out
     assert "mean acceptance length" in shown and "records.jsonl" in shown
 
