@@ -26,6 +26,7 @@ from experiments.load.replicas import Replicas, Sizes
 from experiments.load.run import LoadRun, load_runs
 from experiments.load.texts import Asked, Texts, ask
 from experiments.load.workloads import Lengths, Planned
+from experiments.measuring.conditions import recordings_of
 from experiments.reporting.load import LoadReport, report_load
 from experiments.reporting.load_validation import report_validation
 from experiments.reporting.progress import Progress
@@ -268,6 +269,8 @@ def _play(
         facts: dict[str, Any] = {"virtual": False}
         if not isinstance(engine, Client):
             facts |= {"slots": engine.max_batch_size, "pages": engine.paging.pages}
+        if isinstance(engine, Engine):
+            facts |= {"recordings": recordings_of(engine)}
         if interrupted is None and speeds[0] is not None:
             speeds.append(_reference(engine, warmup))
             facts |= {"reference_seconds": speeds, "reference_positions": _positions(warmup[0])}

@@ -58,6 +58,7 @@ def test_real_and_virtual_time_stand_side_by_side(
     assert "Virtual time against the engine" in shown
     assert "times as long as when costs were calibrated" in shown
     assert runs[0].facts["reference_seconds"][0] > 0
+    assert all(run.facts["recordings"]["replays"] > 0 and not run.facts["recordings"]["refused"] for run in runs)
 
 
 def figures(throughput: float, tpot: float, ttft: float, queue: float = 0.0) -> Figures:
