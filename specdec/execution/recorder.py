@@ -267,9 +267,10 @@ class Recordings:
             self.replays += 1
             return recording(*inputs)
         self._times[key] += 1
-        if self._times[key] < self.after - 1 or key in self._refused or self._full:
+        rehearsal = 1 < self._times[key] == self.after - 1  # the first time, what is needed once is made
+        if (self._times[key] < self.after and not rehearsal) or key in self._refused or self._full:
             return stage(*inputs)
-        if self._times[key] < self.after:
+        if rehearsal:
             reason, outputs = self._recorder.rehearse(stage, inputs)
             if reason is not None:
                 self._refuse(key, Refused(name, reason))
