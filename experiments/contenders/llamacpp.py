@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
-from experiments.contenders.peer import Peer
+from experiments.contenders.peer import Peer, Start
 from specdec.quantization import quantization_of
 from specdec.target.loading import load
 
@@ -20,7 +20,7 @@ class LlamaCpp(Peer):
     Args:
         name: The target's, of which a quantized one is loaded again.
         inflate: The target's.
-        **kwargs: As in ``Peer``.
+        **start: As in ``Peer``.
     """
 
     NAME, WORKER = "llama.cpp", "llama_cpp_worker"
@@ -28,19 +28,9 @@ class LlamaCpp(Peer):
     NUM_TOKENS: ClassVar = {"plain": 0, "ngram": 8}
 
     def __init__(
-        self,
-        *,
-        name: str | None = None,
-        inflate: str | Mapping[str, int] | None = None,
-        method: str = "plain",
-        num_tokens: int | None = None,
-        python: str | None = None,
-        start_timeout: float = 600.0,
-        timeout: float = 300.0,
+        self, *, name: str | None = None, inflate: str | Mapping[str, int] | None = None, **start: Unpack[Start]
     ):
-        super().__init__(
-            method=method, num_tokens=num_tokens, python=python, start_timeout=start_timeout, timeout=timeout
-        )
+        super().__init__(**start)
         self._name, self._inflate = name, inflate
 
     def prepared(self, folder: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 import torch
 
@@ -20,6 +20,16 @@ from specdec.types import Completion
 _ANSWER = Path(__file__).parent / "workers" / "answer.py"
 _TRIED = 8
 """Tokens of the prompt and of the output that are tried before anything is measured."""
+
+
+class Start(TypedDict, total=False):
+    """The options of all peers, as ``Peer`` has them."""
+
+    method: str
+    num_tokens: int | None
+    python: str | None
+    start_timeout: float
+    timeout: float
 
 
 class Peer(OtherEngine):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 
@@ -10,7 +10,7 @@ from drafters.heads.bound import fitted
 from drafters.heads.eagle import Eagle3Head, default_layers
 from drafters.heads.eagle_files import load_eagle, save_eagle
 from drafters.heads.files import ServedFor
-from experiments.contenders.peer import Peer
+from experiments.contenders.peer import Peer, Start
 from specdec import bundled
 from specdec.quantization import quantization_of
 
@@ -31,7 +31,7 @@ class VllmCpu(Peer):
             bundled one. A head is written in the layout that vLLM reads, and widened for an inflated target.
         enforce_eager: Leave compilation out.
         options: More of vLLM's ``speculative_config``, such as ``{prompt_lookup_max: 3}``.
-        **kwargs: As in ``Peer``.
+        **start: As in ``Peer``.
     """
 
     NAME, WORKER = "vLLM", "vllm_worker"
@@ -44,17 +44,11 @@ class VllmCpu(Peer):
         draft: str | None = None,
         enforce_eager: bool = False,
         options: Mapping[str, Any] | None = None,
-        method: str = "plain",
-        num_tokens: int | None = None,
-        python: str | None = None,
-        start_timeout: float = 600.0,
-        timeout: float = 300.0,
+        **start: Unpack[Start],
     ):
-        super().__init__(
-            method=method, num_tokens=num_tokens, python=python, start_timeout=start_timeout, timeout=timeout
-        )
-        if draft is not None and method not in ("model", "eagle3"):
-            raise ValueError(f"draft={draft!r}: method={method} drafts without a model: leave it out")
+        super().__init__(**start)
+        if draft is not None and self.method not in ("model", "eagle3"):
+            raise ValueError(f"draft={draft!r}: method={self.method} drafts without a model: leave it out")
         self._draft, self._eager, self._options = draft, enforce_eager, dict(options or {})
 
     def environment(self, python: Path) -> dict[str, str]:
