@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from specdec.cache.base import Cache, LayerShape, Segment, Stored, segments
+from specdec.cache.base import Cache, Destination, LayerShape, Segment, Stored, segments
 from specdec.cache.pages import Placement
 from specdec.forward import ForwardBatch
 from specdec.host import can_look
@@ -188,13 +188,20 @@ class SlotCache(Cache):
             kept_keys.narrow(2, self._start, nodes).copy_(keys)
             kept_values.narrow(2, self._start, nodes).copy_(values)
         else:
-            stack, place = self._where[layer]
-            kept_keys, kept_values = self.keys[stack][place], self.values[stack][place]
-            index = self._indices[kept_keys.device]
+            kept_keys, kept_values, *index = self._destination(layer)
             if keys.dtype is not kept_keys.dtype or values.dtype is not kept_values.dtype:  # under autocast
                 keys, values = keys.to(kept_keys.dtype), values.to(kept_values.dtype)
-            kept_keys[index] = keys.transpose(1, 2)
-            kept_values[index] = values.transpose(1, 2)
+            kept_keys[tuple(index)] = keys.transpose(1, 2)
+            kept_values[tuple(index)] = values.transpose(1, 2)
+
+    def destination(self, layer: int) -> Destination | None:
+        """See ``Cache.destination``."""
+        return self._destination(layer) if self._start < 0 else None
+
+    def _destination(self, layer: int) -> Destination:
+        stack, place = self._where[layer]
+        keys, values = self.keys[stack][place], self.values[stack][place]
+        return Destination(keys, values, *self._indices[keys.device])
 
     def read(self, layer: int) -> tuple[Tensor, Tensor]:
         """Returns all that attention may see: a view if the slots are consecutive, otherwise a copy."""

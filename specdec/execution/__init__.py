@@ -5,6 +5,7 @@ from transformers import PreTrainedModel
 from specdec.attention.call import AttentionBackend
 from specdec.attention.facts import Facts
 from specdec.execution.executor import EagerExecutor, Executor
+from specdec.execution.fused import FusedExecutor, triton_kernels
 from specdec.execution.invariant import InvariantExecutor
 from specdec.execution.replay import ReplayExecutor
 from specdec.placement import is_shared, is_spread
@@ -23,7 +24,9 @@ def executor_for(
         return InvariantExecutor(model, facts, backend, optimize=optimize)
     if optimize and model.device.type == "cpu":
         return ReplayExecutor(model, facts, backend)
+    if optimize and model.device.type == "cuda" and (kernels := triton_kernels()) is not None:
+        return FusedExecutor(model, facts, backend, kernels)
     return EagerExecutor(model, facts, backend)
 
 
-__all__ = ["EagerExecutor", "Executor", "InvariantExecutor", "ReplayExecutor", "executor_for"]
+__all__ = ["EagerExecutor", "Executor", "FusedExecutor", "InvariantExecutor", "ReplayExecutor", "executor_for"]

@@ -9,7 +9,7 @@ known about models: where a pattern is not found, or a kernel rounds in another 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -98,23 +98,15 @@ def fuse_norms(steps: list[Step], outputs: Sequence[Tensor]) -> list[Step]:
 
     That is ``x * rsqrt(mean(x ** 2) + eps)``, and a product with a weight if one follows.
     """
-    graph = _Graph(steps, outputs)
+    graph = Graph(steps, outputs)
     for step in steps:
-        scaled = graph.match(step, _aten.mul.Tensor)
-        root = scaled and graph.match(scaled.arguments[1], _aten.rsqrt.default)
-        shifted = root and graph.match(root.arguments[0], _aten.add.Tensor)
-        mean = shifted and graph.match(shifted.arguments[0], _aten.mean.dim)
-        square = mean and graph.match(mean.arguments[0], _aten.pow.Tensor_Scalar)
-        if not (scaled and root and shifted and mean and square):
+        normalized = normalized_by(graph, step)
+        if normalized is None:
             continue
-        x, eps = scaled.arguments[0], shifted.arguments[1]
-        last_dim = mean.arguments[1:] == ([-1], True) and square.arguments[0] is x and square.arguments[1] == 2
-        if x.dtype is not torch.float32 or not last_dim or not isinstance(eps, float) or shifted.named:
-            continue
-        found, weight = [scaled, root, shifted, mean, square], None
-        after = graph.only_reader(scaled.outputs)
+        (found, x, eps), weight = normalized, None
+        after = graph.only_reader(step.outputs)
         if after is not None and graph.match(after, _aten.mul.Tensor):
-            other = next((each for each in after.arguments if each is not scaled.outputs), None)
+            other = next((each for each in after.arguments if each is not step.outputs), None)
             if isinstance(other, Tensor) and other.shape == x.shape[-1:] and other.dtype is x.dtype:
                 found, weight = [after, *found], other
         norm = _ran(_aten._fused_rms_norm.default, x, [x.shape[-1]], weight, eps)
@@ -123,30 +115,43 @@ def fuse_norms(steps: list[Step], outputs: Sequence[Tensor]) -> list[Step]:
     return graph.steps
 
 
+class Normalized(NamedTuple):
+    """The steps of ``x * rsqrt(mean(x ** 2) + eps)`` in float32, the product first, and what they read."""
+
+    found: list[Step]
+    x: Tensor
+    eps: float
+
+
+def normalized_by(graph: "Graph", step: Step) -> Normalized | None:
+    """Return the norm that a step ends; None if it is something else."""
+    scaled = graph.match(step, _aten.mul.Tensor)
+    root = scaled and graph.match(scaled.arguments[1], _aten.rsqrt.default)
+    shifted = root and graph.match(root.arguments[0], _aten.add.Tensor)
+    mean = shifted and graph.match(shifted.arguments[0], _aten.mean.dim)
+    square = mean and graph.match(mean.arguments[0], _aten.pow.Tensor_Scalar)
+    if not (scaled and root and shifted and mean and square):
+        return None
+    x, eps = scaled.arguments[0], shifted.arguments[1]
+    last_dim = mean.arguments[1:] == ([-1], True) and square.arguments[0] is x and square.arguments[1] == 2
+    if x.dtype is not torch.float32 or not last_dim or not isinstance(eps, float) or shifted.named:
+        return None
+    return Normalized([scaled, root, shifted, mean, square], x, eps)
+
+
 def fuse_rotations(steps: list[Step], outputs: Sequence[Tensor]) -> list[Step]:
     """Return steps with four operations for a rotary embedding, ``x * cos + cat(-x[half:], x[:half]) * sin``.
 
     The halves are exchanged by one flip, and the sign goes to the sines, once for all layers. Four tokens of one head
     with the halves (a, b) become ``(a, b) * (cos, cos) + (b, a) * (-sin, sin)``.
     """
-    graph = _Graph(steps, outputs)
+    graph = Graph(steps, outputs)
     signed: dict[int, Tensor] = {}
     for step in steps:
-        total = graph.match(step, _aten.add.Tensor)
-        kept = total and graph.match(total.arguments[0], _aten.mul.Tensor)
-        moved = total and graph.match(total.arguments[1], _aten.mul.Tensor)
-        joined = moved and graph.match(moved.arguments[0], _aten.cat.default)
-        if not (total and kept and moved and joined) or total.named:
+        rotation = rotation_of(graph, step)
+        if rotation is None:
             continue
-        x, cosines, sines = kept.arguments[0], kept.arguments[1], moved.arguments[1]
-        parts = _halves(graph, joined, x)
-        if parts is None or not all(isinstance(each, Tensor) for each in (cosines, sines)):
-            continue
-        if cosines.shape[-1] != x.shape[-1] or sines.shape[-1] != x.shape[-1]:
-            continue
-        found = [total, kept, moved, joined, *parts]
-        if not graph.only_within(found):
-            continue
+        found, x, cosines, sines = rotation
         new: list[Step] = []
 
         def run(function: OpOverload, *arguments: Any, into: list[Step] = new) -> Tensor:
@@ -166,13 +171,39 @@ def fuse_rotations(steps: list[Step], outputs: Sequence[Tensor]) -> list[Step]:
         turned = run(_aten.mul.Tensor, halves, in_halves(cosines))
         turned = run(_aten.add.Tensor, turned, exchanged)
         run(_aten.view.default, turned, list(x.shape))
-        if torch.equal(new[-1].outputs, total.outputs):
-            graph.replace(found, [*new[:-1], replace(new[-1], outputs=total.outputs)])
+        if torch.equal(new[-1].outputs, step.outputs):
+            graph.replace(found, [*new[:-1], replace(new[-1], outputs=step.outputs)])
             signed[id(sines)] = signed_sines
     return graph.steps
 
 
-def _halves(graph: "_Graph", joined: Step, x: Tensor) -> list[Step] | None:
+class Rotation(NamedTuple):
+    """The steps of ``x * cosines + cat(-x[half:], x[:half]) * sines``, the sum first, and what they read."""
+
+    found: list[Step]
+    x: Tensor
+    cosines: Tensor
+    sines: Tensor
+
+
+def rotation_of(graph: "Graph", part: Any) -> Rotation | None:
+    """Return the rotary embedding that a step, or the step that makes a tensor, ends; None if it is something else."""
+    total = graph.match(part, _aten.add.Tensor)
+    kept = total and graph.match(total.arguments[0], _aten.mul.Tensor)
+    moved = total and graph.match(total.arguments[1], _aten.mul.Tensor)
+    joined = moved and graph.match(moved.arguments[0], _aten.cat.default)
+    if not (total and kept and moved and joined) or total.named:
+        return None
+    x, cosines, sines = kept.arguments[0], kept.arguments[1], moved.arguments[1]
+    parts = _halves(graph, joined, x)
+    if parts is None or not all(isinstance(each, Tensor) for each in (cosines, sines)):
+        return None
+    found = [total, kept, moved, joined, *parts]
+    alike = cosines.shape[-1] == sines.shape[-1] == x.shape[-1]
+    return Rotation(found, x, cosines, sines) if alike and graph.only_within(found) else None
+
+
+def _halves(graph: "Graph", joined: Step, x: Tensor) -> list[Step] | None:
     """Return the steps that cut ``x`` for ``cat(-x[half:], x[:half])``; None if this is something else."""
     parts, half = joined.arguments[0], x.shape[-1] // 2
     if len(parts) != 2 or joined.arguments[1:] not in ((-1,), (x.dim() - 1,)):
@@ -182,10 +213,16 @@ def _halves(graph: "_Graph", joined: Step, x: Tensor) -> list[Step] | None:
     lower = graph.match(parts[1], _aten.slice.Tensor)
     if not (negated and upper and lower) or upper.arguments[0] is not x or lower.arguments[0] is not x:
         return None
-    last = (x.dim() - 1, -1)
-    right = upper.arguments[1] in last and upper.arguments[2] == half and upper.arguments[3] >= 2 * half
-    left = lower.arguments[1] in last and lower.arguments[2:] == (0, half)
-    return [negated, upper, lower] if right and left and x.shape[-1] % 2 == 0 else None
+    whole = x.shape[-1] == 2 * half and _cut_of(upper) == (half, 2 * half) and _cut_of(lower) == (0, half)
+    return [negated, upper, lower] if whole else None
+
+
+def _cut_of(step: Step) -> tuple[int, int] | None:
+    """Return where a slice of the last axis begins and ends; None for a slice of another axis, or with gaps."""
+    given = step.arguments[1:]
+    axis, start, stop, by = *given, *(0, None, None, 1)[len(given) :]
+    dim, size = step.arguments[0].dim(), step.arguments[0].shape[-1]
+    return (start or 0, size if stop is None else min(stop, size)) if by == 1 and axis in (dim - 1, -1) else None
 
 
 IN_PLACE: dict[Any, OpOverload] = {
@@ -230,7 +267,7 @@ def reuse_memory(steps: list[Step], kept: Sequence[Tensor]) -> list[Step]:
     return written
 
 
-class _Graph:
+class Graph:
     """Who makes and who reads the tensors of some steps; ``steps`` has what was replaced."""
 
     def __init__(self, steps: list[Step], outputs: Sequence[Tensor]):
@@ -242,27 +279,36 @@ class _Graph:
             for tensor in step.reads:
                 self._readers.setdefault(id(tensor), set()).add(step)
 
-    def match(self, part: Any, function: OpOverload) -> Step | None:
+    def match(self, part: Any, function: Callable[..., Any]) -> Step | None:
         """Return a step, or the step that makes a tensor, if it calls this function."""
-        step = part if isinstance(part, Step) else self._maker.get(id(part))
-        return step if step is not None and step.function is function else None
+        step = part if isinstance(part, Step) else self.maker(part)
+        return step if step is not None and step.function == function else None
 
     def only_reader(self, tensor: Tensor) -> Step | None:
         """Return the only step that reads a tensor; None if there are more, or none."""
-        readers = self._readers.get(id(tensor), set())
+        readers = self.readers(tensor)
         return next(iter(readers)) if len(readers) == 1 else None
 
     def only_within(self, found: Sequence[Step]) -> bool:
         """Return whether nothing else needs what these steps make, except for the first one's output."""
         inner = [tensor for step in found[1:] for tensor in step.makes]
-        return all(id(t) not in self._returned and self._readers.get(id(t), set()) <= set(found) for t in inner)
+        return all(id(t) not in self._returned and self.readers(t) <= set(found) for t in inner)
 
-    def replace(self, found: Sequence[Step], new: list[Step]) -> None:
-        """Put new steps in the place of the first of those found, which is the last to run."""
-        place = self.steps.index(found[0])
+    def maker(self, tensor: Any) -> Step | None:
+        """Return the step that makes a tensor; None if it was there before."""
+        return self._maker.get(id(tensor))
+
+    def readers(self, tensor: Tensor) -> set[Step]:
+        """Return the steps that read a tensor, among them those that were replaced."""
+        return self._readers.get(id(tensor), set())
+
+    def replace(self, found: Sequence[Step], new: list[Step], *, at: Step | None = None) -> None:
+        """Put new steps in the place of one of those found; by default of the first, which is the last to run."""
+        place = self.steps.index(at or found[0])
         self.steps[place : place + 1] = new
         gone = set(found)
         self.steps = [step for step in self.steps if step not in gone]
+        self._maker.update((id(tensor), step) for step in new for tensor in step.makes)
 
 
 def _ran(function: Callable[..., Any], *arguments: Any) -> Step:

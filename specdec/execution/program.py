@@ -63,13 +63,17 @@ def _tensors_in(value: object, found: list[Tensor]) -> list[Tensor]:
 class Noted(TorchDispatchMode):
     """Notes every operation of a piece of work, and keeps its tensors so that each is known by its identity.
 
+    Args:
+        shapes: The work is done on tensors without numbers.
+
     Attributes:
         steps: The operations.
         refusal: Why they cannot be repeated; None if they can.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, shapes: bool = False) -> None:
         super().__init__()
+        self.shapes = shapes
         self.steps: list[Step] = []
         self.refusal: str | None = None
         self._inside = False
@@ -80,23 +84,26 @@ class Noted(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._inside:
+        if self._inside or func.namespace == "prim":  # an attribute of a tensor
             return func(*args, **kwargs)
         if depends_on_values(func, args):
             self.refuse(f"{func} depends on values")
         outputs = func(*args, **kwargs)
-        if torch.Tag.nondeterministic_seeded in func.tags and not _without_dropout(func, args, kwargs):
-            if outputs is not args[0]:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            if outputs is args[0]:  # dropout, which is off
+                return outputs
+            if not _without_dropout(func, args, kwargs):
                 self.refuse(f"{func} draws random numbers")
-            return outputs  # dropout, which is off
         self.steps.append(Step(func, args, kwargs, outputs))
         return outputs
 
-    def call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    def call(
+        self, function: Callable[..., Any], arguments: tuple[Any, ...], like: Callable[[], Any] | None = None
+    ) -> Any:
         """Return the result of a function, and notes the call as one operation."""
         self._inside, before = True, self._inside
         try:
-            outputs = function(*arguments)
+            outputs = like() if self.shapes and like is not None else function(*arguments)
         finally:
             self._inside = before
         if not before:
@@ -109,25 +116,28 @@ _noting: ContextVar[Noted | None] = ContextVar("noting", default=None)
 
 
 @contextmanager
-def noted() -> Iterator[Noted]:
-    """Note the operations of the ``with`` block."""
-    steps = Noted()
+def noted(*, shapes: bool = False) -> Iterator[Noted]:
+    """Note the operations of the ``with`` block, which computes only ``shapes`` or also numbers."""
+    steps = Noted(shapes=shapes)
     told = ShowsValues(lambda name: steps.refuse(f"{name} depends on values"))
     with told, steps, scoped(_noting, steps):
         yield steps
 
 
-def opaque(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the result of a function. While operations are noted, the call is one, whatever happens inside."""
+def opaque(function: Callable[..., Any], *arguments: Any, like: Callable[[], Any] | None = None) -> Any:
+    """Return the result of a function. While operations are noted, the call is one, whatever happens inside.
+
+    ``like`` returns an empty tensor like the result, for tensors without numbers.
+    """
     noting = _noting.get()
-    return function(*arguments) if noting is None else noting.call(function, arguments)
+    return function(*arguments) if noting is None else noting.call(function, arguments, like)
 
 
 def _without_dropout(func: OpOverload, args: Any, kwargs: Any) -> bool:
-    """Return whether this is an attention call that could draw random numbers and does not."""
+    """Return whether this is dropout or an attention call that could draw random numbers and does not."""
     for position, argument in enumerate(func._schema.arguments):
-        if argument.name == "dropout_p":
-            given = args[position] if position < len(args) else kwargs.get("dropout_p", argument.default_value)
+        if argument.name in ("dropout_p", "train"):
+            given = args[position] if position < len(args) else kwargs.get(argument.name, argument.default_value)
             return given == 0
     return False
 
@@ -178,8 +188,9 @@ def write_program(steps: Sequence[Step], inputs: Sequence[Tensor], outputs: Sequ
 
     def assigned(results: object) -> str:
         if isinstance(results, Tensor):
-            names[id(results)] = f"v{len(names)}_{len(lines)}"
-            return names[id(results)]
+            name = names[id(results)] = f"v{len(names)}_{len(lines)}"
+            last[name] = len(lines)  # if nobody reads it
+            return name
         assert isinstance(results, (list, tuple)), results
         return "".join(f"{assigned(result)}, " for result in results)
 

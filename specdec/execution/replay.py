@@ -7,6 +7,7 @@ not on any length. What was noted is rewritten in fewer operations (``fusion``) 
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -50,7 +51,7 @@ class ReplayExecutor(Executor):
     def __init__(self, model: PreTrainedModel, facts: Facts, backend: AttentionBackend):
         super().__init__(model, facts, backend)
         self._packed = packed_linears(model)
-        self._now = _Now(backend)
+        self._now = Now(backend)
         recorder = _ForwardRecorder(self._packed, facts.vocab_size)
         self.recordings = Recordings(
             recorder, after=CAPTURE_AFTER, most=MOST_CAPTURED, what=f"forwards of {facts.model_type}"
@@ -91,11 +92,11 @@ class ReplayExecutor(Executor):
                 return self.call_model(wants, given, view, self._now.answer, self._now.store)
 
         self.recordings.after = 1 if self._at_first_sight else CAPTURE_AFTER
-        key = ForwardKey(batch.nodes, wants, _autocast())
+        key = ForwardKey(batch.nodes, wants, autocast_of("cpu"))
         return output_of(wants, self.recordings.run("forward", key, stage, inputs))
 
 
-class _Now:
+class Now:
     """The forward that runs: what a captured forward's attention reads.
 
     Apart from the executor, which keeps programs that refer to this: in a ring they would keep the cache alive.
@@ -107,11 +108,13 @@ class _Now:
 
     def answer(self, call: AttentionCall) -> Tensor:
         """Return a layer's attention; a single operation while a forward is captured."""
-        return opaque(self.attend, *call)
+        batch, heads, nodes = call.query.shape[:3]
+        like = partial(call.query.new_empty, batch, nodes, heads, call.value.shape[3])
+        return opaque(self.attend, *call, like=like)
 
     def store(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Store a layer's keys and values; a single operation while a forward is captured."""
-        opaque(self.write, layer, keys, values)
+        opaque(self.write, layer, keys, values, like=lambda: None)
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Store a layer's keys and values in this forward's cache."""
@@ -148,6 +151,6 @@ class _ForwardRecorder(Recorder):
         return [other, torch.where(positions > 0, positions - 1, positions + 1), *(each.flip(-1) for each in features)]
 
 
-def _autocast() -> torch.dtype | None:
-    """Return the dtype of autocasting on the CPU; None if it is off."""
-    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+def autocast_of(device: str) -> torch.dtype | None:
+    """Return the dtype of autocasting on a type of device; None if it is off."""
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None

@@ -1,0 +1,200 @@
+"""Runs a model's forwards as programs in which a few kernels compute what stands between the products. GPUs only.
+
+Transformers' models launch some forty small kernels per layer besides the products. The forward of every shape is noted
+once, by its shapes and without a device's work, and rewritten (``rewriting``). From then on the program runs, in rounds
+that are played as they are and in those that are captured as a graph: the same kernels, so the same bits.
+"""
+
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from transformers import PreTrainedModel
+
+from specdec.attention.call import AttentionBackend
+from specdec.attention.facts import Facts
+from specdec.cache.base import Cache
+from specdec.execution.executor import Executor, inputs_of, output_of
+from specdec.execution.packing import plain_weights
+from specdec.execution.program import Program, noted, opaque, write_program
+from specdec.execution.recorder import Recorder, Recording, Recordings, Stage, recording_now
+from specdec.execution.replay import MOST_CAPTURED, ForwardKey, Now, autocast_of
+from specdec.execution.rewriting import Kernels, Layers, rewrite
+from specdec.forward import ForwardBatch, ForwardOutput
+from specdec.memory import ran_out
+
+logger = logging.getLogger(__name__)
+
+PROMPTS_AFTER = 8
+"""Forwards of a prompt's chunk, which have many lengths, of one shape before one is noted."""
+
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+"""The largest distance of a program's outputs from the model's, as a share of their norm. Kernels differ by the order
+of sums, which layers pass on; a wrong one makes other outputs altogether."""
+
+
+class FusedExecutor(Executor):
+    """Runs every forward whose shape was noted as a program; the model's own code runs the others.
+
+    A program is used if its outputs were those of the model's own code, up to rounding, on the inputs that it was noted
+    for. Models with code or hooks from elsewhere are not noted.
+
+    Args:
+        kernels: Compute the patterns. All other arguments: see ``Executor``.
+    """
+
+    captures = True
+
+    def __init__(self, model: PreTrainedModel, facts: Facts, backend: AttentionBackend, kernels: Kernels):
+        super().__init__(model, facts, backend)
+        self._now = _Now(backend, kernels)
+        rewriter = _Rewriter(self.frozen.modules, kernels, self._now.layers, facts.model_type)
+        self.recordings = Recordings(rewriter, after=1, most=MOST_CAPTURED, what=f"forwards of {facts.model_type}")
+
+    def read_again(self, facts: Facts) -> None:
+        """See ``Executor.read_again``."""
+        super().read_again(facts)
+        self.recordings.clear()
+
+    def run(self, batch: ForwardBatch, cache: Cache) -> ForwardOutput:
+        """See ``Executor.run``."""
+        self.check_recordable()
+        view = self._now.view = self.prepare(batch, cache)
+        inputs, wants = inputs_of(batch, cache), batch.wants
+        with plain_weights():
+            if self.backend.passes_cache or not self.frozen.known:
+                return output_of(wants, self.call_model(wants, inputs, view))
+
+            def stage(*given: Tensor) -> list[Tensor]:
+                return self.call_model(wants, given, view, self._now.answer, self._now.store)
+
+            seldom = PROMPTS_AFTER if wants.logits == 0 else 1
+            # To note a forward the host must wait, which it cannot while a graph is captured.
+            self.recordings.after = sys.maxsize if recording_now() else seldom
+            key = ForwardKey(batch.nodes, wants, autocast_of(self.facts.device.type))
+            return output_of(wants, self.recordings.run("forward", key, stage, inputs))
+
+
+class _Now(Now):
+    """The forward that runs, whose layers may turn and write at once."""
+
+    def __init__(self, backend: AttentionBackend, kernels: Kernels):
+        super().__init__(backend)
+        self._rotate = kernels.rotate
+
+    @property
+    def layers(self) -> Layers:
+        """The functions by which a forward reaches its cache."""
+        return Layers(self.attend, self.write, self.turn)
+
+    def turn(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+        """See ``Layers.turn``."""
+        assert self.view is not None
+        cache = self.view.cache
+        destination = cache.destination(layer)
+        if destination is not None and (destination.keys.dtype, destination.values.dtype) != (key.dtype, value.dtype):
+            destination = None
+        query, key = self._rotate(query, key, value, *options, destination)
+        if destination is None:
+            cache.write(layer, key, value)
+        return query, key
+
+
+class _Rewriter(Recorder):
+    """Notes a model's forward by its shapes, and rewrites it."""
+
+    def __init__(self, modules: Sequence[nn.Module], kernels: Kernels, layers: Layers, model_type: str):
+        self._modules, self._kernels, self._layers, self._model_type = modules, kernels, layers, model_type
+        self._told = False
+
+    def record(self, name: str, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording | str, Sequence[Tensor]]:
+        """See ``Recorder.record``."""
+        expected = stage(*inputs)
+        try:
+            program = self.program(stage, inputs)
+            outputs = program(*inputs)
+            apart = max(map(distance, outputs, expected))
+            if apart <= TOLERANCE[expected[0].dtype]:
+                return program, outputs
+            reason = f"its outputs are {apart:.2g} of their size from those of the model's own code"
+        except Exception as error:
+            if ran_out(error):
+                raise
+            reason = f"{type(error).__name__}: {error}"
+        level = logging.DEBUG if self._told else logging.WARNING
+        logger.log(level, "a forward of %s is not rewritten in fewer kernels: %s", self._model_type, reason)
+        self._told = True
+        return reason, stage(*inputs)  # the cache holds what others have left
+
+    def program(self, stage: Stage, inputs: Sequence[Tensor]) -> Program:
+        """Return a forward as a rewritten program."""
+        # Where all tensors are without numbers already, in a dry run, they stay as they are.
+        mode = None if isinstance(inputs[0], FakeTensor) else FakeTensorMode(allow_non_fake_inputs=True)
+        given = list(inputs) if mode is None else [mode.from_tensor(each) for each in inputs]
+        kept = _restored(self._modules), opaque_products(self._modules)
+        with kept[0], kept[1], mode or nullcontext(), noted(shapes=True) as work:
+            outputs = stage(*given)
+        if work.refusal is not None:
+            raise ValueError(work.refusal)
+        return write_program(rewrite(work.steps, outputs, self._kernels, self._layers), given, outputs)
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """Return the distance of two tensors as a share of the second one's norm."""
+    if isinstance(one, FakeTensor):  # a dry run has no numbers
+        return 0.0
+    size = torch.linalg.vector_norm(other, dtype=torch.float32)
+    return float(torch.linalg.vector_norm(one - other, dtype=torch.float32) / size.clamp_min(1e-30))
+
+
+@contextmanager
+def _restored(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Put back what modules had as attributes and buffers before the ``with`` block, which may leave none there."""
+    tables = [table for module in modules for table in (vars(module), module._buffers)]
+    before = [dict(table) for table in tables]
+    try:
+        yield
+    finally:
+        for table, kept in zip(tables, before, strict=True):
+            table.clear()
+            table.update(kept)
+
+
+@contextmanager
+def opaque_products(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """During the ``with`` block, let layers that store their weights in ways of their own be one operation each."""
+    own = [module for module in modules if hasattr(module, "out_features") and type(module) is not nn.Linear]
+    for module in own:
+        vars(module)["forward"] = partial(_product, module.forward, module.out_features)
+    try:
+        yield
+    finally:
+        for module in own:
+            del vars(module)["forward"]
+
+
+def _product(forward: Callable[[Tensor], Tensor], width: Any, inputs: Tensor) -> Tensor:
+    return opaque(forward, inputs, like=lambda: inputs.new_empty(*inputs.shape[:-1], width))
+
+
+@cache
+def triton_kernels() -> Kernels | None:
+    """Return Triton's kernels; None, said once, without a Triton that compiles them."""
+    try:
+        import triton
+
+        if int(triton.__version__.split(".")[0]) < 3:
+            raise ImportError(f"Triton {triton.__version__} is older than 3.0")
+        from specdec.execution.kernels.gated import gated
+        from specdec.execution.kernels.norm import add_norm, norm
+        from specdec.execution.kernels.rotary import rotate
+    except Exception as error:  # an installation that is broken raises anything
+        logger.warning("norms and rotary embeddings run as the models' own operations, because of Triton: %s", error)
+        return None
+    return Kernels(norm, add_norm, gated, rotate)

@@ -1,0 +1,176 @@
+"""Kernels between a forward's products against plain torch, in the interpreter; and that Triton compiles them."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdec.cache.base import Destination
+from tests.kernel_compiler import SHARED
+
+triton = pytest.importorskip("triton")
+gated_kernel = pytest.importorskip("specdec.execution.kernels.gated")
+norm_kernel = pytest.importorskip("specdec.execution.kernels.norm")
+rotary_kernel = pytest.importorskip("specdec.execution.kernels.rotary")
+
+ROOT = Path(__file__).parents[2]
+interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="triton was imported for a GPU")
+dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=["32", "16", "b16"])
+
+
+def drawn(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(*shape).to(dtype)
+
+
+def steps_apart(found: Tensor, expected: Tensor) -> float:
+    """The largest distance of two tensors in steps of their dtype at the expected number's size."""
+    assert found.dtype is expected.dtype and found.shape == expected.shape
+    info = torch.finfo(expected.dtype)
+    size = torch.exp2(torch.floor(torch.log2(expected.double().abs().clamp_min(info.tiny))))
+    return float(((found.double() - expected.double()).abs() / (size * info.eps)).max())
+
+
+NORMS: dict[str, tuple[tuple[int, ...], bool, bool, float]] = {
+    "Llama": ((2, 3, 96), True, True, 0.0),
+    "Gemma": ((2, 3, 64), True, False, 1.0),
+    "without a weight": ((5, 40), False, False, 0.0),
+}
+"""The shape; whether there is a weight; what is rounded; what is added to the weight."""
+
+
+@interpreted
+@dtypes
+@pytest.mark.parametrize("name", NORMS)
+def test_a_norm_with_its_residual(name: str, dtype: torch.dtype) -> None:
+    shape, weighted, rounds, offset = NORMS[name]
+    # A residual that nearly cancels: rows whose squares are about as large as eps.
+    x = 0.01 * drawn(*shape, dtype=dtype)
+    residual = 0.01 * drawn(*shape, dtype=dtype)
+    weight = drawn(shape[-1], dtype=dtype) if weighted else None
+    expected, total = norm_kernel.plain_add_norm(x, residual, weight, 1e-4, rounds, offset)
+    found = norm_kernel.add_norm(x, residual, weight, 1e-4, rounds, offset)
+    assert torch.equal(found[1], total)
+    assert steps_apart(found[0], expected) <= (8 if dtype is torch.float32 else 1)  # sums in another order
+    for eps, moved in ((0.0, offset), (1e-4, offset + 0.01)):  # forgotten, or nearly so
+        wrong = norm_kernel.add_norm(x, residual, weight, eps, rounds, moved)[0]
+        assert steps_apart(wrong, expected) > 8 or (eps and not weighted)
+
+
+@interpreted
+@dtypes
+def test_a_norm_of_heads_that_do_not_lie_in_order(dtype: torch.dtype) -> None:
+    heads = drawn(2, 5, 3 * 24, dtype=dtype).view(2, 5, 3, 24).transpose(1, 2)
+    weight = drawn(24, dtype=dtype)
+    found = norm_kernel.norm(heads, weight, 1e-6, True, 0.0)
+    assert found.stride() == heads.stride()
+    assert steps_apart(found, norm_kernel.plain_norm(heads, weight, 1e-6, True, 0.0)) <= (
+        8 if dtype is torch.float32 else 1
+    )
+
+
+@interpreted
+@dtypes
+@pytest.mark.parametrize("activation", gated_kernel.ACTIVATIONS)
+def test_a_gate(activation: str, dtype: torch.dtype) -> None:
+    both = 3 * drawn(2, 3, 2 * 1100, dtype=dtype)
+    gate, up = both.chunk(2, dim=-1)  # halves of one product; more than one block, and a part of another
+    expected = gated_kernel.plain_gated(gate, up, activation)
+    found = gated_kernel.gated(gate, up, activation)
+    # In float32, exponentials differ in their last places, and 1 + tanh loses some where the gate is nearly closed.
+    open_enough = gate > -2
+    assert found.is_contiguous()
+    assert steps_apart(found[open_enough], expected[open_enough]) <= (64 if dtype is torch.float32 else 1)
+    torch.testing.assert_close(found, expected, atol=1e-2 if dtype is torch.bfloat16 else 1e-3, rtol=0.0)
+    others = [name for name in gated_kernel.ACTIVATIONS if name != activation]
+    assert all(steps_apart(gated_kernel.gated(gate, up, each), expected) > 64 for each in others)
+
+
+Rotated = tuple[tuple[Tensor, Tensor], Destination | None]
+
+
+def rotated(
+    rotate: Callable[..., tuple[Tensor, Tensor]], dtype: torch.dtype, *, writes: bool, norms: bool, sign: float = 1.0
+) -> Rotated:
+    """Queries and keys of two rows, as products leave them, and a cache of five slots into which they are written."""
+    torch.manual_seed(1)
+    sizes = (5, 24), (2, 24), (2, 20)
+    query, key, value = (drawn(2, 3, heads, dim, dtype=dtype).transpose(1, 2) for heads, dim in sizes)
+    angles = (torch.rand(2, 1, 3, 12) * 7).repeat(1, 1, 1, 2)
+    table = angles.cos().to(dtype), sign * angles.sin().to(dtype)
+    options = [(drawn(24, dtype=dtype), 1e-6, True, 0.0) if norms else None for _ in range(2)]
+    kept = None
+    if writes:
+        memory = [torch.zeros(5, 2, 8, dim, dtype=dtype).transpose(1, 2) for dim in (24, 20)]
+        kept = Destination(memory[0], memory[1], torch.tensor([[4], [0]]), torch.tensor([[1, 2, 3], [0, 1, 7]]))
+    return rotate(query, key, value, *table, *options, kept), kept
+
+
+@interpreted
+@dtypes
+@pytest.mark.parametrize("norms", [False, True], ids=["plain", "normed"])
+def test_a_rotary_embedding_and_the_write_behind_it(norms: bool, dtype: torch.dtype) -> None:
+    expected, there = rotated(rotary_kernel.plain_rotate, dtype, writes=True, norms=norms)
+    found, here = rotated(rotary_kernel.rotate, dtype, writes=True, norms=norms)
+    assert here is not None and there is not None
+    for one, other in zip((*found, *here[:2]), (*expected, *there[:2]), strict=True):
+        if norms:
+            torch.testing.assert_close(one, other, atol=4 * torch.finfo(dtype).eps, rtol=4 * torch.finfo(dtype).eps)
+        else:  # the interpreter makes 1e-38 of a zero in bfloat16
+            torch.testing.assert_close(one, other, atol=1e-37, rtol=0.0)
+    assert int((here.keys != 0).any(-1).sum()) == int((here.values != 0).any(-1).sum()) == 2 * 3 * 2
+    without, _ = rotated(rotary_kernel.rotate, dtype, writes=False, norms=norms)
+    assert all(map(torch.equal, without, found))
+    for wrong in (
+        rotated(rotary_kernel.rotate, dtype, writes=False, norms=norms, sign=-1.0)[0],
+        rotated(rotary_kernel.rotate, dtype, writes=False, norms=not norms)[0],
+    ):
+        assert not any(torch.allclose(*pair, atol=0.1) for pair in zip(wrong, expected, strict=True))
+
+
+COMPILE = """
+import sys, torch
+from tests.kernel_compiler import compile_for
+kernels = compile_for(int(sys.argv[1]))
+from specdec.cache.base import Destination
+from specdec.execution.kernels.gated import ACTIVATIONS, gated
+from specdec.execution.kernels.norm import add_norm, norm
+from specdec.execution.kernels.rotary import rotate
+for dtype in (torch.bfloat16, torch.float16, torch.float32):
+    new = lambda *shape: torch.zeros(*shape, dtype=dtype)
+    add_norm(new(1, 60, 8192), new(1, 60, 8192), new(8192), 1e-5, True, 0.0)
+    norm(new(2, 5, 8, 128).transpose(1, 2), new(128), 1e-6, False, 1.0)
+    for name in ACTIVATIONS:
+        gated(new(1, 60, 28672), new(1, 60, 28672), name)
+    index = torch.zeros(2, 5, dtype=torch.long)
+    cache = [new(4, 8, 64, dim).transpose(1, 2) for dim in (128, 128)]
+    heads = [new(2, 5, count, 128).transpose(1, 2) for count in (32, 8, 8)]
+    table = [new(2, 1, 5, 128) for _ in range(2)]
+    rotate(*heads, *table, None, None, Destination(*cache, index[:, :1], index))
+    options = [(new(128), 1e-6, True, 0.0) for _ in range(2)]
+    rotate(*heads, *table, *options, None)
+for kernel in kernels:
+    assert "cubin" in kernel.asm
+    print(kernel.metadata.name, kernel.metadata.shared)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("capability", [*SHARED, 100])
+def test_the_kernels_compile(capability: int, tmp_path: Path) -> None:
+    if shutil.which("cc") is None and shutil.which("gcc") is None:
+        pytest.skip("Triton needs a C compiler")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE, str(capability)],
+        cwd=ROOT, capture_output=True, text=True, env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    kernels = [line.split() for line in done.stdout.splitlines()]
+    assert [name for name, _ in kernels].count("norm_rows") == 6 and len(kernels) == 3 * 7
+    assert all(int(shared) <= 1024 for _, shared in kernels)
