@@ -118,17 +118,7 @@ def _end_of_ties(row, vocab, temperature, key, room, BLOCK: tl.constexpr):
 @triton.jit
 @no_type_check
 def _distribution(
-    logits,
-    temperatures,
-    top_ks,
-    top_ps,
-    min_ps,
-    probs,
-    nodes,
-    vocab,
-    batch_stride,
-    node_stride,
-    BLOCK: tl.constexpr,
+    logits, temperatures, top_ks, top_ps, min_ps, probs, nodes, vocab, batch_stride, node_stride, BLOCK: tl.constexpr
 ):
     """Write one row's probabilities."""
     number = tl.program_id(0).to(tl.int64)

@@ -1,4 +1,4 @@
-"""One launch each for what would be a loop over the depth of trees: how nodes are connected, and where a walk ends."""
+"""One launch each for what would be many: how nodes are connected, where a walk ends, which nodes are best."""
 # ruff: noqa: N803 (a kernel's constants are written in capitals)
 
 from typing import Any, no_type_check
@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 _NODES = 16  # of one program of ``_connect``
+_OFFERS = tl.constexpr(32)  # with which ``_front`` compares at a time
 
 
 def connected(parents: Int[Tensor, "rows node"], max_depth: int) -> dict[str, Tensor]:
@@ -23,16 +24,9 @@ def connected(parents: Int[Tensor, "rows node"], max_depth: int) -> dict[str, Te
         "ancestor_words": parents.new_empty(rows, width, words),
     }
     sizes: dict[str, Any] = {"WORDS": words, "NODES": _NODES, "WIDTH": triton.next_power_of_2(width)}
+    depth, deeper, ancestors, bits = tables.values()
     _connect[(rows, triton.cdiv(width, _NODES))](
-        parents,
-        tables["depth"],
-        tables["deeper"],
-        tables["ancestors"],
-        tables["ancestor_words"],
-        width,
-        max_depth,
-        parents.stride(0),
-        **sizes,
+        parents, depth, deeper, ancestors, bits, width, max_depth, parents.stride(0), **sizes
     )
     return tables
 
@@ -51,40 +45,84 @@ def walk(
     expected = torch.empty(batch, device=tokens.device)
     sizes: dict[str, Any] = {"WIDTH": triton.next_power_of_2(width)}
     _walk[(batch,)](
-        tokens,
-        parents,
-        valid,
-        following,
-        path,
-        count,
-        expected,
-        next_token,
-        width,
-        max_depth,
-        tokens.stride(0),
-        parents.stride(0),
-        valid.stride(0),
-        following.stride(0),
-        **sizes,
-    )
+        tokens, parents, valid, following, path, count, expected, next_token, width, max_depth,
+        tokens.stride(0), parents.stride(0), valid.stride(0), following.stride(0), **sizes,
+    )  # fmt: skip
     return path, count, expected, next_token
+
+
+def front(
+    worth: Float[Tensor, "batch some"],
+    log_probs: Float[Tensor, "batch scored child"],
+    token: Int[Tensor, "batch scored child"],
+    width: int,
+    first: int,
+    offered: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Returns the children of a level and the best of them (``drafting.builders.expansion``)."""
+    batch, nodes = worth.shape
+    children = token.shape[2]
+    log_probs, token = (each.expand(-1, nodes, -1) for each in (log_probs, token))
+    width = min(width, nodes * children)
+    score, best = worth.new_empty(batch, nodes * children), worth.new_empty(batch, width)
+    tokens, numbers, above = token.new_empty(3, batch, width)
+    sizes: dict[str, Any] = {"OFFERS": triton.next_power_of_2(nodes * children)}
+    _front[(batch,)](
+        worth, log_probs, token, score, best, tokens, numbers, above, nodes, children, width, first, offered,
+        worth.stride(0), *log_probs.stride()[:2], *token.stride()[:2], **sizes,
+    )  # fmt: skip
+    return score, best, tokens, numbers, above
+
+
+@triton.jit
+@no_type_check
+def _offers(index, row, worth, log_probs, nodes, children, worth_stride, row_stride, node_stride):
+    """Return the scores of some children of a level."""
+    node = index // children
+    inside = node < nodes
+    own = tl.load(log_probs + row * row_stride + node * node_stride + index % children, mask=inside, other=0.0)
+    return tl.load(worth + row * worth_stride + node, mask=inside, other=-float("inf")) + own.to(tl.float64)
+
+
+@triton.jit
+@no_type_check
+def _front(
+    worth, log_probs, token, score, best, tokens, numbers, above, nodes, children, width, first, offered,
+    worth_stride, row_stride, node_stride, token_row_stride, token_node_stride, OFFERS: tl.constexpr,
+):  # fmt: skip
+    """Score one row's children, and put each of the best where its rank is; of equals, the first ones come first."""
+    row = tl.program_id(0).to(tl.int64)
+    offers = nodes * children
+    index = tl.arange(0, OFFERS)
+    mine = _offers(index, row, worth, log_probs, nodes, children, worth_stride, row_stride, node_stride)
+    tl.store(score + row * offers + index, mine, mask=index < offers)
+    mine = tl.where(mine != mine, -float("inf"), mine)
+    rank = tl.zeros([OFFERS], tl.int32)
+    for start in range(0, offers, _OFFERS):
+        other = start + tl.arange(0, _OFFERS)
+        theirs = _offers(other, row, worth, log_probs, nodes, children, worth_stride, row_stride, node_stride)
+        theirs = tl.where(theirs != theirs, -float("inf"), theirs)
+        before = (theirs[None, :] == mine[:, None]) & (other[None, :] < index[:, None])
+        ahead = ((theirs[None, :] > mine[:, None]) | before) & (other < offers)[None, :]
+        rank += tl.sum(ahead.to(tl.int32), 1)
+    node = index // children
+    chosen = (rank < width) & (index < offers)
+    place = row * width + rank
+    drafted = tl.load(
+        token + row * token_row_stride + node * token_node_stride + index % children, mask=chosen, other=0
+    )
+    tl.store(best + place, mine, mask=chosen)
+    tl.store(tokens + place, drafted, mask=chosen)
+    tl.store(numbers + place, (index + (1 + offered)).to(tl.int64), mask=chosen)
+    tl.store(above + place, (node + first).to(tl.int64), mask=chosen)
 
 
 @triton.jit
 @no_type_check
 def _connect(
-    parents,
-    depths,
-    deepers,
-    ancestors,
-    words,
-    width,
-    max_depth,
-    stride,
-    WORDS: tl.constexpr,
-    NODES: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
+    parents, depths, deepers, ancestors, words, width, max_depth, stride,
+    WORDS: tl.constexpr, NODES: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
     """Let some nodes of a row go up to the root, all together."""
     row = tl.program_id(0).to(tl.int64)
     node = tl.program_id(1) * NODES + tl.arange(0, NODES)
@@ -110,22 +148,9 @@ def _connect(
 @triton.jit
 @no_type_check
 def _walk(
-    tokens,
-    parents,
-    valid,
-    following,
-    path,
-    count,
-    expected,
-    next_token,
-    width,
-    max_depth,
-    token_stride,
-    parent_stride,
-    valid_stride,
-    following_stride,
-    WIDTH: tl.constexpr,
-):
+    tokens, parents, valid, following, path, count, expected, next_token, width, max_depth,
+    token_stride, parent_stride, valid_stride, following_stride, WIDTH: tl.constexpr,
+):  # fmt: skip
     """Go down in one row: to the first child that has the token which follows."""
     row = tl.program_id(0).to(tl.int64)
     cell = tl.arange(0, WIDTH)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec.acceptance import certain
+from specdec.drafting.builders.expansion import _front
 from specdec.topology import Topology
 from specdec.tree import DraftTree
 from tests.verifiers.test_greedy_walk import differing, greedy_rounds
@@ -68,6 +69,30 @@ def test_the_tables_are_those_of_the_loops() -> None:
         check_tables(wide_trees(1, 9, 0), 8, "cpu", steps=2)
 
 
+def check_fronts(device: str, *, more: int = 0) -> None:
+    """Of a few offers and of many, of rows that share their scores, and of tokens that cannot be drawn."""
+    generator = torch.Generator().manual_seed(0)
+    for nodes, scored, children, width in ((1, 1, 3, 2), (10, 10, 10, 10), (4, 1, 5, 9), (3, 3, 2, 8)):
+        worth = -torch.rand(2, nodes, generator=generator, dtype=torch.float64)
+        log_probs = -5 * torch.rand(2, scored, children, generator=generator)
+        log_probs[0, 0, -1] = -torch.inf
+        tokens = torch.randint(0, 99, (2, scored, children), generator=generator)
+        expected = _front(worth, log_probs, tokens, width, 4, 30)
+        given_to = (each.to(device) for each in (worth, log_probs, tokens))
+        found = kernels.front(*given_to, width, 4, 30 + more)
+        certain = expected[1] > -torch.inf  # which of the others come first is open
+        assert torch.equal(found[0].cpu(), expected[0]) and torch.equal(found[1].cpu(), expected[1])
+        for one, other in zip(found[2:], expected[2:], strict=True):
+            assert torch.equal(one.cpu()[certain], other[certain])
+
+
+@interpreted
+def test_the_best_of_a_level_are_the_same() -> None:
+    check_fronts("cpu")
+    with pytest.raises(AssertionError):
+        check_fronts("cpu", more=1)
+
+
 @interpreted
 def test_the_walk_ends_at_the_same_node() -> None:
     check_walks(kernels.walk, "cpu", 15)
@@ -122,3 +147,4 @@ def test_trees_use_the_kernels_where_they_can(launched: None, monkeypatch: pytes
 def test_the_compiled_kernels_do_the_same() -> None:
     check_trees("cuda")
     check_walks(kernels.walk, "cuda", 200)
+    check_fronts("cuda")

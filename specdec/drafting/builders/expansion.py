@@ -13,6 +13,7 @@ from torch import Tensor
 from specdec.drafting.builders.base import BeamTree, Grown
 from specdec.drafting.drawing import Drawing
 from specdec.drafting.scorer import Scorer
+from specdec.kernels import usable
 from specdec.topology import Topology
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
@@ -46,31 +47,35 @@ class ExpansionTree(BeamTree):
         rows, logits_of = drawing.batch, scorer.levels(drawing.batch, depth)
         log_probs, token = _children(logits_of(rows.roots[:, None], None, 0), drawing, self.width)
         children = token.shape[2]
-        scores, tokens = [log_probs[:, 0]], [token[:, 0]]
-        parents = [torch.zeros_like(tokens[0])]  # candidate i is number i + 1, and the root is number 0
-        front = torch.arange(1, children + 1, device=rows.device).expand(len(rows), -1)
+        scores, tokens = [log_probs[:, 0].double()], [token[:, 0]]
         front_scores, front_tokens = scores[0], tokens[0]
-        # The scorer numbers the nodes of a front one after another, the root being 0.
-        shown = [torch.full_like(front[:, :1], -1), torch.zeros_like(front)]
-        numbers = [torch.zeros_like(front[:, :1]), front]  # of the shown nodes, among candidates
+        front = torch.arange(1, children + 1, device=rows.device).expand(len(rows), -1)
+        above = torch.zeros_like(front)
+        # Candidate i is number i + 1, and the root is number 0. The scorer numbers the nodes of a front one after
+        # another, the root being 0, too.
+        numbers, shown = [above[:, :1]], [above[:, :1] - 1]
         offered, first = children, 1
         for level in range(1, depth):
+            numbers.append(front)
+            shown.append(above)
             topology = None if scorer.per_depth else Topology(torch.cat(shown, dim=1), level, self.width)
             log_probs, token = _children(logits_of(front_tokens, topology, level), drawing, children)
             size = front.shape[1]
-            # Where a row ends, other rows may go on: what is too deep for it must not take the place of what is not.
-            room = (rows.max_depth > level)[:, None, None]
-            scores.append((front_scores[:, :, None] + log_probs).where(room, -torch.inf).flatten(1))
             tokens.append(token.expand(-1, size, -1).flatten(1))
-            parents.append(front.repeat_interleave(children, dim=1))
             if level + 1 < depth:
-                front_scores, best = scores[-1].topk(min(self.width, size * children), dim=-1)
-                front_tokens = tokens[-1].gather(1, best)
-                front = 1 + offered + best
-                shown.append(first + best // children)
-                numbers.append(front)
+                score, front_scores, front_tokens, front, above = _front(
+                    front_scores, log_probs, token, self.width, first, offered
+                )
+            else:
+                score = (front_scores[:, :, None] + log_probs).flatten(1)
+            scores.append(score)
             offered, first = offered + size * children, first + size
-        score, token, parent, number = (torch.cat(each, dim=1) for each in (scores, tokens, parents, numbers))
+        # Where a row ends, other rows may go on: what is too deep for it must not take the place of what is not.
+        room = rows.max_depth[:, None] > torch.arange(depth, device=rows.device)
+        room = torch.cat([room[:, i, None].expand_as(each) for i, each in enumerate(scores)], dim=1)
+        score, token, number = (torch.cat(each, dim=1) for each in (scores, tokens, numbers))
+        parent = number.repeat_interleave(children, dim=1)
+        score = score.where(room, -torch.inf).nan_to_num_(nan=-torch.inf, neginf=-torch.inf)
         return self._best(score, token, parent, number, drawing, (depth, children))
 
     def _best(
@@ -97,10 +102,9 @@ class ExpansionTree(BeamTree):
             max_depth=min(bounds[0], count),
             max_children=min(bounds[1], count),
         )
-        order = shown.argsort(dim=-1)
-        index = torch.searchsorted(shown.gather(1, order), place).clamp_(max=shown.shape[1] - 1)
-        node = order.gather(1, index)
-        nodes = node.where(shown.gather(1, node) == place, -1)
+        index = torch.arange(shown.shape[1], device=rows.device).expand_as(shown)
+        at = score.new_full((len(rows), score.shape[1] + 1), -1, dtype=torch.long).scatter_(1, shown, index)
+        nodes = at.gather(1, place)
         if drawing.rater is None:
             return Grown(tree, nodes)
         logs = torch.nn.functional.pad(score.gather(1, kept), (1, 0))
@@ -114,7 +118,37 @@ def _children(
 ) -> tuple[Float[Tensor, "batch some width"], Int[Tensor, "batch some width"]]:
     """Return the log-probabilities and the tokens of the most probable children of some nodes, in order."""
     vocabulary = drawing.vocabulary
-    log_probs = logits[..., : vocabulary.common].float().log_softmax(-1)
-    log_probs = log_probs.nan_to_num_(nan=-torch.inf, neginf=-torch.inf)
+    log_probs = logits[..., : vocabulary.common].log_softmax(-1, dtype=torch.float32)
     best, column = log_probs.topk(min(width, logits.shape[-1]), dim=-1)
-    return best.double().clamp_(max=-_LEAST), vocabulary.to_target(column)
+    return best.clamp_(max=-_LEAST), vocabulary.to_target(column)
+
+
+def _front(
+    worth: Float[Tensor, "batch some"],
+    log_probs: Float[Tensor, "batch scored child"],
+    token: Int[Tensor, "batch scored child"],
+    width: int,
+    first: int,
+    offered: int,
+) -> tuple[
+    Float[Tensor, "batch offer"], Float[Tensor, "batch front"],
+    Int[Tensor, "batch front"], Int[Tensor, "batch front"], Int[Tensor, "batch front"],
+]:  # fmt: skip
+    """Return the scores of some nodes' children, and of the best of these scores, tokens, numbers and shown parents.
+
+    Args:
+        worth: The scores of the nodes.
+        log_probs: Of the children; one row serves all nodes if a scorer is ``per_depth``.
+        token: The children.
+        width: How many are the best.
+        first: The number under which the scorer was shown the first of the nodes.
+        offered: The number of candidates before these.
+    """
+    if usable(worth):
+        from specdec.kernels.trees import front
+
+        return front(worth, log_probs, token, width, first, offered)
+    score = (worth[:, :, None] + log_probs).flatten(1)
+    front_scores, best = score.topk(min(width, score.shape[1]), dim=-1)
+    tokens = token.expand(-1, worth.shape[1], -1).flatten(1).gather(1, best)
+    return score, front_scores, tokens, best + (1 + offered), (best // token.shape[2]).add_(first)

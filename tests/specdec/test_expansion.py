@@ -1,0 +1,144 @@
+"""Trees of the most probable paths, against Python that keeps every path in a list; and how many launches they take."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdec.batch import Batch
+from specdec.drafting.builders import ExpansionTree
+from specdec.drafting.builders.base import Grown
+from specdec.drafting.drawing import Drawing
+from specdec.drafting.scorer import Scorer
+from specdec.drafting.vocabulary import VocabularyMap
+from specdec.execution.counting import Work, counted
+from specdec.host import without_looking
+from specdec.topology import Topology
+from specdec.types import DraftSampling
+from tests.forwards import slots_of
+
+ROOTS = (3, 7, 3)
+Path = tuple[int, ...]
+
+
+class Table(Scorer):
+    """Scores every token by the token before it and by its depth, or by its depth alone."""
+
+    def __init__(self, vocab: int, depth: int, *, per_depth: bool):
+        self.per_depth = per_depth
+        self.logits = 3 * torch.randn(depth, vocab, vocab, generator=torch.Generator().manual_seed(vocab))
+
+    def root_logits(self, batch: Batch) -> Tensor:
+        return self.logits[0, torch.tensor(ROOTS)][:, None]
+
+    def level_logits(self, batch: Batch, tokens: Tensor, topology: Topology, depth: int) -> Tensor:
+        return self.logits[depth, tokens]
+
+    def all_logits(self, batch: Batch, depth: int) -> Tensor:
+        return self.logits[:depth, 0].expand(len(ROOTS), -1, -1)
+
+    def likely(self, path: Path, root: int) -> list[tuple[float, int]]:
+        """The tokens that may follow a path, the likeliest first."""
+        row = self.logits[len(path), 0 if self.per_depth else (path or (root,))[-1]]
+        return sorted(((float(log_p), token) for token, log_p in enumerate(row.log_softmax(-1))), reverse=True)
+
+
+def by_hand(scorer: Table, tree: ExpansionTree, root: int, depth: int) -> dict[Path, int]:
+    """The paths of a tree, and the number under which the scorer was shown each: -1 for those that it was not."""
+    front: list[Path] = [()]
+    worth: dict[Path, float] = {(): 0.0}
+    shown: dict[Path, int] = {(): 0}
+    for level in range(depth):
+        offered = [
+            (worth[path] + log_p, (*path, token))
+            for path in front
+            for log_p, token in scorer.likely(path, root)[: tree.width]
+        ]
+        worth.update({path: score for score, path in offered})
+        front = [path for _, path in sorted(offered, reverse=True)[: tree.width]]
+        if level + 1 < depth:
+            shown.update({path: len(shown) + i for i, path in enumerate(front)})
+    best = sorted(worth, key=lambda path: -worth[path])[: tree.max_nodes + 1]
+    return {path: shown.get(path, -1) for path in best}
+
+
+def grown(tree: ExpansionTree, scorer: Scorer, max_depth: list[int], vocab: int) -> Grown:
+    batch = slots_of([[0, root] for root in ROOTS], vocab_size=vocab, max_depth=max_depth)
+    drawing = Drawing.of(batch, VocabularyMap(vocab, vocab), DraftSampling.DETERMINISTIC, None)
+    return tree.grow(scorer, drawing, min(tree.max_depth, max(max_depth)))
+
+
+def paths_of(found: Grown, row: int) -> dict[Path, int]:
+    assert found.nodes is not None
+    paths: list[Path] = [()]
+    for token, parent in zip(found.tree.tokens[row, 1:].tolist(), found.tree.parents[row, 1:].tolist(), strict=True):
+        paths.append((*paths[parent], token))
+    return {paths[node]: int(found.nodes[row, node]) for node in found.tree.valid[row].nonzero()[:, 0].tolist()}
+
+
+@pytest.mark.parametrize("per_depth", [False, True])
+@pytest.mark.parametrize(
+    ("tree", "max_depth"),
+    [
+        (ExpansionTree(59, 8, 10), [8, 8, 8]),
+        (ExpansionTree(20, 4, 5), [4, 1, 2]),
+        (ExpansionTree(12, 4, 4), [2, 1, 2]),
+        (ExpansionTree(5, 1, 6), [9, 9, 9]),
+        (ExpansionTree(4, 6, 1), [9, 3, 9]),
+    ],
+    ids=str,
+)
+def test_the_tree_is_that_of_the_best_paths(tree: ExpansionTree, max_depth: list[int], per_depth: bool) -> None:
+    """Where rows have room for other depths, too; and the scorer's numbers are those of the nodes that it was shown."""
+    scorer = Table(24, 8, per_depth=per_depth)
+    found = grown(tree, scorer, max_depth, 24)
+    deepest = min(tree.max_depth, max(max_depth))
+    for row, root in enumerate(ROOTS):
+        depth = min(tree.max_depth, max_depth[row])
+        expected = by_hand(scorer, tree, root, depth)
+        paths = paths_of(found, row)
+        assert set(paths) == set(expected)
+        # A row with room for less is shown more with the others, below its last level.
+        numbers = {path: number for path, number in paths.items() if len(path) < depth or depth == deepest}
+        assert numbers == {path: expected[path] for path in numbers}
+
+
+def test_the_kernels_grow_the_same_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = pytest.importorskip("triton")
+    if not triton.knobs.runtime.interpret:
+        pytest.skip("triton was imported for a GPU")
+    for module in ("drafting.builders.expansion", "topology"):
+        monkeypatch.setattr(f"specdec.{module}.usable", lambda tensor: True)
+    for per_depth in (False, True):
+        test_the_tree_is_that_of_the_best_paths(ExpansionTree(20, 4, 5), [4, 1, 2], per_depth)
+
+
+def test_a_scorer_that_went_wrong_gives_no_nodes() -> None:
+    scorer = Table(24, 4, per_depth=True)
+    scorer.logits[1, 0, 5] = torch.nan
+    paths = paths_of(grown(ExpansionTree(12, 4, 4), scorer, [4, 4, 4], 24), 0)
+    assert {len(path) for path in paths} == {0, 1}
+
+
+def work_of(tree: ExpansionTree, look: Callable[[Topology], object]) -> Work:
+    class Looking(Table):
+        def level_logits(self, batch: Batch, tokens: Tensor, topology: Topology, depth: int) -> Tensor:
+            look(topology)
+            return super().level_logits(batch, tokens, topology, depth)
+
+    scorer = Looking(200, 8, per_depth=False)
+    batch = slots_of([[0, root] for root in ROOTS], vocab_size=200)
+    drawing = Drawing.of(batch, VocabularyMap(200, 200), DraftSampling.DETERMINISTIC, None)
+    with without_looking(), counted() as work:
+        tree.grow(scorer, drawing, tree.max_depth)
+    return work
+
+
+def test_a_level_takes_few_launches() -> None:
+    """Besides the tables of its topology, which are one launch on a GPU, and the scorer's forward (here one, too)."""
+    work, shallow = (work_of(ExpansionTree(40, depth, 10), lambda topology: None) for depth in (8, 7))
+    assert work.synchronizations == 0
+    assert work.launches - shallow.launches <= 12 and work.launches <= 120
+    more = work_of(ExpansionTree(40, 8, 10), lambda topology: (topology.depth, topology.ancestors))
+    assert more.launches > 2 * work.launches, "loops over the depth would be seen"
