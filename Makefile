@@ -56,9 +56,12 @@ test: $(STAMP) ## Run one strong case of every claim, with array shapes checked
 test-full: $(STAMP) ## Run every case of every claim
 	$(TEST) -m "not gpu" $(ARGS)
 
-# Without the environment: on a machine with a GPU, the Python that has a torch for it is at hand and the network may not be.
-gpu: ## Run the gpu tests, then the engine's benchmark (PYTHON=… for another interpreter, ARGS=… for the benchmark)
-	$(PYTHON) -m experiments.bench gpu $(ARGS)
+# On a machine with a GPU, the Python that has a torch for it is at hand and the network may not be: the environment is
+# used where it was made, and is never made for this.
+GPU_PYTHON = $(if $(and $(filter file,$(origin PYTHON)),$(wildcard $(STAMP))),$(BIN)/python,$(PYTHON))
+GPU_WORDS = $(if $(PART),part=$(PART)) $(if $(OUT),out=$(OUT)) $(if $(DEVICE),device=$(DEVICE)) $(if $(FORCE),force=true)
+gpu: ## Four parts on a GPU: PART=1 smoke, 2 measure, 3 tests, 4 profile (all without), OUT=folder; DEVICE=cpu rehearses
+	$(GPU_PYTHON) -m experiments.bench gpu $(GPU_WORDS) $(ARGS)
 
 check: $(STAMP) ## Lint, check the format and the types
 	$(BIN)/ruff check .

@@ -9,7 +9,7 @@ NAMES = {
     "verifiers": "what a rule costs and brings; operations per round",
     "load": "what schedules and pages cost, what a shared beginning and pages save",
     "virtual": "request-rounds per second of loads in virtual time",
-    "gpu": "the tests marked gpu, then the engine's benchmark",
+    "gpu": "what only a GPU can show, in four parts: smoke, measure, tests, profile",
     "evidence": "the tables and pictures of the documentation, from runs",
     "chapter": "docs/why-decoding-is-slow.md, with all of its numbers",
 }

@@ -53,7 +53,7 @@ def dtype_for(name: str, device: torch.device) -> torch.dtype:
 
 
 def make_target(
-    name: str, device: torch.device, dtype: torch.dtype, *, quantization: str | None = None, seed: int = 0
+    name: str, device: torch.device, dtype: torch.dtype, *, quantization: str | None = None, seed: int = 0, **sizes: Any
 ) -> Target:
     """Return a model that ends nowhere: every request makes as many tokens as it asks for.
 
@@ -64,10 +64,11 @@ def make_target(
         quantization: Weights in fewer bits. They are quantized layer by layer, so that a model fits whose unquantized
             weights would not.
         seed: The seed of random weights.
+        **sizes: Fields of a named shape's configuration that are to be others.
     """
     if name == BUNDLED:
         return bundled_target(device=device, dtype=dtype, quantization=quantization)
-    config = LlamaConfig(**SHAPES[name], **ENDLESS)
+    config = LlamaConfig(**{**SHAPES[name], **ENDLESS, **sizes})
     shown = name if quantization is None else f"{name} in {quantization}"
     return Target(_random_llama(config, device, dtype, quantization, seed), name=f"random {shown}")
 

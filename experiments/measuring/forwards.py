@@ -202,17 +202,22 @@ def as_graph(runner: ModelRunner, batch: ForwardBatch) -> Callable[[], object] |
         runner: Runs it.
         batch: A forward whose lengths the host does not know.
     """
-    if runner.device.type != "cuda" or runner.invariant:
+    return None if runner.invariant else graphed(lambda: runner.run(batch), runner.device)
+
+
+def graphed(call: Callable[[], object], device: torch.device) -> Callable[[], object] | None:
+    """Return a function that replays a call as a CUDA graph; None on another device, or if it cannot be one."""
+    if device.type != "cuda":
         return None
     for _ in range(3):  # chooses kernels, and fills what is computed once per topology
-        runner.run(batch)
-    torch.cuda.synchronize(runner.device)
+        call()
+    torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.inference_mode(), torch.cuda.graph(graph):
-            kept = runner.run(batch)
-    except RuntimeError:  # a part of this forward cannot be captured
-        torch.cuda.synchronize(runner.device)
+            kept = call()
+    except RuntimeError:  # a part of it cannot be captured
+        torch.cuda.synchronize(device)
         return None
 
     def replayed() -> object:

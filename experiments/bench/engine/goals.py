@@ -42,29 +42,11 @@ def goals(results: Results) -> list[dict[str, Any]]:
         ``what``, the bound that is ``wanted`` (``at_most``: a figure may not be above it, else not below it),
         ``measured``, and whether it is ``met``; both None if this run has not measured it.
     """
-    name, dtype = results["model"]["name"], results["model"]["dtype"]
+    name = results["model"]["name"]
     rounds = results.get("rounds", [])
     outside = max(_known(r["outside"] for r in rounds if r["rule"] in ("none", "rejection")), default=None)
     found: list[tuple[str, float, float | None, bool]] = []
-    if results["device"]["type"] == "cuda":
-        where = "8B, context 1024, batch 1"
-        is_8b = name == "llama-8b" and results["model"]["quantization"] is None
-        steps = results.get("steps", []) if is_8b else []
-        plain = _fastest(steps, batch=1, nodes=1, context=1024)
-        used = None if plain is None else plain["bandwidth_utilization"]
-        found.append((f"plain decoding, bandwidth utilization ({where})", 0.80, used, False))
-        for nodes, most in ((16, 1.05), (64, 1.15)):
-            verify = _fastest(steps, batch=1, nodes=nodes, context=1024)
-            ratio = verify["seconds"] / plain["seconds"] if verify and plain else None
-            found.append((f"verify / plain step, {nodes} nodes ({where})", most, ratio, True))
-        found.append(("share of a round outside its forwards (8B)", 0.05, outside if is_8b else None, True))
-        for scheme, least in (("int8", 1.6), ("fp8", 1.6), ("int4", 2.2)):
-            found.append((f"{scheme} / {dtype}, one token", least, _scheme(results, scheme), False))
-        found.append(("plain / transformers generate, its best setting", 1.5, _peer(results, "plain", name), False))
-        share = attention_utilization(results)
-        found.append(("attention, context 32768, batch 8, 16 nodes: KV over bandwidth", 0.70, share, False))
-        found.append(("synchronizations per round", 1, max((r["reads"] for r in rounds), default=None), True))
-    else:
+    if results["device"]["type"] == "cpu":  # a GPU has figures of its own, in experiments/bench/gpu/expected.py
         is_110m = name == "110m"
         for what, least, method, target in (
             ("plain / transformers generate, 110M", 1.5, "plain", "110m"),
@@ -104,33 +86,12 @@ def _known(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def attention_utilization(results: Results, *, batch: int = 8, nodes: int = 16, context: int = 32768) -> float | None:
-    """Return the share of the bandwidth that attention alone reads keys and values with; None if it was not measured.
-
-    Attention's time is that of a step with a long context without that of a step with the shortest one; likewise its
-    bytes.
-    """
-    steps = results.get("steps", [])
-    contexts = [s["context"] for s in steps if s["batch"] == batch and s["nodes"] == nodes]
-    long = _fastest(steps, batch=batch, nodes=nodes, context=context)
-    short = _fastest(steps, batch=batch, nodes=nodes, context=min(contexts, default=0))
-    if long is None or short is None or short["context"] == context or long["seconds"] <= short["seconds"]:
-        return None
-    moved = long["kv_bytes"] - short["kv_bytes"]
-    return bandwidth_utilization(moved, long["seconds"] - short["seconds"], results["device"]["copy"])
-
-
 def best_steps(steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the fastest step of every size, over backends and executors."""
     best: dict[tuple[int, int, int], dict[str, Any]] = {}
     for step in sorted(steps, key=lambda step: step["seconds"]):
         best.setdefault((step["batch"], step["nodes"], step["context"]), step)
     return list(best.values())
-
-
-def _fastest(steps: Sequence[dict[str, Any]], **setting: int) -> dict[str, Any] | None:
-    fitting = [s for s in steps if all(s[name] == value for name, value in setting.items())]
-    return min(fitting, key=lambda s: s["seconds"], default=None)
 
 
 def _scheme(results: Results, scheme: str) -> float | None:

@@ -1,23 +1,18 @@
-"""The benchmarks' command line: what it reads and refuses; the command for GPUs; the arithmetic of rules."""
+"""The benchmarks' command line: what it reads and refuses; the arithmetic of rules."""
 
-import os
 import re
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from experiments.bench import gpu, verifiers
+from experiments.bench import verifiers
 from experiments.bench.__main__ import main
 from experiments.bench.options import help_text, option, parse
 from experiments.bench.timing import in_turns, timed
 from experiments.bench.verifiers import pays
-
-ROOT = Path(__file__).parents[3]
 
 
 @dataclass(frozen=True)
@@ -83,39 +78,6 @@ def test_sides_take_turns_and_a_call_is_timed_as_often_as_there_is_time() -> Non
     timing = timed(lambda: calls.append(1), repeats=4, warm_up=2)
     assert timing["calls"] == 4 and len(calls) == 6 and 0 <= timing["best"] <= timing["seconds"]
     assert timed(lambda: None, repeats=9, limit=0.0)["calls"] == 1
-
-
-def test_the_command_for_gpus_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["gpu"])
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit, match=r"error: torch .* sees no GPU here: run it on a"):
-        gpu.main()
-    monkeypatch.setattr(gpu, "NEEDED", ("torch", "no_such_module"))
-    with pytest.raises(SystemExit, match="error: no_such_module not installed"):
-        gpu.main()
-
-
-COLLECTED = """
-import importlib.machinery
-import sys
-hidden = ("hydra", "omegaconf", "wandb", "beartype", "pandas", "pyarrow")
-find = importlib.machinery.PathFinder.find_spec
-class Find:
-    def __call__(self, name, *more):
-        return None if name.split(".")[0] in hidden else find(name, *more)
-importlib.machinery.PathFinder.find_spec = Find()
-import pytest
-sys.exit(pytest.main(["-m", "gpu", "--collect-only", "-q", "-p", "no:cacheprovider", *sys.argv[1:]]))
-"""
-
-
-@pytest.mark.full
-def test_the_gpu_tests_are_collected_without_the_packages_of_the_experiments() -> None:
-    alone = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # hydra brings a plugin of pytest
-    words = [sys.executable, "-c", COLLECTED, *gpu.gpu_tests()]
-    done = subprocess.run(words, cwd=ROOT, env=alone, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "test_one_synchronization_per_round" in done.stdout
 
 
 @pytest.mark.parametrize(
