@@ -28,7 +28,7 @@ SWITCH = "SPECDEC_NATIVE"
 """The environment variable that forbids (``0``) what is compiled here."""
 
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-std=gnu11")
-_SECONDS = 60  # for a compiler that hangs
+_SECONDS = 300  # for a compiler that hangs
 _CHECKSUM = hashlib.sha256().digest_size
 
 
@@ -153,12 +153,14 @@ _ARGUMENTS = {
     # panels, scales, bias, inputs, outputs; out, in, width, rows; format, kind
     "multiply": "pppppllllii",
     "attend": "p",
+    # inputs, weight, outputs; rows, width; eps, offset; rounds, dtype
+    "normalize": "pppllffii",
 }
 
 
 def _load(file: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(file), mode=os.RTLD_NOW)
-    kinds = {"p": ctypes.c_void_p, "l": ctypes.c_long, "i": ctypes.c_int}
+    kinds = {"p": ctypes.c_void_p, "l": ctypes.c_long, "i": ctypes.c_int, "f": ctypes.c_float}
     for name, letters in _ARGUMENTS.items():
         function = getattr(library, name)
         function.argtypes = [kinds[letter] for letter in letters]

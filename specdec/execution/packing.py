@@ -1,8 +1,8 @@
 """Linear weights in the layout of the CPU's matrix kernels, so that they are not rearranged at every call.
 
-That is the layout of this project's own C where it is compiled (``products.py``), and oneDNN's blocks elsewhere. A plain
-matrix is rearranged at every call of oneDNN, or read in an unfavourable order. With the few rows of decoding this costs
-as much as the product itself.
+That is the layout of this project's own C where it is compiled (``products.py``), and oneDNN's blocks elsewhere. A
+plain matrix is rearranged at every call of oneDNN, or read in an unfavourable order. With the few rows of decoding this
+costs as much as the product itself.
 
 The model itself is not changed: packed copies are used during our forwards only. In bfloat16, products by oneDNN give
 the same bits; in float32, and by our own C, sums are ordered differently.
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from specdec.execution.frozen import epoch
 from specdec.execution.native import native_library
+from specdec.execution.norms import norms_in
 from specdec.execution.products import PanelWeight, panels
 from specdec.execution.stored_weight import StoredWeight, is_plain
 from specdec.machine import prefers_packed
@@ -36,8 +37,8 @@ _MOST_JOINT = 1 << 21  # numbers in a joint weight
 
 _LEAST_16_BITS = 1 << 14
 _LEAST_FLOAT32 = 400_000
-"""A call of oneDNN costs about 17 microseconds. Smaller products, counted as weights in 16 bits and as weights times rows
-in float32, are quicker by the plain path."""
+"""A call of oneDNN costs about 17 microseconds. Smaller products, counted as weights in 16 bits and as weights times
+rows in float32, are quicker by the plain path."""
 
 
 _only_plain: ContextVar[bool] = ContextVar("plain_weights", default=False)
@@ -126,6 +127,7 @@ class PackedLinears:
         self._layers: list[_Layer] = []
         if sum(weight.numel() * weight.element_size() for weight in weights) <= _SHARE * free_memory(_CPU):
             self._layers += [_layer(module) for module in linears]
+        self._norms = list(norms_in(model))
 
     def joint(self, packed: Sequence[StoredWeight]) -> StoredWeight | None:
         """Return one packed weight for several layers, with their outputs side by side: the same sums in fewer calls.
@@ -155,7 +157,8 @@ class PackedLinears:
     def in_use(self) -> Iterator[None]:
         """Use the copies in place of the layers' weights during the ``with`` block."""
         # Leave a layer alone if its `forward` has been replaced since packing.
-        free = [(vars(layer.module), layer.forward) for layer in self._layers if "forward" not in vars(layer.module)]
+        lent = [*((layer.module, layer.forward) for layer in self._layers), *self._norms]
+        free = [(vars(module), forward) for module, forward in lent if "forward" not in vars(module)]
         for names, forward in free:
             names["forward"] = forward
         try:

@@ -62,8 +62,9 @@ class PanelWeight(StoredWeight):
         width = inputs.shape[-1]
         outputs = inputs.new_empty((*inputs.shape[:-1], self._out))
         # Quantized products are rounded before the bias is added.
-        inside = bias is not None and self._scales is None and is_plain(bias)
-        added = bias.contiguous() if inside else None
+        added = None
+        if bias is not None and self._scales is None and is_plain(bias):
+            added = bias.contiguous()
         written = self._function(
             self._panels.data_ptr(),
             None if self._scales is None else self._scales.data_ptr(),
@@ -80,7 +81,7 @@ class PanelWeight(StoredWeight):
         if written == 0:
             raise MemoryError(NO_MEMORY)
         count_operation("panels")
-        return outputs if bias is None or inside else outputs.add_(bias)
+        return outputs if bias is None or added is not None else outputs.add_(bias)
 
     @classmethod
     def joined(cls, parts: "Sequence[PanelWeight]") -> "PanelWeight | None":
@@ -119,7 +120,7 @@ def panels(weight: Tensor) -> PanelWeight | None:
 
 
 def int8_panels(weight: Tensor, scale: Tensor) -> PanelWeight | None:
-    """Return int8 weights ``[out, in]`` with scales ``[out]``, which have the dtype of the inputs; None as ``panels``."""
+    """Return int8 weights ``[out, in]`` with scales ``[out]`` in the dtype of the inputs; None as ``panels``."""
     if not _readable(weight) or not _readable(scale) or scale.dtype not in (torch.float32, torch.bfloat16):
         return None
     with torch.inference_mode():
@@ -131,7 +132,7 @@ def int8_panels(weight: Tensor, scale: Tensor) -> PanelWeight | None:
 
 
 def int4_panels(integers: Tensor, scale: Tensor) -> PanelWeight | None:
-    """Return int4 weights, integers from -8 to 7 in int8 ``[out, in]``, with scales ``[out, in / 64]``; None as above."""
+    """Return int4 weights, integers from -8 to 7 as int8 ``[out, in]``, with scales ``[out, in / 64]``."""
     if not _readable(integers) or not _readable(scale) or scale.dtype not in (torch.float32, torch.bfloat16):
         return None
     out, groups = scale.shape

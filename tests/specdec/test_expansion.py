@@ -87,7 +87,7 @@ def paths_of(found: Grown, row: int) -> dict[Path, int]:
         (ExpansionTree(5, 1, 6), [9, 9, 9]),
         (ExpansionTree(4, 6, 1), [9, 3, 9]),
     ],
-    ids=str,
+    ids=["59 nodes", "rows of other depths", "small", "one level", "a chain"],
 )
 def test_the_tree_is_that_of_the_best_paths(tree: ExpansionTree, max_depth: list[int], per_depth: bool) -> None:
     """Where rows have room for other depths, too; and the scorer's numbers are those of the nodes that it was shown."""

@@ -26,6 +26,7 @@ SOURCE = """
 int multiply(void) { return ANSWER; }
 int panel_channels(void) { return ANSWER; }
 int attend(void) { return ANSWER; }
+int normalize(void) { return ANSWER; }
 """
 """As quick to compile as can be; a compiler that defines ``ANSWER`` can be told by it."""
 

@@ -235,25 +235,17 @@ INLINE float softmax(float *scores, uint64_t seen, float softcap, float *largest
       const ivec sign = IAND(BITS(x), IALL(0x80000000));
       STORE(scores + v, MUL(FLOATS(IADD(BITS(tanh), sign)), ALL(softcap)));
     }
-  if (~seen)
-    for (int key = 0; key < KEYS; key++)
-      if (!(seen >> key & 1)) scores[key] = NONE;
-  vec best = LOAD(scores);
-  for (int v = WIDTH; v < KEYS; v += WIDTH) best = MAX(best, LOAD(scores + v));
-  const float before = *largest, now = LARGEST(best) > before ? LARGEST(best) : before;
+  vec best = ALL(NONE);
+  for (int v = 0; v < KEYS; v += WIDTH) best = MAX(best, selected(seen >> v, LOAD(scores + v), ALL(NONE)));
+  const float here = LARGEST(best), before = *largest, now = here > before ? here : before;
   float factor[WIDTH];
   STORE(factor, exponential(ALL(before - now)));
   vec sum = ZERO();
   for (int v = 0; v < KEYS; v += WIDTH) {
-    const vec weights = exponential(SUB(LOAD(scores + v), ALL(now)));
+    const vec numbers = selected(seen >> v, LOAD(scores + v), ALL(NONE));
+    const vec weights = selected(seen >> v, exponential(SUB(numbers, ALL(now))), ZERO()); /* what is hidden has none */
     STORE(scores + v, weights);
     sum = ADD(sum, weights);
-  }
-  if (~seen) { /* what nobody sees has no weight at all; nor has anything while nothing was seen */
-    for (int key = 0; key < KEYS; key++)
-      if (!(seen >> key & 1)) scores[key] = 0;
-    sum = ZERO();
-    for (int v = 0; v < KEYS; v += WIDTH) sum = ADD(sum, LOAD(scores + v));
   }
   *total = *total * factor[0] + SUM(sum);
   *largest = now;

@@ -20,6 +20,7 @@ typedef __m512i ivec;
 #define SUB _mm512_sub_ps
 #define MUL _mm512_mul_ps
 #define DIV _mm512_div_ps
+#define SQRT _mm512_sqrt_ps
 #define MAX _mm512_max_ps
 #define FMA _mm512_fmadd_ps
 #define IALL _mm512_set1_epi32
@@ -53,6 +54,7 @@ typedef __m256i ivec;
 #define SUB _mm256_sub_ps
 #define MUL _mm256_mul_ps
 #define DIV _mm256_div_ps
+#define SQRT _mm256_sqrt_ps
 #define MAX _mm256_max_ps
 #define FMA _mm256_fmadd_ps
 #define IALL _mm256_set1_epi32
@@ -96,6 +98,16 @@ INLINE void store_int16(void *p, ivec words) { /* of numbers below 2 ** 16 */
 #endif
 
 INLINE vec load_bfloat16(const void *p) { return FLOATS(LEFT(load_uint16(p), 16)); }
+
+/* The numbers whose bits are set, lane by lane from the lowest bit, and `other` in place of the rest. */
+INLINE vec selected(uint64_t bits, vec numbers, vec other) {
+#if WIDTH == 16
+  return _mm512_mask_blend_ps((__mmask16)bits, other, numbers);
+#else
+  const ivec lanes = _mm256_set_epi32(128, 64, 32, 16, 8, 4, 2, 1);
+  return _mm256_blendv_ps(other, numbers, FLOATS(_mm256_cmpeq_epi32(IAND(IALL((int)(bits & 255)), lanes), lanes)));
+#endif
+}
 
 /* Rounded to the nearest, ties to even; a NaN stays one. */
 INLINE void store_bfloat16(void *p, vec numbers) {
