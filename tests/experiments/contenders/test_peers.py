@@ -14,6 +14,10 @@ import pytest
 from experiments.contenders import peer as module
 from experiments.contenders.peer import Peer
 from experiments.contenders.vllm_cpu import VllmCpu
+from experiments.datasets.prompt import Prompt
+from experiments.measuring.jobs import Job
+from experiments.measuring.measure import Contender, measure
+from experiments.results.records import PLAIN, Record
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
@@ -165,6 +169,19 @@ def test_a_refused_request_is_a_failure_of_its_call_alone(target: Target) -> Non
     assert alive(made)
     with pytest.raises(ValueError, match="no texts or processors"):
         made.generate(PROMPTS[:1], [SamplingParams(stop=("x",))])
+
+
+def test_a_run_goes_on_without_a_peer_that_dies_and_keeps_all_other_results(target: Target) -> None:
+    engine, made = Engine(target, max_length=128), bound(target, Played("dies"))
+    sampling = SamplingParams(max_new_tokens=4, ignore_eos=True, stream=0)
+    jobs = [Job(Prompt(id=str(number), turns=("x",)), 0, (5, number), sampling) for number in range(4)]
+    found: list[Record] = []
+    for _ in range(2):  # as at two temperatures: the second warm-up meets a peer that is gone
+        contenders = [Contender(PLAIN, engine, speculate=False), Contender("played", made)]
+        assert list(measure(contenders, jobs, warmup=PROMPTS[:1], write=found.append))[-1] == 4
+    assert [len(each.token_ids) for each in found if each.method == PLAIN] == [4] * 8
+    errors = [each.error or "" for each in found if each.method == "played"]
+    assert len(errors) == 8 and all("Played" in each for each in errors)
 
 
 def test_ctrl_c_leaves_no_process_behind(target: Target) -> None:
