@@ -8,7 +8,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo gallery test test-full gpu check format docs docs-serve wheel clean
+.PHONY: help setup demo gallery test test-full gpu gpu-dry check format docs docs-serve wheel clean
 
 PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(shell $(name) -c "import sys; sys.version_info >= (3, 11) and print('$(name)')" 2>/dev/null)) python3)
 VENV ?= .venv
@@ -62,6 +62,12 @@ GPU_PYTHON = $(if $(and $(filter file,$(origin PYTHON)),$(wildcard $(STAMP))),$(
 GPU_WORDS = $(if $(PART),part=$(PART)) $(if $(OUT),out=$(OUT)) $(if $(DEVICE),device=$(DEVICE)) $(if $(FORCE),force=true)
 gpu: ## Four parts on a GPU: PART=1 smoke, 2 measure, 3 tests, 4 profile (all without), OUT=folder; DEVICE=cpu rehearses
 	$(GPU_PYTHON) -m experiments.bench gpu $(GPU_WORDS) $(ARGS)
+
+# The machines with GPUs have this Triton. Where it cannot be had, the installed one compiles everything.
+gpu-dry: $(STAMP) ## Check what can be checked of the GPU path without a GPU
+	@test -d $(VENV)/triton-3.6.0 || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	  --target $(VENV)/triton-3.6.0 triton==3.6.0 $(PIP_ARGS) || echo "Triton 3.6.0 could not be installed" >&2
+	env -u OMP_NUM_THREADS HF_HUB_OFFLINE=1 $(BIN)/python -m tests.gpu.dry $(VENV)/triton-3.6.0
 
 check: $(STAMP) ## Lint, check the format and the types
 	$(BIN)/ruff check .

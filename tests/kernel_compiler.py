@@ -34,7 +34,7 @@ MODELS = {
 }
 """Shapes of models that decode on a GPU, besides the small ones of ``CASES``."""
 
-SHARED = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}
+SHARED = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """Shared memory of one program, by compute capability."""
 
 

@@ -9,9 +9,10 @@ torch is counted as one kernel, which a few (sorts, softmax of long rows) exceed
 import sys
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from experiments.bench.models import ENDLESS, SHAPES
 from specdec.engine.engine import Engine
@@ -52,10 +53,15 @@ def kernels(shape: str = "llama-8b", *, batch: int = 1, temperature: float = 0.0
     return Kernels(layer, few | {"verify": few["verify"] - layer})
 
 
-def _step(shape: str, layers: int, batch: int, temperature: float) -> dict[str, Counter[str]]:
-    config = LlamaConfig(**SHAPES[shape] | ENDLESS | {"num_hidden_layers": layers, "dtype": torch.bfloat16})
+def llama(shape: str, layers: int) -> PreTrainedModel:
+    """Return a model without numbers in bfloat16 (``fake_cuda.move``)."""
+    sizes: dict[str, Any] = SHAPES[shape] | ENDLESS | {"num_hidden_layers": layers}
     with torch.device("meta"):
-        model = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16).eval()
+        return LlamaForCausalLM._from_config(LlamaConfig(**sizes), dtype=torch.bfloat16).eval()
+
+
+def _step(shape: str, layers: int, batch: int, temperature: float) -> dict[str, Counter[str]]:
+    model = llama(shape, layers)
     move(model)
     with fake_cuda() as device:
         engine = Engine(Target(model), max_batch_size=batch, max_length=512)

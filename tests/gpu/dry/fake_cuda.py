@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from triton.runtime.interpreter import InterpretedFunction
 
 import specdec.engine.rounds
+import specdec.kernels.trees
 import specdec.target.facts
 from specdec.execution.counting import depends_on_values
 from specdec.execution.recorder import CudaGraphRecorder, Stage
@@ -37,9 +38,7 @@ MODE = FakeTensorMode(allow_non_fake_inputs=True)
 """One for the process: tables that are made once for a device are made of its tensors."""
 
 _aten = torch.ops.aten
-_PROPERTIES = SimpleNamespace(
-    multi_processor_count=132, shared_memory_per_block_optin=227 * 1024, total_memory=150 << 30, major=9, minor=0
-)
+_PROPERTIES = {"multi_processor_count": 132, "shared_memory_per_block_optin": 227 * 1024, "total_memory": 150 << 30}
 
 
 @dataclass
@@ -49,6 +48,7 @@ class Device:
     Attributes:
         kernels: Launches by the stage in whose graph they are, and by operation; those outside of graphs under "".
         waits: Places where the host waited for the device, outside of captures.
+        capability, compiles: See ``fake_cuda``.
         captured: The number of graphs.
         accepted: How many drafted tokens of a round the host is told were accepted.
         stage: The stage that was last recorded.
@@ -58,6 +58,8 @@ class Device:
 
     kernels: dict[str, Counter[str]] = field(default_factory=dict)
     waits: Counter[str] = field(default_factory=Counter)
+    capability: int = 90
+    compiles: bool = False
     captured: int = 0
     accepted: int = 1
     stage: str = ""
@@ -83,9 +85,14 @@ class Device:
 
 
 @contextlib.contextmanager
-def fake_cuda() -> Iterator[Device]:
-    """During the ``with`` block, there is a GPU for tensors of ``CUDA``."""
-    device = Device()
+def fake_cuda(capability: int = 90, *, compiles: bool = False) -> Iterator[Device]:
+    """During the ``with`` block, there is a GPU for tensors of ``CUDA``.
+
+    Args:
+        capability: Its compute capability.
+        compiles: Also launch kernels as Triton would, which somebody has made a mere compilation.
+    """
+    device = Device(capability=capability, compiles=compiles)
     with pytest.MonkeyPatch.context() as monkeypatch, MODE:
         _patch_cuda(monkeypatch, device)
         _patch_tensors(monkeypatch, device)
@@ -172,7 +179,7 @@ _SMALL = 4096
 
 def _follow(func: Any, args: Any, kwargs: Any, given: list[Tensor], made: list[Tensor]) -> None:
     """Compute what is known: tables of static shapes, which the host reads once, on a device, too."""
-    if not all("numbers" in vars(each) for each in given):
+    if func._schema.name.removeprefix("aten::") in _EMPTY[:5] or not all("numbers" in vars(each) for each in given):
         for each in made:  # if it was written to
             vars(each).pop("numbers", None)
         return
@@ -249,9 +256,11 @@ class _Fetched:
 def _patch_cuda(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
     """Put a GPU into ``torch.cuda``."""
     nothing = lambda *args, **named: contextlib.nullcontext()  # noqa: E731
+    properties, run = SimpleNamespace(**_PROPERTIES), triton.runtime.JITFunction.run
+    properties.major, properties.minor = divmod(device.capability, 10)
     for name, value in {
-        "get_device_properties": lambda device=None: _PROPERTIES,
-        "get_device_capability": lambda device=None: (9, 0),
+        "get_device_properties": lambda device=None: properties,
+        "get_device_capability": lambda device=None: (properties.major, properties.minor),
         "mem_get_info": lambda device=None: (140 << 30, 150 << 30),
         "memory_reserved": lambda device=None: 0,
         "memory_allocated": lambda device=None: 0,
@@ -274,6 +283,9 @@ def _patch_cuda(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
         if any(isinstance(each, Tensor) and each.device.type != "cuda" for each in (*args, *named.values())):
             raise RuntimeError(f"{kernel.fn.__name__} was given a tensor of the host at {_where()}")
         device.launched(f"triton {kernel.fn.__name__}")
+        if device.compiles:
+            with unset_fake_temporarily():
+                run(kernel, *args, grid=grid, warmup=warmup, **named)
 
     monkeypatch.setattr(triton.runtime.JITFunction, "run", launch)
     monkeypatch.setattr(InterpretedFunction, "run", launch)
@@ -288,6 +300,20 @@ def _patch_project(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
         return record(self, name, stage, inputs)
 
     monkeypatch.setattr(CudaGraphRecorder, "record", recorded)
+    connected = specdec.kernels.trees.connected
+
+    def known(parents: Tensor, max_depth: int) -> dict[str, Tensor]:
+        tables = connected(parents, max_depth)
+        if "numbers" in vars(parents):
+            with unset_fake_temporarily(), torch._C._DisableTorchDispatch():
+                rows = vars(parents)["numbers"]
+                depth = torch.zeros_like(rows)
+                for node in range(1, rows.shape[1]):
+                    depth[:, node] = depth.gather(1, rows[:, node : node + 1])[:, 0] + 1
+            vars(tables["depth"])["numbers"] = depth
+        return tables
+
+    monkeypatch.setattr(specdec.kernels.trees, "connected", known)
     monkeypatch.setattr(specdec.target.facts, "differs", lambda *args, **named: None)
     monkeypatch.setattr(specdec.engine.rounds, "Fetch", type("Fetch", (_Fetched,), {"device": device}))
 

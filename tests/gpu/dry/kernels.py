@@ -1,0 +1,266 @@
+"""All Triton kernels, compiled for a GPU that is not there, with the arguments that a GPU would see.
+
+    python -m tests.gpu.dry.kernels 90 [usual]
+
+prints registers, bytes of spills and of shared memory, and for products the instructions of a warp per byte of weights,
+of every kernel for one compute capability, by the Triton that is found first. It fails if a kernel needs more shared
+memory than there is, or spills in half precision, or if nobody launches it here. ``usual`` leaves out attention of rare
+shapes.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import triton
+import triton.backends.nvidia
+from transformers import PreTrainedModel
+
+from drafters.eagle import EagleDrafter
+from drafters.heads.eagle import Eagle3Head
+from drafters.model import ModelDrafter
+from specdec.attention.tree_attention import Tiles
+from specdec.drafting.builders import ExpansionTree
+from specdec.engine.engine import Engine
+from specdec.interfaces import Drafter
+from specdec.quantization import METHODS
+from specdec.requests import SamplingParams
+from specdec.target.target import Target
+from tests.attention import launch, paged, problem, quantized
+from tests.gpu.dry.count import llama
+from tests.gpu.dry.fake_cuda import CUDA, ROOT, fake_cuda, move
+from tests.kernel_compiler import MODELS, SHARED, compile_for
+from verifiers.rejection import RejectionVerifier
+
+SPILLED = 64
+"""Bytes of a thread's registers that may go to memory in half precision."""
+USUAL = ("Llama-3.1-8B, decoding", "Llama-3.1-8B, 16 nodes", "Llama-3.1-8B, prefill", "Gemma-2-9B")
+"""Cases of attention that are compiled for every capability and by every Triton."""
+ROWS = (1, 24, 60)
+_BINARIES = Path(triton.backends.nvidia.__file__).parent / "bin"
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel as it was compiled for one launch.
+
+    Attributes:
+        case: What launched it.
+        name: The kernel's.
+        precise: Whether it computes in float32, where spills are not limited.
+        registers, spilled, shared: Of a thread; of a thread in bytes; of a program in bytes.
+        per_byte: Instructions of a warp, in its longest loop, per byte of weights; None if it reads none.
+    """
+
+    case: str
+    name: str
+    precise: bool
+    registers: int
+    spilled: int
+    shared: int
+    per_byte: float | None
+
+    def __str__(self) -> str:
+        per_byte = "" if self.per_byte is None else f"{self.per_byte:.3f}"
+        return f"  {self.case:42s} {self.name:18s} {self.registers:9d} {self.spilled:8d} {self.shared:8d}  {per_byte}"
+
+    def problem(self, capability: int) -> str | None:
+        """Return what is wrong with it."""
+        if self.shared > SHARED[capability]:
+            return f"needs {self.shared} bytes of shared memory, and there are {SHARED[capability]}"
+        if self.spilled > SPILLED and not self.precise:
+            return f"spills {self.spilled} bytes, and {SPILLED} are the limit"
+        return None
+
+
+class Compiler:
+    """Notes what is compiled, case by case.
+
+    Attributes:
+        found: Every kernel once.
+        names: Where the kernels are defined that were launched: module and name.
+    """
+
+    def __init__(self, capability: int):
+        self.capability = capability
+        self.found: list[Compiled] = []
+        self.names: set[str] = set()
+        self._kernels = compile_for(capability)
+        self._seen: set[str] = set()
+
+    @contextmanager
+    def case(self, name: str, *, precise: bool = False, weight_bits: int | None = None) -> Iterator[None]:
+        """Note what is launched during the ``with`` block."""
+        yield
+        for kernel in self._kernels:
+            source = kernel.src.fn
+            self.names.add(f"{source.fn.__module__}.{source.fn.__name__}")
+            if kernel.hash not in self._seen:
+                self._seen.add(kernel.hash)
+                registers, spilled, loop = _binary(kernel.asm["cubin"])
+                constants = {source.arg_names[place[0]]: value for place, value in kernel.src.constants.items()}
+                step = constants.get("BLOCK_IN", 0) * constants.get("BLOCK_OUT", 0) * (weight_bits or 0) // 8
+                per_byte = loop * kernel.metadata.num_warps / step if step else None
+                shared = kernel.metadata.shared
+                found = Compiled(name, source.fn.__name__, precise, registers, spilled, shared, per_byte)
+                self.found.append(found)
+                print(found, flush=True)
+        self._kernels.clear()
+
+
+def _binary(cubin: bytes) -> tuple[int, int, int]:
+    """Return registers, bytes of the stack, and instructions of the longest innermost loop of a compiled kernel."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        usage = _output("cuobjdump", "-res-usage", file.name)
+        code = _output("nvdisasm", "-c", file.name)
+    labels: dict[str, int] = {}
+    count, longest, last = 0, 0, -1
+    for line in code.splitlines():
+        if label := re.match(r"\s*(\.L_x_\d+):", line):
+            labels[label[1]] = count
+        elif instruction := re.match(r"\s*/\*[0-9a-f]+\*/\s+(.*);", line):
+            count += 1
+            jump = re.search(r"\bBRA\b.*?(\.L_x_\d+)", instruction[1])
+            if jump and labels.get(jump[1], count) > last:
+                start = labels.get(jump[1], count)
+                longest, last = max(longest, count - start), start
+    found = {name: int(re.search(rf"{name}:(\d+)", usage)[1]) for name in ("REG", "STACK")}  # type: ignore[index]
+    return found["REG"], found["STACK"], longest
+
+
+def _output(program: str, *arguments: str) -> str:
+    return subprocess.run([_BINARIES / program, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def kernels_in(folders: tuple[str, ...] = ("specdec", "drafters", "verifiers")) -> set[str]:
+    """Return all kernels that are launched, by module and name: those that no other kernel calls."""
+    kernels: set[str] = set()
+    called: set[str] = set()
+    for file in sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py")):
+        for function in ast.walk(ast.parse(file.read_text())):
+            if isinstance(function, ast.FunctionDef) and any(
+                "triton.jit" in ast.unparse(d) for d in function.decorator_list
+            ):
+                module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+                kernels.add(f"{module}.{function.name}")
+                calls = (node.func for node in ast.walk(function) if isinstance(node, ast.Call))
+                called.update(call.id for call in calls if isinstance(call, ast.Name))
+    return {name for name in kernels if name.rpartition(".")[2] not in called}
+
+
+def compile_all(capability: int, *, rare: bool) -> Compiler:
+    """Return all kernels for a compute capability; with attention of ``rare`` shapes, if asked for."""
+    compiler = Compiler(capability)
+    _attention(compiler, rare=rare)
+    with fake_cuda(capability, compiles=True):
+        for scheme in ("int8", "int4_compact", "fp8"):
+            if scheme != "fp8" or capability >= 89:
+                weight = torch.empty(14336, 4096, dtype=torch.bfloat16, device=CUDA)
+                layer = METHODS[scheme](weight, None)
+                for rows in ROWS:
+                    with compiler.case(f"{scheme}, {rows} rows", weight_bits=4 if "int4" in scheme else 8):
+                        layer(torch.empty(rows, 4096, dtype=torch.bfloat16, device=CUDA))
+    for case, drafter in (("plain", None), ("a chain of Llama-1B's", _chain), ("EAGLE-3's tree", _eagle)):
+        model = llama("llama-8b", 3)
+        drafted = None if drafter is None else drafter(model)
+        move([model, drafted])
+        with fake_cuda(capability, compiles=True), compiler.case(f"Llama-8B, {case}"):
+            _play(
+                Engine(
+                    Target(model), drafted, RejectionVerifier() if drafted else None, max_batch_size=2, max_length=2048
+                )
+            )
+    return compiler
+
+
+def _attention(compiler: Compiler, *, rare: bool) -> None:
+    few = [torch.int8] if compiler.capability < 89 else [torch.float8_e4m3fn, torch.int8]
+    for name, case in MODELS.items():
+        if name not in USUAL and not rare:
+            continue
+        given = problem(case)
+        with compiler.case(name, precise=case.dtype is torch.float32):
+            launch(given, pieces=4)
+            if case.nodes > 1:
+                launch(given)
+        for dtype in few if case.dtype is not torch.float32 else []:
+            if name == USUAL[0] or rare:
+                seen = given.seen()
+                stored, table = paged(quantized(given, dtype)[0], seen.table, 32)
+                with compiler.case(f"{name}, {str(dtype)[6:]} pages"):
+                    launch(given, stored=stored, seen=replace(seen, table=table), pieces=4)
+
+
+def _chain(target: PreTrainedModel) -> Drafter:
+    return ModelDrafter(llama("llama-1b", 2), 4, sampling="iid")
+
+
+def _eagle(target: PreTrainedModel) -> Drafter:
+    head = Eagle3Head.for_target(target, hidden_layers=(0, 1, -1), draft_ids=list(range(32000)))
+    return EagleDrafter(head.bfloat16().eval(), ExpansionTree())
+
+
+def _play(engine: Engine) -> None:
+    """Play greedy and sampled rounds after a long prompt and a short one."""
+    for temperature in (0.0, 1.0):
+        for length in (600, 5):
+            engine.submit(
+                [1, 2, 3, 4, 5] * (length // 5), SamplingParams(max_new_tokens=9, temperature=temperature, top_p=0.9)
+            )
+        while engine.unfinished:
+            engine.step()
+
+
+def problems_of(compiler: Compiler) -> list[str]:
+    """Return what is wrong with kernels, and which were not compiled."""
+    found = [(each, each.problem(compiler.capability)) for each in compiler.found]
+    problems = [f"{each.name} ({each.case}) {problem}" for each, problem in found if problem is not None]
+    missing = sorted(kernels_in() - compiler.names)
+    return problems + [f"nobody compiles {name}: launch it in {Path(__file__).name}" for name in missing]
+
+
+MUTANTS = {
+    "more shared memory than there is": (Tiles(64, 128, 8, 4), "bytes of shared memory"),
+    "half of the registers": (Tiles(128, 128, 4, 1), "spills"),
+}
+"""Tiles that do not suit a Llama's attention, and what is to be said of them."""
+
+
+def not_rejected(compiler: Compiler) -> list[str]:
+    """Return the mutants that pass."""
+    passed, compiler.found = [], []
+    name = compiler.names.pop()
+    if not any(name in found for found in problems_of(compiler)):
+        passed.append("a kernel that nobody compiles")
+    for name, (tiles, reason) in MUTANTS.items():
+        with compiler.case(f"mutant: {name}"):
+            launch(problem(MODELS[USUAL[1]]), tiles=tiles)
+        if not any(reason in found for found in problems_of(compiler)):
+            passed.append(name)
+    return [f"NOT REJECTED: {name}" for name in passed]
+
+
+def main() -> int:
+    """Compile for one capability; returns the number of problems."""
+    capability = int(sys.argv[1])
+    print(f"sm_{capability}, Triton {triton.__version__}")
+    print(f"  {'case':42s} {'kernel':18s} registers  spilled   shared  instructions per byte of weights")
+    compiler = compile_all(capability, rare="usual" not in sys.argv)
+    problems = problems_of(compiler)
+    if capability == 90:
+        problems += not_rejected(compiler)
+    print(*problems, sep="\n")
+    return len(problems)
+
+
+if __name__ == "__main__":
+    sys.exit(main() > 0)
