@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 _NODES = 16  # of one program of ``_connect``
-_OFFERS = tl.constexpr(32)  # with which ``_front`` compares at a time
+_OFFERS = tl.constexpr(16)  # with which ``_front`` compares at a time
 
 
 def connected(parents: Int[Tensor, "rows node"], max_depth: int) -> dict[str, Tensor]:
@@ -66,7 +66,8 @@ def front(
     width = min(width, nodes * children)
     score, best = worth.new_empty(batch, nodes * children), worth.new_empty(batch, width)
     tokens, numbers, above = token.new_empty(3, batch, width)
-    sizes: dict[str, Any] = {"OFFERS": triton.next_power_of_2(nodes * children)}
+    block = triton.next_power_of_2(nodes * children)
+    sizes: dict[str, Any] = {"OFFERS": block, "num_warps": min(max(block // 64, 4), 16)}
     _front[(batch,)](
         worth, log_probs, token, score, best, tokens, numbers, above, nodes, children, width, first, offered,
         worth.stride(0), *log_probs.stride()[:2], *token.stride()[:2], **sizes,
