@@ -87,11 +87,12 @@ class Peer(OtherEngine):
 
     def check(self) -> None:
         """Start the process, load the target, and decode a few tokens."""
-        python = Path(self._python or os.environ.get(self.VARIABLE) or "")
+        chosen = self._python or os.environ.get(self.VARIABLE)
+        python = Path(chosen or "")
         if not (python.is_file() and os.access(python, os.X_OK)):
             raise ValueError(
-                f"{self.NAME} runs in an environment of its own, and {str(python)!r} is no Python of one: create it "
-                f"with `python3 -m venv DIR && DIR/bin/pip install {self.PACKAGES}`, and give python=DIR/bin/python "
+                f"{self.NAME} runs in an environment of its own, and {chosen!r} is no Python of one: create it with "
+                f"`python3 -m venv DIR && DIR/bin/pip install {self.PACKAGES}`, and give python=DIR/bin/python "
                 f"or the environment variable {self.VARIABLE}=DIR/bin/python"
             )
         if self.target.device.type != "cpu":
