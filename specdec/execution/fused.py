@@ -54,7 +54,7 @@ class FusedExecutor(Executor):
     def __init__(self, model: PreTrainedModel, facts: Facts, backend: AttentionBackend, kernels: Kernels):
         super().__init__(model, facts, backend)
         self._now = _Now(backend, kernels)
-        rewriter = _Rewriter(self.frozen.modules, kernels, self._now.layers, facts.model_type)
+        rewriter = _Rewriter(model, kernels, self._now.layers)
         self.recordings = Recordings(rewriter, after=1, most=MOST_CAPTURED, what=f"forwards of {facts.model_type}")
 
     def read_again(self, facts: Facts) -> None:
@@ -109,8 +109,8 @@ class _Now(Now):
 class _Rewriter(Recorder):
     """Notes a model's forward by its shapes, and rewrites it."""
 
-    def __init__(self, modules: Sequence[nn.Module], kernels: Kernels, layers: Layers, model_type: str):
-        self._modules, self._kernels, self._layers, self._model_type = modules, kernels, layers, model_type
+    def __init__(self, model: nn.Module, kernels: Kernels, layers: Layers):
+        self._model, self._kernels, self._layers = model, kernels, layers
         self._told = False
 
     def record(self, name: str, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording | str, Sequence[Tensor]]:
@@ -120,7 +120,7 @@ class _Rewriter(Recorder):
             program = self.program(stage, inputs)
             outputs = program(*inputs)
             apart = max(map(distance, outputs, expected))
-            if apart <= TOLERANCE[expected[0].dtype]:
+            if apart <= TOLERANCE[self._model.dtype]:  # type: ignore[index]
                 return program, outputs
             reason = f"its outputs are {apart:.2g} of their size from those of the model's own code"
         except Exception as error:
@@ -128,7 +128,7 @@ class _Rewriter(Recorder):
                 raise
             reason = f"{type(error).__name__}: {error}"
         level = logging.DEBUG if self._told else logging.WARNING
-        logger.log(level, "a forward of %s is not rewritten in fewer kernels: %s", self._model_type, reason)
+        logger.log(level, "a forward of a %s is not rewritten in fewer kernels: %s", type(self._model).__name__, reason)
         self._told = True
         return reason, stage(*inputs)  # the cache holds what others have left
 
@@ -137,8 +137,8 @@ class _Rewriter(Recorder):
         # Where all tensors are without numbers already, in a dry run, they stay as they are.
         mode = None if isinstance(inputs[0], FakeTensor) else FakeTensorMode(allow_non_fake_inputs=True)
         given = list(inputs) if mode is None else [mode.from_tensor(each) for each in inputs]
-        kept = _restored(self._modules), opaque_products(self._modules)
-        with kept[0], kept[1], mode or nullcontext(), noted(shapes=True) as work:
+        modules = list(self._model.modules())
+        with _restored(modules), opaque_products(modules), mode or nullcontext(), noted(shapes=True) as work:
             outputs = stage(*given)
         if work.refusal is not None:
             raise ValueError(work.refusal)
@@ -162,14 +162,16 @@ def _restored(modules: Sequence[nn.Module]) -> Iterator[None]:
         yield
     finally:
         for table, kept in zip(tables, before, strict=True):
-            table.clear()
+            for name in [*table]:
+                if name not in kept:
+                    del table[name]
             table.update(kept)
 
 
 @contextmanager
 def opaque_products(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """During the ``with`` block, let layers that store their weights in ways of their own be one operation each."""
-    own = [module for module in modules if hasattr(module, "out_features") and type(module) is not nn.Linear]
+    """During the ``with`` block, let layers with quantized weights be one operation each: it may be no torch's."""
+    own = [module for module in modules if hasattr(type(module), "rounds_to")]
     for module in own:
         vars(module)["forward"] = partial(_product, module.forward, module.out_features)
     try:

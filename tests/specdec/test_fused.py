@@ -215,14 +215,14 @@ def test_no_tensor_without_numbers_stays_in_a_module_or_in_a_program() -> None:
     assert torch.equal(module.last, x) and module.table is not None
     layers = Layers(*(lambda *given: None for _ in range(3)))  # type: ignore[arg-type]
     with torch.inference_mode():
-        program = _Rewriter([module], kernels(), layers, "keeper").program(lambda x: [module(x)], [x])
+        program = _Rewriter(module, kernels(), layers).program(lambda x: [module(x)], [x])
     assert torch.equal(program(x)[0], expected)
     assert not any(isinstance(each, FakeTensor) for each in (module.last, module.table))
 
 
 def test_code_that_looks_at_numbers_or_writes_is_left_alone() -> None:
     layers = Layers(*(lambda *given: None for _ in range(3)))  # type: ignore[arg-type]
-    rewriter, x = _Rewriter([], kernels(), layers, "reader"), torch.randn(2, 3)
+    rewriter, x = _Rewriter(nn.Identity(), kernels(), layers), torch.randn(2, 3)
 
     def written(x: Tensor) -> list[Tensor]:
         y = nn.functional.silu(x)

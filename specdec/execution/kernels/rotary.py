@@ -133,23 +133,37 @@ def _index_strides(tensor: Tensor) -> tuple[int, int]:
 
 @triton.jit
 @no_type_check
-def _turned(
-    low,
-    high,
+def _turn(
+    source,
+    source_head,
+    target,
+    target_head,
+    kept,
+    kept_head,
+    first,
     cosines,
     sines,
     weight,
     eps,
-    column,
-    real,
-    dtype: tl.constexpr,
+    HEADS: tl.constexpr,
     HALF: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,
     NORM: tl.constexpr,
     WEIGHT: tl.constexpr,
     ROUND: tl.constexpr,
     OFFSET: tl.constexpr,
+    WRITE: tl.constexpr,
 ):
-    """Returns both halves of some heads, normalized and turned."""
+    """Normalizes and turns some heads of one node."""
+    dtype: tl.constexpr = source.dtype.element_ty
+    column = tl.arange(0, HALF_BLOCK)
+    real = column < HALF
+    head = (first + tl.arange(0, BLOCK))[:, None]
+    there = (head < HEADS) & real[None, :]
+    place = source + head * source_head + column[None, :]
+    low = tl.load(place, mask=there, other=0.0).to(tl.float32)
+    high = tl.load(place + HALF, mask=there, other=0.0).to(tl.float32)
     if NORM:
         mean = (tl.sum(low * low, 1) + tl.sum(high * high, 1)) / (2 * HALF)
         factor = tl.rsqrt(mean + eps)[:, None]
@@ -164,9 +178,15 @@ def _turned(
     high_cos = tl.load(cosines + HALF + column, mask=real, other=0.0).to(tl.float32)[None, :]
     low_sin = tl.load(sines + column, mask=real, other=0.0).to(tl.float32)[None, :]
     high_sin = tl.load(sines + HALF + column, mask=real, other=0.0).to(tl.float32)[None, :]
-    new_low = rounded(low * low_cos, dtype) + rounded(-high * low_sin, dtype)
-    new_high = rounded(high * high_cos, dtype) + rounded(low * high_sin, dtype)
-    return rounded(new_low, dtype).to(dtype), rounded(new_high, dtype).to(dtype)
+    new_low = rounded(rounded(low * low_cos, dtype) + rounded(-high * low_sin, dtype), dtype).to(dtype)
+    new_high = rounded(rounded(high * high_cos, dtype) + rounded(low * high_sin, dtype), dtype).to(dtype)
+    to = target + head * target_head + column[None, :]
+    tl.store(to, new_low, mask=there)
+    tl.store(to + HALF, new_high, mask=there)
+    if WRITE:
+        stored = kept + head * kept_head + column[None, :]
+        tl.store(stored, new_low, mask=there)
+        tl.store(stored + HALF, new_high, mask=there)
 
 
 @triton.jit(do_not_specialize=["nodes"])
@@ -235,46 +255,62 @@ def rotate_heads(
     block = tl.program_id(1)
     query_blocks: tl.constexpr = (HEADS + BLOCK - 1) // BLOCK
     key_blocks: tl.constexpr = (KV_HEADS + BLOCK - 1) // BLOCK
-    column = tl.arange(0, HALF_BLOCK)
-    real = column < HALF
     cosines += row * cosine_row + node * cosine_node
     sines += row * sine_row + node * sine_node
-    dtype: tl.constexpr = query.dtype.element_ty
+    if WRITE:
+        slot = tl.load(rows + row * rows_row + node * rows_node)
+        cell = tl.load(cells + row * cells_row + node * cells_node)
+        keys += slot * keys_slot + cell * keys_position
+        values += slot * values_slot + cell * values_position
     if block < query_blocks:
-        head = (block * BLOCK + tl.arange(0, BLOCK))[:, None]
-        there = (head < HEADS) & real[None, :]
-        source = query + row * query_row + node * query_node + head * query_head + column[None, :]
-        low = tl.load(source, mask=there, other=0.0).to(tl.float32)
-        high = tl.load(source + HALF, mask=there, other=0.0).to(tl.float32)
-        low, high = _turned(
-            low, high, cosines, sines, query_weight, eps, column, real, dtype, HALF, NORM, WEIGHT, ROUND, OFFSET
+        _turn(
+            query + row * query_row + node * query_node,
+            query_head,
+            new_query + row * new_query_row + node * new_query_node,
+            new_query_head,
+            keys,
+            keys_head,
+            block * BLOCK,
+            cosines,
+            sines,
+            query_weight,
+            eps,
+            HEADS,
+            HALF,
+            HALF_BLOCK,
+            BLOCK,
+            NORM,
+            WEIGHT,
+            ROUND,
+            OFFSET,
+            WRITE=False,
         )
-        to = new_query + row * new_query_row + node * new_query_node + head * new_query_head + column[None, :]
-        tl.store(to, low, mask=there)
-        tl.store(to + HALF, high, mask=there)
     elif block < query_blocks + key_blocks:
-        head = ((block - query_blocks) * BLOCK + tl.arange(0, BLOCK))[:, None]
-        there = (head < KV_HEADS) & real[None, :]
-        source = key + row * key_row + node * key_node + head * key_head + column[None, :]
-        low = tl.load(source, mask=there, other=0.0).to(tl.float32)
-        high = tl.load(source + HALF, mask=there, other=0.0).to(tl.float32)
-        low, high = _turned(
-            low, high, cosines, sines, key_weight, eps, column, real, dtype, HALF, NORM, WEIGHT, ROUND, OFFSET
+        _turn(
+            key + row * key_row + node * key_node,
+            key_head,
+            new_key + row * new_key_row + node * new_key_node,
+            new_key_head,
+            keys,
+            keys_head,
+            (block - query_blocks) * BLOCK,
+            cosines,
+            sines,
+            key_weight,
+            eps,
+            KV_HEADS,
+            HALF,
+            HALF_BLOCK,
+            BLOCK,
+            NORM,
+            WEIGHT,
+            ROUND,
+            OFFSET,
+            WRITE,
         )
-        to = new_key + row * new_key_row + node * new_key_node + head * new_key_head + column[None, :]
-        tl.store(to, low, mask=there)
-        tl.store(to + HALF, high, mask=there)
-        if WRITE:
-            slot = tl.load(rows + row * rows_row + node * rows_node)
-            cell = tl.load(cells + row * cells_row + node * cells_node)
-            kept = keys + slot * keys_slot + cell * keys_position + head * keys_head + column[None, :]
-            tl.store(kept, low, mask=there)
-            tl.store(kept + HALF, high, mask=there)
     elif WRITE:
         head = ((block - query_blocks - key_blocks) * BLOCK + tl.arange(0, BLOCK))[:, None]
         wide = tl.arange(0, VALUE_BLOCK)[None, :]
         there = (head < KV_HEADS) & (wide < VALUE_DIM)
         numbers = tl.load(value + row * value_row + node * value_node + head * value_head + wide, mask=there, other=0.0)
-        slot = tl.load(rows + row * rows_row + node * rows_node)
-        cell = tl.load(cells + row * cells_row + node * cells_node)
-        tl.store(values + slot * values_slot + cell * values_position + head * values_head + wide, numbers, mask=there)
+        tl.store(values + head * values_head + wide, numbers, mask=there)

@@ -1,0 +1,64 @@
+"""Forwards rewritten in a few kernels, on a GPU: the kernels' numbers, and programs in rounds and in graphs."""
+
+import pytest
+import torch
+
+from drafters.ngram import NGramDrafter
+from specdec.engine.engine import Engine
+from specdec.execution.fused import FusedExecutor
+from specdec.requests import SamplingParams
+from specdec.target.target import Target
+from tests.models import tiny_model
+from verifiers.rejection import RejectionVerifier
+
+gated = pytest.importorskip("specdec.execution.kernels.gated")
+norm = pytest.importorskip("specdec.execution.kernels.norm")
+rotary = pytest.importorskip("specdec.execution.kernels.rotary")
+pytestmark = pytest.mark.gpu
+
+CUDA = torch.device("cuda")
+PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [9, 8, 9, 8, 9, 8, 1, 2, 3, 1, 2]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=["32", "16", "b16"])
+def test_kernels_at_the_sizes_of_an_8b(dtype: torch.dtype) -> None:
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=CUDA).to(dtype)
+
+    def assert_close(one: torch.Tensor, other: torch.Tensor) -> None:
+        few = 1e-5 if dtype is torch.float32 else 3 * torch.finfo(dtype).eps
+        torch.testing.assert_close(one, other, atol=few, rtol=few)
+
+    for rows in (1, 60, 1920):
+        x, residual, weight = drawn(1, rows, 4096), drawn(1, rows, 4096), drawn(4096)
+        for form in ((True, 0.0), (False, 1.0)):
+            found = norm.add_norm(x, residual, weight, 1e-5, *form)
+            expected = norm.plain_add_norm(x, residual, weight, 1e-5, *form)
+            assert torch.equal(found[1], expected[1])
+            assert_close(found[0], expected[0])
+        gate, up = drawn(1, rows, 14336), drawn(1, rows, 14336)
+        for activation in gated.ACTIVATIONS:
+            found_gate = gated.gated(gate, up, activation)
+            assert_close(found_gate, gated.plain_gated(gate, up, activation))
+        query, key, value = (drawn(1, rows, count, 128).transpose(1, 2) for count in (32, 8, 8))
+        given = query, key, value, drawn(1, 1, rows, 128), drawn(1, 1, rows, 128), None, None, None
+        for one, other in zip(rotary.rotate(*given), rotary.plain_rotate(*given), strict=True):
+            assert_close(one, other)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3"])
+def test_tokens_are_those_of_the_models_own_code(architecture: str) -> None:
+    model = tiny_model(architecture, scale=4.0).to(CUDA)  # type: ignore[arg-type]
+    sampling = SamplingParams(temperature=0.0, max_new_tokens=60)
+    found = {}
+    for optimize, recording in ((False, "off"), (True, "off"), (True, "auto")):
+        with Engine(
+            Target(model), NGramDrafter(max_draft_tokens=3), RejectionVerifier(),
+            max_batch_size=2, max_length=96, optimize=optimize, recording=recording,
+        ) as engine:  # fmt: skip
+            found[optimize, recording] = [done.token_ids for done in engine.generate(PROMPTS, sampling)]
+            executor = engine.runner.executor
+            assert isinstance(executor, FusedExecutor) is optimize
+            if isinstance(executor, FusedExecutor):
+                assert len(executor.recordings) and not executor.recordings.refused
+    assert found[True, "off"] == found[True, "auto"] == found[False, "off"]
