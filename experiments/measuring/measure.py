@@ -117,7 +117,7 @@ def _warm_up(contenders: Sequence[Contender], prompts: Sequence[Sequence[int]], 
             batch = prompts[start : start + size]
             contender.engine.generate(batch, [sampling] * len(batch), speculate=contender.speculate)
         if prompts and many and isinstance(contender.engine, Engine):
-            contender.engine.warm_up()  # sizes of drafts that the prompts did not show
+            contender.engine.warm_up(sampling=sampling)  # sizes of drafts that the prompts did not show
 
 
 def _measure_batch(
