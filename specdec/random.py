@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdec.host import can_look
+from specdec.kernels import usable
 
 _GAMMA = -7046029254386353131  # 0x9E3779B97F4A7C15, as a signed 64-bit integer
 _MULTIPLIER_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
@@ -73,8 +74,13 @@ def uniforms(
     """Returns ``count`` independent uniform numbers in [0, 1) for every row, in float64."""
     if can_look(keys) and len(keys) == 1 and count <= _FEW:
         return _of_one_row(int(keys), int(rounds), purpose, count)
+    counters = _counters(purpose, count, keys.device)
+    if usable(keys):
+        from specdec.kernels import random
+
+        return random.uniforms(keys, rounds, counters, (_GAMMA, _MULTIPLIER_1, _MULTIPLIER_2), _BITS)
     state = mix(keys + rounds * _GAMMA)
-    bits = mix(state[:, None] + _counters(purpose, count, keys.device))
+    bits = mix(state[:, None] + counters)
     return ((bits >> (64 - _BITS)) & ((1 << _BITS) - 1)).to(torch.float64) * 2.0**-_BITS
 
 
