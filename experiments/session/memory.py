@@ -23,7 +23,7 @@ from experiments.session.methods import methods_of
 from specdec import bundled
 from specdec.drafting.builders import ExpansionTree, TreeBuilder, tree_of
 from specdec.engine.engine import DEFAULT_MAX_LENGTH
-from specdec.execution.half_weights import half_products
+from specdec.execution.native import native_library
 from specdec.machine import choose_dtype, dtype_name, prefers_packed
 from specdec.memory import free_memory
 from specdec.physics.capacity import Served
@@ -136,7 +136,7 @@ class _Here:
             free=free_memory(device),
             shape=shape_of(given, name),
             formats=formats,
-            half=sixteen and options.get("inflate") is None and half_products(),
+            half=sixteen and options.get("inflate") is None and native_library() is not None,
         )
 
     def served(self, config: DictConfig, section: str | None) -> tuple[Served, bool]:
