@@ -14,9 +14,11 @@ from experiments.bench.models import make_target, repetitive
 from experiments.bench.timing import Budget
 from specdec.drafting.builders import ExpansionTree
 from specdec.engine.engine import Engine
+from specdec.engine.rounds import RECORD_AFTER
 from specdec.interfaces import Drafter
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
+from specdec.tree_parts import common_sizes
 from verifiers.rejection import RejectionVerifier
 
 
@@ -60,6 +62,8 @@ METHODS = (
     Method("eagle3", 0.0, "off"),
 )  # fmt: skip
 """The most telling ones first."""
+WARM = RECORD_AFTER + 2
+"""Rounds before those that count: what a warm-up has not met is recorded in them."""
 
 
 def drafter_of(name: str, case: Case, target: Target) -> Drafter | None:
@@ -85,7 +89,7 @@ def with_few_words(target: Target, context: int) -> Target:
 
 @contextmanager
 def playing(case: Case, target: Target, method: Method) -> Iterator[Engine]:
-    """Yield an engine with one request, whose rounds were recorded before it began."""
+    """Yield an engine with one request, whose rounds are recorded."""
     drafter = drafter_of(method.name, case, target)
     deepest = 1 if drafter is None else drafter.max_depth + 1
     tokens = min(target.max_length - case.context - 1, deepest * (2 * case.rounds + 20))
@@ -95,8 +99,10 @@ def playing(case: Case, target: Target, method: Method) -> Iterator[Engine]:
     )  # fmt: skip
     rule, most = None if drafter is None else RejectionVerifier(), case.context + tokens + 1
     with Engine(target, drafter, rule, max_length=most, recording=method.recording) as engine:
-        engine.warm_up(sampling=sampling, positions=most)
+        engine.warm_up(common_sizes(0 if drafter is None else drafter.max_nodes), sampling=sampling, positions=most)
         begin(engine, [repetitive(case.context, target.vocab_size)], [sampling])
+        for _ in range(WARM):
+            engine.step()
         yield engine
 
 
