@@ -63,7 +63,7 @@ GPU_WORDS = $(if $(PART),part=$(PART)) $(if $(OUT),out=$(OUT)) $(if $(DEVICE),de
 gpu: ## Four parts on a GPU: PART=1 smoke, 2 measure, 3 tests, 4 profile (all without), OUT=folder; DEVICE=cpu rehearses
 	$(GPU_PYTHON) -m experiments.bench gpu $(GPU_WORDS) $(ARGS)
 
-# The machines with GPUs have this Triton. Where it cannot be had, the installed one compiles everything.
+# The machines with GPUs have this Triton. Where it cannot be had, only the installed one compiles the kernels.
 gpu-dry: $(STAMP) ## Check what can be checked of the GPU path without a GPU
 	@test -d $(VENV)/triton-3.6.0 || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
 	  --target $(VENV)/triton-3.6.0 triton==3.6.0 $(PIP_ARGS) || echo "Triton 3.6.0 could not be installed" >&2

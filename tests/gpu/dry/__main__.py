@@ -2,8 +2,8 @@
 
     python -m tests.gpu.dry [a folder with another Triton]
 
-With another Triton, that of the machines with GPUs, all kernels are compiled by it, and the usual ones by the installed
-one, too; without it, all by the installed one.
+With another Triton, that of the machines with GPUs, all kernels are compiled by it, attention of rare shapes included,
+and all but those by the installed one, too; without it, by the installed one alone.
 """
 
 import os
@@ -28,8 +28,8 @@ def main() -> int:
     parts: list[tuple[list[str], dict[str, str]]] = [
         (["rounds", "1/2"], {}),
         (["rounds", "2/2"], {}),
-        (["kernels", "90"], path),
-        *([(["kernels", "90", "usual"], {})] if other else []),
+        *([(["kernels", "90"], path)] if other else []),
+        (["kernels", "90", "usual"], {}),
         (["kernels", "100", "usual"], path),
         (["kernels", "80", "usual"], path),
         (["pools"], {}),

@@ -50,7 +50,7 @@ class Device:
         waits: Places where the host waited for the device, outside of captures.
         capability, compiles: See ``fake_cuda``.
         captured: The number of graphs.
-        accepted: How many drafted tokens of a round the host is told were accepted.
+        overlapping: Outputs of stages of which several elements stand at one place (stride 0).
         stage: The stage that was last recorded.
         capturing: The stage that is being captured, or "".
         sync_debug_mode: As ``torch.cuda.set_sync_debug_mode`` was told; "warn" has every wait warned of.
@@ -61,7 +61,7 @@ class Device:
     capability: int = 90
     compiles: bool = False
     captured: int = 0
-    accepted: int = 1
+    overlapping: list[str] = field(default_factory=list)
     stage: str = ""
     capturing: str = ""
     sync_debug_mode: str = "default"
@@ -77,11 +77,6 @@ class Device:
         self.waits[f"{what} at {_where()}"] += 1
         if self.sync_debug_mode == "warn":
             warnings.warn_explicit("called a synchronizing CUDA operation", UserWarning, *_place())
-
-    def refused_in_captures(self, what: str) -> None:
-        """Break off a capture, because this would be done only once: replays would not repeat it."""
-        if self.capturing:
-            raise RuntimeError(f"not repeated by a replay: {what} at {_where()}")
 
 
 @contextlib.contextmanager
@@ -160,8 +155,8 @@ class _Launches(TorchDispatchMode):
             way = "from" if made[0].device.type == "cuda" else "to"
             if waits or way == "to":
                 self._device.waited(f"a copy {way} the host")
-            else:
-                self._device.refused_in_captures(f"a copy {way} the host")
+            elif self._device.capturing:
+                raise RuntimeError(f"not repeated by a replay: a copy {way} the host at {_where()}")
         elif on_gpu and any(each.device.type == "cpu" and each.dim() > 0 for each in given):
             raise RuntimeError(f"{name} of tensors on two devices at {_where()}")
         if any(each.device.type == "cuda" for each in made) and not _only_looks(name, given, made, func):
@@ -244,7 +239,7 @@ class _Fetched:
         """Returns a table as ``read_back.pack`` makes it, without alternatives."""
         self.device.waited("the read of a round")
         width = (self._shape[1] - 4) // 3
-        accepted = min(self.device.accepted, width - 1)
+        accepted = min(1, width - 1)
         table = np.zeros(self._shape)
         table[:, :width] = 5
         table[:, width : 2 * width - 1] = -1
@@ -297,7 +292,9 @@ def _patch_project(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
 
     def recorded(self: CudaGraphRecorder, name: str, stage: Stage, inputs: Sequence[Tensor]) -> Any:
         device.stage = name
-        return record(self, name, stage, inputs)
+        recording, outputs = record(self, name, stage, inputs)
+        device.overlapping += [f"{name}, {tuple(each.shape)}" for each in outputs if overlaps_itself(each)]
+        return recording, outputs
 
     monkeypatch.setattr(CudaGraphRecorder, "record", recorded)
     connected = specdec.kernels.trees.connected
