@@ -44,7 +44,7 @@ class _Blocks(NamedTuple):
     programs: int
 
 
-_BLOCKS = (_Blocks(16, 64, 128, 4, 256), _Blocks(32, 128, 64, 4, 192), _Blocks(64, 128, 64, 4, 192))
+_BLOCKS = (_Blocks(16, 64, 128, 4, 256), _Blocks(32, 128, 64, 4, 192), _Blocks(64, 128, 64, 8, 192))
 _MANY_ROWS = _Blocks(128, 128, 64, 8, 192)
 """For 8-bit weights. With 4-bit ones, its four products would need more tensor memory than sm_100 has."""
 
@@ -181,13 +181,13 @@ def _product(
             factor = tl.load(scale + readable * groups + group, mask=WHOLE | (group < groups), other=0.0).to(dtype)
             spread = tl.broadcast_to(factor[:, :, None], (BLOCK_OUT, BLOCK_IN // _GROUP, _GROUP // 4))
             factors = tl.reshape(spread, (BLOCK_OUT, BLOCK_IN // 4))
-            # A word holds weights 1, 0, 3, 2, 5, 4, 7, 6 from its lowest bits on: halves are four apart.
-            first, third = tl.split(tl.reshape(even, (BLOCK_ROWS, BLOCK_IN // 4, 2)))
+            # A word holds weights 1, 0, 3, 2, 5, 4, 7, 6 from its lowest bits on: halves are four apart. Their products
+            # with the scales are exact, because these have five significant bits (specdec/quantization/int4.py).
             second, fourth = tl.split(tl.reshape(odd, (BLOCK_ROWS, BLOCK_IN // 4, 2)))
-            # Exact: the scales have five significant bits (specdec/quantization/int4.py).
             total = tl.dot(_numbers(bits, dtype, SCHEME) * factors, tl.trans(second), total)
-            total = tl.dot(_numbers(bits >> 4, dtype, SCHEME) * factors, tl.trans(first), total)
             total = tl.dot(_numbers(bits >> 8, dtype, SCHEME) * factors, tl.trans(fourth), total)
+            first, third = tl.split(tl.reshape(even, (BLOCK_ROWS, BLOCK_IN // 4, 2)))
+            total = tl.dot(_numbers(bits >> 4, dtype, SCHEME) * factors, tl.trans(first), total)
             total = tl.dot(_numbers(bits >> 12, dtype, SCHEME) * factors, tl.trans(third), total)
         else:
             total = tl.dot(_numbers(bits, dtype, SCHEME), tl.trans(even), total)
