@@ -31,8 +31,9 @@ from specdec.memory import ran_out
 
 logger = logging.getLogger(__name__)
 
-PROMPTS_AFTER = 8
-"""Forwards of a prompt's chunk, which have many lengths, of one shape before one is noted."""
+PROMPTS_AFTER = 3
+"""Forwards without logits of one shape before one is noted: chunks of prompts have many lengths. Drafters do such
+forwards too, and are noted before their rounds are captured."""
 
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """The largest distance of a program's outputs from the model's, as a share of their norm. Kernels differ by the order

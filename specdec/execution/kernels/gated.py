@@ -24,17 +24,9 @@ def gated(gate: Float[Tensor, "*row width"], up: Float[Tensor, "*row width"], ac
     with torch.cuda.device_of(gate):  # Triton launches on the current device
         kernel: Any = gate_row
         kernel[(gate_rows.shape[0], triton.cdiv(width, _BLOCK))](
-            gate_rows,
-            up_rows,
-            output,
-            gate_rows.stride(0),
-            up_rows.stride(0),
-            WIDTH=width,
-            BLOCK=_BLOCK,
-            ACTIVATION=ACTIVATIONS[activation],
-            num_warps=4,
-            enable_fp_fusion=False,
-        )
+            gate_rows, up_rows, output, gate_rows.stride(0), up_rows.stride(0), WIDTH=width, BLOCK=_BLOCK,
+            ACTIVATION=ACTIVATIONS[activation], num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
     return output
 
 

@@ -64,70 +64,29 @@ def plain_add_norm(
 
 
 def _launch(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor | None,
-    output: Tensor,
-    total: Tensor,
-    eps: float,
-    rounds: bool,
-    offset: float,
-    *,
-    add: bool,
-) -> None:
+    x: Tensor, residual: Tensor, weight: Tensor | None, output: Tensor, total: Tensor, eps: float, rounds: bool,
+    offset: float, *, add: bool,
+) -> None:  # fmt: skip
     width, missing = x.shape[-1], 4 - x.dim()
     _, middle, inner = (1,) * missing + tuple(x.shape[:-1])
     block = triton.next_power_of_2(width)
     with torch.cuda.device_of(x):  # Triton launches on the current device
         kernel: Any = norm_rows
         kernel[(x.numel() // width,)](
-            x,
-            residual,
-            x if weight is None else weight,
-            output,
-            total,
-            middle,
-            inner,
-            *(0,) * missing,
-            *x.stride()[:-1],
-            *(0,) * missing,
-            *output.stride()[:-1],
-            eps,
-            WIDTH=width,
-            BLOCK=block,
-            ADD=add,
-            WEIGHT=weight is not None,
-            ROUND=rounds,
-            OFFSET=offset,
-            num_warps=min(16, max(1, block // 512)),
+            x, residual, x if weight is None else weight, output, total, middle, inner, *(0,) * missing,
+            *x.stride()[:-1], *(0,) * missing, *output.stride()[:-1], eps, WIDTH=width, BLOCK=block, ADD=add,
+            WEIGHT=weight is not None, ROUND=rounds, OFFSET=offset, num_warps=min(16, max(1, block // 512)),
             enable_fp_fusion=False,
-        )
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["middle", "inner"])  # not compiled anew for other numbers of rows
 @no_type_check
 def norm_rows(
-    x,
-    residual,
-    weight,
-    output,
-    total,
-    middle,
-    inner,
-    outer_stride,
-    middle_stride,
-    inner_stride,
-    outer_out,
-    middle_out,
-    inner_out,
-    eps,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ADD: tl.constexpr,
-    WEIGHT: tl.constexpr,
-    ROUND: tl.constexpr,
-    OFFSET: tl.constexpr,
-):
+    x, residual, weight, output, total, middle, inner, outer_stride, middle_stride, inner_stride, outer_out,
+    middle_out, inner_out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, WEIGHT: tl.constexpr,
+    ROUND: tl.constexpr, OFFSET: tl.constexpr,
+):  # fmt: skip
     """Normalizes one row, which stands in registers."""
     row = tl.program_id(0)
     last, rest = row % inner, row // inner
