@@ -73,7 +73,8 @@ class _Norm:
         """Return the norm of the last axis."""
         weight = self._module._parameters["weight"]
         assert weight is not None
-        if inputs.dtype is not weight.dtype or not is_plain(inputs) or inputs.numel() == 0:
+        other = inputs.dtype is not weight.dtype or torch.is_autocast_enabled("cpu")
+        if other or not is_plain(inputs) or inputs.numel() == 0:
             return type(self._module).forward(self._module, inputs)
         return opaque(self._normalize, inputs, weight)
 

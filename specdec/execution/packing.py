@@ -208,7 +208,8 @@ def _layer(module: nn.Linear) -> _Layer:
     least = max(1, -(-_LEAST_FLOAT32 // weight.numel()) * width if slow else 0)
 
     def forward(inputs: Tensor) -> Tensor:
-        if inputs.dtype is not packed.dtype or inputs.numel() < least or not is_plain(inputs):
+        other = inputs.dtype is not packed.dtype or torch.is_autocast_enabled("cpu")
+        if other or inputs.numel() < least or not is_plain(inputs):
             return nn.functional.linear(inputs, module.weight, module.bias)
         return packed(inputs, module.bias)
 

@@ -8,23 +8,26 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec.attention import logical_order
 from specdec.attention.logical_order import Nodes
 from specdec.engine.engine import Engine
 from specdec.execution.invariant import ROWS, InvariantExecutor
+from specdec.execution.native import native_library
 from specdec.forward import ForwardBatch, Wants
 from specdec.quantization import quantize
 from specdec.requests import SamplingParams
 from specdec.target import invariance
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
+from specdec.topology import Topology
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
 from tests.architectures import tiny
 from tests.components import DRAFTERS, fitting
 from tests.forwards import verify
-from tests.models import ARCHITECTURES, tiny_model
+from tests.models import ARCHITECTURES, COMMON, tiny_model
 from tests.specdec.invariant_forwards import (
     PATH,
     PROMPTS,
@@ -110,7 +113,8 @@ def parted(runner: ModelRunner, starts: Sequence[int] = (5, 14, 20)) -> int:
 def test_the_ordinary_engine_is_told_apart() -> None:
     model = model_in(torch.bfloat16)
     assert parted(runner_for(model)) == 0
-    ordinary = ModelRunner(model, max_batch_size=3, max_length=48, max_nodes=SHAPE.num_nodes)
+    sizes = {"max_batch_size": 3, "max_length": 48, "max_nodes": SHAPE.num_nodes}
+    ordinary = ModelRunner(model, **sizes, optimize=False, attention="grouped")
     assert parted(ordinary) > 0
 
 
@@ -287,3 +291,41 @@ def test_fewer_threads_where_theirs_would_end_within_a_vector(monkeypatch: pytes
     runner.model.lm_head.register_forward_hook(lambda *call: seen.append(torch.get_num_threads()))
     chain(runner, tokens(3))
     assert (set(seen), torch.get_num_threads()) == ({2}, 3)
+
+
+@pytest.mark.skipif(native_library() is None, reason="no C compiler, or no AVX2")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_line_has_the_same_bits_in_one_piece_and_token_by_token(dtype: torch.dtype) -> None:
+    """The ordinary engine on a CPU: a prompt at once, in pieces, a token at a time, and beside other rows.
+
+    The activations are torch's, whose loops take up to 64 numbers at once and the rest in another way.
+    """
+    torch.manual_seed(0)
+    sizes = COMMON | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **sizes)).to(dtype).eval()
+    runner = ModelRunner(model, max_batch_size=3, max_length=48, max_nodes=8)
+    tokens = torch.randint(0, runner.vocab_size, (1, 40), generator=torch.Generator().manual_seed(0))
+
+    def scores(sizes: Sequence[int], slot: int, beside: int | None = None) -> Tensor:
+        found, start = [], 0
+        for size in sizes:
+            rows = [slot] if beside is None else [slot, beside]
+            batch = ForwardBatch(
+                tokens=tokens[:, start : start + size].repeat(len(rows), 1),
+                slots=torch.tensor(rows),
+                lengths=torch.tensor([start, 0][: len(rows)]),
+                topology=Topology.chain(size, runner.device),
+            )
+            found.append(runner.run(batch).scores[0])
+            start += size
+        return torch.cat(found)
+
+    with torch.inference_mode():
+        one = scores([1] * 40, 0)
+        for sizes, beside in (([40], None), ([5] * 8, None), ([7, 1, 9, 2, 21], None), ([4] * 10, 2)):
+            assert torch.equal(scores(sizes, 1, beside), one), sizes
+        other = ModelRunner(model, max_batch_size=1, max_length=48, max_nodes=8, optimize=False, attention="eager")
+        batch = ForwardBatch(tokens=tokens, slots=torch.tensor([0]), lengths=torch.tensor([0]),
+                             topology=Topology.chain(40, runner.device))  # fmt: skip
+        error = (other.run(batch).scores[0] - one).norm() / one.norm()
+        assert error < (1e-4 if dtype is torch.float32 else 0.1), "the model's own numbers"

@@ -229,7 +229,8 @@ class _Missing(type(BACKENDS["grouped"])):
 
 
 def test_auto_says_why_others_were_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    backends: dict[str, AttentionBackend] = {"absent": _Missing(), "wrong": _Failing(), **BACKENDS}
+    right = {name: BACKENDS[name] for name in ("grouped", "eager")}
+    backends: dict[str, AttentionBackend] = {"absent": _Missing(), "wrong": _Failing(), **right}
     monkeypatch.setattr("specdec.target.facts.BACKENDS", backends)
     found = find(tiny_model(), attention="eager")
     assert (found.name, found.reason) == ("eager", "eager")
@@ -252,7 +253,9 @@ def test_what_the_kernel_is_not_for_is_refused(monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(ValueError, match=words):
             ModelRunner(model, max_batch_size=1, max_length=8, attention=attention)
 
-    refused(tiny_model(layers=1), "attention='flash': .* auto, triton, grouped, dense, eager", attention="flash")
+    refused(
+        tiny_model(layers=1), "attention='flash': .* auto, triton, native, grouped, dense, eager", attention="flash"
+    )
     refused(tiny_model(layers=1).double(), "float64")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     refused(tiny_model(layers=1), "on cpu")
