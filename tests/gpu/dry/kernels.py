@@ -110,29 +110,30 @@ class Compiler:
                 per_byte = loop * kernel.metadata.num_warps / step if step else None
                 shared = kernel.metadata.shared
                 found = Compiled(name, source.fn.__name__, precise, registers, spilled, shared, per_byte)
-                self.found.append(found)
-                print(found, flush=True)
+                if found not in self.found:  # differently aligned arguments
+                    self.found.append(found)
+                    print(found, flush=True)
         self._kernels.clear()
 
 
 def _binary(cubin: bytes) -> tuple[int, int, int]:
-    """Return registers, bytes of the stack, and instructions of the longest innermost loop of a compiled kernel."""
+    """Return registers, bytes of the stack, and instructions of the longest loop of a compiled kernel."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         usage = _output("cuobjdump", "-res-usage", file.name)
         code = _output("nvdisasm", "-c", file.name)
     labels: dict[str, int] = {}
-    count, longest, last = 0, 0, -1
+    count = longest = 0
     for line in code.splitlines():
         if label := re.match(r"\s*(\.L_x_\d+):", line):
             labels[label[1]] = count
         elif instruction := re.match(r"\s*/\*[0-9a-f]+\*/\s+(.*);", line):
             count += 1
-            jump = re.search(r"\bBRA\b.*?(\.L_x_\d+)", instruction[1])
-            if jump and labels.get(jump[1], count) > last:
-                start = labels.get(jump[1], count)
-                longest, last = max(longest, count - start), start
+            # With a condition: blocks that wait may stand behind the end and jump back into the loop.
+            jump = re.search(r"(?:@.*\bBRA\b|\bBRA\.U\b|\bBRA\b.*UP\d).*?(\.L_x_\d+)", instruction[1])
+            if jump:
+                longest = max(longest, count - labels.get(jump[1], count))
     found = {name: int(re.search(rf"{name}:(\d+)", usage)[1]) for name in ("REG", "STACK")}  # type: ignore[index]
     return found["REG"], found["STACK"], longest
 
