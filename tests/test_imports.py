@@ -15,10 +15,10 @@ PACKAGES = ("specdec", "drafters", "verifiers", "experiments")
 # A room (a package of specdec, or a module at its top) imports from the layers below its own, and from itself.
 # `specdec/__init__.py` shows the public names and is imported by none of them.
 LAYERS = (
-    ("scoped",),
+    ("scoped", "kernels", "opaque"),
     ("arguments", "origin", "host", "llama_shapes", "slot_memory"),
     ("types", "random", "filters", "bundled", "memory", "placement", "machine", "shape", "exports"),
-    ("requests", "topology", "inflate"),
+    ("requests", "topology", "inflate", "native"),
     ("tree", "sampling"),
     ("forward", "batch", "coupling", "tree_parts"),
     ("cache",),

@@ -23,9 +23,9 @@ from experiments.session.methods import methods_of
 from specdec import bundled
 from specdec.drafting.builders import ExpansionTree, TreeBuilder, tree_of
 from specdec.engine.engine import DEFAULT_MAX_LENGTH
-from specdec.execution.native import native_library
 from specdec.machine import choose_dtype, dtype_name, prefers_packed
 from specdec.memory import free_memory
+from specdec.native import native_library
 from specdec.physics.capacity import Served
 from specdec.physics.precision import Precision
 from specdec.physics.reading import COUNTED

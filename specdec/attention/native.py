@@ -1,6 +1,6 @@
 """Attention in this project's C on a CPU: it walks through the cache as it lies, with no mask and no copy.
 
-``execution/native/attention.c`` has the code. Rows may be ragged, their slots scattered, their cache in pages: it
+``native/attention.c`` has the code. Rows may be ragged, their slots scattered, their cache in pages: it
 is one call all the same. A chain's tokens get the same bits whether they come one by one or together.
 """
 
@@ -17,9 +17,9 @@ from specdec.attention.facts import Facts, Reach
 from specdec.attention.grouped import GroupedAttention
 from specdec.attention.masks import stand_ins
 from specdec.cache.base import Cache
-from specdec.execution.native import native_library
-from specdec.execution.program import opaque
 from specdec.forward import ForwardBatch
+from specdec.native import native_library
+from specdec.opaque import opaque
 from specdec.placement import is_divided, main_device
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}

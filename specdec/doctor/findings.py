@@ -8,9 +8,9 @@ import torch
 
 from specdec import machine
 from specdec.attention.triton_tree import TritonAttention
-from specdec.execution.native import SWITCH, native_library
 from specdec.execution.packing import can_pack
 from specdec.machine import Cpu, choose_dtype, dtype_name
+from specdec.native import SWITCH, native_library
 
 Rows = list[tuple[str, str]]
 

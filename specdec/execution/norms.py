@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from specdec.execution.counting import count_operation
-from specdec.execution.native import native_library
-from specdec.execution.program import opaque
 from specdec.execution.stored_weight import is_plain
+from specdec.native import native_library
+from specdec.opaque import opaque
 
 Forward = Callable[[Tensor], Tensor]
 
@@ -45,8 +45,9 @@ def _forward(module: nn.Module) -> Forward | None:
     """Return what a module computes, in C; None if that is something else."""
     weight = getattr(module, "weight", None)
     eps = next((getattr(module, name) for name in _EPS if isinstance(getattr(module, name, None), float)), None)
-    known = eps is not None and isinstance(weight, nn.Parameter) and len(list(module.parameters())) == 1
-    if not known or weight.dim() != 1 or weight.dtype not in _DTYPES or weight.device.type != "cpu":
+    if eps is None or not isinstance(weight, nn.Parameter) or len(list(module.parameters())) != 1:
+        return None
+    if weight.dim() != 1 or weight.dtype not in _DTYPES or weight.device.type != "cpu":
         return None
     with torch.inference_mode():
         inputs = torch.randn(3, len(weight), generator=torch.Generator().manual_seed(0)).to(weight.dtype)

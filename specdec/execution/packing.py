@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from specdec.execution.frozen import epoch
-from specdec.execution.native import native_library
 from specdec.execution.norms import norms_in
 from specdec.execution.products import PanelWeight, panels
 from specdec.execution.stored_weight import StoredWeight, is_plain
 from specdec.machine import prefers_packed
 from specdec.memory import free_memory
+from specdec.native import native_library
 from specdec.scoped import scoped
 
 _DTYPES = (torch.float32, torch.bfloat16)

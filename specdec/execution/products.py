@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.execution.counting import count_operation
-from specdec.execution.native import native_library
 from specdec.execution.stored_weight import StoredWeight, is_plain
+from specdec.native import native_library
 
 NO_MEMORY = "no memory for a copy of a product's inputs: lower batch sizes or lengths, or take a smaller model"
 

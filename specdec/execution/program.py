@@ -8,7 +8,6 @@ against 0.46 ms; one thread of an AMD EPYC, bfloat16, torch 2.13).
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,6 +18,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec.execution.counting import ShowsValues, depends_on_values
+from specdec.opaque import noting
 from specdec.scoped import scoped
 
 Program = Callable[..., tuple[Tensor, ...]]
@@ -111,26 +111,13 @@ class Noted(TorchDispatchMode):
         return outputs
 
 
-# One per thread: others may run other models meanwhile.
-_noting: ContextVar[Noted | None] = ContextVar("noting", default=None)
-
-
 @contextmanager
 def noted(*, shapes: bool = False) -> Iterator[Noted]:
     """Note the operations of the ``with`` block, which computes only ``shapes`` or also numbers."""
     steps = Noted(shapes=shapes)
     told = ShowsValues(lambda name: steps.refuse(f"{name} depends on values"))
-    with told, steps, scoped(_noting, steps):
+    with told, steps, scoped(noting, steps):
         yield steps
-
-
-def opaque(function: Callable[..., Any], *arguments: Any, like: Callable[[], Any] | None = None) -> Any:
-    """Return the result of a function. While operations are noted, the call is one, whatever happens inside.
-
-    ``like`` returns an empty tensor like the result, for tensors without numbers.
-    """
-    noting = _noting.get()
-    return function(*arguments) if noting is None else noting.call(function, arguments, like)
 
 
 def _without_dropout(func: OpOverload, args: Any, kwargs: Any) -> bool:

@@ -21,9 +21,10 @@ from specdec.execution.executor import Executor, inputs_of, output_of
 from specdec.execution.frozen import epoch
 from specdec.execution.fusion import fuse
 from specdec.execution.packing import PackedLinears, packed_linears
-from specdec.execution.program import noted, opaque, write_program
+from specdec.execution.program import noted, write_program
 from specdec.execution.recorder import Recorder, Recording, Recordings, Stage, recording_now
 from specdec.forward import ForwardBatch, ForwardOutput, Wants
+from specdec.opaque import opaque
 
 CAPTURE_AFTER = 24
 """Forwards of one shape before it is captured. Capturing costs about what this many replays save."""

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from specdec.execution.program import opaque
+from specdec.opaque import opaque
 
 
 class StoredWeight(ABC):

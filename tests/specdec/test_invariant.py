@@ -14,8 +14,8 @@ from specdec.attention import logical_order
 from specdec.attention.logical_order import Nodes
 from specdec.engine.engine import Engine
 from specdec.execution.invariant import ROWS, InvariantExecutor
-from specdec.execution.native import native_library
 from specdec.forward import ForwardBatch, Wants
+from specdec.native import native_library
 from specdec.quantization import quantize
 from specdec.requests import SamplingParams
 from specdec.target import invariance

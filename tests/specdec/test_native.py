@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-import specdec.execution.native as native
-from specdec.execution.native import library_in, native_library
+import specdec.native.library as native
 from specdec.machine import Cpu
+from specdec.native.library import library_in, native_library
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 

@@ -16,9 +16,9 @@ from specdec.engine.engine import Engine
 from specdec.execution import frozen
 from specdec.execution.counting import counted
 from specdec.execution.fusion import Joint, fuse
-from specdec.execution.native import native_library
 from specdec.execution.packing import PackedLinears, can_pack, packed_linears
 from specdec.execution.program import Program, noted, write_program
+from specdec.native import native_library
 from specdec.requests import SamplingParams
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
@@ -282,4 +282,4 @@ def test_a_captured_layer_has_fewer_operations(monkeypatch: pytest.MonkeyPatch) 
             with torch.inference_mode(), counted() as work:
                 verify(runner, tree, np.array([4]))
         launches.append(work.launches)
-    assert launches[0] >= 3 * 40 and launches[1] <= 3 * 30 + 20, launches
+    assert launches[1] <= 3 * 24 < launches[0], launches

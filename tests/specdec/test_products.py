@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import specdec.execution.native as native
+import specdec.native.library as native
 from specdec.engine.engine import Engine
 from specdec.execution import products as module
 from specdec.execution.counting import counted
-from specdec.execution.native import native_library
 from specdec.execution.packing import PackedLinears, packed_linears
 from specdec.execution.products import PanelWeight, panels
 from specdec.machine import cpu
+from specdec.native import native_library
 from specdec.quantization import METHODS, quantize
 from specdec.quantization.dispatch import DispatchedLinear
 from specdec.requests import SamplingParams

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from specdec.cache.pages import Paging
 from specdec.drafting.scored import ScoredSession
 from specdec.engine.engine import Engine
 from specdec.execution import recorder
-from specdec.interfaces import Laws, Verifier
+from specdec.interfaces import Drafter, Laws, Verifier
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from specdec.tree import DraftTree
@@ -88,9 +89,14 @@ def _rule(file: Path) -> Callable[[], Verifier]:
     return lambda: getattr(import_module(module), name)(**settings)
 
 
+@cache
+def _drafter(name: str) -> Drafter:
+    return DRAFTERS[name](tiny_model(layers=1))
+
+
 def _fits(rule: Verifier, name: str) -> bool:
     try:
-        rule.check(DRAFTERS[name](tiny_model(layers=1)))
+        rule.check(_drafter(name))
     except ValueError:
         return False
     return True

@@ -22,7 +22,7 @@ from specdec.machine import cpu
 
 logger = logging.getLogger(__name__)
 
-FOLDER = Path(__file__).with_name("native")
+FOLDER = Path(__file__).parent
 """The sources: every ``.c`` file, and what these include."""
 SWITCH = "SPECDEC_NATIVE"
 """The environment variable that forbids (``0``) what is compiled here."""
