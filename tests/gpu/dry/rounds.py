@@ -78,9 +78,9 @@ def cases() -> Iterator[Case]:
         drafters = [name for name in (CHAIN, *TREES, "model_tree_coupled") if _fits(rule(), name)]
         chain, trees = [name for name in drafters if name == CHAIN], [name for name in drafters if name != CHAIN]
         yield from (Case(f"{file.stem}, {name}", name, rule) for name in chain + trees[:1])
-    for cache, options in CACHES.items():
+    for form, options in CACHES.items():
         for name in ("ngram", "model_tree_iid", "eagle3_chain_iid"):
-            yield Case(f"{cache}, {name}", name, None, options)
+            yield Case(f"{form}, {name}", name, None, options)
 
 
 def _rule(file: Path) -> Callable[[], Verifier]:
