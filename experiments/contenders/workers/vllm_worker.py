@@ -20,7 +20,7 @@ def load(given: dict[str, Any]) -> tuple[dict[str, Any], Callable[[dict[str, Any
         speculative_config=given["speculative"],
         enforce_eager=given["enforce_eager"],
         enable_prefix_caching=False,  # it would meet prompts again that another temperature has prefilled
-        per_request_spec_decode_metrics="detailed",
+        **({} if given["speculative"] is None else {"per_request_spec_decode_metrics": "detailed"}),
         distributed_executor_backend="uni",  # in this process: others of it would wait busily between calls
     ).llm_engine
     numbers, running = count(), []
