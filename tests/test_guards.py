@@ -273,11 +273,12 @@ def test_questions_and_deep_classes_are_noticed() -> None:
 
 # ---------------------------------------------------------------- pages
 
-MOST_WORDS, MOST_PAGES, ALL_WORDS = 3_000, 16, 43_000
+MOST_WORDS, MOST_PAGES, ALL_WORDS = 3_000, 16, 43_300
 LONG = {
+    "docs/costs.md": 3_200,
     "docs/drafters.md": 4_350,
-    "docs/engine.md": 4_300,
-    "docs/experiments.md": 3_500,
+    "docs/engine.md": 4_500,
+    "docs/experiments.md": 3_600,
     "docs/measurements.md": 3_850,
     "docs/results.md": 4_150,
     "docs/why-decoding-is-slow.md": 3_950,
