@@ -124,16 +124,17 @@ def _binary(cubin: bytes) -> tuple[int, int, int]:
         usage = _output("cuobjdump", "-res-usage", file.name)
         code = _output("nvdisasm", "-c", file.name)
     labels: dict[str, int] = {}
-    count = longest = 0
+    count = longest = end = 0
     for line in code.splitlines():
-        if label := re.match(r"\s*(\.L_x_\d+):", line):
+        if label := re.match(r"\s*(\.L\w+):", line):
             labels[label[1]] = count
         elif instruction := re.match(r"\s*/\*[0-9a-f]+\*/\s+(.*);", line):
             count += 1
-            # With a condition: blocks that wait may stand behind the end and jump back into the loop.
-            jump = re.search(r"(?:@.*\bBRA\b|\bBRA\.U\b|\bBRA\b.*UP\d).*?(\.L_x_\d+)", instruction[1])
-            if jump:
-                longest = max(longest, count - labels.get(jump[1], count))
+            if instruction[1].strip() == "EXIT":
+                end = count  # blocks that wait may stand behind it and jump back into the loop
+            jump = re.search(r"\bBRA\b.*?(\.L\w+)", instruction[1])
+            if jump and labels.get(jump[1], -1) >= end:
+                longest = max(longest, count - labels[jump[1]])
     found = {name: int(re.search(rf"{name}:(\d+)", usage)[1]) for name in ("REG", "STACK")}  # type: ignore[index]
     return found["REG"], found["STACK"], longest
 
