@@ -112,7 +112,7 @@ def forgetful(self: Recordings, *given: Any, **options: Any) -> Any:
 unchanged = Recordings.run
 
 
-@pytest.mark.parametrize("mutant", [None, Stale, Refusing, forgetful], ids=str)
+@pytest.mark.parametrize("mutant", [None, Stale, Refusing, forgetful], ids=["none", "stale", "refusing", "forgetful"])
 def test_the_smoke_test_is_red_where_recordings_are_wrong(
     mutant: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
