@@ -18,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 import specdec.attention.masks
 import specdec.target.facts
 from specdec.attention import BACKENDS
+from specdec.native import native_library
 from specdec.target.runner import ModelRunner
 from specdec.target.support import Reach
 from specdec.tree import DraftTree
@@ -39,7 +40,7 @@ class Named(NamedTuple):
     model_type: str
     fields: dict[str, Any]
     shows: Callable[[ModelRunner], object]
-    attention: str = "grouped"
+    attention: str = "grouped" if native_library() is None else "native"
 
 
 def kv_heads(runner: ModelRunner) -> int:
@@ -210,7 +211,7 @@ def test_the_trial_refuses_a_wrong_mask(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(specdec.attention.masks, "tree_mask", chain)
     with pytest.raises(ValueError, match=r"logits differ by \d+%"):
-        ModelRunner(tiny("llama"), max_batch_size=1, max_length=MAX_LENGTH)
+        ModelRunner(tiny("llama"), max_batch_size=1, max_length=MAX_LENGTH, attention="grouped")
 
 
 @pytest.mark.parametrize("model_type", ["mistral", "gemma3_text", "llama4_text"])
