@@ -141,7 +141,7 @@ def test_a_failed_turn_ends_its_own_requests(
     monkeypatch.setattr(made.runner, "run", fails_once)
     with serving(made) as server:
         first, second = ask(pool, server), ask(pool, server, n=2)
-        wait_for(lambda: made.unfinished == 3)
+        wait_for(lambda: server.front.open == 3)
         failing.append(True)
         gate.open.set()
         answers = [first.result(), second.result()]
