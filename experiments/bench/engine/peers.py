@@ -60,7 +60,7 @@ def measure_peers(target: Target, name: str, context: int, options: Options, bud
 
 
 def _contests(target: Target, name: str, context: int, options: Options) -> Iterator[Contest]:
-    max_length = min(target.max_length, context + options.tokens + 16)
+    max_length = min(target.max_length, 2 * context + options.tokens + 16)  # prompts may be twice as long
     sampling = SamplingParams(max_new_tokens=options.tokens, ignore_eos=True)
 
     def ours(*drafting: Any) -> Decode:
