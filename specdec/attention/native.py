@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from specdec.attention.call import AttentionCall, View, refuses_attention_functions
@@ -18,11 +17,9 @@ from specdec.attention.grouped import GroupedAttention
 from specdec.attention.masks import stand_ins
 from specdec.cache.base import Cache
 from specdec.forward import ForwardBatch
-from specdec.native import native_library
+from specdec.native import DTYPES, native_library
 from specdec.opaque import opaque
 from specdec.placement import is_divided, main_device
-
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 _CALL = Struct("@P3l2P6lPiPP2lP2lPl7l2fP2l")
 """How ``call`` in ``attention.c`` lies in memory: pointers, longs, ints and floats."""
@@ -78,7 +75,7 @@ class NativeAttention(GroupedAttention):
             return f"its code is for CPUs, and the model is on {main_device(model)}"
         if native_library() is None:
             return "this project's C is not compiled (it needs a C compiler, and a processor with AVX2)"
-        if model.dtype not in _DTYPES:
+        if model.dtype not in DTYPES:
             return f"it computes in float32 or bfloat16, and the model is in {model.dtype}"
         if is_divided(model):
             return "the model's layers run on several devices"
@@ -112,7 +109,7 @@ def _attend(
     call = _CALL.pack(
         query.data_ptr(), *query.stride()[:3],
         keys.data_ptr(), values.data_ptr(), *keys.stride()[:3], *values.stride()[:3],
-        output.data_ptr(), _DTYPES[dtype], lengths.data_ptr(),
+        output.data_ptr(), DTYPES[dtype], lengths.data_ptr(),
         table.data_ptr(), table.shape[1], page_size,
         0 if words is None else words.data_ptr(), *((0, 0) if words is None else _strides(words)),
         depth.data_ptr(), _strides(depth)[0],

@@ -13,12 +13,11 @@ from torch import Tensor, nn
 
 from specdec.execution.counting import count_operation
 from specdec.execution.stored_weight import is_plain
-from specdec.native import native_library
+from specdec.native import DTYPES, native_library
 from specdec.opaque import opaque
 
 Forward = Callable[[Tensor], Tensor]
 
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 _EPS = ("variance_epsilon", "eps", "epsilon")
 _WAYS = (
     (0.0, True),
@@ -47,7 +46,7 @@ def _forward(module: nn.Module) -> Forward | None:
     eps = next((getattr(module, name) for name in _EPS if isinstance(getattr(module, name, None), float)), None)
     if eps is None or not isinstance(weight, nn.Parameter) or len(list(module.parameters())) != 1:
         return None
-    if weight.dim() != 1 or weight.dtype not in _DTYPES or weight.device.type != "cpu":
+    if weight.dim() != 1 or weight.dtype not in DTYPES or weight.device.type != "cpu":
         return None
     with torch.inference_mode():
         inputs = torch.randn(3, len(weight), generator=torch.Generator().manual_seed(0)).to(weight.dtype)
@@ -84,6 +83,6 @@ class _Norm:
         outputs = torch.empty_like(inputs)
         width = inputs.shape[-1]
         given = inputs.data_ptr(), weight.data_ptr(), outputs.data_ptr(), inputs.numel() // width, width
-        self._function(*given, *self._options, _DTYPES[inputs.dtype])
+        self._function(*given, *self._options, DTYPES[inputs.dtype])
         count_operation("norm")
         return outputs

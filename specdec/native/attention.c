@@ -17,8 +17,6 @@
 #define QUERIES 96 /* of a task */
 #define NONE (-3.0e38f)
 
-enum { FLOAT32, BFLOAT16 };
-
 typedef struct {
   const void *query;        /* [row, head, node, dim] by its strides, in numbers; numbers of a vector lie side by side */
   long query_row, query_head, query_node;
@@ -41,19 +39,6 @@ typedef struct {
 
 /* Numbers of a vector that is filled up with zeros. */
 INLINE long filled_up(long dim) { return (dim + WIDTH - 1) / WIDTH * WIDTH; }
-
-INLINE vec load_numbers(const void *p, long at, int dtype) {
-  return dtype == FLOAT32 ? LOAD((const float *)p + at) : load_bfloat16((const uint16_t *)p + at);
-}
-
-/* The first `count` numbers, filled up with zeros. */
-INLINE vec load_some(const void *p, long at, long count, int dtype) {
-  if (count >= WIDTH) return load_numbers(p, at, dtype);
-  float some[WIDTH] = {0};
-  for (long i = 0; i < count; i++)
-    some[i] = dtype == FLOAT32 ? ((const float *)p)[at + i] : widened(((const uint16_t *)p)[at + i]);
-  return LOAD(some);
-}
 
 /* e ** x for x <= 0, to about 2e-7 of it: 2 ** n times a polynomial of the rest. */
 INLINE vec exponential(vec x) {
@@ -304,15 +289,7 @@ static void attend_task(const call *c, long row, long head, long heads, long fir
     for (long d = 0; d < wide; d += WIDTH) {
       const vec numbers = MUL(LOAD(sums + i * wide + d), ALL(total[i] > 0 ? 1 / total[i] : 0));
       const long some = c->value_dim - d < WIDTH ? c->value_dim - d : WIDTH;
-      float full[WIDTH];
-      uint16_t narrow[WIDTH];
-      if (c->dtype == FLOAT32) {
-        STORE(full, numbers);
-        memcpy((float *)c->output + at + d, full, 4 * some);
-      } else {
-        store_bfloat16(narrow, numbers);
-        memcpy((uint16_t *)c->output + at + d, narrow, 2 * some);
-      }
+      store_some(c->output, at + d, some, c->dtype, numbers);
     }
   }
 }

@@ -4,16 +4,6 @@
 
 #include "vectors.h"
 
-enum { FLOAT32, BFLOAT16 };
-
-INLINE vec numbers_at(const void *p, long at, long count, int dtype) {
-  if (count >= WIDTH) return dtype == FLOAT32 ? LOAD((const float *)p + at) : load_bfloat16((const uint16_t *)p + at);
-  float some[WIDTH] = {0};
-  for (long i = 0; i < count; i++)
-    some[i] = dtype == FLOAT32 ? ((const float *)p)[at + i] : widened(((const uint16_t *)p)[at + i]);
-  return LOAD(some);
-}
-
 /* y[rows, width] = x / sqrt(mean(x ** 2) + eps) times (offset + weight). `rounds` says that what is multiplied by the
    weight is rounded to bfloat16 before; the result is in any case, if that is the dtype. */
 void normalize(const void *x, const void *weight, void *y, long rows, long width, float eps, float offset, int rounds,
@@ -21,28 +11,21 @@ void normalize(const void *x, const void *weight, void *y, long rows, long width
   for (long row = 0; row < rows; row++) {
     vec sums[4] = {ZERO(), ZERO(), ZERO(), ZERO()};
     for (long i = 0, part = 0; i < width; i += WIDTH, part = (part + 1) % 4) {
-      const vec numbers = numbers_at(x, row * width + i, width - i, dtype);
+      const vec numbers = load_some(x, row * width + i, width - i, dtype);
       sums[part] = FMA(numbers, numbers, sums[part]);
     }
     const float mean = SUM(ADD(ADD(sums[0], sums[1]), ADD(sums[2], sums[3]))) / width;
     const vec factor = DIV(ALL(1.0f), SQRT(ALL(mean + eps)));
     for (long i = 0; i < width; i += WIDTH) {
       const long count = width - i < WIDTH ? width - i : WIDTH;
-      vec numbers = MUL(numbers_at(x, row * width + i, count, dtype), factor);
+      vec numbers = MUL(load_some(x, row * width + i, count, dtype), factor);
       uint16_t narrow[WIDTH];
       if (rounds && dtype == BFLOAT16) {
         store_bfloat16(narrow, numbers);
         numbers = load_bfloat16(narrow);
       }
-      numbers = MUL(numbers, ADD(ALL(offset), numbers_at(weight, i, count, dtype)));
-      float full[WIDTH];
-      if (dtype == BFLOAT16) {
-        store_bfloat16(narrow, numbers);
-        memcpy((uint16_t *)y + row * width + i, narrow, 2 * count);
-      } else {
-        STORE(full, numbers);
-        memcpy((float *)y + row * width + i, full, 4 * count);
-      }
+      numbers = MUL(numbers, ADD(ALL(offset), load_some(weight, i, count, dtype)));
+      store_some(y, row * width + i, count, dtype, numbers);
     }
   }
 }

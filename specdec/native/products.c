@@ -166,7 +166,6 @@ QUANTIZED(int4)
 
 /* ---- All tiles. ---- */
 
-enum { FLOAT32, BFLOAT16, FLOAT16, INT8, INT4 };
 enum { EXACT, HALF, ROUNDED }; /* inputs and outputs are float32; bfloat16; float32 that is rounded to bfloat16 */
 
 typedef struct {

@@ -97,6 +97,9 @@ INLINE void store_int16(void *p, ivec words) { /* of numbers below 2 ** 16 */
 #define PAIRS 0 /* bfloat16 is widened first */
 #endif
 
+/* Dtypes, as Python numbers them (specdec/native/library.py, specdec/execution/products.py). */
+enum { FLOAT32, BFLOAT16, FLOAT16, INT8, INT4 };
+
 INLINE vec load_bfloat16(const void *p) { return FLOATS(LEFT(load_uint16(p), 16)); }
 
 /* The numbers whose bits are set, lane by lane from the lowest bit, and `other` in place of the rest. */
@@ -128,6 +131,32 @@ INLINE float widened(uint16_t bits) {
   float number;
   memcpy(&number, &word, 4);
   return number;
+}
+
+INLINE vec load_numbers(const void *p, long at, int dtype) {
+  return dtype == FLOAT32 ? LOAD((const float *)p + at) : load_bfloat16((const uint16_t *)p + at);
+}
+
+/* The first `count` numbers of a vector, filled up with zeros: nothing behind them is read. */
+INLINE vec load_some(const void *p, long at, long count, int dtype) {
+  if (count >= WIDTH) return load_numbers(p, at, dtype);
+  float some[WIDTH] = {0};
+  for (long i = 0; i < count; i++)
+    some[i] = dtype == FLOAT32 ? ((const float *)p)[at + i] : widened(((const uint16_t *)p)[at + i]);
+  return LOAD(some);
+}
+
+/* Writes the first `count` numbers of a vector. */
+INLINE void store_some(void *p, long at, long count, int dtype, vec numbers) {
+  float full[WIDTH];
+  uint16_t narrow[WIDTH];
+  if (dtype == FLOAT32) {
+    STORE(full, numbers);
+    memcpy((float *)p + at, full, 4 * count);
+  } else {
+    store_bfloat16(narrow, numbers);
+    memcpy((uint16_t *)p + at, narrow, 2 * count);
+  }
 }
 
 INLINE uint16_t narrowed(float number) {

@@ -4,13 +4,14 @@ import importlib.util
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
 from drafters.model import ModelDrafter
-from specdec.attention import BACKENDS, AttentionBackend, call
+from specdec.attention import BACKENDS, AttentionBackend, NativeAttention, call
 from specdec.attention.facts import Reach
 from specdec.attention.tree_attention import DTYPES, Tiles, choose_tiles
 from specdec.checks.reference import reference_decode
@@ -18,6 +19,7 @@ from specdec.doctor.findings import chosen
 from specdec.engine.engine import Engine
 from specdec.execution.counting import counted
 from specdec.interfaces import Drafter
+from specdec.native import native_library
 from specdec.requests import SamplingParams
 from specdec.target.facts import find
 from specdec.target.runner import ModelRunner
@@ -99,6 +101,33 @@ def test_quantized_keys_and_values(dtype: torch.dtype, page_size: int | None) ->
     assert error(output, meant.expected()) < TOLERANCE[torch.float32]
     doubled = stored._replace(key_scales=stored.key_scales * 1.1)
     assert error(launch(given, stored=doubled, seen=seen, tiles=SMALL), meant.expected()) > 0.02
+
+
+NATIVE_MISTAKES = {
+    "one position too many": lambda lengths, table, words, depth: (lengths + 1, table, words, depth),
+    "one position too few": lambda lengths, table, words, depth: (lengths - 1, table, words, depth),
+    "rows exchanged": lambda lengths, table, words, depth: (lengths, table.flip(0), words, depth),
+    "other ancestors": lambda lengths, table, words, depth: (lengths, table, words.flip(1), depth),
+    "every cell up to its own": lambda lengths, table, words, depth: (lengths, table, None, depth),
+    "other depths": lambda lengths, table, words, depth: (lengths, table, words, depth.roll(1, 1)),
+}
+
+
+@pytest.mark.skipif(native_library() is None, reason="no C compiler, or no AVX2")
+@pytest.mark.parametrize("mistake", NATIVE_MISTAKES)
+@torch.inference_mode()
+def test_mistakes_in_what_the_c_is_told_are_noticed(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = problem(WINDOWED)
+    assert error(given.output(BACKENDS["native"]), given.expected()) < TOLERANCE[torch.float32]
+    prepare = NativeAttention.prepare
+
+    def wrongly(self: NativeAttention, *arguments: Any) -> Any:
+        view = prepare(self, *arguments)
+        view.seen = tuple(t if t is None else t.contiguous() for t in NATIVE_MISTAKES[mistake](*view.seen))
+        return view
+
+    monkeypatch.setattr(NativeAttention, "prepare", wrongly)
+    assert error(given.output(BACKENDS["native"]), given.expected()) > 0.01
 
 
 WINDOWED = Case(lengths=(17, 6), nodes=7, window=8, sinks=True, kv_heads=1)

@@ -60,7 +60,7 @@ EXPECTED: Mapping[str, tuple[Expected, ...]] = {
         Expected("draft", "products, attention / draft's kernels", ">=", 0.6, "building the tree takes too long"),
     ),
 }
-"""What is expected of every part, the most telling figures first."""
+"""The bounds of every part's figures, the most telling first."""
 
 
 def judged(part: str, figures: Mapping[str, float | None], device: str, *, rehearsal: bool) -> list[dict[str, Any]]:

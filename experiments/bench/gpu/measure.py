@@ -172,4 +172,4 @@ ITEMS: dict[str, tuple[float, Callable[[Outcome, Case, Target, Budget], None]]] 
     "peaks": (10, _peaks), "steps": (40, _steps), "rounds": (150, measure_rounds), "products": (50, _products),
     "attention": (40, _attention), "prefill": (30, _prefill), "batches": (40, _batches), "kernels": (60, _kernels),
 }  # fmt: skip
-"""What is measured, and the seconds that each may take; what one leaves over is nobody's, so that the whole ends."""
+"""The items, and the seconds that each may take; what one leaves over is nobody's, so that the whole ends."""

@@ -1,4 +1,4 @@
-"""What a part of the GPU's benchmark has found: written to its file as it comes, and shown at the end."""
+"""The findings of a part of the GPU's benchmark: written to its file as it comes, and shown at the end."""
 
 import json
 import shutil
@@ -71,7 +71,7 @@ class Outcome:
 
     @property
     def expected(self) -> list[dict[str, Any]]:
-        """What is expected, beside what was found."""
+        """The bounds, beside what was found."""
         return judged(PARTS[self.part], self.figures, device_name(self.device), rehearsal=self.rehearsal)
 
     @property

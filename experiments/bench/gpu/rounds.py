@@ -46,7 +46,7 @@ class Case(NamedTuple):
 
 
 class Method(NamedTuple):
-    """What drafts, the temperature (with top-p where it is not 0), and how rounds are recorded."""
+    """A drafter, the temperature (with top-p where it is not 0), and how rounds are recorded."""
 
     name: str
     temperature: float = 0.0

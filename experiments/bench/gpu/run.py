@@ -1,4 +1,4 @@
-"""What only a GPU can show, in four parts of at most eight minutes: ``part=1 out=FOLDER``, or all of them in order.
+"""The benchmark that needs a GPU, in four parts of at most eight minutes: ``part=1 out=FOLDER``, or all in order.
 
 1 smoke: recorded rounds give the tokens of the same rounds as they are. 2 measure: an 8B's forwards, rounds, products,
 attention and prompts, beside what they must reach. 3 tests: those marked gpu. 4 profile: the kernels of a round. Each
@@ -22,7 +22,7 @@ NEEDED = ("torch", "transformers", "numpy", "scipy", "jaxtyping", "psutil", "saf
 """The modules that every part imports."""
 NEEDED_BY_TESTS = ("pytest", "hypothesis", "matplotlib")
 ITEMS = ("peaks", "steps", "rounds", "products", "attention", "prefill", "batches", "kernels")
-"""What part 2 measures, the most telling first."""
+"""The items of part 2, the most telling first."""
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from experiments.bench.gpu.outcome import Outcome
 from experiments.results.manifest import ROOT
 
 SECONDS, EACH = 450, 120
-"""What all tests may take, and what one may."""
+"""The seconds that all tests may take, and that one may."""
 PROCESSES = 12
 ALONE = "tests/gpu/test_alone.py"
 _RESULT = "(?P<result>PASSED|FAILED|ERROR|SKIPPED)"
 _LINES = (rf"^\[gw\d+\] \[ *\d+%\] {_RESULT} (?P<name>tests/.*\S)", rf"^(?P<name>tests/.+?) {_RESULT}\b")
-"""What pytest prints of a test, with several processes and with one."""
+"""The lines that pytest prints of a test, with several processes and with one."""
 
 
 def gpu_tests(folder: Path = ROOT / "tests") -> list[str]:
