@@ -17,8 +17,9 @@ from specdec.engine.out_of_memory import beside_cache_of, explained
 from specdec.engine.output import Outputs, completion
 from specdec.engine.parts import check_parts
 from specdec.engine.prompts import Prompt
+from specdec.engine.recording import RecordingCounts, check_recording, recorded_as
 from specdec.engine.round import Mode
-from specdec.engine.rounds import RecordingCounts, check_recording, recorded_as, rounds_for
+from specdec.engine.rounds import rounds_for
 from specdec.engine.running import RunningRequests
 from specdec.engine.scheduler import FirstCome, Scheduler, View, Work
 from specdec.engine.slot_table import SlotTable, row_sizes, spare_slots

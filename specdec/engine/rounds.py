@@ -2,25 +2,22 @@
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from specdec.batch import Batch
 from specdec.engine.clock import StageTimer
 from specdec.engine.read_back import Fetch
+from specdec.engine.recording import RecordingCounts, may_record, traits
 from specdec.engine.round import Judged, Mode, Played, judge, outcome_of, propose, verify
 from specdec.engine.slot_table import SlotTable
 from specdec.execution.recorder import CudaGraphRecorder, Recorder, Recordings, Stage, TapeRecorder
 from specdec.forward import ForwardOutput, Wants, bucket_of
-from specdec.interfaces import Session, Verifier
-from specdec.placement import is_spread, main_device
+from specdec.interfaces import Session
 from specdec.requests import SamplingParams
-from specdec.target.agreement import agreement_for
-from specdec.target.parallel import group_of
 from specdec.target.runner import ModelRunner
 from specdec.tree import DraftTree, TreeShape
 from specdec.tree_parts import TreeKind, bucketed
@@ -36,32 +33,6 @@ _PER_SIZE = 16
 """Recordings for a number of rows and of positions: all stages, plain or not, of requests of a few kinds."""
 _WARM = 3
 """Rounds of a warm-up: one makes what is made once, one rehearses, and one is recorded."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecordingCounts:
-    """What was recorded and replayed in an engine so far.
-
-    Attributes:
-        rounds: Rounds that were played.
-        replayed: Those of them of which every stage that is recorded at all was replayed.
-        stages: Stages that were recorded, each for one kind of round.
-        replays: Stages that were replayed.
-        refused: Why stages could not be recorded, by the stage's name: something failed, and they run as they are.
-        by_design: Why rounds or stages are not recorded that nobody would record, with their number.
-    """
-
-    rounds: int
-    replayed: int
-    stages: int
-    replays: int
-    refused: dict[str, list[str]]
-    by_design: dict[str, int]
-
-    @property
-    def replayed_share(self) -> float | None:
-        """``replayed`` over ``rounds``; None before any was played."""
-        return self.replayed / self.rounds if self.rounds else None
 
 
 class Rounds:
@@ -356,58 +327,12 @@ def buckets(least: int, most: int) -> list[int]:
     return found
 
 
-RECORDING = ("auto", "rounds", "decisions", "off")
-
-
-def check_recording(recording: object) -> None:
-    """Refuse what is no way of recording.
-
-    Raises:
-        ValueError: Lists the ways.
-    """
-    if recording not in RECORDING:
-        raise ValueError(f"recording={recording!r}: give one of {', '.join(RECORDING)}")
-
-
-def recorded_as(recording: str, model: PreTrainedModel, *, optimize: bool, invariant: bool) -> str:
-    """Returns what is recorded on a model's device (see ``Engine``): ``"rounds"``, ``"decisions"`` or ``"off"``.
-
-    Nothing is recorded for a model that is spread over devices or shared by processes: hooks move its weights and its
-    tensors, and processes agree on every round before the next one begins.
-    """
-    device = main_device(model).type
-    shared = agreement_for(group_of(model)).shared
-    if recording == "off" or not optimize or is_spread(model) or shared or device not in ("cpu", "cuda"):
-        return "off"
-    # The invariant executor finds out the order of the keys on the host, forward by forward.
-    whole = not invariant and (recording == "rounds" or (recording == "auto" and device == "cuda"))
-    return "rounds" if whole else "decisions"
-
-
 def rounds_for(runner: ModelRunner, table: SlotTable, timer: StageTimer, *, recorded: str) -> Rounds:
     """Returns the rounds of an engine that records so much (``recorded_as``)."""
     if recorded == "off":
         return Rounds(runner, table, timer, recorder=None)
     recorder = TapeRecorder() if runner.device.type == "cpu" else CudaGraphRecorder(runner.device)
     return Rounds(runner, table, timer, recorder=recorder, whole=recorded == "rounds")
-
-
-def may_record(verifier: Verifier) -> bool:
-    """Returns whether a rule's laws may be replayed without its Python: this project's may, others if they say so."""
-    if verifier.recordable is not None:
-        return verifier.recordable
-    return type(verifier).__module__.partition(".")[0] in ("specdec", "verifiers")
-
-
-def traits(verifier: Verifier) -> Hashable:
-    """Returns what a rule's laws may depend on besides tables: its attributes, which a user may change."""
-    return tuple((name, _trait(value)) for name, value in vars(verifier).items())
-
-
-def _trait(value: object) -> Hashable:
-    if isinstance(value, Verifier):
-        return id(value), traits(value)
-    return value if isinstance(value, (bool, int, float, str, type(None))) else id(value)
 
 
 def _states(wants: Wants, output: ForwardOutput) -> list[Tensor]:

@@ -7,7 +7,7 @@ import torch
 
 from experiments.bench.models import BUNDLED, SHAPES
 from experiments.bench.options import option
-from specdec.engine.rounds import RECORDING
+from specdec.engine.recording import RECORDING
 from specdec.quantization import METHODS
 
 SHARES = {"steps": 0.32, "weights": 0.14, "rounds": 0.16, "synthetic": 0.1, "peers": 0.24, "memory": 0.04}
