@@ -163,7 +163,7 @@ ASKED = {
     "experiments.session.policies: ScoredDrafter",
     "specdec.engine.parts: Drafter",  # drafter and verifier were given in the wrong order
     "specdec.engine.parts: Verifier",
-    "specdec.engine.rounds: Verifier",  # rules within a rule, for the key of a recording
+    "specdec.engine.recording: Verifier",  # rules within a rule, for the key of a recording
     "specdec.target.runner: InvariantExecutor",
 }
 """Where the class of a component is asked for outside its room: ``module: class``."""
