@@ -35,11 +35,12 @@ class Gate:
     """Holds an engine's turns back until it is opened."""
 
     def __init__(self, engine: Engine):
-        self.open = threading.Event()
+        self.open, self.reached = threading.Event(), threading.Event()
         self._step = engine.step
         engine.step = self.step  # type: ignore[method-assign]
 
     def step(self) -> list[Step]:
+        self.reached.set()
         self.open.wait()
         return self._step()
 
@@ -141,7 +142,7 @@ def test_a_failed_turn_ends_its_own_requests(
     monkeypatch.setattr(made.runner, "run", fails_once)
     with serving(made) as server:
         first, second = ask(pool, server), ask(pool, server, n=2)
-        wait_for(lambda: server.front.open == 3)
+        wait_for(lambda: server.front.open == 3 and gate.reached.is_set())  # the warm-up is over, too
         failing.append(True)
         gate.open.set()
         answers = [first.result(), second.result()]
