@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drafters.suffix import SuffixDrafter, SuffixSession
-from drafters.suffix_tree import Node, SuffixTree, Text
+from drafters.suffix_tree import Node, SuffixTree, Text, _in_order
 from specdec.batch import Batch
 from specdec.engine.engine import Engine
 from specdec.interfaces import Sizes
@@ -23,6 +23,34 @@ from tests.shapes import shapes_unchecked
 from verifiers.rejection import RejectionVerifier
 
 Strings = Counter[tuple[int, ...]]
+Lines = dict[tuple[int, ...], list[list[int]]]
+"""Per string, what has followed it: tokens and their counts, in order."""
+
+
+def come(lines: Lines, tokens: Sequence[int], depth: int) -> None:
+    """Count the last token of a text once more, behind every string that it follows."""
+    for start in range(max(0, len(tokens) - depth), len(tokens)):
+        line = lines.setdefault(tuple(tokens[start:-1]), [])
+        at = next((place for place, (token, _) in enumerate(line) if token == tokens[-1]), None)
+        if at is None:
+            line.append([tokens[-1], 1])
+        elif at == 0 or line[at - 1][1] > line[at][1] + 1:
+            line[at][1] += 1
+        else:
+            equal = line[at - 1][1]
+            token, count = line.pop(at)
+            line.insert([each for _, each in line].index(equal), [token, count + 1])
+
+
+def go(lines: Lines, tokens: Sequence[int], depth: int) -> None:
+    """Take a text out of the counts."""
+    for start in range(len(tokens)):
+        for stop in range(start + 1, min(start + depth, len(tokens)) + 1):
+            line = lines[tuple(tokens[start : stop - 1])]
+            at = [token for token, _ in line].index(tokens[stop - 1])
+            token, count = line.pop(at)
+            if count > 1:
+                line.insert(sum(each >= count for _, each in line), [token, count - 1])
 
 
 def strings(texts: Iterable[Sequence[int]], depth: int) -> Strings:
@@ -35,8 +63,8 @@ def strings(texts: Iterable[Sequence[int]], depth: int) -> Strings:
     return found
 
 
-def held(tree: SuffixTree) -> Strings:
-    """What a tree says of itself; checks on the way that its parts fit each other."""
+def held(tree: SuffixTree, lines: Lines) -> Strings:
+    """What a tree says of itself; checks on the way that its parts fit each other, and that siblings stand in line."""
     found: Strings = Counter()
 
     def visit(node: Node, above: tuple[int, ...]) -> None:
@@ -46,10 +74,9 @@ def held(tree: SuffixTree) -> Strings:
                 return
             found[above + edge[:size]] = node.count_at(size)
         children = node.children or {}
-        if node is not tree.root:
-            assert node.best is max(
-                children.values(), key=lambda child: (child.count, child is node.best), default=None
-            )
+        if len(children) > 1:
+            order = [child.text.tokens[child.start] for child in _in_order(node)]
+            assert order == [token for token, _ in lines[above + edge]]
         for token, child in children.items():
             assert child.parent is node and child.text.tokens[child.start] == token
             visit(child, above + edge)
@@ -63,7 +90,7 @@ def test_counts_are_those_of_the_texts(seed: int) -> None:
     """Several texts grow side by side, as those of a batch; some end, and the oldest ended ones are forgotten."""
     rng = random.Random(seed)
     depth, vocab = rng.choice([1, 2, 3, 5, 8]), rng.choice([1, 2, 3, 5])
-    tree, growing, ended = SuffixTree(depth), [Text()], []
+    tree, growing, ended, lines = SuffixTree(depth), [Text()], [], {}
     for _ in range(rng.randint(5, 40)):
         what = rng.random()
         if what < 0.1 or not growing:
@@ -72,10 +99,14 @@ def test_counts_are_those_of_the_texts(seed: int) -> None:
             ended.append(growing.pop(rng.randrange(len(growing))))
             tree.end(ended[-1])
         elif what < 0.25 and ended:
+            go(lines, ended[0].tokens, depth)
             tree.forget(ended.pop(0))
         else:
-            tree.extend(rng.choice(growing), [rng.randrange(vocab) for _ in range(rng.randint(1, 4))])
-        assert held(tree) == strings([text.tokens for text in growing + ended], depth)
+            text = rng.choice(growing)
+            for _ in range(rng.randint(1, 4)):
+                tree.extend(text, [rng.randrange(vocab)])
+                come(lines, text.tokens, depth)
+        assert held(tree, lines) == strings([text.tokens for text in growing + ended], depth)
     for text in growing:
         tree.end(text)
     for text in growing + ended:
@@ -143,10 +174,12 @@ def reference(sequence: list[int], session: SuffixSession, deepest: int) -> tupl
             follows = [sequence[end] for end in ends if end < len(sequence)]
             if not follows:
                 break
-            # The most frequent; of equals the one that came last.
-            token = max(reversed(follows), key=follows.count)
+            lines: Lines = {}
+            for end in range(1, len(sequence) + 1):
+                come(lines, sequence[:end], drafter.tree_depth)
+            token = lines[tuple(string)][0][0]  # the most frequent, and of equals the first in line
             probability *= follows.count(token) / len(ends)
-            if probability < drafter.min_probability:
+            if probability < drafter.min_probability * (1 - 1e-6):
                 break
             score += probability
             drawn.append(token)
@@ -194,7 +227,7 @@ def test_trees_hold_the_most_probable_paths(sequence, most, deepest) -> None:
                     continue
                 for token in range(3):
                     share = sum(end < len(sequence) and sequence[end] == token for end in ends) / len(ends)
-                    if share and probability * share >= 0.05:
+                    if share and probability * share >= 0.05 * (1 - 1e-6):
                         longer[*path, token] = probability * share
             found += longer.values()
             reach = longer
