@@ -45,7 +45,7 @@ class FeatureDrafter(OwnModelDrafter):
             layers=layers,
             fuse=lambda states: fusion(torch.cat(states, dim=-1)),
             fed_back=head.fed_back,
-            to_head=row_of(head, target.vocab_size),
+            to_model=row_of(head, target.vocab_size),
             fuse_version=lambda: fusion.version,
         )
         return ScoredSession(self, scorer, vocabulary, target.device, sizes, hidden_layers=layers)
