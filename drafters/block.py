@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import DynamicCache
 
-from drafters.heads.block import BlockHead
+from drafters.heads.block import BlockConfig, BlockHead
 from drafters.heads.block_files import load_block
 from drafters.heads.bound import row_of
 from drafters.heads.training import (
@@ -37,6 +37,7 @@ from specdec.execution.module import ModuleCaller
 from specdec.inflate import signal_width
 from specdec.interfaces import Drafter, Sizes
 from specdec.target.target import Target
+from specdec.topology import Topology
 
 
 class BlockDrafter(OwnModelDrafter):
@@ -122,7 +123,10 @@ class BlockDrafter(OwnModelDrafter):
         """Check that the head fits the target, and allocate its cache."""
         head = self.beside(self.head, self.hidden_layers, target, sizes)
         self._check_block(head, target)
-        runner = self.runner_for(head, "head", sizes, max_nodes=self.block_size - 1)
+        block = head.config.block(self.block_size, target.device)
+        runner = self.runner_for(
+            head, "head", sizes, max_nodes=self.block_size - 1, attention=self._attention_for(block, target)
+        )
         vocabulary = VocabularyMap(runner.vocab_size, target.vocab_size, head.draft_ids)
         config, markov, confidence = head.config, head.markov_head, head.confidence_head
         condition = None if markov is None else ModuleCaller(markov, optimize=self.optimize)
@@ -135,9 +139,8 @@ class BlockDrafter(OwnModelDrafter):
 
         scorer = BlockScorer(
             runner,
-            places=self.block_size,
+            block=block,
             shifted=config.shifted,
-            causal=config.causal,
             mask_token=self.mask_token_id,
             layers=self.hidden_layers,
             last_state=config.num_hidden_layers,
@@ -150,6 +153,21 @@ class BlockDrafter(OwnModelDrafter):
             version=lambda: tuple(each.version for each in (condition, judge) if each is not None),
         )
         return ScoredSession(self, scorer, vocabulary, target.device, sizes, hidden_layers=self.hidden_layers)
+
+    def _attention_for(self, block: Topology, target: Target) -> str:
+        """The name of an attention backend that knows what the places of a block see.
+
+        Raises:
+            ValueError: The one that was asked for does not.
+        """
+        if block.windowed is None or self.attention not in ("auto", "native"):
+            return self.attention
+        if self.attention == "native":
+            raise ValueError(
+                f"attention='native': the head {self.name} has sliding layers that see a block in another way than its "
+                f"full layers, or from its root, which that code does not know: give auto or grouped"
+            )
+        return "grouped" if target.device.type == "cpu" else "auto"
 
     def _check_block(self, head: BlockHead, target: Target) -> None:
         """Refuse a target whose layers, tokens or output layer are not those that a bound head was made for."""
@@ -191,6 +209,7 @@ class TrainedBlock(TrainedHead):
         draft_vocabulary: How many tokens the head can draft: the most frequent supervised ones. None for all.
         layers: Decoder layers.
         intermediate_size: Width of the MLPs; None for the target's.
+        sliding_window: How many positions all layers but the last see; None for all positions.
         owns_output: Whether it has an output layer of its own, which begins as the target's; a reduced vocabulary needs
             one.
         confidence_weight: How much the confidence head's loss counts.
@@ -216,6 +235,8 @@ class TrainedBlock(TrainedHead):
         layers: int = 2,
         intermediate_size: int | None = None,
         causal: bool = False,
+        sliding_window: int | None = None,
+        causal_in_windows: bool | None = None,
         owns_output: bool = False,
         markov_rank: int = 0,
         markov_head_type: str = "vanilla",
@@ -248,6 +269,11 @@ class TrainedBlock(TrainedHead):
         }
         if intermediate_size is not None:
             self.options["intermediate_size"] = intermediate_size
+        if sliding_window is not None:
+            types = ["sliding_attention"] * (layers - 1) + ["full_attention"]
+            window = whole("head.sliding_window", sliding_window, least=1)
+            self.options |= {"layer_types": types, "use_sliding_window": True, "sliding_window": window}
+            self.options["causal_in_windows"] = causal_in_windows
 
     def begin(self, target: Target, counts: Int[Tensor, " vocab"] | None) -> None:
         """Make or load the head, in float32.
@@ -321,11 +347,16 @@ class TrainedBlock(TrainedHead):
         slots[:, :, 0] = batch.tokens.flatten()[roots]
         ahead = torch.arange(size, device=roots.device)
         place = roots - torch.arange(rows, device=roots.device)[:, None] * length
-        seen = block_mask(place, batch.documents, size, causal=head.config.causal)
+        masks = {
+            kind: additive(
+                block_mask(place, batch.documents, head.config, windowed=kind != "full_attention"), head.dtype
+            )
+            for kind in dict.fromkeys(head.config.layer_types or ())
+        }
         found = head.run(
             self._borrowed[0](slots.flatten(1)),
             position_ids=(batch.positions.flatten()[roots][:, :, None] + ahead).flatten(1),
-            attention_mask=additive(seen, head.dtype),
+            attention_mask=masks,
             past_key_values=cache,
         )
         hidden = found[-1].unflatten(1, (count, size)).flatten(0, 1)
@@ -333,7 +364,7 @@ class TrainedBlock(TrainedHead):
 
 
 def block_mask(
-    places: Int[Tensor, "row block"], documents: Int[Tensor, "row position"], size: int, *, causal: bool
+    places: Int[Tensor, "row block"], documents: Int[Tensor, "row position"], config: BlockConfig, *, windowed: bool
 ) -> Bool[Tensor, "row slot key"]:
     """Return the visibility of the slots of packed blocks: their document before the anchor, and their own block.
 
@@ -342,17 +373,23 @@ def block_mask(
 
     Args:
         places: Where the anchors are in their rows.
-        size: Places of a block.
-        causal: Whether a slot sees only those before it, and itself.
+        config: Says what slots see.
+        windowed: Whether the mask is that of sliding layers.
     """
-    rows, blocks = places.shape
+    (rows, blocks), size = places.shape, config.block_size
     length = documents.shape[1]
     own = documents.gather(1, places)
     before = torch.arange(length, device=places.device) < places[:, :, None]
     context = before & (documents[:, None] == own[:, :, None])
-    context = context[:, :, None].expand(rows, blocks, size, length).flatten(1, 2)
+    context = context[:, :, None].expand(rows, blocks, size, length)
+    seen = config.block(size, places.device).in_layers(windowed=windowed)
+    within, depth = seen.ancestors[0], seen.depth[0]  # of the root's for all slots where windows count from the root
+    if windowed and config.sliding_window is not None:
+        stand = places[:, :, None] + depth
+        context = context & (stand[..., None] - torch.arange(length, device=places.device) < config.sliding_window)
+        within = within & (depth[:, None] - depth < config.sliding_window)
+    context = context.flatten(1, 2)
     slot = torch.arange(blocks * size, device=places.device)
     together = slot[:, None] // size == slot // size
-    if causal:
-        together = together & (slot[:, None] >= slot)
+    together = together & within.repeat(blocks, blocks)
     return torch.cat([context, together.expand(rows, -1, -1)], -1)

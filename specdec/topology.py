@@ -30,6 +30,8 @@ class Topology:
         static: Whether the host knows all parents, because they come from a shape. Tables that follow from them are
             then made once, and the host may look at them.
         both_ways: Whether nodes also see those below them (``block``). Such a topology is for forwards only.
+        windowed: What the nodes of a block see in layers with a window, and where from it counts (``depth``), if that
+            is another topology.
     """
 
     parents: Int[Tensor, "rows node"]
@@ -38,6 +40,7 @@ class Topology:
     in_line: bool = False
     static: bool = False
     both_ways: bool = False
+    windowed: "Topology | None" = None
 
     @classmethod
     def of_shape(cls, shape: TreeShape, device: torch.device) -> "Topology":
@@ -53,12 +56,32 @@ class Topology:
         return _chain(width, device)
 
     @classmethod
-    def block(cls, width: int, device: torch.device) -> "Topology":
+    def block(
+        cls,
+        width: int,
+        device: torch.device,
+        *,
+        causal: bool = False,
+        causal_in_windows: bool | None = None,
+        window_from_root: bool = False,
+    ) -> "Topology":
         """Returns ``width`` nodes at consecutive positions which all see each other: ``ancestors`` is all True.
 
         So a block drafter fills its slots together. Made once per device.
+
+        Args:
+            width: The number of nodes.
+            device: Where.
+            causal: Whether a node sees only those before it: a chain.
+            causal_in_windows: The same in layers with a window; None if nodes see there what they see in others.
+            window_from_root: Whether windows count from the root for all nodes, and not from each node.
         """
-        return _block(width, device)
+        in_windows = causal if causal_in_windows is None else causal_in_windows
+        return _block(width, device, causal, in_windows, window_from_root)
+
+    def in_layers(self, *, windowed: bool) -> "Topology":
+        """Returns what the nodes see in layers with a window, or in those without."""
+        return self if self.windowed is None or not windowed else self.windowed
 
     @classmethod
     def from_parents(
@@ -237,9 +260,16 @@ _short_chain = lru_cache(maxsize=1024)(_new_chain)
 
 
 @lru_cache(maxsize=1024)
-def _block(width: int, device: torch.device) -> Topology:
+def _block(width: int, device: torch.device, causal: bool, in_windows: bool, from_root: bool) -> Topology:
     chain = _chain(width, device)
     with torch.inference_mode(False):
-        block = replace(chain, in_line=False, both_ways=True)
-        vars(block).update(depth=chain.depth, ancestors=torch.ones_like(chain.ancestors), deeper=None)
-    return block
+        every, nowhere = torch.ones_like(chain.ancestors), torch.zeros_like(chain.depth)
+
+        def block(causal: bool, depth: torch.Tensor, windowed: Topology | None) -> Topology:
+            made = replace(chain, in_line=False, both_ways=not causal, windowed=windowed)
+            vars(made).update(depth=depth, ancestors=chain.ancestors if causal else every, deeper=None)
+            return made
+
+        other = in_windows is not causal or from_root
+        windowed = block(in_windows, nowhere if from_root else chain.depth, None) if other else None
+        return chain if causal and windowed is None else block(causal, chain.depth, windowed)

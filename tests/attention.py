@@ -26,8 +26,8 @@ class Case:
         lengths: The length of every row's prefix.
         nodes: Nodes of the tree.
         last: How many of them are queries; None for all.
-        shape: "random" trees, "wide" ones (all nodes below the root, or below its first child), a "chain", or a "block"
-            whose nodes all see each other.
+        shape: "random" trees, "wide" ones (all nodes below the root, or below its first child), a "chain", a "block"
+            whose nodes all see each other, or a "mixed" one, which is causal in windows that count from its root.
         shared: Whether all rows have the same tree.
         slots: The rows' slots; None for the first ones.
         bound: Further positions in every slot.
@@ -85,10 +85,16 @@ CASES = {
     "a block": Case(nodes=6, shape="block", lengths=(17, 0, 4)),
     "the window of a block": Case(nodes=7, shape="block", lengths=(18, 2), window=5),
     "a block of several words": Case(nodes=70, shape="block", lengths=(3,), kv_heads=1, groups=1),
+    "the window of a mixed block": Case(nodes=7, shape="mixed", lengths=(18, 0, 2), window=5),
+    "a full layer of a mixed block": Case(nodes=7, shape="mixed", lengths=(18, 0)),
     "a long prefix": Case(lengths=(75, 40), nodes=3, kv_heads=1),
     "bfloat16": Case(dtype=torch.bfloat16),
     "float16": Case(dtype=torch.float16, lengths=(30, 2), kv_heads=1),
 }
+
+
+BOTH_WAYS = ("block", "mixed")
+"""Shapes whose nodes see those behind them."""
 
 
 @dataclass
@@ -128,7 +134,7 @@ class Problem:
     def seen(self, rows: int | None = None) -> Seen:
         """What the kernel is told of it, for the first rows if asked for."""
         state: Any = BACKENDS["triton"].prepare(self.batch, self.cache, self.facts)
-        seen = state.seen
+        (seen,) = state.seen
         if rows is None:
             return seen
         words = seen.words if seen.words is None else seen.words[:rows]
@@ -166,6 +172,9 @@ def problem(case: Case, device: str = "cpu") -> Problem:
         topology = Topology.chain(case.nodes, torch.device(device))
     if case.shape == "block":
         topology = Topology.block(case.nodes, torch.device(device))
+    if case.shape == "mixed":
+        sight = {"causal_in_windows": True, "window_from_root": True}
+        topology = Topology.block(case.nodes, torch.device(device), **sight)
     last = case.last or case.nodes
     lengths = np.array(case.lengths)
     batch = ForwardBatch(
@@ -229,7 +238,9 @@ def reference(problem: Problem) -> Tensor:
             path = path_to(parents, case.nodes - last + q)
             position = length + len(path) - 1
             # Where a key is stored, and where in the sequence it stands.
-            path = list(range(case.nodes)) if case.shape == "block" else path
+            if case.shape in BOTH_WAYS:
+                position = length if case.shape == "mixed" else position
+                path = path if case.shape == "mixed" and case.window else list(range(case.nodes))
             stored = [(p, p) for p in range(length)] + [(length + node, length + i) for i, node in enumerate(path)]
             if case.window is not None:
                 stored = [(p, at) for p, at in stored if position - at < case.window]
@@ -298,7 +309,7 @@ def paged(stored: Stored, table: Tensor, page_size: int, seed: int = 0) -> tuple
 
 
 def _parents(case: Case, generator: torch.Generator) -> list[int]:
-    if case.shape in ("chain", "block"):
+    if case.shape in ("chain", *BOTH_WAYS):
         return list(range(-1, case.nodes - 1))
     if case.shape == "wide":
         return [-1, 0, *(int(torch.randint(0, 2, (1,), generator=generator)) for _ in range(case.nodes - 2))]

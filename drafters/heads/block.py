@@ -21,6 +21,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMS
 from drafters.heads.bound import DraftHead, sizes_like, widened, wider_config
 from drafters.heads.markov import ConfidenceHead, MarkovHead
 from specdec.cache.base import Cache
+from specdec.topology import Topology
 
 _MANY_LAYERS = 8
 
@@ -36,6 +37,9 @@ class BlockConfig(Qwen3Config):
         shifted: Whether place j predicts the token of place j + 1 (DSpark, ``block_size`` tokens) and not its own
             (DFlash, ``block_size - 1`` tokens: the root is known).
         causal: Whether a place sees only those before it; otherwise all places see each other.
+        causal_in_windows: The same in sliding layers; None if they are like the others.
+        window_from_root: Whether the window of sliding layers counts from the root's place for all places, and not from
+            each. Either way it is so many positions, the one that it counts from included.
         hidden_layers: Which hidden states of the target are read, numbered as in ``Drafter.hidden_layers``.
         target_hidden_size: Width of each of them.
         target_layers: The number of the target's layers; None if unknown.
@@ -60,6 +64,8 @@ class BlockConfig(Qwen3Config):
     mask_token_id: int = 0
     shifted: bool = False
     causal: bool = False
+    causal_in_windows: bool | None = None
+    window_from_root: bool = False
     hidden_layers: list[int] | None = None
     target_hidden_size: int | None = None
     target_layers: int | None = None
@@ -84,6 +90,18 @@ class BlockConfig(Qwen3Config):
     def tokens(self) -> int:
         """The number of tokens that a block predicts."""
         return self.block_size if self.shifted else self.block_size - 1
+
+    @property
+    def slides(self) -> bool:
+        """Whether there are sliding layers."""
+        return "sliding_attention" in (self.layer_types or ())
+
+    def block(self, places: int, device: torch.device) -> Topology:
+        """Returns what places see of each other, and how far back."""
+        sight: dict[str, Any] = {}
+        if self.slides:
+            sight = {"causal_in_windows": self.causal_in_windows, "window_from_root": self.window_from_root}
+        return Topology.block(places, device, causal=self.causal, **sight)
 
 
 class BlockHead(DraftHead):

@@ -110,13 +110,15 @@ def _described(
             raise ValueError(
                 f"{name} is a speculators folder of the type {kind!r}: BlockDrafter takes dflash and dspark"
             )
-        layers, key = section(name, stored, "transformer_layer_config"), "aux_hidden_state_layer_ids"
+        layers, key = dict(section(name, stored, "transformer_layer_config")), "aux_hidden_state_layer_ids"
+        if layers.get("sliding_window") is not None:  # positions before the root, whatever the place
+            layers["sliding_window"] = whole(f"{name}: its sliding_window", layers["sliding_window"], least=1) + 1
         key = key if stored.get(key) is not None else f"eagle_{key}"
         sliding = not stored.get("sliding_window_non_causal", False)
         return layers, {
             **_stored_block(name, stored, shifted=bool(stored.get("sample_from_anchor", kind == "dspark"))),
             "hidden_layers": _ids(name, stored, key),
-            "causal": _causal(name, layers, full=False, sliding=sliding),
+            **_sight(layers, full=False, sliding=sliding, from_root=True),
         }
     if "target_layer_ids" in stored and not inner:  # DeepSpec's, whatever its name: "DFlash", too, is shifted there
         given, projector = stored, "dspark"
@@ -138,7 +140,7 @@ def _described(
         **_stored_block(name, given, shifted=projector == "dspark"),
         "hidden_layers": None if outputs is None else [layer + 1 for layer in outputs],
         "target_layers": total,
-        "causal": _causal(name, stored, full=bool(causal), sliding=causal is None or causal),
+        **_sight(stored, full=bool(causal), sliding=causal is None or bool(causal)),
     }
 
 
@@ -153,16 +155,15 @@ def _stored_block(name: str, given: Mapping[str, Any], *, shifted: bool) -> dict
 _OPTIONAL = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping", "markov_head_type")
 
 
-def _causal(name: str, layers: Mapping[str, Any], *, full: bool, sliding: bool) -> bool:
-    """Whether places see only those before them, in all layers of the types that there are."""
-    of_type = {"full_attention": full, "sliding_attention": sliding}
-    found = {of_type.get(each, full) for each in layers.get("layer_types") or ["full_attention"]}
-    if len(found) > 1:  # one mask for all of a block cannot say it
-        raise ValueError(
-            f"{name}: its sliding layers see a block one way and its full layers both ways, which is not supported: "
-            f"set is_causal in its config.json if it was trained otherwise"
-        )
-    return found.pop()
+def _sight(layers: Mapping[str, Any], *, full: bool, sliding: bool, from_root: bool = False) -> dict[str, Any]:
+    """What places see of each other, as fields of ``BlockConfig``: in layers of each type, so far as there are any."""
+    types = set(layers.get("layer_types") or ())
+    if "sliding_attention" not in types:
+        return {"causal": full}
+    found: dict[str, Any] = {"causal": full if len(types) > 1 else sliding}
+    if sliding is not found["causal"]:
+        found["causal_in_windows"] = sliding
+    return found | ({"window_from_root": True} if from_root else {})
 
 
 def _ids(name: str, stored: Mapping[str, Any], key: str) -> list[int] | None:
@@ -326,17 +327,30 @@ def _z_lab(head: BlockHead) -> dict[str, Any]:
         inner |= {"projector_type": "dspark", **_markov(head)}
     elif config.markov_rank:
         raise ValueError("z-lab's layout has no Markov head in place: this project's own layout has")
-    more = {"block_size": config.block_size, "is_causal": config.causal, "dflash_config": inner}
+    more = {"block_size": config.block_size, **_is_causal(config), "dflash_config": inner}
     if config.target_layers is not None:
         more["num_target_layers"] = config.target_layers
     return {"architectures": ["DFlashDraftModel"], **_layers(head), **more}
+
+
+def _is_causal(config: BlockConfig) -> dict[str, Any]:
+    """What z-lab's layout and DeepSpec's say of what places see; without it, only sliding layers are causal."""
+    if config.slides and config.window_from_root:
+        raise ValueError("the layout counts windows from each place, and this head from the root: give speculators")
+    if config.causal_in_windows in (None, config.causal):
+        return {"is_causal": config.causal}
+    if config.causal:
+        raise ValueError(
+            "no layout but our own has full layers that see a block one way beside sliding ones that do not"
+        )
+    return {}
 
 
 def _deepspec(head: BlockHead) -> dict[str, Any]:
     config = head.config
     if not config.shifted:
         raise ValueError("DeepSpec's layout is for heads whose places predict the next one's token: give z-lab's")
-    more = {"target_layer_ids": _outputs(head), "is_causal": config.causal}
+    more = {"target_layer_ids": _outputs(head), **_is_causal(config)}
     return {"architectures": ["Qwen3DSparkModel"], **_layers(head), **_block(head), **_markov(head), **more}
 
 
@@ -365,10 +379,15 @@ def _speculators(head: BlockHead, served: ServedFor) -> dict[str, Any]:
     config = head.config
     if config.causal and "full_attention" in (config.layer_types or ()):
         raise ValueError("speculators' layout has no full layers that see a block one way: z-lab's layout has")
+    if config.slides and not config.window_from_root:
+        raise ValueError("speculators' layout counts windows from the root, and this head from each place: give z-lab")
+    in_windows = config.causal if config.causal_in_windows is None else config.causal_in_windows
     if config.markov_rank and not config.shifted:
         raise ValueError("speculators' layout has no Markov head in place: this project's own layout has")
     kind, architecture = ("dspark", "DSparkDraftModel") if config.shifted else ("dflash", "DFlashDraftModel")
     layers = _layers(head)
+    if config.slides:
+        layers["sliding_window"] -= 1  # the root is not counted
     return {
         **served.speculators(kind, architecture, config.tokens),
         "dtype": layers["dtype"],
@@ -377,7 +396,7 @@ def _speculators(head: BlockHead, served: ServedFor) -> dict[str, Any]:
         "draft_vocab_size": config.columns,
         "target_hidden_size": config.target_hidden_size,
         "sample_from_anchor": config.shifted,
-        "sliding_window_non_causal": not config.causal,
+        "sliding_window_non_causal": not in_windows,
         **_block(head),
         **(_markov(head) if config.shifted else {}),
     }

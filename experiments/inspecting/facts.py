@@ -76,6 +76,8 @@ def facts_of(drafter: Drafter, target: Target, checkpoint: Checkpoint | None) ->
         config, tokenizer = drafter.head.config, target.tokenizer
         form = "every place predicts the next one's token" if config.shifted else "every place predicts its own token"
         sight = "sees those before it" if config.causal else "sees all others"
+        if config.causal_in_windows not in (None, config.causal):
+            sight += ", in sliding layers " + ("those before it" if config.causal_in_windows else "all others")
         text = "" if tokenizer is None else f" ({tokenizer.convert_ids_to_tokens(drafter.mask_token_id)})"
         facts["block"] = f"{drafter.block_size} places, {drafter.tokens} tokens: {form}, and {sight}"
         facts["mask token"] = f"{drafter.mask_token_id}{text}"

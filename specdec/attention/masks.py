@@ -19,7 +19,7 @@ def dense_masks(batch: ForwardBatch, length: int, facts: Facts) -> list[Tensor]:
 
 
 def _mask(batch: ForwardBatch, length: int, dtype: torch.dtype, reach: Reach) -> Float[Tensor, "batch 1 node key"]:
-    topology, nodes, rows = batch.topology, batch.nodes, batch.batch
+    topology, nodes, rows = batch.topology.in_layers(windowed=reach.window is not None), batch.nodes, batch.batch
     start = int(batch.lengths) if rows == 1 and can_look(batch.lengths) else None
     if start is not None and reach == _EVERYTHING and start + topology.width >= length:
         if batch.sees_all:

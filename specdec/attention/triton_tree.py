@@ -28,11 +28,11 @@ class TreeView(View):
 
     Attributes:
         reaches: What the stand-in of the same index stands for.
-        seen: Where the rows are, and what their queries see.
+        seen: Where the rows are, and what their queries see in layers of each reach.
     """
 
     reaches: Sequence[Reach]
-    seen: "Seen"
+    seen: "Sequence[Seen]"
 
 
 class TritonAttention(AttentionBackend):
@@ -42,10 +42,13 @@ class TritonAttention(AttentionBackend):
         """Return the kernel's view of a forward. All of it is on the device already, or is derived there."""
         from specdec.attention.tree_attention import Seen
 
-        topology, reaches = batch.topology, facts.distinct_reaches
-        words = None if topology.in_line else topology.ancestor_words[:, -batch.nodes :]
+        reaches, pages = facts.distinct_reaches, cache.pages(batch.slots)
         keys = cache.positions if batch.key_bound is None else bucket_of(batch.key_bound)
-        seen = Seen(batch.lengths, cache.pages(batch.slots), words, topology.depth, keys)
+        seen = []
+        for reach in reaches:
+            topology = batch.topology.in_layers(windowed=reach.window is not None)
+            words = None if topology.in_line else topology.ancestor_words[:, -batch.nodes :]
+            seen.append(Seen(batch.lengths, pages, words, topology.depth, keys))
         return TreeView(cache, stand_ins(len(reaches), facts.dtype, facts.device), reaches, seen)
 
     def attend(self, call: AttentionCall, view: TreeView) -> Tensor:
@@ -55,7 +58,7 @@ class TritonAttention(AttentionBackend):
         return tree_attention(
             call.query,
             view.cache.stored(call.layer),
-            view.seen,
+            view.seen[call.reach],
             reach=view.reaches[call.reach],
             scaling=call.scaling,
             softcap=call.softcap,

@@ -31,10 +31,9 @@ class BlockScorer(Scorer):
 
     Args:
         runner: Runs the head (``features`` are context, tokens are places).
-        places: Places of a block.
+        block: What the places of a block see of each other.
         shifted: Whether the first place, which holds the root, predicts a token, as every place then predicts the next
             one's. Otherwise every place predicts its own, and the root is known.
-        causal: Whether a place sees only those before it.
         mask_token: What the other places hold.
         layers: The target's hidden states that make up the context, in their order.
         last_state: The number of the head's hidden state that the logits are computed from.
@@ -53,9 +52,8 @@ class BlockScorer(Scorer):
         self,
         runner: ModelRunner,
         *,
-        places: int,
+        block: Topology,
         shifted: bool,
-        causal: bool,
         mask_token: int,
         layers: Sequence[int],
         last_state: int,
@@ -69,10 +67,10 @@ class BlockScorer(Scorer):
     ):
         self.model = self.runner = runner
         self.caches = (runner.cache,)
-        self.per_depth = condition is None
+        self.per_depth, places = condition is None, block.width
         self._tokens = self.max_depth = places if shifted else places - 1
         self._layers, self._max_shown, self._to_head = tuple(layers), max_shown, to_head
-        self._topology = Topology.chain(places, runner.device) if causal else Topology.block(places, runner.device)
+        self._topology = block
         self._condition, self._reads_hidden, self._state_width = condition, reads_hidden, state_width
         self._confidence, self._version = confidence, version
         self.has_confidence = confidence is not None

@@ -77,10 +77,12 @@ def dense_logits(head: BlockHead, target: Target, features: Tensor, tokens: list
         query, key = _turned(query, place[count:], theta), _turned(key, place, theta)
         groups = query.shape[1] // key.shape[1]
         scores = torch.einsum("qhd,khd->hqk", query, key.repeat_interleave(groups, 1)) / dim**0.5
-        if causal:
+        slides = config.layer_types[index] == "sliding_attention"
+        if config.causal_in_windows if slides and config.causal_in_windows is not None else causal:
             scores = scores.masked_fill(place > place[count:, None], -torch.inf)
-        if config.layer_types[index] == "sliding_attention":
-            scores = scores.masked_fill(place[count:, None] - place >= config.sliding_window, -torch.inf)
+        if slides:
+            counted_from = torch.full((slots, 1), count) if config.window_from_root else place[count:, None]
+            scores = scores.masked_fill(counted_from - place >= config.sliding_window, -torch.inf)
         mixed = torch.einsum("hqk,khd->qhd", scores.softmax(-1), value.repeat_interleave(groups, 1))
         x = x + mixed.reshape(slots, -1) @ part["self_attn.o_proj.weight"].T
         normed = _norm(x, part["post_attention_layernorm.weight"], eps)
@@ -105,6 +107,7 @@ def target() -> Target:
 
 
 WINDOW = {"sliding_window": 6, "use_sliding_window": True}
+MIXED = {"layer_types": ["sliding_attention", "full_attention"], **WINDOW, "causal_in_windows": True}
 
 
 def forward_block(runner: ModelRunner, head: BlockHead, features: Tensor, tokens: Tensor, topology: Topology) -> Tensor:
@@ -144,6 +147,10 @@ def forward_block(runner: ModelRunner, head: BlockHead, features: Tensor, tokens
         ({"layer_kind": "llama"}, "grouped"),
         ({"layer_types": ["full_attention", "sliding_attention"], **WINDOW}, "grouped"),
         ({"layer_types": ["sliding_attention", "sliding_attention"], **WINDOW, "causal": True}, "eager"),
+        (MIXED, "grouped"),
+        ({**MIXED, "sliding_window": 3, "window_from_root": True}, "grouped"),
+        ({**MIXED, "sliding_window": 3, "window_from_root": True}, "eager"),
+        ({**MIXED, "sliding_window": 3, "window_from_root": True, "causal_in_windows": False}, "dense"),
         ({"input_embedding_scale": 3.0, "output_multiplier": 0.5, "final_logit_softcapping": 2.0}, "grouped"),
     ],
 )
@@ -156,7 +163,7 @@ def test_a_block_behind_its_context_is_what_the_papers_define(
         head.bound(target.model), max_batch_size=4, max_length=32, max_nodes=4, attention=attention, optimize=True
     )
     width = head.config.block_size
-    topology = Topology.chain(width, runner.device) if head.config.causal else Topology.block(width, runner.device)
+    topology = head.config.block(width, runner.device)
     features = context_of(head)
     tokens = torch.full((3, width), VOCAB - 1)
     tokens[:, 0] = torch.tensor([5, 9, 11])
@@ -221,16 +228,22 @@ def reference_for(target: Target, drafter: ScoredSession, states: dict[int, Tens
     return logits if drafter.drafter.head.config.shifted else logits[1:]
 
 
-@pytest.mark.parametrize("shifted", [False, True])
-def test_a_greedy_chain_takes_the_slots_best_tokens(target: Target, shifted: bool) -> None:
-    drafter = bound(target, head_for(target, shifted=shifted))
+@pytest.mark.parametrize("settings", [{}, {"shifted": True}, {**MIXED, "sliding_window": 3, "window_from_root": True}])
+def test_a_greedy_chain_takes_the_slots_best_tokens(target: Target, settings: dict[str, Any]) -> None:
+    drafter = bound(target, head_for(target, **settings))
     states = states_for(target, drafter)
     drafter.observe(committed(states, [6, 6]))
     tree = drafted(drafter, slots_of([[1] * 6 + [8], [2] * 6 + [9]], vocab_size=VOCAB, max_length=40))
     for row, root in enumerate((8, 9)):
         wanted = reference_for(target, drafter, states, row, root).argmax(-1)
         assert tree.tokens[row].tolist() == [root, *wanted.tolist()]
-    assert tree.max_depth == (5 if shifted else 4)
+    assert tree.max_depth == (5 if settings.get("shifted") else 4)
+
+
+def test_code_that_does_not_know_mixed_layers_is_not_used(target: Target) -> None:
+    with pytest.raises(ValueError, match=r"attention='native': .* sliding layers .*: give auto or grouped"):
+        bound(target, head_for(target, **MIXED), attention="native")
+    assert bound(target, head_for(target, **MIXED)).scorer.runner.attention_name == "grouped"
 
 
 @pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])

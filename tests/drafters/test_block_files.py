@@ -25,6 +25,8 @@ LAYERS = {
 MARKOV = {"markov_rank": 6, "markov_head_type": "vanilla", "enable_confidence_head": True}
 ROPE = {"rope_theta": 10000.0}  # as transformers 4 wrote it
 
+TYPES = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4, "use_sliding_window": True}
+
 # The heads hold layers 1 and 3 (inputs), which are outputs 0 and 2.
 LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "z-lab": (
@@ -90,6 +92,30 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "aux_hidden_state_layer_ids": [1, 3], "mask_token_id": 63, "block_size": 5, "sample_from_anchor": True,
         },
     ),
+    "z-lab, mixed layers": (
+        {"block_size": 5, **TYPES, "causal_in_windows": True},
+        {
+            "architectures": ["DFlashDraftModel"], "model_type": "qwen3", **LAYERS, **ROPE, **TYPES,
+            "num_target_layers": 4, "block_size": 5, "dflash_config": {"mask_token_id": 63, "target_layer_ids": [0, 2]},
+        },
+    ),
+    "speculators, mixed layers": (
+        {"block_size": 5, **TYPES, "sliding_window": 5, "window_from_root": True, "causal_in_windows": True},
+        {
+            "architectures": ["DFlashSpeculator"], "speculators_model_type": "dflash",
+            "transformer_layer_config": {"model_type": "qwen3", **LAYERS, **ROPE, **TYPES},
+            "aux_hidden_state_layer_ids": [1, 3], "mask_token_id": 63, "block_size": 5, "sample_from_anchor": False,
+        },
+    ),
+    "speculators, windows both ways": (
+        {"block_size": 5, **TYPES, "sliding_window": 5, "window_from_root": True},
+        {
+            "architectures": ["DFlashSpeculator"], "speculators_model_type": "dflash",
+            "transformer_layer_config": {"model_type": "qwen3", **LAYERS, **ROPE, **TYPES},
+            "aux_hidden_state_layer_ids": [1, 3], "mask_token_id": 63, "block_size": 5,
+            "sliding_window_non_causal": True,
+        },
+    ),
 }  # fmt: skip
 
 
@@ -124,6 +150,8 @@ def block_logits(head: BlockHead, target: Target) -> Tensor:
 
 
 def assert_same(found: BlockHead, wanted: BlockHead, target: Target) -> None:
+    for name in ("sliding_window", "window_from_root", "causal_in_windows"):
+        assert getattr(found.config, name) == getattr(wanted.config, name), name
     for name in ("shifted", "causal", "block_size", "mask_token_id", "layer_kind", "columns", "tokens"):
         assert getattr(found.config, name) == getattr(wanted.config, name), name
     assert found.hidden_layers == wanted.hidden_layers
@@ -141,6 +169,8 @@ DECIDING = (
 WRITTEN_AS = {
     "z-lab": "z-lab", "z-lab, new": "z-lab", "SpecForge's DSpark": "z-lab", "DeepSpec's DSpark": "deepspec",
     "DeepSpec's DFlash": "deepspec", "speculators' DFlash": "speculators", "speculators' DSpark": "speculators",
+    "z-lab, mixed layers": "z-lab", "speculators, mixed layers": "speculators",
+    "speculators, windows both ways": "speculators",
 }  # fmt: skip
 
 
@@ -173,6 +203,9 @@ def test_a_public_layout_is_read_and_written(tmp_path: Path, target: Target, lay
         ({"markov_rank": 4}, "z-lab", "no Markov head"),
         ({"markov_rank": 4}, "speculators", "no Markov head"),
         ({"causal": True}, "speculators", "one way"),
+        (TYPES, "speculators", "from the root"),
+        ({**TYPES, "window_from_root": True}, "z-lab", "from each place"),
+        ({**TYPES, "causal": True, "causal_in_windows": False}, "z-lab", "no layout but our own"),
     ],
 )
 def test_what_a_layout_cannot_say_is_not_written(

@@ -160,11 +160,14 @@ def block_slowly(head: BlockHead, batch: TextBatch, frozen: FrozenTarget, root: 
     bound(features=context, past_key_values=cache)
     slots = torch.full((1, config.block_size), config.mask_token_id)
     slots[0, 0] = own.tokens[0, at]
-    mask = torch.zeros(1, 1, config.block_size, at + config.block_size)
-    if config.causal:
-        later = torch.ones(config.block_size, config.block_size).triu(1).bool()
-        mask[0, 0, :, at:] = mask[0, 0, :, at:].masked_fill(later, float("-inf"))
-    out = bound(input_ids=slots, attention_mask=mask, past_key_values=cache, output_hidden_states=True)
+    key = torch.arange(at + config.block_size)
+    query, masks = key[at:, None], {}
+    for kind, causal in (("full_attention", config.causal), ("sliding_attention", config.causal_in_windows)):
+        hidden = (key > query) & bool(causal)
+        if kind == "sliding_attention" and config.sliding_window is not None:
+            hidden = hidden | (query - key >= config.sliding_window)
+        masks[kind] = torch.zeros(hidden.shape).masked_fill(hidden, float("-inf"))[None, None]
+    out = bound(input_ids=slots, attention_mask=masks, past_key_values=cache, output_hidden_states=True)
     hidden, found = out.hidden_states[-1], out.logits
     if not config.shifted:
         hidden, found = hidden[:, 1:], found[:, 1:]
@@ -180,12 +183,13 @@ def block_slowly(head: BlockHead, batch: TextBatch, frozen: FrozenTarget, root: 
 BLOCKS: dict[str, dict] = {
     "dflash_causal": {"block_size": 5, "causal": True, "draft_vocabulary": 40},
     "dspark": {"block_size": 4, "shifted": True, "markov_rank": 6, "confidence": True},
+    "dflash_mixed": {"block_size": 5, "sliding_window": 3, "causal_in_windows": True},
     "dspark_rnn": {"block_size": 4, "shifted": True, "markov_rank": 6, "markov_head_type": "rnn"},
     "dspark_gated": {"block_size": 4, "shifted": True, "markov_rank": 6, "markov_head_type": "gated"},
 }
 
 
-@pytest.mark.parametrize("name", [*list(BLOCKS)[:2], *(pytest.param(n, marks=FULL) for n in list(BLOCKS)[2:])])
+@pytest.mark.parametrize("name", [*list(BLOCKS)[:3], *(pytest.param(n, marks=FULL) for n in list(BLOCKS)[3:])])
 def test_packed_blocks_are_each_block_alone(name: str, target: Target, generator: torch.Generator) -> None:
     torch.manual_seed(1)
     head = TrainedBlock(anchors=4, layers=2, hidden_layers=[1, 3], **BLOCKS[name])
