@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from drafters.choice import ChoiceDrafter
     from drafters.eagle import EagleDrafter
     from drafters.heads.block import BlockHead
+    from drafters.hydra import HydraDrafter, HydraHeads
     from drafters.marginals import MarginalDrafter
     from drafters.medusa import MedusaDrafter, MedusaHeads
     from drafters.merged import MergedDrafter
@@ -26,6 +27,8 @@ else:  # a type checker would take any name for defined
             "EagleDrafter": "drafters.eagle",
             "MTPDrafter": "drafters.mtp",
             "ChoiceDrafter": "drafters.choice",
+            "HydraDrafter": "drafters.hydra",
+            "HydraHeads": "drafters.hydra",
             "MarginalDrafter": "drafters.marginals",
             "MedusaDrafter": "drafters.medusa",
             "MedusaHeads": "drafters.medusa",
@@ -42,6 +45,8 @@ __all__ = [
     "BlockHead",
     "ChoiceDrafter",
     "EagleDrafter",
+    "HydraDrafter",
+    "HydraHeads",
     "MTPDrafter",
     "MarginalDrafter",
     "MedusaDrafter",

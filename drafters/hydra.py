@@ -1,5 +1,10 @@
-"""Hydra: like Medusa, but a head also reads the tokens drafted above it (Ankner et al. 2024, arXiv 2402.05109)."""
+"""Hydra: like Medusa, but a head also reads the tokens drafted above it (Ankner et al. 2024, arXiv 2402.05109).
 
+Hydra++ has prefix attention besides: a decoder layer over the target's last states, whose output the heads read.
+"""
+
+import copy
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -8,16 +13,24 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from drafters.heads.assemble import fill, named, needed
+from drafters.heads.bound import move, widened
 from drafters.heads.files import Checkpoint, Where, write
 from drafters.heads.last_state import Heads, LastStateDrafter, LastStateScorer, TrainedHeads
-from drafters.heads.training import Anchors, Borrowed, Prediction, TargetStates, TextBatch
+from drafters.heads.prefix import PrefixAttention
+from drafters.heads.training import Anchors, Borrowed, Prediction, TargetStates, TextBatch, additive
 from specdec.batch import Batch
-from specdec.execution.module import ModuleCaller
+from specdec.forward import ForwardBatch, Wants
+from specdec.interfaces import Sizes
+from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 from specdec.topology import Topology
+from specdec.types import Outcome
 
 FILES = ("hydra_lm_head.safetensors", "hydra_lm_head.pt")
-NAMES = [("mlp.", "hydra_mlp."), ("lm_head.", "hydra_lm_head.")]
+PREFIX = "prefix_embeding_layer."  # its authors' spelling
+NAMES = [("mlp.", "hydra_mlp."), ("lm_head.", "hydra_lm_head."), ("prefix.model.", PREFIX)]
+_UNUSED = ("input_embed_fn.weight", f"{PREFIX}embed_tokens.weight")
+"""The target's embeddings, and some that are never read: published files hold both."""
 
 
 class HydraBlock(nn.Module):
@@ -39,21 +52,29 @@ class HydraHeads(Heads):
     root and of the ``i`` tokens drafted below it, side by side, and predicts token t+2+i (section 3).
 
     ``num_layers`` counts a head's residual blocks. The published code repeats *one* block behind the first one, so
-    their weights are shared. Arguments: see ``Heads``.
+    their weights are shared. The other arguments: see ``Heads``.
+
+    Args:
+        prefix: Hydra++'s layer, whose output takes the place of the hidden state; None for plain Hydra.
+        dropout: Hydra++'s dropout before every linear layer of a head, while it is trained.
     """
 
-    def __init__(self, **sizes: Any):
+    def __init__(self, *, prefix: PrefixAttention | None = None, dropout: float = 0.0, **sizes: Any):
         super().__init__(**sizes)
         width = self.hidden_size
-        self.mlp, self.lm_head = nn.ModuleList(), nn.ModuleList()
+        self.mlp, self.lm_head, self.prefix, self.dropout = nn.ModuleList(), nn.ModuleList(), prefix, dropout
+        before = [] if prefix is None else [nn.Dropout(dropout)]  # in the published names, it takes a number
         for index in range(self.num_heads):
-            inner = [HydraBlock(width, width)] * (self.num_layers - 1)
-            self.mlp.append(nn.Sequential(HydraBlock((index + 2) * width, width), *inner))
-            self.lm_head.append(nn.Linear(width, self.vocab_size))
+            inner = [*before, HydraBlock(width, width)] * (self.num_layers - 1)
+            self.mlp.append(nn.Sequential(*before, HydraBlock((index + 2) * width, width), *inner))
+            output = nn.Linear(width, self.vocab_size)
+            self.lm_head.append(nn.Sequential(*before, output) if before else output)
 
     def begin_as(self, output: nn.Linear) -> None:
         """The first blocks pass on the hidden state, and the others what they are given."""
         for name, parameter in self.named_parameters():
+            if name.startswith("prefix."):  # see ``PrefixAttention.for_target``
+                continue
             parameter.zero_()
             if name.endswith("res_connection.weight"):
                 parameter[:, : self.hidden_size].fill_diagonal_(1.0)
@@ -62,8 +83,27 @@ class HydraHeads(Heads):
 
     def parts(self, name: str) -> tuple[int, int]:
         """The first block of head i reads i + 2 states and embeddings side by side."""
-        _, head, layer, *rest = name.split(".")
-        return (int(head) + 2 if name.startswith("mlp.") and layer == "0" and rest[-1] == "weight" else 1), 0
+        kind, head, layer, *rest = name.split(".")
+        first = kind == "mlp" and int(layer) == (self.prefix is not None) and rest[-1] == "weight"
+        return (int(head) + 2 if first else 1), 0
+
+    def without_prefix(self) -> "HydraHeads":
+        """The heads alone, with the same weights."""
+        if self.prefix is None:
+            return self
+        twin = copy.copy(self)
+        vars(twin)["_modules"] = {**self._modules, "prefix": None}
+        return twin
+
+    def widened(self, hidden_size: int) -> "HydraHeads":
+        same = {
+            name: getattr(self, name) for name in ("num_heads", "vocab_size", "num_layers", "base_model", "dropout")
+        }
+        prefix = None if self.prefix is None else self.prefix.widened(hidden_size)
+        larger = HydraHeads(hidden_size=hidden_size, prefix=prefix, **same)
+        factor = hidden_size / self.hidden_size
+        widened(self.without_prefix(), larger.without_prefix(), factor, self.parts)
+        return larger.requires_grad_(False).eval()
 
     def forward(self, joined: Float[Tensor, "*rows width"], index: int) -> Float[Tensor, "*rows vocab"]:
         """Returns the logits of one head.
@@ -79,10 +119,11 @@ class HydraHeads(Heads):
         config = {
             "hydra_num_heads": self.num_heads,
             "hydra_num_layers": self.num_layers,
-            "hydra_head_arch": "mlp",
+            "hydra_head_arch": "mlp" if self.prefix is None else "prefix-mlp",
             "grounded_heads": True,
             "hidden_state_offset": 0,
             "base_model_name_or_path": self.base_model,
+            **({} if self.prefix is None else self.prefix.stated_sizes()),
         }
         write(path, named(self.state_dict(), NAMES), config, file=FILES[0])
 
@@ -90,33 +131,47 @@ class HydraHeads(Heads):
     def load(cls, path: str | Path, **where: Unpack[Where]) -> "HydraHeads":
         """Returns the heads of a checkpoint of the published code."""
         checkpoint = Checkpoint(path, weights=FILES, **where)
-        name, tensors = checkpoint.name, checkpoint.tensors(lambda key: key != "input_embed_fn.weight")
-        if any(key.startswith("prefix_embeding_layer.") for key in tensors):  # its authors' spelling
-            raise ValueError(
-                f"{name} is a Hydra++ checkpoint, whose prefix attention is not supported: give Hydra heads"
-            )
-        if checkpoint.config.get("hidden_state_offset"):
+        name, stored, tensors = checkpoint.name, checkpoint.config, checkpoint.tensors(lambda key: key not in _UNUSED)
+        tensors = {key: tensor for key, tensor in tensors.items() if not key.endswith(".rotary_emb.inv_freq")}
+        if stored.get("hidden_state_offset"):
             raise ValueError(
                 f"{name} reads a hidden state before the last one (hidden_state_offset), not supported here"
             )
+        if stored.get("hydra_head_arch") not in (None, "mlp", "prefix-mlp"):
+            raise ValueError(
+                f"{name} has heads of the kind {stored['hydra_head_arch']!r}, not supported here: give mlp or "
+                f"prefix-mlp"
+            )
+        prefixed = any(key.startswith(PREFIX) for key in tensors)
         parts = [key.split(".") for key in tensors if key.startswith("hydra_mlp.")]
-        vocab_size, hidden_size = needed(name, tensors, "hydra_lm_head.0.weight").shape
+        last = max((int(part[2]) for part in parts), default=0)
+        output = needed(name, tensors, f"hydra_lm_head.0.{'1.' if prefixed else ''}weight")
+        first = needed(name, tensors, f"hydra_mlp.0.{int(prefixed)}.linear.weight")
+        if first.shape[1] == output.shape[1]:
+            raise ValueError(
+                f"{name} has heads that do not read the tokens above them (grounded_heads: false), not supported here: "
+                f"give heads that do"
+            )
         with torch.device("meta"):
             heads = cls(
+                prefix=PrefixAttention.of(name, stored, tensors, f"{PREFIX}layers.0.") if prefixed else None,
                 num_heads=1 + max((int(part[1]) for part in parts), default=0),
-                hidden_size=hidden_size,
-                vocab_size=vocab_size,
-                num_layers=1 + max((int(part[2]) for part in parts), default=0),
-                base_model=checkpoint.config.get("base_model_name_or_path") or "",
+                hidden_size=output.shape[1],
+                vocab_size=output.shape[0],
+                num_layers=(last + 1) // 2 if prefixed else last + 1,
+                base_model=stored.get("base_model_name_or_path") or "",
             )
-        return fill(name, heads, tensors, NAMES)
+        fill(name, heads, tensors, NAMES)
+        if heads.prefix is not None:
+            move(heads.prefix, "cpu", None)
+        return heads
 
 
 class HydraScorer(LastStateScorer):
     """Scores the children of a node with its depth's head, which reads the node's own path."""
 
-    def __init__(self, heads: ModuleCaller, embed: Any, max_shown: int, **places: Any):
-        super().__init__(heads, **places)
+    def __init__(self, *, embed: Any, max_shown: int, **places: Any):
+        super().__init__(**places)
         self._embed, self._max_shown, self._width = embed, max_shown, self.newest.shape[1]
 
     def root_logits(self, batch: Batch) -> Float[Tensor, "batch 1 vocab"]:
@@ -138,33 +193,133 @@ class HydraScorer(LastStateScorer):
         return self.heads(joined[:, :, : (depth + 2) * width], depth)
 
 
+class PrefixedScorer(HydraScorer):
+    """Scores with Hydra++'s heads, which read what prefix attention makes of the states.
+
+    Its cache has an entry per committed position, and none of a draft: nothing has to be moved or taken back.
+
+    Args:
+        runner: The prefix attention.
+    """
+
+    def __init__(self, *, runner: ModelRunner, **places: Any):
+        super().__init__(**places)
+        self.runner, self.caches = runner, (runner.cache,)
+
+    @property
+    def models(self) -> tuple[ModelRunner | nn.Module, ...]:
+        return self.runner, *super().models
+
+    def prepare(self, batch: Batch) -> Hashable:
+        return self.runner.version, super().prepare(batch)
+
+    def states(self, outcome: Outcome) -> Float[Tensor, "batch position hidden"]:
+        """Return the layer's normed outputs. Padding is written behind a row's last position, and never read."""
+        states = outcome.hidden_states[-1].to(self.runner.facts.dtype)
+        made = self.runner.run(
+            ForwardBatch(
+                tokens=None,
+                embeds=states,
+                slots=outcome.slots,
+                lengths=outcome.starts,
+                topology=Topology.chain(states.shape[1], states.device),
+                wants=Wants(logits=0, hidden_layers=(-1,)),
+            )
+        )
+        return made.hidden_states[-1]
+
+
 class HydraDrafter(LastStateDrafter):
-    """Drafts level by level: every node's head reads the node's own path. Arguments: see ``LastStateDrafter``."""
+    """Drafts level by level: every node's head reads the node's own path. Arguments: see ``LastStateDrafter``.
+
+    Prefix attention runs in the target's dtype.
+    """
 
     kind, title = HydraHeads, "Hydra"
 
-    def scorer(self, heads: ModuleCaller, target: Target, **places: Any) -> HydraScorer:
-        return HydraScorer(heads, target.model.get_input_embeddings(), self.tree.max_shown, **places)
+    def scorer(self, heads: Any, target: Target, sizes: Sizes) -> HydraScorer:
+        given = {
+            "embed": target.model.get_input_embeddings(),
+            "max_shown": self.tree.max_shown,
+            **self.placed(heads.without_prefix(), target, sizes),
+        }
+        if heads.prefix is None:
+            return HydraScorer(**given)
+        layer = heads.prefix.beside(target, sizes.max_length)
+        runner = ModelRunner(
+            layer,
+            max_batch_size=sizes.max_batch_size,
+            max_length=sizes.max_length,
+            max_nodes=self.max_depth + 1,
+            optimize=self.optimize,
+            paging=sizes.paging,
+        )
+        return PrefixedScorer(runner=runner, **given)
 
 
 class TrainedHydra(TrainedHeads):
-    """Every head also reads the text's tokens from the root on. Arguments: see ``TrainedHeads``."""
+    """Every head also reads the text's tokens from the root on. The other arguments: see ``TrainedHeads``.
+
+    Args:
+        prefix_attention: Whether new heads are Hydra++'s, which read what a decoder layer makes of the target's states.
+        intermediate_size: Width of this layer's MLP; None for the target's.
+        dropout: Hydra++'s dropout before every linear layer of a head.
+
+    Raises:
+        ValueError: There is dropout without prefix attention, or an argument is out of its range.
+    """
 
     title, made = "Hydra heads", HydraDrafter
 
+    def __init__(
+        self,
+        *,
+        name: str | None = None,
+        depths: int = 4,
+        num_layers: int = 1,
+        prefix_attention: bool = False,
+        intermediate_size: int | None = None,
+        dropout: float = 0.0,
+    ):
+        super().__init__(name=name, depths=depths, num_layers=num_layers)
+        if not 0 <= dropout < 1 or (dropout and not prefix_attention):
+            raise ValueError(f"head.dropout={dropout}: give a share below 1, and 0 without head.prefix_attention")
+        self.prefix_attention, self.intermediate_size, self.dropout = prefix_attention, intermediate_size, dropout
+
+    def parts_for(self, target: Target) -> dict[str, Any]:
+        if not self.prefix_attention:
+            return {}
+        layer = PrefixAttention.for_target(target.model, intermediate_size=self.intermediate_size)
+        return {"prefix": layer.float(), "dropout": self.dropout}
+
     def begin(self, target: Target, counts: Int[Tensor, " vocab"] | None) -> None:
         super().begin(target, counts)
+        if (self.head.prefix is not None) != self.prefix_attention:
+            raise ValueError(f"head.name={self.name!r}: give head.prefix_attention={not self.prefix_attention}")
+        if self.head.prefix is not None:
+            self.head.prefix = self.head.prefix.stated_for(target)
         self._embed = (Borrowed(target.model.get_input_embeddings()),)  # in a tuple, so that it is not registered
 
     def forward(self, batch: TextBatch, states: TargetStates, anchors: Anchors) -> Prediction:
         """The outputs of the heads' residual blocks."""
         previous = batch.tokens.flatten()[anchors.places(batch)]
-        joined = [states.before(anchors).float()]
+        joined = [self._before(batch, states, anchors)]
         found = []
         for depth, layers in enumerate(self.head.mlp):
             joined.append(self._embed[0](previous[:, depth]))
             found.append(layers(torch.cat(joined, -1)))
         return Prediction(found)
+
+    def _before(self, batch: TextBatch, states: TargetStates, anchors: Anchors) -> Float[Tensor, "anchor hidden"]:
+        """What the heads read of the position before each root."""
+        if self.head.prefix is None:
+            return states.before(anchors).float()
+        made = self.head.prefix.model(
+            inputs_embeds=states.hidden[-1].float(),
+            attention_mask=additive(batch.visible(), torch.float32),
+            position_ids=batch.positions,
+        )
+        return made.last_hidden_state.flatten(0, 1)[anchors.index - 1]
 
     def logits(
         self, states: Float[Tensor, "place width"], previous: Int[Tensor, " place"], depth: int

@@ -12,7 +12,7 @@ from drafters.heads.files import Checkpoint, Where, write
 from drafters.heads.last_state import Heads, LastStateDrafter, LastStateScorer, TrainedHeads
 from drafters.heads.training import Anchors, Prediction, TargetStates, TextBatch
 from specdec.batch import Batch
-from specdec.execution.module import ModuleCaller
+from specdec.interfaces import Sizes
 from specdec.target.target import Target
 
 FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
@@ -136,8 +136,8 @@ class MedusaDrafter(LastStateDrafter):
 
     kind, title = MedusaHeads, "Medusa"
 
-    def scorer(self, heads: ModuleCaller, target: Target, **places: Any) -> MedusaScorer:
-        return MedusaScorer(heads, **places)
+    def scorer(self, heads: Any, target: Target, sizes: Sizes) -> MedusaScorer:
+        return MedusaScorer(**self.placed(heads, target, sizes))
 
 
 class TrainedMedusa(TrainedHeads):

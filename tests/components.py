@@ -18,6 +18,7 @@ from drafters.heads.base import FeatureHead
 from drafters.heads.block import BlockHead
 from drafters.heads.eagle import Eagle3Head, EagleHead
 from drafters.heads.mtp import MTPHead
+from drafters.heads.prefix import PrefixAttention
 from drafters.hydra import HydraDrafter, HydraHeads
 from drafters.marginals import MarginalDrafter
 from drafters.medusa import MedusaDrafter, MedusaHeads
@@ -71,12 +72,18 @@ def medusa_heads(model: PreTrainedModel, num_heads: int = 3) -> MedusaHeads:
     return heads
 
 
-def hydra_heads(model: PreTrainedModel, num_heads: int = 3, num_layers: int = 1) -> HydraHeads:
+def hydra_heads(
+    model: PreTrainedModel, num_heads: int = 3, num_layers: int = 1, *, prefix: bool = False
+) -> HydraHeads:
     """Heads that mostly say what the target does after the hidden state, and depend on their tokens, too."""
     weight = model.get_output_embeddings().weight
     torch.manual_seed(7)
     heads = HydraHeads(
-        num_heads=num_heads, hidden_size=weight.shape[1], vocab_size=weight.shape[0], num_layers=num_layers
+        num_heads=num_heads,
+        hidden_size=weight.shape[1],
+        vocab_size=weight.shape[0],
+        num_layers=num_layers,
+        prefix=wide(PrefixAttention.for_target(model), 1.5) if prefix else None,
     )
     for name, parameter in heads.named_parameters():
         if name.startswith("lm_head.") and name.endswith("weight"):
@@ -155,6 +162,7 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
     "marginals": lambda target, distance=DISTANCE: MarginalDrafter(TREE, samples=3, sampling="without_replacement"),
     "medusa": lambda target, distance=DISTANCE: MedusaDrafter(medusa_heads(target), TREE),
     "hydra": lambda target, distance=DISTANCE: HydraDrafter(hydra_heads(target), TREE, sampling="without_replacement"),
+    "hydra_plus": lambda target, distance=DISTANCE: HydraDrafter(hydra_heads(target, prefix=True), 3, sampling="iid"),
     "eagle_tree_without_replacement": lambda target, distance=DISTANCE: EagleDrafter(
         eagle_head(target), TREE, sampling="without_replacement"
     ),

@@ -132,9 +132,13 @@ class LastStateScorer(Scorer):
     def prepare(self, batch: Batch) -> Hashable:
         return self.heads.version
 
+    def states(self, outcome: Outcome) -> Float[Tensor, "batch position hidden"]:
+        """Return what the heads read of committed positions: the target's last states."""
+        return outcome.hidden_states[-1]
+
     def observe(self, outcome: Outcome, nodes: Int[Tensor, "batch depth"] | None) -> None:
-        """Keep the hidden state at every row's last committed position."""
-        hidden, slots, counts = outcome.hidden_states[-1], outcome.slots, outcome.counts
+        """Keep the state at every row's last committed position."""
+        hidden, slots, counts = self.states(outcome), outcome.slots, outcome.counts
         last = (counts - 1).clamp_(min=0)[:, None, None].expand(-1, 1, hidden.shape[2])
         chosen = hidden.gather(1, last)[:, 0].to(self.newest.dtype)
         self.newest[slots] = chosen.where((counts > 0)[:, None], self.newest[slots])
@@ -227,8 +231,14 @@ class LastStateDrafter(ScoredDrafter):
         return drafter
 
     @abstractmethod
-    def scorer(self, heads: ModuleCaller, target: Target, **places: Any) -> LastStateScorer:
-        """Return what scores the tokens of a tree; ``places`` are further arguments of ``LastStateScorer``."""
+    def scorer(self, heads: Any, target: Target, sizes: Sizes) -> LastStateScorer:
+        """Return what scores the tokens of a tree, with heads that are as wide as the target."""
+
+    def placed(self, heads: Heads, target: Target, sizes: Sizes) -> dict[str, Any]:
+        """Return the arguments of ``LastStateScorer``: the heads beside the target, and room for a state per slot."""
+        dtype = self.dtype or target.dtype
+        caller = ModuleCaller(beside(heads, target.device, dtype), optimize=self.optimize)
+        return {"heads": caller, "max_batch_size": sizes.max_batch_size, "dtype": dtype, "device": target.device}
 
     def bind(self, target: Target, sizes: Sizes) -> ScoredSession:
         """Check the widths, put heads where the target is, and make room for one hidden state per slot."""
@@ -249,9 +259,7 @@ class LastStateDrafter(ScoredDrafter):
             )
         if self.trained_on is not None:
             self.trained_on.check(f"of {self.title}", target)
-        dtype = self.dtype or target.dtype
-        caller = ModuleCaller(beside(heads, target.device, dtype), optimize=self.optimize)
-        scorer = self.scorer(caller, target, max_batch_size=sizes.max_batch_size, dtype=dtype, device=target.device)
+        scorer = self.scorer(heads, target, sizes)
         vocabulary = VocabularyMap(heads.vocab_size, target.vocab_size)
         return ScoredSession(self, scorer, vocabulary, target.device, sizes, hidden_layers=(-1,))
 
@@ -293,6 +301,7 @@ class TrainedHeads(TrainedHead):
                 vocab_size=vocab_size,
                 num_layers=self.num_layers,
                 base_model=target.name,
+                **self.parts_for(target),
             )
             with torch.no_grad():
                 self.head.begin_as(output)
@@ -304,6 +313,10 @@ class TrainedHeads(TrainedHead):
                 f"head.name={self.name!r} holds {found[0]} heads of width {found[1]} with {found[2]} tokens, and "
                 f"{self.depths} of width {hidden_size} with {vocab_size} are wanted for the target {target.name}"
             )
+
+    def parts_for(self, target: Target) -> dict[str, Any]:
+        """Further arguments of new heads."""
+        return {}
 
     def drafter(self) -> Drafter:
         """A chain, sampled for sampled requests: acceptance is then what the figures estimate."""

@@ -11,6 +11,7 @@ from transformers.utils import logging as transformers_logging
 
 from drafters.block import BlockDrafter
 from drafters.eagle import EagleDrafter
+from drafters.hydra import HydraDrafter
 from drafters.medusa import MedusaDrafter
 from drafters.model import ModelDrafter
 from drafters.mtp import MTPDrafter
@@ -35,6 +36,7 @@ KINDS: dict[str, tuple[str, Any]] = {
     "TrainedEagle3": ("EAGLE-3 head", EagleDrafter),
     "TrainedBlock": ("block drafter's head", BlockDrafter),
     "TrainedMedusa": ("Medusa heads", MedusaDrafter),
+    "TrainedHydra": ("Hydra heads", HydraDrafter),
     "TrainedMTP": ("MTP module", MTPDrafter),
 }
 """The heads that can be bundled, by the class that trained it: in words, and its drafter."""

@@ -95,8 +95,7 @@ class ScoredSession(Session):
             )
         self.hidden_layers = tuple(hidden_layers)
         self.drafter, self.tree, self.scorer = drafter, drafter.tree, scorer
-        self.models = () if scorer.model is None else (scorer.model,)
-        self.caches, self.lookback = scorer.caches, scorer.lookback
+        self.models, self.caches, self.lookback = scorer.models, scorer.caches, scorer.lookback
         self.max_depth = drafter.max_depth
         self._vocabulary, self._leaves = vocabulary, leaves
         self._every = True  # whether every row that drafts has a state to begin with

@@ -43,6 +43,11 @@ class Scorer:
     caches: tuple[Cache, ...] = ()
     lookback: int | None = None
 
+    @property
+    def models(self) -> tuple[ModelRunner | nn.Module, ...]:
+        """See ``Session``."""
+        return () if self.model is None else (self.model,)
+
     def root_logits(self, batch: Batch) -> Float[Tensor, "batch 1 vocab"]:
         """Return logits for the children of the root."""
         raise NotImplementedError

@@ -31,6 +31,7 @@ DRAFTERS: dict[str, Callable[[Any], Drafter]] = {
     "eagle": lambda model: EagleDrafter(eagle_head(model), TREE),
     "eagle3": lambda model: EagleDrafter(eagle3_head(model), TREE),
     "hydra": lambda model: HydraDrafter(hydra_heads(model), [4, 2]),
+    "hydra_plus": lambda model: HydraDrafter(hydra_heads(model, num_layers=2, prefix=True), [4, 2]),
     "medusa": lambda model: MedusaDrafter(medusa_heads(model), [4, 2]),
 }
 

@@ -256,7 +256,7 @@ def half_sliding(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         ("medusa", has("blocks.0.layers.0.weight", 4, 4), r"blocks\.0\.layers\.0\.weight"),
         ("medusa", unequal_layers, "layer 1 of head 0 differs from its layer 0"),
         ("hydra", without("hydra_mlp.1.0.linear.bias"), r"hydra_mlp\.1\.0\.linear\.bias is missing"),
-        ("hydra", has("prefix_embeding_layer.norm.weight", 1), r"Hydra\+\+"),
+        ("hydra", has("prefix_embeding_layer.norm.weight", 1), r"hydra_lm_head\.0\.1\.weight is missing"),
         ("hydra", has("hydra_lm_head.0.bias", 3), r"hydra_lm_head\.0\.bias has the shape \[3\]"),
         ("mtp", without("mtp.layers.0.mlp.up_proj.weight"), r"mtp\.layers\.0\.mlp\.up_proj\.weight is missing$"),
         ("mtp", spoilt("mtp.fc.weight"), r"mtp\.fc\.weight holds NaN or infinity"),

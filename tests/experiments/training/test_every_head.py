@@ -35,6 +35,10 @@ HEADS: dict[str, tuple[list[str], Load]] = {
     ),
     "medusa": (["head.depths=3"], lambda path: MedusaDrafter.from_pretrained(str(path), shape=3)),
     "hydra": (["head.depths=3"], lambda path: HydraDrafter.from_pretrained(str(path), shape=3)),
+    "hydra, prefixed": (
+        ["head.depths=3", "head.prefix_attention=true"],
+        lambda path: HydraDrafter.from_pretrained(str(path), shape=3),
+    ),
     "eagle3": (
         ["head.depths=3", "head.draft_vocabulary=64", "head.hidden_layers=[1,2,3]"],
         lambda path: EagleDrafter(load_eagle(path), 3),
@@ -58,7 +62,7 @@ def test_a_head_learns_and_loads(
     overrides, load = HEADS[name]
     given = [each for each in tiny_training if not each.startswith("head.")]
     more = ["fit.steps=60", "fit.decay=none", "fit.muon_lr=null", "fit.lr=3e-3", "evaluate_every=60", "loss=kl"]
-    best = train(configure("train", f"head={name}", *given, *overrides, *more))
+    best = train(configure("train", f"head={name.partition(',')[0]}", *given, *overrides, *more))
     log: list[dict[str, Any]] = [json.loads(line) for line in (tmp_path / "out" / LOG).read_text().splitlines()]
     steps = [line for line in log if "loss" in line]
     first, last = (sum(line["loss"] for line in part) / 8 for part in (steps[:8], steps[-8:]))
