@@ -45,9 +45,8 @@ class TokenRecyclingDrafter(Drafter):
 
     A row's tree has one static shape. Its root is the sequence's last token, and the child of rank r of a node is the
     r-th successor (from 0) of the node's token. Nothing is drafted where a token's successors are not known yet. After
-    each round the table takes the target's successors of every node that was verified, rejected ones, too. If a token
-    stands at several nodes, the last node's successors are kept. Those of the root's token are the root's own, because
-    nodes that are padding carry its token.
+    each round the table takes the target's successors of every node that was drafted, rejected ones, too. If a token
+    stands at several nodes, the last node's successors are kept, also where the root's token stands again.
 
     A shared table alone serves a batch badly: between two rounds of a request, all others overwrite its entries with
     what fits their own texts. So every request has a table of its own as well, and takes from the shared one only the
@@ -134,8 +133,9 @@ class RecyclingSession(Session):
     @torch.inference_mode()
     def observe(self, outcome: Outcome) -> None:
         """Keep the target's successors of every node of the last tree."""
-        if outcome.top_tokens is not None and outcome.node_tokens is not None:
-            self._keep(outcome.slots, outcome.node_tokens, outcome.top_tokens, outcome.counts > 0)
+        nodes, drafted, said = outcome.node_tokens, outcome.node_valid, outcome.top_tokens
+        if nodes is not None and drafted is not None and said is not None:
+            self._keep(outcome.slots, nodes, said, drafted & (outcome.counts > 0)[:, None])
 
     @torch.inference_mode()
     def propose(self, batch: Batch) -> DraftTree:
@@ -170,13 +170,12 @@ class RecyclingSession(Session):
         slots: Int[Tensor, " batch"],
         nodes: Int[Tensor, "batch node"],
         successors: Int[Tensor, "batch node rank"],
-        told: Bool[Tensor, " batch"],
+        told: Bool[Tensor, "batch node"],
     ) -> None:
-        """Write the successors of all nodes; of a row's nodes with the same token those of the last."""
+        """Write the successors of the nodes that are told; of a row's nodes with the same token those of the last."""
         # A device may carry out writes to one place in any order, so each place gets one writer.
-        unheard = (nodes[:, :, None] == nodes[:, None, :]).triu(1).any(-1) | (nodes == nodes[:, :1])
-        unheard[:, 0].fill_(False)
-        unheard |= ~told[:, None]
+        again = (nodes[:, :, None] == nodes[:, None, :]) & told[:, None, :]
+        unheard = again.triu(1).any(-1) | ~told
         values = successors.flatten(0, 1).to(torch.int32)
         nowhere = len(self._successors) - 1
         if self._has_own:

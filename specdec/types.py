@@ -115,6 +115,7 @@ class Outcome:
             after a piece of a prompt.
         hidden_states: Hidden states at these positions, by layer index, as far as the session asked for them.
         node_tokens: After a round, the token of every node that was verified, rejected ones too.
+        node_valid: After a round, False for nodes that were verified although they are none (``DraftTree.valid``).
         top_tokens: After a round, the target's most probable successors of each of these nodes, the most probable
             first; None if the session's ``top_tokens`` is 0.
         host: The same numbers on the host, for a session that says ``reads_host``, and after a piece of a prompt;
@@ -129,6 +130,7 @@ class Outcome:
     path: Int[Tensor, "batch depth"] | None = None
     hidden_states: Mapping[int, Float[Tensor, "batch position hidden"]] = field(default_factory=dict)
     node_tokens: Int[Tensor, "batch node"] | None = None
+    node_valid: Bool[Tensor, "batch node"] | None = None
     top_tokens: Int[Tensor, "batch node rank"] | None = None
     host: HostOutcome | None = None
 

@@ -146,6 +146,7 @@ class Forced:
                 next_tokens=next_token,
                 path=torch.tensor([path], dtype=torch.long),
                 node_tokens=tree.tokens,
+                node_valid=tree.valid,
                 top_tokens=self._said(tree, [0, *path], emitted[0].tolist()),
                 host=HostOutcome(
                     slots=slots.on_host.slots,

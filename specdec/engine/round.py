@@ -243,6 +243,7 @@ def outcome_of(
     batch: Batch,
     wants: Wants,
     nodes: Int[Tensor, "batch node"],
+    drafted: Bool[Tensor, "batch node"],
     output: ForwardOutput,
     verdict: Verdict,
     tokens: Int[Tensor, "batch position"],
@@ -254,6 +255,7 @@ def outcome_of(
         batch: The rows.
         wants: What the session asked for.
         nodes: The token of every node that was verified.
+        drafted: Which of these nodes the tree has.
         output: What the target returned at these nodes.
         verdict: What the rule decided.
         tokens: The root and the accepted path.
@@ -270,6 +272,7 @@ def outcome_of(
         path=path,
         hidden_states={layer: along_path(output.hidden_states[layer], path) for layer in wants.hidden_layers},
         node_tokens=nodes,
+        node_valid=drafted,
         top_tokens=output.top_tokens,
     )
 

@@ -285,7 +285,7 @@ class Rounds:
         verdict, session, wants = judged.verdict, mode.session, mode.wants
         later = None
         if session is not None and not inside:
-            outcome = outcome_of(seen, wants, tree.tokens, output, verdict, judged.tokens, judged.valid)
+            outcome = outcome_of(seen, wants, tree.tokens, tree.valid, output, verdict, judged.tokens, judged.valid)
             if session.reads_host:
                 outcome = _first(outcome, count)
                 # The lengths are about to move, and without drafts the tokens are the roots, which move, too.
@@ -293,7 +293,7 @@ class Rounds:
             else:
                 session.observe(outcome)
         inputs = [verdict.path, judged.tokens, verdict.num_accepted, verdict.next_token, judged.valid]
-        inputs += [tree.tokens, *_states(wants, output)] if inside else []
+        inputs += [tree.tokens, tree.valid, *_states(wants, output)] if inside else []
 
         def stage(
             path: Tensor, tokens: Tensor, num_accepted: Tensor, next_token: Tensor, valid: Tensor, *rest: Tensor
@@ -301,9 +301,10 @@ class Rounds:
             if moves:
                 self._runner.cache.commit(seen.slots, seen.lengths, path)
             if inside and session is not None:
-                nodes, *parts = rest
+                nodes, drafted, *parts = rest
                 decided = replace(verdict, path=path, num_accepted=num_accepted, next_token=next_token)
-                session.observe(outcome_of(seen, wants, nodes, _output(wants, parts), decided, tokens, valid))
+                said = _output(wants, parts)
+                session.observe(outcome_of(seen, wants, nodes, drafted, said, decided, tokens, valid))
             self.table.advance(seen, tokens, num_accepted, next_token, valid)
             return ()
 

@@ -1,5 +1,6 @@
 """Token recycling: how the table is filled and unrolled, against plain Python."""
 
+import random
 from collections import Counter
 
 import pytest
@@ -23,18 +24,25 @@ def bound(shape=SHAPE, slots: int = 2, **options: object) -> RecyclingSession:
     return TokenRecyclingDrafter(shape, **options).bind(TARGET, Sizes(max_batch_size=slots, max_length=64))
 
 
-def tell(drafter: RecyclingSession, nodes: list[list[int]], told: list[bool] | None = None) -> torch.Tensor:
+def tell(
+    drafter: RecyclingSession,
+    nodes: list[list[int]],
+    told: list[bool] | None = None,
+    valid: list[list[bool]] | None = None,
+) -> torch.Tensor:
     """Let a round of made-up successors be followed; returns them."""
     batch, width = len(nodes), len(nodes[0])
     generator = torch.Generator().manual_seed(len(nodes[0]))
     orders = torch.rand(batch, width, VOCAB, generator=generator).argsort(-1)[..., : drafter.top_tokens]
     slots = torch.arange(batch)
     counts = torch.ones(batch, dtype=torch.long) if told is None else torch.tensor(told).long()
+    tokens = torch.tensor(nodes)
     drafter.observe(
         outcome_of(
-            slots[:, None], counts.tolist(), path=[[-1]] * batch, node_tokens=torch.tensor(nodes), top_tokens=orders
+            slots[:, None], counts.tolist(), path=[[-1]] * batch, node_tokens=tokens, top_tokens=orders,
+            node_valid=torch.ones_like(tokens, dtype=torch.bool) if valid is None else torch.tensor(valid),
         )
-    )
+    )  # fmt: skip
     return orders
 
 
@@ -80,11 +88,39 @@ def successors(drafter: RecyclingSession, tokens: list[int]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-def test_padding_does_not_overwrite_the_root(slots: int) -> None:
+def test_padding_does_not_overwrite_the_root_and_a_later_node_does(slots: int) -> None:
     """Invalid nodes carry the root's token, and the target's successors there are those of another context."""
     drafter = bound([2], slots)
-    found = tell(drafter, [[3, 4, 3, 3]])
+    found = tell(drafter, [[3, 4, 3, 3]], valid=[[True, True, False, False]])
     assert successors(drafter, [3] * slots) == [found[0, 0].tolist()] * slots
+    found = tell(drafter, [[3, 4, 3, 3]], valid=[[True, True, True, False]])
+    assert successors(drafter, [3] * slots) == [found[0, 2].tolist()] * slots
+
+
+@pytest.mark.parametrize("scope", ["request", "shared"])
+@pytest.mark.parametrize("seed", range(6))
+def test_tables_are_those_that_are_written_node_by_node(scope: str, seed: int) -> None:
+    """Random rounds of a batch, against dictionaries that every node is written into in its order, as upstream."""
+    rng = random.Random(seed)
+    drafter = bound([2], slots=3, scope=scope)
+    own: list[dict[int, list[int]]] = [{} for _ in range(3)]
+    shared: dict[int, list[int]] = {}
+    for _ in range(6):
+        width = rng.randint(1, 9)
+        nodes = [[rng.randrange(4) for _ in range(width)] for _ in range(3)]
+        valid = [[True, *(rng.random() < 0.7 for _ in range(width - 1))] for _ in range(3)]
+        for row, drawn in zip(nodes, valid, strict=True):
+            row[:] = [token if is_valid else row[0] for token, is_valid in zip(row, drawn, strict=True)]
+        told = [rng.random() < 0.8 for _ in range(3)]
+        said = tell(drafter, nodes, told, valid)
+        for row in range(3):
+            for node in range(width):
+                if told[row] and valid[row][node]:
+                    own[row][nodes[row][node]] = shared[nodes[row][node]] = said[row, node].tolist()
+        for token in range(4):
+            behind = shared if scope == "shared" else {}
+            wanted = [table.get(token, behind.get(token, [])) for table in own]
+            assert successors(drafter, [token] * 3) == wanted
 
 
 def test_of_rows_that_share_the_last_one_counts_and_rows_that_are_not_told_do_not() -> None:

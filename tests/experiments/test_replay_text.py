@@ -78,6 +78,7 @@ def test_a_drafter_is_told_what_an_engine_would_tell_it() -> None:
     assert [each.next_tokens.tolist() for each in seen[:3]] == [[9], [1], [8]]
     last = seen[2]
     assert last.node_tokens is not None and last.node_tokens.tolist() == [[1, 2, 3, 4]]
+    assert last.node_valid is not None and last.node_valid.all()
     # On the answer's path its own next token comes first; 4 was rejected, and 9 is what has followed it.
     assert last.top_tokens is not None and last.top_tokens.tolist() == [[[2, -1], [3, -1], [8, 4], [9, -1]]]
 
