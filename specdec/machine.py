@@ -138,54 +138,15 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def recommended_threads(facts: Cpu | None = None) -> int:
-    """The number of threads that torch should use here: one per physical core that the process may use in full.
+def usable_cores(facts: Cpu | None = None) -> int:
+    """Return the number of physical cores that the process may use in full, at least one.
 
     Two hardware threads of a core share its multipliers. Threads beyond a control group's quota are stopped for most of
-    every period, and the others wait for them. torch's own default does not know of quotas. A number that the user gave
-    in ``OMP_NUM_THREADS`` is kept.
-
-    A library must not set it; a program calls ``torch.set_num_threads(recommended_threads())`` at its start.
+    every period, and the others wait for them. torch's own default does not know of quotas.
     """
     facts = facts or cpu()
-    if facts.omp_threads is not None:
-        return facts.omp_threads
-    threads = facts.physical_cores if facts.quota is None else min(facts.physical_cores, floor(facts.quota))
-    return max(1, threads)
-
-
-@cache
-def prefers_packed(dtype: torch.dtype, facts: Cpu | None = None) -> bool:
-    """Returns whether linear layers of a dtype are faster on weights packed for oneDNN (``execution/packing.py``).
-
-    In float32 they are wherever there is oneDNN, because the weight need not be rearranged in every product. In
-    bfloat16 they are only with native arithmetic; elsewhere oneDNN's packed kernels emulate it.
-    """
-    facts = facts or cpu()
-    return facts.onednn and (dtype is torch.float32 or (dtype is torch.bfloat16 and native_bfloat16(facts)))
-
-
-@cache
-def bfloat16_queries_in_float32(facts: Cpu | None = None) -> bool:
-    """Returns whether SDPA of a single bfloat16 query should run in float32 (``attention/grouped.py``).
-
-    With AVX512-BF16 its bfloat16 kernel was measured to be up to five times slower for one query. Without native
-    arithmetic the kernel has to widen its inputs in any case. With AMX, whose tiles the kernel uses, nothing was
-    measured, and the query stays in bfloat16.
-    """
-    facts = facts or cpu()
-    return not (native_bfloat16(facts) and "amx_bf16" in facts.features)
-
-
-@cache
-def bfloat16_products_beat_sdpa(facts: Cpu | None = None) -> bool:
-    """Returns whether two products in bfloat16 beat SDPA for the queries of a tree (``attention/grouped.py``).
-
-    They do with AVX512-BF16 (measured), whose dot products oneDNN uses and SDPA's kernel does not. Without native
-    arithmetic there is nothing to gain; with AMX both use the same tiles.
-    """
-    facts = facts or cpu()
-    return native_bfloat16(facts) and "amx_bf16" not in facts.features
+    cores = facts.physical_cores if facts.quota is None else min(facts.physical_cores, floor(facts.quota))
+    return max(1, cores)
 
 
 def cgroup_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float | None:

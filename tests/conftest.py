@@ -8,6 +8,7 @@ os.environ["WANDB_MODE"] = "offline"
 os.environ["MPLBACKEND"] = "agg"
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # tests start subprocesses, and tokenizers warn about a fork
+os.environ.setdefault("SPECDEC_NATIVE", "1")  # what other tests leave of the machine decides about nothing
 
 import random
 from collections.abc import Iterator

@@ -42,7 +42,7 @@ from experiments.session.resume import begun
 from experiments.session.tracked import tracked_run
 from experiments.tracking.base import NullTracker
 from specdec.engine.engine import Engine
-from specdec.machine import recommended_threads
+from specdec.native import recommended_threads
 from specdec.slot_memory import written_bytes
 
 REFERENCE_TOKENS = 24

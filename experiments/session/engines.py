@@ -21,7 +21,7 @@ from experiments.session.policies import built_policy, paced, policy_of, settle_
 from specdec.drafting.costs import RoundCosts, check_conditions
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter, Verifier
-from specdec.machine import recommended_threads
+from specdec.native import recommended_threads
 from specdec.physics.calibrated import CalibratedRounds
 from specdec.random import fresh_seed
 from specdec.target.target import Target

@@ -23,7 +23,8 @@ from experiments.session.methods import methods_of
 from specdec import bundled
 from specdec.drafting.builders import ExpansionTree, TreeBuilder, tree_of
 from specdec.engine.engine import DEFAULT_MAX_LENGTH
-from specdec.machine import choose_dtype, dtype_name, prefers_packed
+from specdec.execution.packing import can_pack
+from specdec.machine import choose_dtype, dtype_name
 from specdec.memory import free_memory
 from specdec.native import native_library
 from specdec.physics.capacity import Served
@@ -174,7 +175,8 @@ class _Here:
         output = 0 if shape.borrowed else shape.output_weights
         weights = shape.layer_weights - shape.expert_weights + shape.other_weights + output
         stored = weights * precision.weights
-        if precision.weights != precision.tables or not prefers_packed(dtype) or stored > _SHARE * self.free:
+        packed = precision.weights == precision.tables and can_pack(torch.empty(1, dtype=dtype))
+        if not packed or stored > _SHARE * self.free:
             return 0.0
         return 2.0 * weights if self.half else stored
 

@@ -24,7 +24,6 @@ from specdec.attention.masks import dense_masks
 from specdec.cache.base import Cache
 from specdec.cache.quantized_tensor import QuantizedTensor
 from specdec.forward import ForwardBatch
-from specdec.machine import bfloat16_products_beat_sdpa, bfloat16_queries_in_float32
 
 BLOCK = 2**18
 """Numbers of a block of quantized keys: 1 MB of them in float32."""
@@ -56,7 +55,7 @@ class GroupedView(View):
 
 
 class GroupedAttention(AttentionBackend):
-    """Dense masks and matrix products, or SDPA where it is faster. Consecutive slots are attended to together."""
+    """Dense masks and SDPA, or matrix products for what it refuses. Consecutive slots are attended to together."""
 
     def prepare(self, batch: ForwardBatch, cache: Cache, facts: Facts) -> GroupedView:
         """Return one dense mask per reach."""
@@ -136,8 +135,8 @@ def attend(
         if query.device.type == "cpu" and query.shape[2] <= MOST_ROWS and query.dtype is not torch.float64:
             return _by_node(attend_codes(query, key, value, mask, scaling=scaling, softcap=softcap, sinks=sinks), heads)
         key, value = key.decoded(), value.decoded()
-    if softcap is None and sinks is None and not _products_are_faster(query, key):
-        output = _sdpa(query, key, value, mask, scaling)
+    if softcap is None and sinks is None:
+        output = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
     else:
         scores = query @ key.transpose(2, 3) * (head_dim**-0.5 if scaling is None else scaling)
         output = attention_weights(scores, mask, softcap=softcap, sinks=sinks).to(value.dtype) @ value
@@ -199,43 +198,3 @@ def attention_weights(
     if sinks is None:
         return scores.softmax(-1)
     return torch.cat([scores, sinks], dim=-1).softmax(-1)[..., :-1]
-
-
-def _sdpa(
-    query: Float[Tensor, "batch kv_head rows head_dim"],
-    key: Float[Tensor, "batch kv_head key head_dim"],
-    value: Float[Tensor, "batch kv_head key value_dim"],
-    mask: Float[Tensor, "batch mask_head rows key"],
-    scaling: float | None,
-) -> Float[Tensor, "batch kv_head rows value_dim"]:
-    """Returns SDPA's result, avoiding a weakness of its bfloat16 kernel on CPUs.
-
-    That kernel is slowest for a single row of queries: slower than for two, and up to five times slower than in
-    float32, even if K and V must be copied for that (torch 2.13, AVX512-BF16). So a single row runs in float32 as long
-    as the copies fit into the processor's caches, and as two equal rows beyond that.
-    """
-    sdpa = nn.functional.scaled_dot_product_attention
-    single = query.shape[2] == 1 and query.dtype is torch.bfloat16 and query.device.type == "cpu"
-    if not single or not bfloat16_queries_in_float32():
-        return sdpa(query, key, value, attn_mask=mask, scale=scaling)
-    if key.numel() <= _MOST_COPIED:
-        output = sdpa(query.float(), key.float(), value.float(), attn_mask=mask.float(), scale=scaling)
-        return output.to(query.dtype)
-    twice = query.expand(-1, -1, 2, -1)
-    return sdpa(twice, key, value, attn_mask=mask.expand(-1, -1, 2, -1), scale=scaling)[:, :, :1]
-
-
-_MOST_COPIED = 2**21  # numbers in K, over heads and slots: 8 MB in float32; V takes as much again
-
-
-def _products_are_faster(
-    query: Float[Tensor, "batch kv_head rows head_dim"], key: Float[Tensor, "batch kv_head key head_dim"]
-) -> bool:
-    """Returns whether two matrix products beat SDPA: on a CPU in bfloat16, for the queries of a large tree.
-
-    SDPA's kernel converts blocks of keys and scores. From about 32 rows per key head on, oneDNN's products take as
-    little as half of its time (torch 2.13, AVX512-BF16). Prefill has more rows, whose scores would need much memory.
-    """
-    if query.device.type != "cpu" or query.dtype is not torch.bfloat16 or not 32 <= query.shape[2] <= 128:
-        return False
-    return bfloat16_products_beat_sdpa() and key.shape[0] * key.shape[1] * key.shape[2] >= 1024

@@ -6,23 +6,28 @@ is one call all the same. A chain's tokens get the same bits whether they come o
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from struct import Struct
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from specdec.attention.call import AttentionCall, View, refuses_attention_functions
 from specdec.attention.facts import Facts, Reach
-from specdec.attention.grouped import GroupedAttention
+from specdec.attention.grouped import GroupedAttention, attend
 from specdec.attention.masks import stand_ins
 from specdec.cache.base import Cache
 from specdec.forward import ForwardBatch
-from specdec.native import DTYPES, native_library
+from specdec.machine import dtype_name
+from specdec.native import DTYPES, chosen, loses, native_library
 from specdec.opaque import opaque
 from specdec.placement import is_divided, main_device
 
 _CALL = Struct("@P3l2P6lPiPP2lP2lPl7l2fP2l")
 """How ``call`` in ``attention.c`` lies in memory: pointers, longs, ints and floats."""
+
+_KEYS, _HEADS, _DIM = 512, 4, 64  # of attention that is compared; two heads of queries share each
 
 NO_MEMORY = "no memory for attention: lower batch sizes or lengths, or take a smaller model"
 
@@ -66,8 +71,10 @@ class NativeAttention(GroupedAttention):
         return opaque(_attend, call.query, stored.keys, stored.values, *view.seen, *given)
 
     def automatic(self, model: Any) -> bool:
-        """See ``AttentionBackend.automatic``."""
-        return main_device(model).type == "cpu"
+        """See ``AttentionBackend.automatic``: on CPUs, except those on which ``GroupedAttention`` is the faster one."""
+        if self.check(model) is not None:
+            return main_device(model).type == "cpu"
+        return faster_here(model.dtype) == "native"
 
     def check(self, model: Any) -> str | None:
         """See ``AttentionBackend.check``."""
@@ -80,6 +87,25 @@ class NativeAttention(GroupedAttention):
         if is_divided(model):
             return "the model's layers run on several devices"
         return refuses_attention_functions(model)
+
+
+def faster_here(dtype: torch.dtype) -> str:
+    """Return the name of the backend that is the faster one for a dtype on this machine."""
+    return chosen(f"attention in {dtype_name(dtype)}", lambda: _faster(dtype), "native")
+
+
+def _faster(dtype: torch.dtype) -> str:
+    """Return ``"grouped"`` if that is faster for one query and for eight, as a step and a verification have them."""
+    for queries in (1, 8):
+        query = torch.ones(1, 2 * _HEADS, queries, _DIM, dtype=dtype, device="cpu")
+        keys, values = torch.ones(2, 1, _HEADS, _KEYS, _DIM, dtype=dtype, device="cpu")
+        numbers = torch.arange(_KEYS, device="cpu")[None]
+        seen = numbers[0, -queries:][:1], numbers[:, :1], None, numbers[:, :queries]
+        own = partial(_attend, query, keys, values, *seen, None, None, None, 0, 0, queries)
+        mask = query.new_zeros(1, 1, 2 * queries, _KEYS)
+        if not loses(own, partial(attend, query, keys, values, mask)):
+            return "native"
+    return "grouped"
 
 
 def _attend(

@@ -12,8 +12,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec.forward import ForwardBatch
-from specdec.machine import choose_dtype, dtype_name, recommended_threads
+from specdec.machine import choose_dtype, dtype_name
 from specdec.memory import free_memory
+from specdec.native import recommended_threads
 from specdec.target.runner import ModelRunner
 from specdec.tree import DraftTree, TreeShape
 

@@ -1,16 +1,18 @@
 """What was found out about this machine, and what specdec chooses because of it, as rows of a table."""
 
 import platform
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 
 import psutil
 import torch
 
 from specdec import machine
+from specdec.attention.native import faster_here
 from specdec.attention.triton_tree import TritonAttention
-from specdec.execution.packing import can_pack
+from specdec.execution.packing import can_pack, torch_rows
 from specdec.machine import Cpu, choose_dtype, dtype_name
-from specdec.native import SWITCH, native_library
+from specdec.native import DTYPES, SWITCH, native_library, recommended_threads
 
 Rows = list[tuple[str, str]]
 
@@ -61,7 +63,7 @@ def chosen(device: torch.device, facts: Cpu | None = None, *, default_threads: i
     for dtype in (torch.bfloat16, torch.float16):
         native = machine.is_native(dtype, device, facts)
         rows.append((f"dtype, {dtype_name(dtype)} model", choose_dtype(dtype, device, native=native).reason))
-    threads = machine.recommended_threads(facts)
+    threads = recommended_threads(facts)
     rows.append(("threads", f"{threads} (torch by itself: {default_threads})"))
     if device.type != "cpu":
         triton = TritonAttention.missing()
@@ -70,13 +72,24 @@ def chosen(device: torch.device, facts: Cpu | None = None, *, default_threads: i
     packed = [d for d in (torch.float32, torch.bfloat16) if can_pack(torch.empty(1, dtype=d))]
     compiled = native_library() is not None
     rows += [
-        ("attention", "native, this project's C" if compiled else "grouped, torch's products"),
+        ("attention", _by_dtype(faster_here) if compiled else "grouped, torch's products"),
         ("executor", "forwards of a shape that comes often are captured and replayed"),
         ("packed weights", ", ".join(map(dtype_name, packed)) or "none: this torch has no oneDNN"),
         ("float32, 16-bit checkpoint", "weights stay in 16 bits" if compiled else "weights take 32 bits"),
-        ("products", "this project's C, compiled here" if compiled else NO_C),
+        ("products", _by_dtype(_products) if compiled else NO_C),
     ]
     return rows
+
+
+def _by_dtype(choice: Callable[[torch.dtype], str]) -> str:
+    choices = {dtype_name(dtype): choice(dtype) for dtype in DTYPES}
+    alike = len(set(choices.values())) == 1
+    return next(iter(choices.values())) if alike else ", ".join(f"{each} in {dtype}" for dtype, each in choices.items())
+
+
+def _products(dtype: torch.dtype) -> str:
+    rows = torch_rows(dtype)
+    return f"this project's C, and from {rows} rows on torch's" if rows else "this project's C"
 
 
 def _arithmetic(native: bool, facts: Cpu, *names: str) -> str:

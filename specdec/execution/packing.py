@@ -2,16 +2,18 @@
 
 That is the layout of this project's own C where it is compiled (``products.py``), and oneDNN's blocks elsewhere. A
 plain matrix is rearranged at every call of oneDNN, or read in an unfavourable order. With the few rows of decoding this
-costs as much as the product itself.
+costs as much as the product itself; for many rows torch's own product may be the faster one (``torch_rows``).
 
 The model itself is not changed: packed copies are used during our forwards only. In bfloat16, products by oneDNN give
 the same bits; in float32, and by our own C, sums are ordered differently.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -21,9 +23,9 @@ from specdec.execution.frozen import epoch
 from specdec.execution.norms import norms_in
 from specdec.execution.products import PanelWeight, panels
 from specdec.execution.stored_weight import StoredWeight, is_plain
-from specdec.machine import prefers_packed
+from specdec.machine import cpu, dtype_name, is_native
 from specdec.memory import free_memory
-from specdec.native import native_library
+from specdec.native import chosen, loses, native_library
 from specdec.scoped import scoped
 
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -40,6 +42,8 @@ _LEAST_FLOAT32 = 400_000
 """A call of oneDNN costs about 17 microseconds. Smaller products, counted as weights in 16 bits and as weights times
 rows in float32, are quicker by the plain path."""
 
+_TRIED = (128, 32)
+"""Rows for which torch's product is tried, on a weight of 512 times 1,024. Fewer always take the C."""
 
 _only_plain: ContextVar[bool] = ContextVar("plain_weights", default=False)
 
@@ -185,9 +189,31 @@ def packed_linears(model: nn.Module) -> PackedLinears:
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Return whether a weight of this device and dtype is faster packed, on this processor."""
-    on_cpu = weight.device.type == "cpu" and weight.dtype in _DTYPES
-    return on_cpu and (native_library() is not None or prefers_packed(weight.dtype))
+    """Return whether a weight of this device and dtype is faster packed here; oneDNN emulates what is not native."""
+    if weight.device.type != "cpu" or weight.dtype not in _DTYPES:
+        return False
+    return native_library() is not None or (cpu().onednn and is_native(weight.dtype, weight.device))
+
+
+def torch_rows(dtype: torch.dtype) -> int:
+    """Return the number of rows from which on torch's product on a plain weight beats the C's here; 0 if it never does.
+
+    It may with AMX, whose tiles the C does not use. A row has other bits from that number on.
+    """
+    what = f"rows from which products in {dtype_name(dtype)} are torch's (0: none)"
+    return chosen(what, lambda: _torch_rows(dtype), 0)
+
+
+def _torch_rows(dtype: torch.dtype) -> int:
+    weight = torch.ones(512, 1024, dtype=dtype, device=_CPU)
+    packed, found = panels(weight), 0
+    assert packed is not None, "asked by `chosen`"
+    for rows in _TRIED:
+        inputs = weight.new_ones(rows, weight.shape[1])
+        if not loses(partial(packed.multiply, inputs, None), partial(nn.functional.linear, inputs, weight)):
+            break
+        found = rows
+    return found
 
 
 def _packable(module: nn.Linear) -> bool:
@@ -206,10 +232,11 @@ def _layer(module: nn.Linear) -> _Layer:
     # The number of inputs from which oneDNN's packed weight is quicker than the plain one.
     slow = isinstance(packed, PackedWeight) and packed.dtype is torch.float32
     least = max(1, -(-_LEAST_FLOAT32 // weight.numel()) * width if slow else 0)
+    most = (isinstance(packed, PanelWeight) and width * torch_rows(weight.dtype)) or sys.maxsize
 
     def forward(inputs: Tensor) -> Tensor:
         other = inputs.dtype is not packed.dtype or torch.is_autocast_enabled("cpu")
-        if other or inputs.numel() < least or not is_plain(inputs):
+        if other or not least <= inputs.numel() < most or not is_plain(inputs):
             return nn.functional.linear(inputs, module.weight, module.bias)
         return packed(inputs, module.bias)
 

@@ -1,14 +1,10 @@
-"""This project's C for CPUs, and what compiles it (``library``): products, attention, and norms.
+"""This project's C for CPUs, what compiles it (``library``), and what is measured of it on this machine (``choices``).
 
 The C knows nothing but numbers and addresses. What is given to it stands with its callers: ``execution.products``,
 ``execution.norms`` and ``attention.native``.
 """
 
-import torch
+from specdec.native.choices import chosen, loses, recommended_threads
+from specdec.native.library import DTYPES, SWITCH, native_library
 
-from specdec.native.library import SWITCH, native_library
-
-DTYPES = {torch.float32: 0, torch.bfloat16: 1}
-"""The numbers that the C has for the dtypes of a model."""
-
-__all__ = ["DTYPES", "SWITCH", "native_library"]
+__all__ = ["DTYPES", "SWITCH", "chosen", "loses", "native_library", "recommended_threads"]

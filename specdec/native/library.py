@@ -18,6 +18,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+import torch
+
 from specdec.machine import cpu
 
 logger = logging.getLogger(__name__)
@@ -25,7 +27,9 @@ logger = logging.getLogger(__name__)
 FOLDER = Path(__file__).parent
 """The sources: every ``.c`` file, and what these include."""
 SWITCH = "SPECDEC_NATIVE"
-"""The environment variable that forbids (``0``) what is compiled here."""
+"""The environment variable that forbids (``0``) what is compiled here, or (``1``) has it all used without measuring."""
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+"""The numbers that the C has for the dtypes of a model."""
 
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-std=gnu11")
 _SECONDS = 300  # for a compiler that hangs
@@ -73,6 +77,7 @@ def library_in(folder: Path | None) -> ctypes.CDLL:
         library = _load(made)  # stays in memory when its file is gone
         if kept is not None:
             _keep(made, kept)
+            library._name = str(kept)  # what is measured is kept beside it (``choices``)
     return library
 
 

@@ -77,32 +77,16 @@ def test_auto_is_what_is_fast(
     assert (choice.dtype, choice.reason) == (getattr(torch, dtype), reason)
 
 
-def test_recommended_threads() -> None:
-    for facts, threads in (
+def test_cores_that_a_process_may_use() -> None:
+    for facts, cores in (
         (LAPTOP, 4),
         (Cpu(physical_cores=32, quota=4.0), 4),
         (Cpu(physical_cores=32, quota=3.5), 3),
         (Cpu(physical_cores=2, quota=16.0), 2),
         (Cpu(physical_cores=8, quota=0.5), 1),
-        (Cpu(physical_cores=8, quota=2.0, omp_threads=6), 6),
         (UNKNOWN, 1),
     ):
-        assert machine.recommended_threads(facts) == threads, facts
-
-
-def test_what_follows_for_kernels() -> None:
-    """Packed float32 and bfloat16 weights; bfloat16 queries in float32; products instead of sdpa."""
-    for facts, *expected in (
-        (LAPTOP, True, False, True, False),
-        (ZEN4, True, True, True, True),
-        (SAPPHIRE_RAPIDS, True, True, False, False),
-        (Cpu(features=ZEN4.features, onednn=False), False, False, True, False),
-        (limited("AVX2"), True, False, True, False),
-    ):
-        packed = [machine.prefers_packed(dtype, facts) for dtype in (torch.float32, torch.bfloat16)]
-        found = [*packed, machine.bfloat16_queries_in_float32(facts), machine.bfloat16_products_beat_sdpa(facts)]
-        assert found == expected, facts
-        assert not machine.prefers_packed(torch.float16, facts)
+        assert machine.usable_cores(facts) == cores, facts
 
 
 def quota(root: Path, own: str, **limits: str) -> float | None:
@@ -134,7 +118,7 @@ def test_this_machine_is_read_without_fail() -> None:
     assert machine.cpu() is facts
     if torch.cpu._is_avx512_bf16_supported():  # another source than the one that names the features
         assert "avx512_bf16" in facts.features
-    assert machine.recommended_threads() >= 1
+    assert machine.usable_cores() >= 1
 
 
 ROOT = Path(__file__).parent.parent.parent

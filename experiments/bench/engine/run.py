@@ -28,8 +28,9 @@ from experiments.bench.options import read_options, refuse
 from experiments.bench.timing import Budget
 from experiments.measuring.peaks import measure_peaks
 from experiments.results.manifest import ROOT, device_name, git_state, versions
-from specdec.machine import dtype_name, recommended_threads
+from specdec.machine import dtype_name
 from specdec.memory import free_memory
+from specdec.native import recommended_threads
 from specdec.physics.reading import read_shape
 from specdec.target.loading import resolve_device
 from specdec.target.runner import ModelRunner

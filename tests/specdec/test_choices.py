@@ -1,0 +1,321 @@
+"""What is measured on this machine decides, whatever else runs on it; and what was found is kept, if it is whole."""
+
+import ctypes
+import json
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from specdec.attention import native as attention
+from specdec.execution import packing
+from specdec.execution.counting import counted
+from specdec.execution.invariant import ROWS
+from specdec.execution.packing import PackedLinears
+from specdec.machine import Cpu
+from specdec.native import choices, native_library
+from specdec.native.choices import chosen, least_seconds, loses, recommended_threads
+from specdec.target.facts import find
+from tests.models import tiny_model
+from tests.specdec.invariant_forwards import chain, model_in, one_by_one, runner_for, same, tokens
+
+needs_library = pytest.mark.skipif(native_library() is None, reason="no C compiler, or no AVX2")
+
+
+@pytest.fixture(autouse=True)
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A library that is kept in this test's folder, of which nothing is known yet; the user wants measurements."""
+    monkeypatch.setattr(choices, "native_library", lambda: SimpleNamespace(_name=str(tmp_path / "native-0.so")))
+    monkeypatch.setattr(choices, "_known", {})
+    monkeypatch.setattr(choices, "cpu", lambda: Cpu(name="Some CPU", physical_cores=4))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("SPECDEC_NATIVE", raising=False)
+    return tmp_path
+
+
+class Measurement:
+    """Finds the same each time; ``times`` it was made."""
+
+    def __init__(self, found: Any):
+        self.found, self.times = found, 0
+
+    def __call__(self) -> Any:
+        self.times += 1
+        return self.found
+
+
+def next_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "_known", {})
+
+
+def test_a_choice_is_measured_once_and_kept(
+    measured: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    measure = Measurement(64)
+    with caplog.at_level(logging.INFO, logger=choices.__name__):
+        for _ in range(3):
+            assert chosen("rows", measure, 0) == 64
+            next_process(monkeypatch)
+    assert measure.times == 1
+    (line,) = caplog.messages
+    assert line.startswith("rows: 64 (measured in ")
+    assert [each.suffix for each in measured.iterdir()] == [".json"], "and nothing else is left"
+    assert chosen("other rows", Measurement(32), 0) == 32
+
+
+def cut_off(file: Path, content: dict[str, Any]) -> None:
+    file.write_text(file.read_text()[:-3])
+
+
+def of_another_version(file: Path, content: dict[str, Any]) -> None:
+    file.write_text(json.dumps(content | {"measured_for": content["measured_for"].replace("torch ", "torch 1.")}))
+
+
+def of_another_kind(file: Path, content: dict[str, Any]) -> None:
+    file.write_text(json.dumps(content | {"found": "many"}))
+
+
+def no_table(file: Path, content: dict[str, Any]) -> None:
+    file.write_text("[1]")
+
+
+@pytest.mark.parametrize("damage", [cut_off, of_another_version, of_another_kind, no_table])
+@pytest.mark.parametrize("mutant", [False, True], ids=["as it is", "mutant"])
+def test_a_file_that_is_not_right_is_measured_again(
+    damage: Callable[[Path, dict[str, Any]], None], mutant: bool, measured: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mutant believes every file that is there."""
+    if mutant:
+        monkeypatch.setattr(choices, "_read", lambda file, measured_for: 64 if file.exists() else None)
+    measure = Measurement(64)
+    chosen("rows", measure, 0)
+    (file,) = measured.iterdir()
+    damage(file, json.loads(file.read_text()))
+    measure.found = 32
+    next_process(monkeypatch)
+    assert (chosen("rows", measure, 0) == 32) is not mutant
+    next_process(monkeypatch)
+    assert mutant or (chosen("rows", measure, 0) == 32 and measure.times == 2), "and is right from then on"
+
+
+def test_other_conditions_have_a_choice_of_their_own(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chosen("rows", Measurement(64), 0) == 64
+    monkeypatch.setattr(choices, "cpu", lambda: Cpu(name="Some CPU", onednn_limit="AVX2"))
+    assert chosen("rows", Measurement(0), 0) == 0
+    monkeypatch.setattr(torch, "__version__", "9.0")
+    assert chosen("rows", Measurement(16), 0) == 16
+    assert len(list(measured.iterdir())) == 3
+
+
+def test_what_cannot_be_kept_is_measured_once_per_process(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured.rmdir()  # as the folder in which a library was compiled that is not kept
+    measure = Measurement(64)
+    assert [chosen("rows", measure, 0) for _ in range(2)] == [64, 64] and measure.times == 1
+    next_process(monkeypatch)
+    assert chosen("rows", measure, 0) == 64 and measure.times == 2
+
+
+def test_a_disturbed_measurement_is_not_kept(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure = Measurement(None)
+    assert [chosen("threads", measure, 4) for _ in range(2)] == [4, 4] and measure.times == 1
+    assert not list(measured.iterdir())
+    next_process(monkeypatch)
+    assert chosen("threads", Measurement(2), 4) == 2
+
+
+def test_nothing_is_measured_where_nothing_is_to_choose(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure = Measurement(64)
+    with monkeypatch.context() as patch:
+        patch.setenv("SPECDEC_NATIVE", "1")
+        assert chosen("rows", measure, 0) == 0
+    monkeypatch.setattr(choices, "native_library", lambda: None)
+    assert chosen("rows", measure, 0) == 0 and measure.times == 0 and not list(measured.iterdir())
+
+
+# ---------------------------------------------------------------- times
+
+
+class Clock:
+    """A clock that only ways move; each takes the seconds that it is given, one after the other, and again."""
+
+    def __init__(self) -> None:
+        self.now, self.order = 0.0, ""
+
+    def __call__(self) -> float:
+        return self.now
+
+    def way(self, name: str, *seconds: float) -> Callable[[], None]:
+        calls = [0]
+
+        def call() -> None:
+            self.now += seconds[calls[0] % len(seconds)]
+            self.order += name
+            calls[0] += 1
+
+        return call
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(choices, "perf_counter", made)
+    return made
+
+
+def test_ways_are_tried_in_turn_and_the_least_counts(clock: Clock) -> None:
+    """Other work makes most repeats of the first way long. Each is called once before it is timed."""
+    busy = [9.0, 9.0, 9.0, 1.0, 9.0, 9.0, 9.0, 9.0, 9.0, 9.0]
+    assert least_seconds([clock.way("a", *busy), clock.way("b", 2.0)]) == [1.0, 2.0]
+    assert clock.order == "aabb" * choices.LEAST
+    clock.order = ""
+    least_seconds([clock.way("a", choices.SECONDS / 100)])
+    assert len(clock.order) == pytest.approx(100, abs=2), "as often as there is time for"
+
+
+def mean_seconds(ways: Sequence[Callable[[], object]]) -> list[float]:
+    """A mutant of ``least_seconds``, which other work misleads."""
+    taken = []
+    for way in ways:
+        begin = choices.perf_counter()
+        for _ in range(10):
+            way()
+        taken.append((choices.perf_counter() - begin) / 10)
+    return taken
+
+
+@pytest.mark.parametrize("least", [least_seconds, mean_seconds])
+def test_the_c_gives_way_only_to_what_is_faster_by_a_tenth_twice(
+    least: Callable[..., list[float]], clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choices, "least_seconds", least)
+    threads, seen = torch.get_num_threads(), set[int]()
+    torch.set_num_threads(2)
+    for own, lost in ((2.0, True), (1.12, True), (1.08, False), (1.0, False), (0.5, False)):
+        assert loses(clock.way("a", own), clock.way("b", 1.0)) is lost
+    loses(lambda: seen.add(torch.get_num_threads()), clock.way("b", 1.0))
+    assert (seen, torch.get_num_threads()) == ({1}, 2)
+    torch.set_num_threads(threads)
+    disturbed = clock.way("a", *[9.0] * 7, 1.0)
+    assert loses(disturbed, clock.way("b", 1.0)) is (least is mean_seconds)
+    once = [9.0] * 2 * choices.LEAST
+    assert not loses(clock.way("a", *once, *[1.0] * 100), clock.way("b", 1.0)) or least is mean_seconds
+
+
+# ---------------------------------------------------------------- threads
+
+
+@pytest.mark.parametrize(
+    ("seconds", "threads"),
+    [
+        ({1: 1.0, 2: 0.5, 4: 0.3, 6: 0.22}, 6),
+        ({1: 1.0, 2: 0.5, 4: 0.3, 6: 0.295}, 4),
+        ({1: 1.0, 2: 0.98, 4: 0.97, 6: 0.96}, 1),
+        ({1: 1.0, 2: 0.98, 4: 0.5, 6: 0.7}, 4),
+        ({1: 1.0, 2: 27.0, 4: 0.5, 6: 0.3}, 6),  # other work: all cores, and nothing is kept
+    ],
+)
+def test_threads_are_the_fewest_with_which_a_product_is_fast(
+    seconds: dict[int, float], threads: int, measured: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choices, "_WIDTH", 1)
+    monkeypatch.setattr(choices, "least_seconds", lambda ways: [seconds[way.args[0]] for way in ways])
+    assert recommended_threads(Cpu(physical_cores=12, quota=6.5)) == threads
+    assert len(list(measured.iterdir())) == (max(seconds.values()) == 1.0)
+
+
+def test_threads_where_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "least_seconds", lambda ways: pytest.fail("nothing is measured"))
+    assert recommended_threads(Cpu(physical_cores=8, quota=2.0, omp_threads=6)) == 6
+    assert recommended_threads(Cpu(physical_cores=8, quota=0.5)) == 1
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert recommended_threads(Cpu(physical_cores=8)) == 8
+
+
+@needs_library
+def test_a_product_is_timed_with_every_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    library, seen = native_library(), []
+    assert isinstance(library, ctypes.CDLL)
+
+    def multiply(*arguments: Any) -> int:
+        seen.append(torch.get_num_threads())
+        return library.multiply(*arguments)
+
+    monkeypatch.setattr(choices, "native_library", lambda: SimpleNamespace(multiply=multiply))
+    monkeypatch.setattr(choices, "_WIDTH", 128)
+    monkeypatch.setattr(choices, "SECONDS", 0.0)
+    assert choices._threads(3) in (None, 1, 2, 3)
+    assert seen == [1, 1, 2, 2, 3, 3] * choices.LEAST and torch.get_num_threads() == 1
+
+
+# ---------------------------------------------------------------- what follows for products and attention
+
+
+def rows_of(way: Callable[[], object]) -> int:
+    assert isinstance(way, partial)
+    return way.args[0].shape[-2]
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("slower", "found"), [(set(), 0), ({128}, 128), ({128, 32}, 32), ({32}, 0)], ids=["none", "many", "all", "few"]
+)
+def test_rows_that_torch_multiplies(slower: set[int], found: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        monkeypatch.setattr(packing, "loses", lambda own, other: rows_of(own) in slower)
+        assert packing.torch_rows(dtype) == found
+
+        def tried(own: Callable[[], torch.Tensor], other: Callable[[], torch.Tensor]) -> bool:
+            return torch.equal(own(), other())
+
+        monkeypatch.setattr(packing, "loses", tried)
+        next_process(monkeypatch)
+        assert packing._torch_rows(dtype) == min(packing._TRIED), "both ways compute the same"
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@torch.inference_mode()
+def test_a_layer_gives_torch_the_rows_from_which_it_is_faster(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "torch_rows", lambda dtype: 40)
+    layer = nn.Linear(256, 192, dtype=dtype)
+    packed, inputs = PackedLinears(layer), torch.randn(2, 20, 256).to(dtype)
+    with packed.in_use(), counted() as few:
+        layer(inputs[:, :19])
+        layer(inputs[0, :1])
+    with packed.in_use(), counted() as many:
+        outputs = layer(inputs)
+    assert (few.operations["panels"], many.operations["panels"]) == (2, 0)
+    assert torch.equal(outputs, layer(inputs)), "the model's own"
+
+
+@needs_library
+def test_invariant_mode_stays_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks have fewer rows than torch ever gets; and if it got them, it would get all of them."""
+    assert min(packing._TRIED) > ROWS
+    monkeypatch.setattr(packing, "torch_rows", lambda dtype: ROWS)
+    runner = runner_for(model_in(torch.float32))
+    with counted() as work:
+        assert same(chain(runner, tokens(), slot=1), one_by_one(runner, tokens()))
+    assert work.operations["panels"] == 0
+
+
+@needs_library
+@pytest.mark.parametrize("slower", [set(), {1}, {8}, {1, 8}], ids=str)
+def test_attention_is_the_faster_one(slower: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    def loses(own: Callable[[], torch.Tensor], other: Callable[[], torch.Tensor]) -> bool:
+        torch.testing.assert_close(own(), other())
+        return rows_of(own) in slower
+
+    monkeypatch.setattr(attention, "loses", loses)
+    found = find(tiny_model("llama"))
+    assert found.name == ("grouped" if slower == {1, 8} else "native")
+    assert attention.faster_here(torch.bfloat16) == found.name
+    assert find(tiny_model("llama"), attention="native").name == "native", "who wants it has it"
