@@ -6,9 +6,10 @@ is one call all the same. A chain's tokens get the same bits whether they come o
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from struct import Struct
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -26,6 +27,10 @@ from specdec.placement import is_divided, main_device
 
 _CALL = Struct("@P3l2P6lPiPP2lP2lPl7l2fP2l")
 """How ``call`` in ``attention.c`` lies in memory: pointers, longs, ints and floats."""
+
+_FORWARD = Struct("@l2PlP2lP2l")
+_LAYER = Struct("@2P7l")
+"""How ``forward`` and ``layer`` in ``program.c`` lie in memory."""
 
 _KEYS, _HEADS, _DIM = 512, 4, 64  # of attention that is compared; two heads of queries share each
 
@@ -45,6 +50,34 @@ class NativeView(View):
     reaches: Sequence[Reach]
     seen: tuple[Tensor, Tensor, Tensor | None, Tensor]
     cells: int
+
+    @cached_property
+    def packed(self) -> bytes:
+        """What the layers share, for the C."""
+        lengths, table, words, depth = self.seen
+        places = (0, 0, 0) if words is None else (words.data_ptr(), *_strides(words))
+        seen = lengths.data_ptr(), table.data_ptr(), table.shape[1], *places, depth.data_ptr(), _strides(depth)[0]
+        return _FORWARD.pack(len(lengths), *seen, self.cells)
+
+    @property
+    def layers(self) -> bytes:
+        """Where the layers' keys and values are, for the C."""
+        known = _layers.get(self.cache)
+        if known is None:
+            known = _layers[self.cache] = b"".join(_layer(self.cache, layer) for layer in range(len(self.cache.layers)))
+        return known
+
+
+_layers: WeakKeyDictionary[Cache, bytes] = WeakKeyDictionary()
+
+
+def _layer(cache: Cache, layer: int) -> bytes:
+    """Return where a layer's keys and values are; nowhere for one that stores none."""
+    try:
+        keys, values = cache.stored(layer)[:2]
+    except KeyError:
+        return _LAYER.pack(*[0] * 9)
+    return _LAYER.pack(keys.data_ptr(), values.data_ptr(), *keys.stride()[:3], *values.stride()[:3], keys.shape[2])
 
 
 class NativeAttention(GroupedAttention):

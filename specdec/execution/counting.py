@@ -53,10 +53,10 @@ def counted() -> Iterator[Work]:
         yield work
 
 
-def count_operation(name: str) -> None:
+def count_operation(name: str, times: int = 1) -> None:
     """Count an operation that torch does not know, because it is not torch's."""
     for work in _counting.get():
-        work.operations[name] += 1
+        work.operations[name] += times
 
 
 # One per thread: who counts.
@@ -80,7 +80,7 @@ class _Operations(TorchDispatchMode):
         elif _moves_to_host(name, args, outputs):
             self._work.reads[name] += 1
             self._work.operations[name] += 1
-        elif name not in _FREE and not _is_view(func):
+        elif name not in _FREE and not is_view(func):
             self._work.operations[name] += 1
         return outputs
 
@@ -110,7 +110,7 @@ def _is_marked(function: OpOverload) -> bool:
     return torch.Tag.data_dependent_output in function.tags or torch.Tag.dynamic_output_shape in function.tags
 
 
-def _is_view(func: OpOverload) -> bool:
+def is_view(func: OpOverload) -> bool:
     """Return whether an operation only looks at its first argument's memory in another way."""
     returned = func._schema.returns
     return bool(returned) and all(r.alias_info is not None and not r.alias_info.is_write for r in returned)

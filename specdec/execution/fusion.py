@@ -1,12 +1,8 @@
-"""Rewrites a captured forward in fewer operations that give the very same numbers.
+"""Rewrites a captured forward on a CPU in fewer operations that give the very same numbers, and finds patterns in it.
 
-Transformers' models spell out norms and rotary embeddings. For the few rows of decoding on a CPU, an operation costs
-one to three microseconds however little it computes. Every rewriting here is one function; what it puts in the place of
-recorded operations is run on the recorded tensors at once, and must return their bits. So nothing needs to be
-known about models: where a pattern is not found, or a kernel rounds in another way, the operations stay as they are.
+Nothing needs to be known about models: where a pattern is not found, the operations stay as they are.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -23,22 +19,23 @@ Joint = Callable[[Sequence[StoredWeight]], StoredWeight | None]
 _aten = torch.ops.aten
 
 
-def fuse(steps: list[Step], inputs: Sequence[Tensor], outputs: Sequence[Tensor], joint: Joint) -> list[Step]:
+Rewriting = Callable[[list[Step]], list[Step]]
+
+
+def fuse(steps: list[Step], outputs: Sequence[Tensor], joint: Joint, listed: Rewriting | None = None) -> list[Step]:
     """Return steps that compute the same outputs: they make these very tensors.
 
     Args:
         steps: As they were recorded. Tensors are alive, so that their memory tells which of them are views of others.
-        inputs, outputs: Those of the forward.
+        outputs: Those of the forward.
         joint: Makes one weight from several that are multiplied with the same inputs, or returns None.
+        listed: Puts steps into lists that C runs (``native_program``), where it is compiled.
     """
     if any(_is_mutable(step) for step in steps):  # other rewritings could move a read behind a write
         return join_products(steps, joint)
     steps = without_repetition(steps, outputs)
     steps = join_products(steps, joint)
-    steps = fuse_norms(steps, outputs)
-    steps = fuse_rotations(steps, outputs)
-    steps = without_repetition(steps, outputs)
-    return reuse_memory(steps, [*inputs, *outputs])
+    return steps if listed is None else listed(steps)
 
 
 def without_repetition(steps: list[Step], outputs: Sequence[Tensor]) -> list[Step]:
@@ -48,7 +45,7 @@ def without_repetition(steps: list[Step], outputs: Sequence[Tensor]) -> list[Ste
     same: dict[int, Tensor] = {}
     returned = {id(tensor) for tensor in outputs}
     for step in steps:
-        step = replace(step, arguments=_with(step.arguments, same), named=_with(step.named, same))
+        step = replace(step, arguments=with_others(step.arguments, same), named=with_others(step.named, same))
         if not isinstance(step.function, OpOverload):
             kept.append(step)
             continue
@@ -93,28 +90,6 @@ def join_products(steps: list[Step], joint: Joint) -> list[Step]:
     return [new for step in steps for new in replaced.get(step, [step])]
 
 
-def fuse_norms(steps: list[Step], outputs: Sequence[Tensor]) -> list[Step]:
-    """Return steps with one operation for a root mean square norm, where it is in float32.
-
-    That is ``x * rsqrt(mean(x ** 2) + eps)``, and a product with a weight if one follows.
-    """
-    graph = Graph(steps, outputs)
-    for step in steps:
-        normalized = normalized_by(graph, step)
-        if normalized is None:
-            continue
-        (found, x, eps), weight = normalized, None
-        after = graph.only_reader(step.outputs)
-        if after is not None and graph.match(after, _aten.mul.Tensor):
-            other = next((each for each in after.arguments if each is not step.outputs), None)
-            if isinstance(other, Tensor) and other.shape == x.shape[-1:] and other.dtype is x.dtype:
-                found, weight = [after, *found], other
-        norm = _ran(_aten._fused_rms_norm.default, x, [x.shape[-1]], weight, eps)
-        if graph.only_within(found) and torch.equal(norm.outputs[0], found[0].outputs):
-            graph.replace(found, [replace(norm, outputs=[found[0].outputs, norm.outputs[1]])])
-    return graph.steps
-
-
 class Normalized(NamedTuple):
     """The steps of ``x * rsqrt(mean(x ** 2) + eps)`` in float32, the product first, and what they read."""
 
@@ -137,44 +112,6 @@ def normalized_by(graph: "Graph", step: Step) -> Normalized | None:
     if x.dtype is not torch.float32 or not last_dim or not isinstance(eps, float) or shifted.named:
         return None
     return Normalized([scaled, root, shifted, mean, square], x, eps)
-
-
-def fuse_rotations(steps: list[Step], outputs: Sequence[Tensor]) -> list[Step]:
-    """Return steps with four operations for a rotary embedding, ``x * cos + cat(-x[half:], x[:half]) * sin``.
-
-    The halves are exchanged by one flip, and the sign goes to the sines, once for all layers. Four tokens of one head
-    with the halves (a, b) become ``(a, b) * (cos, cos) + (b, a) * (-sin, sin)``.
-    """
-    graph = Graph(steps, outputs)
-    signed: dict[int, Tensor] = {}
-    for step in steps:
-        rotation = rotation_of(graph, step)
-        if rotation is None:
-            continue
-        found, x, cosines, sines = rotation
-        new: list[Step] = []
-
-        def run(function: OpOverload, *arguments: Any, into: list[Step] = new) -> Tensor:
-            into.append(_ran(function, *arguments))
-            return into[-1].outputs
-
-        def in_halves(tensor: Tensor, run: Callable[..., Tensor] = run) -> Tensor:
-            return run(_aten.view.default, tensor, [*tensor.shape[:-1], 2, tensor.shape[-1] // 2])
-
-        if id(sines) not in signed:
-            signed_sines = run(_aten.mul.Tensor, in_halves(sines), sines.new_tensor([[-1.0], [1.0]]))
-        else:
-            signed_sines = signed[id(sines)]
-        halves = in_halves(x)
-        exchanged = run(_aten.flip.default, halves, [-2])
-        exchanged = run(_aten.mul.Tensor, exchanged, signed_sines)
-        turned = run(_aten.mul.Tensor, halves, in_halves(cosines))
-        turned = run(_aten.add.Tensor, turned, exchanged)
-        run(_aten.view.default, turned, list(x.shape))
-        if torch.equal(new[-1].outputs, step.outputs):
-            graph.replace(found, [*new[:-1], replace(new[-1], outputs=step.outputs)])
-            signed[id(sines)] = signed_sines
-    return graph.steps
 
 
 class Rotation(NamedTuple):
@@ -223,48 +160,6 @@ def _cut_of(step: Step) -> tuple[int, int] | None:
     axis, start, stop, by = *given, *(0, None, None, 1)[len(given) :]
     dim, size = step.arguments[0].dim(), step.arguments[0].shape[-1]
     return (start or 0, size if stop is None else min(stop, size)) if by == 1 and axis in (dim - 1, -1) else None
-
-
-IN_PLACE: dict[Any, OpOverload] = {
-    _aten.add.Tensor: _aten.add_.Tensor,
-    _aten.mul.Tensor: _aten.mul_.Tensor,
-    _aten.rsqrt.default: _aten.rsqrt_.default,
-    _aten.neg.default: _aten.neg_.default,
-    _aten.silu.default: _aten.silu_.default,
-    _aten.gelu.default: _aten.gelu_.default,
-}
-"""Operations, and those that write the same numbers over their first argument."""
-
-_COMMUTE = (_aten.add.Tensor, _aten.mul.Tensor)
-
-
-def reuse_memory(steps: list[Step], kept: Sequence[Tensor]) -> list[Step]:
-    """Return steps that write over a tensor which nobody reads afterwards, but for those that are ``kept``."""
-    last = {id(tensor): number for number, step in enumerate(steps) for tensor in step.reads}
-    # Who computes attention decides where its output lies, from forward to forward.
-    sure = [step for step in steps if isinstance(step.function, OpOverload) or _stored(step) is not None]
-    made = {id(tensor) for step in sure for tensor in step.makes} - {id(tensor) for tensor in kept}
-    tensors = {id(t): t for step in steps for t in (*step.reads, *step.makes)} | {id(t): t for t in kept}
-    owners = Counter(_memory(tensor) for tensor in tensors.values())  # more than one where there are views
-
-    def free(tensor: Any, number: int, like: Tensor) -> bool:
-        if not isinstance(tensor, Tensor) or id(tensor) not in made or last[id(tensor)] != number:
-            return False
-        alike = (tensor.shape, tensor.dtype, tensor.stride()) == (like.shape, like.dtype, like.stride())
-        return alike and owners[_memory(tensor)] == 1
-
-    written = []
-    for number, step in enumerate(steps):
-        first, *others = step.arguments or (None,)
-        function = IN_PLACE.get(step.function)
-        if function is not None and free(first, number, step.outputs):
-            step = replace(step, function=function)
-        elif function is not None and step.function in _COMMUTE and not step.named:
-            (second,) = others
-            if free(second, number, step.outputs):
-                step = replace(step, function=function, arguments=(second, first))
-        written.append(step)
-    return written
 
 
 class Graph:
@@ -330,18 +225,18 @@ def _is_mutable(step: Step) -> bool:
     return isinstance(step.function, OpOverload) and step.function._schema.is_mutable
 
 
-def _memory(tensor: Tensor) -> int:
+def memory_of(tensor: Tensor) -> int:
     """Return a number that tells a tensor's memory from others'; a library's layout has no memory of its own."""
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else id(tensor)
 
 
-def _with(value: Any, same: dict[int, Tensor]) -> Any:
+def with_others(value: Any, same: dict[int, Tensor]) -> Any:
     """Return arguments with other tensors in the place of some."""
     if isinstance(value, Tensor):
         return same.get(id(value), value)
     if isinstance(value, (list, tuple)):
-        return type(value)(_with(part, same) for part in value)
-    return {name: _with(part, same) for name, part in value.items()} if isinstance(value, dict) else value
+        return type(value)(with_others(part, same) for part in value)
+    return {name: with_others(part, same) for name, part in value.items()} if isinstance(value, dict) else value
 
 
 def _key(value: Any) -> Any:

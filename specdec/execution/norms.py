@@ -54,17 +54,21 @@ def _forward(module: nn.Module) -> Forward | None:
             wanted = module(inputs)
         except Exception:  # of whatever else it takes
             return None
-        ways = [_Norm(module, eps, *way) for way in _WAYS]
+        ways = [Norm(module, eps, *way) for way in _WAYS]
         errors = [float(((way(inputs) - wanted).abs() / wanted.abs().clamp(min=1e-3)).max()) for way in ways]
     best = min(range(len(ways)), key=errors.__getitem__)
     return ways[best] if errors[best] <= _ERRORS[weight.dtype] else None
 
 
-class _Norm:
-    """A module's norm in C, with its present weight."""
+class Norm:
+    """A module's norm in C, with its present weight.
+
+    Attributes:
+        options: eps, what is added to the weight, and whether numbers are rounded before they are multiplied by it.
+    """
 
     def __init__(self, module: nn.Module, eps: float, offset: float, rounds: bool):
-        self._module, self._options = module, (eps, offset, rounds)
+        self._module, self.options = module, (eps, offset, rounds)
         library = native_library()
         assert library is not None, "asked by `norms_in`"
         self._function: Any = library.normalize
@@ -82,7 +86,8 @@ class _Norm:
         inputs = inputs.contiguous()
         outputs = torch.empty_like(inputs)
         width = inputs.shape[-1]
-        given = inputs.data_ptr(), weight.data_ptr(), outputs.data_ptr(), inputs.numel() // width, width
-        self._function(*given, *self._options, DTYPES[inputs.dtype])
+        rows = inputs.numel() // width
+        given = inputs.data_ptr(), weight.data_ptr(), outputs.data_ptr(), rows, width, rows, 0, width
+        self._function(*given, *self.options, DTYPES[inputs.dtype])
         count_operation("norm")
         return outputs

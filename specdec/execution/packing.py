@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
+from specdec.execution.activations import activations_in
 from specdec.execution.frozen import epoch
 from specdec.execution.norms import norms_in
 from specdec.execution.products import PanelWeight, panels
@@ -131,7 +132,7 @@ class PackedLinears:
         self._layers: list[_Layer] = []
         if sum(weight.numel() * weight.element_size() for weight in weights) <= _SHARE * free_memory(_CPU):
             self._layers += [_layer(module) for module in linears]
-        self._norms = list(norms_in(model))
+        self._others = [*norms_in(model), *activations_in(model)]
 
     def joint(self, packed: Sequence[StoredWeight]) -> StoredWeight | None:
         """Return one packed weight for several layers, with their outputs side by side: the same sums in fewer calls.
@@ -161,7 +162,7 @@ class PackedLinears:
     def in_use(self) -> Iterator[None]:
         """Use the copies in place of the layers' weights during the ``with`` block."""
         # Leave a layer alone if its `forward` has been replaced since packing.
-        lent = [*((layer.module, layer.forward) for layer in self._layers), *self._norms]
+        lent = [*((layer.module, layer.forward) for layer in self._layers), *self._others]
         free = [(vars(module), forward) for module, forward in lent if "forward" not in vars(module)]
         for names, forward in free:
             names["forward"] = forward

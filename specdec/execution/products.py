@@ -51,32 +51,32 @@ class PanelWeight(StoredWeight):
         library = native_library()
         assert library is not None, "asked by whoever makes it"
         self._function: Any = library.multiply
-        self._panels, self._scales, self._format = panels, scales, format
-        self._out, self._width, self.dtype = out, width, dtype
-        self._kind = _HALF if dtype is torch.bfloat16 else _EXACT if scales is None else _ROUNDED
+        self.panels, self.scales, self.format = panels, scales, format
+        self.out, self.width, self.dtype = out, width, dtype
+        self.kind = _HALF if dtype is torch.bfloat16 else _EXACT if scales is None else _ROUNDED
         self.bytes = sum(each.numel() * each.element_size() for each in (panels, scales) if each is not None)
 
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
         """See ``StoredWeight.multiply``."""
         inputs = inputs.contiguous()
         width = inputs.shape[-1]
-        outputs = inputs.new_empty((*inputs.shape[:-1], self._out))
+        outputs = inputs.new_empty((*inputs.shape[:-1], self.out))
         # Quantized products are rounded before the bias is added.
         added = None
-        if bias is not None and self._scales is None and is_plain(bias):
+        if bias is not None and self.scales is None and is_plain(bias):
             added = bias.contiguous()
         written = self._function(
-            self._panels.data_ptr(),
-            None if self._scales is None else self._scales.data_ptr(),
+            self.panels.data_ptr(),
+            None if self.scales is None else self.scales.data_ptr(),
             None if added is None else added.data_ptr(),
             inputs.data_ptr(),
             outputs.data_ptr(),
-            self._out,
+            self.out,
             width,
-            self._width,
+            self.width,
             inputs.numel() // width,
-            self._format,
-            self._kind,
+            self.format,
+            self.kind,
         )
         if written == 0:
             raise MemoryError(NO_MEMORY)
@@ -90,15 +90,15 @@ class PanelWeight(StoredWeight):
         The numbers are not kept twice: the parts become views of the whole.
         """
         first = parts[0]
-        alike = {(part._format, part._width, part.dtype) for part in parts}
+        alike = {(part.format, part.width, part.dtype) for part in parts}
         # A panel of one part alone would be cut by the next one's first channel.
-        whole = all(part._out == part._panels.shape[0] * panel_channels() for part in parts[:-1])
-        if len(alike) > 1 or not whole or any(part._scales is not None for part in parts):
+        whole = all(part.out == part.panels.shape[0] * panel_channels() for part in parts[:-1])
+        if len(alike) > 1 or not whole or any(part.scales is not None for part in parts):
             return None
-        panels = torch.cat([part._panels for part in parts])
-        for part, view in zip(parts, panels.split([part._panels.shape[0] for part in parts]), strict=True):
-            part._panels = view
-        return cls(panels, first._format, sum(part._out for part in parts), first._width, first.dtype)
+        panels = torch.cat([part.panels for part in parts])
+        for part, view in zip(parts, panels.split([part.panels.shape[0] for part in parts]), strict=True):
+            part.panels = view
+        return cls(panels, first.format, sum(part.out for part in parts), first.width, first.dtype)
 
 
 def panels(weight: Tensor) -> PanelWeight | None:

@@ -16,13 +16,16 @@ from transformers import PreTrainedModel
 
 from specdec.attention.call import AttentionBackend, AttentionCall, View
 from specdec.attention.facts import Facts
+from specdec.attention.native import NativeView
 from specdec.cache.base import Cache
 from specdec.execution.executor import Executor, inputs_of, output_of
 from specdec.execution.frozen import epoch
-from specdec.execution.fusion import fuse
+from specdec.execution.fusion import Rewriting, fuse
+from specdec.execution.native_program import Workspace, in_lists
 from specdec.execution.packing import PackedLinears, packed_linears
 from specdec.execution.program import noted, write_program
 from specdec.execution.recorder import Recorder, Recording, Recordings, Stage, recording_now
+from specdec.execution.rewriting import Layers
 from specdec.forward import ForwardBatch, ForwardOutput, Wants
 from specdec.opaque import opaque
 
@@ -53,7 +56,7 @@ class ReplayExecutor(Executor):
         super().__init__(model, facts, backend)
         self._packed = packed_linears(model)
         self._now = Now(backend)
-        recorder = _ForwardRecorder(self._packed, facts.vocab_size)
+        recorder = _ForwardRecorder(self._packed, self._now, facts.vocab_size)
         self.recordings = Recordings(
             recorder, after=CAPTURE_AFTER, most=MOST_CAPTURED, what=f"forwards of {facts.model_type}"
         )
@@ -122,6 +125,10 @@ class Now:
         assert self.view is not None
         self.view.cache.write(layer, keys, values)
 
+    def turn(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+        """Turn queries and keys, and store keys and values: a step that only C runs."""
+        raise NotImplementedError
+
     def attend(self, *call: Any) -> Tensor:
         """Return a layer's attention over the cache and with the masks of this forward."""
         return self._backend.attend(AttentionCall(*call), self.view)
@@ -130,8 +137,9 @@ class Now:
 class _ForwardRecorder(Recorder):
     """Captures a model's forward; several of its packed weights are joined."""
 
-    def __init__(self, packed: PackedLinears, vocab_size: int):
-        self._packed, self._vocab_size = packed, vocab_size
+    def __init__(self, packed: PackedLinears, now: "Now", vocab_size: int):
+        self._packed, self._now, self._vocab_size = packed, now, vocab_size
+        self._workspace = Workspace()
 
     def record(self, name: str, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording | str, Sequence[Tensor]]:
         """See ``Recorder.record``. The forward's inputs decide about nothing: others of the same shapes are traced."""
@@ -140,11 +148,24 @@ class _ForwardRecorder(Recorder):
         with torch.inference_mode(), noted() as work:
             traced = stage(*traced_inputs)
         if work.refusal is None:
-            steps = fuse(work.steps, traced_inputs, traced, self._packed.joint)
+            steps = fuse(work.steps, traced, self._packed.joint, self._listed(traced_inputs, traced))
             program = write_program(steps, traced_inputs, traced)
             if all(torch.equal(a, b) for a, b in zip(program(*inputs), outputs, strict=True)):
                 return program, outputs
         return work.refusal or "it returns other numbers", stage(*inputs)  # the cache holds what others have left
+
+    def _listed(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Rewriting | None:
+        """Return what puts steps into lists; None if attention is not the C's."""
+        now = self._now
+        if not isinstance(now.view, NativeView):
+            return None
+        layers = Layers(now.attend, now.write, now.turn)
+
+        def of_now() -> NativeView:
+            assert isinstance(now.view, NativeView), "a runner's cache has one format"
+            return now.view
+
+        return lambda steps: in_lists(steps, inputs, outputs, layers, self._workspace, of_now)
 
     def _others(self, given: Tensor, positions: Tensor, *features: Tensor) -> list[Tensor]:
         """Return inputs of the same shapes with other values."""

@@ -58,7 +58,7 @@ def rewrite(steps: list[Step], outputs: Sequence[Tensor], kernels: Kernels, laye
     steps = without_repetition(steps, outputs)
     steps = _norms(steps, outputs, kernels)
     steps = _gates(steps, outputs, kernels)
-    steps = _rotations(steps, outputs, kernels, layers)
+    steps = join_turns(steps, outputs, layers, kernels.norm)
     return needed(steps, outputs)
 
 
@@ -169,7 +169,9 @@ def _activation(step: Step) -> str | None:
     return None
 
 
-def _rotations(steps: list[Step], outputs: Sequence[Tensor], kernels: Kernels, layers: Layers) -> list[Step]:
+def join_turns(
+    steps: list[Step], outputs: Sequence[Tensor], layers: Layers, norm: Callable[..., Tensor] | None = None
+) -> list[Step]:
     """Replace the rotary embedding of a layer's queries and keys, norms of their heads, and the write behind it."""
     graph = Graph(steps, outputs)
     order = {step: number for number, step in enumerate(steps)}
@@ -186,7 +188,7 @@ def _rotations(steps: list[Step], outputs: Sequence[Tensor], kernels: Kernels, l
             continue
         if any(order[step] < order[write] for step in (graph.readers(query) | graph.readers(key)) - {write}):
             continue
-        heads = _heads(graph, of_query, of_key, kernels)
+        heads = _heads(graph, of_query, of_key, norm)
         tables = of_query.cosines, of_query.sines
         arguments = layer, *(each.x for each in heads), value, *tables, *(each.norm for each in heads)
         views = [step for each in heads for step in each.views]
@@ -223,18 +225,18 @@ class _Heads(NamedTuple):
     views: Sequence[Step] = ()
 
 
-def _heads(graph: Graph, query: Rotation, key: Rotation, kernels: Kernels) -> tuple[_Heads, _Heads]:
+def _heads(graph: Graph, query: Rotation, key: Rotation, norm: Callable[..., Tensor] | None) -> tuple[_Heads, _Heads]:
     """Return what two rotations turn, with their norms if these differ in nothing but their weights."""
-    queries, keys = _normalized(graph, query, kernels), _normalized(graph, key, kernels)
+    queries, keys = _normalized(graph, query, norm), _normalized(graph, key, norm)
     if queries.norm is None or keys.norm is None or queries.norm[1:] != keys.norm[1:]:
         return _Heads(query.x), _Heads(key.x)
     return queries, keys
 
 
-def _normalized(graph: Graph, rotation: Rotation, kernels: Kernels) -> _Heads:
+def _normalized(graph: Graph, rotation: Rotation, function: Callable[..., Tensor] | None) -> _Heads:
     """Return the norm whose result is turned and nothing else; heads and nodes may change places in between."""
     moved = graph.match(rotation.x, _aten.transpose.int)
-    norm = graph.match(rotation.x if moved is None else moved.arguments[0], kernels.norm)
+    norm = function and graph.match(rotation.x if moved is None else moved.arguments[0], function)
     found = [step for step in (moved, norm) if step is not None]
     if norm is None or not graph.only_within([rotation.found[0], *found, *rotation.found[1:]]):
         return _Heads(rotation.x)

@@ -10,6 +10,7 @@
 
 #include <omp.h>
 
+#include "calls.h"
 #include "vectors.h"
 
 #define KEYS 64 /* of a block, as many as a word of a tree's ancestors has bits */
@@ -17,45 +18,8 @@
 #define QUERIES 96 /* of a task */
 #define NONE (-3.0e38f)
 
-typedef struct {
-  const void *query;        /* [row, head, node, dim] by its strides, in numbers; numbers of a vector lie side by side */
-  long query_row, query_head, query_node;
-  const void *keys, *values; /* [page, head, position, dim], likewise */
-  long key_page, key_head, key_position, value_page, value_head, value_position;
-  void *output;             /* [row, node, head, value_dim], contiguous */
-  int dtype;
-  const int64_t *lengths;   /* [row] */
-  const int64_t *table;     /* [row, page] */
-  long pages, page_size;
-  const int64_t *words;     /* [row, node, word]: which cells of the tree a node sees; NULL: those up to its own */
-  long words_row, words_node; /* 0 for a row, if all rows are alike */
-  const int64_t *depth;     /* [row, cell] */
-  long depth_row;
-  long rows, heads, key_heads, nodes, cells, dim, value_dim;
-  float scale, softcap;     /* softcap: 0 for none */
-  const float *sinks;       /* [head], or NULL */
-  long window, chunk;       /* 0 for none */
-} call;
-
 /* Numbers of a vector that is filled up with zeros. */
 INLINE long filled_up(long dim) { return (dim + WIDTH - 1) / WIDTH * WIDTH; }
-
-/* e ** x for x <= 0, to about 2e-7 of it: 2 ** n times a polynomial of the rest. */
-INLINE vec exponential(vec x) {
-  x = MAX(x, ALL(-87.0f));
-  const ivec n = TO_INT(MUL(x, ALL(1.44269504f)));
-  const vec whole = TO_FLOAT(n);
-  vec rest = FMA(whole, ALL(-0.693359375f), x);
-  rest = FMA(whole, ALL(2.12194440e-4f), rest);
-  vec sum = ALL(1.9875691e-4f);
-  sum = FMA(sum, rest, ALL(1.3981999e-3f));
-  sum = FMA(sum, rest, ALL(8.3334519e-3f));
-  sum = FMA(sum, rest, ALL(4.1665796e-2f));
-  sum = FMA(sum, rest, ALL(1.6666665e-1f));
-  sum = FMA(sum, rest, ALL(5.0000001e-1f));
-  sum = ADD(FMA(sum, MUL(rest, rest), rest), ALL(1.0f));
-  return FLOATS(IADD(BITS(sum), LEFT(n, 23)));
-}
 
 /* Exchanges rows and columns of WIDTH vectors. Each round interleaves the first half of the vectors with the second. */
 INLINE void transpose(vec *m) {

@@ -31,7 +31,7 @@ SWITCH = "SPECDEC_NATIVE"
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """The numbers that the C has for the dtypes of a model."""
 
-_FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-std=gnu11")
+_FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-std=gnu11", "-ffp-contract=off")
 _SECONDS = 300  # for a compiler that hangs
 _CHECKSUM = hashlib.sha256().digest_size
 
@@ -158,8 +158,12 @@ _ARGUMENTS = {
     # panels, scales, bias, inputs, outputs; out, in, width, rows; format, kind
     "multiply": "pppppllllii",
     "attend": "p",
-    # inputs, weight, outputs; rows, width; eps, offset; rounds, dtype
-    "normalize": "pppllffii",
+    # inputs, weight, outputs; rows, width, and how far rows are apart; eps, offset; rounds, dtype
+    "normalize": "ppplllllffii",
+    # inputs, outputs; numbers; function, dtype
+    "activate": "pplii",
+    # operations, their number, places, forward, layers
+    "run": "plppp",
 }
 
 

@@ -13,6 +13,7 @@
    Otherwise inputs are bfloat16, or are rounded to it, and so are the outputs (specdec/quantization/dispatch.py says
    why). */
 
+#include "calls.h"
 #include "vectors.h"
 
 #define VECTORS 4 /* of a panel */
@@ -22,7 +23,6 @@
 #define GROUP_ROWS 60                      /* rows for which a block of weights is used again */
 #define BLOCK (WIDTH == 16 ? 96 : 96)      /* pairs of inputs: the numbers of a block fit into the nearest cache */
 #define GROUP 32                           /* pairs of inputs of int4 weights that share a scale */
-#define LEAST_PARALLEL 65536               /* weights from which threads pay */
 
 /* ---- Formats. A pair is the weights of a panel for two inputs. `even_x` and `odd_x` return some channels' weights for
    the first and the second input as float32; `both_x` returns both in bfloat16, side by side. ---- */

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define LEAST_PARALLEL 65536 /* numbers, or weights, from which threads pay */
+
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
 
@@ -124,6 +126,31 @@ INLINE void store_bfloat16(void *p, vec numbers) {
   rounded = _mm256_blendv_epi8(rounded, IALL(0x7fc0), nan);
 #endif
   store_int16(p, rounded);
+}
+
+/* Rounded likewise, as float32. */
+INLINE vec rounded(vec numbers, int dtype) {
+  if (dtype == FLOAT32) return numbers;
+  uint16_t narrow[WIDTH];
+  store_bfloat16(narrow, numbers);
+  return load_bfloat16(narrow);
+}
+
+/* e ** x for x <= 0, to about 2e-7 of it: 2 ** n times a polynomial of the rest. */
+INLINE vec exponential(vec x) {
+  x = MAX(x, ALL(-87.0f));
+  const ivec n = TO_INT(MUL(x, ALL(1.44269504f)));
+  const vec whole = TO_FLOAT(n);
+  vec rest = FMA(whole, ALL(-0.693359375f), x);
+  rest = FMA(whole, ALL(2.12194440e-4f), rest);
+  vec sum = ALL(1.9875691e-4f);
+  sum = FMA(sum, rest, ALL(1.3981999e-3f));
+  sum = FMA(sum, rest, ALL(8.3334519e-3f));
+  sum = FMA(sum, rest, ALL(4.1665796e-2f));
+  sum = FMA(sum, rest, ALL(1.6666665e-1f));
+  sum = FMA(sum, rest, ALL(5.0000001e-1f));
+  sum = ADD(FMA(sum, MUL(rest, rest), rest), ALL(1.0f));
+  return FLOATS(IADD(BITS(sum), LEFT(n, 23)));
 }
 
 INLINE float widened(uint16_t bits) {

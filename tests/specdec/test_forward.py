@@ -15,10 +15,11 @@ import specdec.execution.replay
 from drafters import ModelDrafter
 from drafters.ngram import NGramDrafter
 from specdec import Drafter, Engine, SamplingParams, Target
+from specdec.attention import EagerAttention
 from specdec.execution.frozen import all_known
 from specdec.execution.packing import PackedLinears
 from specdec.execution.recorder import Recordings
-from specdec.execution.replay import _ForwardRecorder
+from specdec.execution.replay import Now, _ForwardRecorder
 from specdec.forward import ForwardBatch, Wants, slot_index
 from specdec.host import without_looking
 from specdec.target.runner import ModelRunner
@@ -247,7 +248,10 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_could_not_be_repeated_is_not_captured(change: str) -> None:
-    recordings, times = Recordings(_ForwardRecorder(PackedLinears(nn.Identity()), 50), after=1, most=9), count()
+    recordings, times = (
+        Recordings(_ForwardRecorder(PackedLinears(nn.Identity()), Now(EagerAttention()), 50), after=1, most=9),
+        count(),
+    )
     tokens = torch.ones(1, 3, dtype=torch.long)
 
     def stage(tokens: Tensor, positions: Tensor) -> list[Tensor]:

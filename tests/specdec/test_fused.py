@@ -18,7 +18,7 @@ import specdec.target.runner
 from drafters.ngram import NGramDrafter
 from specdec.cache.pages import Paging
 from specdec.engine.engine import Engine
-from specdec.execution.counting import _FREE, _is_view
+from specdec.execution.counting import _FREE, is_view
 from specdec.execution.executor import EagerExecutor
 from specdec.execution.fused import FusedExecutor, _restored, _Rewriter, triton_kernels
 from specdec.execution.program import Step
@@ -103,7 +103,7 @@ def is_launch(step: Step) -> bool:
     if not isinstance(step.function, OpOverload):
         return True
     name = step.function._schema.name.removeprefix("aten::")
-    return not _is_view(step.function) and name not in _FREE | {"reshape"}
+    return not is_view(step.function) and name not in _FREE | {"reshape"}
 
 
 @pytest.mark.parametrize(("architecture", "most"), [("llama", 12), ("qwen2", 12), ("qwen3", 12), ("gemma3", 14)])

@@ -27,6 +27,8 @@ int multiply(void) { return ANSWER; }
 int panel_channels(void) { return ANSWER; }
 int attend(void) { return ANSWER; }
 int normalize(void) { return ANSWER; }
+int activate(void) { return ANSWER; }
+int run(void) { return ANSWER; }
 """
 """As quick to compile as can be; a compiler that defines ``ANSWER`` can be told by it."""
 

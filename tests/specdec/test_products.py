@@ -151,8 +151,8 @@ def test_weights_are_joined_without_a_copy() -> None:
     joined = PanelWeight.joined(parts)
     assert joined is not None and torch.equal(joined(inputs, None), before)
     assert torch.equal(torch.cat([part(inputs, None) for part in parts], dim=-1), before)
-    whole = joined._panels.untyped_storage().data_ptr()
-    assert all(part._panels.untyped_storage().data_ptr() == whole for part in parts)
+    whole = joined.panels.untyped_storage().data_ptr()
+    assert all(part.panels.untyped_storage().data_ptr() == whole for part in parts)
     assert PanelWeight.joined(parts[::-1]) is None, "the first one would end within a panel"
     other = panels(noise(channels, 42))
     assert other is not None and PanelWeight.joined([parts[0], other]) is None, "of other inputs"

@@ -1,0 +1,182 @@
+/* A forward as a list of operations, run one after the other: what is small between the products costs no more than it
+   computes. What a layer computes in several small operations of torch is one here, with the same roundings. */
+
+#include "calls.h"
+#include "vectors.h"
+
+/* A number of an operation. An address is a place, in the upper 16 bits, and how far behind it: place 0 is address 0. */
+typedef union {
+  long integer;
+  float number;
+} word;
+
+#define WORDS 32
+enum { MULTIPLY, NORMALIZE, JOIN, TURN, ATTEND };
+typedef struct {
+  long kind;
+  word words[WORDS - 1];
+} operation;
+
+/* What the layers of a forward share (specdec/attention/native.py). */
+typedef struct {
+  long rows;
+  const int64_t *lengths, *table;
+  long pages;
+  const int64_t *words;
+  long words_row, words_node;
+  const int64_t *depth;
+  long depth_row, cells;
+} forward;
+
+/* A layer's part of the cache. */
+typedef struct {
+  void *keys, *values;
+  long key_page, key_head, key_position, value_page, value_head, value_position, page_size;
+} layer;
+
+INLINE void *address(char *const *places, word w) {
+  return places[(unsigned long)w.integer >> 48] + (w.integer & 0xffffffffffff);
+}
+
+/* ---- Functions of each number. ---- */
+
+/* e ** -|x| / (1 + e ** -|x|), or 1 / (1 + e ** -|x|) for x >= 0. */
+INLINE vec sigmoid(vec x) {
+  const vec e = exponential(SUB(ZERO(), MAX(x, SUB(ZERO(), x)))), below = ADD(ALL(1.0f), e);
+  const vec larger = DIV(ALL(1.0f), below), smaller = DIV(e, below);
+#if WIDTH == 16
+  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, ZERO(), _CMP_LT_OQ), larger, smaller);
+#else
+  return _mm256_blendv_ps(larger, smaller, x); /* by the sign */
+#endif
+}
+
+INLINE vec activated(vec x, int function) {
+  if (function == SILU) return MUL(x, sigmoid(x));
+  /* 0.5 x (1 + tanh y) = x sigmoid(2 y), y = sqrt(2 / pi) (x + 0.044715 x ** 3) */
+  const vec inner = FMA(MUL(ALL(0.044715f), MUL(x, x)), x, x);
+  return MUL(x, sigmoid(MUL(inner, ALL(2 * 0.7978845608f))));
+}
+
+void activate(const void *x, void *y, long count, int function, int dtype) {
+  _Pragma("omp parallel for schedule(static) if (count >= LEAST_PARALLEL)")
+  for (long i = 0; i < count; i += WIDTH)
+    store_some(y, i, count - i < WIDTH ? count - i : WIDTH, dtype, activated(load_some(x, i, count - i, dtype), function));
+}
+
+/* y = a + b, or a function of a times b. */
+INLINE void join(const void *a, const void *b, void *y, long count, int function, int dtype) {
+  for (long i = 0; i < count; i += WIDTH) {
+    const vec first = load_some(a, i, count - i, dtype), second = load_some(b, i, count - i, dtype);
+    const vec numbers = function == ADDED ? ADD(first, second) : MUL(rounded(activated(first, function), dtype), second);
+    store_some(y, i, count - i < WIDTH ? count - i : WIDTH, dtype, numbers);
+  }
+}
+
+/* ---- Rotary embeddings, and the write to the cache. ---- */
+
+/* y = x * cosines + cat(-x[half:], x[:half]) * sines of one head, with the roundings of these operations. */
+INLINE void rotate(const char *x, const char *cosines, const char *sines, char *y, long dim, int dtype) {
+  const long half = dim / 2;
+  for (long i = 0; i < half; i += WIDTH) {
+    const long count = half - i < WIDTH ? half - i : WIDTH;
+    const vec low = load_some(x, i, count, dtype), high = load_some(x, half + i, count, dtype);
+    const vec turned_low = rounded(MUL(SUB(ZERO(), high), load_some(sines, i, count, dtype)), dtype);
+    const vec turned_high = rounded(MUL(low, load_some(sines, half + i, count, dtype)), dtype);
+    const vec kept_low = rounded(MUL(low, load_some(cosines, i, count, dtype)), dtype);
+    const vec kept_high = rounded(MUL(high, load_some(cosines, half + i, count, dtype)), dtype);
+    store_some(y, i, count, dtype, ADD(kept_low, turned_low));
+    store_some(y, half + i, count, dtype, ADD(kept_high, turned_high));
+  }
+}
+
+/* Words: query, key, value, each with the strides of rows, heads and nodes; cosines and sines, each with the strides of
+   rows and nodes; the turned query, with its strides; layer, heads, key heads, nodes, dim, value dim, dtype. Without
+   cosines nothing is turned: keys and values are written only. */
+static void turn(const operation *o, char *const *places, const forward *f, const layer *layers) {
+  const word *w = o->words;
+  const char *q = address(places, w[0]), *k = address(places, w[4]), *v = address(places, w[8]);
+  const char *cosines = address(places, w[12]), *sines = address(places, w[15]);
+  char *out = address(places, w[18]);
+  const layer *l = layers + w[22].integer;
+  const long heads = w[23].integer, key_heads = w[24].integer, nodes = w[25].integer;
+  const long dim = w[26].integer, value_dim = w[27].integer, dtype = w[28].integer, item = dtype == FLOAT32 ? 4 : 2;
+  for (long row = 0; row < f->rows; row++)
+    for (long node = 0; node < nodes; node++) {
+      long position = f->lengths[row] + f->cells - nodes + node;
+      if (position > f->pages * l->page_size - 1) position = f->pages * l->page_size - 1;
+      const long number = f->pages == 1 ? 0 : position / l->page_size, cell = position - number * l->page_size;
+      const long page = f->table[row * f->pages + number];
+      char *keys = (char *)l->keys + item * (page * l->key_page + cell * l->key_position);
+      char *values = (char *)l->values + item * (page * l->value_page + cell * l->value_position);
+      const char *c = cosines + item * (row * w[13].integer + node * w[14].integer);
+      const char *s = sines + item * (row * w[16].integer + node * w[17].integer);
+      const char *key = k + item * (row * w[5].integer + node * w[7].integer);
+      const char *value = v + item * (row * w[9].integer + node * w[11].integer);
+      for (long head = 0; head < key_heads; head++, key += item * w[6].integer, value += item * w[10].integer) {
+        if (cosines)
+          rotate(key, c, s, keys + item * head * l->key_head, dim, dtype);
+        else
+          memcpy(keys + item * head * l->key_head, key, item * dim);
+        memcpy(values + item * head * l->value_head, value, item * value_dim);
+      }
+      const char *query = q + item * (row * w[1].integer + node * w[3].integer);
+      char *turned = out + item * (row * w[19].integer + node * w[21].integer);
+      for (long head = 0; cosines && head < heads; head++)
+        rotate(query + item * head * w[2].integer, c, s, turned + item * head * w[20].integer, dim, dtype);
+    }
+}
+
+/* Words: query with its strides; output; layer, heads, key heads, nodes, dim, value dim, dtype; scale, softcap; sinks;
+   window, chunk. */
+static int attend_now(const operation *o, char *const *places, const forward *f, const layer *layers) {
+  const word *w = o->words;
+  const layer *l = layers + w[5].integer;
+  const call c = {
+      .query = address(places, w[0]), .query_row = w[1].integer, .query_head = w[2].integer, .query_node = w[3].integer,
+      .keys = l->keys, .values = l->values, .key_page = l->key_page, .key_head = l->key_head,
+      .key_position = l->key_position, .value_page = l->value_page, .value_head = l->value_head,
+      .value_position = l->value_position, .output = address(places, w[4]), .dtype = w[11].integer,
+      .lengths = f->lengths, .table = f->table, .pages = f->pages, .page_size = l->page_size, .words = f->words,
+      .words_row = f->words_row, .words_node = f->words_node, .depth = f->depth, .depth_row = f->depth_row,
+      .rows = f->rows, .heads = w[6].integer, .key_heads = w[7].integer, .nodes = w[8].integer, .cells = f->cells,
+      .dim = w[9].integer, .value_dim = w[10].integer, .scale = w[12].number, .softcap = w[13].number,
+      .sinks = address(places, w[14]), .window = w[15].integer, .chunk = w[16].integer};
+  return attend(&c);
+}
+
+/* What Python calls. Returns 0 if there is no memory. */
+int run(const operation *o, long count, char *const *places, const forward *f, const layer *layers) {
+  for (; count > 0; count--, o++) {
+    const word *w = o->words;
+    int done = 1;
+    switch (o->kind) {
+    case MULTIPLY: /* panels, scales, bias, x, y; out, in, width, rows; format, kind */
+      done = multiply(address(places, w[0]), address(places, w[1]), address(places, w[2]), address(places, w[3]),
+                      address(places, w[4]), w[5].integer, w[6].integer, w[7].integer, w[8].integer, w[9].integer,
+                      w[10].integer);
+      break;
+    case NORMALIZE: /* x, weight, y; rows, width, inner, outer, step; eps, offset; rounds, dtype */
+      normalize(address(places, w[0]), address(places, w[1]), address(places, w[2]), w[3].integer, w[4].integer,
+                w[5].integer, w[6].integer, w[7].integer, w[8].number, w[9].number, w[10].integer, w[11].integer);
+      break;
+    case JOIN: { /* a, b, y, each with what is between rows; rows, width; function, dtype */
+      const char *a = address(places, w[0]), *b = address(places, w[2]);
+      char *y = address(places, w[4]);
+      const long item = w[9].integer == FLOAT32 ? 4 : 2;
+      _Pragma("omp parallel for schedule(static) if (w[6].integer * w[7].integer >= LEAST_PARALLEL)")
+      for (long row = 0; row < w[6].integer; row++)
+        join(a + item * row * w[1].integer, b + item * row * w[3].integer, y + item * row * w[5].integer,
+             w[7].integer, w[8].integer, w[9].integer);
+      break;
+    }
+    case TURN:
+      turn(o, places, f, layers);
+      break;
+    default:
+      done = attend_now(o, places, f, layers);
+    }
+    if (!done) return 0;
+  }
+  return 1;
+}

@@ -1,0 +1,140 @@
+"""Captured forwards as lists of operations in C: the very numbers of the model's own operations, and of the cache."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import specdec.execution.native_program as native_program
+import specdec.execution.replay
+from specdec.execution.activations import FUNCTIONS, activations_in
+from specdec.execution.counting import counted
+from specdec.execution.fusion import Graph
+from specdec.execution.native_program import Operation
+from specdec.execution.program import Step
+from specdec.forward import Wants
+from specdec.native import native_library
+from specdec.target.runner import ModelRunner
+from specdec.tree import DraftTree, TreeShape
+from tests.forwards import prefill, verify
+from tests.models import tiny_model
+
+pytestmark = pytest.mark.skipif(native_library() is None, reason="no C compiler, or no AVX2")
+
+LENGTHS = (9, 4)
+SHAPE = TreeShape.branching(2, 2)
+
+
+def drafted(seed: int) -> DraftTree:
+    generator = torch.Generator().manual_seed(seed)
+    return DraftTree.from_shape(SHAPE, torch.randint(0, 64, (2, SHAPE.num_nodes + 1), generator=generator))
+
+
+def filled(model: Any, **options: Any) -> ModelRunner:
+    runner = ModelRunner(model, max_batch_size=3, max_length=40, max_nodes=8, **options)
+    tokens = torch.randint(0, 64, (2, max(LENGTHS)), generator=torch.Generator().manual_seed(1))
+    prefill(runner, tokens, np.zeros(2, dtype=np.int64), slots=[2, 0])
+    return runner
+
+
+def forwards(model: Any, **options: Any) -> tuple[list[Tensor], list[Tensor], Any]:
+    """Outputs of three forwards over a ragged cache, what the cache holds then, and the recordings."""
+    runner = filled(model, **options)
+    found: list[Tensor] = []
+    for seed in range(3):
+        output = verify(runner, drafted(seed), LENGTHS, slots=[2, 0], wants=Wants(hidden_layers=(-1, 1)))
+        found += [output.scores, *output.hidden_states.values()]
+    return found, [tensor.clone() for tensor in runner.cache.tensors], runner.executor.recordings  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("architecture", "layers"),
+    [("llama", 4), ("llama_mqa_tied", 4), ("qwen2", 4), ("qwen3", 4), ("gemma2", 4), ("mistral_full", 4), ("gpt2", 3)],
+)
+def test_lists_give_the_bits_of_the_operations(
+    architecture: str, layers: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model(architecture).to(dtype)
+    monkeypatch.setattr(specdec.execution.replay, "CAPTURE_AFTER", 10**9)
+    eager, kept, _ = forwards(model)
+    monkeypatch.setattr(specdec.execution.replay, "CAPTURE_AFTER", 1)
+    listed, held, recordings = forwards(model)
+    assert recordings.made == 1 and recordings.replays == 2 and not recordings.refused
+    assert all(torch.equal(one, other) for one, other in zip(eager, listed, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(kept, held, strict=True))
+    runner = filled(model)
+    for seed in range(2):
+        with counted() as work:
+            verify(runner, drafted(seed), LENGTHS, slots=[2, 0])
+    assert work.operations["turned"] == work.operations["attention"] == layers
+    # What a layer computes in several operations of torch is in the lists.
+    assert not {"silu", "gelu", "neg", "rsqrt"} & work.operations.keys(), work.operations
+
+
+def test_outputs_are_not_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(specdec.execution.replay, "CAPTURE_AFTER", 1)
+    runner = filled(tiny_model())
+    first = verify(runner, drafted(0), LENGTHS, slots=[2, 0])
+    kept = first.scores.clone()
+    again = verify(runner, drafted(1), LENGTHS, slots=[2, 0])
+    assert torch.equal(first.scores, kept) and not torch.equal(again.scores, kept)
+
+
+def without_overlap(laid_out: Callable[..., Any]) -> Callable[..., Any]:
+    """Places in the workspace are used again too early."""
+
+    def changed(operations: Sequence[Operation], elsewhere: dict[int, int]) -> tuple[dict[int, int], int]:
+        at, size = laid_out(operations, elsewhere)
+        return dict.fromkeys(at, 0), size
+
+    return changed
+
+
+def contiguous(strides: Callable[..., Any]) -> Callable[..., Any]:
+    """Everything is taken for contiguous."""
+    return lambda tensor, *axes: strides(tensor.contiguous(), *axes)
+
+
+@pytest.mark.parametrize(("mutant", "name"), [(without_overlap, "_laid_out"), (contiguous, "_strides")])
+def test_a_wrong_list_is_refused(mutant: Callable[..., Any], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(specdec.execution.replay, "CAPTURE_AFTER", 1)
+    monkeypatch.setattr(native_program, name, mutant(getattr(native_program, name)))
+    _, _, recordings = forwards(tiny_model())
+    assert not recordings.made and "other numbers" in str(*recordings.refused)
+
+
+def test_what_is_read_elsewhere_is_no_gate() -> None:
+    (activation,) = [each for _, each in activations_in(nn.Sequential(nn.SiLU()))]
+    gate, up = torch.randn(2, 3, 8)
+    made = activation.compute(gate)
+    product = made * up
+    steps = [
+        Step(activation.compute, (gate,), {}, made),
+        Step(torch.ops.aten.mul.Tensor, (made, up), {}, product),
+    ]
+    assert len(native_program._gates(steps, [product])) == 1
+    assert len(native_program._gates(steps, [product, made])) == 2
+    assert len(Graph(steps, [product]).steps) == 2
+
+
+class Twice(nn.SiLU):
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_activations(dtype: torch.dtype) -> None:
+    modules = nn.Sequential(nn.SiLU(), nn.GELU(approximate="tanh"), nn.GELU(), Twice(), nn.ReLU())
+    found = dict(activations_in(modules))
+    assert [each.function for each in found.values()] == [*FUNCTIONS]
+    for module, activation in found.items():
+        for size in (1, 17, 70_000):
+            numbers = (torch.randn(size, generator=torch.Generator().manual_seed(size)) * 8).to(dtype)
+            torch.testing.assert_close(activation(numbers), module(numbers))
+            assert torch.equal(activation(numbers)[-1:], activation(numbers[-1:].clone()))
+        special = torch.tensor([0.0, -0.0, -90.0, 90.0, -1e30, 1e30]).to(dtype)
+        torch.testing.assert_close(activation(special), module(special))
