@@ -7,17 +7,14 @@ from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float
 
-from drafters.suffix_tree import Draft, SuffixTree, Text
+from drafters.suffix_tree import SuffixTree, Text
 from specdec.arguments import flag, number, whole
-from specdec.batch import Batch
-from specdec.drafting.lookup import RatedDrafter, RatedSession, chains, trees
+from specdec.drafting.lookup import Draft, LookUpSession, RatedDrafter
 from specdec.interfaces import Sizes
 from specdec.requests import SamplingParams
 from specdec.shape import MOST_NODES
 from specdec.target.target import Target
-from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Outcome
 
 MODES = ("path", "tree")
@@ -110,20 +107,18 @@ class SuffixDrafter(RatedDrafter):
         return int(match * self.factor + self.offset)
 
 
-class SuffixSession(RatedSession):
+class SuffixSession(LookUpSession):
     """The suffix trees of the running requests of one engine, and the shared one."""
 
-    reads_host = True
-
-    lookback = 0
-
     def __init__(self, drafter: SuffixDrafter, sizes: Sizes):
+        super().__init__(drafter, sizes)
         self._drafter = drafter
         self._requests: list[_Request | None] = [None] * sizes.max_batch_size
         shared = drafter.tree_depth, drafter.shared_requests, drafter.shared_tokens
         self._outputs = _Outputs(*shared) if drafter.shared else None
 
     def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
+        super().admit(slot, prompt_ids, sampling)
         self._requests[slot] = _Request(self._drafter.tree_depth, len(prompt_ids))
 
     def release(self, slot: int) -> None:
@@ -145,48 +140,17 @@ class SuffixSession(RatedSession):
                 emitted = host.emitted[row, max(known, 0) : counts[row]]
                 self._outputs.tree.extend(request.output, emitted.tolist())
 
-    def rate(self, batch: Batch) -> Float[np.ndarray, " batch"]:
-        """Returns the scores of the drafts."""
-        return np.array([draft.score for draft in self._drafts(batch)])
-
-    def propose(self, batch: Batch) -> DraftTree:
-        drafts = self._drafts(batch)
-        longest = max((len(draft.tokens) for draft in drafts), default=0)
-        if not longest:
-            return DraftTree.root_only(batch.roots)
-        roots = batch.on_host.tokens[np.arange(len(batch)), batch.on_host.lengths]
-        if self._drafter.mode == "tree":
-            return trees(roots, [each.tokens for each in drafts], [each.parents for each in drafts], batch.device)
-        branches = np.full((len(drafts), self._drafter.max_depth), -1, dtype=np.int64)
-        for row, draft in enumerate(drafts):
-            branches[row, : len(draft.tokens)] = draft.tokens
-        return chains(roots, branches, batch.device)
-
-    def _drafts(self, batch: Batch) -> list[Draft]:
-        """Returns the best draft of every row; an empty one where nothing is to be drafted."""
-        host, drafts = batch.on_host, [Draft()] * len(batch)
-        asked: list[tuple[int, _Request]] = []
-        for row in np.flatnonzero(host.drafting & (host.max_depth > 0)).tolist():
-            request = self._requests[host.slots[row]]
-            if request is not None:
-                self._read(request, host.tokens[row, : host.lengths[row] + 1])
-                asked.append((row, request))
-        for row, request in asked:  # after all rows have been read, so that their order does not matter
-            at = len(request.text.tokens), int(host.max_depth[row])
-            if request.found_at != at:
-                request.found_at, request.found = at, self._draft(request, at[1])
-            drafts[row] = request.found
-        return drafts
-
-    def _read(self, request: "_Request", sequence: np.ndarray) -> None:
+    def read(self, slot: int, sequence: np.ndarray) -> None:
         """Add what is new of a sequence to the trees."""
+        request = self._of(slot)
         request.tree.extend(request.text, sequence[len(request.text.tokens) :].tolist())
         if self._outputs is not None:
             begin = request.prompt_length + len(request.output.tokens)
             self._outputs.tree.extend(request.output, sequence[begin:].tolist())
 
-    def _draft(self, request: "_Request", depth: int) -> Draft:
+    def draft(self, slot: int, sequence: np.ndarray, depth: int) -> Draft:
         """Returns the best draft of all matches in both trees."""
+        request = self._of(slot)
         tree, tokens = request.tree, request.text.tokens
         # All suffixes that occur earlier, too: the longest first. Only these have been followed by something.
         best = Draft()
@@ -207,6 +171,11 @@ class SuffixSession(RatedSession):
             other = self._better(shared, points[match - 1], match, depth, other)
         # Where scores are equal, the longer match wins, then the request's own.
         return other if (other.score, other.match) > (best.score, best.match) else best
+
+    def _of(self, slot: int) -> "_Request":
+        request = self._requests[slot]
+        assert request is not None, "the engine admits a request before it drafts for it"
+        return request
 
     def _better(self, tree: SuffixTree, point: tuple, match: int, depth: int, best: Draft) -> Draft:
         """Returns the draft that follows a match, or the best one so far, of longer matches, if it is as good."""
@@ -229,13 +198,11 @@ class _Request:
         text: Prompt and output in ``tree``.
         prompt_length: The number of the prompt's tokens.
         output: The output in the shared tree.
-        found: The draft for the sequence and room ``found_at``: its length, and how deep the draft may be.
     """
 
     def __init__(self, tree_depth: int, prompt_length: int):
         self.tree, self.text = SuffixTree(tree_depth), Text()
         self.prompt_length, self.output = prompt_length, Text()
-        self.found, self.found_at = Draft(), (0, 0)
 
 
 class _Outputs:

@@ -1,9 +1,10 @@
 """A suffix tree with counts, of texts that grow token by token: how often has what followed what?"""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import islice
+
+from specdec.drafting.lookup import Draft
 
 ROUNDED = 1 - 1e-6
 """So much smaller a product of shares may be computed: 1/3 · 3/10 is no less than 1/10."""
@@ -103,24 +104,6 @@ class Cursor:
 
 Point = tuple[Node, int]
 """A place in the tree: a node, and how many tokens of its edge lie above the place."""
-
-
-@dataclass
-class Draft:
-    """Tokens that may follow.
-
-    Attributes:
-        tokens: The token of every node, parents before children.
-        parents: The parent of each: -1 for the root, else a place in ``tokens``.
-        score: The sum of the probabilities of all nodes' paths, as the counts have it: how many tokens would be
-            accepted on average if the text went on like its past.
-        match: The number of tokens that the draft follows.
-    """
-
-    tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    score: float = 0.0
-    match: int = 0
 
 
 class SuffixTree:

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -10,8 +11,32 @@ from jaxtyping import Float, Int
 
 from specdec.batch import Batch
 from specdec.interfaces import Drafter, Session, Sizes
+from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from specdec.tree import DraftTree, TreeShape
+
+
+@dataclass
+class Draft:
+    """Tokens that may follow a sequence.
+
+    Attributes:
+        tokens: The token of every node, parents before children.
+        parents: The parent of each: -1 for the root, else a place in ``tokens``.
+        score: The number of them that are expected to be accepted.
+        match: The number of tokens that the draft follows.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    score: float = 0.0
+    match: int = 0
+
+    @classmethod
+    def path(cls, tokens: list[int], *, score: float, match: int) -> "Draft":
+        """Return tokens of which each follows the one before it."""
+        return cls(tokens, list(range(-1, len(tokens) - 1)), score, match)
+
 
 _chain = lru_cache(maxsize=256)(TreeShape.chain)
 
@@ -33,6 +58,59 @@ class RatedDrafter(Drafter):
     @abstractmethod
     def bind(self, target: Target, sizes: Sizes) -> RatedSession:
         """See ``Drafter.bind``."""
+
+
+class LookUpSession(RatedSession):
+    """A session that looks up on the host, row by row, and keeps a row's draft until its sequence has grown."""
+
+    reads_host = True
+    lookback = 0
+
+    def __init__(self, drafter: RatedDrafter, sizes: Sizes):
+        self._is_chain, self._max_depth = drafter.is_chain, drafter.max_depth
+        self._found: list[tuple[Draft, int, int]] = [(Draft(), 0, 0)] * sizes.max_batch_size
+
+    def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
+        """Begin without a draft."""
+        self._found[slot] = Draft(), 0, 0
+
+    def read(self, slot: int, sequence: Int[np.ndarray, " position"]) -> None:
+        """Take note of what is new of a sequence, root included, before any row of the batch is drafted for."""
+
+    @abstractmethod
+    def draft(self, slot: int, sequence: Int[np.ndarray, " position"], depth: int) -> Draft:
+        """Return what may follow a sequence, at most so deep."""
+
+    def rate(self, batch: Batch) -> Float[np.ndarray, " batch"]:
+        """Return the scores of the drafts."""
+        return np.array([draft.score for draft in self._drafts(batch)])
+
+    def propose(self, batch: Batch) -> DraftTree:
+        drafts = self._drafts(batch)
+        if not any(draft.tokens for draft in drafts):
+            return DraftTree.root_only(batch.roots)
+        roots = batch.on_host.tokens[np.arange(len(batch)), batch.on_host.lengths]
+        if not self._is_chain:
+            return trees(roots, [each.tokens for each in drafts], [each.parents for each in drafts], batch.device)
+        branches = np.full((len(drafts), self._max_depth), -1, dtype=np.int64)
+        for row, draft in enumerate(drafts):
+            branches[row, : len(draft.tokens)] = draft.tokens
+        return chains(roots, branches, batch.device)
+
+    def _drafts(self, batch: Batch) -> list[Draft]:
+        """Return the draft of every row; an empty one where nothing is to be drafted."""
+        host, drafts = batch.on_host, [Draft()] * len(batch)
+        asked = []
+        for row in np.flatnonzero(host.drafting & (host.max_depth > 0)).tolist():
+            slot, sequence = int(host.slots[row]), host.tokens[row, : host.lengths[row] + 1]
+            self.read(slot, sequence)
+            asked.append((row, slot, sequence))
+        for row, slot, sequence in asked:  # after all rows have been read, so that their order does not matter
+            length, depth = len(sequence), min(int(host.max_depth[row]), self._max_depth)
+            if self._found[slot][1:] != (length, depth):
+                self._found[slot] = self.draft(slot, sequence, depth), length, depth
+            drafts[row] = self._found[slot][0]
+        return drafts
 
 
 def chains(
