@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from specdec.requests import Matcher
 from specdec.sampling import SamplingTensors
 
 
@@ -58,6 +59,7 @@ class Batch:
         rounds: The number of rounds of each request so far.
         sampling: The sampling parameters.
         processors: The logits processors of each request.
+        matchers: Where the output of each request is in its grammar; None for requests without one.
         alternatives: The largest number of most probable tokens that any request wants to be told with its output
             tokens; None if none wants their raw log-probabilities.
         vocab_size: Width of the target's logits.
@@ -77,6 +79,7 @@ class Batch:
     rounds: Int[Tensor, " batch"]
     sampling: SamplingTensors
     processors: Sequence[tuple[Callable[..., Any], ...]]
+    matchers: Sequence[Matcher | None]
     vocab_size: int
     alternatives: int | None = None
     host: HostBatch | None = None
@@ -113,6 +116,42 @@ class Batch:
         """Whether any request has logits processors."""
         return any(self.processors)
 
+    @cached_property
+    def has_grammars(self) -> bool:
+        """Whether any request's output must belong to a grammar."""
+        return any(matcher is not None for matcher in self.matchers)
+
+    @cached_property
+    def masks_drafts(self) -> bool:
+        """Whether any request's drafts are chosen and drawn under the mask of its grammar."""
+        return any(matcher is not None and matcher.masks_drafts for matcher in self.matchers)
+
+    def allowed(
+        self,
+        tokens: Int[Tensor, "batch node"],
+        above: Bool[Tensor, "batch some node"],
+        valid: Bool[Tensor, "batch some"] | None = None,
+        *,
+        drafts: bool = False,
+    ) -> Bool[Tensor, "batch some vocab"]:
+        """Returns which tokens the rows' grammars allow after some nodes of trees. The host waits for the trees.
+
+        Args:
+            tokens: The trees.
+            above: Which nodes are above or at each of these nodes.
+            valid: Which of these nodes mean anything; all by default.
+            drafts: Leave out the grammars whose mask is not for drafts.
+        """
+        host_tokens, paths = tokens.cpu().numpy(), above.cpu().numpy()
+        bits = np.full((*paths.shape[:2], -(-self.vocab_size // 32)), -1, dtype=np.int32)
+        for row, matcher in enumerate(self.matchers):
+            if matcher is not None and (matcher.masks_drafts or not drafts):
+                some = slice(None) if valid is None else valid[row].cpu().numpy()
+                bits[row, some] = matcher.masks(host_tokens[row], paths[row, some])
+        octets = torch.from_numpy(bits.view(np.uint8)).to(self.device, non_blocking=True)
+        places = torch.arange(8, dtype=torch.uint8, device=self.device)
+        return ((octets[..., None] >> places) & 1).flatten(2)[..., : self.vocab_size].bool()
+
     def rows(self, rows: np.ndarray) -> "Batch":
         """Return some of the rows, as copies; not in a recorded round."""
         index = torch.from_numpy(rows).to(self.device, non_blocking=True)
@@ -123,10 +162,11 @@ class Batch:
             tensors = {name: each.index_select(0, index) for name, each in values.items() if isinstance(each, Tensor)}
             return tensors | {name: each[rows] for name, each in values.items() if isinstance(each, np.ndarray)}
 
-        processors = [self.processors[row] for row in rows.tolist()]
+        processors, matchers = ([each[row] for row in rows.tolist()] for each in (self.processors, self.matchers))
         sampling = replace(self.sampling, **take(self.sampling))
         host = replace(self.on_host, **take(self.on_host))
-        return replace(self, **take(self), sampling=sampling, processors=processors, host=host, first_slot=None)
+        lists: dict[str, Any] = {"processors": processors, "matchers": matchers}
+        return replace(self, **take(self), **lists, sampling=sampling, host=host, first_slot=None)
 
     def __len__(self) -> int:
         return len(self.roots)

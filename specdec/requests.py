@@ -1,11 +1,16 @@
 """What a user asks for: sampling parameters, and the request that carries them through the engine."""
 
+import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from specdec.arguments import flag, instance, number, whole
+import numpy as np
+from jaxtyping import Bool, Int, Int32
+
+from specdec.arguments import flag, instance, number, shown, text, whole
 from specdec.random import fresh_seed
 
 GREEDY_BELOW = 1e-5
@@ -15,6 +20,84 @@ _LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 """The temperatures of a batch are a float32 tensor, in which a larger number would be infinite."""
 _LARGEST_PENALTY = 1e20
 """Even a logit of 65504 (float16's largest), penalized by this and divided by the smallest temperature, is finite."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grammar:
+    """The language that an output must belong to, given in one of three ways; xgrammar reads them.
+
+    Attributes:
+        json_schema: A JSON schema, as a mapping or as JSON; kept as JSON.
+        regex: A regular expression for the whole output.
+        ebnf: Rules in xgrammar's EBNF, of which the first is ``root``.
+        mask_drafts: Whether drafters that have a model choose and draw only tokens that the grammar allows at their
+            node. Both ways are exact. Under the mask more drafts are accepted, and the host is asked at every depth.
+        any_whitespace: Whether there may be any whitespace between the parts of JSON, which small models may go on
+            writing to the end; False: one space behind commas and colons.
+
+    Raises:
+        ValueError: It is given in no way or in several, or is no text; a schema may also be a mapping.
+    """
+
+    json_schema: str | Mapping[str, Any] | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    mask_drafts: bool = True
+    any_whitespace: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.json_schema, Mapping):
+            object.__setattr__(self, "json_schema", json.dumps(self.json_schema))
+        ways = [name for name in ("json_schema", "regex", "ebnf") if getattr(self, name) is not None]
+        if len(ways) != 1:
+            raise ValueError(
+                f"a grammar is given as {' and '.join(ways) or 'nothing'}: give json_schema, regex or ebnf"
+            )
+        text(f"grammar.{ways[0]}", getattr(self, ways[0]))
+        for name in ("mask_drafts", "any_whitespace"):
+            object.__setattr__(self, name, flag(f"grammar.{name}", getattr(self, name)))
+
+    @property
+    def written(self) -> str:
+        """The schema, the expression or the rules."""
+        return str(self.json_schema or self.regex or self.ebnf)
+
+    @classmethod
+    def of(cls, grammar: Any) -> "Grammar":
+        """Returns a grammar itself, or one from its fields: ``{"regex": "[0-9]+"}``."""
+        remedy = "a Grammar, or one of {json_schema: …}, {regex: …} and {ebnf: …}"
+        if isinstance(grammar, Mapping):
+            try:
+                return cls(**grammar)
+            except TypeError as error:
+                raise ValueError(f"grammar={shown(dict(grammar))}: give {remedy}") from error
+        instance("grammar", grammar, cls, remedy)
+        return grammar
+
+
+class Matcher(ABC):
+    """Where a request's output has come to in its grammar.
+
+    Attributes:
+        masks_drafts: See ``Grammar.mask_drafts``.
+    """
+
+    masks_drafts: bool
+
+    @abstractmethod
+    def masks(
+        self, tokens: Int[np.ndarray, " node"], paths: Bool[np.ndarray, "some node"]
+    ) -> Int32[np.ndarray, "some word"]:
+        """Returns which tokens may follow some nodes of a tree whose root is the output's last token: a bit each.
+
+        Args:
+            tokens: The tree's tokens.
+            paths: Which nodes are above or at each of the nodes.
+        """
+
+    @abstractmethod
+    def follow(self, tokens: Sequence[int]) -> str | None:
+        """Go on by tokens of the output; returns what is wrong if the grammar does not allow them, or ends nowhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +126,8 @@ class SamplingParams:
         logits_processor: transformers' ``LogitsProcessor`` (or any callable of its form), or a sequence of them,
             applied after the repetition penalty and before the temperature, at every node on its own path
             (``specdec.engine.processors``: exact, but a slow path). Kept as a tuple.
+        grammar: The ``Grammar`` (or its fields) that the output must belong to: a mask at every node, on its own path,
+            after all processors. A token that ends the request is allowed where the grammar may end, and nowhere else.
         priority: Schedulers that know priorities serve lower ones first.
         deadline: Seconds after its arrival by which a request should have ended, for schedulers that know deadlines;
             None for no deadline. It is never dropped for being late.
@@ -67,6 +152,7 @@ class SamplingParams:
     stream: int | None = None
     logprobs: int | None = None
     logits_processor: Any = None
+    grammar: Any = None
     priority: int = 0
     deadline: float | None = None
     user: str = ""
@@ -93,6 +179,8 @@ class SamplingParams:
             # transformers' LogitsProcessorList is a list that is callable, too: take it apart.
             several = tuple(given) if isinstance(given, Sequence) else (given,)
             self._set("logits_processor", several or None)
+        if self.grammar is not None:
+            self._set("grammar", Grammar.of(self.grammar))
         temperature, penalty, processors = self.temperature, self.repetition_penalty, self.logits_processor
         for wrong, message in (
             (not 0 <= temperature < math.inf, f"{temperature=}: give 0 (greedy) or a positive number"),
@@ -174,6 +262,7 @@ class Request:
         sampling: Its parameters, with seed and stream filled in.
         speculate: False decodes plainly.
         stop_ids: Every token that ends it.
+        matcher: Where its output is in its grammar; None without one.
         output_ids: The output tokens so far.
         slot: Its slot while it is running.
         prefilled: Number of its tokens that were put into the cache before its rounds began: of the prompt, and after
@@ -200,6 +289,7 @@ class Request:
     sampling: SamplingParams
     speculate: bool
     stop_ids: frozenset[int]
+    matcher: Matcher | None = None
     output_ids: list[int] = field(default_factory=list)
     slot: int = -1
     prefilled: int = 0

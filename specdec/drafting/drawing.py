@@ -52,7 +52,7 @@ class Drawing:
         """Return how a round's children are drawn; ``temperature`` None follows each request's own."""
         sampling = batch.sampling
         if sampling.seen is not None:
-            sampling = replace(sampling, seen=vocabulary.seen(sampling.seen))
+            sampling = replace(sampling, seen=vocabulary.columns(sampling.seen))
         if temperature is not None and sampling.any_sampled:
             own = torch.where(sampling.temperature == 0, 0.0, temperature)
             sampling = replace(sampling, temperature=own)
@@ -67,6 +67,11 @@ class Drawing:
         """Whether nodes are drawn with random numbers of the round."""
         return self.sampled and self.law is not DraftSampling.COUPLED
 
+    @property
+    def by_path(self) -> bool:
+        """Whether the tokens above a node change its scores: there is a penalty, or a grammar masks drafts."""
+        return self.sampling.seen is not None or self.batch.masks_drafts
+
     def uniforms(self, count: int) -> Float[Tensor, "batch draw"]:
         """Return the round's random numbers: number i belongs to node i + 1, in whichever order nodes are drawn."""
         return uniforms(self.batch.keys, self.batch.rounds, Purpose.DRAFT, count)
@@ -77,17 +82,30 @@ class Drawing:
         tokens: Int[Tensor, "batch node"] | None = None,
         above: Bool[Tensor, "batch some node"] | None = None,
     ) -> Float[Tensor, "batch some token"]:
-        """Return logits with penalties, of the columns that are tokens of the target.
+        """Return logits with penalties and grammars, of the columns that are tokens of the target.
 
         Args:
             tokens: The tokens of the tree so far.
-            above: Which nodes of the tree are above or at each of the scored nodes.
+            above: Which nodes of the tree are above or at each of the scored nodes; needed if they count (``by_path``).
         """
         paths = None
         if self.sampling.seen is not None:
             assert tokens is not None and above is not None, "a penalty needs the nodes above"
             paths = path_tokens(self.vocabulary.to_drafter(tokens), above)
-        return adjust(logits[..., : self.vocabulary.common], self.sampling, paths)
+        return self.masked(adjust(logits[..., : self.vocabulary.common], self.sampling, paths), tokens, above)
+
+    def masked(
+        self,
+        scores: Float[Tensor, "batch some token"],
+        tokens: Int[Tensor, "batch node"] | None,
+        above: Bool[Tensor, "batch some node"] | None,
+    ) -> Float[Tensor, "batch some token"]:
+        """Return scores with -inf where a grammar forbids a token, unless it forbids all that have a column."""
+        if not self.batch.masks_drafts:
+            return scores
+        assert tokens is not None and above is not None, "a grammar needs the nodes above"
+        allowed = self.vocabulary.columns(self.batch.allowed(tokens, above, drafts=True))
+        return scores.masked_fill(~allowed & allowed.any(-1, keepdim=True), -torch.inf)
 
     def distribution(self, scores: Float[Tensor, "batch some token"]) -> Float[Tensor, "batch some token"]:
         """Return q."""

@@ -38,9 +38,9 @@ class VocabularyMap:
         """Return the target's ids of columns."""
         return columns if self.ids is None else self.ids[columns]
 
-    def seen(self, seen: Bool[Tensor, "batch vocab"]) -> Bool[Tensor, "batch column"]:
-        """Return which columns are among tokens of the target."""
-        return seen[:, : self.common] if self.ids is None else seen.index_select(1, self.ids)
+    def columns(self, chosen: Bool[Tensor, "*rows vocab"]) -> Bool[Tensor, "*rows column"]:
+        """Return which columns are among chosen tokens of the target."""
+        return chosen[..., : self.common] if self.ids is None else chosen.index_select(-1, self.ids)
 
     def put(
         self,

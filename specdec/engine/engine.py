@@ -31,7 +31,7 @@ from specdec.requests import Request, SamplingParams
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 from specdec.tree_parts import common_sizes
-from specdec.types import Completion, Step
+from specdec.types import Completion, Exactness, Step
 
 DEFAULT_MAX_LENGTH = 4096
 
@@ -153,7 +153,8 @@ class Engine:
         self.timer = StageTimer(target.device, enabled=timing)
         self._slots = SlotTable(max_batch_size, self.max_length, target.vocab_size, target.device, sizes=sizes)
         self._rounds = rounds_for(self.runner, self._slots, self.timer, recorded=recorded)
-        self._intake = Intake(target, max_length=self.max_length, can_speculate=drafter is not None)
+        exact = verifier is None or verifier.exactness is Exactness.EXACT
+        self._intake = Intake(target, max_length=self.max_length, can_speculate=drafter is not None, exact=exact)
         self._outputs = Outputs(target.tokenizer)
         self._pages = pages_for(self.paging, max_batch_size)
         self._running = RunningRequests(

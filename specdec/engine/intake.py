@@ -19,12 +19,13 @@ class Intake:
         target: Encodes prompts, and knows the tokens that end an output.
         max_length: The largest number of tokens of prompt and output together.
         can_speculate: Whether the engine has a drafter.
+        exact: Whether its rule follows the target's distribution.
     """
 
-    def __init__(self, target: Target, *, max_length: int, can_speculate: bool):
+    def __init__(self, target: Target, *, max_length: int, can_speculate: bool, exact: bool = True):
         self._target = target
         self._max_length = max_length
-        self._can_speculate = can_speculate
+        self._can_speculate, self._exact = can_speculate, exact
         self._ids: Iterator[int] = count()
 
     def requests(
@@ -99,13 +100,20 @@ class Intake:
         stop_ids = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             stop_ids |= target.eos_token_ids
+        speculate = speculate and self._can_speculate
+        if sampling.grammar is not None and speculate and not self._exact:
+            raise ValueError(
+                "a grammar needs a rule that follows the target's distribution, and this engine's may accept tokens "
+                "that the grammar forbids: use an exact rule, or speculate=False"
+            )
         identity = next(self._ids)
         return Request(
             id=identity,
             prompt_ids=ids,
             sampling=sampling.seeded(identity),
-            speculate=speculate and self._can_speculate,
+            speculate=speculate,
             stop_ids=stop_ids,
+            matcher=None if sampling.grammar is None else target.grammars.matcher(sampling.grammar, stop_ids),
             arrived=arrived,
             ingestion=time.perf_counter() - begin,
         )

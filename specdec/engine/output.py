@@ -85,6 +85,8 @@ class Outputs:
             count, reason, text = self._cut(request, tokens)
         except Exception as error:  # a tokenizer is the user's: its error ends this request and no other
             return self.failed(request, f"the tokenizer failed: {described(error)}", made(0))
+        if request.matcher is not None and (wrong := request.matcher.follow(tokens[:count])):
+            return self.failed(request, wrong, made(0))
         request.output_ids += tokens[:count]
         ended = {} if reason is None else {"finish_reason": reason, "timestamps": _timestamps(request, visible)}
         return made(count, text=text, **ended)

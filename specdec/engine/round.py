@@ -280,13 +280,17 @@ def outcome_of(
 def _processed(
     logits: Float[Tensor, "batch node vocab"], tree: DraftTree, batch: Batch
 ) -> Float[Tensor, "batch node vocab"]:
-    """Returns the logits with penalties and the user's own processors applied, from which p is computed.
+    """Returns the logits with penalties, the user's own processors and grammars applied, from which p is computed.
 
-    They are the logits themselves if there is neither, in any dtype that float32 holds.
+    They are the logits themselves if there is none, in any dtype that float32 holds.
     """
     processed = any(batch.processors)
-    if batch.sampling.seen is None and not processed and logits.dtype != torch.float64:
+    if batch.sampling.seen is None and not (processed or batch.has_grammars) and logits.dtype != torch.float64:
         return logits
     paths = path_tokens(tree.tokens, tree.ancestors) if batch.sampling.seen is not None else None
     scores = adjust(logits, batch.sampling, paths)
-    return apply_processors(scores, tree, batch) if processed else scores
+    if processed:
+        scores = apply_processors(scores, tree, batch)
+    if batch.has_grammars:
+        scores = scores.masked_fill(~batch.allowed(tree.tokens, tree.ancestors, tree.valid), -torch.inf)
+    return scores

@@ -206,6 +206,8 @@ class Rounds:
             return "check=True looks at every round"
         if batch is not None and batch.has_processors:
             return "requests have logits processors"
+        if batch is not None and batch.has_grammars:
+            return "requests have grammars"
         if not may_record(mode.verifier):
             return f"{type(mode.verifier).__name__} does not say that it is recordable"
         return None

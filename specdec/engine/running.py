@@ -104,8 +104,15 @@ class RunningRequests:
         self.by_slot[slot] = request
         self._free_slots.remove(slot)
         self._reach[slot] = reused
-        left, rounds = request.remaining, request.rounds
-        self._slots.admit(slot, tokens, request.sampling, speculate=request.speculate, remaining=left, rounds=rounds)
+        self._slots.admit(
+            slot,
+            tokens,
+            request.sampling,
+            speculate=request.speculate,
+            remaining=request.remaining,
+            rounds=request.rounds,
+            matcher=request.matcher,
+        )
         self.outputs.begin(request)
         if drafted and self._session is not None:
             self._drafted_for.add(request.id)

@@ -13,7 +13,7 @@ from torch import Tensor
 from specdec.batch import Batch, HostBatch
 from specdec.forward import slot_index
 from specdec.random import request_key
-from specdec.requests import SamplingParams
+from specdec.requests import Matcher, SamplingParams
 from specdec.sampling import SamplingTensors
 
 _NO_CAP = np.iinfo(np.int64).max
@@ -73,6 +73,7 @@ class SlotTable:
         self._cap = np.full(max_batch_size, _NO_CAP)  # of the depth of the next round's drafts
         self._depth_is_set = np.zeros(max_batch_size, dtype=bool)  # on the host, not by counting down
         self._params: list[SamplingParams | None] = [None] * count
+        self._matchers: list[Matcher | None] = [None] * count
         self._penalized: set[int] = set()  # slots whose requests have a repetition penalty
         self._views: dict[bytes, Batch] = {}
 
@@ -88,6 +89,7 @@ class SlotTable:
         speculate: bool,
         remaining: int | None = None,
         rounds: int = 0,
+        matcher: Matcher | None = None,
     ) -> None:
         """Give a slot to a request that has its seed and stream; nothing of it is in the cache yet.
 
@@ -99,11 +101,12 @@ class SlotTable:
             remaining: Tokens still wanted; None for all.
             rounds: The number of its rounds so far. It goes on counting, so that a request that was preempted draws
                 the same random numbers as one that was not.
+            matcher: Where its output is in its grammar; None without one.
         """
         assert sampling.seed is not None and sampling.stream is not None, "the engine seeds requests"
         assert self._params[slot] is None, f"slot {slot} is taken"
         self._views.clear()
-        self._params[slot] = sampling
+        self._params[slot], self._matchers[slot] = sampling, matcher
         self._host_tokens[slot, : len(tokens)] = tokens
         self._host_lengths[slot] = 0
         self._host_drafting[slot] = speculate
@@ -149,7 +152,7 @@ class SlotTable:
     def release(self, slot: int) -> None:
         """Free the slot, whose request has ended."""
         self._views.clear()
-        self._params[slot] = None
+        self._params[slot] = self._matchers[slot] = None
         self._running[slot] = False
         self._penalized.discard(slot)
         if not self._penalized:
@@ -278,6 +281,7 @@ class SlotTable:
             **state,
             sampling=SamplingTensors.of([each for each in params if each is not None], **sampling),
             processors=[() if each is None else each.processors for each in params],
+            matchers=[self._matchers[slot] for slot in host_index],
             vocab_size=self.vocab_size,
             alternatives=max(alternatives, default=None),
             host=HostBatch(

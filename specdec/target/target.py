@@ -1,6 +1,7 @@
 """The target: the model whose distribution the output must follow."""
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from specdec.placement import main_device
 from specdec.quantization import quantization_of
 from specdec.quantization.base import num_weights, weights_read
 from specdec.quantization.stored import output_width
+from specdec.target.grammars import Grammars
 from specdec.target.loading import load, load_tokenizer
 from specdec.target.support import check_model, check_tokenizer
 
@@ -118,6 +120,11 @@ class Target:
         quantized = "" if scheme is None else f" in {scheme}"
         name = f"{name_or_path}{inflated}{quantized}"
         return cls(loaded.model, found, name=name, dtype_reason=loaded.dtype_reason)
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """The grammars that were compiled for its tokenizer."""
+        return Grammars(self.tokenizer, self.vocab_size)
 
     @property
     def device(self) -> torch.device:

@@ -52,7 +52,7 @@ class AlongOutput(TreeBuilder):
         for number, level in enumerate(plan.levels):
             logits = logits_of(tokens[:, level.start : level.stop], level.topology, number)
             above = None
-            if drawing.sampling.seen is not None:
+            if drawing.by_path:
                 above = level.topology.ancestors[0, level.parents].expand(len(rows), -1, -1)
             scores = drawing.scores(logits, tokens[:, : level.stop], above)[:, 0].float()
             token = tokens[:, number + 1, None]

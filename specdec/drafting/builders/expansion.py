@@ -7,7 +7,7 @@ finds one by one (DDTree, arXiv 2604.12989).
 """
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from specdec.drafting.builders.base import BeamTree, Grown
@@ -45,7 +45,9 @@ class ExpansionTree(BeamTree):
     def grow(self, scorer: Scorer, drawing: Drawing, depth: int) -> Grown:
         """Expand ``depth`` levels, and keep the best nodes of all that were offered."""
         rows, logits_of = drawing.batch, scorer.levels(drawing.batch, depth)
-        log_probs, token = _children(logits_of(rows.roots[:, None], None, 0), drawing, self.width)
+        masks, so_far = rows.masks_drafts, rows.roots[:, None]
+        here = torch.ones_like(so_far, dtype=torch.bool)[..., None] if masks else None
+        log_probs, token = _children(logits_of(so_far, None, 0), drawing, self.width, so_far, here)
         children = token.shape[2]
         scores, tokens = [log_probs[:, 0].double()], [token[:, 0]]
         front_scores, front_tokens = scores[0], tokens[0]
@@ -58,9 +60,12 @@ class ExpansionTree(BeamTree):
         for level in range(1, depth):
             numbers.append(front)
             shown.append(above)
-            topology = None if scorer.per_depth else Topology(torch.cat(shown, dim=1), level, self.width)
-            log_probs, token = _children(logits_of(front_tokens, topology, level), drawing, children)
-            size = front.shape[1]
+            topology, size = None, front.shape[1]
+            if masks or not scorer.per_depth:
+                topology = Topology(torch.cat(shown, dim=1), level, self.width)
+            if masks and topology is not None:
+                so_far, here = torch.cat([so_far, front_tokens], dim=1), topology.ancestors[:, -size:]
+            log_probs, token = _children(logits_of(front_tokens, topology, level), drawing, children, so_far, here)
             tokens.append(token.expand(-1, size, -1).flatten(1))
             if level + 1 < depth:
                 score, front_scores, front_tokens, front, above = _front(
@@ -114,10 +119,20 @@ class ExpansionTree(BeamTree):
 
 
 def _children(
-    logits: Float[Tensor, "batch some column"], drawing: Drawing, width: int
-) -> tuple[Float[Tensor, "batch some width"], Int[Tensor, "batch some width"]]:
-    """Return the log-probabilities and the tokens of the most probable children of some nodes, in order."""
+    logits: Float[Tensor, "batch some column"],
+    drawing: Drawing,
+    width: int,
+    shown: Int[Tensor, "batch shown"],
+    above: Bool[Tensor, "batch parent shown"] | None,
+) -> tuple[Float[Tensor, "batch scored width"], Int[Tensor, "batch scored width"]]:
+    """Return the log-probabilities and the tokens of the most probable children of some nodes, in order.
+
+    Where a grammar masks drafts, ``above`` says which of the nodes that were ``shown`` are above or at each of these.
+    """
     vocabulary = drawing.vocabulary
+    if above is not None:
+        logits = logits[..., : vocabulary.common].expand(-1, above.shape[1], -1)
+        logits = drawing.masked(logits.float(), shown, above)
     log_probs = logits[..., : vocabulary.common].log_softmax(-1, dtype=torch.float32)
     best, column = log_probs.topk(min(width, logits.shape[-1]), dim=-1)
     return best.clamp_(max=-_LEAST), vocabulary.to_target(column)

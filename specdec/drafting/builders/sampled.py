@@ -129,7 +129,7 @@ class SampledTree(BeamTree):
     ) -> _Level:
         """Return the candidates below some nodes."""
         parents, ancestors = worth.shape[1], None
-        if drawing.sampling.seen is not None:
+        if drawing.by_path:
             ancestors = topology.ancestors[:, -parents:].expand(len(worth), -1, -1)
             logits = logits.expand(-1, parents, -1)
         scores = drawing.scores(logits, torch.cat(shown, dim=1), ancestors)

@@ -46,7 +46,7 @@ class StaticTree(TreeBuilder):
         rows, vocabulary, rater = drawing.batch, drawing.vocabulary, drawing.rater
         plan = self._plans[rows.device, drawing.leaves][depth]
         shape, batch = plan.shape, len(rows)
-        plainly = not drawing.sampled and not drawing.leaves and drawing.sampling.seen is None and rater is None
+        plainly = not drawing.sampled and not drawing.leaves and not drawing.by_path and rater is None
         if scorer.per_depth and plainly:
             return _at_once(plan, scorer.all_logits(rows, depth), drawing)
         logits_of = scorer.levels(rows, len(plan.levels))
@@ -62,7 +62,7 @@ class StaticTree(TreeBuilder):
             if level.rows is not None and logits.shape[1] > 1:
                 logits = logits.index_select(1, level.rows)
             above = None
-            if drawing.sampling.seen is not None:
+            if drawing.by_path:
                 above = level.topology.ancestors[0, level.parents].expand(batch, -1, -1)
                 logits = logits.expand(-1, len(level.parents), -1)
             scores = drawing.scores(logits, tokens[:, : level.stop], above)

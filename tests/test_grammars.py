@@ -1,0 +1,298 @@
+"""Outputs under a grammar: equal to plain constrained decoding, token for token and in law, with any tree.
+
+What a grammar allows is decided here by listing its texts, without xgrammar.
+"""
+
+import itertools
+import re
+import sys
+from collections.abc import Iterator
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from specdec.cache.pages import Paging
+from specdec.checks.reference import reference_decode
+from specdec.engine.engine import Engine
+from specdec.interfaces import Verifier
+from specdec.requests import Grammar, SamplingParams
+from specdec.target.target import Target
+from tests.components import DRAFTERS, fitting
+from tests.models import tiny_model
+from tests.shapes import shapes_unchecked
+from tests.test_distribution import LEVEL, NO_RESIDUAL, goodness
+from tests.verifiers.cases import complete
+from verifiers.block import TraversalVerifier
+from verifiers.lossy import ThresholdVerifier
+from verifiers.rejection import RejectionVerifier
+
+pytest.importorskip("xgrammar")
+pytestmark = pytest.mark.usefixtures("untried")
+
+TOKENS = ["a", "b", "c", "ab", "bc", "</s>"]
+END = TOKENS.index("</s>")
+PATTERNS = {"ends": "a(a|b){0,6}c", "counts": "(ab){1,2}c{0,3}|b[ac]b?c{2}", "short": "b?c"}
+LONGEST = 8
+
+
+@cache
+def texts(pattern: str) -> frozenset[str]:
+    every = ("".join(each) for n in range(LONGEST + 1) for each in itertools.product("abc", repeat=n))
+    return frozenset(text for text in every if re.fullmatch(pattern, text))
+
+
+@cache
+def beginnings(pattern: str) -> frozenset[str]:
+    return frozenset(text[:end] for text in texts(pattern) for end in range(len(text) + 1))
+
+
+def allowed(pattern: str, so_far: str) -> list[int]:
+    """Tokens that go on, by the list of texts."""
+    going_on = [token for token in range(END) if so_far + TOKENS[token] in beginnings(pattern)]
+    return going_on + [END] * (so_far in texts(pattern))
+
+
+class Listed:
+    """A logits processor that allows what the list of a grammar's texts does, after a prompt."""
+
+    def __init__(self, pattern: str, prompt: int):
+        self.pattern, self.prompt = pattern, prompt
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        masked = torch.full_like(scores, -torch.inf)
+        for row, ids in enumerate(input_ids[:, self.prompt :].tolist()):
+            some = allowed(self.pattern, "".join(TOKENS[token] for token in ids))
+            masked[row, some] = scores[row, some]
+        return masked
+
+
+def tokenizer(tokens: list[str] = TOKENS, end: str = "</s>") -> PreTrainedTokenizerFast:
+    model = models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[])
+    made = Tokenizer(model)
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token=end)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model(vocab_size=len(TOKENS), scale=1.5, layers=2)
+
+
+def target_of(model) -> Target:
+    return Target(model, tokenizer())
+
+
+def parents_mask(masks, self, tokens, paths) -> np.ndarray:
+    """Mutant: every child is judged by what its parent allows."""
+    bits, above = masks(self, tokens, paths), []
+    for path in paths:
+        nodes = np.flatnonzero(path)
+        above.append(nodes[-2] if len(nodes) > 1 else 0)
+    rows = {int(np.flatnonzero(path)[-1]): row for row, path in enumerate(paths)}
+    return bits[[rows[int(node)] for node in above]]
+
+
+def roots_mask(masks, self, tokens, paths) -> np.ndarray:
+    """Mutant: the mask stands at the root alone; below it everything is allowed."""
+    bits = masks(self, tokens, paths).copy()
+    bits[1:] = -1
+    return bits
+
+
+@pytest.fixture
+def mutate(monkeypatch: pytest.MonkeyPatch):
+    from specdec.target.grammars import GrammarMatcher
+
+    masks = GrammarMatcher.masks
+
+    def changed(mutant) -> None:
+        monkeypatch.setattr(GrammarMatcher, "masks", lambda *given: mutant(masks, *given))
+
+    return changed
+
+
+# ---------------------------------------------------------------- token for token
+
+PROMPTS = [[0, 1, 2], [4], [3, 3, 1, 0, 2], [2, 2], [1, 0, 1, 0], [2]]
+
+
+def cases() -> Iterator[tuple[list[int], str | None]]:
+    """Prompts with grammars of their own, and one without any, which share a batch."""
+    names = [*PATTERNS, "ends", "counts", None]
+    yield from ((prompt, name and PATTERNS[name]) for prompt, name in zip(PROMPTS, names, strict=True))
+
+
+def greedy_outputs(model, drafter: str, *, mask_drafts: bool) -> list[tuple[int, ...]]:
+    made = DRAFTERS[drafter](model)
+    engine = Engine(target_of(model), made, fitting(made), max_batch_size=3, max_length=40)
+    wanted = [
+        SamplingParams(max_new_tokens=8, grammar=pattern and Grammar(regex=pattern, mask_drafts=mask_drafts))
+        for _, pattern in cases()
+    ]
+    return [output.token_ids for output in engine.generate(PROMPTS, wanted)]
+
+
+def listed_outputs(model) -> list[tuple[int, ...]]:
+    expected = []
+    for prompt, pattern in cases():
+        sampling = SamplingParams(max_new_tokens=8, logits_processor=pattern and Listed(pattern, len(prompt)))
+        expected.append(tuple(reference_decode(model, prompt, sampling, stop_ids=frozenset([END]))))
+    return expected
+
+
+STRONG = {"model_tree_iid": True, "model_expansion": True, "medusa": True, "ngram": False}
+
+
+@pytest.mark.parametrize("mask_drafts", [True, False])
+@pytest.mark.parametrize("drafter", [complete(name, strong=name in STRONG) for name in DRAFTERS])
+def test_greedy_outputs_equal_plain_constrained_decoding(model, drafter: str, mask_drafts: bool) -> None:
+    assert greedy_outputs(model, drafter, mask_drafts=mask_drafts) == listed_outputs(model)
+
+
+def test_a_preempted_request_goes_on_in_its_grammar(model) -> None:
+    grammar = Grammar(regex="(ab|ba|cc){8,20}")
+    outputs = {}
+    for pages in (None, 20):
+        paging = None if pages is None else Paging(page_size=2, pages=pages, reserve=0.0)
+        drafter = DRAFTERS["model_tree_iid"](model)
+        engine = Engine(target_of(model), drafter, RejectionVerifier(), max_batch_size=3, max_length=40, cache=paging)
+        made = engine.generate(PROMPTS, SamplingParams(max_new_tokens=24, grammar=grammar))
+        outputs[pages] = [output.token_ids for output in made]
+        assert (engine.page_counts.preempted > 0) == (pages is not None)
+    assert outputs[20] == outputs[None]
+
+
+@pytest.mark.parametrize("mutant", [parents_mask, roots_mask])
+def test_a_wrong_node_s_mask_changes_greedy_outputs(model, mutate, mutant) -> None:
+    mutate(mutant)
+    assert greedy_outputs(model, "model_tree_iid", mask_drafts=False) != listed_outputs(model)
+
+
+# ---------------------------------------------------------------- in law
+
+
+@torch.inference_mode()
+def listed_law(model, prompt: list[int], pattern: str, length: int) -> dict[tuple[int, ...], float]:
+    """Probability of every output up to its end or ``length`` tokens, from plain forwards."""
+    law: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(length):
+        longer: dict[tuple[int, ...], float] = {}
+        for output, mass in law.items():
+            if output and output[-1] == END:
+                longer[output] = mass
+                continue
+            tokens = torch.tensor([[*prompt, *output]])
+            scores = Listed(pattern, len(prompt))(tokens, model(tokens).logits[:, -1].double())
+            p = scores.softmax(-1)[0].tolist()
+            longer |= {(*output, token): mass * p[token] for token in range(len(TOKENS)) if p[token] > 0}
+        law = longer
+    return law
+
+
+def p_value(model, drafter: str, rule: Verifier, *, mask_drafts: bool, pattern: str = "counts") -> float:
+    samples, length, prompt = 1500, 4, PROMPTS[0]
+    engine = Engine(
+        target_of(model), DRAFTERS[drafter](model, distance=0.6), rule, max_batch_size=samples, max_length=32
+    )
+    grammar = Grammar(regex=PATTERNS[pattern], mask_drafts=mask_drafts)
+    with shapes_unchecked():
+        wanted = SamplingParams(temperature=1.0, max_new_tokens=length, n=samples, grammar=grammar)
+        outputs = engine.generate([prompt], wanted)
+        law = listed_law(model, prompt, PATTERNS[pattern], length)
+    counts = dict.fromkeys(law, 0)
+    for output in outputs:
+        if output.error or output.token_ids not in law:
+            return 0.0
+        counts[output.token_ids] += 1
+    assert sum(step.accepted for output in outputs for step in output.steps) > 0, "nothing was ever accepted"
+    return goodness(counts, law, samples)
+
+
+@pytest.mark.parametrize("mask_drafts", [True, False])
+@pytest.mark.parametrize(
+    ("drafter", "rule"),
+    [
+        complete("model_chain_iid", RejectionVerifier(), strong=False),
+        complete("model_tree_without_replacement", TraversalVerifier(), strong=True),
+        complete("block_markov_tree", TraversalVerifier(), strong=False),
+        complete("medusa", RejectionVerifier(), strong=False),
+    ],
+    ids=["chain", "tree", "markov", "medusa"],
+)
+def test_sampled_outputs_follow_the_constrained_law(model, drafter: str, rule: Verifier, mask_drafts: bool) -> None:
+    assert p_value(model, drafter, rule, mask_drafts=mask_drafts) > LEVEL
+
+
+@pytest.mark.parametrize("mutant", [parents_mask, roots_mask])
+def test_a_wrong_node_s_mask_is_rejected_in_law(model, mutate, mutant) -> None:
+    mutate(mutant)
+    assert p_value(model, "model_chain_iid", RejectionVerifier(), mask_drafts=False) < LEVEL
+
+
+def test_a_biased_rule_is_rejected_under_a_mask(model) -> None:
+    assert p_value(model, "model_chain_iid", NO_RESIDUAL, mask_drafts=True) < LEVEL
+
+
+# ---------------------------------------------------------------- what is compiled, and what is refused
+
+
+def test_drafts_under_the_mask_are_accepted_more_often(model) -> None:
+    lengths = {}
+    for masked in (True, False):
+        engine = Engine(target_of(model), DRAFTERS["model_chain_iid"](model), RejectionVerifier(), max_batch_size=64)
+        grammar = Grammar(regex="(ab|ba|cc){30}", mask_drafts=masked)
+        sampling = SamplingParams(temperature=1.0, max_new_tokens=20, n=64, grammar=grammar)
+        outputs = engine.generate([PROMPTS[0]], sampling)
+        lengths[masked] = sum(len(o.token_ids) for o in outputs) / sum(len(o.steps) for o in outputs)
+    assert lengths[True] > 1.2 * lengths[False] > 1.2
+
+
+def test_schemas_and_rules_are_read_and_compiled_once(model) -> None:
+    target = target_of(model)
+    engine = Engine(target, max_length=40)
+    engine.generate(PROMPTS, SamplingParams(max_new_tokens=8, grammar={"ebnf": 'root ::= "a" root "c" | "b"'}))
+    info = target.grammars.compiled.cache_info()
+    assert (info.misses, info.hits) == (1, len(PROMPTS) - 1)
+    wide = Target(
+        tiny_model(vocab_size=12, layers=2), tokenizer(['"', "{", "}", ":", "k", "1", "2", ",", "[", "]", "-", "</s>"])
+    )
+    schema = {"type": "object", "properties": {"k": {"type": "array", "items": {"enum": [1, 2]}}}, "required": ["k"]}
+    grammar = Grammar(json_schema=schema, any_whitespace=True)
+    [output] = Engine(wide).generate([[1]], SamplingParams(max_new_tokens=60, grammar=grammar, temperature=1.0))
+    assert re.match(r'\{"k":\[((1|2)(,(1|2))*)?', output.text)
+
+
+def test_what_cannot_be_followed_is_refused_before_any_work(model, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(message: str, grammar: object, engine: Engine | None = None, **more: object) -> None:
+        made = engine or Engine(target_of(model))
+        with pytest.raises(ValueError, match=message):
+            made.generate([[1, 2]], SamplingParams(max_new_tokens=8, grammar=grammar, **more))
+
+    refused("cannot spell the grammar .*: no token goes on after 'ac'", {"regex": "ac[xyz]"})
+    refused(r"cannot read the grammar 'a\(': Regex parsing error at position 3", {"regex": "a("})
+    refused("cannot read the grammar", {"json_schema": {"type": "nonsense"}})
+    refused("give json_schema, regex or ebnf", {"regex": "a", "ebnf": "b"})
+    refused("give a Grammar, or one of", {"pattern": "a"})
+    refused("give a Grammar, or one of", "[ab]+")
+    refused("a token that ends the output", {"regex": "a"}, ignore_eos=True)
+    refused("needs a tokenizer", {"regex": "a"}, Engine(Target(model)), stop_token_ids=(5,))
+    drafter = DRAFTERS["model_chain_iid"](model)
+    lossy = Engine(target_of(model), drafter, ThresholdVerifier())
+    refused("needs a rule that follows", {"regex": "a"}, lossy)
+    assert lossy.generate([[1]], SamplingParams(grammar={"regex": "a"}), speculate=False)[0].text == "a"
+    monkeypatch.setitem(sys.modules, "xgrammar", None)
+    refused(r"pip install 'specdec-research\[grammar\]'", {"regex": "a"})
+
+
+def test_an_output_that_nothing_goes_on_ends_in_an_error(model) -> None:
+    """Some texts of this grammar can be spelled, and not those that begin with b."""
+    prefers_b = lambda ids, scores: scores + 50.0 * (torch.arange(scores.shape[1]) == 1)  # noqa: E731
+    wanted = SamplingParams(max_new_tokens=8, grammar={"regex": "bx|cc"}, logits_processor=prefers_b)
+    [output] = Engine(target_of(model)).generate([[1]], wanted)
+    assert output.text == "b" and output.error == (
+        "no token of the tokenizer goes on where the output has come to in its grammar"
+    )
