@@ -68,6 +68,8 @@ class ForwardBatch:
         embeds: Input embeddings in place of tokens.
         features: A further input of the model, such as the hidden states that an EAGLE head takes.
         wants: What to return.
+        counts: The number of tokens of every row, for pieces of prompts, which are final and padded at the end. None
+            for trees.
         batch: Rows.
         nodes: Nodes per row that go through the model.
     """
@@ -80,6 +82,7 @@ class ForwardBatch:
     embeds: Float[Tensor, "batch node hidden"] | None = None
     features: Float[Tensor, "batch node width"] | None = None
     wants: Wants = LOGITS
+    counts: np.ndarray | None = None
     batch: int = field(init=False)
     nodes: int = field(init=False)
 
@@ -137,6 +140,7 @@ class ForwardBatch:
         *,
         host_slots: np.ndarray,
         host_lengths: np.ndarray,
+        host_counts: np.ndarray | None = None,
         hidden_layers: tuple[int, ...] = (),
     ) -> "ForwardBatch":
         """Returns the forward that appends a piece of every row's prompt and returns no logits.
@@ -145,6 +149,7 @@ class ForwardBatch:
             tokens: The pieces, padded at the end. Padding is written behind them and never read.
             host_slots: The rows' slots.
             host_lengths: Tokens that each row has in the cache already.
+            host_counts: Tokens of each piece; None if none is padded.
             hidden_layers: Hidden states to return.
         """
         device = tokens.device
@@ -155,6 +160,7 @@ class ForwardBatch:
             topology=Topology.chain(tokens.shape[1], device),
             key_bound=int(host_lengths.max()) + tokens.shape[1],
             wants=Wants(logits=0, hidden_layers=hidden_layers),
+            counts=np.full(len(tokens), tokens.shape[1]) if host_counts is None else host_counts,
         )
 
     @property

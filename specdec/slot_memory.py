@@ -48,6 +48,8 @@ class SlotMemory:
 
     def longest(self, memory: float, *, rows: int) -> int:
         """See ``Room.longest``."""
+        if not self.per_position:  # states alone, which have no length
+            return 0
         return max(0, int((memory / rows - self.per_row) // self.per_position) - self.drafted)
 
 

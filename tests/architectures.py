@@ -58,6 +58,9 @@ SMALL: dict[str, Any] = {
     "mlp_only_layers": [1],
     # recurrent layers
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "mamba_d_state", "mamba_chunk_size"), 8),
+    **dict.fromkeys(("linear_head_dim", "ssm_state_size", "chunk_size", "mamba_head_dim", "adapter_rank"), 8),
+    **dict.fromkeys(("linear_num_heads", "mamba_num_heads"), 4),
+    "lru_width": 32,
     **dict.fromkeys(("linear_num_key_heads", "mamba_n_groups"), 2),
     **dict.fromkeys(("linear_num_value_heads", "mamba_n_heads"), 4),
     "mamba_d_head": 16,
@@ -69,10 +72,13 @@ SMALL: dict[str, Any] = {
 }
 
 _SLIDING = ["sliding_attention", "full_attention"] * 2
+_LINEAR = ["linear_attention", "full_attention"] * 2
 _ROBERTA = {"pad_token_id": 1}
 _COMPRESSED = {"num_key_value_heads": 4}
 
 OVERRIDES: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1, 3]},
+    "bailing_hybrid": {"layer_types": _LINEAR, **_COMPRESSED},
     "blt": {"encoder_hash_byte_group_vocab": VOCAB},
     "camembert": _ROBERTA,
     "cohere_compass_text": {
@@ -117,6 +123,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "text_config": {"model_type": "qwen2", "num_hidden_layers": 2, "hidden_size": 32, "vocab_size": VOCAB}
     },
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 64},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "kimi_linear": {"layer_types": _LINEAR, **_COMPRESSED},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "llama4_text": {
@@ -125,6 +134,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "floor_scale": 65,
     },
     "mamba2": {"num_heads": 4, "head_dim": 16, "expand": 2, "n_groups": 1, "state_size": 8},
+    "nemotron_h": {"layers_block_type": ["mamba", "moe", "attention", "mamba"], "n_groups": 2},
     "minimax_m3_vl_text": {
         "layer_types": ["full_attention", "minimax_m3_sparse"] * 2,
         "index_block_size": 4,
@@ -240,7 +250,7 @@ def disagreement(model: PreTrainedModel) -> tuple[float, ModelRunner]:
         tokens = torch.zeros(3, counts.max(), dtype=torch.long)
         for row, start, count, chunk in zip(rows, starts, counts, tokens, strict=True):
             chunk[:count] = row[start : start + count]
-        prefill(runner, tokens, starts)
+        prefill(runner, tokens, starts, counts=counts)
         starts = starts + counts
     tree = DraftTree.from_shape(SHAPE, torch.randint(0, VOCAB, (3, SHAPE.num_nodes + 1), generator=generator))
     lengths = torch.tensor(LENGTHS)

@@ -111,8 +111,11 @@ class AttentionBackend:
 
 
 def refuses_attention_functions(model: Any) -> str | None:
-    """Return why a model takes no attention function, or None if it takes one. Models say so themselves."""
-    if getattr(model, "_supports_attention_backend", False):
+    """Return why a model takes no attention function, or None if it takes one. Models say so themselves.
+
+    Those with recurrent layers do not, whatever their attention takes. A trial finds out.
+    """
+    if getattr(model, "_supports_attention_backend", False) or getattr(model, "_is_stateful", False):
         return None
     return f"{model.config.model_type} does not take an attention function"
 

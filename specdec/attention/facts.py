@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import Cache as TransformersCache
 
 from specdec.cache.base import LayerShape
+from specdec.recurrent.mixer import Mixer
 
 
 class Reach(NamedTuple):
@@ -24,7 +26,7 @@ class Facts:
 
     Attributes:
         model_type: Its type in transformers.
-        reaches: How far back the layers of every type see.
+        reaches: How far back the layers of every type see; None for a type without attention.
         layers: One shape for every layer that stores keys and values.
         indexers: One shape for every layer that selects keys by other keys.
         vocab_size: The width of the logits.
@@ -32,10 +34,13 @@ class Facts:
         device: The device on which the model takes tokens and returns logits.
         keeps_logits: Whether the model can be asked for the logits of the last nodes only.
         experts: The implementation of a mixture's experts.
+        mixers: Its recurrent layers.
+        arguments: The names of its forward's arguments.
+        cache_class: The class that it wants a cache to be of.
     """
 
     model_type: str
-    reaches: Mapping[str, Reach]
+    reaches: Mapping[str, Reach | None]
     layers: Mapping[int, LayerShape]
     indexers: Mapping[int, LayerShape]
     vocab_size: int
@@ -43,15 +48,24 @@ class Facts:
     device: torch.device
     keeps_logits: bool
     experts: str
+    mixers: tuple[Mixer, ...] = ()
+    arguments: frozenset[str] = frozenset({"attention_mask", "position_ids", "past_key_values"})
+    cache_class: type = TransformersCache
 
     @cached_property
     def distinct_reaches(self) -> tuple[Reach, ...]:
         """The different reaches: a forward has one mask for each."""
-        return tuple(dict.fromkeys(self.reaches.values()))
+        return tuple(dict.fromkeys(reach for reach in self.reaches.values() if reach is not None))
 
-    def mask_argument(self, masks: list[Tensor]) -> Tensor | Mapping[str, Tensor]:
+    def mask_argument(self, masks: list[Tensor]) -> Tensor | Mapping[str, Tensor | None] | None:
         """Return one mask per distinct reach in the form that the model takes: a dict where layers differ."""
-        if len(self.reaches) == 1:
-            return masks[0]
+        masked = [reach for reach in self.reaches.values() if reach is not None]
+        if len(masked) < 2:
+            return masks[0] if masked else None
         by_reach = dict(zip(self.distinct_reaches, masks, strict=True))
-        return {layer_type: by_reach[reach] for layer_type, reach in self.reaches.items()}
+        return {kind: None if reach is None else by_reach[reach] for kind, reach in self.reaches.items()}
+
+    @property
+    def cache_argument(self) -> str:
+        """The name of the cache among the arguments."""
+        return "past_key_values" if "past_key_values" in self.arguments else "cache_params"

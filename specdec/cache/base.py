@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import Cache as TransformersCache
 
 from specdec.cache.pages import Placement
+from specdec.cache.states import States
 from specdec.forward import ForwardBatch
 
 
@@ -52,7 +53,10 @@ class _LayerStub:
 
 
 class OwnLayout(TransformersCache):
-    """A transformers cache without layer objects of its own: only ``update`` and ``update_indexer`` write to it."""
+    """A transformers cache without layer objects of its own: only ``update`` and ``update_indexer`` write to it.
+
+    Recurrent layers are given a cache of their own (``specdec.cache.states``) in the place of this one.
+    """
 
     def __init__(self, num_layers: int):
         # Not the parent's: it makes layer objects that keep tensors of their own.
@@ -61,10 +65,14 @@ class OwnLayout(TransformersCache):
         self.offloading = False
 
     def _refuse_state(self, *args: object, **kwargs: object):
-        raise UnsupportedError("its recurrent state cannot be rolled back after a rejection")
+        raise UnsupportedError("it keeps a state where the trial of its recurrent layers found none")
 
     update_conv_state = update_recurrent_state = get_conv_state = get_recurrent_state = _refuse_state
-    has_previous_state = _refuse_state
+    get_linear_cache = set_linear_cache = _refuse_state
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        """Returns False: models ask to leave out a mask of padding, and we give none."""
+        return False
 
 
 class Segment(NamedTuple):
@@ -135,6 +143,7 @@ class Cache(OwnLayout, ABC):
             otherwise one run with all rows.
         length_used: Whether a layer has asked how long the cache is. A ragged batch has no answer to that.
         quantized: Whether keys and values are stored in other numbers than the model's.
+        states: The states of recurrent layers; None for a model without any.
     """
 
     slots: int
@@ -144,6 +153,7 @@ class Cache(OwnLayout, ABC):
     bytes_per_position: int
     length_used: bool
     quantized: bool = False
+    states: States | None = None
 
     @property
     @abstractmethod
@@ -157,9 +167,10 @@ class Cache(OwnLayout, ABC):
         A cache of rows that shares nothing can do without.
         """
 
-    @abstractmethod
     def vacate(self, slot: int) -> None:
         """End a slot's request: whatever is written for this slot now must not reach pages that are others' soon."""
+        if self.states is not None:
+            self.states.clear(slot)
 
     @abstractmethod
     def save(self, slot: int, count: int) -> list[Tensor]:
@@ -205,17 +216,31 @@ class Cache(OwnLayout, ABC):
         """Returns the keys and values that attention may see of one of the ``segments``."""
         return self.read(layer)
 
-    @abstractmethod
     def commit(
-        self, slots: Int[Tensor, " batch"], lengths: Int[Tensor, " batch"], path: Int[Tensor, "batch depth"]
+        self,
+        slots: Int[Tensor, " batch"],
+        lengths: Int[Tensor, " batch"],
+        path: Int[Tensor, "batch depth"],
+        counts: Int[Tensor, " batch"] | None = None,
     ) -> None:
-        """Move an accepted path's keys and values to their final positions, over all layers at once.
+        """Make the root and an accepted path final, over all layers at once.
 
         Args:
             slots: Slot of every row.
             lengths: Committed positions of each row; the root is at this position, node j at ``length + j``.
             path: Accepted nodes, root left out, -1 padded; the node of depth d ends at ``length + d``.
+            counts: How many tokens become final: the root and the path by default, 0 where nothing was decided.
         """
+        if path.shape[1]:
+            self.move(slots, lengths, path)
+        if self.states is not None:
+            self.states.commit(slots, path, 1 + (path >= 0).sum(1) if counts is None else counts)
+
+    @abstractmethod
+    def move(
+        self, slots: Int[Tensor, " batch"], lengths: Int[Tensor, " batch"], path: Int[Tensor, "batch depth"]
+    ) -> None:
+        """Move an accepted path's keys and values to their final positions (see ``commit``)."""
 
     @abstractmethod
     def clear(self, slot: int, *, start: int = 0, stop: int | None = None) -> None:
@@ -231,3 +256,15 @@ class Cache(OwnLayout, ABC):
         """Write, then read: this is what a model's layers call."""
         self.write(layer_idx, key_states, value_states)
         return self.read(layer_idx)
+
+
+def of_class(cache: OwnLayout, wanted: type) -> OwnLayout:
+    """Return a cache that is also of a class of a model's own, which only asks for it and uses nothing of it."""
+    if not isinstance(cache, wanted):
+        cache.__class__ = _both(type(cache), wanted)
+    return cache
+
+
+@lru_cache(maxsize=64)
+def _both(ours: type, wanted: type) -> type:
+    return type(ours)(ours.__name__, (ours, wanted), {})

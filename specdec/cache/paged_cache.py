@@ -73,6 +73,7 @@ class PagedCache(SlotCache):
 
     def vacate(self, slot: int) -> None:
         """See ``Cache.vacate``."""
+        super().vacate(slot)
         self._table[slot] = self._rings[slot]
 
     def _at(self, slots: Int[Tensor, " batch"], positions: Int[Tensor, "batch position"]) -> tuple[Tensor, Tensor]:

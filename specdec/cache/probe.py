@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from specdec.cache.base import LayerShape, OwnLayout
+from specdec.cache.states import StateView
 
 
 class ShapeProbe(OwnLayout):
@@ -16,6 +17,7 @@ class ShapeProbe(OwnLayout):
     Attributes:
         shapes: One shape per layer that stores keys and values. (A layer may store none, or use another layer's.)
         indexers: One shape per layer that selects the keys it sees by other keys (sparse attention).
+        states: What recurrent layers have stored.
     """
 
     def __init__(self, num_layers: int, device: torch.device | None = None):
@@ -23,6 +25,11 @@ class ShapeProbe(OwnLayout):
         self._device = device
         self.shapes: dict[int, LayerShape] = {}
         self.indexers: dict[int, LayerShape] = {}
+        self.states = view = StateView(None)
+        # Recurrent layers find nothing here that came before.
+        self.get_conv_state, self.get_recurrent_state = view.get_conv_state, view.get_recurrent_state
+        self.update_conv_state, self.update_recurrent_state = view.update_conv_state, view.update_recurrent_state
+        self.get_linear_cache, self.set_linear_cache = view.get_linear_cache, view.set_linear_cache
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object):
         self.shapes[layer_idx] = LayerShape(

@@ -73,6 +73,7 @@ class QuantizedSlotCache(Cache):
 
     def vacate(self, slot: int) -> None:
         """See ``Cache.vacate``."""
+        super().vacate(slot)
         for part in self._parts:
             part.vacate(slot)
 
@@ -150,12 +151,12 @@ class QuantizedSlotCache(Cache):
         """All tensors of the cache, each ``[layer, slot, position, ...]``."""
         return [*self._codes.tensors, *self._scales.tensors]
 
-    def commit(
+    def move(
         self, slots: Int[Tensor, " batch"], lengths: Int[Tensor, " batch"], path: Int[Tensor, "batch depth"]
     ) -> None:
-        """See ``Cache.commit``. Codes and factors are moved as they are."""
+        """See ``Cache.move``. Codes and factors are moved as they are."""
         for part in self._parts:
-            part.commit(slots, lengths, path)
+            part.move(slots, lengths, path)
 
     def clear(self, slot: int, *, start: int = 0, stop: int | None = None) -> None:
         """See ``Cache.clear``."""

@@ -111,9 +111,6 @@ class SlotCache(Cache):
             for tensor in self.tensors:
                 tensor[:, placement.slot, : placement.reused] = tensor[:, placement.source, : placement.reused]
 
-    def vacate(self, slot: int) -> None:
-        """Nothing to do: the row remains the slot's."""
-
     def save(self, slot: int, count: int) -> list[Tensor]:
         """See ``Cache.save``."""
         return [tensor[:, *self._run(tensor, slot, 0, count)].to("cpu", copy=True) for tensor in self.tensors]
@@ -264,13 +261,11 @@ class SlotCache(Cache):
         """All tensors of the cache, each ``[layer, slot, position, ...]``."""
         return [*self.keys, *self.values, *self.indexer_keys]
 
-    def commit(
+    def move(
         self, slots: Int[Tensor, " batch"], lengths: Int[Tensor, " batch"], path: Int[Tensor, "batch depth"]
     ) -> None:
-        """See ``Cache.commit``."""
+        """See ``Cache.move``."""
         depth = path.shape[1]
-        if depth == 0:
-            return
         goal = lengths[:, None] + self._cells[1 : depth + 1]
         # Padding moves a position onto itself; length + depth <= (max_length - 1) + max_nodes is inside the row.
         source = torch.where(path >= 0, lengths[:, None] + path, goal)

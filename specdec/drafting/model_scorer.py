@@ -19,6 +19,10 @@ _IN_STEP = np.iinfo(np.int64).max
 """Stands for a row that lacks the last committed token at most."""
 
 
+def _chunk(tokens: Tensor, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> ForwardBatch:
+    return ForwardBatch.of_chunk(tokens, host_slots=slots, host_lengths=starts, host_counts=counts)
+
+
 class ModelScorer(Scorer):
     """Scores with a model whose cache is kept in step with what the target has committed.
 
@@ -34,6 +38,11 @@ class ModelScorer(Scorer):
     def __init__(
         self, runner: ModelRunner, *, max_batch_size: int, to_model: Callable[[Tensor], Tensor] = lambda tokens: tokens
     ):
+        if runner.cache.states is not None:
+            raise ValueError(
+                f"{runner.facts.model_type} has recurrent layers, and a drafting model is shown the last committed "
+                f"token twice, which a state cannot undo: draft with a model of attention alone"
+            )
         self.model = self.runner = runner
         self.caches = (runner.cache,)
         self._to_model = to_model
@@ -58,7 +67,7 @@ class ModelScorer(Scorer):
         if outcome.path is None:
             assert host is not None, "pieces of prompts come with the host's numbers"
             tokens = self._to_model(outcome.tokens)
-            self.runner.run(ForwardBatch.of_chunk(tokens, host_slots=host.slots, host_lengths=host.starts))
+            self.runner.run(_chunk(tokens, host.slots, host.starts, host.counts))
         elif nodes is not None:
             self.runner.cache.commit(slots, outcome.starts, nodes)
         self._last_token[slots] = outcome.last_tokens.where(outcome.counts > 0, self._last_token[slots])
@@ -106,7 +115,7 @@ class ModelScorer(Scorer):
         index = np.minimum(starts[:, None] + np.arange(int(missing.max())), host.tokens.shape[1] - 1)
         tokens = torch.from_numpy(np.take_along_axis(host.tokens, index, axis=1).astype(np.int64))
         tokens = self._to_model(tokens.to(self.runner.device))
-        self.runner.run(ForwardBatch.of_chunk(tokens, host_slots=host.slots, host_lengths=starts))
+        self.runner.run(_chunk(tokens, host.slots, starts, missing))
 
     def root_logits(self, batch: Batch) -> Float[Tensor, "batch 1 vocab"]:
         """Return logits at the root, after forwarding the last committed token again."""

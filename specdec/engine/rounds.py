@@ -284,7 +284,7 @@ class Rounds:
             What a session that reads the host's numbers will observe when they are known; None for any other.
         """
         moves = tree.width > 1 and not tree.in_line  # in a chain everything stands in its final place already
-        verdict, session, wants = judged.verdict, mode.session, mode.wants
+        verdict, session, wants, cache = judged.verdict, mode.session, mode.wants, self._runner.cache
         later = None
         if session is not None and not inside:
             outcome = outcome_of(seen, wants, tree.tokens, tree.valid, output, verdict, judged.tokens, judged.valid)
@@ -300,8 +300,8 @@ class Rounds:
         def stage(
             path: Tensor, tokens: Tensor, num_accepted: Tensor, next_token: Tensor, valid: Tensor, *rest: Tensor
         ) -> tuple[()]:
-            if moves:
-                self._runner.cache.commit(seen.slots, seen.lengths, path)
+            if moves or cache.states is not None:
+                cache.commit(seen.slots, seen.lengths, path, (num_accepted + 1) * valid)
             if inside and session is not None:
                 nodes, drafted, *parts = rest
                 decided = replace(verdict, path=path, num_accepted=num_accepted, next_token=next_token)
@@ -335,7 +335,9 @@ def rounds_for(runner: ModelRunner, table: SlotTable, timer: StageTimer, *, reco
     if recorded == "off":
         return Rounds(runner, table, timer, recorder=None)
     recorder = TapeRecorder() if runner.device.type == "cpu" else CudaGraphRecorder(runner.device)
-    return Rounds(runner, table, timer, recorder=recorder, whole=recorded == "rounds")
+    # Which level a node stands on is found by the host, so that models with recurrent layers run as they are.
+    whole = recorded == "rounds" and runner.cache.states is None
+    return Rounds(runner, table, timer, recorder=recorder, whole=whole)
 
 
 def _states(wants: Wants, output: ForwardOutput) -> list[Tensor]:

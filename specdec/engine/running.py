@@ -143,7 +143,12 @@ class RunningRequests:
         )
 
     def _lookback(self, drafted: bool) -> int | None:
-        """Return how many tokens of a shared beginning are prefilled again; None if all are."""
+        """Return how many tokens of a shared beginning are prefilled again; None if all are.
+
+        A state has all tokens of its request in it: there is none of a beginning that could be shared.
+        """
+        if self._runner.cache.states is not None:
+            return None
         return self._session.lookback if drafted and self._session is not None else 0
 
     def _held(self, request: Request) -> int:
@@ -187,6 +192,7 @@ class RunningRequests:
             torch.from_numpy(padded).to(runner.device, non_blocking=True),
             host_slots=slots,
             host_lengths=starts,
+            host_counts=counts,
             hidden_layers=() if session is None else tuple(session.hidden_layers),
         )
         output = runner.run(batch)

@@ -18,8 +18,8 @@ def executor_for(
 
     With ``invariant``, a token's logits depend on nothing but the tokens that it sees.
     """
-    # Only the model's own code moves tensors between devices, or sums them over processes.
-    optimize = optimize and not is_spread(model) and not is_shared(model)
+    # Only the model's own code moves tensors between devices, sums them over processes, or runs by levels of a tree.
+    optimize = optimize and not is_spread(model) and not is_shared(model) and not facts.mixers
     if invariant:
         return InvariantExecutor(model, facts, backend, optimize=optimize)
     if optimize and model.device.type == "cpu":

@@ -13,11 +13,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from specdec.attention.call import NAME, Attend, AttentionBackend, View, Write, answered
 from specdec.attention.facts import Facts
-from specdec.cache.base import Cache
+from specdec.cache.base import Cache, of_class
 from specdec.execution.frozen import Frozen
 from specdec.execution.packing import plain_weights
 from specdec.execution.recorder import UnrecordableError, recording_now
 from specdec.forward import ForwardBatch, ForwardOutput, Wants
+from specdec.recurrent.recurrence import Recurrence
 
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 _guard = threading.Lock()
@@ -47,12 +48,14 @@ class Executor(ABC):
 
     def __init__(self, model: PreTrainedModel, facts: Facts, backend: AttentionBackend):
         self.model, self.facts, self.backend = model, facts, backend
+        self.recurrence = Recurrence(model, facts.mixers)
         self.frozen = Frozen(model)
         self._configs = configs_of(model)
 
     def read_again(self, facts: Facts) -> None:
         """Drop everything that was derived from the model, which has changed; ``facts`` are those of now."""
         self.facts = facts
+        self.recurrence = Recurrence(self.model, facts.mixers)
         self.frozen.renew()
         self._configs = configs_of(self.model)
 
@@ -70,12 +73,15 @@ class Executor(ABC):
 
     def check_recordable(self) -> None:
         """Refuse to take part in a recording with modules or hooks from elsewhere, whose Python would not run again."""
+        if recording_now() and self.facts.mixers:
+            raise UnrecordableError("the host finds out in which order nodes go through recurrent layers")
         if recording_now() and not self.frozen.known:
             raise UnrecordableError("the model has modules or hooks from elsewhere")
 
     def prepare(self, batch: ForwardBatch, cache: Cache) -> View:
         """Aim the cache at a forward, and return what its layers attend to."""
         cache.aim(batch)
+        self.recurrence.aim(batch, cache.states)
         return self.backend.prepare(batch, cache, self.facts)
 
     def call_model(
@@ -100,11 +106,13 @@ class Executor(ABC):
         model: nn.Module = self.model if wants.logits != 0 else self.model.base_model
         arguments: dict[str, Any] = {
             "inputs_embeds" if inputs[0].is_floating_point() else "input_ids": inputs[0],
-            "attention_mask": self.facts.mask_argument(view.masks),
-            "position_ids": inputs[1],
-            "past_key_values": view.cache,
             "use_cache": True,
         }
+        asked, cache_argument = self.facts.arguments, self.facts.cache_argument
+        if self.facts.reaches:
+            arguments["attention_mask"] = self.facts.mask_argument(view.masks)
+        if "position_ids" in asked:
+            arguments["position_ids"] = inputs[1]
         if len(inputs) > 2:
             arguments["features"] = inputs[2]
         watches = -1 in wants.hidden_layers and wants.logits != 0
@@ -117,9 +125,12 @@ class Executor(ABC):
             stack.enter_context(switched(self._configs, self.backend.function if passes else NAME, self.facts.experts))
             if passes:
                 stack.enter_context(self.backend.answering())
+                arguments[cache_argument] = view.cache
             else:
                 attend = attend or partial(self.backend.attend, view=view)
-                arguments["past_key_values"] = stack.enter_context(answered(view, attend, write))
+                arguments[cache_argument] = stack.enter_context(answered(view, attend, write))
+            arguments[cache_argument] = of_class(arguments[cache_argument], self.facts.cache_class)
+            stack.enter_context(self.recurrence.running())
             last = stack.enter_context(_output_layer_inputs(self.model)) if watches else []
             output = model(**arguments)
         if "logits" not in output and -1 in wants.hidden_layers:

@@ -1,23 +1,27 @@
 """Finds out what is known about a model, once, by its configuration and a trial forward."""
 
 import inspect
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from transformers import Cache as TransformersCache
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from specdec.attention import BACKENDS, AttentionBackend
 from specdec.attention.facts import Facts
-from specdec.cache.base import Cache, UnsupportedError
+from specdec.cache.base import Cache, UnsupportedError, of_class
 from specdec.cache.formats import check_format
 from specdec.cache.paged_cache import cache_of
 from specdec.cache.pages import Paging
 from specdec.cache.probe import ShapeProbe
 from specdec.cache.quantized import QuantizedSlotCache
+from specdec.cache.states import States
 from specdec.execution.executor import EagerExecutor, configs_of, evaluating, model_lock, switched
 from specdec.forward import ForwardBatch
 from specdec.memory import ran_out
@@ -25,6 +29,8 @@ from specdec.origin import first_sentence
 from specdec.placement import main_device
 from specdec.quantization.base import rounded_to
 from specdec.quantization.stored import output_width
+from specdec.recurrent.discovery import ROWS, TOKENS, Attributes, find_mixers
+from specdec.recurrent.mixer import Mixer
 from specdec.target.support import check_supported, differs, explain, noted_masks, position_limit, reaches
 from specdec.topology import Topology
 from specdec.tree import TreeShape
@@ -85,9 +91,27 @@ def make_cache(
     """Return an empty cache; for the arguments and errors see ``ModelRunner``."""
     format = check_format(kv_cache)
     sizes = {"max_batch_size": max_batch_size, "max_length": max_length, "max_nodes": max_nodes}
+    cache: Cache
     if format is None:
-        return cache_of(facts.layers, paging, device=facts.device, indexers=facts.indexers, **sizes)
-    return QuantizedSlotCache(facts.layers, format, paging, device=facts.device, indexers=facts.indexers, **sizes)
+        cache = cache_of(facts.layers, paging, device=facts.device, indexers=facts.indexers, **sizes)
+    else:
+        cache = QuantizedSlotCache(facts.layers, format, paging, device=facts.device, indexers=facts.indexers, **sizes)
+    shapes = {key: shape for mixer in facts.mixers for key, shape in mixer.states.items()}
+    if shapes:
+        beside = sum(each.nbytes for each in cache.tensors)
+        cache.states = States(shapes, slots=max_batch_size, nodes=max_nodes, device=facts.device, beside=beside)
+    return cache
+
+
+def own_cache_class(model: PreTrainedModel) -> type:
+    """Return the class of caches that a model's own code defines; transformers' general one if it defines none."""
+    defined = vars(sys.modules[type(model).__module__]).values()
+    own = [
+        each
+        for each in defined
+        if isinstance(each, type) and issubclass(each, TransformersCache) and each.__module__ == type(model).__module__
+    ]
+    return own[0] if own else TransformersCache
 
 
 def _backends(model: PreTrainedModel, attention: str) -> tuple[dict[str, AttentionBackend], dict[str, str] | None]:
@@ -154,7 +178,17 @@ def _probe(model: PreTrainedModel, experts: str) -> tuple[Facts, Float[Tensor, "
     # In some versions SDPA ignores softcaps and sinks, so the model's own attention is the reference.
     with switched(configs, "eager", experts), noted_masks(configs) as asked, evaluating(training):
         tokens = _trial_tokens(config, vocab_size, device)
-        output = model(input_ids=tokens, past_key_values=probe, use_cache=True)
+        arguments = frozenset(inspect.signature(type(model).forward).parameters)
+        cache_class = own_cache_class(model)
+
+        def run(given: Tensor, cache: ShapeProbe) -> Any:
+            name = "past_key_values" if "cache_params" not in arguments else "cache_params"
+            return model(input_ids=given, **{name: of_class(cache, cache_class)}, use_cache=True)
+
+        with Attributes(model) as attributes:
+            output = run(tokens, probe)
+            stateful = bool(probe.states.now or attributes.appeared(len(tokens)))
+        mixers = _mixers(model, config, vocab_size, run) if stateful else ()
     facts = Facts(
         model_type=model.config.model_type,
         experts=experts,
@@ -164,15 +198,31 @@ def _probe(model: PreTrainedModel, experts: str) -> tuple[Facts, Float[Tensor, "
         vocab_size=vocab_size,
         dtype=model.dtype,
         device=device,
-        keeps_logits="logits_to_keep" in inspect.signature(type(model).forward).parameters,
+        keeps_logits="logits_to_keep" in arguments,
+        mixers=mixers,
+        arguments=arguments,
+        cache_class=cache_class,
     )
     return facts, output.logits
 
 
-def _trial_tokens(config: PreTrainedConfig, vocab_size: int, device: torch.device) -> Int[Tensor, "batch position"]:
-    """Return two rows of distinct tokens, without the first and last ids, which may be special tokens."""
-    length = min(TRIAL_LENGTH, position_limit(config) or TRIAL_LENGTH)
-    ids = torch.arange(2 * length, device=device).view(2, length)
+def _mixers(
+    model: PreTrainedModel, config: PreTrainedConfig, vocab_size: int, run: Callable[[Tensor, ShapeProbe], Any]
+) -> tuple[Mixer, ...]:
+    """Return the recurrent layers of a model that has some."""
+    probe = ShapeProbe(getattr(config, "num_hidden_layers", 1), main_device(model))
+    tokens = _trial_tokens(config, vocab_size, main_device(model), rows=ROWS, length=TOKENS)
+    if tokens.shape[1] < TOKENS:
+        raise UnsupportedError(f"its recurrent layers are tried with {TOKENS} tokens, more than it has positions")
+    return find_mixers(model, lambda: run(tokens, probe), probe.states)
+
+
+def _trial_tokens(
+    config: PreTrainedConfig, vocab_size: int, device: torch.device, *, rows: int = 2, length: int = TRIAL_LENGTH
+) -> Int[Tensor, "batch position"]:
+    """Return rows of distinct tokens, without the first and last ids, which may be special tokens."""
+    length = min(length, position_limit(config) or length)
+    ids = torch.arange(rows * length, device=device).view(rows, length)
     return (101 + 37 * ids) % min(vocab_size, config.vocab_size)
 
 
@@ -189,7 +239,13 @@ def _trial(
     cache = make_cache(facts, max_batch_size=2, max_length=TRIAL_LENGTH, max_nodes=TRIAL_SHAPE.num_nodes)
     lengths, slots = np.array(TRIAL_PREFIXES), np.arange(2)
     prefix = tokens[:, : lengths.max() - 1]
-    executor.run(ForwardBatch.of_chunk(prefix, host_slots=slots, host_lengths=np.zeros_like(lengths)), cache)
+    counts = lengths - 1
+    first = np.minimum(counts, 2)  # in two pieces, because a state may go on in another way than it begins
+    executor.run(
+        ForwardBatch.of_chunk(prefix[:, :2], host_slots=slots, host_lengths=counts - counts, host_counts=first), cache
+    )
+    rest = counts - first
+    executor.run(ForwardBatch.of_chunk(prefix[:, 2:], host_slots=slots, host_lengths=first, host_counts=rest), cache)
 
     starts = torch.tensor(TRIAL_PREFIXES, device=device)
     path = starts[:, None] + torch.arange(-1, len(TRIAL_PATH), device=device)
@@ -206,8 +262,16 @@ def _trial(
         return executor.run(batch, cache).scores
 
     single = forward(tokens.gather(1, path[:, :1]), Topology.chain(1, device), lengths - 1)
+    index, after = torch.from_numpy(slots).to(device), starts
+    cache.commit(index, after - 1, path.new_empty(2, 0))
     tree = forward(nodes, Topology.of_shape(TRIAL_SHAPE, device), lengths)
-    logits = torch.cat([single, tree[:, TRIAL_PATH]], dim=1)
+    # One row goes on behind the root and a node, the other behind the root alone.
+    cache.commit(index, after, torch.tensor([TRIAL_PATH[1:2], [-1]], device=device))
+    kept = np.array([2, 1])
+    again = path[:, 1:].gather(1, torch.from_numpy(kept).to(device)[:, None])
+    second = forward(tokens.gather(1, again), Topology.chain(1, device), lengths + kept)
+    logits = torch.cat([single, tree[:, TRIAL_PATH], second], dim=1)
+    path = torch.cat([path, again], dim=1)
     if cache.length_used and not getattr(config, "attn_temperature_tuning", False):  # see check_length
         raise UnsupportedError("its layers count positions from the length of the cache, which a batch has not")
     wanted = own.gather(1, path[:, :, None].expand(-1, -1, own.shape[2]))

@@ -158,7 +158,7 @@ class ModelRunner:
 
         They write into the first slots, none of which may hold a request.
         """
-        if not self.executor.captures:
+        if not self.executor.captures:  # as with recurrent layers, whose forwards begin where states end
             return
         slots, lengths = np.arange(batch), np.zeros(batch, dtype=np.int64)
         index = torch.from_numpy(slots).to(self.device)

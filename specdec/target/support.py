@@ -32,7 +32,10 @@ MASKED = (
     "chunked_attention",
 )
 STATELESS = ("mlp", "moe", "dummy")
-RECURRENT = ("linear", "conv", "mamba", "recurrent", "hybrid", "rwkv", "ssm")
+RECURRENT = ("linear", "conv", "mamba", "recurrent", "rwkv", "ssm")
+"""How the types of layers begin that keep a state and have no attention."""
+BOTH = {"hybrid": "full_attention", "hybrid_sliding": "sliding_attention"}
+"""Layers with a state and with attention, and how far that sees."""
 
 # Smaller differences from the model's own forward are rounding: TF32 in single precision; in half precision or
 # quantized a few percent, and sometimes another expert. A wrong position or mask gives 30% and more.
@@ -70,10 +73,8 @@ def check_supported(model: PreTrainedModel) -> None:
         raise ValueError(f"{kind}: encoder-decoder models are not supported; give a decoder-only causal LM")
     if model.get_output_embeddings() is None:
         raise ValueError(f"{kind}: {type(model).__name__} has no output layer; load it with AutoModelForCausalLM")
-    types = sorted(set(read(text, "layer_types", kind) or []) - {*MASKED, *STATELESS})
-    recurrent = [t for t in types if t.startswith(RECURRENT)]
-    if recurrent:
-        raise ValueError(_recurrent(kind, ", ".join(recurrent)))
+    types = sorted(set(read(text, "layer_types", kind) or []) - {*MASKED, *STATELESS, *BOTH})
+    types = [each for each in types if not each.startswith(RECURRENT)]
     if types:
         raise ValueError(
             f"{kind}: no tree mask for layers of type {', '.join(types)}; "
@@ -131,8 +132,8 @@ def read(config: Any, name: str, kind: str, default: Any = None) -> Any:
         raise ValueError(f"{kind}: {name} differs from layer to layer, which the masks do not follow") from error
 
 
-def reaches(config: Any, asked: set[int | None]) -> dict[str, Reach]:
-    """Return how far every layer type of a model sees, by the type's name.
+def reaches(config: Any, asked: set[int | None]) -> dict[str, Reach | None]:
+    """Return how far every layer type of a model sees, by the type's name; None for recurrent layers.
 
     ``asked`` holds the windows and chunk sizes of the masks that the model made for itself, which the configuration's
     must be; None stands for a mask without either. It is empty if the model makes its masks in another way.
@@ -142,8 +143,10 @@ def reaches(config: Any, asked: set[int | None]) -> dict[str, Reach]:
     chunk = read(config, "attention_chunk_size", kind)
     of_type = {"sliding_attention": Reach(window=window), "chunked_attention": Reach(chunk=chunk)}
     types = [t for t in dict.fromkeys(read(config, "layer_types", kind) or []) if t not in STATELESS]
+    found: dict[str, Reach | None]
     if types:
-        found = {t: of_type.get(t, Reach()) for t in types}
+        of_type |= {both: of_type[part] for both, part in BOTH.items() if part in of_type}
+        found = {t: None if t.startswith(RECURRENT) else of_type.get(t, Reach()) for t in types}
         if any(t in of_type and reach == Reach() for t, reach in found.items()):
             raise ValueError(f"{kind}: has {', '.join(found)} layers, but no window in its configuration")
     elif window is not None and getattr(config, "use_sliding_window", True):
@@ -152,7 +155,7 @@ def reaches(config: Any, asked: set[int | None]) -> dict[str, Reach]:
         found = {"chunked_attention": Reach(chunk=chunk)}
     else:
         found = {"full_attention": Reach()}
-    sizes = {reach.window or reach.chunk for reach in found.values()}
+    sizes = {reach.window or reach.chunk for reach in found.values() if reach is not None}
     if asked and not sizes <= asked:
         if len(sizes) > 1 or len(asked) > 1:
             raise ValueError(
@@ -161,7 +164,7 @@ def reaches(config: Any, asked: set[int | None]) -> dict[str, Reach]:
             )
         # All layers are alike, and the code counts: the window has another name, or it is not used.
         (size,) = asked
-        return {t: Reach(window=size) for t in found}
+        return {t: reach and Reach(window=size) for t, reach in found.items()}
     return found
 
 
@@ -221,8 +224,8 @@ def explain(model: PreTrainedModel, finding: str) -> str:
     """Return why a model failed its trial, in one sentence that names its type."""
     kind = model.config.model_type
     parameters = inspect.signature(type(model).forward).parameters
-    if getattr(model, "_is_stateful", False):
-        return _recurrent(kind, "state space")
+    if "state" in parameters or ("cache_params" in parameters and "ShapeProbe" in finding):
+        return f"{kind}: its states are in one object that goes through the whole model, and cannot be had node by node"
     names = {name for part in {type(part) for part in model.modules()} for name in dir(part)}
     if any("alibi" in name for name in names):
         return _alibi(kind)
@@ -231,9 +234,9 @@ def explain(model: PreTrainedModel, finding: str) -> str:
     text = model.config.get_text_config(decoder=True)
     if getattr(text, "is_decoder", None) is False:
         return f"{kind}: its attention is bidirectional unless its configuration has is_decoder=True ({finding})"
-    if "past_key_values" not in parameters:
-        return f"{kind}: {type(model).__name__}.forward takes no KV cache (past_key_values); not supported"
-    if "position_ids" not in parameters:
+    if "past_key_values" not in parameters and "cache_params" not in parameters:
+        return f"{kind}: {type(model).__name__}.forward takes no cache (past_key_values); not supported"
+    if "position_ids" not in parameters and "cache_params" not in parameters:
         return (
             f"{kind}: {type(model).__name__}.forward takes no position_ids, so that a tree's tokens cannot be placed; "
             f"not supported"
@@ -241,13 +244,6 @@ def explain(model: PreTrainedModel, finding: str) -> str:
     if model.training:
         return f"{kind}: the model is in training mode, where dropout changes every forward: call model.eval()"
     return f"{kind}: not supported, because a trial forward over the KV cache failed: {finding}"
-
-
-def _recurrent(kind: str, what: str) -> str:
-    return (
-        f"{kind}: its recurrent state ({what}) cannot be rolled back after a rejection; "
-        f"give a model whose layers are all attention"
-    )
 
 
 def _alibi(kind: str) -> str:

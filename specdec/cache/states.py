@@ -1,0 +1,252 @@
+"""States of recurrent layers: one per slot that is final, and one per node of the tree that a slot's row drafts.
+
+Keys and values of rejected nodes are never read again. A state has all tokens in it, so that it can neither be cut
+back nor be updated twice: every node starts from its parent's state and leaves one of its own, and ``commit`` makes
+that of the last accepted node final. Place 0 of a slot is the final state, place ``1 + j`` that of node j. Since the
+root's parent is -1, ``1 + parent`` is where a node starts from, for all nodes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from specdec.host import can_look
+from specdec.memory import NoRoomError, free_memory
+from specdec.slot_memory import SlotMemory
+
+
+class StateKey(NamedTuple):
+    """The name of a state.
+
+    Attributes:
+        kind: ``"conv"``, ``"recurrent"`` or ``"linear"``, as transformers' caches name them; or ``"attribute"``.
+        owner: The layer's index; for an attribute the name of its module.
+        which: The number among the layer's states; for an attribute its name.
+    """
+
+    kind: str
+    owner: int | str
+    which: int | str = 0
+
+
+@dataclass(frozen=True)
+class StateShape:
+    """One state of one row.
+
+    Attributes:
+        device: Where the layer runs; None for the device of the cache.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device | None = None
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of one state."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+class States:
+    """The states of all slots and of their nodes.
+
+    A slot whose length is 0 has no state yet, which is not a state of zeros: layers then start as they like.
+
+    Args:
+        shapes: The states of one row.
+        slots: The number of slots.
+        nodes: The largest number of drafted nodes of a row, the root left out.
+        device: Where states are whose layer has no device of its own.
+        beside: Bytes that were promised to others on the CPU, which takes memory when it is first written.
+
+    Attributes:
+        lengths: The number of tokens in the final state of every slot.
+        tensors: All states, ``[state, slot, place, ...]``, those of equal shape together.
+        bytes_per_state: Bytes of the states of one row, or of one node.
+
+    Raises:
+        NoRoomError: They do not fit into a device's free memory.
+    """
+
+    def __init__(
+        self,
+        shapes: Mapping[StateKey, StateShape],
+        *,
+        slots: int,
+        nodes: int,
+        device: torch.device,
+        beside: int = 0,
+    ):
+        self._places = nodes + 2
+        self.bytes_per_state = sum(shape.bytes for shape in shapes.values())
+        for place in {shape.device or device for shape in shapes.values()}:
+            size = sum(shape.bytes for shape in shapes.values() if (shape.device or device) == place)
+            memory = SlotMemory(per_position=0, per_row=self._places * size)
+            free = free_memory(place) - (beside if place.type == "cpu" else 0)
+            if memory.bytes(rows=slots, length=0) > free:
+                raise NoRoomError(
+                    memory, rows=slots, length=0, place=place, free=free, whose="the states of recurrent layers"
+                )
+        self.tensors: list[Tensor] = []
+        self._where: dict[StateKey, tuple[int, int]] = {}
+        with torch.inference_mode(False):
+            self.lengths = torch.zeros(slots, dtype=torch.long, device=device)
+            for shape in dict.fromkeys(shapes.values()):
+                members = [key for key, other in shapes.items() if other == shape]
+                self._where.update({key: (len(self.tensors), index) for index, key in enumerate(members)})
+                size = len(members), slots, self._places, *shape.shape
+                self.tensors.append(torch.zeros(size, dtype=shape.dtype, device=shape.device or device))
+
+    def check(self, slots: Int[Tensor, " batch"], lengths: Int[Tensor, " batch"]) -> None:
+        """Refuse a forward behind other tokens than those that are in the states.
+
+        A state may not be updated twice with one token. This one comparison finds every such mistake.
+        """
+        same = (self.lengths[slots] == lengths).all()
+        message = "a recurrent layer would see a token twice, or miss one: forwards begin where states end"
+        if not can_look(same):
+            torch._assert_async(same, message)
+        elif not same:
+            have = self.lengths[slots].tolist()
+            raise ValueError(f"{message} (after {have} tokens, and lengths={lengths.tolist()} was given)")
+
+    def before(self, key: StateKey, slots: Int[Tensor, " pair"], places: Int[Tensor, " pair"]) -> Tensor:
+        """Return copies of states, which layers may write to."""
+        stack, index = self._where[key]
+        kept = self.tensors[stack][index]
+        return kept[slots.to(kept.device), places.to(kept.device)]
+
+    def put(self, key: StateKey, slots: Int[Tensor, " pair"], places: Int[Tensor, " pair"], state: Tensor) -> None:
+        """Store states at places of slots."""
+        stack, index = self._where[key]
+        kept = self.tensors[stack][index]
+        kept[slots.to(kept.device), places.to(kept.device)] = state.to(kept.dtype)
+
+    def commit(
+        self, slots: Int[Tensor, " batch"], path: Int[Tensor, "batch depth"], counts: Int[Tensor, " batch"]
+    ) -> None:
+        """Make the states of the last accepted nodes final.
+
+        Args:
+            slots: Slot of every row.
+            path: Accepted nodes, root left out, -1 padded.
+            counts: How many tokens become final: the root and the path; 0 where nothing was decided.
+        """
+        last = torch.nn.functional.pad(path, (1, 0)).amax(1)  # a node stands behind its parent
+        place = torch.where(counts > 0, last + 1, 0)
+        for kept in self.tensors:
+            index, source = slots.to(kept.device), place.to(kept.device)
+            kept[:, index, 0] = kept[:, index, source]
+        self.lengths[slots] += counts
+
+    def clear(self, slot: int) -> None:
+        """Forget a slot's states, and all of its nodes'. A NaN would never leave a state by itself."""
+        self.lengths[slot] = 0
+        for kept in self.tensors:
+            kept[:, slot, 0] = 0
+
+    def save(self, slot: int) -> list[Tensor]:
+        """Return a slot's final states as tensors in the host's memory."""
+        return [self.lengths[slot].cpu(), *(kept[:, slot, 0].to("cpu", copy=True) for kept in self.tensors)]
+
+    def load(self, slot: int, saved: Sequence[Tensor]) -> None:
+        """Write what ``save`` has returned."""
+        self.lengths[slot] = saved[0].to(self.lengths.device)
+        for kept, state in zip(self.tensors, saved[1:], strict=True):
+            kept[:, slot, 0] = state.to(kept.device)
+
+
+class StateView:
+    """Stands for the cache in one call of one recurrent layer, and notes the new states.
+
+    Layers change the states that they get, or hand new ones back.
+
+    Args:
+        before: Copies of the states before the call's tokens; None if nothing came before.
+
+    Attributes:
+        now: The states, the new ones as soon as there are some.
+    """
+
+    def __init__(self, before: Mapping[StateKey, Tensor] | None):
+        self._fresh = before is None
+        self.now = dict(before or {})
+        self.layers = _LayersOf(self)
+
+    def state(self, key: StateKey) -> Tensor | None:
+        """Return a state before the call's tokens; None if nothing came before."""
+        return None if self._fresh else self.now[key]
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        return self.state(StateKey("conv", layer_idx, state_idx))
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        return self.state(StateKey("recurrent", layer_idx, state_idx))
+
+    def get_linear_cache(self, layer_idx: int) -> Tensor | None:
+        return self.state(StateKey("linear", layer_idx))
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        return not self._fresh
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        return False
+
+    def update_conv_state(
+        self,
+        conv_states: Tensor,
+        layer_idx: int,
+        state_idx: int = 0,
+        conv_kernel_size: int | None = None,
+        **kwargs: object,
+    ) -> Tensor:
+        """Append columns to a convolution's state, which keeps the last ones; return all of them."""
+        key = StateKey("conv", layer_idx, state_idx)
+        before = self.state(key)
+        if before is not None:
+            full, width = torch.cat([before, conv_states], dim=-1), conv_kernel_size or before.shape[-1]
+        else:
+            width = conv_kernel_size or conv_states.shape[-1]
+            full = torch.nn.functional.pad(conv_states, (max(width - conv_states.shape[-1], 0), 0))
+        self.now[key] = full[..., -width:]
+        return full
+
+    def update_recurrent_state(
+        self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: object
+    ) -> Tensor:
+        self.now[StateKey("recurrent", layer_idx, state_idx)] = recurrent_states
+        return recurrent_states
+
+    def set_linear_cache(self, layer_idx: int, linear_cache: Tensor) -> None:
+        self.now[StateKey("linear", layer_idx)] = linear_cache
+
+
+class _LayersOf:
+    """The cache's layers as versions before 5.23 read them: ``layers[layer].conv_states[index]``."""
+
+    def __init__(self, view: StateView):
+        self._view = view
+
+    def __getitem__(self, layer: int) -> "_LayerOf":
+        return _LayerOf(self._view, layer)
+
+
+class _LayerOf:
+    record_past = False
+
+    def __init__(self, view: StateView, layer: int):
+        self.conv_states = _Read(view, "conv", layer)
+        self.recurrent_states = _Read(view, "recurrent", layer)
+
+
+class _Read(NamedTuple):
+    view: StateView
+    kind: str
+    layer: int
+
+    def __getitem__(self, index: int) -> Tensor | None:  # type: ignore[override]
+        return self.view.state(StateKey(self.kind, self.layer, index))

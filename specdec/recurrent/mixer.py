@@ -1,0 +1,91 @@
+"""A recurrent layer as a value: the states that it keeps from token to token, and how it may be called."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import Cache as TransformersCache
+
+from specdec.cache.states import StateKey, StateShape, StateView
+from specdec.recurrent.paths import Path
+
+Forward = Callable[..., Any]
+Given = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and named arguments of a call."""
+
+
+@dataclass(frozen=True, eq=False)
+class Mixer:
+    """A module that mixes a row's tokens by states which it keeps in the cache, or in attributes.
+
+    Attributes:
+        name: The module's name in its model.
+        states: What it keeps for one row.
+        takes: Where its arguments (``Given``) have a tensor that begins with ``[batch, node]``.
+        gives: Where its result has one.
+        one_by_one: Whether it is right behind a state only if it is given a single token.
+        projections: Its linear layers that see every token by itself and run before any state is read, in order.
+        last: The linear layer whose output is the result, and where that stands in it; None if there is none.
+    """
+
+    name: str
+    states: Mapping[StateKey, StateShape]
+    takes: tuple[Path, ...]
+    gives: tuple[Path, ...]
+    one_by_one: bool = True
+    projections: tuple[str, ...] = ()
+    last: tuple[str, Path] | None = None
+
+    def attributes(self, model: nn.Module) -> dict[StateKey, tuple[nn.Module, str]]:
+        """Return the module and the name of every state that is kept in an attribute."""
+        keys = [key for key in self.states if key.kind == "attribute"]
+        return {key: (model.get_submodule(str(key.owner)), str(key.which)) for key in keys}
+
+    def call(
+        self, model: nn.Module, forward: Forward, given: Given, view: StateView
+    ) -> tuple[Any, dict[StateKey, Tensor]]:
+        """Return the layer's result for some tokens, and its states behind them.
+
+        Args:
+            model: The model that it belongs to.
+            forward: Its own forward.
+            given: The arguments.
+            view: Has the states before the tokens.
+        """
+        attributes = self.attributes(model)
+        for key, (module, name) in attributes.items():
+            setattr(module, name, view.state(key))
+        args, kwargs = given
+        args = tuple(view if isinstance(each, TransformersCache) else each for each in args)
+        kwargs = {name: view if isinstance(each, TransformersCache) else each for name, each in kwargs.items()}
+        result = forward(*args, **kwargs)
+        for key, (module, name) in attributes.items():
+            view.now[key] = getattr(module, name)
+        return result, {key: view.now[key] for key in self.states}
+
+    @contextmanager
+    def attributes_kept(self, model: nn.Module) -> Iterator[None]:
+        """Put the attributes that hold states back after the ``with`` block."""
+        before = [(module, name, getattr(module, name)) for module, name in self.attributes(model).values()]
+        try:
+            yield
+        finally:
+            for module, name, value in before:
+                setattr(module, name, value)
+
+
+@contextmanager
+def forwards_replaced(forwards: Mapping[nn.Module, Forward]) -> Iterator[None]:
+    """Replace the forwards of modules during the ``with`` block."""
+    before = {module: vars(module).get("forward") for module in forwards}
+    for module, forward in forwards.items():
+        vars(module)["forward"] = forward
+    try:
+        yield
+    finally:
+        for module, own in before.items():
+            del vars(module)["forward"]
+            if own is not None:
+                vars(module)["forward"] = own

@@ -1,0 +1,85 @@
+"""The order in which a forward's nodes go through a recurrent layer: every node after its parent."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from specdec.forward import ForwardBatch
+
+
+class Call(NamedTuple):
+    """One call of a recurrent layer.
+
+    Attributes:
+        rows: Rows of the forward, one for each row of the call.
+        columns: The nodes of each; one row of them where all are alike.
+        slots: The slot of every row of the call.
+        before: The place of the state that each starts from (``specdec.cache.states``); None if nothing came before.
+        after: The place of the state that each leaves.
+    """
+
+    rows: Int[Tensor, "pair 1"]
+    columns: Int[Tensor, "pair node"]
+    slots: Int[Tensor, " pair"]
+    before: Int[Tensor, " pair"] | None
+    after: Int[Tensor, " pair"]
+
+
+def calls_of(batch: ForwardBatch, *, one_by_one: bool) -> list[Call]:
+    """Return the calls for a forward of whole trees, or of pieces of prompts.
+
+    Calls never mix rows that have a state with rows that have none. A tree takes one call per level: its nodes of one
+    depth, over all rows. Pieces of prompts take one call for all rows with equally many tokens, so that padding never
+    reaches a layer; a layer that takes tokens ``one_by_one`` behind a state takes as many calls.
+    """
+    fresh = (batch.lengths == 0).cpu().numpy()
+    found = _of_levels(batch, fresh) if batch.counts is None else _of_pieces(batch, fresh, one_by_one=one_by_one)
+    return list(found)
+
+
+def _of_levels(batch: ForwardBatch, fresh: np.ndarray) -> Iterator[Call]:
+    topology, rows = batch.topology, batch.batch
+    if batch.nodes < topology.width:
+        raise ValueError(
+            f"a forward of {batch.nodes} of the {topology.width} nodes of trees: recurrent layers need whole trees"
+        )
+    depth = topology.depth.cpu().expand(rows, -1).numpy()
+    parents = topology.parents.cpu().expand(rows, -1).numpy()
+    for level in range(int(depth.max()) + 1):
+        row, node = np.nonzero(depth == level)
+        for nothing in (False, True) if level == 0 else (False,):
+            some = fresh[row] == nothing if level == 0 else slice(None)
+            if len(row[some]):
+                before = None if nothing else parents[row[some], node[some]] + 1
+                yield _call(batch, row[some], node[some][:, None], before, node[some] + 1)
+
+
+def _of_pieces(batch: ForwardBatch, fresh: np.ndarray, *, one_by_one: bool) -> Iterator[Call]:
+    counts = batch.counts
+    assert counts is not None, "a piece of a prompt"
+    for nothing in (True, False):
+        for count in sorted({*counts[fresh == nothing].tolist()} - {0}):
+            row = np.flatnonzero((fresh == nothing) & (counts == count))
+            cuts = range(count) if one_by_one and not nothing else range(0, count, count)
+            for start in cuts:
+                stop = start + 1 if one_by_one and not nothing else count
+                before = None if nothing else np.full(len(row), int(start > 0))
+                yield _call(batch, row, np.arange(start, stop)[None], before, np.ones(len(row), dtype=np.int64))
+
+
+def _call(
+    batch: ForwardBatch, row: np.ndarray, columns: np.ndarray, before: np.ndarray | None, after: np.ndarray
+) -> Call:
+    device = batch.slots.device
+    rows = torch.from_numpy(row).to(device)
+    return Call(
+        rows=rows[:, None],
+        columns=torch.from_numpy(columns).to(device),
+        slots=batch.slots[rows],
+        before=None if before is None else torch.from_numpy(before).to(device),
+        after=torch.from_numpy(after).to(device),
+    )
