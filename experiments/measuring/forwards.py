@@ -192,7 +192,14 @@ def _call(runner: ModelRunner, point: Forward) -> Callable[[], object]:
         # A recorded round reads a number of positions that is rounded up.
         batch = replace(batch, key_bound=bucket_of(point.context + point.queries))
     graph = None if point.prompt else as_graph(runner, batch)
-    return graph or (lambda: runner.run(batch))
+    states = runner.cache.states
+
+    def run() -> None:
+        if states is not None:
+            states.pretend(batch.slots, batch.lengths)
+        runner.run(batch)
+
+    return graph or run
 
 
 def as_graph(runner: ModelRunner, batch: ForwardBatch) -> Callable[[], object] | None:

@@ -51,6 +51,12 @@ class _LayerStub:
     supports_early_init = True
     record_past = False
 
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return query_length, 0
+
 
 class OwnLayout(TransformersCache):
     """A transformers cache without layer objects of its own: only ``update`` and ``update_indexer`` write to it.

@@ -143,6 +143,10 @@ class States:
             kept[:, index, 0] = kept[:, index, source]
         self.lengths[slots] += counts
 
+    def pretend(self, slots: Int[Tensor, " batch"], lengths: Int[Tensor, " batch"]) -> None:
+        """Count as having seen so many tokens, for forwards whose time is taken, and nothing else of them."""
+        self.lengths[slots] = lengths
+
     def clear(self, slot: int) -> None:
         """Forget a slot's states, and all of its nodes'. A NaN would never leave a state by itself."""
         self.lengths[slot] = 0

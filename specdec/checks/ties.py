@@ -181,6 +181,7 @@ def _run_runner(runner: ModelRunner, sequence: Sequence[int], cuts: Sequence[int
             lengths=torch.full((rows,), start, device=runner.device),
             topology=Topology.chain(stop - start, runner.device),
             wants=Wants(logits=1),
+            counts=np.full(rows, stop - start),
         )
         start, logits = stop, runner.run(batch, cache).scores[0, -1].clone()
     return logits

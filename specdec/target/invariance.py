@@ -73,6 +73,8 @@ def settle(executor: InvariantExecutor) -> None:
         refusal = f"{kind} selects keys by an indexer, whose products have the shape of the cache"
     if refusal is None and is_divided(model):
         refusal = f"this {kind} model runs on several devices or in several processes, which add up in their own ways"
+    if refusal is None and facts.mixers:
+        refusal = f"{kind} has recurrent layers, whose kernels for prompts and for trees round in other ways"
     if refusal is not None:
         raise ValueError(f"invariant=True: {refusal}; leave invariant at False")
     # The products of experts have as many rows as tokens of the block are routed to them.
