@@ -80,6 +80,8 @@ class HfGenerate(OtherEngine):
     ) -> list[Completion]:
         """Decode prompts in one call of ``generate``, padded on the left. All share their sampling but for streams."""
         first = sampling[0]
+        if first.grammar is not None:
+            raise ValueError("transformers' generate is given no grammar here: leave sampling.grammar out")
         model = self.target.model
         width = max(map(len, prompts))
         # A row's own first token: transformers up to 5.17 counts padding as something that must not be repeated.

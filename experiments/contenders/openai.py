@@ -103,8 +103,8 @@ class OpenAIServer(OtherEngine):
 
     def body(self, prompt: Sequence[int], sampling: SamplingParams) -> dict[str, Any]:
         """The body of a request. Fields beyond OpenAI's own are sent only where they change something."""
-        if sampling.logits_processor is not None:
-            raise ValueError("a logits processor cannot be sent to a server: leave this contender out")
+        if sampling.logits_processor is not None or sampling.grammar is not None:
+            raise ValueError("a logits processor or a grammar is not sent to a server: leave this contender out")
         stop_token_ids = list(sampling.stop_token_ids)
         beyond = {
             "top_k": (sampling.top_k, 0),

@@ -125,8 +125,10 @@ class Peer(OtherEngine):
         self, prompts: Sequence[Sequence[int]], sampling: Sequence[SamplingParams], *, speculate: bool = True
     ) -> list[Completion]:
         """Decode prompts in one call. All share their sampling but for streams."""
-        if sampling[0].stop or sampling[0].logits_processor is not None:
-            raise ValueError(f"{self.NAME} is given tokens that end an output, no texts or processors: leave them out")
+        first = sampling[0]
+        if first.stop or first.logits_processor is not None or first.grammar is not None:
+            given = "no texts, processors or grammars"
+            raise ValueError(f"{self.NAME} is given tokens that end an output, {given}: leave them out")
         try:
             return self._ask(prompts, sampling)
         except PeerError as error:

@@ -10,19 +10,19 @@ from transformers import PreTrainedTokenizerBase
 
 from specdec.arguments import flag, shown, whole
 from specdec.engine.prompts import encode
-from specdec.requests import SamplingParams
+from specdec.requests import Grammar, SamplingParams
 
 MOST_LOGPROBS = 20
 """The most alternatives per token that a request may ask for, as with other servers."""
 OF_SAMPLING = {
     **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop")},
-    **{name: name for name in ("stop_token_ids", "n", "ignore_eos", "priority", "deadline", "user")},
+    **{name: name for name in ("stop_token_ids", "n", "ignore_eos", "priority", "deadline", "user", "grammar")},
     "stream_id": "stream",
     "max_tokens": "max_new_tokens",
     "max_completion_tokens": "max_new_tokens",
 }
 """Fields of a request, and the parameter of ``SamplingParams`` that each one sets."""
-READ = {"stream", "stream_options", "logprobs", "top_logprobs", "return_token_ids", "best_of"}
+READ = {"stream", "stream_options", "logprobs", "top_logprobs", "return_token_ids", "best_of", "response_format"}
 """Fields that are read here."""
 HARMLESS = {
     *("model", "metadata", "store", "service_tier", "request_id", "safety_identifier", "prompt_cache_key"),
@@ -42,7 +42,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("chat_template", "regex", "json_schema", "ebnf"), ()),
     "parallel_tool_calls": (True, False),
     "modalities": (["text"],),
-    "response_format": ({"type": "text"},),
     "suffix": ("",),
 }
 """Known fields that would change the output and are not supported, and the values with which they change nothing."""
@@ -181,10 +180,30 @@ def _sampling(given: Mapping[str, Any], defaults: SamplingParams, logprobs: int 
     for name, value in named.items():  # one by one, so that the answer names the field
         with _refusing(name):
             sampling = replace(sampling, **{OF_SAMPLING[name]: value})
+    with _refusing("response_format"):
+        if (grammar := _grammar(given.get("response_format", {"type": "text"}))) is not None:
+            if "grammar" in given:
+                raise ValueError("response_format and grammar both say what the output may be: leave one of them out")
+            sampling = replace(sampling, grammar=grammar)
     with _refusing("best_of"):
         if whole("best_of", given.get("best_of", sampling.n)) != sampling.n:
             raise ValueError(f"best_of={given['best_of']} is not supported: leave it out, or give it the value of n")
     return sampling
+
+
+def _grammar(wanted: Any) -> Grammar | None:
+    """Return the grammar of a ``response_format`` as OpenAI's clients send it; None for any text."""
+    match wanted:
+        case {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return Grammar(json_schema={"type": "object"})
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+            return Grammar(json_schema=schema)
+    raise ValueError(
+        f"response_format={shown(wanted)}: give {{type: text}}, {{type: json_object}} or "
+        f"{{type: json_schema, json_schema: {{schema: …}}}}"
+    )
 
 
 def _choices(sampling: SamplingParams, prompts: int) -> list[SamplingParams]:

@@ -84,6 +84,9 @@ def measure_methods(
         samplings, dataset, chosen, spare = _asked_for(config, temperatures)  # it may have made them fewer
         facts["chosen_hash"] = fingerprint(chosen)
     sampling = samplings[0]
+    for each in contenders:
+        if isinstance(each.engine, Engine):
+            each.engine.check(sampling, speculate=each.speculate)
     template = plain(config, "chat_template")
     fitting = fit(
         chosen,

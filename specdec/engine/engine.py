@@ -247,6 +247,14 @@ class Engine:
         self._waiting[request.id] = request
         return request.id
 
+    def check(self, sampling: SamplingParams, *, speculate: bool = True) -> None:
+        """Refuse parameters that no request of this engine can have, before there is a prompt.
+
+        Raises:
+            ValueError: The grammar cannot be followed.
+        """
+        self._intake.matcher(sampling, speculate=speculate)
+
     def abort(self, request_id: int) -> None:
         """Drop a request that waits or runs; unknown and finished ids are ignored."""
         self._abort({request_id})

@@ -8,7 +8,7 @@ from typing import Any
 
 from specdec.arguments import flag, instance, number
 from specdec.engine.prompts import Prompt, encode, list_prompts
-from specdec.requests import Request, SamplingParams
+from specdec.requests import Matcher, Request, SamplingParams
 from specdec.target.target import Target
 
 
@@ -78,6 +78,24 @@ class Intake:
             )
         return self._request(prompt, sampling, arrived, speculate=speculate)
 
+    def matcher(self, sampling: SamplingParams, *, speculate: bool) -> Matcher | None:
+        """Returns what follows a request's output in its grammar; None without one.
+
+        Raises:
+            ValueError: The grammar cannot be followed.
+        """
+        if sampling.grammar is None:
+            return None
+        if speculate and self._can_speculate and not self._exact:
+            raise ValueError(
+                "a grammar needs a rule that follows the target's distribution, and this engine's may accept tokens "
+                "that the grammar forbids: use an exact rule, or speculate=False"
+            )
+        return self._target.grammars.matcher(sampling.grammar, self._stop_ids(sampling))
+
+    def _stop_ids(self, sampling: SamplingParams) -> frozenset[int]:
+        return frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._target.eos_token_ids)
+
     def _request(self, prompt: Prompt, sampling: SamplingParams, arrived: float, *, speculate: bool) -> Request:
         begin = time.perf_counter()  # other prompts of the call may have been before it
         target = self._target
@@ -97,23 +115,15 @@ class Intake:
             )
         if sampling.stop and target.tokenizer is None:
             raise ValueError("stop strings need a tokenizer: give the Target one, or use stop_token_ids")
-        stop_ids = frozenset(sampling.stop_token_ids)
-        if not sampling.ignore_eos:
-            stop_ids |= target.eos_token_ids
-        speculate = speculate and self._can_speculate
-        if sampling.grammar is not None and speculate and not self._exact:
-            raise ValueError(
-                "a grammar needs a rule that follows the target's distribution, and this engine's may accept tokens "
-                "that the grammar forbids: use an exact rule, or speculate=False"
-            )
+        matcher = self.matcher(sampling, speculate=speculate)
         identity = next(self._ids)
         return Request(
             id=identity,
             prompt_ids=ids,
             sampling=sampling.seeded(identity),
-            speculate=speculate,
-            stop_ids=stop_ids,
-            matcher=None if sampling.grammar is None else target.grammars.matcher(sampling.grammar, stop_ids),
+            speculate=speculate and self._can_speculate,
+            stop_ids=self._stop_ids(sampling),
+            matcher=matcher,
             arrived=arrived,
             ingestion=time.perf_counter() - begin,
         )

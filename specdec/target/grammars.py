@@ -65,7 +65,7 @@ class Grammars:
                 compiled = compiler.compile_grammar(grammar.ebnf)
         except (RuntimeError, ValueError) as error:
             reason = first_sentence(Exception(_PLACE.sub("", str(error)))).rstrip(".")
-            raise ValueError(f"cannot read the grammar {shown(grammar.written)}: {reason}") from error
+            raise ValueError(f"cannot read the grammar {shown(grammar.written)}: {reason}") from None
         found = dead_end(compiled)
         if found is not None:
             raise ValueError(

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from experiments.serving.fields import NEUTRAL, RequestError, understand
+from specdec.requests import Grammar
 from tests.experiments.serving.conftest import DEFAULTS, tokenizer
 
 TOKENIZER = tokenizer()
@@ -17,7 +18,8 @@ WRONG: dict[str, list[Any]] = {
     "logit_bias": [{"5": 10}],
     "best_of": [2],
     "suffix": ["end"],
-    "response_format": [{"type": "json_object"}],
+    "response_format": [{"type": "json_schema"}, {"type": "xml"}, "json", {"type": "json_schema", "json_schema": {}}],
+    "grammar": ["[0-9]+", {"pattern": "a"}, {"regex": ""}],
     "tools": [[{"type": "function"}]],
     "tool_choice": ["required"],
     "typical_p": [0.9],
@@ -86,6 +88,21 @@ def test_what_changes_nothing_is_accepted() -> None:
     plain = understand({"prompt": "abc", "user": "me"}, TOKENIZER, DEFAULTS, chat=False, most=8)
     assert asked == plain
     assert understand({"prompt": "abc", "top_k": -1, "user": "me"}, TOKENIZER, DEFAULTS, chat=False, most=8) == plain
+
+
+def test_a_response_format_is_a_grammar() -> None:
+    def grammar_of(**body: Any) -> Any:
+        (sampling,) = understand({"messages": CHAT, **body}, TOKENIZER, DEFAULTS, chat=True, most=8).sampling
+        return sampling.grammar
+
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    asked = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": schema}}
+    assert grammar_of(response_format=asked) == Grammar(json_schema=schema)
+    assert grammar_of(response_format={"type": "json_object"}) == Grammar(json_schema={"type": "object"})
+    assert grammar_of(response_format={"type": "text"}) is grammar_of() is None
+    assert grammar_of(grammar={"regex": "a+"}) == Grammar(regex="a+")
+    with pytest.raises(RequestError, match="leave one of them out"):
+        grammar_of(grammar={"regex": "a+"}, response_format=asked)
 
 
 def test_every_choice_has_a_stream_of_its_own() -> None:
