@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from drafters.mtp import MTPDrafter
     from drafters.ngram import NGramDrafter
     from drafters.recycling import TokenRecyclingDrafter
+    from drafters.redrafter import RecurrentHead, ReDrafter
+    from drafters.rest import RestDrafter
+    from drafters.sam import SamDrafter
     from drafters.suffix import SuffixDrafter
 else:  # a type checker would take any name for defined
     __getattr__, __dir__ = on_first_use(
@@ -35,6 +38,10 @@ else:  # a type checker would take any name for defined
             "MergedDrafter": "drafters.merged",
             "ModelDrafter": "drafters.model",
             "NGramDrafter": "drafters.ngram",
+            "RestDrafter": "drafters.rest",
+            "SamDrafter": "drafters.sam",
+            "ReDrafter": "drafters.redrafter",
+            "RecurrentHead": "drafters.redrafter",
             "SuffixDrafter": "drafters.suffix",
             "TokenRecyclingDrafter": "drafters.recycling",
         },
@@ -54,6 +61,10 @@ __all__ = [
     "MergedDrafter",
     "ModelDrafter",
     "NGramDrafter",
+    "ReDrafter",
+    "RecurrentHead",
+    "RestDrafter",
+    "SamDrafter",
     "SuffixDrafter",
     "TokenRecyclingDrafter",
 ]

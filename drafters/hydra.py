@@ -286,11 +286,12 @@ class TrainedHydra(TrainedHeads):
             raise ValueError(f"head.dropout={dropout}: give a share below 1, and 0 without head.prefix_attention")
         self.prefix_attention, self.intermediate_size, self.dropout = prefix_attention, intermediate_size, dropout
 
-    def parts_for(self, target: Target) -> dict[str, Any]:
-        if not self.prefix_attention:
-            return {}
-        layer = PrefixAttention.for_target(target.model, intermediate_size=self.intermediate_size)
-        return {"prefix": layer.float(), "dropout": self.dropout}
+    def settings(self, target: Target) -> dict[str, Any]:
+        settings = super().settings(target)
+        if self.prefix_attention:
+            layer = PrefixAttention.for_target(target.model, intermediate_size=self.intermediate_size)
+            settings |= {"prefix": layer.float(), "dropout": self.dropout}
+        return settings
 
     def begin(self, target: Target, counts: Int[Tensor, " vocab"] | None) -> None:
         super().begin(target, counts)

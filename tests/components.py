@@ -27,9 +27,12 @@ from drafters.model import ModelDrafter
 from drafters.mtp import MTPDrafter
 from drafters.ngram import NGramDrafter
 from drafters.recycling import TokenRecyclingDrafter
+from drafters.redrafter import RecurrentHead, ReDrafter
+from drafters.rest import RestDrafter
+from drafters.sam import SamDrafter
 from drafters.suffix import SuffixDrafter
 from experiments.bench.synthetic import SyntheticDrafter
-from specdec.drafting.builders import ExpansionTree, SampledTree
+from specdec.drafting.builders import BeamSearchTree, ExpansionTree, SampledTree
 from specdec.drafting.policies import AdditiveLength, ConfidenceNodes, NodePolicy
 from specdec.interfaces import Drafter, Verifier
 from specdec.types import DraftSampling
@@ -92,6 +95,29 @@ def hydra_heads(
             torch.nn.init.normal_(parameter, std=0.1)
             parameter.data[:, : weight.shape[1]].fill_diagonal_(1.0)
     return heads
+
+
+def recurrent_head(model: PreTrainedModel, **settings: Any) -> RecurrentHead:
+    """A head that mostly says what the target does after the hidden state, and depends on its tokens, too."""
+    weight = model.get_output_embeddings().weight
+    head = RecurrentHead(hidden_size=weight.shape[1], vocab_size=weight.shape[0], **settings)
+    with torch.no_grad():
+        head.begin_as(model.get_output_embeddings())
+        generator = torch.Generator().manual_seed(7)
+        for parameter in head.parameters():
+            parameter.add_(0.15 * torch.randn(parameter.shape, generator=generator))
+    return head.eval()
+
+
+def corpus(model: PreTrainedModel) -> Corpus:
+    """A few documents of what the model says by itself, after every fourth token."""
+    vocab = model.get_output_embeddings().weight.shape[0]
+    documents = torch.arange(0, vocab, 4)[:, None]
+    with torch.no_grad():
+        for _ in range(4):
+            following = model(documents).logits[:, -1].argmax(-1, keepdim=True)
+            documents = torch.cat([documents, following], dim=1)
+    return Corpus.of(documents.tolist())
 
 
 def block_head(model: PreTrainedModel, **settings: Any) -> BlockHead:
@@ -163,6 +189,8 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
     "medusa": lambda target, distance=DISTANCE: MedusaDrafter(medusa_heads(target), TREE),
     "hydra": lambda target, distance=DISTANCE: HydraDrafter(hydra_heads(target), TREE, sampling="without_replacement"),
     "hydra_plus": lambda target, distance=DISTANCE: HydraDrafter(hydra_heads(target, prefix=True), 3, sampling="iid"),
+    "redrafter": lambda target, distance=DISTANCE: ReDrafter(recurrent_head(target), BeamSearchTree(3, 3)),
+    "redrafter_chain_iid": lambda target, distance=DISTANCE: ReDrafter(recurrent_head(target), 3, sampling="iid"),
     "eagle_tree_without_replacement": lambda target, distance=DISTANCE: EagleDrafter(
         eagle_head(target), TREE, sampling="without_replacement"
     ),

@@ -62,6 +62,11 @@ class Heads(nn.Module):
         self.vocab_size = whole("vocab_size", vocab_size, least=1)
         self.num_layers, self.base_model = whole("num_layers", num_layers, least=self.least_layers), base_model
 
+    @property
+    def max_depth(self) -> int | None:
+        """How many tokens they look ahead beyond the target's own; None for any number."""
+        return self.num_heads
+
     @classmethod
     @abstractmethod
     def load(cls, path: str | Path, **where: Unpack[Where]) -> "Heads":
@@ -125,7 +130,7 @@ class LastStateScorer(Scorer):
     def __init__(self, heads: ModuleCaller, *, max_batch_size: int, dtype: torch.dtype, device: torch.device):
         module: Any = heads.module
         self.heads, self.model = heads, module
-        self.max_depth = self.num_heads = int(module.num_heads)
+        self.max_depth, self.num_heads = module.max_depth, int(module.num_heads)
         with torch.inference_mode(False):
             self.newest = torch.zeros(max_batch_size, module.hidden_size, dtype=dtype, device=device)
 
@@ -154,7 +159,7 @@ class LastStateDrafter(ScoredDrafter):
         heads: The trained heads. ``bind`` does not change them; if the target has another device or dtype, a copy is
             moved there.
         shape: What ``TreeShape.of`` takes: a chain's length, branching factors, or paths (Medusa's choices); or a tree
-            builder. None is ``DEFAULT_SHAPE``, as deep as there are heads.
+            builder. None is ``usual_tree``: ``DEFAULT_SHAPE``, as deep as there are heads.
         sampling: See ``ScoredDrafter``.
         temperature: See ``ScoredDrafter``.
         dtype: What the heads compute in; None for the target's own.
@@ -186,11 +191,12 @@ class LastStateDrafter(ScoredDrafter):
         self.optimize = flag("optimize", optimize)
         self.trained_on: TrainedOn | None = None
         self.heads = heads  # `bind` copies them if they must change, and calls them in evaluation mode
-        super().__init__(tree_of(DEFAULT_SHAPE.cut(heads.num_heads) if shape is None else shape), sampling, temperature)
+        super().__init__(tree_of(self.usual_tree(heads) if shape is None else shape), sampling, temperature)
         self.shape = self.tree.shape if isinstance(self.tree, StaticTree) else None
-        if self.max_depth > heads.num_heads:
+        most = heads.max_depth
+        if most is not None and self.max_depth > most:
             raise ValueError(
-                f"the tree shape is {self.max_depth} deep and there are {heads.num_heads} {self.title} heads: "
+                f"the tree shape is {self.max_depth} deep and there are {most} {self.title} heads: "
                 f"give a shape that is no deeper than the heads are many"
             )
         if self.shape is not None and max(self.shape.ranks) >= heads.vocab_size:
@@ -200,7 +206,13 @@ class LastStateDrafter(ScoredDrafter):
             )
         resolved = "auto" if dtype is None else resolve_dtype(dtype)
         self.dtype = resolved if isinstance(resolved, torch.dtype) else None
-        self.has_leaf_probs = self.tree.has_leaf_probs and self.max_depth < heads.num_heads  # a leaf takes one more
+        # A leaf takes one more.
+        self.has_leaf_probs = self.tree.has_leaf_probs and (most is None or self.max_depth < most)
+
+    @classmethod
+    def usual_tree(cls, heads: Any) -> AnyTree:
+        """Return the tree that is drafted if none is given."""
+        return DEFAULT_SHAPE.cut(heads.num_heads)
 
     @classmethod
     def from_pretrained(
@@ -296,27 +308,26 @@ class TrainedHeads(TrainedHead):
         vocab_size, hidden_size = output.weight.shape
         if self.name is None:
             self.head = kind(
-                num_heads=self.depths,
                 hidden_size=hidden_size,
                 vocab_size=vocab_size,
                 num_layers=self.num_layers,
                 base_model=target.name,
-                **self.parts_for(target),
+                **self.settings(target),
             )
             with torch.no_grad():
                 self.head.begin_as(output)
             return
         self.head = kind.from_pretrained(self.name, dtype=torch.float32)
-        found = (self.head.num_heads, self.head.hidden_size, self.head.vocab_size)
+        found = (self.head.max_depth or self.depths, self.head.hidden_size, self.head.vocab_size)
         if found != (self.depths, hidden_size, vocab_size):
             raise ValueError(
                 f"head.name={self.name!r} holds {found[0]} heads of width {found[1]} with {found[2]} tokens, and "
                 f"{self.depths} of width {hidden_size} with {vocab_size} are wanted for the target {target.name}"
             )
 
-    def parts_for(self, target: Target) -> dict[str, Any]:
+    def settings(self, target: Target) -> dict[str, Any]:
         """Further arguments of new heads."""
-        return {}
+        return {"num_heads": self.depths}
 
     def drafter(self) -> Drafter:
         """A chain, sampled for sampled requests: acceptance is then what the figures estimate."""

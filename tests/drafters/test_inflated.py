@@ -10,13 +10,14 @@ from drafters.block import BlockDrafter
 from drafters.eagle import EagleDrafter
 from drafters.hydra import HydraDrafter
 from drafters.medusa import MedusaDrafter
+from drafters.redrafter import ReDrafter
 from specdec.drafting.builders import ExpansionTree
 from specdec.engine.engine import Engine
 from specdec.inflate import inflate
 from specdec.interfaces import Drafter, Sizes
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
-from tests.components import eagle3_head, eagle_head, hydra_heads, medusa_heads
+from tests.components import eagle3_head, eagle_head, hydra_heads, medusa_heads, recurrent_head
 from tests.drafters.test_block import VOCAB, head_for
 from tests.forwards import drafted, outcome_of, slots_of
 from tests.models import tiny_model
@@ -33,6 +34,8 @@ DRAFTERS: dict[str, Callable[[Any], Drafter]] = {
     "hydra": lambda model: HydraDrafter(hydra_heads(model), [4, 2]),
     "hydra_plus": lambda model: HydraDrafter(hydra_heads(model, num_layers=2, prefix=True), [4, 2]),
     "medusa": lambda model: MedusaDrafter(medusa_heads(model), [4, 2]),
+    "redrafter": lambda model: ReDrafter(recurrent_head(model)),
+    "redrafter, projected": lambda model: ReDrafter(recurrent_head(model, exit_size=40), [4, 2]),
 }
 
 

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 
 from specdec.drafting.builders.base import Grown, TreeBuilder
+from specdec.drafting.builders.beams import BeamSearchTree
 from specdec.drafting.builders.expansion import ExpansionTree
 from specdec.drafting.builders.sampled import SampledTree
 from specdec.drafting.builders.static import StaticTree
 from specdec.tree import TreeShape
 
-__all__ = ["AnyTree", "ExpansionTree", "Grown", "SampledTree", "StaticTree", "TreeBuilder", "tree_of"]
+__all__ = ["AnyTree", "BeamSearchTree", "ExpansionTree", "Grown", "SampledTree", "StaticTree", "TreeBuilder", "tree_of"]
 
 AnyTree = TreeBuilder | TreeShape | int | Sequence[int] | Sequence[Sequence[int]]
 """A tree as a drafter takes it: a builder, or a static shape as ``TreeShape.of`` takes it."""

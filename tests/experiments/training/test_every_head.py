@@ -17,6 +17,7 @@ from drafters.hydra import HydraDrafter
 from drafters.medusa import MedusaDrafter, MedusaHeads
 from drafters.model import ModelDrafter
 from drafters.mtp import MTPDrafter
+from drafters.redrafter import ReDrafter
 from experiments.train import train
 from experiments.training.loop import LOG
 from specdec.engine.engine import Engine
@@ -39,6 +40,7 @@ HEADS: dict[str, tuple[list[str], Load]] = {
         ["head.depths=3", "head.prefix_attention=true"],
         lambda path: HydraDrafter.from_pretrained(str(path), shape=3),
     ),
+    "redrafter": (["head.depths=3"], lambda path: ReDrafter.from_pretrained(str(path))),
     "eagle3": (
         ["head.depths=3", "head.draft_vocabulary=64", "head.hidden_layers=[1,2,3]"],
         lambda path: EagleDrafter(load_eagle(path), 3),

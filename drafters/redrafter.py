@@ -1,0 +1,240 @@
+"""ReDrafter: a recurrent head on the target's last state drafts beams (Cheng et al. 2024, arXiv 2403.09919)."""
+
+from pathlib import Path
+from typing import Any, Unpack
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from drafters.heads.assemble import fill, needed
+from drafters.heads.files import Checkpoint, Where, write
+from drafters.heads.last_state import Heads, LastStateDrafter, LastStateScorer, TrainedHeads
+from drafters.heads.training import Anchors, Borrowed, Prediction, TargetStates, TextBatch
+from drafters.medusa import ResidualBlock
+from specdec.arguments import flag, whole
+from specdec.batch import Batch
+from specdec.drafting.builders import AnyTree, BeamSearchTree
+from specdec.interfaces import Sizes
+from specdec.target.target import Target
+from specdec.topology import Topology
+
+
+class RecurrentHead(Heads):
+    """A head that carries a state down a path, and predicts a token from the target's last state and its own.
+
+    Its state is s ← SiLU(W e + U s + b) for the embedding e of each token from the root on, beginning at zero; without
+    ``rnn`` it is their sum. The logits are an output layer's after residual blocks over both states side by side
+    (section 3.1). Modules have the names of the published code (apple/ml-recurrent-drafter).
+
+    Args:
+        rnn: Whether the state is a recurrent network's.
+        exit_size: Width of the residual blocks; None for twice the target's, which needs no projection.
+        sizes: See ``Heads``; ``num_layers`` counts residual blocks.
+    """
+
+    least_layers = 0
+
+    def __init__(self, *, rnn: bool = True, exit_size: int | None = None, **sizes: Any):
+        super().__init__(num_heads=1, **sizes)
+        width, self.rnn = self.hidden_size, flag("rnn", rnn)
+        self.exit_size = 2 * width if exit_size is None else whole("exit_size", exit_size, least=1)
+        self.input_proj = None if self.exit_size == 2 * width else nn.Linear(2 * width, self.exit_size)
+        blocks = [ResidualBlock(self.exit_size) for _ in range(self.num_layers)]
+        self.lm_head = nn.Sequential(*blocks, nn.Linear(self.exit_size, self.vocab_size, bias=False))
+        if rnn:
+            self.rnn_u, self.rnn_w = nn.Linear(width, width), nn.Linear(width, width, bias=False)
+
+    @property
+    def max_depth(self) -> None:
+        """None: it goes on as long as it is asked."""
+        return None
+
+    def begin_as(self, output: nn.Linear) -> None:
+        """The output layer reads the target's state alone, and the head's own begins as the last token's embedding."""
+        for parameter in self.parameters():
+            parameter.zero_()
+        if self.rnn:
+            nn.init.eye_(self.rnn_w.weight)
+        if self.input_proj is not None:
+            nn.init.eye_(self.input_proj.weight)
+        shared = min(self.exit_size, self.hidden_size)
+        self.lm_head[-1].weight[:, :shared] = output.weight[:, :shared]  # type: ignore[index]
+
+    def state(
+        self, embeds: Float[Tensor, "*rows hidden"], above: Float[Tensor, "*rows hidden"] | None
+    ) -> Float[Tensor, "*rows hidden"]:
+        """The states of nodes, from their tokens' embeddings and their parents' states; None above a root."""
+        if not self.rnn:
+            return embeds if above is None else embeds + above
+        before = self.rnn_u.bias if above is None else self.rnn_u(above)
+        return nn.functional.silu(self.rnn_w(embeds) + before)
+
+    def features(
+        self, hidden: Float[Tensor, "*rows hidden"], state: Float[Tensor, "*rows hidden"]
+    ) -> Float[Tensor, "*rows width"]:
+        """What the output layer reads."""
+        joined = torch.cat([hidden, state], dim=-1)
+        return self.lm_head[:-1](joined if self.input_proj is None else self.input_proj(joined))
+
+    def forward(
+        self,
+        hidden: Float[Tensor, "*rows hidden"],
+        embeds: Float[Tensor, "*rows hidden"],
+        above: Float[Tensor, "*rows hidden"] | None = None,
+    ) -> tuple[Float[Tensor, "*rows vocab"], Float[Tensor, "*rows hidden"]]:
+        """Returns the logits of nodes' children, and the nodes' states."""
+        state = self.state(embeds, above)
+        return self.lm_head[-1](self.features(hidden, state)), state
+
+    def widened(self, hidden_size: int) -> "RecurrentHead":
+        """The same head for wider hidden states, of which only the first channels carry signal."""
+        old, projects = self.hidden_size, self.input_proj is not None
+        larger = RecurrentHead(
+            rnn=self.rnn,
+            exit_size=round(self.exit_size * hidden_size / old) if projects else None,
+            hidden_size=hidden_size,
+            vocab_size=self.vocab_size,
+            num_layers=self.num_layers,
+            base_model=self.base_model,
+        )
+        one = torch.arange(old)
+        both = torch.cat([one, hidden_size + one])  # two states side by side
+        exits = torch.arange(self.exit_size) if projects else both
+        with torch.no_grad():
+            for name, new in larger.named_parameters():
+                recurrent, output = name.startswith("rnn_"), name == f"lm_head.{self.num_layers}.weight"
+                rows = torch.arange(self.vocab_size) if output else one if recurrent else exits
+                columns = one if recurrent else both if name.startswith("input_proj.") else exits
+                new.zero_()
+                new[(rows,) if new.ndim == 1 else (rows[:, None], columns)] = self.get_parameter(name).cpu().float()
+        first = next(self.parameters())
+        return larger.requires_grad_(False).eval().to(first.device, first.dtype)
+
+    def save_pretrained(self, path: str | Path) -> None:
+        """Write ``config.json`` and ``model.safetensors`` as the published code has them."""
+        config = {
+            "model_type": "recurrent_drafting_drafter",
+            "hidden_size": self.hidden_size,
+            "exit_dim": self.exit_size,
+            "num_draft_layers": self.num_layers,
+            "rnn": self.rnn,
+            "vocab_size": self.vocab_size,
+            "base_model_name_or_path": self.base_model,
+        }
+        write(path, self.state_dict(), config)
+
+    @classmethod
+    def load(cls, path: str | Path, **where: Unpack[Where]) -> "RecurrentHead":
+        """Returns the head of a checkpoint of the published code."""
+        checkpoint = Checkpoint(path, **where)
+        name, tensors = checkpoint.name, checkpoint.tensors()
+        parts = [key.split(".") for key in tensors]
+        layers = 1 + max(
+            (int(part[1]) for part in parts if part[0] == "lm_head" and part[2:3] == ["linear"]), default=-1
+        )
+        vocab_size, exit_size = needed(name, tensors, f"lm_head.{layers}.weight").shape
+        projection = tensors.get("input_proj.weight")
+        with torch.device("meta"):
+            head = cls(
+                rnn="rnn_w.weight" in tensors or "rnn_u.weight" in tensors,
+                exit_size=exit_size,
+                hidden_size=(exit_size if projection is None else projection.shape[1]) // 2,
+                vocab_size=vocab_size,
+                num_layers=layers,
+                base_model=checkpoint.config.get("base_model_name_or_path") or "",
+            )
+        return fill(name, head, tensors)
+
+
+class RecurrentScorer(LastStateScorer):
+    """Scores the children of a node from the node's own state, which its parent's becomes with its token."""
+
+    def __init__(self, *, embed: Any, max_shown: int, **places: Any):
+        super().__init__(**places)
+        self._embed, self._max_shown = embed, max_shown
+
+    def root_logits(self, batch: Batch) -> Float[Tensor, "batch 1 vocab"]:
+        hidden = self.newest[batch.slots][:, None]
+        self._states = hidden.new_zeros(len(batch), 1 + self._max_shown, hidden.shape[2])
+        logits, self._states[:, :1] = self.heads(hidden, self._embedded(batch.roots[:, None]))
+        return logits
+
+    def level_logits(
+        self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
+    ) -> Float[Tensor, "batch node vocab"]:
+        count = tokens.shape[1]
+        nodes = slice(topology.width - count, topology.width)
+        parents = topology.parents[:, nodes].expand(len(batch), -1)
+        above = self._states.gather(1, parents[:, :, None].expand(-1, -1, self._states.shape[2]))
+        hidden = self.newest[batch.slots][:, None].expand(-1, count, -1)
+        logits, self._states[:, nodes] = self.heads(hidden, self._embedded(tokens), above)
+        return logits
+
+    def _embedded(self, tokens: Int[Tensor, "batch node"]) -> Float[Tensor, "batch node hidden"]:
+        return self._embed(tokens).to(self.newest.dtype)
+
+
+class ReDrafter(LastStateDrafter):
+    """Drafts with a recurrent head: by default what a beam search finds, whatever the request's temperature.
+
+    The published code verifies beams at a temperature as if they had been drawn, which is biased; here they are
+    ``DETERMINISTIC``. A ``shape`` may be drawn from the head's distributions, which depend on the path (``sampling``).
+    Arguments: see ``LastStateDrafter``.
+    """
+
+    kind, title = RecurrentHead, "ReDrafter"
+
+    @classmethod
+    def usual_tree(cls, heads: Any) -> AnyTree:
+        """Return ten beams of four tokens."""
+        return BeamSearchTree()
+
+    def scorer(self, heads: Any, target: Target, sizes: Sizes) -> RecurrentScorer:
+        embed = target.model.get_input_embeddings()
+        return RecurrentScorer(embed=embed, max_shown=self.tree.max_shown, **self.placed(heads, target, sizes))
+
+
+class TrainedRecurrent(TrainedHeads):
+    """A ``RecurrentHead``, which reads the text's own tokens. The other arguments: see ``TrainedHeads``.
+
+    Args:
+        depths: How many tokens are trained, and measured.
+        rnn: See ``RecurrentHead``.
+        exit_size: See there.
+    """
+
+    title, made = "ReDrafter head", ReDrafter
+
+    def __init__(
+        self,
+        *,
+        name: str | None = None,
+        depths: int = 5,
+        num_layers: int = 1,
+        rnn: bool = True,
+        exit_size: int | None = None,
+    ):
+        super().__init__(name=name, depths=depths, num_layers=num_layers)
+        self.options: dict[str, Any] = {"rnn": rnn, "exit_size": exit_size}
+
+    def settings(self, target: Target) -> dict[str, Any]:
+        return self.options
+
+    def begin(self, target: Target, counts: Int[Tensor, " vocab"] | None) -> None:
+        super().begin(target, counts)
+        self._embed = (Borrowed(target.model.get_input_embeddings()),)  # in a tuple, so that it is not registered
+
+    def forward(self, batch: TextBatch, states: TargetStates, anchors: Anchors) -> Prediction:
+        """What the output layer reads at every depth."""
+        previous = batch.tokens.flatten()[anchors.places(batch)]
+        hidden, state, found = states.before(anchors).float(), None, []
+        for tokens in previous.unbind(1):
+            state = self.head.state(self._embed[0](tokens), state)
+            found.append(self.head.features(hidden, state))
+        return Prediction(found)
+
+    def logits(
+        self, states: Float[Tensor, "place width"], previous: Int[Tensor, " place"], depth: int
+    ) -> Float[Tensor, "place column"]:
+        return self.head.lm_head[-1](states).float()
