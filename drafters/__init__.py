@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from drafters.ngram import NGramDrafter
     from drafters.recycling import TokenRecyclingDrafter
     from drafters.redrafter import RecurrentHead, ReDrafter
-    from drafters.rest import RestDrafter
-    from drafters.sam import SamDrafter
     from drafters.suffix import SuffixDrafter
 else:  # a type checker would take any name for defined
     __getattr__, __dir__ = on_first_use(
@@ -38,8 +36,6 @@ else:  # a type checker would take any name for defined
             "MergedDrafter": "drafters.merged",
             "ModelDrafter": "drafters.model",
             "NGramDrafter": "drafters.ngram",
-            "RestDrafter": "drafters.rest",
-            "SamDrafter": "drafters.sam",
             "ReDrafter": "drafters.redrafter",
             "RecurrentHead": "drafters.redrafter",
             "SuffixDrafter": "drafters.suffix",
@@ -63,8 +59,6 @@ __all__ = [
     "NGramDrafter",
     "ReDrafter",
     "RecurrentHead",
-    "RestDrafter",
-    "SamDrafter",
     "SuffixDrafter",
     "TokenRecyclingDrafter",
 ]

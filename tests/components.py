@@ -28,8 +28,6 @@ from drafters.mtp import MTPDrafter
 from drafters.ngram import NGramDrafter
 from drafters.recycling import TokenRecyclingDrafter
 from drafters.redrafter import RecurrentHead, ReDrafter
-from drafters.rest import RestDrafter
-from drafters.sam import SamDrafter
 from drafters.suffix import SuffixDrafter
 from experiments.bench.synthetic import SyntheticDrafter
 from specdec.drafting.builders import BeamSearchTree, ExpansionTree, SampledTree
@@ -107,17 +105,6 @@ def recurrent_head(model: PreTrainedModel, **settings: Any) -> RecurrentHead:
         for parameter in head.parameters():
             parameter.add_(0.15 * torch.randn(parameter.shape, generator=generator))
     return head.eval()
-
-
-def corpus(model: PreTrainedModel) -> Corpus:
-    """A few documents of what the model says by itself, after every fourth token."""
-    vocab = model.get_output_embeddings().weight.shape[0]
-    documents = torch.arange(0, vocab, 4)[:, None]
-    with torch.no_grad():
-        for _ in range(4):
-            following = model(documents).logits[:, -1].argmax(-1, keepdim=True)
-            documents = torch.cat([documents, following], dim=1)
-    return Corpus.of(documents.tolist())
 
 
 def block_head(model: PreTrainedModel, **settings: Any) -> BlockHead:
