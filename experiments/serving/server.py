@@ -132,6 +132,7 @@ class Server:
         call = self._loop.call_soon_threadsafe
         self.worker = Worker(
             self._engine,
+            kinds=[replace(self._defaults, temperature=each) for each in (0.0, self._defaults.temperature or 1.0)],
             take=lambda steps: call(self.front.take, steps),
             refuse=lambda asked, refusal: call(asked.refuse, refusal),
             broken=lambda failure: call(self._broken, failure),

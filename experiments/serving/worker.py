@@ -11,6 +11,7 @@ from experiments.serving.fields import RequestError
 from specdec.engine.engine import Engine
 from specdec.engine.scheduler import View, Work
 from specdec.origin import described
+from specdec.requests import SamplingParams
 from specdec.types import Step
 
 MOST_ERRORS = 10
@@ -22,6 +23,7 @@ class Worker(threading.Thread):
 
     Args:
         engine: The engine; nobody else may use it.
+        kinds: Parameters of the kinds of requests that will come, for which the engine is warmed up.
         take: Is given the rounds of each turn.
         refuse: Is told that the engine takes none of a call's requests, and why.
         broken: Is told in one sentence that the engine cannot go on.
@@ -36,12 +38,13 @@ class Worker(threading.Thread):
         self,
         engine: Engine,
         *,
+        kinds: Sequence[SamplingParams],
         take: Callable[[Sequence[tuple[Choice, Step]]], object],
         refuse: Callable[[Call, RequestError], object],
         broken: Callable[[str], object],
     ):
         super().__init__(name="engine", daemon=True)
-        self._engine, self._take, self._refuse, self._broken = engine, take, refuse, broken
+        self._engine, self._kinds, self._take, self._refuse, self._broken = engine, kinds, take, refuse, broken
         self._inbox: SimpleQueue[Call | Choice | None] = SimpleQueue()
         self._live: dict[int, Choice] = {}
         self._view: View | None = None
@@ -68,7 +71,7 @@ class Worker(threading.Thread):
         """Play until ``stop``, or until the engine cannot go on."""
         engine, errors, owing, ended = self._engine, 0, False, 0.0
         try:
-            engine.warm_up()
+            engine.warm_up(sampling=self._kinds)
             while True:
                 while not self._inbox.empty() or not (engine.unfinished or owing):
                     ended = ended if engine.unfinished else 0.0

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,21 @@ def test_a_failed_turn_ends_its_own_requests(
         wait_for(lambda: server.front.open == made.unfinished == 0)
         assert ask(pool, server).result().status_code == 200
     assert capsys.readouterr().err.count("a bad turn") == 1
+
+
+@pytest.mark.parametrize("temperatures", [None, (0.0,), (1.0,)], ids=["as it is", "mutant: greedy", "mutant: sampled"])
+def test_greedy_and_sampled_requests_come_to_a_warm_engine(
+    temperatures: tuple[float, ...] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = engine(max_batch_size=1, recording="rounds")
+    if temperatures is not None:
+        kinds = [replace(DEFAULTS, temperature=each) for each in temperatures]
+        monkeypatch.setattr(made, "warm_up", lambda **given: Engine.warm_up(made, sampling=kinds))
+    with serving(made) as server:
+        for temperature in (0, 1):
+            body = {"prompt": "abcabc", "max_tokens": 8, "temperature": temperature}
+            assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 200
+    assert (made.recording_counts.replayed_share == 1.0) == (temperatures is None)
 
 
 def test_an_engine_that_cannot_go_on_ends_the_server(
