@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from drafters.ngram import NGramDrafter
     from drafters.recycling import TokenRecyclingDrafter
     from drafters.redrafter import RecurrentHead, ReDrafter
+    from drafters.rest import RestDrafter
+    from drafters.sam import SamDrafter
     from drafters.suffix import SuffixDrafter
 else:  # a type checker would take any name for defined
     __getattr__, __dir__ = on_first_use(
@@ -36,6 +38,8 @@ else:  # a type checker would take any name for defined
             "MergedDrafter": "drafters.merged",
             "ModelDrafter": "drafters.model",
             "NGramDrafter": "drafters.ngram",
+            "RestDrafter": "drafters.rest",
+            "SamDrafter": "drafters.sam",
             "ReDrafter": "drafters.redrafter",
             "RecurrentHead": "drafters.redrafter",
             "SuffixDrafter": "drafters.suffix",
@@ -59,6 +63,8 @@ __all__ = [
     "NGramDrafter",
     "ReDrafter",
     "RecurrentHead",
+    "RestDrafter",
+    "SamDrafter",
     "SuffixDrafter",
     "TokenRecyclingDrafter",
 ]

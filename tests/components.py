@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from drafters.adaptive import AdaptiveDrafter
 from drafters.block import BlockDrafter
 from drafters.choice import ChoiceDrafter
+from drafters.corpus import Corpus
 from drafters.eagle import EagleDrafter
 from drafters.heads.base import FeatureHead
 from drafters.heads.block import BlockHead
@@ -28,6 +29,8 @@ from drafters.mtp import MTPDrafter
 from drafters.ngram import NGramDrafter
 from drafters.recycling import TokenRecyclingDrafter
 from drafters.redrafter import RecurrentHead, ReDrafter
+from drafters.rest import RestDrafter
+from drafters.sam import SamDrafter
 from drafters.suffix import SuffixDrafter
 from experiments.bench.synthetic import SyntheticDrafter
 from specdec.drafting.builders import BeamSearchTree, ExpansionTree, SampledTree
@@ -107,6 +110,17 @@ def recurrent_head(model: PreTrainedModel, **settings: Any) -> RecurrentHead:
     return head.eval()
 
 
+def corpus(model: PreTrainedModel) -> Corpus:
+    """A few documents of what the model says by itself, after every fourth token."""
+    vocab = model.get_output_embeddings().weight.shape[0]
+    documents = torch.arange(0, vocab, 4)[:, None]
+    with torch.no_grad():
+        for _ in range(4):
+            following = model(documents).logits[:, -1].argmax(-1, keepdim=True)
+            documents = torch.cat([documents, following], dim=1)
+    return Corpus.of(documents.tolist())
+
+
 def block_head(model: PreTrainedModel, **settings: Any) -> BlockHead:
     """A head with random layers. A Markov head makes it draft what the target says after single tokens."""
     torch.manual_seed(11)
@@ -162,6 +176,10 @@ def eagle3_head(model: PreTrainedModel) -> Eagle3Head:
 
 DRAFTERS: dict[str, Callable[..., Drafter]] = {
     "ngram": lambda target, distance=DISTANCE: NGramDrafter(max_draft_tokens=4, branches=2, max_ngram=3),
+    "rest": lambda target, distance=DISTANCE: RestDrafter(corpus(target), max_nodes=6, max_depth=3, min_match=1),
+    "sam": lambda target, distance=DISTANCE: SamDrafter(
+        corpus(target), max_draft_tokens=4, threshold=1, corpus_bias=1, factor=2.0, corpus_tree=True
+    ),
     "recycling": lambda target, distance=DISTANCE: TokenRecyclingDrafter(TREE, scope="request"),
     "suffix": lambda target, distance=DISTANCE: SuffixDrafter(6, mode="tree", tree_depth=8, shared=True),
     "synthetic": lambda target, distance=DISTANCE: SyntheticDrafter([0.9, 0.7, 0.7], depth=None),

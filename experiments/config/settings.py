@@ -167,6 +167,7 @@ KINDS: dict[str, Any] = {
     "run": Annotated[str, Wanted("the folder of a run", bool)],
     "format": OneOrMore[Format],
     "tasks": Annotated[OneOrMore[Text], Wanted("a name of a task, or a list of them")],
+    "files": Annotated[OneOrMore[Text], Wanted("a file, a pattern, or a list of them")],
     "texts": Annotated[OneOrMore[Text], Wanted("a file, or a list of files: JSON Lines with prompts and answers")],
     "drafters": Annotated[list[Any], Wanted("a list of drafters", bool)],
     "models": Annotated[list[Text], Wanted("a list of names of recipes: [target,drafter]", bool)],
@@ -226,6 +227,7 @@ OWN: dict[str, dict[str, Any]] = {
         "temperatures": Annotated[list[Positive], Wanted("at least one temperature, each above 0", bool)]
     },
     "check_drafter": {"rounds": Two},
+    "corpus": {"out": Text, "tokenizer": _or_null(Text)},
     "export": {"format": Literal["native", "speculators", "sglang"], "tokens": _or_null(Count)},
     "bundle": {"threads": Count},
 }

@@ -46,13 +46,13 @@ def answered(file: str, category: str) -> Iterator[Answered]:
         if not isinstance(row, Mapping):
             raise ValueError(f'{file}, line {number} is not a JSON object: give {{"prompt": "…", "answer": "…"}}')
         before = ""
-        for said, is_answer in _spoken(row):
+        for said, is_answer in spoken(row):
             if is_answer and said.strip() and before:
                 yield Answered(str(row.get("category") or category), before, said)
             before += said + "\n"
 
 
-def _spoken(row: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
+def spoken(row: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
     """Yields what is said one after another, and whether it is an answer; an empty answer is one that is not known."""
     messages = next((row[key] for key in _CONVERSATIONS if isinstance(row.get(key), list)), None)
     if messages is not None:

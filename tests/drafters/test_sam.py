@@ -1,0 +1,114 @@
+"""SAM decoding: automata against scanning, drafts against the words of the drafter's docstring."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drafters.choice import ChoiceDrafter
+from drafters.corpus import Corpus
+from drafters.recycling import TokenRecyclingDrafter
+from drafters.sam import SamDrafter
+from drafters.suffix_automaton import SuffixAutomaton
+from specdec.engine.engine import Engine
+from specdec.interfaces import Sizes
+from specdec.requests import SamplingParams
+from specdec.target.target import Target
+from tests.drafters.test_corpus import places
+from tests.forwards import slots_of
+from tests.models import tiny_model
+from tests.shapes import shapes_unchecked
+from verifiers.rejection import RejectionVerifier
+
+TARGET = Target(tiny_model(vocab_size=8, layers=1))
+TEXT = st.lists(st.integers(0, 2), min_size=1, max_size=40)
+
+
+def occurred(before: list[int], sequence: list[int]) -> int:
+    """The length of a sequence's longest end that occurs in a text."""
+    return max((m for m in range(1, len(sequence) + 1) if places(before, sequence[-m:])), default=0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(TEXT, st.integers(0, 3))
+def test_an_automaton_finds_what_occurred_and_where_it_ended_first(text: list[int], token: int) -> None:
+    automaton = SuffixAutomaton()
+    for read, each in enumerate(text):
+        automaton.extend([each])
+        assert automaton.match == occurred(text[:read], text[: read + 1])
+    assert len(automaton.link) <= 2 * len(text) + 1
+    state, match = automaton.after(token)
+    assert match == occurred(text, [*text, token])
+    if match:
+        string = [*text, token][-match:]
+        assert automaton.ends[state] == places(text, string)[0] + match
+        assert match <= automaton.length[state]
+
+
+def reference(sequence: list[int], corpus: list[int], drafter: SamDrafter) -> list[int]:
+    """The draft, by the words of the docstring; the corpus is one document."""
+    before = sequence[:-1]
+    own, there = occurred(before, sequence), occurred(corpus, sequence)
+    match = max(own, there - drafter.corpus_bias)
+    if match < drafter.threshold:
+        return []
+    most = drafter.max_draft_tokens
+    if drafter.factor is not None:
+        most = min(most, int(match * drafter.factor))
+    if there - drafter.corpus_bias > own:
+        begin = places(corpus, sequence[-there:])[0] + there
+        return corpus[begin : begin + most]
+    begin = places(before, sequence[-own:])[0] + own
+    while drafter.factor is None and len(before) - begin < drafter.max_draft_tokens + 1:
+        # The longest shorter end that was there earlier, too.
+        shorter = [m for m in range(1, own) if places(before, sequence[-m:])[0] + m < begin]
+        if not shorter:
+            break
+        own = max(shorter)
+        begin = places(before, sequence[-own:])[0] + own
+    return sequence[begin : begin + most]
+
+
+@settings(max_examples=80, deadline=None)
+@given(TEXT, TEXT, st.sampled_from([None, 1.0, 2.5]), st.integers(1, 3), st.integers(0, 2), st.integers(1, 6))
+def test_drafts_are_those_that_scanning_finds(sequence, corpus, factor, threshold, bias, most) -> None:
+    drafter = SamDrafter(
+        Corpus.of([corpus]), factor=factor, threshold=threshold, corpus_bias=bias, max_draft_tokens=most
+    )
+    session = drafter.bind(TARGET, Sizes(max_batch_size=1, max_length=60))
+    session.admit(0, sequence, SamplingParams())
+    with shapes_unchecked():
+        for length in sorted({(len(sequence) + 1) // 2, len(sequence)}):  # the automaton goes on from round to round
+            slots = slots_of([sequence[:length]])
+            tree = session.propose(slots)
+            wanted = reference(sequence[:length], corpus, drafter)
+            assert tree.tokens[0, 1:][tree.valid[0, 1:]].tolist() == wanted
+    match = max(occurred(sequence[:-1], sequence), occurred(corpus, sequence) - bias)
+    assert session.rate(slots)[0] == (min(match, len(wanted)) if wanted else 0)
+
+
+def test_the_variant_without_another_drafter_takes_trees_of_the_corpus() -> None:
+    corpus = Corpus.of([[1, 2, 3, 4], [1, 2, 5], [1, 2, 5]])
+    drafter = SamDrafter(corpus, factor=2, max_draft_tokens=59, threshold=1, corpus_bias=0, corpus_tree=True)
+    session = drafter.bind(TARGET, Sizes(max_batch_size=1, max_length=60))
+    session.admit(0, [1, 2], SamplingParams())
+    with shapes_unchecked():
+        tree = session.propose(slots_of([[1, 2]]))
+    assert tree.tokens.tolist() == [[2, 5, 3, 4]] and tree.parents.tolist() == [[-1, 0, 0, 2]]
+    with pytest.raises(ValueError, match="corpus_tree=True is about a corpus"):
+        SamDrafter(corpus_tree=True)
+
+
+def test_another_drafter_takes_the_rounds_without_a_match() -> None:
+    """Through the engine, with the corpus and token recycling: both draft, and the output is plain decoding's."""
+    model = tiny_model(vocab_size=64)
+    wanted = SamplingParams(max_new_tokens=48, ignore_eos=True)
+    with shapes_unchecked(), Engine(Target(model), max_length=80) as engine:
+        said = engine.generate([[1, 2, 3]], wanted)[0].token_ids
+    sam = SamDrafter(Corpus.of([said[8:24]]), threshold=3, corpus_bias=1)
+    drafter = ChoiceDrafter(sam, TokenRecyclingDrafter(), start=0)
+    with shapes_unchecked(), Engine(Target(model), drafter, RejectionVerifier(), max_length=80) as engine:
+        (done,) = engine.generate([[1, 2, 3]], wanted)
+    assert done.token_ids == said
+    recycled = TokenRecyclingDrafter().max_depth
+    assert max(step.accepted for step in done.steps) > recycled
+    assert any(0 < step.proposed_depth <= recycled for step in done.steps)
