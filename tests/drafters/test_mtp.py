@@ -18,7 +18,9 @@ from specdec.checks.reference import reference_decode
 from specdec.engine.engine import Engine
 from specdec.interfaces import Sizes
 from specdec.requests import SamplingParams
+from specdec.target.loading import load_model
 from specdec.target.target import Target
+from tests.architectures import tiny
 from tests.components import wide
 from tests.models import COMMON, tiny_model
 from tests.shapes import shapes_unchecked
@@ -57,6 +59,9 @@ TARGETS: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen3": lambda: tiny_model("qwen3", vocab_size=VOCAB),
     "gemma3": lambda: tiny_model("gemma3", vocab_size=VOCAB),  # norms of 1 + weight, sliding layers
     "deepseek": deepseek,
+    # recurrent layers between the attention layers, of whose kind the module is; norms of 1 + weight
+    "qwen3_next": lambda: tiny("qwen3_next"),
+    "qwen3_5_text": lambda: tiny("qwen3_5_text"),
 }
 
 
@@ -99,7 +104,8 @@ def as_deepseek(tensors: dict[str, Tensor], layer: int) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("name", "hidden_first"), [("llama", True), ("qwen3", False), ("gemma3", True), ("deepseek", False)]
+    ("name", "hidden_first"),
+    [("llama", True), ("qwen3", False), ("gemma3", True), ("deepseek", False), ("qwen3_next", False)],
 )
 def test_a_module_comes_back_as_it_was(name: str, hidden_first: bool, tmp_path: Path) -> None:
     target = TARGETS[name]()
@@ -138,7 +144,33 @@ def test_a_module_is_found_in_the_targets_own_shards(name: str, tmp_path: Path) 
         load_mtp(tmp_path, loaded, module=2)
 
 
-@pytest.mark.parametrize("name", ["gemma3", "deepseek"])
+def test_a_hybrids_module_is_found_beside_it_under_qwens_names(tmp_path: Path) -> None:
+    """One tensor per expert, in a folder that the target is loaded from, which leaves the module out."""
+    target = TARGETS["qwen3_next"]()
+    head = head_of(target)
+    save_mtp(head, tmp_path / "module")
+    tensors = load_file(tmp_path / "module" / "model.safetensors")
+    stacked = tensors.pop("mtp.layers.0.mlp.experts.gate_up_proj"), tensors.pop("mtp.layers.0.mlp.experts.down_proj")
+    for expert, (both, down) in enumerate(zip(*stacked, strict=True)):
+        gate, up = both.chunk(2)
+        parts = {"gate_proj": gate, "up_proj": up, "down_proj": down}
+        tensors |= {f"mtp.layers.0.mlp.experts.{expert}.{name}.weight": one.clone() for name, one in parts.items()}
+    assert "mtp.layers.0.self_attn.q_proj.weight" in tensors
+    target.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    save_file({**stored, **tensors}, tmp_path / "model.safetensors", {"format": "pt"})
+    loaded = Target(load_model(str(tmp_path), dtype="float32"))
+    read = MTPDrafter.from_pretrained().head_for(loaded)
+    torch.testing.assert_close(logits(read, target), logits(head, target))
+    shape = MTPDrafter(read, [2, 1])
+    prompts = [[1, 2, 3, 4, 5], [5, 9]]
+    with Engine(loaded, shape, RejectionVerifier(), max_batch_size=2, max_length=32) as engine:
+        outputs = engine.generate(prompts, SamplingParams(max_new_tokens=8))
+    assert all(len(output.token_ids) == 8 for output in outputs)
+    assert sum(step.proposed_nodes for output in outputs for step in output.steps) > 0
+
+
+@pytest.mark.parametrize("name", ["gemma3", "deepseek", "qwen3_next", "qwen3_5_text"])
 def test_greedy_outputs_are_the_targets(name: str) -> None:
     """With experts and latent attention, and with layers of another reach than the module's."""
     target = TARGETS[name]()
