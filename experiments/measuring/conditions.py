@@ -95,7 +95,8 @@ def ingredients_of(engine: object, *, speculate: bool) -> dict[str, str]:
     dtype, quantization = str(target.dtype).removeprefix("torch."), quantization_of(target.model)
     drafter = engine.drafter if speculate else None
     name = (drafter_name(drafter) or "").removesuffix("Drafter")
-    forwards = ["packed", "captured"] if runner.executor.captures else []
+    faster = ["packed", "captured"] if target.device.type == "cpu" else ["fused"]
+    forwards = faster if runner.executor.captures else []
     forwards += [f"{engine.recording} recorded"] if engine.recording != "off" else []
     forwards += ["invariant"] if runner.invariant else []
     return {
