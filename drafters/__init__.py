@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from drafters.model import ModelDrafter
     from drafters.mtp import MTPDrafter
     from drafters.ngram import NGramDrafter
+    from drafters.pard import PARDDrafter
+    from drafters.peagle import PEagleDrafter
     from drafters.recycling import TokenRecyclingDrafter
     from drafters.redrafter import RecurrentHead, ReDrafter
     from drafters.rest import RestDrafter
@@ -42,6 +44,8 @@ else:  # a type checker would take any name for defined
             "SamDrafter": "drafters.sam",
             "ReDrafter": "drafters.redrafter",
             "RecurrentHead": "drafters.redrafter",
+            "PARDDrafter": "drafters.pard",
+            "PEagleDrafter": "drafters.peagle",
             "SuffixDrafter": "drafters.suffix",
             "TokenRecyclingDrafter": "drafters.recycling",
         },
@@ -61,6 +65,8 @@ __all__ = [
     "MergedDrafter",
     "ModelDrafter",
     "NGramDrafter",
+    "PARDDrafter",
+    "PEagleDrafter",
     "ReDrafter",
     "RecurrentHead",
     "RestDrafter",

@@ -61,6 +61,8 @@ class BlockDrafter(OwnModelDrafter):
         ValueError: An argument is of the wrong type or out of its range, or the tree is deeper than a block.
     """
 
+    at_once = True
+
     def __init__(
         self,
         head: BlockHead,

@@ -42,10 +42,13 @@ class EagleDrafter(FeatureDrafter):
         **options: Unpack[Options],
     ):
         instance("head", head, (EagleHead, Eagle3Head), "a head, or load one with EagleDrafter.from_pretrained(…)")
-        self._layers = layers_given(hidden_layers)
-        super().__init__(
-            head, ExpansionTree() if shape is None else tree_of(shape), **{"name": type(head).__name__, **options}
-        )
+        if isinstance(head, Eagle3Head) and head.mask_token_id is not None:
+            raise ValueError(
+                f"the head {options.get('name') or 'Eagle3Head'} is P-EAGLE's, which was not trained to read its own "
+                f"output: give drafter=peagle, or PEagleDrafter"
+            )
+        tree = ExpansionTree() if shape is None else tree_of(shape)
+        super().__init__(head, tree, hidden_layers=hidden_layers, **{"name": type(head).__name__, **options})
 
     @classmethod
     def from_pretrained(
@@ -70,15 +73,6 @@ class EagleDrafter(FeatureDrafter):
             return load_eagle(path, hidden_layers=chosen, embeddings=embeddings, dtype=dtype, device=device, **where)
 
         return cls.loaded(path, load, shape, options)
-
-    def layers_for(self, head: FeatureHead, target: Target) -> tuple[int, ...]:
-        """Returns those that were given, else the head's own, else the usual ones."""
-        if self._layers is not None:
-            return self._layers
-        if head.hidden_layers is not None:
-            return head.hidden_layers
-        assert target.num_layers is not None
-        return default_layers(target.num_layers)
 
 
 class TrainedEagle3(TrainedFeatureHead):
@@ -125,22 +119,7 @@ class TrainedEagle3(TrainedFeatureHead):
         }
 
     def make(self, target: Target, draft_ids: Int[Tensor, " column"] | None) -> FeatureHead:
-        if self.name is not None:
-            head = load_eagle(self.name, hidden_layers=self.layers)
-            if not isinstance(head, Eagle3Head):
-                raise ValueError(
-                    f"head.name={self.name!r} is an EAGLE-1 head, which is not trained here: give an EAGLE-3 one"
-                )
-            return head
-        count = target.num_layers or 0
-        # In a shallow target the usual three would coincide.
-        usual = default_layers(count) if count >= 7 else tuple(sorted({min(1, count - 1), count // 2, count - 1}))
-        head = Eagle3Head.for_target(
-            target.model, hidden_layers=self.layers or usual, draft_ids=draft_ids, **self.options
-        )
-        if self.output_from_target:
-            take_output(head, target)
-        return head
+        return eagle3_for(target, self.name, self.layers, draft_ids, self.options, from_target=self.output_from_target)
 
     def drafter(self) -> Drafter:
         return EagleDrafter(self.copied(), self.depths, optimize=False)
@@ -148,3 +127,38 @@ class TrainedEagle3(TrainedFeatureHead):
     def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
         """Write the head in bfloat16, in EAGLE's own layout."""
         save_eagle(self.copied().to(torch.bfloat16), folder, notes=facts)
+
+
+def eagle3_for(
+    target: Target,
+    name: str | None,
+    layers: tuple[int, ...] | None,
+    draft_ids: Int[Tensor, " column"] | None,
+    options: Mapping[str, Any],
+    *,
+    from_target: bool,
+) -> Eagle3Head:
+    """Returns a head to train.
+
+    Args:
+        name: A head to go on from; None for new weights.
+        layers: The target's states that are fused; None for an early, a middle and a late one.
+        draft_ids: The target's ids that it is to draft; None for all.
+        options: Of ``Eagle3Head.for_target``, for new weights.
+        from_target: Whether a new output layer begins as the target's.
+
+    Raises:
+        ValueError: It is an EAGLE-1 head.
+    """
+    if name is not None:
+        head = load_eagle(name, hidden_layers=layers)
+        if not isinstance(head, Eagle3Head):
+            raise ValueError(f"head.name={name!r} is an EAGLE-1 head, which is not trained here: give an EAGLE-3 one")
+        return head
+    count = target.num_layers or 0
+    # In a shallow target the usual three would coincide.
+    usual = default_layers(count) if count >= 7 else tuple(sorted({min(1, count - 1), count // 2, count - 1}))
+    head = Eagle3Head.for_target(target.model, hidden_layers=layers or usual, draft_ids=draft_ids, **options)
+    if from_target:
+        take_output(head, target)
+    return head

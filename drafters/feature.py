@@ -1,18 +1,22 @@
 """What EAGLE's heads and MTP modules have in common as drafters: they read the target's hidden states."""
 
-from typing import Unpack
+from collections.abc import Sequence
+from typing import Any, Unpack
 
 import torch
 
 from drafters.heads.base import FeatureHead
 from drafters.heads.bound import row_of
-from drafters.own_model import Options, OwnModelDrafter
+from drafters.heads.eagle import default_layers
+from drafters.own_model import Options, OwnModelDrafter, layers_given
 from specdec.drafting.builders import TreeBuilder
 from specdec.drafting.feature_scorer import FeatureScorer
 from specdec.drafting.scored import ScoredSession
 from specdec.drafting.vocabulary import VocabularyMap
+from specdec.drafting.window import WindowScorer
 from specdec.execution.module import ModuleCaller
 from specdec.interfaces import Sizes
+from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 
 
@@ -21,43 +25,62 @@ class FeatureDrafter(OwnModelDrafter):
 
     Args:
         head: The head, which ``bind`` does not change; None if a subclass's ``head_for`` loads it.
+        hidden_layers: The target's hidden states that the head reads, in place of those that its files name.
     """
 
-    def __init__(self, head: FeatureHead | None, tree: TreeBuilder, **options: Unpack[Options]):
+    def __init__(
+        self,
+        head: FeatureHead | None,
+        tree: TreeBuilder,
+        *,
+        hidden_layers: Sequence[int] | None = None,
+        **options: Unpack[Options],
+    ):
         super().__init__(tree, **options)
-        self._head = head
+        self._head, self._layers = head, layers_given(hidden_layers)
 
     def bind(self, target: Target, sizes: Sizes) -> ScoredSession:
         """Check that the head fits the target, and allocate its cache."""
         given = self.head_for(target)
         layers = self.layers_for(given, target)
         head = self.beside(given, layers, target, sizes)
-        window = self.max_depth + 1
-        runner = self.runner_for(head, "head", sizes, max_nodes=max(self.tree.max_shown, window))
+        runner = self.runner_for(head, "head", sizes, max_nodes=self.shown)
         fusion = ModuleCaller(head.model.fusion, optimize=self.optimize)
         vocabulary = VocabularyMap(runner.vocab_size, target.vocab_size, head.draft_ids)
-        scorer = FeatureScorer(
+        scorer = self.scorer_of(
+            head,
             runner,
             max_batch_size=sizes.max_batch_size,
-            window=window,
-            max_shown=self.tree.max_shown,
+            window=self.max_depth + 1,
             width=head.feature_width,
             layers=layers,
             fuse=lambda states: fusion(torch.cat(states, dim=-1)),
-            fed_back=head.fed_back,
             to_model=row_of(head, target.vocab_size),
             fuse_version=lambda: fusion.version,
         )
         return ScoredSession(self, scorer, vocabulary, target.device, sizes, hidden_layers=layers)
+
+    @property
+    def shown(self) -> int:
+        """The most nodes of a forward of the head."""
+        return max(self.tree.max_shown, self.max_depth + 1)
+
+    def scorer_of(self, head: Any, runner: ModelRunner, **window: Any) -> WindowScorer:
+        """Return what scores with a head beside its target; ``window`` are the arguments of ``WindowScorer``."""
+        return FeatureScorer(runner, max_shown=self.tree.max_shown, fed_back=head.fed_back, **window)
 
     def head_for(self, target: Target) -> FeatureHead:
         """Return the head for a target."""
         return self.head
 
     def layers_for(self, head: FeatureHead, target: Target) -> tuple[int, ...]:
-        """Return the target's hidden states that a head reads."""
-        assert head.hidden_layers is not None, "a subclass knows the usual ones"
-        return head.hidden_layers
+        """Return the target's hidden states that a head reads: those given, else its own, else the usual ones."""
+        if self._layers is not None:
+            return self._layers
+        if head.hidden_layers is not None:
+            return head.hidden_layers
+        assert target.num_layers is not None
+        return default_layers(target.num_layers)
 
     @property
     def head(self) -> FeatureHead:

@@ -29,11 +29,13 @@ from specdec.cache.formats import check_format
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.model_scorer import ModelScorer
 from specdec.drafting.scored import ScoredSession
+from specdec.drafting.scorer import Scorer
 from specdec.drafting.vocabulary import VocabularyMap, check_same_vocabulary
 from specdec.interfaces import Drafter, Sizes
 from specdec.placement import main_device
 from specdec.quantization.stored import output_width
 from specdec.target.loading import load, load_model, load_tokenizer
+from specdec.target.runner import ModelRunner
 from specdec.target.support import check_model, check_tokenizer
 from specdec.target.target import Target
 
@@ -115,10 +117,19 @@ class ModelDrafter(OwnModelDrafter):
         device = main_device(self.model)
         if device != target.device:
             raise ValueError(f"the drafter is on {device} and the target on {target.device}: load both on one device")
-        runner = self.runner_for(self.model, "drafter", sizes, max_nodes=self.tree.max_shown)
+        runner = self.runner_for(self.model, "drafter", sizes, max_nodes=self.shown)
         vocabulary = VocabularyMap(runner.vocab_size, target.vocab_size)
-        scorer = ModelScorer(runner, max_batch_size=sizes.max_batch_size, to_model=vocabulary.to_drafter)
+        scorer = self.scorer_of(runner, max_batch_size=sizes.max_batch_size, to_model=vocabulary.to_drafter)
         return ScoredSession(self, scorer, vocabulary, target.device, sizes)
+
+    @property
+    def shown(self) -> int:
+        """The most nodes of a forward of the model, the root not counted."""
+        return self.tree.max_shown
+
+    def scorer_of(self, runner: ModelRunner, **common: Any) -> Scorer:
+        """Return what scores with the model; ``common`` are the arguments of ``ModelScorer``."""
+        return ModelScorer(runner, **common)
 
 
 class TrainedLM(TrainedHead):

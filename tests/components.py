@@ -27,6 +27,8 @@ from drafters.merged import MergedDrafter
 from drafters.model import ModelDrafter
 from drafters.mtp import MTPDrafter
 from drafters.ngram import NGramDrafter
+from drafters.pard import PARDDrafter
+from drafters.peagle import PEagleDrafter
 from drafters.recycling import TokenRecyclingDrafter
 from drafters.redrafter import RecurrentHead, ReDrafter
 from drafters.rest import RestDrafter
@@ -76,9 +78,7 @@ def medusa_heads(model: PreTrainedModel, num_heads: int = 3) -> MedusaHeads:
     return heads
 
 
-def hydra_heads(
-    model: PreTrainedModel, num_heads: int = 3, num_layers: int = 1, *, prefix: bool = False
-) -> HydraHeads:
+def hydra_heads(model: PreTrainedModel, num_heads: int = 3, num_layers: int = 1, *, prefix: bool = False) -> HydraHeads:
     """Heads that mostly say what the target does after the hidden state, and depend on their tokens, too."""
     weight = model.get_output_embeddings().weight
     torch.manual_seed(7)
@@ -174,6 +174,12 @@ def eagle3_head(model: PreTrainedModel) -> Eagle3Head:
     return wide(Eagle3Head.for_target(model, hidden_layers=(0, 1, -1), draft_ids=ids), 1.5)
 
 
+def peagle_head(model: PreTrainedModel) -> Eagle3Head:
+    """Fuses three hidden states; the last token but one is the mask."""
+    token = model.get_output_embeddings().weight.shape[0] - 2
+    return wide(Eagle3Head.for_target(model, hidden_layers=(0, 1, -1), layers=2, mask_token_id=token), 1.5)
+
+
 DRAFTERS: dict[str, Callable[..., Drafter]] = {
     "ngram": lambda target, distance=DISTANCE: NGramDrafter(max_draft_tokens=4, branches=2, max_ngram=3),
     "rest": lambda target, distance=DISTANCE: RestDrafter(corpus(target), max_nodes=6, max_depth=3, min_match=1),
@@ -202,6 +208,12 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
     "eagle3_chain_iid": lambda target, distance=DISTANCE: EagleDrafter(eagle3_head(target), 3, sampling="iid"),
     "eagle3_expansion": lambda target, distance=DISTANCE: EagleDrafter(
         eagle3_head(target), ExpansionTree(nodes=8, depth=3, width=3)
+    ),
+    "peagle_tree_without_replacement": lambda target, distance=DISTANCE: PEagleDrafter(
+        peagle_head(target), TREE, sampling="without_replacement"
+    ),
+    "pard_chain_iid": lambda target, distance=DISTANCE: PARDDrafter(
+        perturbed(target, distance), 3, sampling="iid", mask_token_id=target.get_input_embeddings().weight.shape[0] - 2
     ),
     "mtp_chain_iid": lambda target, distance=DISTANCE: MTPDrafter(mtp_head(target), 3, sampling="iid"),
     "model_chain_iid": lambda target, distance=DISTANCE: ModelDrafter(perturbed(target, distance), 3, sampling="iid"),

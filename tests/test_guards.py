@@ -153,7 +153,7 @@ ASKED = {
     "experiments.inspecting.kinds: MTPDrafter",
     "experiments.inspecting.kinds: MedusaDrafter",
     "experiments.inspecting.kinds: ModelDrafter",
-    "experiments.measuring.accounting: BlockDrafter",
+    "experiments.measuring.accounting: ScoredDrafter",
     "experiments.measuring.conditions: Drafter",
     "experiments.session.policies: AdaptiveDrafter",
     "experiments.session.policies: CostAwareLength",

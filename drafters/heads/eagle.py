@@ -1,4 +1,7 @@
-"""The heads of EAGLE-1 (arXiv 2401.15077), EAGLE-3 (2503.01840) and 3.1 (2605.09992); EAGLE-2 is another tree."""
+"""The heads of EAGLE-1 (arXiv 2401.15077), EAGLE-3 (2503.01840) and 3.1 (2605.09992); EAGLE-2 is another tree.
+
+P-EAGLE (arXiv 2602.01469) is an EAGLE-3 head that was trained on masks in place of its own output.
+"""
 
 import inspect
 from collections.abc import Sequence
@@ -90,6 +93,9 @@ class Eagle3Head(FeatureHead):
         fusion_bias: Whether the fusion has a bias.
         owns_embeddings: Whether the head has embeddings; it borrows the target's otherwise.
         owns_output: Whether the head has an output layer; it borrows the target's otherwise.
+        mask_token_id: The token of masks, for P-EAGLE; such a head also has the hidden states of a mask. None for a
+            head that reads its own output.
+        tokens: How many tokens a draft of P-EAGLE was trained for; None if not known.
 
     Raises:
         ValueError: A number is out of its range, or options exclude each other.
@@ -110,6 +116,8 @@ class Eagle3Head(FeatureHead):
         fusion_bias: bool = False,
         owns_embeddings: bool = False,
         owns_output: bool = True,
+        mask_token_id: int | None = None,
+        tokens: int | None = None,
     ):
         super().__init__(config)
         self.hidden_layers = None if hidden_layers is None else tuple(hidden_layers)
@@ -127,6 +135,8 @@ class Eagle3Head(FeatureHead):
         self.norm_before_residual, self.feeds_normed = norm_before_residual, feeds_normed
         self.norm_joined, self.norm_each, self.fusion_bias = norm_joined, norm_each, fusion_bias
         self.owns_embeddings, self.owns_output = owns_embeddings, owns_output
+        self.mask_token_id = None if mask_token_id is None else whole("mask_token_id", mask_token_id, least=0)
+        self.tokens = tokens
         self.model = _Eagle3Backbone(self)
         ids = draft_ids if draft_ids is None or isinstance(draft_ids, Tensor) else torch.tensor(list(draft_ids))
         self.register_buffer("draft_ids", ids, persistent=False)
@@ -165,7 +175,7 @@ class Eagle3Head(FeatureHead):
         pairs = {f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkv"}
 
         def parts(name: str) -> tuple[int, int]:
-            fuses = name.startswith(("model.fusion.linear.weight", "model.fusion.norm.weight"))
+            fuses = name.startswith(("model.fusion.linear.weight", "model.fusion.norm.weight", "model.mask_hidden"))
             return self.captured if fuses else 2 if name in pairs else 1, 0
 
         return widened(self, larger, factor, parts)
@@ -182,6 +192,8 @@ class _Eagle3Backbone(FeatureBackbone):
         elif head.norm_joined:
             norm = _rms_norm(config, total)
         self.fusion = _Fusion(norm, nn.Linear(total, config.hidden_size, bias=head.fusion_bias))
+        # As its authors begin; their files have this shape.
+        self.mask_hidden = None if head.mask_token_id is None else nn.Parameter(torch.randn(1, 1, total))
         first = PairLayer(config, 0, norm_before_residual=head.norm_before_residual)
         rest = [_decoder_layer(config, index) for index in range(1, config.num_hidden_layers)]
         self.layers = nn.ModuleList([first, *rest])

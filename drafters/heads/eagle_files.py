@@ -1,4 +1,4 @@
-"""The folder layouts of EAGLE heads, read and written: EAGLE-1/2, EAGLE-3 and 3.1, speculators', DeepSpec's, SGLang's.
+"""The folder layouts of EAGLE heads, read and written: EAGLE-1/2, EAGLE-3 and 3.1, P-EAGLE, in several dialects.
 
 What a checkpoint is, is read off its tensors; its ``config.json`` is asked only for what they cannot tell.
 """
@@ -27,7 +27,7 @@ from drafters.heads.assemble import (
 from drafters.heads.bound import move
 from drafters.heads.eagle import Eagle3Head, EagleHead
 from drafters.heads.files import OURS, Checkpoint, ServedFor, Where, check_layout, write
-from specdec.arguments import wholes
+from specdec.arguments import whole, wholes
 from specdec.drafting.vocabulary import MOST_PADDING
 from specdec.target.loading import resolve_device, resolve_dtype
 
@@ -38,6 +38,9 @@ TOKENS = 5
 """Drafted tokens per round that a server is told, if nothing else is said."""
 
 EMBEDDINGS = ("auto", "own", "target")
+MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
+"""The names of the mask token in a ``config.json``, as vLLM looks for it (``get_parallel_drafting_token_id``)."""
+
 _LAYER = re.compile(r"(?:midlayer|layers\.0)\.")
 _IGNORED = re.compile(r".*rotary_emb\.inv_freq|(?:model\.)?verifier_(?:lm_head|norm)\.weight")
 
@@ -153,6 +156,15 @@ def _eagle3(checkpoint: Checkpoint, tensors: dict[str, Tensor], hidden_layers: t
             f"{name} fuses {captured} hidden states of width {captured_width}, and {list(chosen)} are {len(chosen)}: "
             f"give hidden_layers with {captured} numbers"
         )
+    mask = mask_of(name, stored)
+    if stored.get("speculators_model_type") == "peagle":
+        needed(name, tensors, "mask_hidden")
+    if mask is None and "mask_hidden" in tensors:
+        raise ValueError(f"{name} is a P-EAGLE head and its config.json names no mask token: add mask_token_id to it")
+    if mask is not None:
+        # vLLM takes zeros, too, where there are none.
+        found = tensors.get("mask_hidden", tensors["fc.weight"].new_zeros(joined))
+        tensors["mask_hidden"] = found.reshape(1, 1, -1)
     for flag, key in (("norm_before_fc", "input_norm.weight"), ("fc_norm", "fc_norm.0.weight")):
         if stored.get(flag) is True:
             needed(name, tensors, key)
@@ -182,8 +194,27 @@ def _eagle3(checkpoint: Checkpoint, tensors: dict[str, Tensor], hidden_layers: t
             owns_embeddings=embeddings is not None,
             owns_output="lm_head.weight" in tensors,
             draft_ids=ids,
+            mask_token_id=mask,
+            tokens=_tokens(name, stored, ours),
         )
     return fill(name, head, tensors, _names(first))
+
+
+def mask_of(name: str, stored: Mapping[str, Any]) -> int | None:
+    """The mask token that a ``config.json`` names; None if it names none.
+
+    Raises:
+        ValueError: It is no token.
+    """
+    key = next((key for key in MASK_KEYS if stored.get(key) is not None), None)
+    return None if key is None else whole(f"{name}: its config.json has {key}", stored[key], least=0)
+
+
+def _tokens(name: str, stored: Mapping[str, Any], ours: Mapping[str, Any]) -> int | None:
+    """How many tokens a draft is to have, as our notes say or speculators' first proposal; None if neither does."""
+    proposals = section(name, stored, "speculators_config").get("proposal_methods")
+    first = proposals[0] if isinstance(proposals, list) and proposals else None
+    return ours.get("tokens") or (count_of(name, first, "speculative_tokens") if isinstance(first, Mapping) else None)
 
 
 def layers_of(
@@ -248,6 +279,8 @@ def save_eagle(
             "norm_before_residual": head.norm_before_residual,
             "norm_output": head.feeds_normed,
         }
+        if head.mask_token_id is not None:
+            ours |= {"tokens": head.tokens}
         tensors |= draft_id_tensors(head.draft_ids, head.config.vocab_size)
     config = _config(head)
     if layout == "speculators":
@@ -285,6 +318,7 @@ def _config(head: EagleHead | Eagle3Head) -> dict[str, Any]:
 
 def _own(head: Eagle3Head) -> dict[str, Any]:
     """The names that all layouts of EAGLE-3 share."""
+    mask = head.mask_token_id
     return {
         "draft_vocab_size": head.config.vocab_size if head.draft_ids is None else len(head.draft_ids),
         "target_hidden_size": head.captured_width,
@@ -292,6 +326,8 @@ def _own(head: Eagle3Head) -> dict[str, Any]:
         "norm_before_fc": head.norm_joined,
         "fc_norm": head.norm_each,
         "norm_output": head.feeds_normed,
+        # The second name is the one that vLLM's proposer reads.
+        **({} if mask is None else {"mask_token_id": mask, "pard_token": mask}),
     }
 
 
@@ -307,8 +343,9 @@ def _speculators(head: EagleHead | Eagle3Head, public: dict[str, Any], served: S
         raise ValueError("speculators' EAGLE-3 heads have an output layer, and this one borrows the target's")
     own, dtype = _own(head), public.pop("torch_dtype")
     left_out = ("architectures", "eagle_config", *own)
+    kind = ("eagle3", "Eagle3Speculator") if head.mask_token_id is None else ("peagle", "PEagleSpeculator")
     return {
-        **served.speculators("eagle3", "Eagle3Speculator", TOKENS),
+        **served.speculators(*kind, head.tokens or TOKENS),
         "dtype": dtype,
         "transformer_layer_config": {k: v for k, v in public.items() if k not in left_out} | {"dtype": dtype},
         **own,
@@ -338,6 +375,7 @@ def _sglang(head: EagleHead | Eagle3Head) -> dict[str, Any]:
         (head.norm_before_residual, "a residual stream that begins with the normed feature (norm_before_residual)"),
         (head.norm_joined, "one norm over all fused states (norm_before_fc)"),
         (not head.owns_output, "an output layer that is borrowed from the target"),
+        (head.mask_token_id is not None, "masks (P-EAGLE)"),
     ):
         if flag:
             raise ValueError(f"SGLang's EAGLE-3 heads do not have {words}: give native or speculators")

@@ -91,7 +91,9 @@ def _commands(kind: str, folder: Path, layout: str, target: str, tokens: int) ->
     if layout == "speculators" and kind != MTP:
         yield "vLLM", f"vllm serve {place}"
     if known.vllm is not None and layout != "sglang":
-        setting = {"method": known.vllm, "model": str(folder), "num_speculative_tokens": tokens}
+        setting: dict[str, Any] = {"method": known.vllm, "model": str(folder), "num_speculative_tokens": tokens}
+        if known.parallel:
+            setting["parallel_drafting"] = True
         if kind == DSPARK:
             setting["draft_sample_method"] = "probabilistic"
         yield "vLLM", f"vllm serve {model} --speculative-config {shlex.quote(json.dumps(setting))}"

@@ -16,10 +16,12 @@ from drafters.heads.files import OURS, Checkpoint, ServedFor
 from drafters.heads.trained_on import TRAINING
 from drafters.medusa import FILES as MEDUSA_FILES
 from drafters.medusa import MedusaHeads
+from drafters.pard import TOKENS
 from specdec import bundled
 from specdec.target.loading import load_model, load_tokenizer, looks_local, resolve_dtype
 
-MEDUSA, EAGLE, EAGLE3, MTP, DFLASH, DSPARK, LM = "medusa", "eagle", "eagle3", "mtp", "dflash", "dspark", "lm"
+MEDUSA, EAGLE, EAGLE3, PEAGLE, MTP = "medusa", "eagle", "eagle3", "peagle", "mtp"
+DFLASH, DSPARK, LM, PARD = "dflash", "dspark", "lm", "pard"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +78,7 @@ class Kind:
         takes: Settings of ``Source`` that it has a use for.
         vllm, sglang: Its name in the engines' settings; None where it is not served by itself.
         tokens: How many tokens a server drafts per round if nothing else is said, by the module.
+        parallel: Whether vLLM is to be told that one forward drafts all tokens.
         bounded: Whether that is also the most: it does not go on by reading its own output.
         width: Name of the attribute that says how wide the target's hidden states are; None if it reads none.
         facts: Attributes of the module that decide how it drafts, besides its tensors.
@@ -90,6 +93,7 @@ class Kind:
     takes: tuple[str, ...] = ()
     vllm: str | None = None
     sglang: str | None = None
+    parallel: bool = False
     bounded: bool = False
     width: str | None = None
     facts: tuple[str, ...] = ()
@@ -134,6 +138,15 @@ _EAGLE_FACTS = (
     *("fusion_bias", "owns_embeddings", "fed_back", "config.rope_parameters", "config.rms_norm_eps"),
     *("config.hidden_act", "config.num_hidden_layers", "config.vocab_size"),
 )
+_EAGLE3_FACTS = (
+    *("hidden_layers", "captured", "captured_width", "norm_before_residual", "norm_joined", "norm_each"),
+    *("feeds_normed", "owns_output", "mask_token_id", *_EAGLE_FACTS),
+)
+_LM: dict[str, Any] = {
+    "read": _read_lm,
+    "write": lambda model, folder, layout, served, target: model.save_pretrained(folder),
+    "vllm": "draft_model",
+}
 _BLOCK: dict[str, Any] = {
     "formats": ("native", "speculators", "sglang"),
     "read": lambda source, dtype, target: load_block(
@@ -182,11 +195,18 @@ KINDS: Mapping[str, Kind] = MappingProxyType({
         takes=("embeddings", "hidden_layers"),
         vllm="eagle3",
         sglang="EAGLE3",
-        facts=(
-            *("hidden_layers", "captured", "captured_width", "norm_before_residual", "norm_joined", "norm_each"),
-            *("feeds_normed", "owns_output", *_EAGLE_FACTS),
-        ),
+        facts=_EAGLE3_FACTS,
         **_EAGLE,
+    ),
+    PEAGLE: Kind(
+        title="a P-EAGLE head",
+        formats=("native", "speculators"),
+        why_not={"sglang": "SGLang has no heads that fill masks"},
+        takes=("embeddings", "hidden_layers"),
+        vllm="eagle3",
+        parallel=True,
+        facts=_EAGLE3_FACTS,
+        **{**_EAGLE, "tokens": lambda module: module.tokens or eagle_files.TOKENS},
     ),
     MTP: Kind(
         title="an MTP module",
@@ -203,12 +223,22 @@ KINDS: Mapping[str, Kind] = MappingProxyType({
     LM: Kind(
         title="a small causal LM",
         formats=("native", "sglang"),
-        read=_read_lm,
-        write=lambda model, folder, layout, served, target: model.save_pretrained(folder),
         why_not={"speculators": "speculators has no layout for it, and vLLM serves its own folder"},
         tokens=lambda module: 4,
-        vllm="draft_model",
         sglang="STANDALONE",
+        **_LM,
+    ),
+    PARD: Kind(
+        title="a small causal LM that fills masks (PARD)",
+        formats=("native",),
+        why_not={
+            "speculators": "speculators has no layout for it, and vLLM serves its own folder",
+            "sglang": "SGLang has no models that fill masks",
+        },
+        tokens=lambda module: TOKENS,
+        parallel=True,
+        facts=("config.pard_token",),
+        **_LM,
     ),
 })  # fmt: skip
 
@@ -247,7 +277,7 @@ def kind_of(name: str) -> str:
         return any(each.startswith(prefixes) for each in names)
 
     if has(*(f"{layer}hidden_norm." for layer in _LAYER)):
-        return EAGLE3
+        return EAGLE3 if eagle_files.mask_of(name, checkpoint.config) is None else PEAGLE
     if has("fc.weight"):
         return DFLASH if has("hidden_norm.weight") else EAGLE
     config = checkpoint.config
@@ -257,11 +287,11 @@ def kind_of(name: str) -> str:
     if has(*(each.removeprefix("model.") for each in prefixes)):
         return MTP
     if config.get("model_type") and has("embed_tokens.", "transformer.wte.", "wte.", "embed_in."):
-        return LM
+        return LM if eagle_files.mask_of(name, config) is None else PARD
     shown = ", ".join(names[:3]) or "none"
     raise ValueError(
         f"{name} holds no drafter that is known here, its tensors are {shown} …: give the folder of a small model, "
-        f"or of Medusa, EAGLE, MTP, DFlash or DSpark heads"
+        f"or of Medusa, EAGLE, P-EAGLE, MTP, DFlash or DSpark heads"
     )
 
 
@@ -289,7 +319,7 @@ def read(source: Source, kind: str, target: PreTrainedConfig | None = None) -> F
     if kind in (DFLASH, DSPARK):
         kind = DSPARK if module.config.shifted else DFLASH
     notes = ({"target": module.base_model} if kind == MEDUSA else {}) | notes_of(source.name)
-    return Found(kind, module, notes, _tokenizer(source.name) if kind == LM else None)
+    return Found(kind, module, notes, _tokenizer(source.name) if kind in (LM, PARD) else None)
 
 
 def notes_of(name: str) -> dict[str, Any]:

@@ -86,6 +86,8 @@ def kind_of(drafter: Drafter) -> str:
             return f"block head ({'DSpark' if drafter.head.config.shifted else 'DFlash'})"
         case MTPDrafter():
             return "MTP module"
+        case FeatureDrafter():
+            return "P-EAGLE head"
         case MedusaDrafter():
             return "Medusa heads"
         case ModelDrafter():
@@ -93,7 +95,7 @@ def kind_of(drafter: Drafter) -> str:
         case _:
             raise ValueError(
                 f"{type(drafter).__name__} is not one trained model, so there is nothing to inspect: give "
-                f"drafter=eagle, mtp, block, medusa or model (of a combination its parts, one by one)"
+                f"drafter=eagle, peagle, mtp, block, medusa or model (of a combination its parts, one by one)"
             )
 
 
@@ -138,6 +140,9 @@ def alternatives(drafter: Drafter, target: Target, given: Collection[str] = ()) 
                 edit=lambda loaded: _swap_halves(loaded.head.model.fc),
             )
             yield from _rope(drafter.head.config, target)
+        case FeatureDrafter(head=Eagle3Head() as head):
+            yield from _layers(drafter, target)
+            yield from _rope(head.config, target)
         case BlockDrafter():
             yield from _layers(drafter, target)
             yield from _masks(drafter, target)
@@ -163,7 +168,7 @@ def alternatives(drafter: Drafter, target: Target, given: Collection[str] = ()) 
             pass
 
 
-def _layers(drafter: EagleDrafter | BlockDrafter, target: Target) -> Iterator[Alternative]:
+def _layers(drafter: FeatureDrafter | BlockDrafter, target: Target) -> Iterator[Alternative]:
     """Yields other hidden states: the neighbours, the usual three, and in another order."""
     count, layers = target.num_layers or 0, layers_of(drafter, target)
     lists = [tuple(layer if layer < 0 else layer + shift for layer in layers) for shift in (1, -1)]

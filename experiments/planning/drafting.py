@@ -16,6 +16,7 @@ from specdec.physics.shape import ModelShape
 _LOOKUPS = ("NGramDrafter", "SuffixDrafter", "TokenRecyclingDrafter")
 _PLACES = 16
 """Places of a block where nobody says."""
+_PEAGLE_LAYERS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,7 @@ def plan_drafter(
     if owner in _LOOKUPS:
         return Planned(title=f"{owner}, which looks drafts up: its time is not counted")
     kv_cache = options.get("kv_cache")
-    if owner == "ModelDrafter":
+    if owner in ("ModelDrafter", "PARDDrafter"):
         given = read_config(str(name))
         shape = shape_of(given, f"drafter.name={name}")
         if shape.vocab != target.vocab:
@@ -75,7 +76,9 @@ def plan_drafter(
             kv_cache=kv_cache,
         )
         title = f"{name}, a model of {short_count(shape.weights)} parameters"
-        return Planned(title=title, model=_of(shape, own_formats.precision))
+        parallel = owner == "PARDDrafter"
+        own_model = DraftModel(shape=shape, precision=own_formats.precision, at_once=parallel, catches_up=parallel)
+        return Planned(title=title + ", which fills masks" * parallel, model=own_model)
     precision = Precision.of(formats.computes, kv=kv_cache)
     borrowed = replace(precision, output=formats.precision.output)
     found = None if name is None else _own_config(str(name))
@@ -95,6 +98,11 @@ def plan_drafter(
             return Planned(title=f"EAGLE head, {source}", model=_of(heads.eagle(target, layer=layer), borrowed))
         shape = heads.eagle3(target, layer=layer, draft_vocab=own.get("draft_vocab_size"))
         return Planned(title=f"EAGLE-3 head, {source}", model=_of(shape, precision))
+    if owner == "PEagleDrafter":
+        count = int((own.get("transformer_layer_config") or own).get("num_hidden_layers") or _PEAGLE_LAYERS)
+        shape = heads.eagle3(target, layers=count, layer=layer, draft_vocab=own.get("draft_vocab_size"))
+        model = DraftModel(shape=shape, precision=precision, at_once=True, catches_up=True)
+        return Planned(title=f"P-EAGLE head of {count} layers, {source}", model=model)
     if owner == "MTPDrafter":
         return Planned(title="MTP module, a layer like the target's last", model=_of(heads.mtp(target), borrowed))
     if owner == "BlockDrafter":
@@ -117,8 +125,8 @@ def plan_drafter(
         model = DraftModel(shape=shape, precision=precision, at_once=True)
         return Planned(title=f"{count} Medusa heads, {source}", model=model, longest=count)
     raise ValueError(
-        f"drafter._target_={options['_target_']}: a plan knows model, eagle, mtp, block, medusa, and look-ups such as "
-        f"ngram, not what this one costs"
+        f"drafter._target_={options['_target_']}: a plan knows model, pard, eagle, peagle, mtp, block, medusa, and "
+        f"look-ups such as ngram, not what this one costs"
     )
 
 

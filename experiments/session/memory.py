@@ -9,6 +9,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from transformers import AutoConfig, PreTrainedConfig
 
+from drafters.heads.eagle_files import TOKENS
 from drafters.heads.last_state import DEFAULT_SHAPE
 from experiments.config.job import in_sweep
 from experiments.config.sections import build, plain
@@ -199,10 +200,12 @@ def _nodes(config: DictConfig, section: str, options: Mapping[str, Any]) -> tupl
     shape = options.get("shape")
     if owner == "BlockDrafter" and shape is None:
         return -1, None
-    usual = ExpansionTree() if owner == "EagleDrafter" else DEFAULT_SHAPE
+    usual = {"EagleDrafter": ExpansionTree(), "PEagleDrafter": TOKENS}.get(owner, DEFAULT_SHAPE)
     tree: TreeBuilder = tree_of(usual if shape is None else instantiate(shape) if isinstance(shape, Mapping) else shape)
     if owner in ("EagleDrafter", "MTPDrafter"):
         return tree.max_nodes, max(tree.max_shown, tree.max_depth + 1)
+    if owner in ("PARDDrafter", "PEagleDrafter"):
+        return tree.max_nodes, 2 * (tree.max_depth + 1)
     return tree.max_nodes, tree.max_shown
 
 

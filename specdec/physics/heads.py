@@ -15,20 +15,29 @@ EAGLE3_LAYERS = 3
 """How many of the target's hidden states an EAGLE-3 head reads."""
 
 
-def eagle3(target: ModelShape, *, layer: Layer | None = None, draft_vocab: int | None = None) -> ModelShape:
-    """Return the shape of an EAGLE-3 head: one layer over embedding and state side by side, and a small output layer.
+def eagle3(
+    target: ModelShape, *, layers: int = 1, layer: Layer | None = None, draft_vocab: int | None = None
+) -> ModelShape:
+    """Return the shape of an EAGLE-3 head: a layer over embedding and state side by side, and a small output layer.
 
     Args:
         target: The model whose hidden states it reads.
-        layer: Its decoder layer; None for one like the target's.
+        layers: Its decoder layers, of which all but the first are ordinary ones (P-EAGLE has some).
+        layer: What they are like; None for the target's.
         draft_vocab: Tokens that it drafts; None for ``DRAFT_VOCAB``, or all of the target's if these are fewer.
     """
     layer, vocab = layer or like(target), min(draft_vocab or DRAFT_VOCAB, target.vocab)
-    attention = layer.attention
+    first, attention = layer, layer.attention
     if attention is not None:  # queries, keys and values of an input that is twice as wide as the residual stream
         output = attention.heads * attention.prefill_value_dim * target.hidden
-        layer = replace(layer, attention=replace(attention, weights=2 * attention.weights - output))
-    shape = _shape("eagle3", target, (layer,), other=EAGLE3_LAYERS * target.hidden**2, output=target.hidden * vocab)
+        first = replace(layer, attention=replace(attention, weights=2 * attention.weights - output))
+    shape = _shape(
+        "eagle3",
+        target,
+        (first, *(layer,) * (layers - 1)),
+        other=EAGLE3_LAYERS * target.hidden**2,
+        output=target.hidden * vocab,
+    )
     return replace(shape, vocab=vocab)
 
 

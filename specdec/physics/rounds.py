@@ -96,18 +96,21 @@ class DraftModel:
         shape: The drafting model, or the head with the output layer that it uses.
         precision: Bytes of its numbers.
         at_once: Whether one forward drafts all tokens, as a block drafter's; else one forward drafts one token.
+        catches_up: Whether the same forward reads what became final, in as many places again (PARD, P-EAGLE).
     """
 
     shape: ModelShape
     precision: Precision
     at_once: bool = False
+    catches_up: bool = False
 
     def work(self, *, batch: int, drafted: int, context: float) -> StepWork:
         """Return the work of drafting so many tokens in every row."""
         if not drafted:
             return StepWork()
         if self.at_once:
-            return step_work(self.shape, self.precision, batch=batch, context=context, drafted=drafted - 1)
+            nodes = drafted * (1 + self.catches_up)
+            return step_work(self.shape, self.precision, batch=batch, context=context, drafted=nodes - 1)
         # The middle one of the steps, whose context grows by a position each.
         middle = context + (drafted - 1) / 2
         return step_work(self.shape, self.precision, batch=batch, context=middle).times(drafted)

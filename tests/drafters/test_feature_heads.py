@@ -3,12 +3,15 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from drafters.adaptive import AdaptiveDrafter
 from drafters.eagle import EagleDrafter
 from drafters.feature import FeatureDrafter
 from drafters.heads.eagle import Eagle3Head, EagleHead
@@ -16,12 +19,12 @@ from drafters.heads.eagle_files import save_eagle
 from drafters.heads.mtp import MTPHead
 from drafters.heads.mtp_files import save_mtp
 from drafters.mtp import MTPDrafter
-from specdec.batch import Batch
+from drafters.peagle import PEagleDrafter
+from specdec.drafting.policies import LengthPolicy
 from specdec.engine.engine import Engine
 from specdec.interfaces import Round
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
-from specdec.tree import DraftTree
 from tests.components import TREE, eagle_head, mtp_head, wide
 from tests.drafters import pairs
 from tests.models import tiny_model
@@ -40,27 +43,36 @@ Fuse = Callable[[list[Tensor]], Tensor]
 """Makes features of the target's hidden states, from the embeddings' to the normalized last."""
 
 
+class Reference(NamedTuple):
+    """A head computed slowly; ``mask`` is the pair that stands in place of drafted ones, if the head has masks."""
+
+    law: Law
+    fuse: Fuse
+    mask: tuple[Tensor, Tensor] | None = None
+
+
 @pytest.fixture(scope="module")
 def model():
     return tiny_model("llama", vocab_size=VOCAB, layers=2)
 
 
 @torch.inference_mode()
-def law_after(model, law: Law, fuse: Fuse, known: list[int], drafted: list[int]) -> Tensor:
+def law_after(model, reference: Reference, known: list[int], drafted: list[int]) -> Tensor:
     """The head's distribution after some tokens drafted behind a sequence, from forwards over all of it."""
+    law, fuse, mask = reference
     states = list(model(torch.tensor([known[:-1]]), output_hidden_states=True).hidden_states)
     features = fuse([state[0] for state in states])
     embeds = model.get_input_embeddings()(torch.tensor(known[1:]))
     fed, logits = law(embeds, features)
     for token in drafted:
-        embeds = torch.cat([embeds, model.get_input_embeddings()(torch.tensor([token]))])
-        features = torch.cat([features, fed[-1:]])
+        embed, feature = mask or (model.get_input_embeddings()(torch.tensor([token])), fed[-1:])
+        embeds, features = torch.cat([embeds, embed]), torch.cat([features, feature])
         fed, logits = law(embeds, features)
     return logits[-1].softmax(-1)
 
 
 @contextmanager
-def compared(engine: Engine, model, law: Law, fuse: Fuse) -> Iterator[list[tuple[int, bool]]]:
+def compared(engine: Engine, model, reference: Reference) -> Iterator[list[tuple[int, bool]]]:
     """Compares q at every node that has drafted children: the node's depth, and whether it is the law's."""
     found: list[tuple[int, bool]] = []
 
@@ -77,14 +89,14 @@ def compared(engine: Engine, model, law: Law, fuse: Fuse) -> Iterator[list[tuple
                 while at > 0:
                     path.insert(0, int(tree.tokens[row, at]))
                     at = parents[at]
-                wanted = law_after(model, law, fuse, [*request.prompt_ids, *request.output_ids], path)
+                wanted = law_after(model, reference, [*request.prompt_ids, *request.output_ids], path)
                 found.append((len(path), torch.allclose(tree.draft_probs[row, node], wanted, atol=2e-4, rtol=0)))
 
     engine.on_round = look
     yield found
 
 
-def reference(head, folder: Path, target) -> tuple[Law, Fuse]:
+def reference(head, folder: Path, target) -> Reference:
     """The reference of a head, which reads its weights from the files that it was saved to."""
     config = head.config
     output = target.get_output_embeddings().weight
@@ -97,7 +109,7 @@ def reference(head, folder: Path, target) -> tuple[Law, Fuse]:
             return fed, out @ output.T
 
         scale = target.model.norm.weight if head.before_norm else 1.0
-        return law, lambda states: states[-1] / scale
+        return Reference(law, lambda states: states[-1] / scale)
     save_eagle(head, folder)
     weights = load_file(folder / "model.safetensors")
     if isinstance(head, EagleHead):
@@ -106,8 +118,8 @@ def reference(head, folder: Path, target) -> tuple[Law, Fuse]:
             fed, out = pairs.eagle(weights, config, embeds, features)
             return fed, out @ output.T
 
-        return law, lambda states: states[-1]
-    columns = torch.arange(len(weights["d2t"])) + weights["d2t"]
+        return Reference(law, lambda states: states[-1])
+    columns = torch.arange(len(weights["d2t"])) + weights["d2t"] if "d2t" in weights else torch.arange(VOCAB)
 
     def law(embeds: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         fed, out = pairs.eagle3(
@@ -128,7 +140,10 @@ def reference(head, folder: Path, target) -> tuple[Law, Fuse]:
             parts = [pairs.norm(p, weights[f"fc_norm.{i}.weight"], config.rms_norm_eps) for i, p in enumerate(parts)]
         return torch.cat(parts, dim=-1) @ weights["fc.weight"].T
 
-    return law, fuse
+    if head.mask_token_id is None:
+        return Reference(law, fuse)
+    embed = target.get_input_embeddings()(torch.tensor([head.mask_token_id])).detach()
+    return Reference(law, fuse, (embed, weights["mask_hidden"][0] @ weights["fc.weight"].T))
 
 
 IDS = [token for token in range(VOCAB) if token % 5]
@@ -143,19 +158,22 @@ HEADS = {
     "eagle3": eagle3,
     "eagle3.1": lambda model: eagle3(model, norm_each=True, feeds_normed=True),
     "eagle3, normed residual": lambda model: eagle3(model, norm_before_residual=True),
+    "peagle": lambda model: wide(Eagle3Head.for_target(model, hidden_layers=LAYERS, mask_token_id=VOCAB - 1), 1.5),
     "mtp": mtp_head,
     "mtp before the norm": lambda model: wide(MTPHead.for_target(model, hidden_first=True, before_norm=True), 1.5),
 }
 
 
 def drafter_of(head, tree, sampling: str = "iid") -> FeatureDrafter:
-    return (MTPDrafter if isinstance(head, MTPHead) else EagleDrafter)(head, tree, sampling=sampling)
+    parallel = getattr(head, "mask_token_id", None) is not None
+    kind = MTPDrafter if isinstance(head, MTPHead) else PEagleDrafter if parallel else EagleDrafter
+    return kind(head, tree, sampling=sampling)
 
 
 @pytest.mark.parametrize(
     ("name", "tree", "sampling"),
     [
-        *(complete(name, 3, "iid", strong=name in ("eagle", "eagle3.1", "mtp")) for name in HEADS),
+        *(complete(name, 3, "iid", strong=name in ("eagle", "eagle3.1", "peagle", "mtp")) for name in HEADS),
         ("eagle3", TREE, "without_replacement"),
         complete("mtp", [2, 2], "iid", strong=False),
     ],
@@ -165,12 +183,12 @@ def test_every_node_has_the_law_of_a_dense_forward_over_all_pairs(model, tmp_pat
     head = HEADS[name](model)
     for weight in (each for key, each in head.named_parameters() if "norm" in key):
         weight.data.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(weight.numel()))
-    law, fuse = reference(head, tmp_path, model)
+    slow = reference(head, tmp_path, model)
     engine = Engine(
         Target(model), drafter_of(head, tree, sampling), RejectionVerifier(), max_batch_size=2, max_length=48,
         prefill_chunk=4,
     )  # fmt: skip
-    with shapes_unchecked(), compared(engine, model, law, fuse) as nodes:
+    with shapes_unchecked(), compared(engine, model, slow) as nodes:
         outputs = engine.generate(PROMPTS, SAMPLED)
     assert all(same for _, same in nodes) and len(nodes) > 20
     assert sum(step.accepted for output in outputs for step in output.steps) > 3
@@ -179,30 +197,43 @@ def test_every_node_has_the_law_of_a_dense_forward_over_all_pairs(model, tmp_pat
 def test_the_reference_tells_a_wrong_feature(model, tmp_path) -> None:
     """The mutant: the output after the norm is fed back, where the head's is the one before."""
     head = eagle3(model)
-    law, fuse = reference(head, tmp_path, model)
+    slow = reference(head, tmp_path, model)
     head.fed_back += 1
     engine = Engine(Target(model), EagleDrafter(head, 3, sampling="iid"), RejectionVerifier(), max_length=48)
-    with shapes_unchecked(), compared(engine, model, law, fuse) as nodes:
+    with shapes_unchecked(), compared(engine, model, slow) as nodes:
         engine.generate(PROMPTS[:1], SAMPLED)
     assert all(same == (depth == 0) for depth, same in nodes) and sum(not same for _, same in nodes) > 5
 
 
-class Seldom(EagleDrafter):
-    """Drafts in every sixth round."""
+def test_the_reference_tells_a_wrong_mask(model, tmp_path) -> None:
+    """The mutant: another mask token."""
+    head = HEADS["peagle"](model)
+    slow = reference(head, tmp_path, model)
+    head.mask_token_id -= 1
+    engine = Engine(Target(model), PEagleDrafter(head, 3), RejectionVerifier(), max_length=48)
+    with shapes_unchecked(), compared(engine, model, slow) as nodes:
+        engine.generate(PROMPTS[:1], SAMPLED)
+    assert all(same == (depth == 0) for depth, same in nodes) and sum(not same for _, same in nodes) > 5
 
-    rounds = 0
 
-    def propose(self, batch: Batch) -> DraftTree:
-        self.rounds += 1
-        return DraftTree.root_only(batch.roots) if self.rounds % 6 else super().propose(batch)
+class Seldom(LengthPolicy):
+    """Drafts in every sixth round, all rows at once."""
+
+    def bind(self, *, max_batch_size: int, max_depth: int) -> None:
+        super().bind(max_batch_size=max_batch_size, max_depth=max_depth)
+        self._rounds = 0
+
+    def depths(self, slots: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        self._rounds += 1
+        return np.full(len(slots), 0 if self._rounds % 6 else self._max_depth)
 
 
 def test_pairs_of_rounds_without_drafts_are_not_lost(model, tmp_path) -> None:
     """More of them than a slot keeps: they are forwarded before they drop out."""
     head = eagle3(model)
-    law, fuse = reference(head, tmp_path, model)
-    drafter = Seldom(head, 2, sampling="iid")
+    slow = reference(head, tmp_path, model)
+    drafter = AdaptiveDrafter(EagleDrafter(head, 2, sampling="iid"), Seldom())
     engine = Engine(Target(model), drafter, RejectionVerifier(), max_batch_size=2, max_length=48)
-    with shapes_unchecked(), compared(engine, model, law, fuse) as nodes:
+    with shapes_unchecked(), compared(engine, model, slow) as nodes:
         engine.generate(PROMPTS, SamplingParams(temperature=1.0, max_new_tokens=24))
-    assert all(same for _, same in nodes) and len(nodes) >= 8
+    assert all(same for _, same in nodes) and 8 <= len(nodes) < 48

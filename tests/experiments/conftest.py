@@ -20,7 +20,7 @@ from experiments.datasets.prompt import Prompt
 from experiments.datasets.stdlib import Stdlib
 from experiments.measuring.peaks import brief_peaks
 from experiments.run import run
-from tests.components import block_head, eagle_head, hydra_heads, medusa_heads, perturbed
+from tests.components import block_head, eagle_head, hydra_heads, medusa_heads, peagle_head, perturbed
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
 
@@ -43,8 +43,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with ``target``, ``drafter`` (mostly of its opinion), ``other`` (of another vocabulary), and heads."""
     folder = tmp_path_factory.mktemp("models")
     target = tiny_model(vocab_size=VOCAB_SIZE)
+    masks = perturbed(target, 0.1)
+    masks.config.pard_token = 1
     for name, model in (
         ("target", target),
+        ("pard", masks),
         ("drafter", perturbed(target, 0.1)),
         ("other", tiny_model(vocab_size=VOCAB_SIZE + 500)),
     ):
@@ -58,6 +61,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     hydra_heads(target).save_pretrained(folder / "hydra")
     block_head(target).save_pretrained(folder / "block")
     save_eagle(eagle_head(target), folder / "eagle")
+    save_eagle(peagle_head(target), folder / "peagle")
     return folder
 
 

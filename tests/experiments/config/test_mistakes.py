@@ -282,7 +282,7 @@ MISTAKES: dict[str, dict[str, str]] = {
         "target.name=unheard.json": "has no hidden_size",
         "target.name=bundled/target target.inflate=110n": "inflate='110n'",
         "drafter=model": "has a vocabulary of 4,096 tokens",
-        "drafter=merged": "a plan knows model, eagle, mtp, block, medusa",
+        "drafter=merged": "a plan knows model, pard, eagle, peagle, mtp, block, medusa",
         "drafter=eagle drafter.name=head70": "a head for hidden states of 8192 numbers",
     },
     "compare": {

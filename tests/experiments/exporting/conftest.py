@@ -81,12 +81,20 @@ def block_of(target: Target, **options: Any) -> BlockHead:
     return wide(head)  # type: ignore[type-var]
 
 
+def pard_of(target: Target) -> Any:
+    model = perturbed(target.model, 0.1)
+    model.config.pard_token = 5
+    return model
+
+
 WRITE: dict[str, Callable[[Target, Path], object]] = {
     "medusa": lambda target, folder: medusa_heads(target.model).save_pretrained(folder),
     "eagle": lambda target, folder: save_eagle(eagle_head(target.model), folder),
     "eagle3": lambda target, folder: save_eagle(eagle3_of(target), folder),
+    "peagle": lambda target, folder: save_eagle(eagle3_of(target, mask_token_id=5, tokens=4, layers=2), folder),
     "mtp": lambda target, folder: save_mtp(module_of(target, hidden_first=True), folder),
     "dflash": lambda target, folder: block_of(target).save_pretrained(folder),
     "dspark": lambda target, folder: markov_head(target.model).save_pretrained(folder),
     "lm": lambda target, folder: perturbed(target.model, 0.1).save_pretrained(folder),
+    "pard": lambda target, folder: pard_of(target).save_pretrained(folder),
 }

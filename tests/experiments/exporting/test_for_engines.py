@@ -21,6 +21,8 @@ from tests.models import tiny_model
 SPECULATORS = {
     "eagle3": {"draft_vocab_size", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output",
                "target_hidden_size", "eagle_aux_hidden_state_layer_ids"},
+    "peagle": {"draft_vocab_size", "norm_before_residual", "target_hidden_size", "eagle_aux_hidden_state_layer_ids",
+               "mask_token_id"},
     "mtp": {"num_nextn_predict_layers"},
     "dflash": {"aux_hidden_state_layer_ids", "mask_token_id", "block_size", "draft_vocab_size", "sample_from_anchor",
                "sliding_window_non_causal", "target_hidden_size"},

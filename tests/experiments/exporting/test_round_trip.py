@@ -12,6 +12,8 @@ from drafters.heads.eagle_files import load_eagle
 from drafters.medusa import MedusaDrafter
 from drafters.model import ModelDrafter
 from drafters.mtp import MTPDrafter
+from drafters.pard import PARDDrafter
+from drafters.peagle import PEagleDrafter
 from experiments.exporting.kinds import KINDS, Source, kind_of, read
 from experiments.exporting.writing import compare
 from specdec.checks import playing
@@ -26,6 +28,8 @@ DRAFTERS: dict[str, Callable[[Path], Drafter]] = {
     "medusa": lambda folder: MedusaDrafter.from_pretrained(folder, shape=2, optimize=False),
     "eagle": lambda folder: EagleDrafter.from_pretrained(folder, shape=[2, 2], optimize=False),
     "eagle3": lambda folder: EagleDrafter.from_pretrained(folder, shape=[2, 2], optimize=False),
+    "peagle": lambda folder: PEagleDrafter.from_pretrained(folder, optimize=False),
+    "pard": lambda folder: PARDDrafter.from_pretrained(str(folder), optimize=False),
     "mtp": lambda folder: MTPDrafter.from_pretrained(folder, shape=2, optimize=False),
     "dflash": lambda folder: BlockDrafter.from_pretrained(folder, optimize=False),
     "dspark": lambda folder: BlockDrafter.from_pretrained(folder, shape=[2, 1], optimize=False),

@@ -17,6 +17,8 @@ from drafters.hydra import HydraDrafter
 from drafters.medusa import MedusaDrafter, MedusaHeads
 from drafters.model import ModelDrafter
 from drafters.mtp import MTPDrafter
+from drafters.pard import PARDDrafter
+from drafters.peagle import PEagleDrafter
 from drafters.redrafter import ReDrafter
 from experiments.train import train
 from experiments.training.loop import LOG
@@ -44,6 +46,14 @@ HEADS: dict[str, tuple[list[str], Load]] = {
     "eagle3": (
         ["head.depths=3", "head.draft_vocabulary=64", "head.hidden_layers=[1,2,3]"],
         lambda path: EagleDrafter(load_eagle(path), 3),
+    ),
+    "peagle": (
+        ["head.depths=3", "head.layers=2", "head.hidden_layers=[1,2,3]", "head.draft_vocabulary=64"],
+        lambda path: PEagleDrafter.from_pretrained(path),
+    ),
+    "pard": (
+        [f"head.config={LM}", "head.depths=3"],
+        lambda path: PARDDrafter.from_pretrained(str(path), shape=3, dtype="float32"),
     ),
     "mtp": (["head.depths=2"], lambda path: MTPDrafter.from_pretrained(path, shape=2)),
     "dflash": (["head.block_size=4", "head.anchors=8"], lambda path: BlockDrafter.from_pretrained(str(path))),

@@ -1,0 +1,175 @@
+"""PARD: a small causal LM that was adapted to fill masks drafts all tokens in one forward (arXiv 2504.18583)."""
+
+from collections.abc import Mapping
+from typing import Any, Unpack
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from drafters.heads.eagle_files import mask_of
+from drafters.heads.parallel import Masked, check_drop, dropped, mask_token
+from drafters.heads.training import Anchors, Prediction, TargetStates, TextBatch, additive, frozen_copy
+from drafters.model import ModelDrafter, ModelFiles, TrainedLM
+from drafters.own_model import Options, Settings
+from specdec.arguments import whole
+from specdec.drafting.builders import AnyTree
+from specdec.drafting.parallel_scorer import ParallelScorer
+from specdec.interfaces import Drafter
+from specdec.target.runner import ModelRunner
+from specdec.target.target import Target
+
+TOKENS = 8
+"""Tokens of a draft if nobody says: as many as the published models were trained for."""
+
+
+class LoadedMasks(ModelFiles, Settings, total=False):
+    """``LoadedModel``, and the token of masks; see ``PARDDrafter``."""
+
+    mask_token_id: int | None
+
+
+class PARDDrafter(ModelDrafter):
+    """Drafts with one forward of a small model, over what became final, the root, and a mask for every other depth.
+
+    The depths know nothing of each other's tokens, so that a level of a tree has the same tokens below every node. A
+    chain whose tokens are drawn depth by depth follows q exactly.
+
+    Args:
+        model: A model that was trained so, on the target's device; see ``ModelDrafter``.
+        shape: What ``TreeShape.of`` takes, or a tree builder. ``ExpansionTree(nodes, depth, width=nodes)`` is DDTree's.
+        tokenizer: See ``ModelDrafter``.
+        mask_token_id: The token of masks, in place of the one that the model's configuration names.
+
+    Raises:
+        ValueError: No mask token is known, or it is none of the model's, or the model is PARD-2's.
+    """
+
+    at_once = True
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        shape: AnyTree = TOKENS,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        mask_token_id: int | None = None,
+        **options: Unpack[Options],
+    ):
+        super().__init__(model, shape, tokenizer=tokenizer, **options)
+        self.has_leaf_probs = self.tree.has_leaf_probs  # a leaf's law is said by one more mask
+        said = model.config.to_dict()
+        if said.get("pard2") or said.get("spd_type") == "pard2":
+            raise ValueError(
+                f"the drafter {self.name} is PARD-2's, which adds the target's hidden states to its embeddings, not "
+                f"supported here: give a PARD model"
+            )
+        mask = mask_of(self.name, said) if mask_token_id is None else whole("mask_token_id", mask_token_id, least=0)
+        if mask is None:
+            raise ValueError(
+                f"the drafter {self.name} names no mask token (pard_token), so it was not trained to fill masks: give "
+                f"mask_token_id, or drafter=model"
+            )
+        embeddings: Any = model.get_input_embeddings()
+        rows = embeddings.weight.shape[0]
+        if mask >= rows:
+            raise ValueError(f"mask_token_id={mask}: the embeddings of the drafter {self.name} have {rows} rows")
+        self.mask_token_id = mask
+
+    @classmethod
+    def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride] (one more setting is taken)
+        cls,
+        name_or_path: str,
+        *,
+        shape: AnyTree = TOKENS,
+        dtype: str | torch.dtype = "auto",
+        device: str | torch.device = "auto",
+        quantization: str | None = None,
+        quantization_check: bool = True,
+        **options: Unpack[LoadedMasks],
+    ) -> "PARDDrafter":
+        """Load a model in the layout of its authors: transformers' own, with ``pard_token`` in its ``config.json``.
+
+        Arguments are those of ``ModelDrafter.from_pretrained`` and of the class.
+        """
+        own: Any = options
+        made: Any = super().from_pretrained(
+            name_or_path,
+            shape=shape,
+            dtype=dtype,
+            device=device,
+            quantization=quantization,
+            quantization_check=quantization_check,
+            **own,
+        )
+        return made
+
+    @property
+    def shown(self) -> int:
+        return 2 * (self.max_depth + 1)
+
+    def scorer_of(self, runner: ModelRunner, **common: Any) -> ParallelScorer:
+        return ParallelScorer(runner, mask_token=self.mask_token_id, window=self.max_depth + 1, **common)
+
+
+class TrainedPARD(TrainedLM):
+    """A small model that learns to fill masks, while it stays a causal LM at the first depth.
+
+    The other arguments are those of ``TrainedLM``.
+
+    Args:
+        depths: Tokens of a draft.
+        keeps: The share of drafts that reach the second depth, of those the share that reach the third, and so on.
+        keeps_least: The least share at any depth.
+        mask_token_id: The token of masks, one that the text does not have; None for the loaded model's own, else the
+            target's last id.
+    """
+
+    title = "parallel drafter (PARD)"
+    autoregressive = False
+
+    def __init__(
+        self,
+        *,
+        name: str | None = None,
+        architecture: str = "llama",
+        config: Mapping[str, Any] | None = None,
+        depths: int = TOKENS,
+        keeps: float = 0.7,
+        keeps_least: float = 0.2,
+        mask_token_id: int | None = None,
+    ):
+        super().__init__(name=name, architecture=architecture, config=config, depths=depths)
+        check_drop(keeps, keeps_least)
+        self.keeps, self.keeps_least, self.mask_token_id = keeps, keeps_least, mask_token_id
+
+    def begin(self, target: Target, counts: Int[Tensor, " vocab"] | None) -> None:
+        """Make or load the model, in float32, and note the mask token in its configuration."""
+        last = mask_token(target.name, target.vocab_size, self.mask_token_id)
+        super().begin(target, counts)
+        config = self.head.config
+        own = None if self.mask_token_id is not None else mask_of(self.name or "head.config", config.to_dict())
+        self.mask = last if own is None else own
+        config.pard_token, config.spd_type = self.mask, "pard"  # as its authors' training does
+
+    def anchors(self, batch: TextBatch, generator: torch.Generator) -> Anchors:
+        """Everywhere; while training, with fewer drafts at every depth."""
+        every = Anchors.everywhere(batch, self.depths, before=0)
+        return dropped(every, batch, self.keeps, self.keeps_least, generator) if self.training else every
+
+    def forward(self, batch: TextBatch, states: TargetStates, anchors: Anchors) -> Prediction:
+        """Runs the text of all rows, and all masks behind it."""
+        masked = Masked.behind(batch, anchors, before=0)
+        fill = batch.tokens.new_full((len(batch.tokens), masked.masks), self.mask)
+        output = self.head.base_model(
+            input_ids=torch.cat([batch.tokens, fill], 1),
+            attention_mask=additive(masked.seen, torch.float32),
+            position_ids=masked.positions,
+            use_cache=False,
+        )
+        hidden = output.last_hidden_state.flatten(0, 1)
+        return Prediction([hidden[places] for places in masked.predicts.unbind(1)])
+
+    def drafter(self) -> Drafter:
+        return PARDDrafter(frozen_copy(self.head), self.depths, optimize=False)

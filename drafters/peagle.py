@@ -1,0 +1,213 @@
+"""P-EAGLE: an EAGLE-3 head that drafts all tokens in one forward, over masks (arXiv 2602.01469)."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Unpack
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from drafters.eagle import eagle3_for
+from drafters.feature import FeatureDrafter
+from drafters.heads.eagle import Eagle3Head, EagleHead
+from drafters.heads.eagle_files import TOKENS, load_eagle, save_eagle
+from drafters.heads.parallel import Masked, check_drop, dropped, mask_token
+from drafters.heads.training import (
+    Anchors,
+    Prediction,
+    TargetStates,
+    TextBatch,
+    TrainedHead,
+    additive,
+    borrowed,
+    frozen_copy,
+    most_frequent,
+)
+from drafters.own_model import Loaded, Options, layers_given
+from specdec.arguments import instance
+from specdec.drafting.builders import AnyTree, tree_of
+from specdec.drafting.parallel_scorer import ParallelScorer
+from specdec.interfaces import Drafter
+from specdec.target.runner import ModelRunner
+from specdec.target.target import Target
+
+
+class PEagleDrafter(FeatureDrafter):
+    """Drafts with a P-EAGLE head: one forward over what became final and a mask for every depth but the first.
+
+    The depths know nothing of each other's tokens, so that a level of a tree has the same tokens below every node. A
+    chain whose tokens are drawn depth by depth follows q exactly.
+
+    Args:
+        shape: A tree builder, or what ``TreeShape.of`` takes; None for a chain of as many tokens as the head's files
+            say, else 5. With ``ExpansionTree(nodes, depth, width=nodes)`` the tree is DDTree's.
+        hidden_layers: The target's hidden states that the head reads, in place of those that its files name.
+    """
+
+    at_once = True
+
+    def __init__(
+        self,
+        head: Eagle3Head | EagleHead,
+        shape: AnyTree | None = None,
+        *,
+        hidden_layers: Sequence[int] | None = None,
+        **options: Unpack[Options],
+    ):
+        instance("head", head, (EagleHead, Eagle3Head), "a head, or load one with PEagleDrafter.from_pretrained(…)")
+        given: Any = {**options, "name": options.get("name") or type(head).__name__}
+        if isinstance(head, EagleHead) or head.mask_token_id is None:
+            raise ValueError(f"the head {given['name']} has no mask token, so it is not P-EAGLE's: give drafter=eagle")
+        builder = tree_of((head.tokens or TOKENS) if shape is None else shape)
+        super().__init__(head, builder, hidden_layers=hidden_layers, **given)
+        self.mask_token_id = head.mask_token_id
+        self.has_leaf_probs = builder.has_leaf_probs  # a leaf's law is said by one more mask
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        *,
+        shape: AnyTree | None = None,
+        hidden_layers: Sequence[int] | None = None,
+        embeddings: str = "auto",
+        dtype: str | torch.dtype | None = None,
+        device: str | torch.device | None = None,
+        **options: Unpack[Loaded],
+    ) -> "PEagleDrafter":
+        """Load a head from a folder or the hub; arguments and errors are those of ``load_eagle`` and of the class."""
+        chosen = layers_given(hidden_layers)
+
+        def load(**where: Any) -> EagleHead | Eagle3Head:
+            return load_eagle(path, hidden_layers=chosen, embeddings=embeddings, dtype=dtype, device=device, **where)
+
+        return cls.loaded(path, load, shape, options)
+
+    @property
+    def shown(self) -> int:
+        return 2 * (self.max_depth + 1)
+
+    def scorer_of(self, head: Eagle3Head, runner: ModelRunner, **window: Any) -> ParallelScorer:
+        rows = head.get_input_embeddings().weight.shape[0]
+        if self.mask_token_id >= rows:
+            raise ValueError(
+                f"the head {self.name} has the mask token {self.mask_token_id}, and the embeddings have {rows} rows: "
+                f"correct mask_token_id in its config.json"
+            )
+        hidden: Any = head.model.mask_hidden
+
+        def feature() -> Tensor:
+            return window["fuse"]([hidden.detach()])[0, 0]
+
+        return ParallelScorer(runner, mask_token=self.mask_token_id, mask_feature=feature, **window)
+
+
+class TrainedPEagle(TrainedHead):
+    """P-EAGLE's head: all depths are trained in one forward, over masks that are fewer from depth to depth.
+
+    The other arguments are those of ``Eagle3Head``.
+
+    Args:
+        name: A head to go on from; None for new weights.
+        depths: Tokens of a draft.
+        keeps: The share of drafts that reach the second depth, of those the share that reach the third, and so on.
+        keeps_least: The least share at any depth.
+        mask_token_id: The token of masks; None for the target's last id.
+        hidden_layers: The target's states that are fused; None for an early, a middle and a late one.
+        draft_vocabulary: How many tokens the head can draft: the most frequent supervised ones. None for all.
+        layers: Decoder layers.
+        intermediate_size: Width of the MLPs; None for the target's.
+        trains_embeddings: Whether the head has embeddings of its own, which begin as the target's.
+        output_from_target: Whether a new output layer begins as the target's.
+
+    Raises:
+        ValueError: An argument is out of its range.
+    """
+
+    title = "P-EAGLE head"
+    head: Eagle3Head
+    _borrowed: tuple[Any, Any]
+
+    def __init__(
+        self,
+        *,
+        name: str | None = None,
+        depths: int = 8,
+        keeps: float = 0.7,
+        keeps_least: float = 0.2,
+        mask_token_id: int | None = None,
+        hidden_layers: Sequence[int] | None = None,
+        draft_vocabulary: int | None = None,
+        layers: int = 4,
+        intermediate_size: int | None = None,
+        norm_before_residual: bool = False,
+        norm_each: bool = False,
+        trains_embeddings: bool = True,
+        output_from_target: bool = True,
+    ):
+        super().__init__(depths)
+        check_drop(keeps, keeps_least)
+        self.name, self.layers = name, None if hidden_layers is None else tuple(hidden_layers)
+        self.keeps, self.keeps_least, self.mask_token_id = keeps, keeps_least, mask_token_id
+        self.draft_columns = draft_vocabulary if name is None else None
+        self.output_from_target = output_from_target
+        self.options: dict[str, Any] = {
+            "layers": layers,
+            "intermediate_size": intermediate_size,
+            "norm_before_residual": norm_before_residual,
+            "norm_each": norm_each,
+            "owns_embeddings": trains_embeddings,
+            "tokens": depths,
+        }
+
+    def begin(self, target: Target, counts: Int[Tensor, " vocab"] | None) -> None:
+        """Make or load the head, in float32.
+
+        Raises:
+            ValueError: The settings do not fit the target, or a loaded head is not P-EAGLE's.
+        """
+        options = {**self.options, "mask_token_id": mask_token(target.name, target.vocab_size, self.mask_token_id)}
+        ids = most_frequent(counts, self.draft_columns)
+        head = eagle3_for(target, self.name, self.layers, ids, options, from_target=self.output_from_target)
+        if head.mask_token_id is None:
+            raise ValueError(f"head.name={self.name!r} has no mask token, so it is not P-EAGLE's: give head=eagle3")
+        self.head = head = head.float()
+        own: Any = head.get_input_embeddings()
+        if own is not None and self.name is None:
+            own.weight.data.copy_(target.model.get_input_embeddings().weight)
+        self.hidden_layers = tuple(head.hidden_layers or ())
+        self._borrowed = borrowed(head, target)
+
+    def anchors(self, batch: TextBatch, generator: torch.Generator) -> Anchors:
+        """Everywhere; while training, with fewer drafts at every depth."""
+        every = Anchors.everywhere(batch, self.depths)
+        return dropped(every, batch, self.keeps, self.keeps_least, generator) if self.training else every
+
+    def forward(self, batch: TextBatch, states: TargetStates, anchors: Anchors) -> Prediction:
+        """Runs the pairs of all rows, and all masks behind them."""
+        head, masked = self.head, Masked.behind(batch, anchors, before=1)
+        features = head.fuse([states.hidden[layer].to(head.dtype) for layer in self.hidden_layers])
+        masks = head.model.fusion(head.model.mask_hidden).expand(len(features), masked.masks, -1)
+        tokens = torch.cat([batch.tokens[:, 1:], batch.tokens[:, -1:]], 1)
+        fill = tokens.new_full((len(tokens), masked.masks), head.mask_token_id or 0)
+        output = head.model(
+            inputs_embeds=self._borrowed[0](torch.cat([tokens, fill], 1)),
+            features=torch.cat([features, masks], 1),
+            attention_mask=additive(masked.seen, features.dtype),
+            position_ids=masked.positions,
+        )
+        hidden = output.last_hidden_state.flatten(0, 1)
+        return Prediction([hidden[places] for places in masked.predicts.unbind(1)])
+
+    def logits(
+        self, states: Float[Tensor, "place width"], previous: Int[Tensor, " place"], depth: int
+    ) -> Float[Tensor, "place column"]:
+        return self._borrowed[1](states).float()
+
+    def drafter(self) -> Drafter:
+        return PEagleDrafter(frozen_copy(self.head), self.depths, optimize=False)
+
+    def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
+        """Write the head in bfloat16, in EAGLE's own layout."""
+        save_eagle(frozen_copy(self.head, torch.bfloat16), folder, notes=facts)
