@@ -2,8 +2,9 @@
    behind it, of whose nodes a query sees its ancestors.
 
    The queries of a key head are its query heads times the row's nodes. Keys are taken in blocks. A block's keys are laid
-   out in the nearest cache with neighbouring keys in one vector, its values as they are, both as float32; then all
-   queries use them. The softmax runs along (Milakov and Gimelshein 2018; FlashAttention): a query's sums are rescaled
+   out in the nearest cache with neighbouring keys in one vector, its values as they are; then all queries use them. Both
+   are float32, or where the processor multiplies bfloat16 in pairs, pairs of such numbers: of a key's neighbouring
+   numbers, and of neighbouring keys' values, whose weights are rounded to it. Sums are in float32. The softmax runs along (Milakov and Gimelshein 2018; FlashAttention): a query's sums are rescaled
    when a block has a larger score.
 
    A query's output is the same bits whatever the other queries are, and whatever the number of threads. */
@@ -74,10 +75,14 @@ static uint64_t within_reach(const call *c, uint64_t seen, long row, long node, 
   return seen;
 }
 
-/* Scores of ROWS queries, `dim` numbers each, with a block's keys at `keys` [dim][KEYS]. */
+/* Adds numbers times one to all sums: vectors of words, which are float32, or pairs of bfloat16. */
+#define TIMES_float32(S, NUMBERS, WORD) FMA(NUMBERS, WORD, S)
+#define TIMES_pairs(S, NUMBERS, WORD) _mm512_dpbf16_ps(S, (__m512bh)(NUMBERS), (__m512bh)(WORD))
+
+/* Scores of ROWS queries, `dim` words each, with a block's keys at `keys` [dim][KEYS]. */
 #define PART (WIDTH == 16 ? 4 : 2)
-#define SCORES(ROWS)                                                                                         \
-  static void scores_##ROWS(const float *q, const float *keys, float *scores, long dim, float scale) {       \
+#define SCORES(F, ROWS)                                                                                      \
+  static void scores_##F##_##ROWS(const float *q, const float *keys, float *scores, long dim, float scale) { \
     for (int first = 0; first < KEYS; first += PART * WIDTH) {                                               \
       vec s[ROWS][PART];                                                                                     \
       UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int v = 0; v < PART; v++) s[r][v] = ZERO();          \
@@ -85,31 +90,29 @@ static uint64_t within_reach(const call *c, uint64_t seen, long row, long node, 
         vec k[PART];                                                                                         \
         UNROLL for (int v = 0; v < PART; v++) k[v] = LOAD(keys + d * KEYS + first + v * WIDTH);              \
         UNROLL for (int r = 0; r < ROWS; r++) {                                                              \
-          const vec number = ALL(q[r * dim + d]);                                                            \
-          UNROLL for (int v = 0; v < PART; v++) s[r][v] = FMA(k[v], number, s[r][v]);                        \
+          const vec word = ALL(q[r * dim + d]);                                                              \
+          UNROLL for (int v = 0; v < PART; v++) s[r][v] = TIMES_##F(s[r][v], k[v], word);                    \
         }                                                                                                    \
       }                                                                                                      \
       UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int v = 0; v < PART; v++)                            \
           STORE(scores + r * KEYS + first + v * WIDTH, MUL(s[r][v], ALL(scale)));                            \
     }                                                                                                        \
   }
-/* Adds ROWS queries' weights [KEYS] times the values of the first `count` keys [KEYS][dim] to sums [dim]. */
-#define VALUES(ROWS)                                                                                         \
-  static void values_##ROWS(const float *weights, const float *values, float *sums, const float *factors,    \
-                            long dim, long count) {                                                          \
+/* Adds ROWS queries' weights [KEYS] times `count` words of values [KEYS][dim] to sums [dim]. */
+#define VALUES(F, ROWS)                                                                                      \
+  static void values_##F##_##ROWS(const float *weights, const float *values, float *sums,                    \
+                                  const float *factors, long dim, long count) {                              \
     for (long first = 0; first < dim; first += PART * WIDTH) {                                               \
       vec s[ROWS][PART];                                                                                     \
       const int part = dim - first < PART * WIDTH ? (dim - first) / WIDTH : PART;                            \
-      if (part < PART) { /* the last vectors of a dimension that is no multiple */                           \
-        for (int r = 0; r < ROWS; r++)                                                                       \
-          for (int v = 0; v < part; v++) {                                                                   \
-            const long at = first + v * WIDTH;                                                               \
-            vec sum = MUL(LOAD(sums + r * dim + at), ALL(factors[r]));                                       \
-            for (long key = 0; key < count; key++)                                                           \
-              sum = FMA(ALL(weights[r * KEYS + key]), LOAD(values + key * dim + at), sum);                   \
-            STORE(sums + r * dim + at, sum);                                                                 \
-          }                                                                                                  \
-        break;                                                                                               \
+      if (part < PART) {                                                                                     \
+        UNROLL for (int r = 0; r < ROWS; r++) for (int v = 0; v < part; v++) {                               \
+          vec sum = MUL(LOAD(sums + r * dim + first + v * WIDTH), ALL(factors[r]));                          \
+          for (long key = 0; key < count; key++)                                                             \
+            sum = TIMES_##F(sum, LOAD(values + key * dim + first + v * WIDTH), ALL(weights[r * KEYS + key])); \
+          STORE(sums + r * dim + first + v * WIDTH, sum);                                                    \
+        }                                                                                                    \
+        return;                                                                                              \
       }                                                                                                      \
       UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int v = 0; v < PART; v++)                            \
           s[r][v] = MUL(LOAD(sums + r * dim + first + v * WIDTH), ALL(factors[r]));                          \
@@ -118,20 +121,30 @@ static uint64_t within_reach(const call *c, uint64_t seen, long row, long node, 
         UNROLL for (int v = 0; v < PART; v++) numbers[v] = LOAD(values + key * dim + first + v * WIDTH);     \
         UNROLL for (int r = 0; r < ROWS; r++) {                                                              \
           const vec weight = ALL(weights[r * KEYS + key]);                                                   \
-          UNROLL for (int v = 0; v < PART; v++) s[r][v] = FMA(numbers[v], weight, s[r][v]);                  \
+          UNROLL for (int v = 0; v < PART; v++) s[r][v] = TIMES_##F(s[r][v], numbers[v], weight);            \
         }                                                                                                    \
       }                                                                                                      \
       UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int v = 0; v < PART; v++)                            \
           STORE(sums + r * dim + first + v * WIDTH, s[r][v]);                                                \
     }                                                                                                        \
   }
-#define EACH(MAKE) MAKE(1) MAKE(2) MAKE(3) MAKE(4) MAKE(5) MAKE(6)
-EACH(SCORES)
-EACH(VALUES)
-static void (*const scores_of[])(const float *, const float *, float *, long, float) = {
-    NULL, scores_1, scores_2, scores_3, scores_4, scores_5, scores_6};
-static void (*const values_of[])(const float *, const float *, float *, const float *, long, long) = {
-    NULL, values_1, values_2, values_3, values_4, values_5, values_6};
+#define EACH(MAKE, F) MAKE(F, 1) MAKE(F, 2) MAKE(F, 3) MAKE(F, 4) MAKE(F, 5) MAKE(F, 6)
+#define ALL_OF(WHAT, F) {NULL, WHAT##_##F##_1, WHAT##_##F##_2, WHAT##_##F##_3, WHAT##_##F##_4, WHAT##_##F##_5, WHAT##_##F##_6}
+EACH(SCORES, float32)
+EACH(VALUES, float32)
+#if PAIRS
+EACH(SCORES, pairs)
+EACH(VALUES, pairs)
+#endif
+typedef void scores_function(const float *, const float *, float *, long, float);
+typedef void values_function(const float *, const float *, float *, const float *, long, long);
+#if PAIRS
+static scores_function *const scores_of[2][MOST + 1] = {ALL_OF(scores, float32), ALL_OF(scores, pairs)};
+static values_function *const values_of[2][MOST + 1] = {ALL_OF(values, float32), ALL_OF(values, pairs)};
+#else
+static scores_function *const scores_of[1][MOST + 1] = {ALL_OF(scores, float32)};
+static values_function *const values_of[1][MOST + 1] = {ALL_OF(values, float32)};
+#endif
 
 /* Where a position's keys and values of a head stand. */
 INLINE void find(const call *c, long row, long head, long position, long *key, long *value) {
@@ -141,41 +154,73 @@ INLINE void find(const call *c, long row, long head, long position, long *key, l
   *value = page * c->value_page + head * c->value_head + place * c->value_position;
 }
 
-/* Lays out a block's keys [dim][KEYS] and values [KEYS][value_dim]; what is behind the last key is 0. Meanwhile fetches
-   those that are used next: `more` of a head from a position on. */
+/* Whether numbers stand in pairs, and how many words they take then. */
+INLINE int in_pairs(const call *c) { return PAIRS && c->dtype == BFLOAT16; }
+INLINE long words_of(const call *c, long numbers) { return in_pairs(c) ? (numbers + 1) / 2 : numbers; }
+
+/* A vector of words from a word on, of `dim` numbers at `at`; zeros behind the last number. */
+INLINE vec load_part(const call *c, const void *p, long at, long word, long dim) {
+  if (!in_pairs(c)) return load_some(p, at + word, dim - word, c->dtype);
+  const uint16_t *numbers = (const uint16_t *)p + at + 2 * word;
+  if (dim - 2 * word >= 2 * WIDTH) return LOAD((const float *)numbers);
+  uint16_t some[2 * WIDTH] = {0};
+  memcpy(some, numbers, 2 * (dim - 2 * word));
+  return LOAD((const float *)some);
+}
+
+/* Has a position's keys and values of a head brought nearer. */
+INLINE void fetch(const call *c, long row, long head, long position) {
+  const long item = c->dtype == FLOAT32 ? 4 : 2;
+  long key, value;
+  find(c, row, head, position, &key, &value);
+  for (long at = 0; at < c->dim * item; at += 64) _mm_prefetch((const char *)c->keys + key * item + at, _MM_HINT_T1);
+  for (long at = 0; at < c->value_dim * item; at += 64)
+    _mm_prefetch((const char *)c->values + value * item + at, _MM_HINT_T1);
+}
+
+/* Lays out a block's keys [words of dim][KEYS] and values [words of KEYS][value_dim]; what is behind the last key is 0.
+   Meanwhile fetches those that are used next: `more` of a head from a position on. */
 static void lay_out(const call *c, long row, long head, long start, long count, long next_head, long next, long more,
                     float *keys, float *values) {
-  const long wide = filled_up(c->value_dim), item = c->dtype == FLOAT32 ? 4 : 2;
+  const long wide = filled_up(c->value_dim);
   long at_key[KEYS], at_value[KEYS];
   for (long key = 0; key < count; key++) find(c, row, head, start + key, at_key + key, at_value + key);
   for (long first = 0; first < KEYS; first += WIDTH)
-    for (long d = 0; d < c->dim; d += WIDTH) {
+    for (long d = 0; d < words_of(c, c->dim); d += WIDTH) {
       vec m[WIDTH];
       if (first + WIDTH <= count) {
-        UNROLL for (int i = 0; i < WIDTH; i++) m[i] = load_some(c->keys, at_key[first + i] + d, c->dim - d, c->dtype);
+        UNROLL for (int i = 0; i < WIDTH; i++) m[i] = load_part(c, c->keys, at_key[first + i], d, c->dim);
       } else {
         for (int i = 0; i < WIDTH; i++)
-          m[i] = first + i < count ? load_some(c->keys, at_key[first + i] + d, c->dim - d, c->dtype) : ZERO();
+          m[i] = first + i < count ? load_part(c, c->keys, at_key[first + i], d, c->dim) : ZERO();
       }
       transpose(m);
       UNROLL for (int i = 0; i < WIDTH; i++) STORE(keys + (d + i) * KEYS + first, m[i]);
     }
-  for (long key = 0; key < count; key++) {
-    if (key < more) {
-      long next_key, next_value;
-      find(c, row, next_head, next + key, &next_key, &next_value);
-      for (long at = 0; at < c->dim * item; at += 64)
-        _mm_prefetch((const char *)c->keys + next_key * item + at, _MM_HINT_T1);
-      for (long at = 0; at < c->value_dim * item; at += 64)
-        _mm_prefetch((const char *)c->values + next_value * item + at, _MM_HINT_T1);
+#if PAIRS
+  if (in_pairs(c)) {
+    for (long key = 0; key < count; key += 2) {
+      if (key < more) fetch(c, row, next_head, next + key);
+      if (key + 1 < more) fetch(c, row, next_head, next + key + 1);
+      for (long d = 0; d < wide; d += WIDTH) {
+        const long some = c->value_dim - d;
+        const ivec low = BITS(load_some(c->values, at_value[key] + d, some, BFLOAT16));
+        const ivec high = key + 1 < count ? BITS(load_some(c->values, at_value[key + 1] + d, some, BFLOAT16)) : IALL(0);
+        STORE(values + key / 2 * wide + d, FLOATS(_mm512_or_si512(RIGHT(low, 16), high)));
+      }
     }
+    return;
+  }
+#endif
+  for (long key = 0; key < count; key++) {
+    if (key < more) fetch(c, row, next_head, next + key);
     for (long d = 0; d < c->value_dim; d += WIDTH)
       STORE(values + key * wide + d, load_some(c->values, at_value[key] + d, c->value_dim - d, c->dtype));
   }
 }
 
-/* Replaces a query's scores by weights, and returns the factor of what was summed before. */
-INLINE float softmax(float *scores, uint64_t seen, float softcap, float *largest, float *total) {
+/* Replaces a query's scores by weights, in `pairs` or not, and returns the factor of what was summed before. */
+INLINE float softmax(float *scores, uint64_t seen, float softcap, float *largest, float *total, int pairs) {
   if (softcap > 0)
     for (int v = 0; v < KEYS; v += WIDTH) { /* tanh x = sign (1 - 2 / (1 + e ** 2|x|)) = (1 - e ** -2|x|) / (1 + ...) */
       const vec x = MUL(LOAD(scores + v), ALL(1 / softcap)), size = MAX(x, SUB(ZERO(), x));
@@ -196,6 +241,15 @@ INLINE float softmax(float *scores, uint64_t seen, float softcap, float *largest
     STORE(scores + v, weights);
     sum = ADD(sum, weights);
   }
+#if PAIRS
+  if (pairs)
+    for (int v = 0; v < KEYS; v += 2 * WIDTH) {
+      const __m512bh both = _mm512_cvtne2ps_pbh(LOAD(scores + v + WIDTH), LOAD(scores + v));
+      STORE(scores + v / 2, FLOATS((ivec)both));
+    }
+#else
+  (void)pairs;
+#endif
   *total = *total * factor[0] + SUM(sum);
   *largest = now;
   return factor[0];
@@ -206,14 +260,15 @@ INLINE float softmax(float *scores, uint64_t seen, float softcap, float *largest
 static void attend_task(const call *c, long row, long head, long heads, long first, long count, float *room) {
   const long groups = c->heads / c->key_heads, length = c->lengths[row];
   const long own = length + c->cells - c->nodes; /* where node 0 stands */
-  const long dim = filled_up(c->dim), wide = filled_up(c->value_dim);
+  const long dim = filled_up(words_of(c, c->dim)), wide = filled_up(c->value_dim);
+  const int pairs = in_pairs(c);
   float *keys = room, *values = keys + KEYS * dim, *scores = values + KEYS * wide;
   float *q = scores + MOST * KEYS, *sums = q + QUERIES * dim;
   float largest[QUERIES], total[QUERIES], factors[MOST];
   for (long i = 0; i < heads * count; i++) {
     const long query = first + i % count, node = query / groups, of = (head + i / count) * groups + query % groups;
     const long at = row * c->query_row + of * c->query_head + node * c->query_node;
-    for (long d = 0; d < dim; d += WIDTH) STORE(q + i * dim + d, load_some(c->query, at + d, c->dim - d, c->dtype));
+    for (long d = 0; d < dim; d += WIDTH) STORE(q + i * dim + d, load_part(c, c->query, at, d, c->dim));
     for (long d = 0; d < wide; d += WIDTH) STORE(sums + i * wide + d, ZERO());
     largest[i] = c->sinks ? c->sinks[of] : NONE;
     total[i] = c->sinks ? 1 : 0;
@@ -236,14 +291,14 @@ static void attend_task(const call *c, long row, long head, long heads, long fir
         lay_out(c, row, head + h, start, here, head, next, stop - next, keys, values);
       for (long i = 0; i < count; i += MOST) {
         const long some = count - i < MOST ? count - i : MOST, at = h * count + i;
-        scores_of[some](q + at * dim, keys, scores, dim, c->scale);
+        scores_of[pairs][some](q + at * dim, keys, scores, dim, c->scale);
         for (long r = 0; r < some; r++) {
           const long node = (first + i + r) / groups;
           uint64_t seen = seen_by(c, row, node, start, length) & exists;
           if (reach) seen = within_reach(c, seen, row, node, start, length);
-          factors[r] = softmax(scores + r * KEYS, seen, c->softcap, largest + at + r, total + at + r);
+          factors[r] = softmax(scores + r * KEYS, seen, c->softcap, largest + at + r, total + at + r, pairs);
         }
-        values_of[some](scores, values, sums + at * wide, factors, wide, here);
+        values_of[pairs][some](scores, values, sums + at * wide, factors, wide, pairs ? (here + 1) / 2 : here);
       }
     }
   }
