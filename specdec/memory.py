@@ -80,10 +80,11 @@ class NoRoomError(ValueError):
     ):
         self.slots, self.rows, self.length, self.place, self.free = slots, rows, length, place, free
         verb = "need" if " and " in whose else "needs"
+        each = f"{length + slots.drafted} positions x {slots.per_position:.0f}"
+        each = each if slots.per_position else f"{slots.per_row:.0f}"  # of any length
         super().__init__(
-            f"{whose} {verb} {written_bytes(slots.bytes(rows=rows, length=length))} ({rows} slots x "
-            f"{length + slots.drafted} positions x {slots.per_position:.0f} bytes), but {place} has "
-            f"{written_bytes(free)} free: {remedy(slots, free, rows=rows, length=length, least=2)}"
+            f"{whose} {verb} {written_bytes(slots.bytes(rows=rows, length=length))} ({rows} slots x {each} bytes), but "
+            f"{place} has {written_bytes(free)} free: {remedy(slots, free, rows=rows, length=length, least=2)}"
         )
 
     def beside(self, other: SlotMemory, place: torch.device) -> "NoRoomError":

@@ -59,6 +59,7 @@ class States:
     Args:
         shapes: The states of one row.
         slots: The number of slots.
+        length: The length of a slot, which states do not depend on.
         nodes: The largest number of drafted nodes of a row, the root left out.
         device: Where states are whose layer has no device of its own.
         beside: Bytes that were promised to others on the CPU, which takes memory when it is first written.
@@ -77,6 +78,7 @@ class States:
         shapes: Mapping[StateKey, StateShape],
         *,
         slots: int,
+        length: int,
         nodes: int,
         device: torch.device,
         beside: int = 0,
@@ -88,9 +90,8 @@ class States:
             memory = SlotMemory(per_position=0, per_row=self._places * size)
             free = free_memory(place) - (beside if place.type == "cpu" else 0)
             if memory.bytes(rows=slots, length=0) > free:
-                raise NoRoomError(
-                    memory, rows=slots, length=0, place=place, free=free, whose="the states of recurrent layers"
-                )
+                whose = "the memory for states of recurrent layers, of which every node has one,"
+                raise NoRoomError(memory, rows=slots, length=length, place=place, free=free, whose=whose)
         self.tensors: list[Tensor] = []
         self._where: dict[StateKey, tuple[int, int]] = {}
         with torch.inference_mode(False):

@@ -99,7 +99,8 @@ def make_cache(
     shapes = {key: shape for mixer in facts.mixers for key, shape in mixer.states.items()}
     if shapes:
         beside = sum(each.nbytes for each in cache.tensors)
-        cache.states = States(shapes, slots=max_batch_size, nodes=max_nodes, device=facts.device, beside=beside)
+        room = {"slots": max_batch_size, "length": max_length, "nodes": max_nodes, "beside": beside}
+        cache.states = States(shapes, device=facts.device, **room)
     return cache
 
 

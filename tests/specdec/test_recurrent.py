@@ -1,0 +1,320 @@
+"""Recurrent layers: found by a trial, and right at every node of ragged, growing rows with a tree of its own for each.
+
+Every node's logits are compared with a plain forward over its path, without a cache. The measure of rounding is the
+model's own decoding, token by token, with a cache of transformers: it is as far from plain forwards. Models that do
+one thing wrong must be found.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specdec.cache.states import States, StateView
+from specdec.forward import ForwardBatch
+from specdec.memory import NoRoomError
+from specdec.recurrent import recurrence
+from specdec.recurrent.order import Call, calls_of
+from specdec.target.runner import ModelRunner
+from specdec.tree import DraftTree
+from tests.architectures import MODEL_TYPES, VOCAB, tiny
+from tests.forwards import prefill, verify
+
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+
+SLOTS, NODES, ROUNDS = 4, 5, 6
+
+FOUND: dict[str, tuple[str, bool]] = {
+    "bailing_hybrid": ("BailingHybridDeltaAttention", False),
+    "bamba": ("BambaMixer", False),
+    "falcon_h1": ("FalconH1Mixer", False),
+    "falcon_mamba": ("FalconMambaMixer", True),
+    "granitemoehybrid": ("GraniteMoeHybridMambaLayer", False),
+    "jamba": ("JambaMambaMixer", True),
+    "kimi_linear": ("KimiLinearDeltaAttention", False),
+    "lfm2": ("Lfm2ShortConv", False),
+    "lfm2_moe": ("Lfm2MoeShortConv", False),
+    "lfm3": ("Lfm3ShortConv", False),
+    "mamba": ("MambaMixer", True),
+    "mamba2": ("Mamba2Mixer", False),
+    "minimax": ("MiniMaxLightningAttention", False),
+    "nemotron_h": ("NemotronHMamba2Mixer", False),
+    "olmo_hybrid": ("OlmoHybridGatedDeltaNet", False),
+    "qwen3_5_moe_text": ("Qwen3_5MoeGatedDeltaNet", False),
+    "qwen3_5_text": ("Qwen3_5GatedDeltaNet", False),
+    "qwen3_next": ("Qwen3NextGatedDeltaNet", False),
+    "recurrent_gemma": ("RecurrentGemmaRecurrentBlock", True),
+    "zamba": ("ZambaMambaMixer", True),
+    "zamba2": ("Zamba2MambaMixer", False),
+    "zaya": ("ZayaCCAProjection", False),
+}
+"""The class of a type's recurrent layers, and whether they take one token at a time behind a state."""
+
+FAST = ("qwen3_next", "mamba", "recurrent_gemma", "zaya")
+"""Convolutions beside a matrix of states; states one by one; states in attributes; a layer that gives three tensors."""
+
+
+def of_types(names: Sequence[str]) -> list[Any]:
+    """Parameters for every type that this transformers knows; all but a few are left for the full tests."""
+    return [pytest.param(name, marks=() if name in FAST else pytest.mark.full) for name in names if name in MODEL_TYPES]
+
+
+def plain(model: PreTrainedModel, tokens: Sequence[int]) -> Tensor:
+    return model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
+
+
+@torch.inference_mode()
+def own_error(model: PreTrainedModel) -> float:
+    """How far the model's own decoding is from a plain forward, relative to the largest logit; 0 if it returns no cache.
+
+    It begins with four tokens: some types go wrong where they begin with one.
+    """
+    tokens = torch.randint(0, VOCAB, (1, 24), generator=torch.Generator().manual_seed(5))
+    wanted, past, errors = plain(model, tokens[0].tolist()), None, []
+    name = "cache_params" if "cache_params" in type(model).forward.__code__.co_varnames else "past_key_values"
+    for position in range(3, tokens.shape[1]):
+        given = {} if past is None else {name: past}
+        piece = tokens[:, : position + 1] if past is None else tokens[:, position : position + 1]
+        output = model(input_ids=piece, use_cache=True, **given)
+        past = getattr(output, name, None)
+        if past is None:
+            return 0.0
+        errors.append((output.logits[0, -1] - wanted[position]).abs().max())
+    return float(torch.stack(errors).max() / wanted.abs().max())
+
+
+@torch.inference_mode()
+def error(model: PreTrainedModel, *, chunk: int) -> float:
+    """The largest error of any node over some rounds, relative to the largest logit.
+
+    Four slots, of which each round has some; prompts of all lengths (one has nothing before its root), in pieces;
+    random trees that differ from row to row; a random path of each is accepted, or none.
+    """
+    runner = ModelRunner(model, max_batch_size=SLOTS, max_length=64, max_nodes=NODES)
+    generator = np.random.default_rng(3)
+    rows = [generator.integers(0, VOCAB, length).tolist() for length in (1, 9, 2, 6)]
+    starts, counts = np.zeros(SLOTS, dtype=np.int64), np.array([len(row) - 1 for row in rows])
+    while (starts < counts).any():
+        due = np.flatnonzero(starts < counts)
+        pieces = np.minimum(counts - starts, chunk)[due]
+        tokens = torch.from_numpy(generator.integers(0, VOCAB, (len(due), int(pieces.max()))))  # padding is any token
+        for row, (slot, count) in enumerate(zip(due, pieces, strict=True)):
+            tokens[row, :count] = torch.tensor(rows[slot][starts[slot] : starts[slot] + count])
+        prefill(runner, tokens, starts[due], slots=due.tolist(), counts=pieces)
+        starts[due] += pieces
+    errors, largest = [], 0.0
+    for _ in range(ROUNDS):
+        slots = np.sort(generator.permutation(SLOTS)[: generator.integers(1, SLOTS + 1)])
+        parents = np.array([[-1, *(generator.integers(0, node) for node in range(1, NODES + 1))] for _ in slots])
+        tokens = generator.integers(0, VOCAB, parents.shape)
+        tokens[:, 0] = [rows[slot][-1] for slot in slots]
+        tree = DraftTree.build(torch.from_numpy(tokens), torch.from_numpy(parents))
+        lengths = np.array([len(rows[slot]) - 1 for slot in slots])
+        logits = verify(runner, tree, lengths, slots=slots.tolist()).scores
+        paths = np.full((len(slots), NODES), -1)
+        for row, slot in enumerate(slots):
+            for node in range(NODES + 1):
+                above = tree.ancestors[row, node].nonzero()[:, 0].tolist()
+                wanted = plain(model, rows[slot][:-1] + tokens[row, above].tolist())[-1]
+                errors.append(float((logits[row, node] - wanted).abs().max()))
+                largest = max(largest, float(wanted.abs().max()))
+            chosen = tree.ancestors[row, generator.integers(0, NODES + 1)].nonzero()[1:, 0].tolist()
+            paths[row, : len(chosen)] = chosen
+            rows[slot] += [*tokens[row, chosen].tolist(), int(generator.integers(0, VOCAB))]
+        index = torch.from_numpy(slots)
+        runner.cache.commit(index, torch.from_numpy(lengths), torch.from_numpy(paths))
+    return max(errors) / largest
+
+
+def tolerance(model: PreTrainedModel) -> float:
+    """Thrice what the model's own decoding is off by; weights are wide here, and rounding grows with them."""
+    return min(max(3 * own_error(model), 2e-6), 1e-4)
+
+
+@pytest.mark.parametrize("name", of_types(sorted(FOUND)))
+def test_every_node_is_as_in_a_plain_forward_over_its_path(name: str) -> None:
+    model = tiny(name)
+    kind, one_by_one = FOUND[name]
+    mixers = ModelRunner(model, max_batch_size=1, max_length=32).facts.mixers
+    assert {type(model.get_submodule(mixer.name)).__name__ for mixer in mixers} == {kind}
+    assert {mixer.one_by_one for mixer in mixers} == {one_by_one}
+    bound = tolerance(model)
+    assert error(model, chunk=3) < bound
+    assert error(model, chunk=64) < bound
+
+
+Replace = Callable[[pytest.MonkeyPatch], None]
+
+
+def wrong_parent(patch: pytest.MonkeyPatch) -> None:
+    """Nodes start from the root's state, as if a tree were a star."""
+
+    def calls(batch: ForwardBatch, *, one_by_one: bool) -> list[Call]:
+        found = calls_of(batch, one_by_one=one_by_one)
+        if batch.counts is not None:
+            return found
+        root = [each for each in found if not int(each.columns.max())]
+        return [*root, *(each._replace(before=torch.ones_like(each.after)) for each in found[len(root) :])]
+
+    patch.setattr(recurrence, "calls_of", calls)
+
+
+def without_root(patch: pytest.MonkeyPatch) -> None:
+    """Where nothing was accepted, nothing is committed: the root never enters the state."""
+    commit = States.commit
+
+    def some(self: States, slots: Tensor, path: Tensor, counts: Tensor) -> None:
+        accepted = (path >= 0).any(1)
+        moved = counts.where(accepted | (path.shape[1] == 0), 0)
+        commit(self, slots, path, moved)
+        self.lengths[slots] += counts - moved
+
+    patch.setattr(States, "commit", some)
+
+
+def padding(patch: pytest.MonkeyPatch) -> None:
+    """All tokens of a padded piece go through the layers."""
+
+    def calls(batch: ForwardBatch, *, one_by_one: bool) -> list[Call]:
+        whole = ForwardBatch(
+            tokens=batch.tokens,
+            slots=batch.slots,
+            lengths=batch.lengths,
+            topology=batch.topology,
+            counts=None if batch.counts is None else np.full_like(batch.counts, batch.nodes),
+        )
+        return calls_of(whole, one_by_one=one_by_one)
+
+    patch.setattr(recurrence, "calls_of", calls)
+
+
+def zeros(patch: pytest.MonkeyPatch) -> None:
+    """A slot in which nothing came before begins with a state of zeros."""
+
+    def calls(batch: ForwardBatch, *, one_by_one: bool) -> list[Call]:
+        found = calls_of(batch, one_by_one=one_by_one)
+        return [each._replace(before=torch.zeros_like(each.after)) if each.before is None else each for each in found]
+
+    patch.setattr(recurrence, "calls_of", calls)
+
+
+MUTANTS: dict[str, tuple[str, Replace]] = {
+    "a wrong parent's state": ("qwen3_next", wrong_parent),
+    "a commit without the root": ("qwen3_next", without_root),
+    "padding that reaches a layer": ("qwen3_next", padding),
+    "a fresh slot of zeros": ("zaya", zeros),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mistake_is_found(name: str) -> None:
+    kind, replace = MUTANTS[name]
+    # A slot of zeros is no fresh one where a layer has a bias.
+    model = tiny(kind, attention_bias=True)
+    bound = tolerance(model)
+    assert error(model, chunk=64) < bound
+    with pytest.MonkeyPatch.context() as patch:
+        replace(patch)
+        patch.setattr("specdec.target.facts._trial", lambda *args: None)
+        assert error(model, chunk=64) > 100 * bound
+
+
+@pytest.mark.parametrize("name", ["a wrong parent's state", "a commit without the root"])
+def test_a_mistake_is_found_when_a_runner_is_built(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, replace = MUTANTS[name]
+    replace(monkeypatch)
+    with pytest.raises(ValueError, match="its logits differ by"):
+        ModelRunner(tiny(kind), max_batch_size=1, max_length=32)
+
+
+def test_projections_run_once_for_all_nodes() -> None:
+    """And the last one once behind the levels, whatever the number of levels."""
+    model = tiny("qwen3_next")
+    runner = ModelRunner(model, max_batch_size=2, max_length=32, max_nodes=3)
+    mixer = runner.facts.mixers[0]
+    module = model.get_submodule(mixer.name)
+    seen: list[tuple[str, tuple[int, ...]]] = []
+    for name in ("in_proj_qkvz", "in_proj_ba", "out_proj"):
+        linear = module.get_submodule(name)
+
+        def note(inputs: Tensor, name: str = name, own: Callable[..., Tensor] = linear.forward) -> Tensor:
+            seen.append((name, tuple(inputs.shape[:2])))
+            return own(inputs)
+
+        linear.forward = note  # type: ignore[method-assign]
+    tree = DraftTree.build(torch.tensor([[1, 2, 3, 4]] * 2), torch.tensor([[-1, 0, 1, 2], [-1, 0, 0, 1]]))
+    verify(runner, tree, [0, 0])
+    assert seen == [("in_proj_qkvz", (2, 4)), ("in_proj_ba", (2, 4)), ("out_proj", (2, 4))]
+
+
+def test_a_token_that_was_seen_is_refused() -> None:
+    """One comparison finds a forward that would update a state twice, or leave a token out."""
+    runner = ModelRunner(tiny("lfm2"), max_batch_size=2, max_length=32, max_nodes=1)
+    prefill(runner, torch.tensor([[1, 2, 3]]), np.zeros(1, dtype=np.int64))
+    root = DraftTree.root_only(torch.tensor([4]))
+    verify(runner, root, [3])
+    verify(runner, root, [3])  # nothing was committed, so this is the same forward once more
+    for length in (2, 4):
+        with pytest.raises(ValueError, match=r"a recurrent layer would see a token twice, or miss one"):
+            verify(runner, root, [length])
+    runner.cache.commit(torch.tensor([0]), torch.tensor([3]), torch.zeros(1, 0, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"after \[4\] tokens, and lengths=\[3\] was given"):
+        verify(runner, root, [3])
+    runner.cache.vacate(0)
+    verify(runner, root, [0])
+
+
+def test_a_failed_piece_of_a_prompt_changes_no_state() -> None:
+    model = tiny("qwen3_next")
+    runner = ModelRunner(model, max_batch_size=1, max_length=32, max_nodes=1)
+    tokens, nothing = torch.tensor([[1, 2, 3, 4]]), np.zeros(1, dtype=np.int64)
+    head = model.get_decoder().norm
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(head, "forward", lambda *args: (_ for _ in ()).throw(RuntimeError("no memory")))
+        with pytest.raises(RuntimeError, match="no memory"):
+            prefill(runner, tokens, nothing)
+    states = runner.cache.states
+    assert states is not None and states.lengths.tolist() == [0]
+    prefill(runner, tokens, nothing)
+    logits = verify(runner, DraftTree.root_only(torch.tensor([5])), [4]).scores[0, 0]
+    with torch.inference_mode():
+        torch.testing.assert_close(logits, plain(model, [1, 2, 3, 4, 5])[-1], atol=1e-4, rtol=1e-5)
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    """Forwards of modules, and attributes that hold states; its own generation goes on."""
+    model = tiny("recurrent_gemma")
+    before = plain(model, [1, 2, 3])
+    attributes = {name: dict(vars(module)) for name, module in model.named_modules()}
+    runner = ModelRunner(model, max_batch_size=1, max_length=32, max_nodes=1)
+    verify(runner, DraftTree.root_only(torch.tensor([5])), [0])
+    for name, module in model.named_modules():
+        assert vars(module).keys() == attributes[name].keys()
+        assert all(vars(module)[key] is value for key, value in attributes[name].items() if "state" in key)
+    assert torch.equal(plain(model, [1, 2, 3]), before)
+
+
+def test_states_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("qwen3_next")
+    runner = ModelRunner(model, max_batch_size=2, max_length=32, max_nodes=6)
+    states = runner.cache.states
+    assert states is not None
+    assert sum(each.nbytes for each in states.tensors) == 2 * (6 + 2) * states.bytes_per_state
+    monkeypatch.setattr("specdec.cache.states.free_memory", lambda device: 20 * states.bytes_per_state)
+    with pytest.raises(NoRoomError, match=r"states of recurrent layers.* give at most max_batch_size=1 with"):
+        ModelRunner(model, max_batch_size=2, max_length=2, max_nodes=14)
+
+
+def test_a_view_keeps_the_last_columns_of_a_convolution() -> None:
+    """Two tokens, then three, of a convolution over four: short ones are padded on the left."""
+    view = StateView(None)
+    full = view.update_conv_state(torch.ones(1, 1, 2), 0, conv_kernel_size=4)
+    assert full.tolist() == [[[0, 0, 1, 1]]]
+    view = StateView(view.now)
+    full = view.update_conv_state(2 * torch.ones(1, 1, 3), 0, conv_kernel_size=4)
+    assert full.tolist() == [[[0, 0, 1, 1, 2, 2, 2]]]
+    assert [each.tolist() for each in view.now.values()] == [[[[1, 2, 2, 2]]]]
