@@ -3,22 +3,24 @@
 DFlash (arXiv 2602.06036), DSpark (arXiv 2607.05147), and trees over what their places say (DDTree, arXiv 2604.12989).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache
 
 from drafters.heads.block import BlockConfig, BlockHead
 from drafters.heads.block_files import load_block
+from drafters.heads.block_refiner import Refinement, tokens_before
 from drafters.heads.bound import row_of
 from drafters.heads.training import (
     Anchors,
     Prediction,
     TargetStates,
+    Term,
     TextBatch,
     TrainedHead,
     additive,
@@ -34,6 +36,7 @@ from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.scored import ScoredSession
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.execution.module import ModuleCaller
+from specdec.filters import first_largest
 from specdec.inflate import signal_width
 from specdec.interfaces import Drafter, Sizes
 from specdec.target.target import Target
@@ -56,6 +59,8 @@ class BlockDrafter(OwnModelDrafter):
         mask_token_id: The mask token, in place of the one that the head's files name.
         hidden_layers: The target's hidden states that the head reads, numbered as in ``Drafter.hidden_layers``, in
             place of those that its files name.
+        passes: How often xPress's refiner fills the block before anything is drafted; 0 refines each place behind the
+            tokens drawn before it, None for as often as the head's files say. Other heads make no passes.
 
     Raises:
         ValueError: An argument is of the wrong type or out of its range, or the tree is deeper than a block.
@@ -71,6 +76,7 @@ class BlockDrafter(OwnModelDrafter):
         block_size: int | None = None,
         mask_token_id: int | None = None,
         hidden_layers: Sequence[int] | None = None,
+        passes: int | None = None,
         **options: Unpack[Options],
     ):
         instance("head", head, BlockHead, "a head, or load one with BlockDrafter.from_pretrained(…)")
@@ -81,6 +87,13 @@ class BlockDrafter(OwnModelDrafter):
         self.mask_token_id = whole(
             "mask_token_id", config.mask_token_id if mask_token_id is None else mask_token_id, least=0
         )
+        if passes is not None and not config.xpress_rank:
+            raise ValueError(f"passes={passes}: only xPress's heads make passes over a block: leave it out")
+        self.passes = whole("passes", config.num_jacobi_passes if passes is None else passes, least=0)
+        if self.block_size > config.block_size and config.xpress_rank:
+            raise ValueError(
+                f"block_size={block_size}: the head mixes {config.block_size} places: give at most as many"
+            )
         builder = tree_of(self.tokens if tree is None else tree)
         if builder.max_depth > self.tokens:
             raise ValueError(
@@ -103,6 +116,7 @@ class BlockDrafter(OwnModelDrafter):
         block_size: int | None = None,
         mask_token_id: int | None = None,
         hidden_layers: Sequence[int] | None = None,
+        passes: int | None = None,
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
         **options: Unpack[Loaded],
@@ -119,7 +133,7 @@ class BlockDrafter(OwnModelDrafter):
                 path, dtype=dtype, device=device, hidden_layers=chosen, mask_token_id=mask_token_id, **where
             )
 
-        return cls.loaded(path, load, shape, {**options, "block_size": block_size})
+        return cls.loaded(path, load, shape, {**options, "block_size": block_size, "passes": passes})
 
     def bind(self, target: Target, sizes: Sizes) -> ScoredSession:
         """Check that the head fits the target, and allocate its cache."""
@@ -131,14 +145,28 @@ class BlockDrafter(OwnModelDrafter):
         )
         vocabulary = VocabularyMap(runner.vocab_size, target.vocab_size, head.draft_ids)
         config, markov, confidence = head.config, head.markov_head, head.confidence_head
-        condition = None if markov is None else ModuleCaller(markov, optimize=self.optimize)
-        judge = None if confidence is None else ModuleCaller(confidence, optimize=self.optimize)
+        to_head, called = row_of(head, target.vocab_size), list[ModuleCaller]()
 
-        def accepted(tokens: Tensor, hidden: Tensor) -> Tensor:
-            assert confidence is not None and judge is not None
-            known = markov.embed(tokens) if confidence.rank and markov is not None else None
-            return torch.sigmoid(judge(hidden, known))
+        def embed(tokens: Tensor) -> Tensor:
+            return head.get_input_embeddings()(to_head(tokens))
 
+        def caller(module: nn.Module) -> ModuleCaller:
+            called.append(ModuleCaller(module, optimize=self.optimize))
+            return called[-1]
+
+        more = self._behind_tokens(head, embed, caller)
+        if head.place_head is not None and head.place_head.reads_before:
+            more["slots_before"] = sizes.max_batch_size
+        if config.conv_kernel_size:
+            more["embed"] = embed
+        if confidence is not None:
+            judge = caller(confidence)
+
+            def accepted(tokens: Tensor, hidden: Tensor) -> Tensor:
+                known = markov.embed(tokens) if confidence.rank and markov is not None else None
+                return torch.sigmoid(judge(hidden, known))
+
+            more["confidence"] = accepted
         scorer = BlockScorer(
             runner,
             block=block,
@@ -147,14 +175,33 @@ class BlockDrafter(OwnModelDrafter):
             layers=self.hidden_layers,
             last_state=config.num_hidden_layers,
             max_shown=self.tree.max_shown,
-            to_head=row_of(head, target.vocab_size),
-            condition=condition,
-            reads_hidden=markov is not None and markov.reads_hidden,
-            state_width=0 if markov is None else markov.state_width,
-            confidence=None if confidence is None else accepted,
-            version=lambda: tuple(each.version for each in (condition, judge) if each is not None),
+            to_head=to_head,
+            version=lambda: tuple(each.version for each in called),
+            **more,
         )
         return ScoredSession(self, scorer, vocabulary, target.device, sizes, hidden_layers=self.hidden_layers)
+
+    def _behind_tokens(
+        self, head: BlockHead, embed: Callable[[Tensor], Tensor], caller: Callable[[nn.Module], ModuleCaller]
+    ) -> dict[str, Any]:
+        """What a ``BlockScorer`` is told of the head that makes places depend on tokens, if there is one."""
+        places = head.place_head
+        if places is None:
+            return {}
+        if head.refiner_head is not None and self.passes:
+            return {"refine": caller(Refinement(head.refiner_head, self.passes, head.draft_ids))}
+        call = caller(places)
+
+        def condition(
+            logits: Tensor, tokens: Tensor, depth: int, hidden: Tensor | None, state: Tensor | None
+        ) -> tuple[Tensor, Tensor | None]:
+            embeds = embed(tokens) if places.reads_embeddings else None
+            return call(logits, tokens, depth, hidden=hidden, state=state, embeds=embeds)
+
+        found = {"condition": condition, "state_width": places.state_width}
+        if places.reads_hidden:
+            found["prepare"] = lambda hidden, before: places.prepare(hidden, self.tokens, before)
+        return found
 
     def _attention_for(self, block: Topology, target: Target) -> str:
         """The name of an attention backend that knows what the places of a block see.
@@ -187,7 +234,7 @@ class BlockDrafter(OwnModelDrafter):
                 f"the head {self.name} was trained on a target of {config.target_layers} layers, and {target.name} has "
                 f"{layers}: {remedy}"
             )
-        if head.draft_ids is None and config.markov_rank and columns != config.columns:
+        if head.draft_ids is None and head.place_head is not None and columns != config.columns:
             raise ValueError(
                 f"the head {self.name} drafts {config.columns} tokens and the output layer of {target.name} has "
                 f"{columns}: {remedy}"
@@ -195,7 +242,7 @@ class BlockDrafter(OwnModelDrafter):
 
 
 class TrainedBlock(TrainedHead):
-    """A ``BlockHead``. ``shifted`` and ``markov_rank`` make it DFlash's or DSpark's.
+    """A ``BlockHead``: DFlash's, DSpark's (``shifted``, ``markov_rank``), DFlash 2's, Domino's or xPress's.
 
     A block begins at an anchor: its root's token is known, and the target's states of everything before it. Some
     anchors are drawn from every row, and all their blocks run in one forward: each sees its own context and its own
@@ -215,9 +262,16 @@ class TrainedBlock(TrainedHead):
         owns_output: Whether it has an output layer of its own, which begins as the target's; a reduced vocabulary needs
             one.
         confidence_weight: How much the confidence head's loss counts.
+        base_weight: How much the loss counts of the places' own logits, of a head that changes them.
+        base_until: The part of the training in which the weight of these falls from 1 to ``base_weight``, while that of
+            the changed ones grows to 1, as Domino is trained; None for ``base_weight`` and 1 from the beginning.
+        rounds: How many free-running passes of xPress's refiner are trained besides: each reads the most probable
+            tokens of the one before, as when it drafts.
+        rounds_weight: How much their mean loss counts.
+        **settings: Further fields of ``BlockConfig``.
 
     Raises:
-        ValueError: An argument is out of its range.
+        ValueError: An argument is out of its range, or unknown.
     """
 
     title = "block drafter's head"
@@ -245,6 +299,11 @@ class TrainedBlock(TrainedHead):
         confidence: bool = False,
         confidence_with_markov: bool = True,
         confidence_weight: float = 1.0,
+        base_weight: float = 0.0,
+        base_until: float | None = None,
+        rounds: int = 0,
+        rounds_weight: float = 0.3,
+        **settings: Any,
     ):
         super().__init__(max(block_size if shifted else block_size - 1, 1))
         if block_size < (1 if shifted else 2):
@@ -253,6 +312,14 @@ class TrainedBlock(TrainedHead):
             raise ValueError(f"head.anchors={anchors}: give at least 1")
         if markov_head_type not in ("vanilla", "gated", "rnn"):
             raise ValueError(f"head.markov_head_type={markov_head_type!r}: give vanilla, gated or rnn")
+        unknown = [key for key in settings if key not in BlockConfig.__annotations__]
+        if unknown:
+            raise ValueError(f"head.{unknown[0]} is no setting of a block drafter's head: leave it out")
+        for key, value in (("base_weight", base_weight), ("rounds_weight", rounds_weight), ("base_until", base_until)):
+            if value is not None and not value >= 0:
+                raise ValueError(f"head.{key}={value}: give a number of at least 0")
+        self.base_weight, self.base_until = base_weight, base_until
+        self.rounds, self.rounds_weight = whole("head.rounds", rounds, least=0), rounds_weight
         self.name, self.blocks, self.shifted = name, anchors, shifted
         self.draft_columns = draft_vocabulary if name is None else None
         self.confidence_weight = confidence_weight if confidence else 0.0
@@ -268,6 +335,7 @@ class TrainedBlock(TrainedHead):
             "markov_head_type": markov_head_type,
             "confidence": confidence,
             "confidence_with_markov": confidence_with_markov and markov_rank > 0,
+            **settings,
         }
         if intermediate_size is not None:
             self.options["intermediate_size"] = intermediate_size
@@ -308,29 +376,55 @@ class TrainedBlock(TrainedHead):
 
     def forward(self, batch: TextBatch, states: TargetStates, anchors: Anchors) -> Prediction:
         """Runs the context of all rows, then all blocks behind it."""
-        head = self.head
-        hidden = self.filled([states.hidden[layer].to(head.dtype) for layer in self.hidden_layers], batch, anchors)
-        previous, confidence, markov = batch.tokens.flatten()[anchors.places(batch)], None, head.markov_head
+        head, depths = self.head, self.depths
+        whole = self.filled([states.hidden[layer].to(head.dtype) for layer in self.hidden_layers], batch, anchors)
+        hidden, flat = whole[:, -depths:], batch.tokens.flatten()
+        previous, confidence, places = flat[anchors.places(batch)], None, head.place_head
         if head.confidence_head is not None:
+            markov = head.markov_head
             known = markov.embed(previous) if markov is not None and head.confidence_head.rank else None
             confidence = head.confidence_head(hidden, known)
-        found, state = list(hidden.unbind(1)), None
-        if markov is not None and markov.state_width:  # it carries a state down the text's own tokens
-            state = hidden.new_zeros(len(hidden), markov.state_width)
-            for depth, inner in enumerate(hidden.unbind(1)):
-                found[depth] = torch.cat([inner, state], -1)
-                state = markov(previous[:, depth], inner, state)[1]
-        return Prediction(found, confidence)
+        if places is None:
+            return Prediction(list(hidden.unbind(1)), confidence)
+        known, first = places.prepare(whole, depths, flat[anchors.index - 1])
+        embeds = self._borrowed[0](previous) if places.reads_embeddings else None
+
+        def noted(tokens: Tensor) -> list[Tensor]:
+            return list(torch.cat([hidden, places.along(tokens, known, first, embeds)], -1).unbind(1))
+
+        terms = []
+        if self.base_weight or self.base_until:
+            terms.append(Term(list(hidden.unbind(1)), self._base_share))
+        if head.refiner_head is not None and self.rounds:
+            found = list(hidden.unbind(1))
+            for _ in range(self.rounds):
+                found = noted(tokens_before(self._best(found, previous), previous[:, 0], head.draft_ids))
+                terms.append(Term(found, lambda progress: self.rounds_weight / self.rounds))
+        share = (lambda progress: 1 - self._base_share(progress)) if self.base_until else (lambda progress: 1.0)
+        return Prediction(noted(previous), confidence, share, terms)
+
+    def _base_share(self, progress: float) -> float:
+        """How much the loss of the places' own logits counts."""
+        falling = 0.0 if not self.base_until else max(0.0, 1 - progress / self.base_until)
+        return self.base_weight + (1 - self.base_weight) * falling
+
+    @torch.no_grad()
+    def _best(
+        self, states: list[Float[Tensor, "anchor width"]], previous: Int[Tensor, "anchor depth"]
+    ) -> Int[Tensor, "anchor depth"]:
+        """The column of the most probable token at each depth, depth by depth so that few logits are kept."""
+        depths = range(1, len(states) + 1)
+        return torch.stack([first_largest(self.logits(states[d - 1], previous[:, d - 1], d)) for d in depths], 1)
 
     def logits(
         self, states: Float[Tensor, "place width"], previous: Int[Tensor, " place"], depth: int
     ) -> Float[Tensor, "place column"]:
-        """The slots' logits, with the Markov head's part."""
-        width = self.head.config.hidden_size
-        hidden, state = states[:, :width], states[:, width:]
-        logits = self.head.logits_of(hidden, self._borrowed[1])
-        if self.head.markov_head is not None:
-            logits = logits + self.head.markov_head(previous, hidden, state if state.shape[1] else None)[0]
+        """The slots' logits, changed by what stands before them if the states say it."""
+        width, places = self.head.config.hidden_size, self.head.place_head
+        logits = self.head.logits_of(states[:, :width], self._borrowed[1])
+        if places is not None and states.shape[1] > width:
+            more = {"whole": True} if places is self.head.candidate_selector else {}
+            logits = places.read(logits, states[:, width:], **more)
         return logits.float()
 
     def drafter(self) -> Drafter:
@@ -338,8 +432,8 @@ class TrainedBlock(TrainedHead):
 
     def filled(
         self, states: list[Float[Tensor, "row position hidden"]], batch: TextBatch, anchors: Anchors
-    ) -> Float[Tensor, "anchor depth hidden"]:
-        """The normed outputs of the slots that predict a token, for a block at every anchor, as many in every row."""
+    ) -> Float[Tensor, "anchor place hidden"]:
+        """The normed outputs of all slots, for a block at every anchor, as many in every row."""
         head, (rows, length) = self.head, batch.tokens.shape
         size, count = head.config.block_size, len(anchors.index) // rows
         cache = DynamicCache()
@@ -357,12 +451,12 @@ class TrainedBlock(TrainedHead):
         }
         found = head.run(
             self._borrowed[0](slots.flatten(1)),
+            places=size,
             position_ids=(batch.positions.flatten()[roots][:, :, None] + ahead).flatten(1),
             attention_mask=masks,
             past_key_values=cache,
         )
-        hidden = found[-1].unflatten(1, (count, size)).flatten(0, 1)
-        return hidden if head.config.shifted else hidden[:, 1:]
+        return found[-1].unflatten(1, (count, size)).flatten(0, 1)
 
 
 def block_mask(

@@ -1,8 +1,10 @@
 """The head of a block drafter: a small transformer that fills the places of a block in one forward.
 
 It reads the target through injected keys and values: some of the target's hidden states at every committed position,
-made into one feature per position, become keys and values of *every* layer (DFlash, arXiv 2602.06036). DSpark (arXiv
-2607.05147) adds a Markov head, which makes a place depend on the token drawn before it, and a confidence head.
+made into one feature per position, become keys and values of *every* layer (DFlash, arXiv 2602.06036). A further part
+may make a place depend on the tokens drawn before it: DSpark's Markov head (arXiv 2607.05147), DFlash 2's selector
+among candidates, Domino's recurrent network, xPress's refiner. DSpark also has a confidence head, and DFlash 2
+convolutions along the block.
 """
 
 from typing import Any
@@ -18,6 +20,10 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as rotated
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
+from drafters.heads.block_domino import PrefixHead
+from drafters.heads.block_places import PlaceHead
+from drafters.heads.block_refiner import Refiner
+from drafters.heads.block_selector import CandidateSelector, GroupedConvolution, convolved_layer
 from drafters.heads.bound import DraftHead, sizes_like, widened, wider_config
 from drafters.heads.markov import ConfidenceHead, MarkovHead
 from specdec.cache.base import Cache
@@ -54,6 +60,16 @@ class BlockConfig(Qwen3Config):
         markov_biases: Whether its inner linear layer has a bias.
         confidence: Whether there is a confidence head.
         confidence_with_markov: Whether it reads the Markov head's embedding of the token before, too.
+        conv_kernel_size: Taps of the convolutions; 0 for none.
+        conv_group_size: Channels that share what a place adds to their kernels.
+        selector_rank: Width of the selector's tables; 0 for no selector.
+        selector_top_k: Candidates per place.
+        gru_hidden_dim: Width of the recurrent network; 0 for none.
+        emb_dim: Rank of what it adds to the logits.
+        pure_draft_prefix_len: So many of the first depths it leaves as they are.
+        xpress_rank: Width of the refiner; 0 for none.
+        xpress_mlp_ratio: How much wider its MLP is.
+        num_jacobi_passes: How many passes it makes over a block if it is not asked place by place.
     """
 
     model_type = "block_drafter"
@@ -80,6 +96,16 @@ class BlockConfig(Qwen3Config):
     markov_biases: bool = True
     confidence: bool = False
     confidence_with_markov: bool = True
+    conv_kernel_size: int = 0
+    conv_group_size: int = 16
+    selector_rank: int = 0
+    selector_top_k: int = 16
+    gru_hidden_dim: int = 0
+    emb_dim: int = 256
+    pure_draft_prefix_len: int = 0
+    xpress_rank: int = 0
+    xpress_mlp_ratio: int = 2
+    num_jacobi_passes: int = 6
 
     @property
     def columns(self) -> int:
@@ -110,7 +136,8 @@ class BlockHead(DraftHead):
     *Context*: ``forward(features=…)`` writes keys and values of committed positions, and returns nothing else.
     *Places*: ``forward(input_ids=…)`` without features runs tokens (the root, and mask tokens) through all layers,
     behind the context that is in the cache. Without any context, and with a causal mask, this second kind is an
-    ordinary causal LM.
+    ordinary causal LM. Convolutions go along ``inputs_embeds``, which are one block; a token of ``input_ids`` is a
+    block of its own to them.
 
     The names of the parameters are those of the published checkpoints.
 
@@ -121,7 +148,7 @@ class BlockHead(DraftHead):
         layers: Decoder layers of transformers.
         norm: The last norm.
         lm_head: The output layer; None if it is borrowed.
-        markov_head: None for a head without.
+        markov_head, candidate_selector, prefix_head, refiner_head: At most one of them; None for a head without.
         confidence_head: None for a head without.
     """
 
@@ -154,6 +181,34 @@ class BlockHead(DraftHead):
                 rank=config.markov_rank,
                 biases=config.markov_biases,
             )
+        self.candidate_selector = self.prefix_head = self.refiner_head = None
+        sizes: dict[str, Any] = {"hidden_size": width}
+        if config.selector_rank:
+            self.candidate_selector = CandidateSelector(
+                vocab_size=config.vocab_size, rank=config.selector_rank, top_k=config.selector_top_k, **sizes
+            )
+        if config.gru_hidden_dim:
+            ranks = {"gru_width": config.gru_hidden_dim, "rank": config.emb_dim, "free": config.pure_draft_prefix_len}
+            self.prefix_head = PrefixHead(columns=config.columns, **ranks, **sizes)
+        if config.xpress_rank:
+            self.refiner_head = Refiner(
+                vocab_size=config.vocab_size,
+                columns=config.columns,
+                block_size=config.block_size,
+                rank=config.xpress_rank,
+                ratio=config.xpress_mlp_ratio,
+                shifted=config.shifted,
+                **sizes,
+            )
+        parts = [self.markov_head, self.candidate_selector, self.prefix_head, self.refiner_head]
+        if sum(part is not None for part in parts) > 1:
+            raise ValueError(
+                "a block drafter's head has a Markov head, a selector, a recurrent network or a refiner, not several: "
+                "set all but one of markov_rank, selector_rank, gru_hidden_dim and xpress_rank to 0"
+            )
+        for layer in self.layers if config.conv_kernel_size else ():
+            for part in ("attention_conv", "mlp_conv"):
+                setattr(layer, part, GroupedConvolution(width, config.conv_kernel_size, config.conv_group_size))
         self.confidence_head = None
         if config.confidence:
             self.confidence_head = ConfidenceHead(width, config.markov_rank if config.confidence_with_markov else 0)
@@ -170,6 +225,11 @@ class BlockHead(DraftHead):
     def feature_width(self) -> int:
         """The width of ``features``: the hidden states of ``hidden_layers`` side by side."""
         return self.captured * self.captured_width
+
+    @property
+    def place_head(self) -> PlaceHead | None:
+        """What makes a place depend on the tokens drawn before it; None if nothing does."""
+        return self.markov_head or self.candidate_selector or self.prefix_head or self.refiner_head
 
     def get_input_embeddings(self) -> Any:
         return self.embed_tokens
@@ -222,6 +282,9 @@ class BlockHead(DraftHead):
         if draft_ids is not None:
             given |= {"draft_vocab_size": len(draft_ids), "owns_output": True}
         head = cls(BlockConfig(**given | settings)).float()
+        for module in head.modules():
+            if isinstance(module, GroupedConvolution):
+                module.begin()  # the model's own initialization makes its projection random
         if draft_ids is not None and head.draft_ids is not None:
             head.draft_ids.copy_(draft_ids)
         return head
@@ -273,6 +336,7 @@ class BlockHead(DraftHead):
             embeds = self.embed_tokens(input_ids)
         states = self.run(
             embeds,
+            places=1 if inputs_embeds is None else embeds.shape[1],
             attention_mask=attention_mask,
             position_ids=position_ids,
             past_key_values=past_key_values,
@@ -285,9 +349,16 @@ class BlockHead(DraftHead):
         )
 
     def run(
-        self, inputs_embeds: Float[Tensor, "batch node hidden"], *, attention_mask: Any, **kwargs: Any
+        self, inputs_embeds: Float[Tensor, "batch node hidden"], *, places: int, attention_mask: Any, **kwargs: Any
     ) -> list[Float[Tensor, "batch node hidden"]]:
-        """Returns the inputs of all layers and, last, the normed output of places; arguments as for ``forward``."""
+        """Returns the inputs of all layers and, last, the normed output of places.
+
+        The other arguments are those of ``forward``.
+
+        Args:
+            inputs_embeds: Blocks side by side.
+            places: Places of each.
+        """
         config = self.config
         hidden = inputs_embeds
         if config.input_embedding_scale != 1:
@@ -307,7 +378,9 @@ class BlockHead(DraftHead):
         states: list[Tensor] = []
         for layer, kind in zip(self.layers, config.layer_types or (), strict=True):
             states.append(hidden)
-            hidden = layer(hidden, attention_mask=masks[kind], position_embeddings=rotary, **kwargs)
+            given = {"attention_mask": masks[kind], "position_embeddings": rotary, **kwargs}
+            plain = not config.conv_kernel_size
+            hidden = layer(hidden, **given) if plain else convolved_layer(layer, hidden, places, **given)
         return [*states, self.norm(hidden)]
 
     def _read(self, features: Float[Tensor, "batch node width"], positions: Tensor, cache: Any) -> None:
@@ -349,11 +422,16 @@ class BlockHead(DraftHead):
                 return len(self.hidden_layers), 0
             if name == "confidence_head.proj.weight":
                 return 1, rank if self.config.confidence_with_markov else 0
-            return 1, rank if name == "markov_head.gate_proj.weight" else 0  # the hidden state comes first
+            behind = {"markov_head.gate_proj.weight": rank, "prefix_head.joined.weight": config.gru_hidden_dim}
+            return 1, behind.get(name, 0)  # the hidden state comes first
 
         larger = BlockHead(config)
         larger.draft_ids = self.draft_ids
-        return widened(self, larger, factor, parts)
+        made = widened(self, larger, factor, parts)
+        for layer, new in zip(self.layers, made.layers, strict=True) if config.conv_kernel_size else ():
+            for part in ("attention_conv", "mlp_conv"):  # whose rows are counted by groups of channels
+                getattr(new, part).widen(getattr(layer, part))
+        return made
 
 
 def default_layers(target_layers: int, count: int) -> list[int]:

@@ -19,6 +19,7 @@ from drafters.heads.assemble import (
     fill,
     finite,
     made,
+    named,
     needed,
     norms_queries,
     section,
@@ -26,6 +27,7 @@ from drafters.heads.assemble import (
     take_draft_ids,
 )
 from drafters.heads.block import BlockConfig, BlockHead, default_layers
+from drafters.heads.block_domino import NAMES
 from drafters.heads.bound import move
 from drafters.heads.files import Checkpoint, ServedFor, Where, check_layout, write
 from specdec.arguments import whole, wholes
@@ -35,6 +37,12 @@ LAYOUTS = ("own", "z-lab", "deepspec", "speculators", "sglang")
 """This project's own; z-lab's for heads in place and SpecForge's for shifted ones (SGLang, vLLM); DeepSpec's (SGLang,
 vLLM); speculators' (vLLM); z-lab's or DeepSpec's, if SGLang can serve the head."""
 
+KINDS = ("dflash", "dspark", "dflash2", "xpress")
+"""speculators' names of what is loaded."""
+PROJECTORS = ("dflash", "dspark", "domino")
+"""SpecForge's."""
+
+_PREFIX = re.compile(r"(?:model|logit_head)\.")
 _IGNORED = re.compile(r"(?:.*\.)?rotary_emb\.inv_freq|verifier_(?:lm_head|norm)\.weight")
 _COPIED = ("hidden_act", "rms_norm_eps", "max_position_embeddings", "vocab_size", "sliding_window", "layer_types")
 
@@ -67,7 +75,8 @@ def load_block(
     name, tensors = checkpoint.name, {}
     for key, tensor in checkpoint.tensors().items():
         if not _IGNORED.fullmatch(key):
-            tensors[key.removeprefix("model.")] = tensor
+            tensors[_PREFIX.sub("", key)] = tensor
+    tensors = named(tensors, NAMES)
     layers, block = _described(name, checkpoint.config, tensors)
     if hidden_layers is not None:
         block["hidden_layers"] = list(hidden_layers)
@@ -87,7 +96,7 @@ def load_block(
         tensors["draft_ids"] = ids
     with torch.device("meta"):
         head = BlockHead(made(name, BlockConfig, **settings))
-    return move(fill(name, head, tensors), place, resolved if isinstance(resolved, torch.dtype) else None)
+    return move(fill(name, head, tensors, NAMES), place, resolved if isinstance(resolved, torch.dtype) else None)
 
 
 def _described(
@@ -97,24 +106,19 @@ def _described(
     kind = stored.get("speculators_model_type")
     inner = section(name, stored, "dflash_config")
     architecture = (stored.get("architectures") or [""])[0]
-    if any("_conv." in key or key.startswith("candidate_selector.") for key in tensors):
-        raise ValueError(
-            f"{name} is a DFlash 2 head, with convolutions or a candidate selector, which are not supported: give a "
-            f"DFlash or DSpark head"
-        )
     if stored.get("model_type") == BlockConfig.model_type:
         own = BlockConfig.__annotations__
         return stored, {key: value for key, value in stored.items() if key in own and value is not None}
     if kind is not None:
-        if kind not in ("dflash", "dspark"):
+        if kind not in KINDS:
             raise ValueError(
-                f"{name} is a speculators folder of the type {kind!r}: BlockDrafter takes dflash and dspark"
+                f"{name} is a speculators folder of the type {kind!r}: BlockDrafter takes {', '.join(KINDS)}"
             )
         layers, key = dict(section(name, stored, "transformer_layer_config")), "aux_hidden_state_layer_ids"
         if layers.get("sliding_window") is not None:  # positions before the root, whatever the place
             layers["sliding_window"] = whole(f"{name}: its sliding_window", layers["sliding_window"], least=1) + 1
         key = key if stored.get(key) is not None else f"eagle_{key}"
-        sliding = not stored.get("sliding_window_non_causal", False)
+        sliding = not stored.get("sliding_window_non_causal", kind == "dflash2")
         return layers, {
             **_stored_block(name, stored, shifted=bool(stored.get("sample_from_anchor", kind == "dspark"))),
             "hidden_layers": _ids(name, stored, key),
@@ -124,8 +128,8 @@ def _described(
         given, projector = stored, "dspark"
     elif inner or architecture.startswith("DFlash"):
         given, projector = {**stored, **inner}, inner.get("projector_type") or "dflash"
-        if projector not in ("dflash", "dspark"):
-            raise ValueError(f"{name} has the projector_type {projector!r}: BlockDrafter takes dflash and dspark")
+        if projector not in PROJECTORS:
+            raise ValueError(f"{name} has the projector_type {projector!r}: BlockDrafter takes {', '.join(PROJECTORS)}")
     else:
         raise ValueError(
             f"{name} is no block drafter: its config.json has neither dflash_config (z-lab, SpecForge), nor "
@@ -137,7 +141,7 @@ def _described(
         outputs = default_layers(total, count_layers(tensors))
     causal = given.get("is_causal")  # without it, only sliding layers are causal
     return stored, {
-        **_stored_block(name, given, shifted=projector == "dspark"),
+        **_stored_block(name, given, shifted=projector == "dspark" or bool(given.get("shift_label"))),
         "hidden_layers": None if outputs is None else [layer + 1 for layer in outputs],
         "target_layers": total,
         **_sight(stored, full=bool(causal), sliding=causal is None or bool(causal)),
@@ -152,7 +156,10 @@ def _stored_block(name: str, given: Mapping[str, Any], *, shifted: bool) -> dict
     return always | {"shifted": shifted} | {key: given[key] for key in _OPTIONAL if given.get(key)}
 
 
-_OPTIONAL = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping", "markov_head_type")
+_OPTIONAL = (
+    "input_embedding_scale", "output_multiplier", "final_logit_softcapping", "markov_head_type", "selector_top_k",
+    "pure_draft_prefix_len", "num_jacobi_passes",
+)  # fmt: skip
 
 
 def _sight(layers: Mapping[str, Any], *, full: bool, sliding: bool, from_root: bool = False) -> dict[str, Any]:
@@ -190,6 +197,7 @@ def _sizes(name: str, layers: Mapping[str, Any], tensors: Mapping[str, Tensor], 
         found |= {"markov_rank": markov.shape[1], "markov_head_type": kind}
         found["markov_biases"] = any(key in tensors for key in _MARKOV_BIASES)
         found.setdefault("vocab_size", markov.shape[0])
+    found |= _further_sizes(name, tensors, width)
     if output is not None and not reduced:
         found.setdefault("vocab_size", output.shape[0])
     if "vocab_size" not in found:
@@ -211,7 +219,31 @@ def _sizes(name: str, layers: Mapping[str, Any], tensors: Mapping[str, Tensor], 
     }
 
 
-_COLUMNS = ("lm_head.weight", "markov_head.markov_w2.weight")
+def _further_sizes(name: str, tensors: Mapping[str, Tensor], width: int) -> dict[str, Any]:
+    """The fields that the tensors of DFlash 2, Domino and xPress tell."""
+    found: dict[str, Any] = {}
+    base, codes = tensors.get("layers.0.attention_conv.base_kernel"), tensors.get(_CODES)
+    recurrent, refined = tensors.get("prefix_gru.weight_hh_l0"), tensors.get("refiner_head.down_h.weight")
+    if recurrent is not None:
+        rank = needed(name, tensors, "embed_proj.0.weight").shape[0]
+        found |= {"gru_hidden_dim": recurrent.shape[1], "emb_dim": rank}
+    if refined is not None:
+        rank, rows = len(refined), len(needed(name, tensors, "refiner_head.token_embed.weight"))
+        wide = len(needed(name, tensors, "refiner_head.mlp_gate.weight"))
+        found |= {"xpress_rank": rank, "xpress_mlp_ratio": wide // rank, "vocab_size": rows}
+    if base is not None:
+        rows = needed(name, tensors, "layers.0.attention_conv.kernel_projection.weight").shape[0]
+        found["conv_kernel_size"] = base.shape[1]
+        found["conv_group_size"] = width * 2 * base.shape[1] // rows
+    if codes is not None:
+        found |= {"selector_rank": codes.shape[1], "vocab_size": codes.shape[0]}
+    return found
+
+
+_CODES = "candidate_selector.predecessor_codebook"
+_COLUMNS = (
+    "lm_head.weight", "markov_head.markov_w2.weight", "embed_proj.2.weight", "refiner_head.readout.weight"
+)  # fmt: skip
 _MARKOV_BIASES = ("markov_head.gate_proj.bias", "markov_head.joint_proj.bias")
 
 
@@ -267,6 +299,7 @@ def save_block(head: BlockHead, folder: str | Path, *, layout: str = "own", serv
     if layout == "own":
         head.save_pretrained(folder)
         return
+    _check_parts(head.config, layout)
     described = {
         "z-lab": _z_lab,
         "deepspec": _deepspec,
@@ -275,7 +308,24 @@ def save_block(head: BlockHead, folder: str | Path, *, layout: str = "own", serv
     }
     tensors = dict(head.state_dict())
     ids = draft_id_tensors(tensors.pop("draft_ids", None), head.config.vocab_size)
-    write(folder, tensors | ids, described[layout](head))
+    write(folder, named(tensors, NAMES) | ids, described[layout](head))
+
+
+def _check_parts(config: BlockConfig, layout: str) -> None:
+    """Refuse a head with parts that a layout does not know."""
+    parts = {
+        "convolutions": (config.conv_kernel_size, "z-lab"),
+        "a selector": (config.selector_rank, "z-lab"),
+        "a recurrent network": (config.gru_hidden_dim, "z-lab"),
+        "a refiner": (config.xpress_rank, "speculators"),
+    }
+    second = bool(config.conv_kernel_size) is bool(config.selector_rank) and not config.shifted
+    for part, (size, known) in parts.items():
+        if size and (layout != known or not (second or config.xpress_rank or config.gru_hidden_dim)):
+            raise ValueError(
+                f"layout={layout!r} has no head with {part} such as this one: DFlash 2's heads have convolutions and a "
+                f"selector, they and Domino's are z-lab's, xPress's are speculators'; our own layout has all"
+            )
 
 
 def _layers(head: BlockHead) -> dict[str, Any]:
@@ -323,14 +373,25 @@ def _markov(head: BlockHead) -> dict[str, Any]:
 def _z_lab(head: BlockHead) -> dict[str, Any]:
     config = head.config
     inner = {**_block(head), "target_layer_ids": _outputs(head)}
-    if config.shifted:
+    architecture = "DFlashDraftModel"
+    if config.conv_kernel_size and config.selector_rank and not config.shifted:
+        architecture = "DFlash2DraftModel"
+        inner |= {key: getattr(config, key) for key in _DFLASH2}
+    elif config.gru_hidden_dim:
+        architecture = "DominoDraftModel"
+        inner |= {"projector_type": "domino", "shift_label": config.shifted}
+        inner |= {key: getattr(config, key) for key in ("emb_dim", "gru_hidden_dim", "pure_draft_prefix_len")}
+    elif config.shifted:
         inner |= {"projector_type": "dspark", **_markov(head)}
     elif config.markov_rank:
         raise ValueError("z-lab's layout has no Markov head in place: this project's own layout has")
     more = {"block_size": config.block_size, **_is_causal(config), "dflash_config": inner}
     if config.target_layers is not None:
         more["num_target_layers"] = config.target_layers
-    return {"architectures": ["DFlashDraftModel"], **_layers(head), **more}
+    return {"architectures": [architecture], **_layers(head), **more}
+
+
+_DFLASH2 = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 
 
 def _is_causal(config: BlockConfig) -> dict[str, Any]:
@@ -385,6 +446,10 @@ def _speculators(head: BlockHead, served: ServedFor) -> dict[str, Any]:
     if config.markov_rank and not config.shifted:
         raise ValueError("speculators' layout has no Markov head in place: this project's own layout has")
     kind, architecture = ("dspark", "DSparkDraftModel") if config.shifted else ("dflash", "DFlashDraftModel")
+    further = _markov(head) if config.shifted else {}
+    if config.xpress_rank:
+        kind, architecture = "xpress", "XPressDraftModel"
+        further = {key: getattr(config, key) for key in ("xpress_rank", "xpress_mlp_ratio", "num_jacobi_passes")}
     layers = _layers(head)
     if config.slides:
         layers["sliding_window"] -= 1  # the root is not counted
@@ -398,5 +463,5 @@ def _speculators(head: BlockHead, served: ServedFor) -> dict[str, Any]:
         "sample_from_anchor": config.shifted,
         "sliding_window_non_causal": not in_windows,
         **_block(head),
-        **(_markov(head) if config.shifted else {}),
+        **further,
     }

@@ -6,10 +6,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from drafters.heads.block_places import PlaceHead, rows_of
+
 KINDS = ("vanilla", "gated", "rnn")
 
 
-class MarkovHead(nn.Module):
+class MarkovHead(PlaceHead):
     """Adds to a place's logits what the token before it says about the next one, by a product of two narrow tables.
 
     ``vanilla``: W2 W1[token]. ``gated``: W2 (g * W1[token]), where the gate g is computed from the place's hidden state
@@ -34,47 +36,40 @@ class MarkovHead(nn.Module):
         self.markov_w2 = nn.Linear(rank, draft_vocab_size, bias=False)
         if kind == "gated":
             self.gate_proj = nn.Linear(hidden_size + rank, rank, bias=biases)
+        self.reads_hidden, self.state_width = kind != "vanilla", rank if kind == "rnn" else 0
         if kind == "rnn":
             self.joint_proj = nn.Linear(2 * rank + hidden_size, 3 * rank, bias=biases)
 
-    @property
-    def reads_hidden(self) -> bool:
-        """Whether it reads hidden states."""
-        return self.kind != "vanilla"
-
-    @property
-    def state_width(self) -> int:
-        """Width of the state that goes down a path; 0 if there is none. Above the root it is zero."""
-        return self.rank if self.kind == "rnn" else 0
-
     def embed(self, tokens: Int[Tensor, "*some"]) -> Float[Tensor, "*some rank"]:
         """Returns W1[token]. A token that the table lacks (padding of the vocabulary) gets the last row."""
-        return self.markov_w1(tokens.clamp(max=self.markov_w1.num_embeddings - 1))
+        return rows_of(self.markov_w1.weight, tokens)
 
-    def forward(
+    def note(
         self,
         tokens: Int[Tensor, "*some"],
+        depth: int,
+        *,
         hidden: Float[Tensor, "*some hidden"] | None = None,
         state: Float[Tensor, "*some rank"] | None = None,
-    ) -> tuple[Float[Tensor, "*some column"], Float[Tensor, "*some rank"] | None]:
-        """Returns what to add to the logits of the tokens' next places, and the states below the tokens.
-
-        Args:
-            tokens: The tokens in front, as the target's ids.
-            hidden: The hidden states of the places that follow; only if ``reads_hidden``.
-            state: The states above the tokens; only with ``state_width``. None for zero.
-        """
+        embeds: Tensor | None = None,
+    ) -> tuple[Float[Tensor, "*some rank"], Float[Tensor, "*some rank"] | None]:
+        """Returns what W2 is multiplied with, and the states below the tokens."""
         known = self.embed(tokens)
         if self.kind == "vanilla":
-            return self.markov_w2(known), None
+            return known, None
         assert hidden is not None, "this kind of Markov head reads hidden states"
         if self.kind == "gated":
-            gate = torch.sigmoid(self.gate_proj(torch.cat([hidden, known], dim=-1)))
-            return self.markov_w2(gate * known), None
+            return torch.sigmoid(self.gate_proj(torch.cat([hidden, known], dim=-1))) * known, None
         state = torch.zeros_like(known) if state is None else state
         gate, candidate, output = self.joint_proj(torch.cat([state, known, hidden], dim=-1)).chunk(3, dim=-1)
         gate = torch.sigmoid(gate)
-        return self.markov_w2(torch.tanh(output)), gate * state + (1 - gate) * torch.tanh(candidate)
+        return torch.tanh(output), gate * state + (1 - gate) * torch.tanh(candidate)
+
+    def read(
+        self, logits: Float[Tensor, "*shared column"], note: Float[Tensor, "*some rank"]
+    ) -> Float[Tensor, "*some column"]:
+        """Returns the logits with W2's part."""
+        return logits + self.markov_w2(note)
 
 
 class ConfidenceHead(nn.Module):

@@ -2,7 +2,7 @@
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -158,6 +158,19 @@ class TargetStates:
 
 
 @dataclass(frozen=True, eq=False)
+class Term:
+    """A further prediction of the same drafts, whose loss is added to that of the first.
+
+    Attributes:
+        states: See ``Prediction``.
+        weight: How much it counts, by how much of the training is over.
+    """
+
+    states: list[Float[Tensor, "anchor width"]]
+    weight: Callable[[float], float]
+
+
+@dataclass(frozen=True, eq=False)
 class Prediction:
     """A head's states for the drafts of a batch, before its output layer.
 
@@ -168,10 +181,14 @@ class Prediction:
         states: For every depth, what the logits of each anchor's draft are computed from.
         confidence: Logits of the probability that a depth is accepted if all before it are; None without a confidence
             head.
+        weight: How much the loss of ``states`` counts, by how much of the training is over.
+        terms: Further predictions of the same drafts.
     """
 
     states: list[Float[Tensor, "anchor width"]]
     confidence: Float[Tensor, "anchor depth"] | None = None
+    weight: Callable[[float], float] = lambda progress: 1.0
+    terms: Sequence[Term] = ()
 
 
 class TrainedHead(nn.Module, ABC):

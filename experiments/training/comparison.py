@@ -108,11 +108,17 @@ class Comparison(nn.Module):
         losses, entropies, alphas, agreements = [], [], [], []
         for depth in range(1, places.shape[1] + 1):
             at = where[:, depth - 1]
-            log_q = F.log_softmax(
-                head.logits(prediction.states[depth - 1][rows], previous[:, depth - 1], depth).float(), -1
-            )
-            compared = Compared(log_q, _rows(restricted, at), columns[:, depth - 1], progress)
-            losses.append(self.loss(compared))
+
+            def compare(states: list[Tensor], depth: int = depth, at: Tensor = at) -> Compared:
+                found = head.logits(states[depth - 1][rows], previous[:, depth - 1], depth).float()
+                return Compared(F.log_softmax(found, -1), _rows(restricted, at), columns[:, depth - 1], progress)
+
+            compared = compare(prediction.states)
+            log_q, loss = compared.log_q, prediction.weight(progress) * self.loss(compared)
+            for term in prediction.terms:
+                if (weight := term.weight(progress)) > 0:
+                    loss = loss + weight * self.loss(compare(term.states))
+            losses.append(loss)
             with torch.no_grad():
                 label = columns[:, depth - 1]
                 found = -log_q.gather(-1, label.clamp(min=0)[:, None])[:, 0]

@@ -1,6 +1,7 @@
 """A block drafter's head as a scorer: one forward fills all places, and a tree is grown over what they say."""
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Int
@@ -13,8 +14,14 @@ from specdec.target.runner import ModelRunner
 from specdec.topology import Topology
 from specdec.types import Outcome
 
-Condition = Callable[[Tensor, Tensor | None, Tensor | None], tuple[Tensor, Tensor | None]]
-"""What a token says about the next place's: ``(tokens, hidden, state) -> (logits to add, the state below)``."""
+Condition = Callable[[Tensor, Tensor, int, Tensor | None, Tensor | None], tuple[Tensor, Tensor | None]]
+"""A place's logits behind tokens: ``(its own logits, tokens, their depth, hidden, state) -> (logits, state below)``."""
+
+Prepare = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
+"""What ``Condition`` takes: ``(hidden states of a block, tokens before its roots) -> (hidden, first state)``."""
+
+Refine = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+"""A block's logits made better as a whole: ``(logits, hidden states, roots, tokens before them) -> logits``."""
 
 Confidence = Callable[[Tensor, Tensor], Tensor]
 """How likely a place's token is to be accepted: ``(tokens before, hidden) -> probability``."""
@@ -39,14 +46,15 @@ class BlockScorer(Scorer):
         last_state: The number of the head's hidden state that the logits are computed from.
         max_shown: The largest number of nodes that a builder shows.
         to_head: Turns the target's token ids into rows of the head's embeddings.
-        condition: What a token says about the next place's; None if places do not depend on drafted tokens.
-        reads_hidden: Whether ``condition`` reads hidden states.
+        embed: The embeddings of tokens, for a head that is to be given a block as such; None gives it tokens.
+        condition: A place's logits behind a token; None if places do not depend on drafted tokens.
+        prepare: Makes what ``condition`` takes of a block's hidden states; None if it reads none.
         state_width: Width of the state that ``condition`` passes down a path; 0 for none.
+        refine: Makes a block's logits better, before anything is drafted; None for no such thing.
+        slots_before: Slots whose token before the root is kept for ``prepare`` and ``refine``; 0 if neither reads it.
         confidence: Predicts acceptance; None if that is not known.
         version: Returns the version of the modules that ``condition`` and ``confidence`` call.
     """
-
-    lookback = 0
 
     def __init__(
         self,
@@ -59,9 +67,12 @@ class BlockScorer(Scorer):
         last_state: int,
         max_shown: int,
         to_head: Callable[[Tensor], Tensor] = lambda tokens: tokens,
+        embed: Callable[[Tensor], Tensor] | None = None,
         condition: Condition | None = None,
-        reads_hidden: bool = False,
+        prepare: Prepare | None = None,
         state_width: int = 0,
+        refine: Refine | None = None,
+        slots_before: int = 0,
         confidence: Confidence | None = None,
         version: Callable[[], Hashable] = lambda: None,
     ):
@@ -71,14 +82,16 @@ class BlockScorer(Scorer):
         self._tokens = self.max_depth = places if shifted else places - 1
         self._layers, self._max_shown, self._to_head = tuple(layers), max_shown, to_head
         self._topology = block
-        self._condition, self._reads_hidden, self._state_width = condition, reads_hidden, state_width
-        self._confidence, self._version = confidence, version
+        self._embed, self._condition, self._prepare, self._state_width = embed, condition, prepare, state_width
+        self._refine, self._confidence, self._version = refine, confidence, version
         self.has_confidence = confidence is not None
-        watched = reads_hidden or confidence is not None
+        self.lookback = min(slots_before, 1)
+        watched = any(each is not None for each in (prepare, refine, confidence))
         self._last_state = last_state if watched else None
         self._wants = Wants(logits=self._tokens, hidden_layers=(last_state,) if watched else ())
         with torch.inference_mode(False):
             self._masks = torch.full((1, places - 1), mask_token, dtype=torch.long, device=runner.device)
+            self._last_token = torch.zeros(slots_before, dtype=torch.long, device=runner.device)
 
     def prepare(self, batch: Batch) -> Hashable:
         return self.runner.version, self._version()
@@ -89,11 +102,13 @@ class BlockScorer(Scorer):
         In rows without any, it is written behind what they have, where nothing is read before it is written.
         """
         states = [outcome.hidden_states[layer] for layer in self._layers]
-        tokens = outcome.tokens
+        tokens, slots = outcome.tokens, outcome.slots
+        if self.lookback:
+            self._last_token[slots] = outcome.last_tokens.where(outcome.counts > 0, self._last_token[slots])
         self.runner.run(
             ForwardBatch(
                 tokens=tokens,
-                slots=outcome.slots,
+                slots=slots,
                 lengths=outcome.starts,
                 topology=Topology.chain(tokens.shape[1], tokens.device),
                 key_bound=_READS_NOTHING,
@@ -108,14 +123,25 @@ class BlockScorer(Scorer):
         tokens = torch.cat([self._to_head(batch.roots)[:, None], self._masks.expand(len(batch), -1)], dim=1)
         # A block may be longer than the tree that the bound was made for.
         bound = None if batch.key_bound is None else batch.key_bound + width
-        output = self.runner.run(forward_of(batch, tokens, self._topology, key_bound=bound, wants=self._wants))
-        self._logits = output.scores
-        self._hidden = None
+        more = {} if self._embed is None else {"tokens": None, "embeds": self._embed(tokens)}
+        given = forward_of(batch, tokens, self._topology, key_bound=bound, wants=self._wants)
+        output = self.runner.run(replace(given, **more))
+        self._logits, first, before = output.scores, None, None
+        self._hidden = self._known = None
+        if self.lookback:  # a root without anything before it stands for that
+            before = self._last_token[batch.slots].where(batch.lengths > 0, batch.roots)
         if self._last_state is not None:
-            self._hidden = output.hidden_states[self._last_state][:, width - self._tokens :]
+            hidden = output.hidden_states[self._last_state]
+            self._hidden = hidden[:, width - self._tokens :]
+            if self._prepare is not None:
+                self._known, first = self._prepare(hidden, before)
+            if self._refine is not None:
+                self._logits = self._refine(self._logits, hidden, batch.roots, before)
         if self._state_width:
             size = len(batch), self._max_shown + 1, self._state_width
             self._states = torch.zeros(size, dtype=self._logits.dtype, device=batch.device)
+            if first is not None:
+                self._states[:, 0] = first
         return self._conditioned(batch.roots[:, None], 0, first=0, parents=None)
 
     def level_logits(
@@ -145,14 +171,14 @@ class BlockScorer(Scorer):
         if self._condition is None:
             return logits
         hidden, state = None, None
-        if self._reads_hidden and self._hidden is not None:
-            hidden = self._hidden[:, depth : depth + 1].expand(-1, tokens.shape[1], -1)
+        if self._known is not None:
+            hidden = self._known[:, depth : depth + 1].expand(-1, tokens.shape[1], -1)
         if parents is not None:
             above = parents[:, :, None].expand(len(tokens), -1, self._state_width)
             state = self._states.gather(1, above)
         elif self._state_width:
             state = self._states[:, :1]
-        added, below = self._condition(tokens, hidden, state)
+        found, below = self._condition(logits, tokens, depth, hidden, state)
         if below is not None:
             self._states[:, first : first + tokens.shape[1]] = below
-        return logits + added
+        return found

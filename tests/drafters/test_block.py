@@ -1,6 +1,7 @@
 """Block drafters: the head against its definition, and trees over what it says."""
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,9 @@ from transformers import DynamicCache
 
 from drafters.block import BlockDrafter
 from drafters.heads.block import BlockHead, default_layers
+from drafters.heads.block_domino import PrefixHead
+from drafters.heads.block_refiner import Refinement, Refiner
+from drafters.heads.block_selector import CandidateSelector
 from drafters.heads.markov import MarkovHead
 from specdec.drafting.scored import ScoredSession
 from specdec.forward import LOGITS, ForwardBatch, Wants
@@ -37,6 +41,26 @@ def head_for(target: Target, *, seed: int = 3, **settings: Any) -> BlockHead:
         else:
             torch.nn.init.normal_(parameter, mean=1.0, std=0.2)
     return head
+
+
+def _convolved(x: Tensor, base: Tensor, added: Tensor) -> Tensor:
+    """One place, one tap and one channel after the other; ``added`` is ``[place, tap, group]``."""
+    out, size = torch.zeros_like(x), x.shape[1] // added.shape[2]
+    for place in range(len(x)):
+        for tap in range(min(len(base), place + 1)):
+            for channel in range(x.shape[1]):
+                kernel = base[tap, channel] + added[place, tap, channel // size]
+                out[place, channel] += kernel * x[place - tap, channel]
+    return out
+
+
+def _around(x: Tensor, part: dict[str, Tensor], conv: str, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+    """A sublayer between its two convolutions, if it has any."""
+    base = part.get(f"{conv}.base_kernel")
+    if base is None:
+        return sublayer(x)
+    added = (x @ part[f"{conv}.kernel_projection.weight"].T).view(len(x), 2, base.shape[1], -1)
+    return _convolved(sublayer(_convolved(x, base[0], added[:, 0])), base[1], added[:, 1])
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -66,28 +90,33 @@ def dense_logits(head: BlockHead, target: Target, features: Tensor, tokens: list
     hidden = x
     for index in range(config.num_hidden_layers):
         part = {n.removeprefix(f"layers.{index}."): w for n, w in weights.items() if n.startswith(f"layers.{index}.")}
-        normed = _norm(x, part["input_layernorm.weight"], eps)
-        both = torch.cat([context, normed])
-        query = (normed @ part["self_attn.q_proj.weight"].T).view(slots, -1, dim)
-        key = (both @ part["self_attn.k_proj.weight"].T).view(count + slots, -1, dim)
-        value = (both @ part["self_attn.v_proj.weight"].T).view(count + slots, -1, dim)
-        if config.layer_kind == "qwen3":
-            query = _norm(query, part["self_attn.q_norm.weight"], eps)
-            key = _norm(key, part["self_attn.k_norm.weight"], eps)
-        query, key = _turned(query, place[count:], theta), _turned(key, place, theta)
-        groups = query.shape[1] // key.shape[1]
-        scores = torch.einsum("qhd,khd->hqk", query, key.repeat_interleave(groups, 1)) / dim**0.5
         slides = config.layer_types[index] == "sliding_attention"
-        if config.causal_in_windows if slides and config.causal_in_windows is not None else causal:
-            scores = scores.masked_fill(place > place[count:, None], -torch.inf)
-        if slides:
-            counted_from = torch.full((slots, 1), count) if config.window_from_root else place[count:, None]
-            scores = scores.masked_fill(counted_from - place >= config.sliding_window, -torch.inf)
-        mixed = torch.einsum("hqk,khd->qhd", scores.softmax(-1), value.repeat_interleave(groups, 1))
-        x = x + mixed.reshape(slots, -1) @ part["self_attn.o_proj.weight"].T
-        normed = _norm(x, part["post_attention_layernorm.weight"], eps)
-        gate = torch.nn.functional.silu(normed @ part["mlp.gate_proj.weight"].T)
-        x = x + (gate * (normed @ part["mlp.up_proj.weight"].T)) @ part["mlp.down_proj.weight"].T
+
+        def attended(normed: Tensor, part: dict[str, Tensor] = part, slides: bool = slides) -> Tensor:
+            both = torch.cat([context, normed])
+            query = (normed @ part["self_attn.q_proj.weight"].T).view(slots, -1, dim)
+            key = (both @ part["self_attn.k_proj.weight"].T).view(count + slots, -1, dim)
+            value = (both @ part["self_attn.v_proj.weight"].T).view(count + slots, -1, dim)
+            if config.layer_kind == "qwen3":
+                query = _norm(query, part["self_attn.q_norm.weight"], eps)
+                key = _norm(key, part["self_attn.k_norm.weight"], eps)
+            query, key = _turned(query, place[count:], theta), _turned(key, place, theta)
+            groups = query.shape[1] // key.shape[1]
+            scores = torch.einsum("qhd,khd->hqk", query, key.repeat_interleave(groups, 1)) / dim**0.5
+            if config.causal_in_windows if slides and config.causal_in_windows is not None else causal:
+                scores = scores.masked_fill(place > place[count:, None], -torch.inf)
+            if slides:
+                counted_from = torch.full((slots, 1), count) if config.window_from_root else place[count:, None]
+                scores = scores.masked_fill(counted_from - place >= config.sliding_window, -torch.inf)
+            mixed = torch.einsum("hqk,khd->qhd", scores.softmax(-1), value.repeat_interleave(groups, 1))
+            return mixed.reshape(slots, -1) @ part["self_attn.o_proj.weight"].T
+
+        def through(normed: Tensor, part: dict[str, Tensor] = part) -> Tensor:
+            gate = torch.nn.functional.silu(normed @ part["mlp.gate_proj.weight"].T)
+            return (gate * (normed @ part["mlp.up_proj.weight"].T)) @ part["mlp.down_proj.weight"].T
+
+        x = x + _around(_norm(x, part["input_layernorm.weight"], eps), part, "attention_conv", attended)
+        x = x + _around(_norm(x, part["post_attention_layernorm.weight"], eps), part, "mlp_conv", through)
         hidden = x
     logits = _norm(hidden, weights["norm.weight"], eps) @ output.T * config.output_multiplier
     cap = config.final_logit_softcapping
@@ -128,7 +157,8 @@ def forward_block(runner: ModelRunner, head: BlockHead, features: Tensor, tokens
         )
     output = runner.run(
         ForwardBatch(
-            tokens=tokens,
+            tokens=None,
+            embeds=head.get_input_embeddings()(tokens),
             slots=torch.from_numpy(slots),
             lengths=torch.from_numpy(lengths),
             topology=topology,
@@ -148,6 +178,7 @@ def forward_block(runner: ModelRunner, head: BlockHead, features: Tensor, tokens
         ({"layer_types": ["full_attention", "sliding_attention"], **WINDOW}, "grouped"),
         ({"layer_types": ["sliding_attention", "sliding_attention"], **WINDOW, "causal": True}, "eager"),
         (MIXED, "grouped"),
+        ({"conv_kernel_size": 3, "conv_group_size": 8}, "grouped"),
         ({**MIXED, "sliding_window": 3, "window_from_root": True}, "grouped"),
         ({**MIXED, "sliding_window": 3, "window_from_root": True}, "eager"),
         ({**MIXED, "sliding_window": 3, "window_from_root": True, "causal_in_windows": False}, "dense"),
@@ -159,9 +190,8 @@ def test_a_block_behind_its_context_is_what_the_papers_define(
 ) -> None:
     """Ragged rows, one without any context; again once the forward is captured."""
     head = head_for(target, **settings)
-    runner = ModelRunner(
-        head.bound(target.model), max_batch_size=4, max_length=32, max_nodes=4, attention=attention, optimize=True
-    )
+    head = head.bound(target.model)
+    runner = ModelRunner(head, max_batch_size=4, max_length=32, max_nodes=4, attention=attention, optimize=True)
     width = head.config.block_size
     topology = head.config.block(width, runner.device)
     features = context_of(head)
@@ -189,7 +219,8 @@ def test_a_markov_head_is_what_the_paper_defines(kind: str) -> None:
     weights, state = {name: tensor.numpy() for name, tensor in head.state_dict().items()}, np.zeros(4)
     sigmoid = lambda x: 1 / (1 + np.exp(-x))  # noqa: E731
     for slot in range(3):
-        found, path = head(previous[:, slot], hidden[:, slot] if head.reads_hidden else None, path)
+        given = hidden[:, slot] if head.reads_hidden else None
+        found, path = head(torch.zeros(1, 7).double(), previous[:, slot], slot, hidden=given, state=path)
         known, h = weights["markov_w1.weight"][previous[0, slot]], hidden[0, slot].numpy()
         if kind == "gated":
             gate = weights["gate_proj.weight"] @ np.concatenate([h, known]) + weights["gate_proj.bias"]
@@ -199,6 +230,102 @@ def test_a_markov_head_is_what_the_paper_defines(kind: str) -> None:
             g, c, o = joint[:4], joint[4:8], joint[8:]
             state, known = sigmoid(g) * state + (1 - sigmoid(g)) * np.tanh(c), np.tanh(o)
         np.testing.assert_allclose(found[0].numpy(), weights["markov_w2.weight"] @ known, atol=1e-12)
+
+
+def _weights(head: torch.nn.Module) -> dict[str, np.ndarray]:
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return {name: tensor.numpy() for name, tensor in head.state_dict().items()}
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+@torch.no_grad()
+def test_a_selector_scores_candidates_by_the_token_before() -> None:
+    torch.manual_seed(0)
+    head = CandidateSelector(vocab_size=9, hidden_size=6, rank=4, top_k=3).double()
+    w, logits, hidden = _weights(head), torch.randn(1, 9).double(), torch.randn(1, 6).double()
+    found, _ = head(logits, torch.tensor([4]), 0, hidden=hidden)
+    candidates = logits[0].topk(3).indices.tolist()
+    known = w["predecessor_codebook"][4] * (w["hidden_projection.weight"] @ hidden[0].numpy())
+    for token in range(9):
+        wanted = logits[0, token] + known @ w["successor_codebook"][token] if token in candidates else -np.inf
+        np.testing.assert_allclose(found[0, token], wanted, atol=1e-12)
+    # Training leaves the others as they are, so that what is drafted is the same law over the candidates alone.
+    whole = head.read(logits, head.note(torch.tensor([4]), 0, hidden=hidden)[0], whole=True)
+    assert torch.equal(whole.where(found.isfinite(), -torch.inf), found)
+    assert torch.equal(whole.where(~found.isfinite(), 0), logits.where(~found.isfinite(), 0))
+
+
+@torch.no_grad()
+def test_a_recurrent_network_runs_down_the_tokens() -> None:
+    torch.manual_seed(0)
+    head = PrefixHead(hidden_size=6, columns=7, gru_width=4, rank=5, free=1).double()
+    w, state, path = _weights(head), np.zeros(4), None
+    for depth in range(3):
+        logits, hidden, embeds = (torch.randn(1, size).double() for size in (7, 6, 6))
+        found, path = head(logits, torch.tensor([0]), depth, hidden=hidden, state=path, embeds=embeds)
+        given, own = w["gru_input.weight"] @ embeds[0].numpy(), w["gru_state.weight"] @ state
+        reset, update = _sigmoid(given[:4] + own[:4]), _sigmoid(given[4:8] + own[4:8])
+        state = (1 - update) * np.tanh(given[8:] + reset * own[8:]) + update * state
+        inner = w["joined.weight"] @ np.concatenate([hidden[0].numpy(), state])
+        added = w["columns.weight"] @ (inner * _sigmoid(inner)) if depth else 0
+        np.testing.assert_allclose(found[0].numpy(), logits[0].numpy() + added, atol=1e-12)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("shifted", [False, True])
+def test_a_refiner_mixes_the_places_so_far(shifted: bool) -> None:
+    """Place by place as defined; all at once the same; and published passes are these, behind the tokens before."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 9, "columns": 7, "hidden_size": 6, "block_size": 4, "rank": 3}
+    head = Refiner(**sizes, shifted=shifted).double()
+    w, count, tokens = _weights(head), 4 if shifted else 3, torch.tensor([[3, 0, 8, 5]])
+    hidden, logits, before = torch.randn(1, 4, 6).double(), torch.randn(1, count, 7).double(), torch.tensor([2])
+    row = tokens[0].tolist() if shifted else [2, *tokens[0, :3].tolist()]  # the token before each place
+    mean, inner, wanted = hidden[0].numpy().mean(0), [], []
+    for place in range(4):
+        known = [w["down_h.weight"] @ hidden[0, place].numpy(), w["down_g.weight"] @ mean]
+        inner.append(w["in_proj.weight"] @ np.concatenate([*known, w["token_embed.weight"][row[place]]]))
+        mixed = inner[place] + sum(w["mix_l"][:, place, j] * inner[j] for j in range(place + 1))
+        gate = w["mlp_gate.weight"] @ mixed
+        mixed = mixed + w["mlp_down.weight"] @ (gate * _sigmoid(gate) * (w["mlp_up.weight"] @ mixed))
+        wanted.append(w["readout.weight"] @ mixed)
+    wanted = logits[0].numpy() + np.stack(wanted[-count:])
+    given, first = head.prepare(hidden, count, before)
+    state = first
+    for depth in range(count):
+        found, state = head(logits[:, depth], tokens[:, depth], depth, hidden=given[:, depth], state=state)
+        np.testing.assert_allclose(found[0].numpy(), wanted[depth], atol=1e-12)
+    at_once = head.read(logits, head.along(tokens[:, :count], given, first))
+    np.testing.assert_allclose(at_once[0].numpy(), wanted, atol=1e-12)
+    ids, refined, root = torch.tensor([0, 1, 2, 4, 5, 6, 8]), logits, torch.tensor([3])
+    for _ in range(3):
+        taken = torch.cat([root[:, None], ids[refined.argmax(-1)][:, :-1]], 1)
+        refined = head.read(logits, head.along(taken, given, first))
+    torch.testing.assert_close(Refinement(head, 3, ids)(logits, hidden, root, before), refined)
+
+
+def test_passes_over_a_block_are_made_before_anything_is_drafted(target: Target) -> None:
+    """A chain is what the last pass says. Enough passes end where drawing place by place does."""
+    found = {}
+    for passes in (0, 1, 4, None):
+        drafter = bound(target, head_for(target, xpress_rank=6, num_jacobi_passes=1), passes=passes)
+        drafter.observe(committed(states_for(target, drafter), [6, 6]))
+        slots = slots_of([[1] * 6 + [8], [2] * 6 + [9]], vocab_size=VOCAB, max_length=40)
+        found[passes] = drafted(drafter, slots).tokens.tolist()
+    assert found[0] == found[4] != found[1] == found[None]
+    with pytest.raises(ValueError, match="passes=2: only xPress's heads"):
+        bound(target, head_for(target), passes=2)
+    with pytest.raises(ValueError, match="block_size=6: the head mixes 5 places"):
+        bound(target, head_for(target, xpress_rank=6), block_size=6)
+
+
+def test_a_head_has_one_of_these_parts(target: Target) -> None:
+    with pytest.raises(ValueError, match="not several"):
+        head_for(target, xpress_rank=6, selector_rank=6)
 
 
 def test_the_usual_layers() -> None:
@@ -212,7 +339,7 @@ def bound(target: Target, head: BlockHead, tree: Any = None, **options: Any) -> 
 
 def committed(states: dict[int, Tensor], counts: list[int]) -> Outcome:
     shape = next(iter(states.values())).shape[:2]
-    return outcome_of(torch.zeros(shape, dtype=torch.long), counts, hidden_states=states)
+    return outcome_of(torch.full(shape, 7), counts, hidden_states=states)
 
 
 def states_for(target: Target, drafter: ScoredSession, rows: int = 2, positions: int = 6) -> dict[int, Tensor]:
@@ -246,12 +373,24 @@ def test_code_that_does_not_know_mixed_layers_is_not_used(target: Target) -> Non
     assert bound(target, head_for(target, **MIXED)).scorer.runner.attention_name == "grouped"
 
 
-@pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
+SHIFTED = {"shifted": True, "markov_rank": 6}
+PLACES: dict[str, dict[str, Any]] = {
+    "vanilla": SHIFTED, "gated": SHIFTED | {"markov_head_type": "gated"}, "rnn": SHIFTED | {"markov_head_type": "rnn"},
+    "selector": {"selector_rank": 6, "selector_top_k": 5, "conv_kernel_size": 2, "conv_group_size": 8},
+    "domino": {"shifted": True, "gru_hidden_dim": 5, "emb_dim": 6, "pure_draft_prefix_len": 1},
+    "domino_in_place": {"gru_hidden_dim": 5, "emb_dim": 6},
+    "refiner": {"xpress_rank": 6}, "refiner_shifted": {"xpress_rank": 6, "shifted": True},
+}  # fmt: skip
+"""Heads whose places depend on the tokens before them."""
+
+
+@pytest.mark.parametrize("kind", PLACES)
 def test_q_is_conditioned_on_the_branch(target: Target, kind: str) -> None:
-    """Every node's q: the slot's logits and what the tokens above the node add to them."""
-    head = head_for(target, shifted=True, markov_rank=6, markov_head_type=kind)
+    """Every node's q: the slot's logits, changed by the tokens above the node."""
+    head = head_for(target, **PLACES[kind])
     shape = [(0,), (1,), (2,), (1, 0), (1, 1), (1, 1, 0)]
-    drafter = bound(target, head, shape, sampling="without_replacement")
+    passes = {"passes": 0} if head.config.xpress_rank else {}
+    drafter = bound(target, head, shape, sampling="without_replacement", **passes)
     states = states_for(target, drafter)
     drafter.observe(committed(states, [6, 6]))
     params = [SamplingParams(temperature=1.0)] * 2
@@ -265,21 +404,24 @@ def test_q_is_conditioned_on_the_branch(target: Target, kind: str) -> None:
             bound_head(features=features, past_key_values=cache)
             tokens = torch.tensor([[8 + row, *[VOCAB - 1] * 4]])
             output = bound_head(
-                input_ids=tokens, attention_mask=torch.zeros(1, 1, 5, 11), past_key_values=cache,
-                output_hidden_states=True,
+                inputs_embeds=bound_head.embed_tokens(tokens), attention_mask=torch.zeros(1, 1, 5, 11),
+                past_key_values=cache, output_hidden_states=True,
             )  # fmt: skip
+            places, count = bound_head.place_head, head.config.tokens
+            logits = output.logits[:, -count:]
+            known, first = places.prepare(output.hidden_states[-1], count, torch.tensor([7]))
             parents = tree.parents[row].tolist()
             for node in {parent for parent in parents if parent >= 0}:
                 path, at = [], node
                 while at >= 0:
                     path.append(int(tree.tokens[row, at]))
                     at = parents[at]
-                depth = len(path)
-                hidden, state, added = output.hidden_states[-1], None, torch.zeros(1)
+                state, found = first, torch.zeros(1)
                 for place, token in enumerate(path[::-1]):
-                    given = hidden[:, place] if head.markov_head.reads_hidden else None
-                    added, state = head.markov_head(torch.tensor([token]), given, state)
-                wanted = (output.logits[0, depth - 1] + added[0]).softmax(-1)
+                    above = {"hidden": known[:, place], "state": state}
+                    above["embeds"] = bound_head.embed_tokens(torch.tensor([token]))
+                    found, state = places(logits[:, place], torch.tensor([token]), place, **above)
+                wanted = found[0].softmax(-1)
                 torch.testing.assert_close(tree.draft_probs[row, node], wanted, atol=1e-4, rtol=1e-3)
 
 

@@ -107,6 +107,43 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "aux_hidden_state_layer_ids": [1, 3], "mask_token_id": 63, "block_size": 5, "sample_from_anchor": False,
         },
     ),
+    "z-lab's DFlash 2": (  # as in tests/fixtures of z-lab/dflash, but for the sizes
+        {
+            "block_size": 5, "selector_rank": 6, "selector_top_k": 9, "conv_kernel_size": 2, "conv_group_size": 8,
+            "layer_types": ["sliding_attention"] * 2, "sliding_window": 7, "use_sliding_window": True,
+            "output_multiplier": 0.2, "final_logit_softcapping": 20.0,
+        },
+        {
+            "architectures": ["DFlash2DraftModel"], "model_type": "qwen3", "is_causal": False, **LAYERS,
+            "dflash_config": {
+                "block_size": 5, "conv_group_size": 8, "conv_kernel_size": 2, "final_logit_softcapping": 20.0,
+                "mask_token_id": 63, "output_multiplier": 0.2, "selector_rank": 6, "selector_top_k": 9,
+                "target_layer_ids": [0, 2],
+            },
+            "layer_types": ["sliding_attention"] * 2, "num_target_layers": 4, "sliding_window": 7,
+            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}, "use_sliding_window": True,
+        },
+    ),
+    "SpecForge's Domino": (
+        {"block_size": 5, "shifted": True, "gru_hidden_dim": 5, "emb_dim": 6, "pure_draft_prefix_len": 1},
+        {
+            "emb_dim": 6, "architectures": ["DominoDraftModel"], "block_size": 5, **LAYERS, **ROPE,
+            "dflash_config": {
+                "mask_token_id": 63, "target_layer_ids": [0, 2], "projector_type": "domino", "pure_draft_prefix_len": 1,
+                "emb_dim": 6, "gru_hidden_dim": 5, "shift_label": True,
+            },
+            "layer_types": ["full_attention"] * 2, "model_type": "qwen3", "num_target_layers": 4,
+        },
+    ),
+    "speculators' xPress": (
+        {"block_size": 5, "xpress_rank": 6, "xpress_mlp_ratio": 3, "num_jacobi_passes": 4},
+        {
+            "architectures": ["XPressSpeculator"], "speculators_model_type": "xpress", "xpress_rank": 6,
+            "xpress_mlp_ratio": 3, "num_jacobi_passes": 4, "draft_vocab_size": VOCAB,
+            "transformer_layer_config": {"model_type": "qwen3", **LAYERS, **ROPE},
+            "aux_hidden_state_layer_ids": [1, 3], "mask_token_id": 63, "block_size": 5, "sample_from_anchor": False,
+        },
+    ),
     "speculators, windows both ways": (
         {"block_size": 5, **TYPES, "sliding_window": 5, "window_from_root": True},
         {
@@ -126,7 +163,13 @@ def target() -> Target:
 
 def tensors_of(head: BlockHead) -> dict[str, Tensor]:
     """A head's tensors as the public folders have them."""
-    tensors = {name: tensor.detach().clone() for name, tensor in head.state_dict().items()}
+    public = {
+        "prefix_head.gru_input.weight": "prefix_gru.weight_ih_l0",
+        "prefix_head.gru_state.weight": "prefix_gru.weight_hh_l0",
+        "prefix_head.joined.weight": "embed_proj.0.weight",
+        "prefix_head.columns.weight": "embed_proj.2.weight",
+    }
+    tensors = {public.get(name, name): tensor.detach().clone() for name, tensor in head.state_dict().items()}
     ids = tensors.pop("draft_ids", None)
     if ids is not None:
         tensors["d2t"] = ids - torch.arange(len(ids))
@@ -150,7 +193,7 @@ def block_logits(head: BlockHead, target: Target) -> Tensor:
 
 
 def assert_same(found: BlockHead, wanted: BlockHead, target: Target) -> None:
-    for name in ("sliding_window", "window_from_root", "causal_in_windows"):
+    for name in ("sliding_window", "window_from_root", "causal_in_windows", "selector_top_k", "num_jacobi_passes"):
         assert getattr(found.config, name) == getattr(wanted.config, name), name
     for name in ("shifted", "causal", "block_size", "mask_token_id", "layer_kind", "columns", "tokens"):
         assert getattr(found.config, name) == getattr(wanted.config, name), name
@@ -170,7 +213,8 @@ WRITTEN_AS = {
     "z-lab": "z-lab", "z-lab, new": "z-lab", "SpecForge's DSpark": "z-lab", "DeepSpec's DSpark": "deepspec",
     "DeepSpec's DFlash": "deepspec", "speculators' DFlash": "speculators", "speculators' DSpark": "speculators",
     "z-lab, mixed layers": "z-lab", "speculators, mixed layers": "speculators",
-    "speculators, windows both ways": "speculators",
+    "speculators, windows both ways": "speculators", "z-lab's DFlash 2": "z-lab", "SpecForge's Domino": "z-lab",
+    "speculators' xPress": "speculators",
 }  # fmt: skip
 
 
@@ -187,6 +231,7 @@ def test_a_public_layout_is_read_and_written(tmp_path: Path, target: Target, lay
     for key in DECIDING:
         if key in config:
             assert found[key] == config[key], key
+    assert ("DFlash2" in layout.replace(" ", "")) == ("DFlash2DraftModel" in found["architectures"])
     for key, value in config.get("dflash_config", {}).items():
         assert found["dflash_config"][key] == value, key
     if "speculators_config" in found:
@@ -204,6 +249,10 @@ def test_a_public_layout_is_read_and_written(tmp_path: Path, target: Target, lay
         ({"markov_rank": 4}, "speculators", "no Markov head"),
         ({"causal": True}, "speculators", "one way"),
         (TYPES, "speculators", "from the root"),
+        ({"selector_rank": 4}, "z-lab", "no head with a selector"),
+        ({"conv_kernel_size": 2}, "speculators", "no head with convolutions"),
+        ({"gru_hidden_dim": 4}, "speculators", "no head with a recurrent network"),
+        ({"xpress_rank": 4}, "z-lab", "no head with a refiner"),
         ({**TYPES, "window_from_root": True}, "z-lab", "from each place"),
         ({**TYPES, "causal": True, "causal_in_windows": False}, "z-lab", "no layout but our own"),
     ],
@@ -224,6 +273,37 @@ def test_a_drafter_of_a_folder_drafts_as_the_folder_says(tmp_path: Path, target:
     other = BlockDrafter.from_pretrained(folder, shape=[2, 1], sampling="without_replacement", hidden_layers=[0, 2])
     assert (other.max_nodes, other.hidden_layers, other.head.hidden_layers) == (4, (0, 2), (0, 2))
     assert BlockDrafter.from_pretrained(folder, mask_token_id=7).mask_token_id == 7
+
+
+def test_more_layouts_are_read_than_written(tmp_path: Path, target: Target) -> None:
+    """speculators' DFlash 2, whose windows are both ways unless it says so; Domino's old names; our own layout."""
+    settings, config = LAYOUTS["speculators, mixed layers"]
+    second = {"selector_rank": 6, "selector_top_k": 9, "conv_kernel_size": 2, "conv_group_size": 8}
+    head = head_for(target, **(settings | second | {"causal_in_windows": None}))
+    config = config | second | {"speculators_model_type": "dflash2"}
+    assert_same(load_block(written(tmp_path / "second", config, tensors_of(head))), head, target)
+    settings, config = LAYOUTS["SpecForge's Domino"]
+    head = head_for(target, **settings)
+    old = {f"logit_head.{key}" if "gru" in key or "proj.2" in key else key: t for key, t in tensors_of(head).items()}
+    assert_same(load_block(written(tmp_path / "old", config, old)), head, target)
+    head.save_pretrained(tmp_path / "own")
+    assert_same(load_block(tmp_path / "own"), head, target)
+
+
+@pytest.mark.parametrize(
+    ("layout", "change", "words"),
+    [
+        ("SpecForge's Domino", {"dflash_config": {"projector_type": "other"}}, "projector_type 'other': .* domino"),
+        ("speculators' xPress", {"speculators_model_type": "other"}, "type 'other': .* xpress"),
+        ("speculators' xPress", {"block_size": 4}, "mix_l has the shape"),
+    ],
+)
+def test_what_is_not_known_is_named(
+    tmp_path: Path, target: Target, layout: str, change: dict[str, Any], words: str
+) -> None:
+    settings, config = LAYOUTS[layout]
+    with pytest.raises(ValueError, match=words):
+        load_block(written(tmp_path, config | change, tensors_of(head_for(target, **settings))))
 
 
 def test_what_published_files_have_otherwise(tmp_path: Path, target: Target) -> None:
