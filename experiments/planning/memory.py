@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 
+from specdec.engine.slot_table import row_sizes, spare_slots
 from specdec.physics.capacity import Memory, Served, largest, weight_bytes
 from specdec.slot_memory import remedy, written_bytes
 
@@ -19,6 +20,7 @@ class RunMemory:
         methods: What each method's engine serves, by its name.
         weights_of: What tells the targets of methods apart, by name; empty where all have the same weights.
         own_rows: Slots of those methods' engines that have a number of their own.
+        padded: Methods whose engines may have a slot more, for rows that belong to no request.
         rows: Slots of an engine.
         length: Positions of a slot.
         free: Bytes that the device has left.
@@ -40,13 +42,15 @@ class RunMemory:
     is_sure: bool = True
     weights_of: Mapping[str, str] = field(default_factory=dict)
     own_rows: Mapping[str, int] = field(default_factory=dict)
+    padded: frozenset[str] = frozenset()
 
     def memory(self, *, rows: int, length: int) -> Memory:
         """Return what the run takes with slots of this number and length, copies left out."""
-        parts = {
-            name: served.memory(rows=self.own_rows.get(name, rows), length=length)
-            for name, served in self.methods.items()
-        }
+        parts = {}
+        for name, served in self.methods.items():
+            own = self.own_rows.get(name, rows)
+            more = spare_slots(row_sizes(own)) if name in self.padded else 0
+            parts[name] = served.memory(rows=own + more, length=length)
         targets = {self.weights_of.get(name, ""): part.weights for name, part in parts.items()}
         return replace(
             reduce(_sum, parts.values()),

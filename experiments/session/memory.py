@@ -24,6 +24,7 @@ from experiments.session.methods import methods_of
 from specdec import bundled
 from specdec.drafting.builders import ExpansionTree, TreeBuilder, tree_of
 from specdec.engine.engine import DEFAULT_MAX_LENGTH
+from specdec.engine.recording import records_rounds
 from specdec.execution.packing import can_pack
 from specdec.machine import choose_dtype, dtype_name
 from specdec.memory import free_memory
@@ -70,7 +71,7 @@ def show_planned(planned: RunMemory | str, *, shown: bool = True) -> None:
 def _planned(config: DictConfig, methods: Mapping[str, str | None]) -> RunMemory:
     served: dict[str, Served] = {}
     copies: dict[object, float] = {}
-    unknown, weights_of, own_rows = [], {}, {}
+    unknown, weights_of, own_rows, padded = [], {}, {}, set[str]()
     engine, shared = plain(config, "engine"), _Here.of(config)
     plainly, *others = methods_of(config, methods)
     for each in others if plainly.setup == others[0].setup else [*others, plainly]:
@@ -79,6 +80,7 @@ def _planned(config: DictConfig, methods: Mapping[str, str | None]) -> RunMemory
         rows = each.config.engine.max_batch_size
         weights_of[name] = each.target
         own_rows |= {name: rows} if rows != engine["max_batch_size"] else {}
+        padded |= {name} if _pads(each.config.engine, here.device) else set()
         served[name], known = here.served(each.config, each.drafter)
         unknown += [] if known else [name]
         if each.config.engine.optimize:
@@ -97,7 +99,15 @@ def _planned(config: DictConfig, methods: Mapping[str, str | None]) -> RunMemory
         is_sure=shared.shape.kind in COUNTED,
         weights_of=weights_of,
         own_rows=own_rows,
+        padded=frozenset(padded),
     )
+
+
+def _pads(engine: DictConfig, device: torch.device) -> bool:
+    """Returns whether an engine's rounds are padded with rows whose slots take memory, as rows of pages do not."""
+    paged = engine.cache is not None and engine.cache.get("page_size") is not None
+    recorded = engine.optimize and records_rounds(engine.recording, device.type, invariant=engine.invariant)
+    return recorded and not paged
 
 
 @dataclass(frozen=True, kw_only=True)

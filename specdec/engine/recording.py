@@ -33,9 +33,15 @@ def recorded_as(recording: str, model: PreTrainedModel, *, optimize: bool, invar
     shared = agreement_for(group_of(model)).shared
     if recording == "off" or not optimize or is_spread(model) or shared or device not in ("cpu", "cuda"):
         return "off"
-    # The invariant executor finds out the order of the keys on the host, forward by forward.
-    whole = not invariant and (recording == "rounds" or (recording == "auto" and device == "cuda"))
-    return "rounds" if whole else "decisions"
+    return "rounds" if records_rounds(recording, device, invariant=invariant) else "decisions"
+
+
+def records_rounds(recording: str, device: str, *, invariant: bool) -> bool:
+    """Returns whether whole rounds are recorded on a type of device, if anything is.
+
+    The invariant executor finds out the order of the keys on the host, forward by forward.
+    """
+    return not invariant and (recording == "rounds" or (recording == "auto" and device == "cuda"))
 
 
 def may_record(verifier: Verifier) -> bool:

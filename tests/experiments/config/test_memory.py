@@ -38,19 +38,38 @@ def test_nodes_of_drafts_are_those_of_the_drafter(words: list[str], configure: C
     assert not planned.unknown
 
 
-@pytest.mark.parametrize("drafter", ["eagle", pytest.param("block", marks=pytest.mark.full)])
-def test_a_drafter_holds_what_is_planned(drafter: str, configure: Configure) -> None:
+@pytest.mark.parametrize(
+    ("drafter", "rows", "recording"),
+    [
+        ("eagle", 3, "auto"),
+        pytest.param("block", 3, "auto", marks=pytest.mark.full),
+        ("eagle", 4, "rounds"),
+        ("eagle", 5, "rounds"),  # are padded with rows of no request, which have a slot
+    ],
+)
+def test_a_drafter_holds_what_is_planned(drafter: str, rows: int, recording: str, configure: Configure) -> None:
     """Weights but for norms and small vectors, and caches to the byte."""
-    config = configure("run", f"drafter={drafter}", "method=m", "engine.max_batch_size=3", "engine.max_length=50")
+    size = {"max_batch_size": rows, "max_length": 50, "recording": recording}
+    words = [f"engine.{name}={value}" for name, value in size.items()]
+    config = configure("run", f"drafter={drafter}", "method=m", *words)
     planned = plan_memory(config, {"m": "drafter"})
     assert isinstance(planned, RunMemory)
     target, rule = build(config, "target"), build(config, "verifier")
-    with Engine(target, build(config, "drafter"), rule, max_batch_size=3, max_length=50) as engine:
+    with Engine(target, build(config, "drafter"), rule, **size) as engine:
         held = held_by([engine])
     memory = planned.planned
     assert (memory.kv, memory.drafter_kv, memory.scratch) == (held.kv, held.drafter_kv, held.scratch)
     assert memory.weights == pytest.approx(held.weights, rel=0.005)
     assert memory.drafter == pytest.approx(held.drafter, rel=0.005)
+    unaware = replace(planned, padded=frozenset()).planned  # a mutant
+    assert (unaware == memory) == (rows < 5)
+
+
+def test_pages_are_the_requests_alone(configure: Configure) -> None:
+    planned = plan_memory(
+        configure("run", "drafter=none", "method=m", "engine=paged", "engine.recording=rounds"), {"m": None}
+    )
+    assert isinstance(planned, RunMemory) and not planned.padded
 
 
 @pytest.mark.parametrize(
