@@ -25,22 +25,29 @@ class SlotMemory:
         per_position: Bytes of one position of one row.
         drafted: Positions of a row beyond its length, for the nodes of a draft.
         per_row: Bytes of a row however long it is.
+        per_node: Bytes of a node of a draft besides those of its position.
     """
 
     per_position: float
     drafted: int = 0
     per_row: float = 0.0
+    per_node: float = 0.0
 
     def bytes(self, *, rows: int, length: int) -> float:
         """Return what so many rows of this length take."""
-        return rows * (self.per_row + (length + self.drafted) * self.per_position)
+        return rows * (self._fixed + length * self.per_position)
+
+    @property
+    def _fixed(self) -> float:
+        """Bytes of a row without committed positions."""
+        return self.per_row + self.drafted * (self.per_node + self.per_position)
 
     def beside(self, other: "SlotMemory") -> "SlotMemory":
         """Return both caches as one, if every row has a slot in each."""
         per_position = self.per_position + other.per_position
         drafted = min(self.drafted, other.drafted)
-        more = (self.drafted - drafted) * self.per_position + (other.drafted - drafted) * other.per_position
-        return SlotMemory(per_position=per_position, drafted=drafted, per_row=self.per_row + other.per_row + more)
+        per_row = self._fixed + other._fixed - drafted * per_position
+        return SlotMemory(per_position=per_position, drafted=drafted, per_row=per_row)
 
     def most_rows(self, memory: float, *, length: int) -> int:
         """See ``Room.most_rows``."""
@@ -50,7 +57,7 @@ class SlotMemory:
         """See ``Room.longest``."""
         if not self.per_position:  # states alone, which have no length
             return 0
-        return max(0, int((memory / rows - self.per_row) // self.per_position) - self.drafted)
+        return max(0, int((memory / rows - self._fixed) // self.per_position))
 
 
 def remedy(room: Room, memory: float, *, rows: int, length: int, least: int = 1, within: str = "") -> str:

@@ -10,6 +10,7 @@ from experiments.reporting.table import Column, Table
 from experiments.results.frame import Figures
 from experiments.results.summary import Summary
 from experiments.results.utilization import IMPOSSIBLE, STAGES
+from specdec.physics.capacity import state_bytes_per_row
 from specdec.slot_memory import written_bytes
 
 TITLE = "Use of the device"
@@ -141,6 +142,12 @@ def _memory_notes(planned: RunMemory, held: Figures | None, peak: Figures | None
     notes = []
     if planned.copies or (held is not None and held.copies):
         notes.append("copies of weights in the layout that the processor multiplies faster are made if there is room")
+    served = max(planned.methods.values(), key=lambda each: each.drafted)
+    if state := state_bytes_per_row(served.shape, served.precision):
+        notes.append(
+            f"states of recurrent layers count as KV cache, or as draft nodes: {_mb(state)} MB for a row, for its root "
+            f"and for each of {served.drafted} nodes, {_mb((2 + served.drafted) * state)} MB per slot"
+        )
     if planned.unknown:
         notes.append(f"not counted is the drafter of {', '.join(planned.unknown)}")
     if not planned.is_sure:

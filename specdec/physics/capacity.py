@@ -31,9 +31,10 @@ def kv_bytes_per_position(shape: ModelShape, precision: Precision) -> float:
 
 
 def state_bytes_per_row(shape: ModelShape, precision: Precision) -> float:
-    """Return the bytes of recurrent layers' states, for one row."""
-    states = (layer.recurrence.state * count for layer, count in shape.groups if layer.recurrence is not None)
-    return sum(states) * precision.activations
+    """Return the bytes of recurrent layers' states, for one row, or for one node of its tree."""
+    parts = [(layer.recurrence, count) for layer, count in shape.groups if layer.recurrence is not None]
+    matrices = sum(part.matrix * count for part, count in parts)
+    return 4.0 * matrices + (sum(part.state * count for part, count in parts) - matrices) * precision.activations
 
 
 def windowed_kv_bytes(shape: ModelShape, precision: Precision, positions: float) -> float:
@@ -123,11 +124,13 @@ class Served:
 
     @property
     def slots(self) -> SlotMemory:
-        """The target's cache."""
+        """The target's cache. Recurrent layers have a state of every row, of its root, and of every drafted node."""
+        state = state_bytes_per_row(self.shape, self.precision)
         return SlotMemory(
             per_position=kv_bytes_per_position(self.shape, self.precision),
             drafted=self.drafted,
-            per_row=state_bytes_per_row(self.shape, self.precision),
+            per_row=2 * state,
+            per_node=state,
         )
 
     @property

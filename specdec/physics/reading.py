@@ -362,7 +362,9 @@ def _delta_net(given: Mapping[str, Any], kind: str, hidden: int) -> Recurrence:
     projections = hidden * (mixed + values + 2 * heads) + values * hidden
     matrix = heads * given["linear_key_head_dim"] * given["linear_value_head_dim"]
     # Decay, the product with the key, the rank-one update, and the product with the query: 7 operations per number.
-    return Recurrence(weights=projections + mixed * kernel, state=matrix + mixed * kernel, flops=7 * matrix)
+    return Recurrence(
+        weights=projections + mixed * kernel, state=matrix + mixed * kernel, flops=7 * matrix, matrix=matrix
+    )
 
 
 def _mamba2(given: Mapping[str, Any], hidden: int) -> Recurrence:
@@ -373,7 +375,7 @@ def _mamba2(given: Mapping[str, Any], hidden: int) -> Recurrence:
     mixed = inner + 2 * groups * depth
     weights = hidden * (inner + mixed + heads) + mixed * kernel + inner * hidden
     matrix = inner * depth
-    return Recurrence(weights=weights, state=matrix + mixed * kernel, flops=5 * matrix)
+    return Recurrence(weights=weights, state=matrix + mixed * kernel, flops=5 * matrix, matrix=matrix)
 
 
 def _short_convolution(given: Mapping[str, Any], hidden: int) -> Recurrence:

@@ -74,12 +74,14 @@ class Recurrence:
     Attributes:
         weights: Numbers in the projections' matrices and convolutions.
         state: Numbers that a row keeps, however long it is.
+        matrix: Those of them that are in float32 in any precision; the others belong to convolutions.
         flops: Operations per token on the state, besides the products with weights.
     """
 
     weights: int
     state: int
     flops: int
+    matrix: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ from specdec.quantization import quantize
 from specdec.quantization.dispatch import DispatchedLinear
 from specdec.slot_memory import SlotMemory
 from specdec.target.runner import ModelRunner
-from tests.architectures import MODEL_TYPES, tiny_config
+from tests.architectures import MODEL_TYPES, tiny, tiny_config
 
 BY_DEFAULT = (
     *("llama", "gpt2", "opt", "gpt_neox", "gpt_bigcode", "gemma3_text", "mixtral", "qwen3_moe", "deepseek_v3"),
@@ -226,11 +226,11 @@ def test_quantized_weights_take_what_is_planned(model_type: str, scheme: str) ->
 
 
 def test_a_cache_in_slots_is_solved_exactly() -> None:
-    other = SlotMemory(per_position=10.0, drafted=7, per_row=5.0)
+    other = SlotMemory(per_position=10.0, drafted=7, per_row=5.0, per_node=2.0)
     for drafted, rows, length in itertools.product((0, 3), (1, 3), (1, 10)):
-        slots = SlotMemory(per_position=100.0, drafted=drafted, per_row=7.0)
+        slots = SlotMemory(per_position=100.0, drafted=drafted, per_row=7.0, per_node=3.0)
         size = slots.bytes(rows=rows, length=length)
-        assert size == rows * (7 + (length + drafted) * 100)
+        assert size == rows * (7 + 3 * drafted + (length + drafted) * 100)
         assert slots.most_rows(size, length=length) == rows and slots.most_rows(size - 1, length=length) == rows - 1
         assert slots.longest(size, rows=rows) == length and slots.longest(size - 1, rows=rows) == length - 1
         assert slots.longest(0, rows=1) == 0
@@ -277,6 +277,18 @@ def test_recurrent_layers_keep_the_same_for_any_length() -> None:
             parts = state if isinstance(state, list | tuple) else state.values() if isinstance(state, dict) else [state]
             kept += sum(part.numel() for part in parts if isinstance(part, torch.Tensor))
     assert state_bytes_per_row(read_shape(config), Precision.of("float32")) == 4 * kept
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["qwen3_next", "lfm2", "granitemoehybrid"])
+def test_states_take_what_was_planned(name: str, dtype: str) -> None:
+    """A state for the row, its root and every node; matrices in float32 whatever the model's dtype."""
+    model = tiny(name).to(getattr(torch, dtype))
+    runner = ModelRunner(model, max_batch_size=2, max_length=20, max_nodes=3)
+    assert runner.cache.states is not None
+    held = sum(each.nbytes for each in (*runner.cache.tensors, *runner.cache.states.tensors))
+    served = Served(shape=read_shape(model.config), precision=Precision.of(dtype), drafted=3)
+    assert served.slots.bytes(rows=2, length=20) == held
 
 
 def test_activations_are_those_of_the_largest_forward() -> None:
