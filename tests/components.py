@@ -257,6 +257,16 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
     "block_markov_tree": lambda target, distance=DISTANCE: BlockDrafter(
         markov_head(target), TREE, sampling="without_replacement"
     ),
+    "block_selector_chain": lambda target, distance=DISTANCE: BlockDrafter(
+        block_head(target, selector_rank=4, selector_top_k=3, conv_kernel_size=2, conv_group_size=8)
+    ),
+    "block_domino_tree": lambda target, distance=DISTANCE: BlockDrafter(
+        block_head(target, shifted=True, gru_hidden_dim=4, emb_dim=4), TREE, sampling="without_replacement"
+    ),
+    "block_refined_chain": lambda target, distance=DISTANCE: BlockDrafter(block_head(target, xpress_rank=4)),
+    "block_refiner_tree": lambda target, distance=DISTANCE: BlockDrafter(
+        block_head(target, xpress_rank=4), TREE, passes=0, sampling="without_replacement"
+    ),
 }
 
 VERIFIERS: dict[str, type[Verifier]] = {
