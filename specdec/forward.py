@@ -67,6 +67,7 @@ class ForwardBatch:
             there are.
         embeds: Input embeddings in place of tokens.
         features: A further input of the model, such as the hidden states that an EAGLE head takes.
+        adapters: The number of the adapter that each node goes through; None for its slot's.
         wants: What to return.
         counts: The number of tokens of every row, for pieces of prompts, which are final and padded at the end. None
             for trees.
@@ -81,6 +82,7 @@ class ForwardBatch:
     key_bound: int | None = None
     embeds: Float[Tensor, "batch node hidden"] | None = None
     features: Float[Tensor, "batch node width"] | None = None
+    adapters: Int[Tensor, "batch node"] | None = None
     wants: Wants = LOGITS
     counts: np.ndarray | None = None
     batch: int = field(init=False)

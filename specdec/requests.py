@@ -128,6 +128,8 @@ class SamplingParams:
             (``specdec.engine.processors``: exact, but a slow path). Kept as a tuple.
         grammar: The ``Grammar`` (or its fields) that the output must belong to: a mask at every node, on its own path,
             after all processors. A token that ends the request is allowed where the grammar may end, and nowhere else.
+        adapter: The name of one of the target's adapters (``Target.from_pretrained``), whose law the output follows;
+            None for the target's own.
         priority: Schedulers that know priorities serve lower ones first.
         deadline: Seconds after its arrival by which a request should have ended, for schedulers that know deadlines;
             None for no deadline. It is never dropped for being late.
@@ -153,6 +155,7 @@ class SamplingParams:
     logprobs: int | None = None
     logits_processor: Any = None
     grammar: Any = None
+    adapter: str | None = None
     priority: int = 0
     deadline: float | None = None
     user: str = ""
@@ -181,6 +184,8 @@ class SamplingParams:
             self._set("logits_processor", several or None)
         if self.grammar is not None:
             self._set("grammar", Grammar.of(self.grammar))
+        if self.adapter is not None:
+            text("adapter", self.adapter, "give the name of one of the target's adapters, or None")
         temperature, penalty, processors = self.temperature, self.repetition_penalty, self.logits_processor
         for wrong, message in (
             (not 0 <= temperature < math.inf, f"{temperature=}: give 0 (greedy) or a positive number"),
@@ -263,6 +268,7 @@ class Request:
         speculate: False decodes plainly.
         stop_ids: Every token that ends it.
         matcher: Where its output is in its grammar; None without one.
+        adapter: The number of its adapter, 0 for none.
         output_ids: The output tokens so far.
         slot: Its slot while it is running.
         prefilled: Number of its tokens that were put into the cache before its rounds began: of the prompt, and after
@@ -290,6 +296,7 @@ class Request:
     speculate: bool
     stop_ids: frozenset[int]
     matcher: Matcher | None = None
+    adapter: int = 0
     output_ids: list[int] = field(default_factory=list)
     slot: int = -1
     prefilled: int = 0

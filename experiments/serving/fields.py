@@ -16,7 +16,10 @@ MOST_LOGPROBS = 20
 """The most alternatives per token that a request may ask for, as with other servers."""
 OF_SAMPLING = {
     **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop")},
-    **{name: name for name in ("stop_token_ids", "n", "ignore_eos", "priority", "deadline", "user", "grammar")},
+    **{
+        name: name
+        for name in ("stop_token_ids", "n", "ignore_eos", "priority", "deadline", "user", "grammar", "adapter")
+    },
     "stream_id": "stream",
     "max_tokens": "max_new_tokens",
     "max_completion_tokens": "max_new_tokens",

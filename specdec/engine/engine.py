@@ -109,6 +109,8 @@ class Engine:
         paging = Paging() if cache is None else cache
         instance("cache", paging, Paging, "Paging(shared=True), or None")
         self.paging = paging.filled_in(slots=max_batch_size, max_length=self.max_length)
+        if target.adapters is not None and self.paging.shared:
+            raise ValueError("requests with different adapters share no beginnings: leave shared=True out of the cache")
         self.on_round: Callable[[Round], object] | None = None
         self.on_turn: Callable[[View, Work], object] | None = None
         recorded = recorded_as(recording, target.model, optimize=optimize, invariant=invariant)
@@ -134,6 +136,7 @@ class Engine:
                 kv_cache=kv_cache,
                 paging=self.paging,
                 invariant=invariant,
+                adapters=target.adapters,
             )
             self.session: Session | None = None
             if drafter is not None and verifier is not None:
@@ -251,9 +254,10 @@ class Engine:
         """Refuse parameters that no request of this engine can have, before there is a prompt.
 
         Raises:
-            ValueError: The grammar cannot be followed.
+            ValueError: The grammar cannot be followed, or the target does not have the adapter.
         """
         self._intake.matcher(sampling, speculate=speculate)
+        self._intake.adapter(sampling)
 
     def abort(self, request_id: int) -> None:
         """Drop a request that waits or runs; unknown and finished ids are ignored."""

@@ -93,6 +93,20 @@ class Intake:
             )
         return self._target.grammars.matcher(sampling.grammar, self._stop_ids(sampling))
 
+    def adapter(self, sampling: SamplingParams) -> int:
+        """Returns the number of a request's adapter.
+
+        Raises:
+            ValueError: The target has none of this name.
+        """
+        if self._target.adapters is not None:
+            return self._target.adapters.number(sampling.adapter)
+        if sampling.adapter is not None:
+            raise ValueError(
+                f"adapter={sampling.adapter!r}: the target has none; load it with adapters={{name: folder}}"
+            )
+        return 0
+
     def _stop_ids(self, sampling: SamplingParams) -> frozenset[int]:
         return frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._target.eos_token_ids)
 
@@ -124,6 +138,7 @@ class Intake:
             speculate=speculate and self._can_speculate,
             stop_ids=self._stop_ids(sampling),
             matcher=matcher,
+            adapter=self.adapter(sampling),
             arrived=arrived,
             ingestion=time.perf_counter() - begin,
         )

@@ -102,6 +102,7 @@ class RunningRequests:
                 self.pages.counts.queried += len(tokens) - 1
                 self.pages.counts.reused += reused
         self.by_slot[slot] = request
+        self._runner.adapt(slot, request.adapter)
         self._free_slots.remove(slot)
         self._reach[slot] = reused
         self._slots.admit(

@@ -26,6 +26,7 @@ from specdec.placement import check_device_map, device_of_map, is_spread
 from specdec.quantization import check_fast, check_quantization, quantization_of, quantize
 from specdec.quantization.checkpoint import check_alone, check_packages, quantized_by, stored_scheme
 from specdec.target import parallel
+from specdec.target.adapters import merge
 
 HUB_OPTIONS = (
     "revision",
@@ -66,6 +67,8 @@ def load(
     **options: Any,
 ) -> Loaded:
     """Load a causal LM for use as a target or a drafter; the arguments are those of ``Target.from_pretrained``.
+    adapter: str | None = None,
+    adapters: bool = False,
 
     Raises:
         ValueError: The model cannot be found, loaded, inflated or quantized.
@@ -78,6 +81,8 @@ def load(
     if size > 1:
         parallel.check_options(device=device, device_map=device_map, quantization=quantization, inflate=inflate)
     where = _place(device, device_map, max_memory, quantization=quantization, inflate=inflate)
+    if adapter is not None or adapters:
+        _check_adapted(size, device_map, inflate)
     asked = resolve_dtype(dtype)
     path = _located(name_or_path, options.get("subfolder") or "")
     try:
@@ -137,6 +142,13 @@ def load(
     if inflate is not None:
         model = inflation.inflate(model, inflate)
     if quantization is not None and quantization != stored:
+    if adapter is not None:
+        if stored is not None or method is not None:
+            raise ValueError(
+                f"adapter={adapter!r}: {name_or_path!r} is stored in {stored or method}, and an adapter is merged into "
+                f"weights in full precision; give the checkpoint that it was made of"
+            )
+        model = merge(model, adapter)
         model = quantize(model, quantization, check=quantization_check)
     elif stored is not None and quantization_check:
         check_fast(model, stored)
@@ -146,6 +158,12 @@ def load(
 def load_model(name_or_path: str, **options: Any) -> PreTrainedModel:
     """Return only the model that ``load`` loads."""
     return load(name_or_path, **options).model
+def _check_adapted(size: int, device_map: object, inflate: object) -> None:
+    for option, given in (("tensor_parallel", size > 1), ("device_map", device_map), ("inflate", inflate)):
+        if given:
+            raise ValueError(f"adapters need the whole model on one device, as it was trained: leave {option} out")
+
+
 
 
 def load_tokenizer(name_or_path: str, **options: object) -> PreTrainedTokenizerBase:

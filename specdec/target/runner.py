@@ -17,6 +17,7 @@ from specdec.forward import LOGITS, ForwardBatch, ForwardOutput, Wants
 from specdec.memory import one_sentence_if_short
 from specdec.placement import main_device
 from specdec.quantization.base import WeightsRead, weights_read
+from specdec.target.adapters import Adapters
 from specdec.target.agreement import agreement_for
 from specdec.target.facts import find, make_cache
 from specdec.target.invariance import settle
@@ -44,6 +45,7 @@ class ModelRunner:
         paging: The size and the number of the cache's pages; None for a row per slot.
         invariant: Give every token the same logits, bit for bit, whatever else is in the forward; slower
             (``specdec.execution.invariant``).
+        adapters: The adapters beside the model's weights; None if there are none.
 
     Attributes:
         facts: What is known about the model.
@@ -74,6 +76,7 @@ class ModelRunner:
         kv_cache: str | None = None,
         paging: Paging | None = None,
         invariant: bool = False,
+        adapters: Adapters | None = None,
     ):
         check_model("model", model, "AutoModelForCausalLM.from_pretrained")
         max_batch_size = whole("max_batch_size", max_batch_size, least=1)
@@ -88,6 +91,9 @@ class ModelRunner:
         check_format(kv_cache)
         self.model = model
         self.kv_cache = kv_cache
+        self._adapters = adapters
+        with torch.inference_mode(False):
+            self._chosen = torch.zeros(max_batch_size, 1, dtype=torch.long, device=main_device(model))
         self._lock = model_lock(model)
         remedy = f"lower max_batch_size={max_batch_size} or max_length={max_length}, or load the model in fewer bits"
         with one_sentence_if_short(main_device(model), remedy):
@@ -151,7 +157,18 @@ class ModelRunner:
                 return self.run(batch, cache)
         with self._lock:
             self._look(thoroughly=batch.wants.logits == 0)  # for every prompt
-            return self.executor.run(batch, self.cache if cache is None else cache)
+            if self._adapters is None:
+                return self.executor.run(batch, self.cache if cache is None else cache)
+            self._adapters.choice.set(self._chosen[batch.slots] if batch.adapters is None else batch.adapters)
+            try:
+                return self.executor.run(batch, self.cache if cache is None else cache)
+            finally:
+                self._adapters.choice.clear()
+
+    def adapt(self, slot: int, number: int) -> None:
+        """Have the tokens of a slot go through an adapter, by its number (``Adapters.number``)."""
+        if self._adapters is not None:
+            self._chosen[slot] = number
 
     def warm_up(self, nodes: Iterable[int], *, batch: int, wants: Wants = LOGITS) -> None:
         """Capture forwards of ``batch`` rows over some numbers of nodes, where the executor captures any.

@@ -14,6 +14,7 @@ from specdec.placement import main_device
 from specdec.quantization import quantization_of
 from specdec.quantization.base import num_weights, weights_read
 from specdec.quantization.stored import output_width
+from specdec.target.adapters import Adapters
 from specdec.target.grammars import Grammars
 from specdec.target.loading import load, load_tokenizer
 from specdec.target.support import check_model, check_tokenizer
@@ -27,8 +28,11 @@ class Target:
         tokenizer: Its tokenizer. Without one, prompts are token ids and completions have no text.
         name: The name in results; by default the model's own path.
         dtype_reason: Why the model has its dtype; ``from_pretrained`` fills it in.
+        adapters: Folders of LoRA adapters by their names, which are put into the model. Every request chooses one or
+            none (``SamplingParams.adapter``).
 
     Attributes:
+        adapters: These adapters; None if there are none.
         dtype_reason: The dtype and the reason for it, for the heading of a table:
             ``"auto: float32, because this CPU has no native bfloat16 arithmetic (checkpoint: bfloat16)"``.
         eos_token_ids: The EOS tokens of the generation config, the model's config and the tokenizer.
@@ -45,6 +49,7 @@ class Target:
         *,
         name: str = "",
         dtype_reason: str = "",
+        adapters: Mapping[str, str] | None = None,
     ):
         if isinstance(model, PreTrainedTokenizerBase) and isinstance(tokenizer, PreTrainedModel):
             raise ValueError("model and tokenizer are in each other's place: give Target(model, tokenizer)")
@@ -59,6 +64,7 @@ class Target:
             model.config.get_text_config(decoder=True).vocab_size if output is None else output_width(output)
         )
         self.eos_token_ids = _eos_token_ids(model, tokenizer)
+        self.adapters = Adapters(model, adapters) if adapters else None
 
     @classmethod
     def from_pretrained(
@@ -74,6 +80,8 @@ class Target:
         max_memory: Mapping[Any, Any] | None = None,
         tensor_parallel: bool | int | None = None,
         tokenizer: str | None = None,
+        adapter: str | None = None,
+        adapters: Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> "Target":
         """Load a model and its tokenizer from a folder, the hub, or this package (``"bundled/target"``).
@@ -96,6 +104,9 @@ class Target:
                 started by torchrun. True takes as many as it has started; None or 1 loads the whole model.
             tokenizer: A folder or a name on the hub with a tokenizer, for a model that comes without one; None for its
                 own.
+            adapter: A folder or a name on the hub with a LoRA adapter of the model (peft's layout), to be merged into
+                its weights: the target is the adapted model then.
+            adapters: Such adapters by names of your choice, among which every request chooses.
             **kwargs: Passed on to the model's ``from_pretrained``. Those that say where files come from (``revision``,
                 ``token``, ``cache_dir``, …) are also used for the tokenizer and the configuration.
 
@@ -112,14 +123,17 @@ class Target:
             device_map=device_map,
             max_memory=max_memory,
             tensor_parallel=tensor_parallel,
+            adapter=adapter,
+            adapters=bool(adapters),
             **kwargs,
         )
         found = load_tokenizer(name_or_path, **kwargs) if tokenizer is None else load_tokenizer(tokenizer)
         scheme = quantization_of(loaded.model)
         inflated = "" if inflate is None else f" inflated to {inflation.describe(inflate)}"
         quantized = "" if scheme is None else f" in {scheme}"
-        name = f"{name_or_path}{inflated}{quantized}"
-        return cls(loaded.model, found, name=name, dtype_reason=loaded.dtype_reason)
+        adapted = "" if adapter is None else f" with the adapter {adapter}"
+        name = f"{name_or_path}{adapted}{inflated}{quantized}"
+        return cls(loaded.model, found, name=name, dtype_reason=loaded.dtype_reason, adapters=adapters)
 
     @cached_property
     def grammars(self) -> Grammars:

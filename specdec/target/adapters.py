@@ -1,0 +1,199 @@
+"""LoRA adapters of a target (Hu et al. 2021, arXiv 2106.09685), in the layout of peft.
+
+One adapter can be merged into the weights: the model is then an ordinary one, as fast as without. Several can stand
+beside the weights, and every request, or even every token of a forward, chooses among them: all their low-rank
+products are computed in one, and those of other adapters are multiplied by zero.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from specdec.arguments import text
+from specdec.origin import first_sentence
+
+_PREFIX = "base_model.model."
+_SIDES = (".lora_A.weight", ".lora_B.weight")
+
+
+class Choice:
+    """Which adapter each token of the current forward goes through; 0 is none.
+
+    Captured forwards read it where it stands, so that every shape has one place.
+
+    Attributes:
+        now: One number per row and token; either may be one for all.
+    """
+
+    def __init__(self, device: torch.device):
+        with torch.inference_mode(False):
+            self._none = torch.zeros(1, 1, dtype=torch.long, device=device)
+        self._places: dict[tuple[int, ...], Tensor] = {}
+        self.now: Int[Tensor, "rows tokens"] = self._none
+
+    def set(self, numbers: Int[Tensor, "rows tokens"]) -> None:
+        """Choose for the next forward."""
+        shape = tuple(numbers.shape)
+        if shape not in self._places:
+            with torch.inference_mode(False):
+                self._places[shape] = torch.zeros_like(numbers)
+        self.now = self._places[shape]
+        self.now.copy_(numbers)
+
+    def clear(self) -> None:
+        """Choose none, as for forwards of the model by itself."""
+        self.now = self._none
+
+
+class AdaptedLinear(nn.Module):
+    """A linear layer, and the products of all adapters that change it.
+
+    Args:
+        base: The layer.
+        parts: The number of each adapter, its two matrices, and its scale.
+        choice: Which one counts.
+    """
+
+    def __init__(self, base: nn.Module, parts: list[tuple[int, Tensor, Tensor, float]], choice: Choice):
+        super().__init__()
+        self.base, self._choice = base, choice
+        like = next(base.parameters(), None)
+        like = next(base.buffers()) if like is None else like
+        dtype = like.dtype if like.is_floating_point() else parts[0][1].dtype
+        down = torch.cat([down for _, down, _, _ in parts]).to(like.device, dtype)
+        up = torch.cat([up * scale for _, _, up, scale in parts], dim=1).to(like.device, dtype)
+        owner = [number for number, down, _, _ in parts for _ in range(len(down))]
+        self.down, self.up = (nn.Parameter(each.contiguous(), requires_grad=False) for each in (down, up))
+        self.register_buffer("owner", torch.tensor(owner, device=like.device), persistent=False)
+
+    def forward(self, inputs: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows output"]:
+        """Returns the layer's output, with the chosen adapter's for each token."""
+        chosen = self._choice.now
+        if inputs.dim() != 3 and chosen.numel() > 1:
+            raise ValueError(
+                "adapters per request need layers that are shown rows of tokens, and this model's are shown a list: "
+                "merge one into the weights with Target.from_pretrained(…, adapter=…)"
+            )
+        low = torch.nn.functional.linear(inputs, self.down) * (chosen[..., None] == self.owner)
+        return self.base(inputs) + torch.nn.functional.linear(low, self.up)
+
+
+class Adapters:
+    """Adapters beside a model's weights. They change the model: its linear layers become ``AdaptedLinear``.
+
+    Args:
+        model: The model.
+        folders: A folder or a name on the hub for every adapter's name.
+
+    Attributes:
+        choice: Which adapter each token of the current forward goes through.
+
+    Raises:
+        ValueError: peft is missing, or an adapter is no LoRA of linear layers of this model.
+    """
+
+    def __init__(self, model: PreTrainedModel, folders: Mapping[str, str]):
+        self.choice = Choice(model.device)
+        self._numbers = {name: 1 + place for place, name in enumerate(folders)}
+        parts: dict[str, list[tuple[int, Tensor, Tensor, float]]] = {}
+        for name, folder in folders.items():
+            config, tensors = _read(model, text(f"the folder of adapter {name!r}", folder))
+            for layer, (down, up) in _pairs(model, folder, config, tensors).items():
+                parts.setdefault(layer, []).append((self._numbers[name], down, up, _scale(config, layer, len(down))))
+        for layer, several in parts.items():
+            parent, _, own = layer.rpartition(".")
+            setattr(model.get_submodule(parent), own, AdaptedLinear(model.get_submodule(layer), several, self.choice))
+
+    def number(self, name: str | None) -> int:
+        """Returns the number of an adapter by its name, 0 for None.
+
+        Raises:
+            ValueError: There is none of this name.
+        """
+        if name is None:
+            return 0
+        if name not in self._numbers:
+            raise ValueError(f"adapter={name!r}: the target has {', '.join(map(repr, self._numbers))}")
+        return self._numbers[name]
+
+
+def merge(model: PreTrainedModel, folder: str) -> PreTrainedModel:
+    """Returns the model with an adapter added to its weights.
+
+    Raises:
+        ValueError: peft is missing, or the adapter is none of this model's.
+    """
+    _read(model, text("adapter", folder))
+    from peft import PeftModel
+
+    merged: Any = PeftModel.from_pretrained(model, folder)
+    return merged.merge_and_unload()
+
+
+def _read(model: PreTrainedModel, folder: str) -> tuple[Any, dict[str, Tensor]]:
+    """Returns an adapter's configuration and tensors, which fit the model."""
+    try:
+        from peft import PeftConfig, PeftType
+        from peft.utils import load_peft_weights
+    except ImportError as error:
+        raise ValueError("adapters need peft: pip install 'specdec-research[peft]'") from error
+    try:
+        config = PeftConfig.from_pretrained(folder)
+        tensors = load_peft_weights(folder, device="cpu")
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"no adapter at {folder!r}: {first_sentence(error).rstrip('.')}") from error
+    if config.peft_type != PeftType.LORA:
+        raise ValueError(f"the adapter {folder!r} is of type {config.peft_type}: give a LoRA")
+    layers = dict(model.named_modules())
+    for name, tensor in tensors.items():
+        layer, side = next(((name.removesuffix(side), side) for side in _SIDES if name.endswith(side)), (name, ""))
+        if not side:
+            continue
+        there = layers.get(layer.removeprefix(_PREFIX))
+        widths = None if there is None else _widths(there)
+        if widths is None or tensor.shape[1 if side is _SIDES[0] else 0] != widths[side is _SIDES[1]]:
+            found = "no such layer" if widths is None else f"a layer of {widths[0]} to {widths[1]}"
+            raise ValueError(
+                f"the adapter {folder!r} is of another base ({config.base_model_name_or_path}): its {name} is "
+                f"{list(tensor.shape)}, and this model has {found} there; give an adapter of this model"
+            )
+    return config, tensors
+
+
+def _widths(layer: nn.Module) -> tuple[int, int] | None:
+    """Returns the widths of a linear layer's input and output; None for other layers."""
+    if isinstance(layer, AdaptedLinear):
+        return _widths(layer.base)
+    if hasattr(layer, "in_features"):
+        return layer.in_features, layer.out_features  # pyright: ignore[reportReturnType]
+    weight = getattr(layer, "weight", None)
+    is_table = isinstance(weight, Tensor) and weight.dim() == 2 and type(layer).__name__ == "Conv1D"
+    return (weight.shape[0], weight.shape[1]) if is_table and weight is not None else None
+
+
+def _pairs(
+    model: PreTrainedModel, folder: str, config: Any, tensors: Mapping[str, Tensor]
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Returns both matrices of every layer that an adapter changes."""
+    output: Any = model.get_output_embeddings()  # drafters read its weight, too
+    heads = tuple(f"{_PREFIX}{name}." for name, module in model.named_modules() if module is output)
+    others = [name for name in tensors if not name.endswith(_SIDES) or name.startswith(heads)]
+    if others or config.use_dora or config.fan_in_fan_out or config.bias != "none":
+        what = f"has {others[0]}" if others else "changes more than linear layers"
+        raise ValueError(
+            f"the adapter {folder!r} {what}, which no request can choose: merge it into the weights with adapter="
+        )
+    layers = [name.removesuffix(_SIDES[0]) for name in tensors if name.endswith(_SIDES[0])]
+    return {name.removeprefix(_PREFIX): (tensors[name + _SIDES[0]], tensors[name + _SIDES[1]]) for name in layers}
+
+
+def _scale(config: Any, layer: str, rank: int) -> float:
+    """Returns what an adapter's product is multiplied by."""
+    named = (alpha for key, alpha in config.alpha_pattern.items() if re.match(rf"(.*\.)?({key})$", layer))
+    alpha = next(named, config.lora_alpha)
+    return alpha / (rank**0.5 if config.use_rslora else rank)

@@ -1,0 +1,151 @@
+"""LoRA adapters: merged into a target's weights, or chosen by every request of a batch."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from specdec.cache.pages import Paging
+from specdec.checks.reference import reference_decode
+from specdec.engine.engine import Engine
+from specdec.execution import ReplayExecutor
+from specdec.requests import SamplingParams
+from specdec.target import adapters
+from specdec.target.target import Target
+from tests.components import DRAFTERS, fitting
+from tests.models import tiny_model
+from tests.verifiers.cases import complete
+
+peft = pytest.importorskip("peft")
+pytestmark = [
+    pytest.mark.usefixtures("untried"),
+    # peft asks transformers for something that transformers will rename.
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+]
+
+VOCAB = 24
+LAYERS = {"few": ["q_proj", "down_proj"], "many": ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "gate_proj"]}
+
+
+def save_adapter(folder: Path, *, seed: int, layers: list[str], vocab: int = VOCAB, **options: object) -> str:
+    """An adapter of the tiny model in peft's layout, which changes what the model says."""
+    config = peft.LoraConfig(r=3, lora_alpha=12, target_modules=layers, task_type="CAUSAL_LM", **options)
+    adapted = peft.get_peft_model(tiny_model(vocab_size=vocab), config)
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in adapted.named_parameters():
+        if "lora_" in name:
+            parameter.data = 0.3 * torch.randn(parameter.shape, generator=generator)
+    adapted.save_pretrained(str(folder), save_embedding_layers=False)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    root = tmp_path_factory.mktemp("adapters")
+    patterns = {"alpha_pattern": {"q_proj": 3}, "use_rslora": True}
+    return {
+        "few": save_adapter(root / "few", seed=1, layers=LAYERS["few"], **patterns),
+        "many": save_adapter(root / "many", seed=2, layers=LAYERS["many"]),
+    }
+
+
+def merged(folder: str | None) -> PreTrainedModel:
+    """The model with an adapter merged by peft itself."""
+    model = tiny_model(vocab_size=VOCAB)
+    return model if folder is None else peft.PeftModel.from_pretrained(model, folder).merge_and_unload()
+
+
+PROMPTS = [[random.Random(i).randrange(VOCAB) for _ in range(2 + 3 * i)] for i in range(6)]
+CHOSEN = ["few", "many", None, "many", "few", None]
+
+
+def mixed(folders: dict[str, str], drafter: str | None, **options: object) -> list[list[int]]:
+    target = Target(tiny_model(vocab_size=VOCAB), adapters=folders)
+    made = None if drafter is None else DRAFTERS[drafter](tiny_model(vocab_size=VOCAB))
+    rule = None if made is None else fitting(made)
+    engine = Engine(target, made, rule, **{"max_batch_size": 3, "max_length": 48, **options})
+    engine.warm_up()  # captured forwards choose anew at every replay
+    wanted = [SamplingParams(max_new_tokens=12, adapter=name) for name in CHOSEN]
+    outputs = [list(output.token_ids) for output in engine.generate(PROMPTS, wanted)]
+    if isinstance(engine.runner.executor, ReplayExecutor):
+        assert engine.runner.executor.recordings.replays > 0
+    return outputs
+
+
+def expected(folders: dict[str, str]) -> list[list[int]]:
+    sampling = SamplingParams(max_new_tokens=12)
+    models = {name: merged(name and folders[name]) for name in set(CHOSEN)}
+    return [reference_decode(models[name], prompt, sampling) for name, prompt in zip(CHOSEN, PROMPTS, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("drafter", "options"),
+    [
+        complete("model_tree_iid", {}, strong=True),
+        complete("eagle3_expansion", {"recording": "rounds"}, strong=True),
+        complete(None, {"optimize": False}, strong=False),
+        complete("medusa", {"prefill_chunk": 4}, strong=False),
+        complete("model_chain_iid", {"cache": Paging(page_size=4, pages=24, reserve=0.0)}, strong=False),
+    ],
+    ids=["tree", "recorded", "plain", "medusa", "paged"],
+)
+def test_requests_of_a_batch_follow_the_adapters_that_they_choose(
+    folders: dict[str, str], drafter: str | None, options: dict[str, object]
+) -> None:
+    wanted = expected(folders)
+    assert mixed(folders, drafter, **options) == wanted
+    assert len({tuple(tokens) for tokens in wanted}) == len(wanted)
+    without = [reference_decode(merged(None), prompt, SamplingParams(max_new_tokens=12)) for prompt in PROMPTS]
+    assert [a == b for a, b in zip(wanted, without, strict=True)] == [name is None for name in CHOSEN]
+
+
+def test_an_adapter_that_is_chosen_for_other_rows_is_noticed(
+    folders: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mutant: every row of a forward takes the first one's."""
+    set_ = adapters.Choice.set
+    monkeypatch.setattr(adapters.Choice, "set", lambda self, numbers: set_(self, numbers[:1].expand_as(numbers)))
+    assert mixed(folders, "model_tree_iid") != expected(folders)
+
+
+def test_one_adapter_is_merged_into_the_weights(folders: dict[str, str], tmp_path: Path) -> None:
+    tiny_model(vocab_size=VOCAB).save_pretrained(tmp_path)
+    model, _ = adapters.merge(AutoModelForCausalLM.from_pretrained(tmp_path), folders["many"]), None
+    ours = dict(model.named_parameters())
+    for name, parameter in merged(folders["many"]).named_parameters():
+        torch.testing.assert_close(ours[name], parameter)
+    assert not any("lora" in name for name, _ in model.named_modules())
+
+
+def test_what_is_no_adapter_of_the_target_is_refused(
+    folders: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(message: str, **named: str) -> None:
+        model = tiny_model(vocab_size=VOCAB)
+        with pytest.raises(ValueError, match=message):
+            Target(model, adapters=named)
+        assert not any(isinstance(module, adapters.AdaptedLinear) for module in model.modules())
+
+    other = save_adapter(tmp_path / "other", seed=1, layers=["lm_head"], vocab=VOCAB + 8)
+    refused(rf"of another base .* is \[32, 3\], and this model has a layer of 32 to {VOCAB} there", other=other)
+    refused("no adapter at", missing=str(tmp_path / "nowhere"))
+    dora = save_adapter(tmp_path / "dora", seed=1, layers=["q_proj"], use_dora=True)
+    refused("no request can choose: merge it", dora=dora)
+    head = save_adapter(tmp_path / "head", seed=1, layers=["lm_head"])
+    refused("lm_head.* no request can choose: merge it", head=head)
+    tokens = save_adapter(tmp_path / "tokens", seed=1, layers=["embed_tokens"])
+    refused("no request can choose: merge it", tokens=tokens)
+    model = tiny_model(vocab_size=VOCAB)
+    with pytest.raises(ValueError, match="of another base"):
+        adapters.merge(model, other)
+    for ask, message in (("x", "the target has 'few', 'many'"), ("", "give the name")):
+        with pytest.raises(ValueError, match=message):
+            Engine(Target(tiny_model(vocab_size=VOCAB), adapters=folders)).generate([[1]], SamplingParams(adapter=ask))
+    with pytest.raises(ValueError, match="the target has none"):
+        Engine(Target(model)).generate([[1]], SamplingParams(adapter="few"))
+    with pytest.raises(ValueError, match="share no beginnings"):
+        Engine(Target(model, adapters=folders), cache=Paging(page_size=4, shared=True))
+    monkeypatch.setitem(__import__("sys").modules, "peft", None)
+    refused(r"pip install 'specdec-research\[peft\]'", few=folders["few"])
