@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from drafters.eagle import EagleDrafter
     from drafters.heads.block import BlockHead
     from drafters.hydra import HydraDrafter, HydraHeads
+    from drafters.lookahead import LookaheadDrafter
     from drafters.marginals import MarginalDrafter
     from drafters.medusa import MedusaDrafter, MedusaHeads
     from drafters.merged import MergedDrafter
@@ -34,6 +35,7 @@ else:  # a type checker would take any name for defined
             "ChoiceDrafter": "drafters.choice",
             "HydraDrafter": "drafters.hydra",
             "HydraHeads": "drafters.hydra",
+            "LookaheadDrafter": "drafters.lookahead",
             "MarginalDrafter": "drafters.marginals",
             "MedusaDrafter": "drafters.medusa",
             "MedusaHeads": "drafters.medusa",
@@ -58,6 +60,7 @@ __all__ = [
     "EagleDrafter",
     "HydraDrafter",
     "HydraHeads",
+    "LookaheadDrafter",
     "MTPDrafter",
     "MarginalDrafter",
     "MedusaDrafter",

@@ -115,16 +115,15 @@ def _merged(found: DraftTree, drafted: DraftTree, rows: np.ndarray, batch: Batch
     def both(one: torch.Tensor, other: torch.Tensor, padding: int | bool) -> torch.Tensor:
         return wider(one, width, padding).index_copy(0, index, wider(other, width, padding))
 
-    valid = both(found.valid, drafted.valid, False)
-    tokens = both(found.tokens, drafted.tokens, 0).where(valid, batch.roots[:, None])
+    tokens = both(found.tokens, drafted.tokens, -1)
     q = None
     if drafted.draft_probs is not None:
         q = drafted.draft_probs.new_zeros(len(batch), width, drafted.draft_probs.shape[2])
         q[index, : drafted.width] = drafted.draft_probs
     return DraftTree.build(
-        tokens,
+        tokens.where(tokens >= 0, batch.roots[:, None]),
         both(found.parents, drafted.parents, 0),
-        valid=valid,
+        valid=both(found.valid, drafted.valid, False),
         sampling=both(found.law, drafted.law, 0),
         draft_probs=q,
         max_depth=max(found.max_depth, drafted.max_depth),

@@ -1,5 +1,7 @@
 """One tree of two drafters' nodes: a model's, drawn or chosen, and behind them those of a look-up."""
 
+from dataclasses import replace
+
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
@@ -57,8 +59,9 @@ class MergedSession(CombinedSession):
     def observe(self, outcome: Outcome) -> None:
         """Show both what became final."""
         self.show(1, outcome, first=1, width=self._width - 1)
-        # What the look-up is shown never depends on which of its nodes the model has drafted, too.
-        self.show(0, outcome, first=self._nowhere)
+        # What the look-up is shown never depends on which of its nodes the model has drafted, too. It finds its own
+        # nodes where they were in its own tree, and the model's behind them.
+        self.show(0, _turned(outcome, self._width - 1), first=self._nowhere)
 
     @torch.inference_mode()
     def propose(self, batch: Batch) -> DraftTree:
@@ -70,6 +73,15 @@ class MergedSession(CombinedSession):
         if drafted.width == 1 and drafted.draft_probs is None:
             return found
         return merged(drafted, found)
+
+
+def _turned(outcome: Outcome, drafted: int) -> Outcome:
+    """Returns what a round said of its nodes with the first ``drafted`` ones behind the root moved to the end."""
+    nodes, valid, said = outcome.node_tokens, outcome.node_valid, outcome.top_tokens
+    if nodes is None or valid is None or said is None:
+        return outcome
+    order = [0, *range(1 + drafted, nodes.shape[1]), *range(1, 1 + drafted)]
+    return replace(outcome, node_tokens=nodes[:, order], node_valid=valid[:, order], top_tokens=said[:, order])
 
 
 def merged(first: DraftTree, second: DraftTree) -> DraftTree:

@@ -256,9 +256,10 @@ class DraftTree:
         """Returns the same tree with the nodes deeper than each row's ``depth`` made invalid.
 
         Their tokens become the root's, which is known to do no harm: nodes are verified whether they are valid or not.
+        Others that are not valid keep their tokens: a session may want to know what the target says there.
         """
-        valid = self.valid & (self.depth <= depth[:, None])
-        tree = replace(self, valid=valid, tokens=self.tokens.where(valid, self.tokens[:, :1]))
+        within = self.depth <= depth[:, None]
+        tree = replace(self, valid=self.valid & within, tokens=self.tokens.where(within, self.tokens[:, :1]))
         known = vars(self)
         kept = ("parents", "depth", "ancestors", "only_law")
         vars(tree).update({name: known[name] for name in kept if name in known})

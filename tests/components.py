@@ -21,6 +21,7 @@ from drafters.heads.eagle import Eagle3Head, EagleHead
 from drafters.heads.mtp import MTPHead
 from drafters.heads.prefix import PrefixAttention
 from drafters.hydra import HydraDrafter, HydraHeads
+from drafters.lookahead import LookaheadDrafter
 from drafters.marginals import MarginalDrafter
 from drafters.medusa import MedusaDrafter, MedusaHeads
 from drafters.merged import MergedDrafter
@@ -182,6 +183,7 @@ def peagle_head(model: PreTrainedModel) -> Eagle3Head:
 
 DRAFTERS: dict[str, Callable[..., Drafter]] = {
     "ngram": lambda target, distance=DISTANCE: NGramDrafter(max_draft_tokens=4, branches=2, max_ngram=3),
+    "lookahead": lambda target, distance=DISTANCE: LookaheadDrafter(ngram=4, window=3, guesses=2),
     "rest": lambda target, distance=DISTANCE: RestDrafter(corpus(target), max_nodes=6, max_depth=3, min_match=1),
     "sam": lambda target, distance=DISTANCE: SamDrafter(
         corpus(target), max_draft_tokens=4, threshold=1, corpus_bias=1, factor=2.0, corpus_tree=True

@@ -1,0 +1,237 @@
+"""Lookahead decoding: n-grams that the target writes in parallel, verified where their first token is the root.
+
+Fu et al. 2024 (arXiv 2402.02057; github.com/hao-ai-lab/LookaheadDecoding).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Int
+
+from specdec.arguments import flag, whole
+from specdec.batch import Batch
+from specdec.interfaces import Drafter, Session, Sizes
+from specdec.requests import SamplingParams
+from specdec.shape import MOST_NODES
+from specdec.target.target import Target
+from specdec.tree import DraftTree
+from specdec.types import DraftSampling, Outcome
+
+
+class LookaheadDrafter(Drafter):
+    """Drafts n-grams that the target has written beside the text, in the same forwards that verify them.
+
+    Beside its text a request keeps a *window* of guesses: ``ngram - 1`` rows and ``window`` columns. Row 0 continues
+    the text after the root, which is its column 0; the token in row r + 1 is what the target said after that in row r
+    of the same column. Every round the target is asked about the whole window, and says a new row, so that a column
+    with its new token is an n-gram of the target's: Jacobi iterations, of which ``ngram - 1`` are kept. It goes to the
+    request's pool, under its first token; then the window moves on by a row and a column. N-grams that begin with the
+    root are drafted, merged into a tree.
+
+    The window is a tree, too: row 0 is a chain behind the root, and a token of row r + 1 a child of the one in row r.
+    Its nodes are never accepted (they are not valid), and the target says after them what it says after any node
+    (``Session.top_tokens``). A window begins with tokens of the prompt, in an order that looks random, and fills up in
+    the first ``ngram - 2`` rounds. Where the output ends too soon for all of it, it is left out.
+
+    A round verifies ``(ngram - 1) · window - 1`` nodes of the window, and up to ``(ngram - 1) · guesses`` others:
+    cheap only where a GPU has nothing else to do. What is kept is on the host.
+
+    Args:
+        ngram: Tokens of an n-gram, the root included.
+        window: Columns of the window.
+        guesses: N-grams with the same first token that are remembered and drafted; the oldest is forgotten.
+        from_prompt: Whether n-grams of the prompt and the output go to the pool, too.
+
+    Raises:
+        ValueError: An argument is of the wrong type or out of its range.
+    """
+
+    laws = frozenset([DraftSampling.DETERMINISTIC])
+    is_chain = False
+    adapts = True
+
+    def __init__(self, *, ngram: int = 5, window: int = 7, guesses: int = 7, from_prompt: bool = True):
+        self.ngram = whole("ngram", ngram, least=3, few="give at least 3: the root, a token of the window, a new one")
+        self.window = whole("window", window, least=2)
+        self.guesses = whole("guesses", guesses, least=1)
+        self.from_prompt = flag("from_prompt", from_prompt)
+        self.max_depth = self.window + self.ngram - 3  # the window's; an n-gram is no deeper than its last row
+        self.max_depth = max(self.max_depth, self.ngram - 1)
+        filled = range(self.ngram - 1)
+        widest = max(self.columns(rows) - 1 + rows * self.columns(rows) for rows in filled)
+        self.max_nodes = widest + (self.ngram - 1) * self.guesses
+        if self.max_nodes > MOST_NODES:
+            raise ValueError(
+                f"ngram={ngram}, window={window} and guesses={guesses} make trees of {self.max_nodes:,} nodes, and a "
+                f"tree may have at most {MOST_NODES:,}: lower one of them"
+            )
+
+    def bind(self, target: Target, sizes: Sizes) -> "LookaheadSession":
+        """Begin without windows; this drafter fits every target."""
+        return LookaheadSession(self, sizes)
+
+    def columns(self, rows: int) -> int:
+        """Return the columns of a window with so many rows behind row 0; each new row costs one until it is full."""
+        return self.window + self.ngram - 2 - rows
+
+
+class LookaheadSession(Session):
+    """The windows and pools of the running requests of one engine."""
+
+    reads_host = True
+    lookback = 0
+    top_tokens = 1
+
+    def __init__(self, drafter: LookaheadDrafter, sizes: Sizes):
+        self._drafter = drafter
+        self._requests: list[_Request | None] = [None] * sizes.max_batch_size
+
+    def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
+        self._requests[slot] = _Request(self._drafter, prompt_ids)
+
+    def release(self, slot: int) -> None:
+        self._requests[slot] = None
+
+    def observe(self, outcome: Outcome) -> None:
+        """Move the windows on, by what the target says after their last rows."""
+        host, top = outcome.host, outcome.top_tokens
+        if host is None or top is None:
+            return
+        said = top[..., 0].cpu().numpy()
+        for row, slot in enumerate(host.slots.tolist()):
+            request = self._requests[slot]
+            if request is not None and host.counts[row]:
+                request.move_on(said[row])
+
+    @torch.inference_mode()
+    def propose(self, batch: Batch) -> DraftTree:
+        host = batch.on_host
+        lines: list[_Nodes] = []
+        for row, slot in enumerate(host.slots.tolist()):
+            request, room = self._requests[slot], int(host.max_depth[row])
+            if request is None or room < 1 or not host.drafting[row]:
+                lines.append(_Nodes(int(batch.on_host.tokens[row, host.lengths[row]])))
+            else:
+                lines.append(request.nodes(host.tokens[row, : host.lengths[row] + 1], room))
+        width = max(len(line.tokens) for line in lines)
+        if width == 1:
+            return DraftTree.root_only(batch.roots)
+        # Tokens, parents and validity in one array, which is one copy to the device.
+        packed = np.zeros((3, len(lines), width), dtype=np.int64)
+        for row, line in enumerate(lines):
+            count = len(line.tokens)
+            packed[0, row] = line.tokens[0]  # padding has the root's token, as a child of the root
+            packed[0, row, :count], packed[1, row, :count] = line.tokens, line.parents
+            packed[2, row, : line.valid] = 1
+        tokens, parents, valid = torch.from_numpy(packed).to(batch.device, non_blocking=True).unbind()
+        return DraftTree.build(
+            tokens,
+            parents,
+            valid=valid.bool(),
+            max_depth=max(line.depth for line in lines),
+            max_children=max(int(np.bincount(line.parents[1 : line.valid], minlength=1).max()) for line in lines),
+        )
+
+
+class _Nodes:
+    """The nodes of one row: the root, those of n-grams, then those of the window.
+
+    Attributes:
+        tokens: The token of each.
+        parents: The parent of each; -1 for the root.
+        valid: The first so many are valid.
+        depth: The depth of the deepest.
+    """
+
+    def __init__(self, root: int):
+        self.tokens, self.parents, self.depths = [root], [-1], [0]
+        self.valid = 1
+
+    @property
+    def depth(self) -> int:
+        return max(self.depths)
+
+    def add(self, token: int, parent: int) -> int:
+        """Add a node, and return its number."""
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.depths.append(self.depths[parent] + 1)
+        return len(self.tokens) - 1
+
+
+class _Request:
+    """What is kept of a running request.
+
+    Attributes:
+        rows: The window: row 0 from its column 1 on, and those behind it, from column 0 on.
+        pool: For every first token the n-grams' other tokens; the newest last.
+        root: The root of the last round.
+        asked: The nodes of the last row, in the last round's tree; none if the window was left out.
+        read: The number of tokens of the sequence whose n-grams are in the pool.
+    """
+
+    def __init__(self, drafter: LookaheadDrafter, prompt: Sequence[int]):
+        self._drafter = drafter
+        chosen = np.random.default_rng(0).integers(0, len(prompt), drafter.columns(0) - 1)
+        self.rows: list[list[int]] = [[int(prompt[place]) for place in chosen]]
+        self.pool: dict[int, dict[tuple[int, ...], None]] = {}
+        self.root, self.asked, self.read = 0, range(0), 0
+
+    def nodes(self, sequence: Int[np.ndarray, " position"], room: int) -> _Nodes:
+        """Return the tree that follows a sequence, with drafts at most ``room`` deep."""
+        if self._drafter.from_prompt:
+            self._read(sequence)
+        self.root = int(sequence[-1])
+        tree = _Nodes(self.root)
+        known: dict[tuple[int, int], int] = {}
+        for rest in reversed(self.pool.get(self.root, {})):
+            node = 0
+            for token in rest[:room]:
+                if (node, token) not in known:
+                    known[node, token] = tree.add(token, node)
+                node = known[node, token]
+        tree.valid = len(tree.tokens)
+        self.asked = range(0)
+        columns = self._drafter.columns(len(self.rows) - 1)
+        if columns + len(self.rows) - 2 <= room:  # or else the engine would take out the deeper nodes
+            above = [0]
+            for token in self.rows[0]:
+                above.append(tree.add(token, above[-1]))
+            self.asked = range(above[1], above[-1] + 1)
+            for row in self.rows[1:]:
+                above = [tree.add(token, parent) for token, parent in zip(row, above, strict=True)]
+                self.asked = range(above[0], above[-1] + 1)
+        return tree
+
+    def move_on(self, said: Int[np.ndarray, " node"]) -> None:
+        """Take note of what the target said after every node of the last round's tree."""
+        if not self.asked:
+            return
+        new, first = said[self.asked.start : self.asked.stop].tolist(), len(self.rows) == 1
+        if len(self.rows) < self._drafter.ngram - 1:
+            # What is said after column j + 1 stands under column j of the moved window.
+            self.rows = [*(row[1:] for row in self.rows), new if first else new[1:]]
+        else:
+            columns = zip([self.root, *self.rows[0]], *self.rows[1:], new, strict=True)
+            for token, *rest in columns:
+                self._keep(token, tuple(rest))
+            self.rows = [self.rows[1][1:], *self.rows[2:], new]
+        self.asked = range(0)
+
+    def _read(self, sequence: Int[np.ndarray, " position"]) -> None:
+        """Put the n-grams that end with new tokens of the sequence into the pool."""
+        begin = max(self.read - self._drafter.ngram + 1, 0)
+        tokens = sequence[begin:].tolist()
+        for start in range(len(tokens) - self._drafter.ngram + 1):
+            first, *rest = tokens[start : start + self._drafter.ngram]
+            self._keep(first, tuple(rest))
+        self.read = len(sequence)
+
+    def _keep(self, token: int, rest: tuple[int, ...]) -> None:
+        """Put an n-gram into the pool as its newest, and forget the oldest with the same first token."""
+        kept = self.pool.setdefault(token, {})
+        kept.pop(rest, None)
+        kept[rest] = None
+        if len(kept) > self._drafter.guesses:
+            del kept[next(iter(kept))]
