@@ -1,5 +1,7 @@
 """Medusa: extra heads on the target's last hidden state draft a sparse tree (Cai et al. 2024, arXiv 2401.10774)."""
 
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -7,28 +9,53 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from drafters.heads.assemble import fill, named, needed
-from drafters.heads.files import Checkpoint, Where, write
+from drafters.heads.assemble import Names, fill, named, needed
+from drafters.heads.bound import widened
+from drafters.heads.files import INDICES, WEIGHTS, Checkpoint, Where, check_layout, write
 from drafters.heads.last_state import Heads, LastStateDrafter, LastStateScorer, TrainedHeads
 from drafters.heads.training import Anchors, Prediction, TargetStates, TextBatch
 from specdec.batch import Batch
 from specdec.interfaces import Sizes
+from specdec.target.loading import listed
 from specdec.target.target import Target
 
 FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
-NAMES = [("heads.", "")]
-"""FasterDecoding's first format: ``{head}.{layer}.linear.weight|bias``, and ``{head}.{num_layers}.weight``."""
-_PREFIX = "medusa_head."  # in the state dict of a whole model that was trained together with its heads
+_WHOLE = (
+    *INDICES,
+    *WEIGHTS,
+    "rank0.safetensors",
+)  # with the target's tensors, or in vLLM's layout; the last: TensorRT-LLM's
+_TARGETS = ("model.", "transformer.")
+_PREFIXES = ("medusa_heads.", "medusa_head.")  # modelopt, TensorRT-LLM and some of vLLM's; models trained as a whole
+_SCALES = ("_scale", "_scaling_factor")
+LAYOUTS = {
+    "native": ("{head}.{layer}.linear.", "{head}.{layers}."),
+    "tensorrt-llm": ("{head}.medusa_layers.{layer}.linear.", "{head}.lm_head."),
+    "vllm": ("blocks.{head}.layers.{layer}.", "lm_heads.{head}."),
+}
+"""By layout, how the names of a block's and of an output layer's tensors begin, behind a prefix. FasterDecoding's and
+modelopt's are the native one."""
+
+
+def names_of(layout: str, num_heads: int, num_layers: int) -> Names:
+    """The table of names of some heads."""
+    block, output = LAYOUTS[layout]
+    table = []
+    for head in range(num_heads):
+        for layer in range(num_layers):
+            table.append((f"heads.{head}.{layer}.linear.", block.format(head=head, layer=layer)))
+        table.append((f"heads.{head}.{num_layers}.", output.format(head=head, layers=num_layers)))
+    return table
 
 
 class ResidualBlock(nn.Module):
     """Computes ``x + SiLU(W x + b)``. W and b begin at zero, so that a new head starts as its output layer alone."""
 
-    def __init__(self, hidden_size: int):
+    def __init__(self, hidden_size: int, *, bias: bool = True):
         super().__init__()
-        self.linear = nn.Linear(hidden_size, hidden_size)
-        nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
+        self.linear = nn.Linear(hidden_size, hidden_size, bias=bias)
+        for parameter in self.linear.parameters():
+            nn.init.zeros_(parameter)
 
     def forward(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows hidden"]:
         return hidden + nn.functional.silu(self.linear(hidden))
@@ -38,21 +65,29 @@ class MedusaHeads(Heads):
     """Heads that predict several tokens ahead from the target's last hidden state.
 
     Where the target's own output layer predicts token t+1 from the (normalized) hidden state at t, head ``i``
-    predicts token t+2+i. Each head is ``num_layers`` passes through one residual block, then an output layer.
+    predicts token t+2+i. Each head is ``num_layers`` residual blocks, then an output layer.
 
-    ``num_layers`` counts the passes through the head's residual block. The published code repeats *one* block
-    (``[ResBlock(hidden_size)] * num_layers``), so the weights of all layers are shared. Arguments: see ``Heads``.
+    Args:
+        shared: Whether a head's blocks are one that is passed through ``num_layers`` times, as in the published code
+            (``[ResBlock(hidden_size)] * num_layers``).
+        bias: Whether blocks have a bias.
+        draft_ids: See ``Heads``.
+        sizes: See ``Heads``. With a ``vocab_size`` of 0, all heads have the target's output layer (version 2).
     """
 
-    least_layers = 0
+    least_layers = least_columns = 0
 
-    def __init__(self, **sizes: Any):
+    def __init__(
+        self, *, shared: bool = True, bias: bool = True, draft_ids: Int[Tensor, " column"] | None = None, **sizes: Any
+    ):
         super().__init__(**sizes)
-        heads = []
+        self.shared, self.bias = shared, bias
+        self.draft_ids = draft_ids
+        heads, count = [], self.num_layers
         for _ in range(self.num_heads):
-            block = ResidualBlock(self.hidden_size)
-            output = nn.Linear(self.hidden_size, self.vocab_size, bias=False)
-            heads.append(nn.Sequential(*[block] * self.num_layers, output))
+            made = [ResidualBlock(self.hidden_size, bias=bias) for _ in range(min(count, 1) if shared else count)]
+            output = [nn.Linear(self.hidden_size, self.vocab_size, bias=False)] if self.vocab_size else []
+            heads.append(nn.Sequential(*(made * count if shared else made), *output))
         self.heads = nn.ModuleList(heads)
 
     def begin_as(self, output: nn.Linear) -> None:
@@ -61,57 +96,167 @@ class MedusaHeads(Heads):
         for head in layers:
             head[-1].weight.copy_(output.weight)
 
+    def completed(self, output: nn.Linear) -> "MedusaHeads":
+        if self.vocab_size:
+            return self
+        if type(output) is not nn.Linear or type(output.weight) is not nn.Parameter:
+            raise ValueError(
+                "these Medusa heads have the target's output layer (version 2), which is quantized here: load the "
+                "target without quantization, or give heads with output layers of their own"
+            )
+        tensors = self.state_dict()
+        twin = self._like(vocab_size=output.weight.shape[0], hidden_size=self.hidden_size)
+        outputs = {f"heads.{head}.{self.num_layers}.weight": output.weight.detach() for head in range(self.num_heads)}
+        twin.load_state_dict(tensors | outputs, assign=True)
+        return twin.requires_grad_(False).eval()
+
+    def widened(self, hidden_size: int) -> "MedusaHeads":
+        larger = self._like(vocab_size=self.vocab_size, hidden_size=hidden_size).to_empty(device="cpu")
+        return widened(self, larger, hidden_size / self.hidden_size, self.parts)
+
+    def _like(self, **sizes: Any) -> "MedusaHeads":
+        """Heads without weights that are like these but for some sizes."""
+        same = {name: getattr(self, name) for name in ("num_heads", "num_layers", "base_model", "shared", "bias")}
+        with torch.device("meta"):
+            twin = MedusaHeads(**same, **sizes)
+        twin.draft_ids = self.draft_ids
+        return twin
+
     def forward(
         self, hidden: Float[Tensor, "*rows hidden"], num_heads: int | None = None
     ) -> Float[Tensor, "head *rows vocab"]:
         """Returns the logits of the first ``num_heads`` heads (default: all)."""
         return torch.stack([head(hidden) for head in self.heads[:num_heads]])
 
-    def save_pretrained(self, path: str | Path) -> None:
-        """Write ``config.json`` and ``medusa_lm_head.safetensors`` in FasterDecoding's first format.
+    def save_pretrained(self, path: str | Path, *, layout: str = "native") -> None:
+        """Write a folder in FasterDecoding's format (``"native"``), or in vLLM's.
 
         Shared layers are written once per layer, as the published checkpoints have them.
+
+        Raises:
+            ValueError: There is no such layout to be written, or it has no place for something.
         """
-        config = {
-            "medusa_num_heads": self.num_heads,
-            "medusa_num_layers": self.num_layers,
-            "hidden_size": self.hidden_size,
-            "vocab_size": self.vocab_size,
-            "base_model_name_or_path": self.base_model,
-        }
-        write(path, named(self.state_dict(), NAMES), config, file=FILES[0])
+        check_layout(layout, ("native", "vllm"))
+        sizes: dict[str, Any] = {"hidden_size": self.hidden_size, "vocab_size": self.vocab_size}
+        if layout == "native":
+            if self.draft_ids is not None or not self.bias:
+                raise ValueError("FasterDecoding's format has biases and the whole vocabulary: give layout='vllm'")
+            config = {"medusa_num_heads": self.num_heads, "medusa_num_layers": self.num_layers, **sizes}
+            config |= {"base_model_name_or_path": self.base_model} | ({} if self.vocab_size else {"version": "2"})
+        else:
+            if not self.vocab_size:
+                raise ValueError("vLLM's layout has the output layers of heads: give heads with their own")
+            config = {"model_type": "medusa", "architectures": ["MedusaModel"], **sizes, "num_heads": self.num_heads}
+            config |= {"num_hidden_layers": self.num_layers, "medusa_fc_bias": self.bias}
+            if self.draft_ids is not None:  # wide enough for all of them; the target's own number is not known here
+                config |= {"truncated_vocab_size": self.vocab_size, "vocab_size": 1 + int(self.draft_ids[-1])}
+        tensors = named(self.state_dict(), names_of(layout, self.num_heads, self.num_layers))
+        tensors |= {} if self.draft_ids is None else {"token_map": self.draft_ids}
+        write(path, tensors, config, file=FILES[0] if layout == "native" else WEIGHTS[0])
 
     @classmethod
     def load(cls, path: str | Path, **where: Unpack[Where]) -> "MedusaHeads":
-        """Returns the heads of a checkpoint in FasterDecoding's first format.
+        """Returns the heads of a checkpoint: FasterDecoding's in both versions, modelopt's, TensorRT-LLM's or vLLM's.
 
-        If names begin with ``medusa_head.``, as in a whole model that was trained with its heads, all other tensors are
-        ignored.
+        If names begin with ``medusa_head.`` or ``medusa_heads.``, as in models that were trained as a whole, all other
+        tensors are ignored.
         """
-        checkpoint = Checkpoint(path, weights=FILES, **where)
-        name, tensors = checkpoint.name, checkpoint.tensors()
-        tensors = {k.removeprefix(_PREFIX): v for k, v in tensors.items() if k.startswith(_PREFIX)} or tensors
-        parts = [key.split(".") for key in tensors]
-        num_heads = 1 + max((int(head) for head, *_ in parts if head.isdigit()), default=0)
-        num_layers = 1 + max((int(key[1]) for key in parts if key[2:3] == ["linear"] and key[1].isdigit()), default=-1)
-        vocab_size, hidden_size = needed(name, tensors, f"0.{num_layers}.weight").shape
-        with torch.device("meta"):
-            heads = cls(
-                num_heads=num_heads,
-                hidden_size=hidden_size,
-                vocab_size=vocab_size,
-                num_layers=num_layers,
-                base_model=checkpoint.config.get("base_model_name_or_path") or "",
+        checkpoint = Checkpoint(path, weights=(*FILES, *_WHOLE), **where)
+        name, stored = checkpoint.name, checkpoint.config
+        try:
+            tensors = _behind_prefix(checkpoint.tensors(lambda key: not key.startswith(_TARGETS)))
+        except ValueError as error:
+            weights = (each for each in (*FILES, *_WHOLE) if checkpoint.find(each) is not None)
+            if any(weights) or checkpoint.find("adapter_config.json") is None:
+                raise
+            raise ValueError(
+                f"{name} holds an adapter of the target (adapter_config.json) and no heads: merge the adapter into the "
+                f"target, and give the heads as {FILES[0]}"
+            ) from error
+        quantized = [key for key in tensors if key.endswith(_SCALES)]
+        if quantized:
+            raise ValueError(f"{name} holds quantized weights ({listed(quantized)}): give heads that are not quantized")
+        parallel = (stored.get("mapping") or {}).get("tp_size", 1)
+        if parallel != 1:
+            raise ValueError(
+                f"{name} holds heads that are split for {parallel} devices (tp_size): convert them for one device"
             )
-        fill(name, heads, tensors, NAMES)
-        for head, layer, *rest in parts:
-            first = tensors.get(".".join((head, "0", *rest)))
-            if first is not None and not torch.equal(tensors[".".join((head, layer, *rest))], first):
-                raise ValueError(
-                    f"{name}: layer {layer} of head {head} differs from its layer 0, but the published Medusa "
-                    f"architecture repeats one shared block; this checkpoint is of another architecture"
-                )
-        return heads
+        layout = "vllm" if any(key.startswith("blocks.") for key in tensors) else "native"
+        layout = "tensorrt-llm" if any(".medusa_layers." in key for key in tensors) else layout
+        block, output = (re.compile(_pattern(each)) for each in LAYOUTS[layout])
+        blocks = [match for match in map(block.match, tensors) if match]
+        num_layers = 1 + max((int(match["layer"]) for match in blocks), default=-1)
+        heads = [int(match["head"]) for match in (*blocks, *filter(None, map(output.match, tensors)))]
+        num_heads = 1 + max(heads, default=0)
+        table = names_of(layout, num_heads, num_layers)
+        outputs = [f"{table[(head + 1) * (num_layers + 1) - 1][1]}weight" for head in range(num_heads)]
+        ids = _take_outputs(name, stored, tensors, outputs)
+        first = needed(name, tensors, f"{table[0][1]}weight")
+        with torch.device("meta"):
+            made = cls(
+                num_heads=num_heads,
+                hidden_size=first.shape[1],
+                vocab_size=next((len(tensors[key]) for key in outputs if key in tensors), 0),
+                num_layers=num_layers,
+                shared=_repeats(tensors, table, num_layers),
+                bias=f"{table[0][1]}bias" in tensors or not num_layers,
+                base_model=stored.get("base_model_name_or_path") or "",
+            )
+        made.draft_ids = ids
+        return fill(name, made, tensors, table)
+
+
+def _pattern(template: str) -> str:
+    """What finds the numbers of a name that begins as a template says."""
+    return (
+        re.escape(template)
+        .replace(r"\{", "{")
+        .replace(r"\}", "}")
+        .format(head=r"(?P<head>\d+)", layer=r"(?P<layer>\d+)", layers=r"\d+")
+    )
+
+
+def _behind_prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The heads' tensors without the prefix that some layouts have; all tensors if there is none."""
+    for prefix in _PREFIXES:
+        found = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+        if found:
+            return found | ({"token_map": tensors["token_map"]} if "token_map" in tensors else {})
+    return tensors
+
+
+def _repeats(tensors: Mapping[str, Tensor], table: Names, num_layers: int) -> bool:
+    """Whether every block of a head is its first one."""
+    for start in range(0, len(table), num_layers + 1):
+        first = table[start][1]
+        for _, other in table[start : start + num_layers]:
+            for part in ("weight", "bias"):
+                one, two = tensors.get(f"{first}{part}"), tensors.get(f"{other}{part}")
+                if one is not None and two is not None and not torch.equal(one, two):
+                    return False
+    return True
+
+
+def _take_outputs(
+    name: str, stored: Mapping[str, Any], tensors: dict[str, Tensor], outputs: Sequence[str]
+) -> Int[Tensor, " column"] | None:
+    """Give every head its output layer, in the order of the target's ids, and take the map of a reduced vocabulary.
+
+    With vLLM's ``original_lm_head`` one layer serves all heads.
+    """
+    single = tensors.pop("lm_head.weight", None)
+    if single is None and stored.get("original_lm_head"):
+        single = tensors.get(outputs[0])
+    if single is not None:
+        tensors |= dict.fromkeys(outputs, single)
+    ids = tensors.pop("token_map", None)
+    if ids is None:
+        return None
+    ids, order = ids.long().sort()
+    for key in outputs:
+        rows = needed(name, tensors, key)
+        tensors[key] = rows[order] if len(rows) == len(order) else rows[ids]
+    return ids
 
 
 class MedusaScorer(LastStateScorer):

@@ -48,8 +48,8 @@ class Checkpoint:
 
     Args:
         path: A folder, a name on the hub, or ``bundled/…``; with ``weights``, also a file of weights.
-        weights: The names that its file of weights may have; such a checkpoint needs no ``config.json``. None for those
-            of transformers.
+        weights: The names that its file of weights, or an index of several, may have, the first one that is there; such
+            a checkpoint needs no ``config.json``. None for those of transformers.
 
     Attributes:
         name: What was given as ``path``.
@@ -62,7 +62,7 @@ class Checkpoint:
     def __init__(self, path: str | Path, *, weights: Sequence[str] | None = None, **where: Unpack[Where]):
         self.name = str(path)
         resolved = bundled.resolve(self.name)
-        self._weights, self._indices, self._away = tuple(weights or WEIGHTS), () if weights else INDICES, ""
+        self._weights, self._away = tuple(weights or (*INDICES, *WEIGHTS)), ""
         if weights and Path(resolved).is_file():
             resolved, self._weights = str(Path(resolved).absolute().parent), (Path(resolved).name,)
         subfolder = where.pop("subfolder", None)
@@ -124,13 +124,23 @@ class Checkpoint:
         Raises:
             ValueError: There are no weights, or they cannot be read.
         """
-        for index in self._indices:
-            listing = self.json(index)
-            if listing is not None:
-                return sorted(listing["weight_map"])
+        parts = self._parts()
+        if not isinstance(parts, str):
+            return sorted(parts)
         seen: list[str] = []
         self.tensors(lambda name: bool(seen.append(name)))  # none is wanted
         return sorted(seen)
+
+    def _parts(self) -> Mapping[str, str] | str:
+        """Returns the one file of weights, or by name the file of every tensor."""
+        for file in self._weights:
+            listing = self.json(file) if file in INDICES else None
+            if listing is not None:
+                return listing["weight_map"]
+            if file not in INDICES and self.find(file) is not None:
+                return file
+        single = [file for file in self._weights if file not in INDICES]
+        raise ValueError(f"{self.name} has no weights: {self._away or 'there is neither ' + ' nor '.join(single)}")
 
     def tensors(self, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, Tensor]:
         """Returns the tensors whose names are wanted, on the CPU. Of several files, only those that hold some are read.
@@ -138,18 +148,8 @@ class Checkpoint:
         Raises:
             ValueError: There are no weights, or they cannot be read.
         """
-        for index in self._indices:
-            listing = self.json(index)
-            if listing is not None:
-                files = sorted({file for name, file in listing["weight_map"].items() if wanted(name)})
-                break
-        else:
-            single = next((file for file in self._weights if self.find(file) is not None), None)
-            files = [single] if single is not None else []
-            if not files:
-                raise ValueError(
-                    f"{self.name} has no weights: {self._away or 'there is neither ' + ' nor '.join(self._weights)}"
-                )
+        parts = self._parts()
+        files = [parts] if isinstance(parts, str) else sorted({file for name, file in parts.items() if wanted(name)})
         found: dict[str, Tensor] = {}
         for file in files:
             path = self.find(file)

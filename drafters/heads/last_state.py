@@ -1,5 +1,6 @@
 """Drafters whose heads read the target's newest last state and have no cache, Medusa and Hydra: their common part."""
 
+import copy
 from abc import abstractmethod
 from collections.abc import Hashable
 from pathlib import Path
@@ -45,21 +46,27 @@ class Heads(nn.Module):
     Args:
         num_heads: The number of heads, which is how many tokens they look ahead beyond the target's own.
         hidden_size: Width of the target's hidden states.
-        vocab_size: Width of the target's logits.
+        vocab_size: Columns of their logits; 0 where they borrow the target's output layer.
         num_layers: Layers of a head; the subclass says of what.
         base_model: Name of the target they were trained on; kept in ``config.json``.
+
+    Attributes:
+        draft_ids: The target's id of every column, ascending; None if column i is id i.
 
     Raises:
         ValueError: A number is out of its range.
     """
 
     least_layers: ClassVar[int] = 1
+    least_columns: ClassVar[int] = 1
+    draft_ids: Int[Tensor, " column"] | None
 
     def __init__(self, *, num_heads: int, hidden_size: int, vocab_size: int, num_layers: int = 1, base_model: str = ""):
         super().__init__()
+        self.register_buffer("draft_ids", None, persistent=False)
         self.num_heads = whole("num_heads", num_heads, least=1)
         self.hidden_size = whole("hidden_size", hidden_size, least=1)
-        self.vocab_size = whole("vocab_size", vocab_size, least=1)
+        self.vocab_size = whole("vocab_size", vocab_size, least=self.least_columns)
         self.num_layers, self.base_model = whole("num_layers", num_layers, least=self.least_layers), base_model
 
     @property
@@ -79,6 +86,10 @@ class Heads(nn.Module):
     @abstractmethod
     def begin_as(self, output: nn.Linear) -> None:
         """Set all weights so that every head says what an output layer does of the hidden state alone."""
+
+    def completed(self, output: nn.Linear) -> Any:
+        """The same heads with the target's output layer, if they borrow it."""
+        return self
 
     def parts(self, name: str) -> tuple[int, int]:
         """See ``bound.widened``."""
@@ -199,10 +210,11 @@ class LastStateDrafter(ScoredDrafter):
                 f"the tree shape is {self.max_depth} deep and there are {most} {self.title} heads: "
                 f"give a shape that is no deeper than the heads are many"
             )
-        if self.shape is not None and max(self.shape.ranks) >= heads.vocab_size:
+        columns = heads.vocab_size
+        if self.shape is not None and columns and max(self.shape.ranks) >= columns:
             raise ValueError(
                 f"the tree shape takes the {max(self.shape.ranks) + 1} most probable tokens of a vocabulary of "
-                f"{heads.vocab_size}: give a narrower shape"
+                f"{columns}: give a narrower shape"
             )
         resolved = "auto" if dtype is None else resolve_dtype(dtype)
         self.dtype = resolved if isinstance(resolved, torch.dtype) else None
@@ -264,15 +276,18 @@ class LastStateDrafter(ScoredDrafter):
                 f"the {self.title} heads read hidden states of width {heads.hidden_size} and those of the target "
                 f"{target.name} have {width}: give heads that were trained on this target"
             )
-        if heads.vocab_size > target.vocab_size:
+        heads, ids = heads.completed(output), heads.draft_ids
+        tokens = heads.vocab_size if ids is None else 1 + int(ids[-1])
+        if tokens > target.vocab_size:
             raise ValueError(
-                f"the {self.title} heads have {heads.vocab_size} tokens and the target {target.name} has "
+                f"the {self.title} heads have {tokens} tokens and the target {target.name} has "
                 f"{target.vocab_size}: give heads that were trained on this target"
             )
         if self.trained_on is not None:
             self.trained_on.check(f"of {self.title}", target)
         scorer = self.scorer(heads, target, sizes)
-        vocabulary = VocabularyMap(heads.vocab_size, target.vocab_size)
+        ids = None if ids is None else ids.to(target.device)
+        vocabulary = VocabularyMap(heads.vocab_size, target.vocab_size, ids)
         return ScoredSession(self, scorer, vocabulary, target.device, sizes, hidden_layers=(-1,))
 
 
@@ -317,7 +332,7 @@ class TrainedHeads(TrainedHead):
             with torch.no_grad():
                 self.head.begin_as(output)
             return
-        self.head = kind.from_pretrained(self.name, dtype=torch.float32)
+        self.head = copy.deepcopy(kind.from_pretrained(self.name).completed(output)).float()
         found = (self.head.max_depth or self.depths, self.head.hidden_size, self.head.vocab_size)
         if found != (self.depths, hidden_size, vocab_size):
             raise ValueError(

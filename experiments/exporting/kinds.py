@@ -276,6 +276,8 @@ def kind_of(name: str) -> str:
     def has(*prefixes: str) -> bool:
         return any(each.startswith(prefixes) for each in names)
 
+    if has("medusa_heads.", "medusa_head.", "blocks.0.layers."):
+        return MEDUSA
     if has(*(f"{layer}hidden_norm." for layer in _LAYER)):
         return EAGLE3 if eagle_files.mask_of(name, checkpoint.config) is None else PEAGLE
     if has("fc.weight"):

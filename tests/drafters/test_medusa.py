@@ -1,7 +1,9 @@
 """Medusa's heads: the checkpoint formats, and what is drafted from which hidden state."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from drafters.heads.last_state import DEFAULT_SHAPE
-from drafters.medusa import MedusaDrafter, MedusaHeads
+from drafters.medusa import MedusaDrafter, MedusaHeads, TrainedMedusa
 from specdec.batch import Batch
 from specdec.drafting.scored import ScoredSession
 from specdec.interfaces import Sizes
@@ -91,7 +93,8 @@ def test_where_files_come_from_is_told_to_the_hub(tmp_path: Path, monkeypatch: p
     )
     assert drafter.heads.num_heads == 3
     given = ("inner", "v2", "secret", True)
-    files = ("config.json", "medusa_lm_head.safetensors", "medusa_lm_head.safetensors", "config.json", "training.json")
+    heads = "medusa_lm_head.safetensors"
+    files = ("config.json", heads, heads, "config.json", "training.json")
     assert asked == [("some/heads", name, *given) for name in files]
 
 
@@ -99,6 +102,173 @@ def test_a_subfolder_of_a_folder(tmp_path: Path) -> None:
     random_heads(2).save_pretrained(tmp_path / "inner")
     assert MedusaHeads.from_pretrained(tmp_path, subfolder="inner").num_heads == 2
     with pytest.raises(ValueError, match=r"has no weights: there is neither medusa_lm_head\.safetensors nor"):
+        MedusaHeads.from_pretrained(tmp_path)
+
+
+def distinct(num_layers: int = 2, **settings: Any) -> MedusaHeads:
+    """Heads whose blocks differ."""
+    heads = MedusaHeads(
+        num_heads=3, hidden_size=HIDDEN, vocab_size=VOCAB, num_layers=num_layers, shared=False, **settings
+    )
+    for parameter in heads.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return heads.eval()
+
+
+Written = dict[str, Tensor]
+
+
+def as_native(heads: MedusaHeads, prefix: str = "") -> Written:
+    return {prefix + name.removeprefix("heads."): tensor.clone() for name, tensor in heads.state_dict().items()}
+
+
+def as_tensorrt(heads: MedusaHeads) -> Written:
+    made: Written = {"transformer.vocab_embedding.weight": torch.zeros(VOCAB, HIDDEN)}
+    for name, tensor in heads.state_dict().items():
+        _, head, layer, *rest = name.split(".")
+        inner = f"medusa_layers.{layer}.linear.{rest[-1]}" if rest[0] == "linear" else "lm_head.weight"
+        made[f"medusa_heads.{head}.{inner}"] = tensor.clone()
+    return made
+
+
+def as_vllm(heads: MedusaHeads, prefix: str = "") -> Written:
+    made: Written = {}
+    for name, tensor in heads.state_dict().items():
+        _, head, layer, *rest = name.split(".")
+        linear = rest[0] == "linear"
+        made[prefix + (f"blocks.{head}.layers.{layer}.{rest[-1]}" if linear else f"lm_heads.{head}.weight")] = (
+            tensor.clone()
+        )
+    return made
+
+
+def in_shards(tensors: Written, folder: Path) -> None:
+    """Two files and their index, with the target's tensors among them."""
+    tensors = {"model.embed_tokens.weight": torch.zeros(VOCAB, HIDDEN), "lm_head.weight": torch.zeros(4, 4)} | tensors
+    names = sorted(tensors)
+    parts = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    for file, some in parts.items():
+        save_file({name: tensors[name] for name in some}, folder / file)
+    index = {"weight_map": {name: file for file, some in parts.items() for name in some}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize(
+    ("heads", "write"),
+    [
+        (distinct(), lambda heads, to: save_file(as_native(heads), to / "medusa_lm_head.safetensors")),
+        (random_heads(), lambda heads, to: in_shards(as_native(heads, "medusa_heads."), to)),  # modelopt
+        (random_heads(), lambda heads, to: in_shards(as_native(heads, "medusa_head."), to)),  # trained as a whole
+        (distinct(), lambda heads, to: save_file(as_tensorrt(heads), to / "rank0.safetensors")),
+        (distinct(), lambda heads, to: save_file(as_vllm(heads), to / "model.safetensors")),
+        (distinct(bias=False), lambda heads, to: save_file(as_vllm(heads, "medusa_heads."), to / "model.safetensors")),
+        (random_heads(2, num_layers=2), lambda heads, to: heads.save_pretrained(to, layout="vllm")),
+    ],
+    ids=["distinct", "modelopt", "whole", "tensorrt-llm", "vllm", "vllm with a prefix", "our vllm"],
+)
+def test_every_layout_gives_the_heads_that_were_written(
+    heads: MedusaHeads, write: Callable[[MedusaHeads, Path], object], tmp_path: Path
+) -> None:
+    write(heads, tmp_path)
+    loaded, hidden = MedusaHeads.from_pretrained(tmp_path), torch.randn(4, HIDDEN)
+    torch.testing.assert_close(loaded(hidden), heads(hidden))
+    assert (loaded.num_heads, loaded.num_layers) == (heads.num_heads, heads.num_layers)
+    assert loaded.shared == (heads.shared or heads.num_layers < 2) and loaded.bias == heads.bias
+
+
+def test_vllm_s_layout_is_written_with_its_settings(tmp_path: Path) -> None:
+    heads = random_heads(2)
+    heads.save_pretrained(tmp_path, layout="vllm")
+    stored, tensors = json.loads((tmp_path / "config.json").read_text()), load_file(tmp_path / "model.safetensors")
+    assert set(tensors) == set(as_vllm(heads))
+    assert stored == {
+        "model_type": "medusa", "architectures": ["MedusaModel"], "hidden_size": HIDDEN, "vocab_size": VOCAB,
+        "num_heads": 2, "num_hidden_layers": 1, "medusa_fc_bias": True,
+    }  # fmt: skip
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rows", ["those of the map", "all"])
+def test_a_reduced_vocabulary_drafts_its_tokens_alone(target: Target, rows: str, tmp_path: Path) -> None:
+    heads, chosen = distinct(1), torch.tensor([40, 3, 17, 60, 9])
+    tensors = as_vllm(heads) | {"token_map": chosen}
+    if rows != "all":
+        tensors |= {name: each[chosen].clone() for name, each in tensors.items() if name.startswith("lm_heads.")}
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": VOCAB, "truncated_vocab_size": 5}))
+    drafter = MedusaDrafter.from_pretrained(tmp_path, shape=2, sampling="iid")
+    session, hidden = drafter.bind(target, Sizes(max_batch_size=3, max_length=50)), torch.randn(3, 1, HIDDEN)
+    session.observe(committed(hidden, [1, 1, 1]))
+    params = [SamplingParams(temperature=1.0)] * 3
+    tree = drafted(session, slots_of([[0, 1]] * 3, vocab_size=VOCAB, params=params, max_length=50))
+    for row in range(3):
+        wanted = torch.zeros(VOCAB)
+        wanted[chosen] = heads.heads[0](hidden[row, 0])[chosen].softmax(-1)
+        torch.testing.assert_close(tree.draft_probs[row, 0], wanted, rtol=1e-4, atol=1e-6)
+    drafter.heads.save_pretrained(tmp_path / "again", layout="vllm")
+    again = MedusaHeads.from_pretrained(tmp_path / "again")
+    assert again.draft_ids.tolist() == sorted(chosen.tolist())
+    torch.testing.assert_close(again(hidden), drafter.heads(hidden))
+    with pytest.raises(ValueError, match="give layout='vllm'"):
+        drafter.heads.save_pretrained(tmp_path / "native")
+    with pytest.raises(ValueError, match="heads have 61 tokens and the target small has 48"):
+        drafter.bind(Target(tiny_model(vocab_size=48), name="small"), Sizes(max_batch_size=1, max_length=32))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layout", ["version 2", "lm_head", "lm_heads.0"])
+def test_one_output_layer_serves_all_heads(target: Target, layout: str, tmp_path: Path) -> None:
+    """The target's, in version 2; stored once where vLLM's ``original_lm_head`` says so."""
+    weight = target.model.get_output_embeddings().weight
+    heads = random_heads(num_layers=2)
+    for head in heads.heads:
+        head[-1].weight.copy_(weight)
+    if layout == "version 2":
+        tensors = {name: tensor for name, tensor in as_native(heads).items() if "linear" in name}
+        save_file(tensors, tmp_path / "medusa_lm_head.safetensors")
+        (tmp_path / "config.json").write_text(json.dumps({"version": "2"}))
+    else:
+        tensors = {name: tensor for name, tensor in as_vllm(heads).items() if not name.startswith("lm_heads.")}
+        save_file(tensors | {f"{layout}.weight": weight.clone()}, tmp_path / "model.safetensors")
+        (tmp_path / "config.json").write_text(json.dumps({"original_lm_head": True}))
+    drafter = MedusaDrafter.from_pretrained(tmp_path, shape=(2, 2))
+    assert drafter.heads.vocab_size == (0 if layout == "version 2" else VOCAB)
+    session, hidden = drafter.bind(target, Sizes(max_batch_size=3, max_length=50)), torch.randn(3, 1, HIDDEN)
+    session.observe(committed(hidden, [1, 1, 1]))
+    tree = drafted(session, running())
+    wanted = [expected(heads, state[0], TreeShape.of((2, 2))) for state in hidden]
+    assert tree.tokens[:, 1:].tolist() == wanted
+    assert not target.model.get_output_embeddings().weight.grad and heads.heads[0][-1].weight.requires_grad
+    if layout == "version 2":
+        drafter.heads.save_pretrained(tmp_path / "again")
+        assert set(load_file(tmp_path / "again" / "medusa_lm_head.safetensors")) == set(tensors)
+        assert json.loads((tmp_path / "again" / "config.json").read_text())["version"] == "2"
+        trained = TrainedMedusa(name=str(tmp_path), depths=3)
+        trained.begin(target, None)
+        trained.head.heads[0][-1].weight.add_(1.0)
+        assert torch.equal(target.model.get_output_embeddings().weight, weight), "training leaves the target alone"
+        with pytest.raises(ValueError, match="which is quantized here"):
+            drafter.heads.completed(torch.nn.Identity())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda to, tensors: tensors.update({"0.0.linear.weight_scale": torch.ones(1)}), "quantized weights"),
+        (lambda to, tensors: (to / "config.json").write_text('{"mapping": {"tp_size": 2}}'), "split for 2 devices"),
+        (lambda to, tensors: [tensors.clear(), (to / "adapter_config.json").write_text("{}")], "merge the adapter"),
+        (lambda to, tensors: tensors.pop("1.1.weight"), r"1\.1\.weight is missing"),
+        (lambda to, tensors: tensors.update({"3.0.linear.bias": torch.ones(1)}), r"3\.0\.linear\.weight"),
+    ],
+)
+def test_what_cannot_be_loaded_is_refused_by_name(
+    change: Callable[[Path, Written], object], words: str, tmp_path: Path
+) -> None:
+    tensors = as_native(random_heads())
+    change(tmp_path, tensors)
+    if tensors:
+        save_file(tensors, tmp_path / "medusa_lm_head.safetensors")
+    with pytest.raises(ValueError, match=words):
         MedusaHeads.from_pretrained(tmp_path)
 
 

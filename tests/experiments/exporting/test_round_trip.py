@@ -21,6 +21,7 @@ from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
+from tests.components import medusa_heads
 from tests.experiments.exporting.conftest import Export
 from verifiers import RejectionVerifier
 
@@ -70,6 +71,11 @@ def test_what_is_exported_drafts_as_before(
     told = json.loads((out / "specdec.json").read_text())
     assert (told["target"], told["seed"], told["format"]) == (target.name, 3, form)
     assert told["target_revision"].startswith("files:")
+
+
+def test_medusa_heads_are_known_in_other_layouts(target: Target, tmp_path: Path) -> None:
+    medusa_heads(target.model).save_pretrained(tmp_path, layout="vllm")
+    assert kind_of(str(tmp_path)) == "medusa"
 
 
 def test_a_difference_would_be_found(written: Callable[[str], Path], target: Target) -> None:
