@@ -42,6 +42,9 @@ HUB_OPTIONS = (
 """Options of ``from_pretrained`` that say where files come from and who may read them. The configuration, the weights
 and the tokenizer are all given the same ones."""
 
+_TOKENIZERS = re.compile(r"token|vocab|merges|piece|bpe|spm|tekken")
+"""What the names of tokenizers' files have in common."""
+
 _DRAFTERS = re.compile(r"medusa_heads?\.|(?:model\.)?mtp(?:_layers)?\.")
 """The names of drafters' tensors that are stored with their target."""
 
@@ -164,6 +167,14 @@ def _check_adapted(size: int, device_map: object, inflate: object) -> None:
             raise ValueError(f"adapters need the whole model on one device, as it was trained: leave {option} out")
 
 
+
+
+def find_tokenizer(name_or_path: str, **options: Any) -> PreTrainedTokenizerBase | None:
+    """Load the tokenizer that belongs to a model, or return None for a folder that has no file of one."""
+    folder = Path(bundled.resolve(name_or_path), options.get("subfolder") or "")
+    if folder.is_dir() and not any(_TOKENIZERS.search(each.name) for each in folder.iterdir()):
+        return None
+    return load_tokenizer(name_or_path, **options)
 
 
 def load_tokenizer(name_or_path: str, **options: object) -> PreTrainedTokenizerBase:

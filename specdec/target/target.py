@@ -16,7 +16,7 @@ from specdec.quantization.base import num_weights, weights_read
 from specdec.quantization.stored import output_width
 from specdec.target.adapters import Adapters
 from specdec.target.grammars import Grammars
-from specdec.target.loading import load, load_tokenizer
+from specdec.target.loading import find_tokenizer, load, load_tokenizer
 from specdec.target.support import check_model, check_tokenizer
 
 
@@ -103,7 +103,7 @@ class Target:
             tensor_parallel: The number of processes that share the model, each with a part of every layer; they are
                 started by torchrun. True takes as many as it has started; None or 1 loads the whole model.
             tokenizer: A folder or a name on the hub with a tokenizer, for a model that comes without one; None for its
-                own.
+                own. A folder that has no file of a tokenizer gives a target that takes and returns token ids.
             adapter: A folder or a name on the hub with a LoRA adapter of the model (peft's layout), to be merged into
                 its weights: the target is the adapted model then.
             adapters: Such adapters by names of your choice, among which every request chooses.
@@ -127,7 +127,7 @@ class Target:
             adapters=bool(adapters),
             **kwargs,
         )
-        found = load_tokenizer(name_or_path, **kwargs) if tokenizer is None else load_tokenizer(tokenizer)
+        found = find_tokenizer(name_or_path, **kwargs) if tokenizer is None else load_tokenizer(tokenizer)
         scheme = quantization_of(loaded.model)
         inflated = "" if inflate is None else f" inflated to {inflation.describe(inflate)}"
         quantized = "" if scheme is None else f" in {scheme}"

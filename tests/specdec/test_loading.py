@@ -107,6 +107,24 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
     return given
 
 
+def test_a_folder_without_a_tokenizer_takes_tokens_alone(folder: str) -> None:
+    whole = Target.from_pretrained(folder, dtype="float32", device="cpu")
+    for name in ("tokenizer.json", "special_tokens_map.json"):
+        (Path(folder) / name).unlink(missing_ok=True)
+    with pytest.raises(ValueError, match="no tokenizer for"):  # some of its files are there, so it has one
+        Target.from_pretrained(folder, dtype="float32", device="cpu")
+    (Path(folder) / "tokenizer_config.json").unlink()
+    bare = Target.from_pretrained(folder, dtype="float32", device="cpu")
+    assert bare.tokenizer is None
+    wanted = SamplingParams(max_new_tokens=8, ignore_eos=True)
+    with Engine(bare, NGramDrafter(4), RejectionVerifier(), max_length=32) as engine:
+        (done,) = engine.generate([[5, 9, 2]], wanted)
+        with pytest.raises(ValueError, match="a text prompt needs a tokenizer: give the Target one, or pass token ids"):
+            engine.generate(["text"], wanted)
+    with Engine(whole, max_length=32) as engine:
+        assert done.token_ids == engine.generate([[5, 9, 2]], wanted)[0].token_ids and done.text == ""
+
+
 def test_where_files_come_from_is_told_to_all_readers(calls: dict[str, dict[str, Any]]) -> None:
     target = Target.from_pretrained("some/model", device="cpu", attn_implementation="eager", **SOURCE)
     assert target.name == "some/model"
