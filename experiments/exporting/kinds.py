@@ -115,7 +115,9 @@ def _write_mtp(module: Any, folder: Path, layout: str, served: ServedFor, target
 
 
 def _write_block(head: Any, folder: Path, layout: str, served: ServedFor, target: Any) -> None:
-    native = "deepspec" if head.config.shifted else "z-lab"
+    config = head.config
+    native = "speculators" if config.xpress_rank else "z-lab"
+    native = "deepspec" if config.shifted and not config.gru_hidden_dim else native
     save_block(head, folder, layout=native if layout == "native" else layout, served=served)
 
 
@@ -163,7 +165,8 @@ _BLOCK: dict[str, Any] = {
             *("shifted", "causal", "block_size", "mask_token_id", "layer_kind", "columns", "tokens", "vocab_size"),
             *("input_embedding_scale", "output_multiplier", "final_logit_softcapping", "rope_parameters"),
             *("layer_types", "sliding_window", "hidden_act", "rms_norm_eps", "markov_rank", "markov_head_type"),
-            "confidence",
+            *("causal_in_windows", "window_from_root", "conv_kernel_size", "selector_rank", "selector_top_k"),
+            *("gru_hidden_dim", "pure_draft_prefix_len", "xpress_rank", "confidence"),
         )),
     ),
 }  # fmt: skip

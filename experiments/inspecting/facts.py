@@ -83,6 +83,14 @@ def facts_of(drafter: Drafter, target: Target, checkpoint: Checkpoint | None) ->
         facts["mask token"] = f"{drafter.mask_token_id}{text}"
         if config.markov_rank:
             facts["besides"] = f"Markov head ({config.markov_head_type}, rank {config.markov_rank})"
+        if config.selector_rank:
+            facts["besides"] = f"selector among {config.selector_top_k} candidates (rank {config.selector_rank})"
+        if config.gru_hidden_dim:
+            facts["besides"] = f"recurrent network down the tokens (width {config.gru_hidden_dim})"
+        if config.xpress_rank:
+            facts["besides"] = f"refiner (rank {config.xpress_rank}), {drafter.passes or 'no'} passes over a block"
+        if config.conv_kernel_size:
+            facts["convolutions"] = f"{config.conv_kernel_size} places, {config.conv_group_size} channels in a group"
     elif isinstance(drafter, MedusaDrafter):
         heads = drafter.heads
         facts |= {"heads": f"{heads.num_heads}, of {heads.num_layers} residual layers each"}

@@ -112,7 +112,10 @@ def plan_drafter(
             layers=count,
             layer=layer,
             hidden_layers=len(captured) if isinstance(captured, list) else None,
-            markov_rank=int(own.get("markov_rank") or 0),
+            **{key: int(own.get(key) or 0) for key in ("markov_rank", "selector_rank")},
+            gru=(int(own.get("gru_hidden_dim") or 0), int(own.get("emb_dim") or 0)),
+            refiner=(int(own.get("xpress_rank") or 0), int(own.get("xpress_mlp_ratio") or 0)),
+            convolution=(int(own.get("conv_kernel_size") or 0), int(own.get("conv_group_size") or 1)),
         )
         places = int(options.get("block_size") or own.get("block_size") or _PLACES)
         longest = places if own.get("shifted") else places - 1  # the first place holds the root

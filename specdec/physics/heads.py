@@ -58,6 +58,10 @@ def block(
     layer: Layer | None = None,
     hidden_layers: int | None = None,
     markov_rank: int = 0,
+    selector_rank: int = 0,
+    gru: tuple[int, int] = (0, 0),
+    refiner: tuple[int, int] = (0, 0),
+    convolution: tuple[int, int] = (0, 1),
 ) -> ModelShape:
     """Return the shape of a block drafter: a few layers over places and hidden states, the target's output layer.
 
@@ -68,11 +72,19 @@ def block(
         hidden_layers: How many of the target's hidden states it reads; None for as many as it has layers.
         markov_rank: Of the matrices that add to a place's logits what follows from the token before it (DSpark): a row
             of one is looked up, and multiplied with the other.
+        selector_rank: Of the tables of candidates (DFlash 2), of which a few rows are looked up.
+        gru: Width of a recurrent network down the tokens, and rank of what it adds to the logits (Domino).
+        refiner: Width of a refiner, and how much wider its MLP is (xPress); one of its tables is looked up.
+        convolution: Taps of the convolutions around every sublayer, and channels of a group (DFlash 2).
     """
-    count = layers if hidden_layers is None else hidden_layers
-    markov = markov_rank * target.vocab
-    shape = _shape("block", target, (layer or like(target),) * layers, other=count * target.hidden**2 + markov)
-    return replace(shape, table_weights=markov)
+    count, hidden, vocab = layers if hidden_layers is None else hidden_layers, target.hidden, target.vocab
+    (state, rank), (width, ratio), (taps, channels) = gru, refiner, convolution
+    recurrent = 3 * state * (hidden + state) + rank * (hidden + state + vocab)
+    refined = width * (2 * hidden + vocab) + (3 + 3 * ratio) * width**2
+    convolved = 2 * layers * 2 * taps * hidden * (1 + hidden // channels)
+    other = count * hidden**2 + markov_rank * vocab + selector_rank * hidden + recurrent + refined + convolved
+    shape = _shape("block", target, (layer or like(target),) * layers, other=other)
+    return replace(shape, table_weights=(markov_rank + 2 * selector_rank + width) * vocab)
 
 
 def medusa(target: ModelShape, *, heads: int = 4, layers: int = 1) -> ModelShape:

@@ -13,15 +13,19 @@ from drafters.block import TrainedBlock
 from drafters.eagle import TrainedEagle3
 from drafters.heads.base import FeatureHead
 from drafters.heads.block import BlockHead
+from drafters.heads.block_refiner import Refinement
 from drafters.heads.mtp import MTPHead
-from drafters.heads.training import Anchors, TextBatch, TrainedHead
+from drafters.heads.training import Anchors, Prediction, TextBatch, TrainedHead
 from drafters.heads.unrolled import TrainedFeatureHead
 from drafters.medusa import TrainedMedusa
 from drafters.model import TrainedLM
 from drafters.mtp import TrainedMTP
+from experiments.training.comparison import Comparison
 from experiments.training.data.document import Document
 from experiments.training.data.packing import Rows
+from experiments.training.losses import CrossEntropy
 from experiments.training.states import FrozenTarget
+from experiments.training.weights import Power
 from specdec.target.target import Target
 from tests.experiments.conftest import VOCAB_SIZE
 from tests.models import tiny_model
@@ -224,6 +228,57 @@ def test_packed_blocks_are_each_block_alone(name: str, target: Target, generator
     mine.sum().backward()
     without = [name for name, each in head.named_parameters() if each.grad is None and "confidence" not in name]
     assert not without
+
+
+def test_a_refiner_is_trained_on_the_passes_that_it_makes(target: Target, generator: torch.Generator) -> None:
+    """The further predictions are the slots' own logits, and those after one pass and after two."""
+    torch.manual_seed(1)
+    head = TrainedBlock(anchors=4, hidden_layers=[1, 3], **BLOCKS["xpress"])
+    head.begin(target, torch.arange(VOCAB_SIZE))
+    refiner = head.head.refiner_head
+    for parameter in refiner.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    frozen, batch = FrozenTarget(target, head.hidden_layers), packed()
+    anchors, flat, states = head.anchors(batch, generator), batch.tokens.flatten(), frozen(batch)
+    previous = flat[anchors.places(batch)]
+
+    def of(states: list[Tensor]) -> Tensor:
+        return torch.stack([head.logits(each, previous[:, d], d + 1) for d, each in enumerate(states)], 1)
+
+    terms = head(batch, states, anchors).terms
+    assert [term.weight(0.7) for term in terms] == [0.6, 0.15, 0.15]
+    base, *passes = [of(term.states) for term in terms]
+    whole = head.filled([states.hidden[layer] for layer in head.hidden_layers], batch, anchors)
+    for count, found in enumerate(passes, 1):
+        served = Refinement(refiner, count, head.head.draft_ids)
+        wanted = served(base, whole, flat[anchors.index], flat[anchors.index - 1])
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "progress", "weights"),
+    [("domino", 0.0, (0, 1)), ("domino", 0.25, (0.5, 0.5)), ("domino", 0.8, (1, 0)), ("dflash2", 0.3, (1, 1))],
+)
+def test_losses_of_all_predictions_are_added_by_their_weights(
+    name: str, progress: float, weights: tuple[float, float], target: Target, generator: torch.Generator
+) -> None:
+    torch.manual_seed(1)
+    head = TrainedBlock(anchors=4, hidden_layers=[1, 3], **BLOCKS[name])
+    head.begin(target, torch.arange(VOCAB_SIZE))
+    for parameter in head.head.place_head.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    frozen, batch = FrozenTarget(target, head.hidden_layers), packed()
+    anchors, states = head.anchors(batch, generator), frozen(batch)
+    given, totals = head(batch, states, anchors), torch.ones(head.depths)
+
+    def loss(prediction: Prediction) -> float:
+        head.forward = lambda *inputs: prediction
+        compare = Comparison(head, CrossEntropy(), Power(1.0), chunk=100)
+        return float(compare(batch, states, anchors, totals, progress)[0].detach())
+
+    alone = [loss(Prediction(part)) for part in (given.states, given.terms[0].states)]
+    assert abs(alone[0] - alone[1]) > 0.1
+    assert loss(given) == pytest.approx(sum(w * each for w, each in zip(weights, alone, strict=True)), rel=1e-5)
 
 
 def test_sampled_anchors(generator: torch.Generator) -> None:
