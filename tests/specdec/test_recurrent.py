@@ -69,7 +69,7 @@ def plain(model: PreTrainedModel, tokens: Sequence[int]) -> Tensor:
 
 @torch.inference_mode()
 def own_error(model: PreTrainedModel) -> float:
-    """How far the model's own decoding is from a plain forward, relative to the largest logit; 0 if it returns no cache.
+    """How far the model's own decoding is from a plain forward, relative to the largest logit; 0 if it has no cache.
 
     It begins with four tokens: some types go wrong where they begin with one.
     """

@@ -1,0 +1,152 @@
+"""Engines on targets with recurrent layers: token for token and in law, over refills, preemption and chunks."""
+
+import numpy as np
+import pytest
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specdec.cache.pages import Paging
+from specdec.cache.states import States
+from specdec.checks.reference import reference_decode
+from specdec.engine.engine import Engine
+from specdec.requests import SamplingParams
+from specdec.target.runner import ModelRunner
+from specdec.target.target import Target
+from tests.architectures import tiny
+from tests.components import DRAFTERS
+from tests.shapes import shapes_unchecked
+from tests.specdec.test_pages import Fitting
+from tests.test_distribution import LEVEL, SAMPLINGS, VOCAB, p_value
+from tests.test_lossless import SAMPLING, prompts
+from tests.verifiers.cases import complete
+from verifiers import RejectionVerifier
+
+pytestmark = pytest.mark.usefixtures("untried")
+
+KINDS = ("qwen3_next", "mamba", "falcon_h1", "lfm2")
+
+
+@pytest.fixture(scope="module")
+def wanted() -> dict[str, list[list[int]]]:
+    """What the models' own decoding gives for the prompts of ``test_lossless``, by type; filled in when asked for."""
+    return {}
+
+
+def own(kind: str, model: PreTrainedModel, wanted: dict[str, list[list[int]]]) -> list[list[int]]:
+    if kind not in wanted:
+        with shapes_unchecked():
+            pairs = enumerate(zip(prompts(), SAMPLING, strict=True))
+            wanted[kind] = [reference_decode(model, prompt, each.seeded(i)) for i, (prompt, each) in pairs]
+    return wanted[kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "drafter"),
+    [
+        complete(kind, drafter, strong=(kind, drafter) in (("qwen3_next", "eagle3_expansion"), ("mamba", "recycling")))
+        for kind in KINDS
+        for drafter in ("ngram", "recycling", "medusa", "eagle3_expansion", "block_chain")
+        if kind == "qwen3_next" or drafter in ("ngram", "recycling")
+    ],
+)
+def test_speculation_equals_the_reference(kind: str, drafter: str, wanted: dict[str, list[list[int]]]) -> None:
+    """More requests than slots, prompts in pieces, and greedy rows beside sampled and penalized ones."""
+    model = tiny(kind)
+    made = DRAFTERS[drafter](model)
+    engine = Engine(Target(model), made, RejectionVerifier(), max_batch_size=3, max_length=64, prefill_chunk=7)
+    outputs = engine.generate(prompts(), SAMPLING)
+    expected = own(kind, model, wanted)
+    for output, sampling, tokens in zip(outputs, SAMPLING, expected, strict=True):
+        assert not sampling.greedy or list(output.token_ids) == tokens
+    steps = [step for output in outputs for step in output.steps]
+    assert any(step.accepted for step in steps) and any(step.accepted < step.proposed_depth for step in steps)
+    plain = engine.generate(prompts(), SAMPLING, speculate=False)
+    assert [list(output.token_ids) for output in plain] == expected
+
+
+@pytest.mark.parametrize(
+    "paging",
+    [
+        complete(Paging(shared=True, swap=2**20), strong=False),
+        complete(Paging(page_size=4, pages=40, shared=True, swap=2**20, reserve=0.5), strong=True),
+    ],
+    ids=["rows", "few pages"],
+)
+def test_outputs_do_not_depend_on_schedules(paging: Paging) -> None:
+    """Requests lose their slots at random and begin again; nothing is shared, and nothing is swapped."""
+    target = Target(tiny("qwen3_next"))
+    greedy, asked = SamplingParams(max_new_tokens=8), [*prompts()[:3], prompts()[0]]
+    drafter = DRAFTERS["recycling"](target.model)
+    alone = Engine(target, drafter, RejectionVerifier(), max_length=64).generate(asked, greedy)
+    policy = Fitting(np.random.default_rng(0))
+    sizes = {"max_batch_size": 3, "max_length": 64, "prefill_chunk": 5}
+    engine = Engine(target, drafter, RejectionVerifier(), cache=paging, scheduler=policy, **sizes)
+    for _ in range(2):  # the second time with the prompts in the cache
+        outputs = engine.generate(asked, greedy)
+        assert [each.token_ids for each in outputs] == [each.token_ids for each in alone]
+    counts = engine.page_counts
+    assert counts.preempted == policy.preempted > 0 and counts.recomputed > 0
+    assert (counts.reused, counts.swapped_out) == (0, 0)
+
+
+def small() -> PreTrainedModel:
+    model = tiny(
+        "qwen3_next", vocab_size=VOCAB, num_hidden_layers=2, layer_types=["linear_attention", "full_attention"]
+    )
+    model.get_output_embeddings().weight.data.mul_(2.0)
+    model.get_submodule("model.layers.0.linear_attn.out_proj").weight.data.mul_(8.0)  # the state matters
+    return model
+
+
+def law(slots: int | None) -> float:
+    return p_value(
+        small(),
+        "eagle_tree_without_replacement",
+        RejectionVerifier(),
+        SAMPLINGS["temperature 1"],
+        samples=2000,
+        slots=slots,
+    )
+
+
+def test_outputs_follow_the_target() -> None:
+    """Three tokens together, as exact enumeration of the target's has them; with refilled slots."""
+    assert law(500) > LEVEL
+
+
+def test_states_that_are_not_committed_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = States.commit
+
+    def nothing(self: States, slots: Tensor, path: Tensor, counts: Tensor) -> None:
+        """Mutant: a round's states are dropped; prompts' are kept."""
+        if path.shape[1]:
+            self.lengths[slots] += counts
+        else:
+            commit(self, slots, path, counts)
+
+    monkeypatch.setattr(States, "commit", nothing)
+    assert law(None) < LEVEL
+
+
+def test_what_needs_more_than_states_is_refused() -> None:
+    """A drafting model, which is shown a token twice; the invariant mode."""
+    target = Target(tiny("qwen3_next"))
+    with pytest.raises(ValueError, match=r"qwen3_next has recurrent layers, and a drafting model is shown"):
+        Engine(target, DRAFTERS["model_chain_iid"](target.model), RejectionVerifier(), max_length=32)
+    with pytest.raises(ValueError, match=r"invariant=True: qwen3_next has recurrent layers"):
+        Engine(target, max_length=32, invariant=True)
+
+
+def test_a_warm_up_and_recorded_decisions_change_nothing() -> None:
+    target = Target(tiny("qwen3_next"))
+    drafter = DRAFTERS["recycling"](target.model)
+    greedy = SamplingParams(max_new_tokens=40)
+    whole = Engine(target, drafter, RejectionVerifier(), max_length=64, recording="rounds")
+    whole.warm_up()
+    assert whole.recording == "decisions"
+    off = Engine(target, drafter, RejectionVerifier(), max_length=64, recording="off")
+    first, second = (engine.generate([[1, 2, 3], [4, 5]], greedy) for engine in (whole, off))
+    assert [each.token_ids for each in first] == [each.token_ids for each in second]
+    counts = whole.recording_counts
+    assert counts.replays > 0 and not counts.refused
+    assert isinstance(whole.runner, ModelRunner) and whole.runner.cache.states is not None
