@@ -13,7 +13,9 @@ from specdec.physics.precision import Precision
 from specdec.physics.rounds import DraftModel
 from specdec.physics.shape import ModelShape
 
-_LOOKUPS = ("NGramDrafter", "SuffixDrafter", "TokenRecyclingDrafter")
+_LOOKUPS = (
+    "NGramDrafter", "SuffixDrafter", "TokenRecyclingDrafter", "SamDrafter", "RestDrafter", "LookaheadDrafter",
+)  # fmt: skip
 _PLACES = 16
 """Places of a block where nobody says."""
 _PEAGLE_LAYERS = 4

@@ -351,6 +351,14 @@ MISTAKES: dict[str, dict[str, str]] = {
         "": "drafter.name has no value",
         "drafter=eagle": "drafter=eagle",
     },
+    "corpus": {
+        "files=/nowhere out=new.corpus": "files: no file matches '/nowhere'",
+        "files=text/a.txt out=a_file": "out=a_file: it exists; give another file, or overwrite=true",
+        "files=text/a.txt out=new.corpus tokenizer=/nowhere": "/nowhere",
+        "files=text/a.txt out=new.corpus tokenizer=null": "tokenizer=None: files have text",
+        "files=[] out=new.corpus": "files=[]",
+        "": "has no value",
+    },
     "bundle": {"models=drafter": "models='drafter'"},
     "train": {
         "head=eagel3": "head 'eagel3': did you mean eagle3?",
