@@ -1,13 +1,8 @@
-"""Compiles the attention kernels for a GPU that is not there, with the arguments that real launches give them.
+"""Compiles kernels for a GPU that is not there, with the arguments that real launches give them.
 
-    python -m tests.kernel_compiler 90 "plain" "Llama-3.1-8B, 16 nodes"
-
-prints a line for every kernel: the case, the kernel, and the bytes of shared memory that it needs. In a process of its
-own, because Triton must not have been told to interpret.
+In a process of its own, because Triton must not have been told to interpret.
 """
 
-import sys
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction
 
 from specdec.attention import tree_attention
-from tests.attention import CASES, Case, launch, paged, problem, quantized
+from tests.attention import Case
 
 _HALF: dict[str, Any] = {"lengths": (40,), "dtype": torch.bfloat16}
 _LLAMA: dict[str, Any] = {**_HALF, "head_dim": 128, "kv_heads": 8, "groups": 4}
@@ -58,24 +53,3 @@ def compile_for(capability: int) -> list[Any]:
     tree_attention.shared_memory = lambda device: SHARED[capability]
     tree_attention.processors = lambda device: 132
     return kernels
-
-
-def main() -> None:
-    """Compile cases by name."""
-    capability, *names = sys.argv[1:]
-    kernels = compile_for(int(capability))
-    for name in names:
-        given = problem((CASES | MODELS)[name])
-        launch(given)
-        few = torch.float8_e4m3fn if int(capability) >= 89 else torch.int8
-        seen = given.seen()
-        stored, table = paged(quantized(given, few)[0], seen.table, 32)
-        launch(given, stored=stored, seen=replace(seen, table=table), pieces=2)
-        for kernel in kernels:
-            assert "cubin" in kernel.asm
-            print(name, kernel.metadata.name, kernel.metadata.shared, sep="\t")
-        kernels.clear()
-
-
-if __name__ == "__main__":
-    main()

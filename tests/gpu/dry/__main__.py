@@ -31,6 +31,7 @@ def main() -> int:
         *([(["kernels", "90"], path)] if other else []),
         (["kernels", "90", "usual"], {}),
         (["kernels", "100", "usual"], path),
+        (["kernels", "86", "usual"], path),
         (["kernels", "80", "usual"], path),
         (["pools"], {}),
     ]

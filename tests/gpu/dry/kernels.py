@@ -4,7 +4,8 @@
 
 prints registers, bytes of spills and of shared memory, and for products the instructions of a warp per byte of weights,
 of every kernel for one compute capability, by the Triton that is found first. It fails if a kernel needs more shared
-memory than there is, or spills in half precision, or if nobody launches it here. ``usual`` leaves out attention of rare
+memory than there is, or spills in half precision, if a product is slower than an H100's memory, or if nobody launches a
+kernel here. ``usual`` leaves out attention of rare
 shapes.
 """
 
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import triton
@@ -31,6 +33,7 @@ from specdec.drafting.builders import ExpansionTree
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter
 from specdec.quantization import METHODS
+from specdec.quantization.kernels import rows as products
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from tests.attention import launch, paged, problem, quantized
@@ -43,7 +46,10 @@ SPILLED = 64
 """Bytes of a thread's registers that may go to memory in half precision."""
 USUAL = ("Llama-3.1-8B, decoding", "Llama-3.1-8B, 16 nodes", "Llama-3.1-8B, prefill", "Gemma-2-9B")
 """Cases of attention that are compiled for every capability and by every Triton."""
-ROWS = (1, 24, 60)
+ROWS = (1, 24, 60, 300)
+PER_BYTE = {"int4_compact": 0.30, "int8": 0.22, "fp8": 0.20}
+"""Instructions of a warp for every byte of weights that an H100 can afford: at one per clock and scheduler, it needs
+0.28 for the 3.35 TB/s of its memory, and 0.55 to take 0.6 of the time of bfloat16 with half a byte per weight."""
 _BINARIES = Path(triton.backends.nvidia.__file__).parent / "bin"
 
 
@@ -77,6 +83,9 @@ class Compiled:
             return f"needs {self.shared} bytes of shared memory, and there are {SHARED[capability]}"
         if self.spilled > SPILLED and not self.precise:
             return f"spills {self.spilled} bytes, and {SPILLED} are the limit"
+        most = PER_BYTE.get(self.case.split(",")[0], 0.0)
+        if capability == 90 and self.per_byte is not None and self.per_byte > most:
+            return f"takes {self.per_byte:.3f} instructions per byte, and {most} are the limit"
         return None
 
 
@@ -164,13 +173,10 @@ def compile_all(capability: int, *, rare: bool) -> Compiler:
     compiler = Compiler(capability)
     _attention(compiler, rare=rare)
     with fake_cuda(capability, compiles=True):
-        for scheme in ("int8", "int4_compact", "fp8"):
+        for scheme in PER_BYTE:
             if scheme != "fp8" or capability >= 89:
-                weight = torch.empty(14336, 4096, dtype=torch.bfloat16, device=CUDA)
-                layer = METHODS[scheme](weight, None)
                 for rows in ROWS:
-                    with compiler.case(f"{scheme}, {rows} rows", weight_bits=4 if "int4" in scheme else 8):
-                        layer(torch.empty(rows, 4096, dtype=torch.bfloat16, device=CUDA))
+                    _product(compiler, f"{scheme}, {rows} rows", scheme, rows)
     for case, drafter in (("plain", None), ("a chain of Llama-1B's", _chain), ("EAGLE-3's tree", _eagle)):
         model = llama("llama-8b", 3)
         drafted = None if drafter is None else drafter(model)
@@ -182,6 +188,12 @@ def compile_all(capability: int, *, rare: bool) -> Compiler:
                 )
             )
     return compiler
+
+
+def _product(compiler: Compiler, case: str, scheme: str, rows: int) -> None:
+    layer = METHODS[scheme](torch.empty(14336, 4096, dtype=torch.bfloat16, device=CUDA), None)
+    with compiler.case(case, weight_bits=4 if "int4" in scheme else 8):
+        layer(torch.empty(rows, 4096, dtype=torch.bfloat16, device=CUDA))
 
 
 def _attention(compiler: Compiler, *, rare: bool) -> None:
@@ -235,6 +247,11 @@ MUTANTS = {
     "half of the registers": (Tiles(128, 128, 4, 1), "spills"),
 }
 """Tiles that do not suit a Llama's attention, and what is to be said of them."""
+BLOCKS = {
+    "int4_compact, too few warps": ((64, 128, 64, 2, 192), "spills"),
+    "int4_compact, too few channels": ((64, 16, 64, 4, 192), "instructions per byte"),
+}
+"""The same for blocks of a product: registers do not suffice; every warp makes numbers of all weights."""
 
 
 def not_rejected(compiler: Compiler) -> list[str]:
@@ -246,6 +263,15 @@ def not_rejected(compiler: Compiler) -> list[str]:
     for name, (tiles, reason) in MUTANTS.items():
         with compiler.case(f"mutant: {name}"):
             launch(problem(MODELS[USUAL[1]]), tiles=tiles)
+        if not any(reason in found for found in problems_of(compiler)):
+            passed.append(name)
+    for name, (sizes, reason) in BLOCKS.items():
+        compiler.found = []
+        with (
+            fake_cuda(compiler.capability, compiles=True),
+            patch.object(products, "_BLOCKS", (products._Blocks(*sizes),)),
+        ):
+            _product(compiler, name, "int4_compact", 64)
         if not any(reason in found for found in problems_of(compiler)):
             passed.append(name)
     return [f"NOT REJECTED: {name}" for name in passed]
