@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from drafters.rest import RestDrafter
     from drafters.sam import SamDrafter
     from drafters.suffix import SuffixDrafter
+    from drafters.uno import UnoDrafter
 else:  # a type checker would take any name for defined
     __getattr__, __dir__ = on_first_use(
         __name__,
@@ -50,6 +51,7 @@ else:  # a type checker would take any name for defined
             "PEagleDrafter": "drafters.peagle",
             "SuffixDrafter": "drafters.suffix",
             "TokenRecyclingDrafter": "drafters.recycling",
+            "UnoDrafter": "drafters.uno",
         },
     )
 
@@ -76,4 +78,5 @@ __all__ = [
     "SamDrafter",
     "SuffixDrafter",
     "TokenRecyclingDrafter",
+    "UnoDrafter",
 ]

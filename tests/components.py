@@ -35,10 +35,12 @@ from drafters.redrafter import RecurrentHead, ReDrafter
 from drafters.rest import RestDrafter
 from drafters.sam import SamDrafter
 from drafters.suffix import SuffixDrafter
+from drafters.uno import Lora, UnoDrafter
 from experiments.bench.synthetic import SyntheticDrafter
 from specdec.drafting.builders import BeamSearchTree, ExpansionTree, SampledTree
 from specdec.drafting.policies import AdditiveLength, ConfidenceNodes, NodePolicy
 from specdec.interfaces import Drafter, Verifier
+from specdec.target.adapters import Matrices
 from specdec.types import DraftSampling
 from verifiers.block import BlockVerifier, TraversalVerifier
 from verifiers.greedy_multipath import GreedyMultiPathVerifier
@@ -120,6 +122,18 @@ def corpus(model: PreTrainedModel) -> Corpus:
             following = model(documents).logits[:, -1].argmax(-1, keepdim=True)
             documents = torch.cat([documents, following], dim=1)
     return Corpus.of(documents.tolist())
+
+
+def noisy_adapter(model: PreTrainedModel, amount: float) -> Matrices:
+    """A low-rank change of a model's last products, of about ``amount`` of their size."""
+    generator = torch.Generator().manual_seed(5)
+    layers = [(name, m) for name, m in model.named_modules() if name.endswith(("down_proj", "o_proj", "mlp.c_proj"))]
+    shapes = {name: m.weight.shape if hasattr(m, "nf") else m.weight.shape[::-1] for name, m in layers}  # GPT-2's
+    lora = Lora({name: (shape[0], shape[1]) for name, shape in shapes.items()}, rank=2)
+    for down, up, (_, m) in zip(lora.down, lora.up, layers, strict=True):
+        down.data = torch.randn(down.shape, generator=generator) * down.shape[1] ** -0.5
+        up.data = torch.randn(up.shape, generator=generator) * m.weight.std() * amount * 4
+    return {name: (down.detach(), up.detach()) for name, (down, up) in lora.matrices.items()}
 
 
 def block_head(model: PreTrainedModel, **settings: Any) -> BlockHead:
@@ -217,6 +231,7 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
     "pard_chain_iid": lambda target, distance=DISTANCE: PARDDrafter(
         perturbed(target, distance), 3, sampling="iid", mask_token_id=target.get_input_embeddings().weight.shape[0] - 2
     ),
+    "uno_chain_iid": lambda target, distance=DISTANCE: UnoDrafter(noisy_adapter(target, distance), 3, sampling="iid"),
     "mtp_chain_iid": lambda target, distance=DISTANCE: MTPDrafter(mtp_head(target), 3, sampling="iid"),
     "model_chain_iid": lambda target, distance=DISTANCE: ModelDrafter(perturbed(target, distance), 3, sampling="iid"),
     "model_tree_iid": lambda target, distance=DISTANCE: ModelDrafter(perturbed(target, distance), TREE, sampling="iid"),

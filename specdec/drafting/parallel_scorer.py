@@ -28,17 +28,27 @@ class ParallelScorer(WindowScorer):
         runner: The model.
         mask_token: The token of masks, as the model counts tokens.
         mask_feature: Returns the feature of masks; None if entries are tokens alone.
+        fill: Returns the tokens of so many masks of every row, where they are not all ``mask_token``.
+        adapter: The number of the adapter that masks go through, and nothing else does.
         **window: See ``WindowScorer``.
     """
 
     per_depth = True
 
     def __init__(
-        self, runner: ModelRunner, *, mask_token: int, mask_feature: Callable[[], Tensor] | None = None, **window: Any
+        self,
+        runner: ModelRunner,
+        *,
+        mask_token: int,
+        mask_feature: Callable[[], Tensor] | None = None,
+        fill: Callable[[Batch, int], Tensor] | None = None,
+        adapter: int = 0,
+        **window: Any,
     ):
         super().__init__(runner, **window)
         self._mask_token, self._mask_feature = mask_token, mask_feature
         self._rooted = mask_feature is None
+        self._fill, self._adapter = fill, adapter
         self._made_at: Hashable = None
         with torch.inference_mode(False):
             self._feature = torch.zeros_like(self._features[0, 0])
@@ -54,16 +64,23 @@ class ParallelScorer(WindowScorer):
     def all_logits(self, batch: Batch, depth: int) -> Float[Tensor, "batch depth vocab"]:
         slots, window, every = batch.slots, self._window, self._every
         masks = self._tokens.new_full((len(batch), depth - 1), self._mask_token)
+        if self._fill is not None:
+            masks = self._fill(batch, depth - 1)
         behind = [self._to_model(batch.roots)[:, None], masks] if self._rooted else [masks]
         tokens = torch.cat([self._to_model(self._tokens[slots]), *behind], dim=1)
         nodes = tokens.shape[1]
         features = torch.cat([self._features[slots], self._feature.expand(len(batch), nodes - window, -1)], dim=1)
+        adapters = None
+        if self._adapter:
+            adapters = torch.zeros_like(tokens)
+            adapters[:, nodes - depth + 1 :] = self._adapter
         lengths, bound = batch.lengths, batch.key_bound
         have = lengths.clamp(max=window)
         if not every:  # shorter rows begin at position 0, with what there is, and end in what is never read
             index = window - have[:, None] + torch.arange(nodes, device=batch.device)
             index = index.clamp_(max=nodes - 1)
             tokens, features = tokens.gather(1, index), take(features, index)
+            adapters = None if adapters is None else adapters.gather(1, index)
             bound = None if bound is None else bound + nodes
         logits = self.runner.run(
             forward_of(
@@ -72,6 +89,7 @@ class ParallelScorer(WindowScorer):
                 Topology.chain(nodes, batch.device),
                 (lengths - window).clamp_(min=0),
                 features=given(features),
+                adapters=adapters,
                 key_bound=bound,
                 wants=Wants(logits=depth if every else None),
             )

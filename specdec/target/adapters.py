@@ -20,6 +20,9 @@ from specdec.origin import first_sentence
 _PREFIX = "base_model.model."
 _SIDES = (".lora_A.weight", ".lora_B.weight")
 
+Matrices = Mapping[str, tuple[Tensor, Tensor]]
+"""For the name of every layer, two matrices: from its input to the rank, and from there to its output."""
+
 
 class Choice:
     """Which adapter each token of the current forward goes through; 0 is none.
@@ -55,19 +58,19 @@ class AdaptedLinear(nn.Module):
 
     Args:
         base: The layer.
-        parts: The number of each adapter, its two matrices, and its scale.
+        parts: The number of each adapter, and its two matrices, whose product it adds.
         choice: Which one counts.
     """
 
-    def __init__(self, base: nn.Module, parts: list[tuple[int, Tensor, Tensor, float]], choice: Choice):
+    def __init__(self, base: nn.Module, parts: list[tuple[int, Tensor, Tensor]], choice: Choice):
         super().__init__()
         self.base, self._choice = base, choice
         like = next(base.parameters(), None)
         like = next(base.buffers()) if like is None else like
         dtype = like.dtype if like.is_floating_point() else parts[0][1].dtype
-        down = torch.cat([down for _, down, _, _ in parts]).to(like.device, dtype)
-        up = torch.cat([up * scale for _, _, up, scale in parts], dim=1).to(like.device, dtype)
-        owner = [number for number, down, _, _ in parts for _ in range(len(down))]
+        down = torch.cat([down for _, down, _ in parts]).to(like.device, dtype)
+        up = torch.cat([up for _, _, up in parts], dim=1).to(like.device, dtype)
+        owner = [number for number, down, _ in parts for _ in range(len(down))]
         self.down, self.up = (nn.Parameter(each.contiguous(), requires_grad=False) for each in (down, up))
         self.register_buffer("owner", torch.tensor(owner, device=like.device), persistent=False)
 
@@ -79,8 +82,8 @@ class AdaptedLinear(nn.Module):
                 "adapters per request need layers that are shown rows of tokens, and this model's are shown a list: "
                 "merge one into the weights with Target.from_pretrained(…, adapter=…)"
             )
-        low = torch.nn.functional.linear(inputs, self.down) * (chosen[..., None] == self.owner)
-        return self.base(inputs) + torch.nn.functional.linear(low, self.up)
+        low = torch.nn.functional.linear(inputs.to(self.down.dtype), self.down) * (chosen[..., None] == self.owner)
+        return self.base(inputs) + torch.nn.functional.linear(low, self.up).to(inputs.dtype)
 
 
 class Adapters:
@@ -88,7 +91,7 @@ class Adapters:
 
     Args:
         model: The model.
-        folders: A folder or a name on the hub for every adapter's name.
+        given: A folder or a name on the hub for every adapter's name, or both matrices for every layer (``matrices``).
 
     Attributes:
         choice: Which adapter each token of the current forward goes through.
@@ -97,14 +100,15 @@ class Adapters:
         ValueError: peft is missing, or an adapter is no LoRA of linear layers of this model.
     """
 
-    def __init__(self, model: PreTrainedModel, folders: Mapping[str, str]):
+    def __init__(self, model: PreTrainedModel, given: Mapping[str, str | Matrices]):
         self.choice = Choice(model.device)
-        self._numbers = {name: 1 + place for place, name in enumerate(folders)}
-        parts: dict[str, list[tuple[int, Tensor, Tensor, float]]] = {}
-        for name, folder in folders.items():
-            config, tensors = _read(model, text(f"the folder of adapter {name!r}", folder))
-            for layer, (down, up) in _pairs(model, folder, config, tensors).items():
-                parts.setdefault(layer, []).append((self._numbers[name], down, up, _scale(config, layer, len(down))))
+        self._numbers = {name: 1 + place for place, name in enumerate(given)}
+        parts: dict[str, list[tuple[int, Tensor, Tensor]]] = {}
+        for name, adapter in given.items():
+            if not isinstance(adapter, Mapping):
+                adapter = matrices(model, text(f"the folder of adapter {name!r}", adapter))
+            for layer, (down, up) in adapter.items():
+                parts.setdefault(layer, []).append((self._numbers[name], down, up))
         for layer, several in parts.items():
             parent, _, own = layer.rpartition(".")
             setattr(model.get_submodule(parent), own, AdaptedLinear(model.get_submodule(layer), several, self.choice))
@@ -133,6 +137,17 @@ def merge(model: PreTrainedModel, folder: str) -> PreTrainedModel:
 
     merged: Any = PeftModel.from_pretrained(model, folder)
     return merged.merge_and_unload()
+
+
+def matrices(model: PreTrainedModel, folder: str) -> Matrices:
+    """Returns both matrices of every linear layer that an adapter changes, the second one scaled.
+
+    Raises:
+        ValueError: peft is missing, or it is no LoRA of linear layers of this model.
+    """
+    config, tensors = _read(model, folder)
+    pairs = _pairs(model, folder, config, tensors)
+    return {layer: (down, up * _scale(config, layer, len(down))) for layer, (down, up) in pairs.items()}
 
 
 def _read(model: PreTrainedModel, folder: str) -> tuple[Any, dict[str, Tensor]]:

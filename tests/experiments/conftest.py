@@ -15,12 +15,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from drafters.heads.eagle_files import save_eagle
+from drafters.uno import write_adapter
 from experiments.config.sections import CONF
 from experiments.datasets.prompt import Prompt
 from experiments.datasets.stdlib import Stdlib
 from experiments.measuring.peaks import brief_peaks
 from experiments.run import run
-from tests.components import block_head, eagle_head, hydra_heads, medusa_heads, peagle_head, perturbed
+from tests.components import block_head, eagle_head, hydra_heads, medusa_heads, noisy_adapter, peagle_head, perturbed
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
 
@@ -58,6 +59,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.add_tokens([f"<{index}>" for index in range(500)])
     tokenizer.save_pretrained(folder / "other")
     medusa_heads(target).save_pretrained(folder / "medusa")
+    write_adapter(folder / "uno", noisy_adapter(target, 0.1), base="target")
     hydra_heads(target).save_pretrained(folder / "hydra")
     block_head(target).save_pretrained(folder / "block")
     save_eagle(eagle_head(target), folder / "eagle")

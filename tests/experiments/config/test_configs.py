@@ -57,6 +57,7 @@ GIVEN = {
     ("drafter", "eagle"): ("drafter.name={models}/eagle",),
     ("drafter", "peagle"): ("drafter.name={models}/peagle",),
     ("drafter", "pard"): ("drafter.name={models}/pard",),
+    ("drafter", "uno"): ("drafter.name={models}/uno",),
     ("drafter", "block"): ("drafter.name={models}/block",),
     ("drafter", "choice"): ("drafter.model.name={models}/drafter",),
     ("clock", "both"): ("clock.costs=llama_8b_h100",),

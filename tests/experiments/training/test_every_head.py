@@ -20,6 +20,7 @@ from drafters.mtp import MTPDrafter
 from drafters.pard import PARDDrafter
 from drafters.peagle import PEagleDrafter
 from drafters.redrafter import ReDrafter
+from drafters.uno import UnoDrafter
 from experiments.train import train
 from experiments.training.loop import LOG
 from specdec.engine.engine import Engine
@@ -55,6 +56,7 @@ HEADS: dict[str, tuple[list[str], Load]] = {
         [f"head.config={LM}", "head.depths=3"],
         lambda path: PARDDrafter.from_pretrained(str(path), shape=3, dtype="float32"),
     ),
+    "uno": (["head.depths=3", "head.rank=4"], lambda path: UnoDrafter.from_pretrained(path, shape=3)),
     "mtp": (["head.depths=2"], lambda path: MTPDrafter.from_pretrained(path, shape=2)),
     "dflash": (["head.block_size=4", "head.anchors=8"], lambda path: BlockDrafter.from_pretrained(str(path))),
     "dflash2": (

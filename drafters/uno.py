@@ -1,0 +1,275 @@
+"""Uno: the target drafts for itself, through a LoRA adapter over noise (Sahoo et al. 2026, arXiv 2609.04010).
+
+A forward holds what became final and the root, which go through the base weights, and a token of noise for every other
+depth, which goes through the adapter and predicts the token behind its place. All places see what stands before them.
+The depths know nothing of each other's tokens. Verification is by the base weights alone, so that the output follows
+the target exactly, whatever the adapter has learnt.
+
+The noise of a round depends on the request and the round, so that no output depends on what else is in the batch.
+"""
+
+import copy
+import itertools
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Unpack
+
+import torch
+from jaxtyping import Float, Int
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from drafters.heads.parallel import Masked, check_drop, dropped
+from drafters.heads.training import Anchors, Borrowed, Prediction, TargetStates, TextBatch, TrainedHead, output_of
+from drafters.own_model import Options, OwnModelDrafter, Settings
+from specdec.arguments import shown, whole
+from specdec.batch import Batch
+from specdec.drafting.builders import AnyTree, tree_of
+from specdec.drafting.parallel_scorer import ParallelScorer
+from specdec.drafting.scored import ScoredSession
+from specdec.drafting.vocabulary import VocabularyMap
+from specdec.interfaces import Drafter, Sizes
+from specdec.random import Purpose, uniforms
+from specdec.target.adapters import Adapters, Matrices
+from specdec.target.runner import ModelRunner
+from specdec.target.target import Target
+
+TOKENS = 8
+"""Tokens of a draft if nobody says, as in the authors' linear sampler."""
+LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+class UnoDrafter(OwnModelDrafter):
+    """Drafts with one forward of the target itself, whose noise goes through an adapter.
+
+    It shares the target's weights, and has keys and values of its own for the tokens that became final.
+
+    Args:
+        adapter: A folder of a LoRA in peft's layout (or with one in its subfolder ``adapter``), or its matrices.
+        shape: What ``TreeShape.of`` takes, or a tree builder. ``ExpansionTree(nodes, depth, width=nodes)`` is the
+            authors' tree sampler.
+        noise_below: Noise is drawn from the tokens from 1 to below this (the authors' mask token); None for all tokens.
+
+    Raises:
+        ValueError: An argument is of the wrong type or out of its range.
+    """
+
+    at_once = True
+
+    def __init__(
+        self,
+        adapter: str | Path | Matrices,
+        shape: AnyTree = TOKENS,
+        *,
+        noise_below: int | None = None,
+        **options: Unpack[Options],
+    ):
+        self.adapter: str | Matrices = adapter if isinstance(adapter, Mapping) else _folder(Path(adapter))
+        name = self.adapter if isinstance(self.adapter, str) else "uno"
+        super().__init__(tree_of(shape), **{**options, "name": options.get("name") or name})
+        self.noise_below = None if noise_below is None else whole("noise_below", noise_below, least=2)
+        self.has_leaf_probs = self.tree.has_leaf_probs  # a leaf's law is said by one more place
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_path: str | Path,
+        *,
+        shape: AnyTree = TOKENS,
+        noise_below: int | None = None,
+        **options: Unpack[Settings],
+    ) -> "UnoDrafter":
+        """Returns a drafter with an adapter from a folder; the other arguments are those of the class.
+
+        Raises:
+            ValueError: There is no adapter.
+        """
+        if not any((Path(name_or_path) / place / "adapter_config.json").is_file() for place in ("", "adapter")):
+            raise ValueError(
+                f"no adapter at {shown(name_or_path)}: give a folder with adapter_config.json (a downloaded copy of "
+                f"s-sahoo/uno-qwen3-8B, say)"
+            )
+        return cls(name_or_path, shape, noise_below=noise_below, **options)
+
+    def bind(self, target: Target, sizes: Sizes) -> ScoredSession:
+        """Put the adapter beside the target's weights, in a model of its own, and allocate a cache."""
+        below = target.vocab_size if self.noise_below is None else self.noise_below
+        if below > target.vocab_size:
+            raise ValueError(
+                f"noise_below={below}: the target {target.name} has {target.vocab_size} tokens, give no more"
+            )
+        twin = twin_of(target.model)
+        adapters = Adapters(twin, {"uno": self.adapter})
+        runner = ModelRunner(
+            twin,
+            max_batch_size=sizes.max_batch_size,
+            max_length=sizes.max_length,
+            max_nodes=2 * (self.max_depth + 1),
+            attention=self.attention,
+            optimize=self.optimize,
+            kv_cache=self.kv_cache,
+            paging=sizes.paging,
+            adapters=adapters,
+        )
+
+        def noise(batch: Batch, count: int) -> Int[Tensor, "batch place"]:
+            numbers = uniforms(batch.keys, batch.rounds, Purpose.LOOK_AHEAD, count)
+            return 1 + (numbers * (below - 1)).long()
+
+        scorer = ParallelScorer(
+            runner,
+            mask_token=0,
+            fill=noise,
+            adapter=adapters.number("uno"),
+            window=self.max_depth + 1,
+            max_batch_size=sizes.max_batch_size,
+        )
+        return ScoredSession(self, scorer, VocabularyMap(runner.vocab_size, target.vocab_size), target.device, sizes)
+
+
+def _folder(given: Path) -> str:
+    inner = given / "adapter"  # as the authors publish theirs
+    return str(inner if inner.is_dir() else given)
+
+
+def twin_of(model: PreTrainedModel) -> Any:
+    """Returns a model with modules of its own and the very same tensors."""
+    tensors: Iterable[Tensor] = itertools.chain(model.parameters(), model.buffers())
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+
+
+class Lora(nn.Module):
+    """The weights of an adapter: for every layer, from its input to the rank and from there to its output."""
+
+    def __init__(self, widths: Mapping[str, tuple[int, int]], rank: int):
+        super().__init__()
+        self.layers, self.rank = list(widths), rank
+        self.down = nn.ParameterList(nn.Parameter(torch.empty(rank, width)) for width, _ in widths.values())
+        self.up = nn.ParameterList(nn.Parameter(torch.zeros(width, rank)) for _, width in widths.values())
+        for down in self.down:
+            nn.init.kaiming_uniform_(down, a=5**0.5)
+
+    @property
+    def matrices(self) -> Matrices:
+        """The weights by layer."""
+        pairs: list[Any] = list(zip(self.down, self.up, strict=True))
+        return dict(zip(self.layers, pairs, strict=True))
+
+
+def write_adapter(folder: Path, adapter: Matrices, *, base: str) -> None:
+    """Write an adapter of the model ``base`` in bfloat16, in peft's layout."""
+    rank = max(len(down) for down, _ in adapter.values())
+    names = sorted({layer.rpartition(".")[2] for layer in adapter})
+    settings = {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "inference_mode": True,
+        "r": rank, "lora_alpha": rank, "target_modules": names, "bias": "none",
+    }  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    tensors = {
+        f"base_model.model.{layer}.lora_{side}.weight": tensor.detach().to(torch.bfloat16).contiguous().cpu()
+        for layer, pair in adapter.items()
+        for side, tensor in zip("AB", pair, strict=True)
+    }
+    save_file(tensors, folder / "adapter_model.safetensors")
+
+
+class TrainedUno(TrainedHead):
+    """An adapter of the target that learns to fill places of noise; the first place is the target's own.
+
+    Args:
+        depths: Tokens of a draft.
+        rank: The rank of its matrices.
+        layers: The names that the linear layers end with.
+        keeps, keeps_least: See ``TrainedPARD``.
+        noise_below: See ``UnoDrafter``.
+    """
+
+    title = "adapter (Uno)"
+    head: Lora
+
+    def __init__(
+        self,
+        *,
+        depths: int = TOKENS,
+        rank: int = 128,
+        layers: Iterable[str] = LAYERS,
+        keeps: float = 0.7,
+        keeps_least: float = 0.2,
+        noise_below: int | None = None,
+    ):
+        super().__init__(depths)
+        check_drop(keeps, keeps_least)
+        self.rank, self.names = whole("head.rank", rank, least=1), tuple(layers)
+        self.keeps, self.keeps_least, self.noise_below, self._seed = keeps, keeps_least, noise_below, 0
+
+    def begin(self, target: Target, counts: Int[Tensor, " vocab"] | None) -> None:
+        """Make an adapter that changes nothing yet.
+
+        Raises:
+            ValueError: The target has no linear layers of these names.
+        """
+        twin = twin_of(target.model)
+        linear = {name: module for name, module in twin.named_modules() if isinstance(module, nn.Linear)}
+        chosen = {
+            name: (module.in_features, module.out_features)
+            for name, module in linear.items()
+            if name.endswith(self.names)
+        }
+        if not chosen:
+            raise ValueError(
+                f"head.layers={list(self.names)}: the target {target.name} has no linear layers of these names"
+            )
+        self.head, self.base = Lora(chosen, self.rank), target.name
+        adapters = Adapters(twin, {"uno": self.head.matrices})
+        for layer, pair in self.head.matrices.items():
+            adapted: Any = twin.get_submodule(layer)
+            adapted.down, adapted.up = pair  # what is trained is what is read
+        # In a tuple, or it would be trained, moved and saved.
+        self._twin, self._choice = (twin.requires_grad_(False).eval(),), adapters.choice
+        self.head.requires_grad_(True)
+        self._output = (Borrowed(output_of(target.model)),)
+        self._below = target.vocab_size if self.noise_below is None else self.noise_below
+
+    def anchors(self, batch: TextBatch, generator: torch.Generator) -> Anchors:
+        """Everywhere; while training, with fewer drafts at every depth."""
+        self._seed = int(torch.randint(2**62, (), generator=generator))
+        every = Anchors.everywhere(batch, self.depths, before=0)
+        return dropped(every, batch, self.keeps, self.keeps_least, generator) if self.training else every
+
+    def forward(self, batch: TextBatch, states: TargetStates, anchors: Anchors) -> Prediction:
+        """Runs the text of all rows by the base weights, and the noise behind it through the adapter."""
+        masked = Masked.behind(batch, anchors, before=0)
+        (twin,) = self._twin
+        shape = len(batch.tokens), masked.masks
+        fill = torch.randint(1, self._below, shape, generator=torch.Generator().manual_seed(self._seed))
+        numbers = torch.zeros_like(masked.positions)
+        numbers[:, batch.tokens.shape[1] :] = 1
+        bias = torch.zeros(masked.seen.shape, dtype=twin.dtype, device=masked.seen.device)
+        self._choice.set(numbers)
+        output = twin.base_model(
+            input_ids=torch.cat([batch.tokens, fill.to(batch.tokens)], 1),
+            attention_mask=bias.masked_fill_(~masked.seen, torch.finfo(twin.dtype).min)[:, None],
+            position_ids=masked.positions,
+            use_cache=False,
+        )
+        self._choice.clear()
+        hidden = output.last_hidden_state.flatten(0, 1)
+        return Prediction([hidden[places] for places in masked.predicts.unbind(1)])
+
+    def logits(
+        self, states: Float[Tensor, "place width"], previous: Int[Tensor, " place"], depth: int
+    ) -> Float[Tensor, "place column"]:
+        return self._output[0](states)
+
+    def drafter(self) -> Drafter:
+        copies = {
+            layer: (down.detach().clone(), up.detach().clone()) for layer, (down, up) in self.head.matrices.items()
+        }
+        return UnoDrafter(copies, self.depths, noise_below=self.noise_below, optimize=False)
+
+    def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
+        """Write the adapter in bfloat16, in peft's layout."""
+        write_adapter(folder, self.head.matrices, base=self.base)
