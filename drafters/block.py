@@ -3,7 +3,7 @@
 DFlash (arXiv 2602.06036), DSpark (arXiv 2607.05147), and trees over what their places say (DDTree, arXiv 2604.12989).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -268,7 +268,7 @@ class TrainedBlock(TrainedHead):
         rounds: How many free-running passes of xPress's refiner are trained besides: each reads the most probable
             tokens of the one before, as when it drafts.
         rounds_weight: How much their mean loss counts.
-        **settings: Further fields of ``BlockConfig``.
+        config: Further fields of ``BlockConfig``, by their names.
 
     Raises:
         ValueError: An argument is out of its range, or unknown.
@@ -303,7 +303,7 @@ class TrainedBlock(TrainedHead):
         base_until: float | None = None,
         rounds: int = 0,
         rounds_weight: float = 0.3,
-        **settings: Any,
+        config: Mapping[str, Any] | None = None,
     ):
         super().__init__(max(block_size if shifted else block_size - 1, 1))
         if block_size < (1 if shifted else 2):
@@ -312,9 +312,10 @@ class TrainedBlock(TrainedHead):
             raise ValueError(f"head.anchors={anchors}: give at least 1")
         if markov_head_type not in ("vanilla", "gated", "rnn"):
             raise ValueError(f"head.markov_head_type={markov_head_type!r}: give vanilla, gated or rnn")
-        unknown = [key for key in settings if key not in BlockConfig.__annotations__]
+        further = dict(config or {})
+        unknown = [key for key in further if key not in BlockConfig.__annotations__]
         if unknown:
-            raise ValueError(f"head.{unknown[0]} is no setting of a block drafter's head: leave it out")
+            raise ValueError(f"head.config.{unknown[0]} is no field of a block drafter's configuration: leave it out")
         for key, value in (("base_weight", base_weight), ("rounds_weight", rounds_weight), ("base_until", base_until)):
             if value is not None and not value >= 0:
                 raise ValueError(f"head.{key}={value}: give a number of at least 0")
@@ -335,7 +336,7 @@ class TrainedBlock(TrainedHead):
             "markov_head_type": markov_head_type,
             "confidence": confidence,
             "confidence_with_markov": confidence_with_markov and markov_rank > 0,
-            **settings,
+            **further,
         }
         if intermediate_size is not None:
             self.options["intermediate_size"] = intermediate_size

@@ -60,15 +60,15 @@ HEADS: dict[str, tuple[list[str], Load]] = {
     "mtp": (["head.depths=2"], lambda path: MTPDrafter.from_pretrained(path, shape=2)),
     "dflash": (["head.block_size=4", "head.anchors=8"], lambda path: BlockDrafter.from_pretrained(str(path))),
     "dflash2": (
-        ["head.block_size=4", "head.anchors=8", "head.selector_rank=8", "head.conv_group_size=8"],
+        ["head.block_size=4", "head.anchors=8", "head.config.selector_rank=8", "head.config.conv_group_size=8"],
         lambda path: BlockDrafter.from_pretrained(str(path)),
     ),
     "domino": (
-        ["head.block_size=3", "head.anchors=8", "head.gru_hidden_dim=8", "head.emb_dim=8"],
+        ["head.block_size=3", "head.anchors=8", "head.config.gru_hidden_dim=8", "head.config.emb_dim=8"],
         lambda path: BlockDrafter.from_pretrained(str(path)),
     ),
     "xpress": (
-        ["head.block_size=4", "head.anchors=8", "head.xpress_rank=8"],
+        ["head.block_size=4", "head.anchors=8", "head.config.xpress_rank=8"],
         lambda path: BlockDrafter.from_pretrained(str(path)),
     ),
     "dspark": (

@@ -191,15 +191,17 @@ BLOCKS: dict[str, dict] = {
     "dspark": {"block_size": 4, "shifted": True, "markov_rank": 6, "confidence": True},
     "dflash_mixed": {"block_size": 5, "sliding_window": 3, "causal_in_windows": True},
     "dflash2": {
-        "block_size": 5, "selector_rank": 6, "selector_top_k": 8, "conv_kernel_size": 2, "conv_group_size": 8,
-        "base_weight": 1.0,
+        "block_size": 5, "base_weight": 1.0,
+        "config": {"selector_rank": 6, "selector_top_k": 8, "conv_kernel_size": 2, "conv_group_size": 8},
     },
-    "xpress": {"block_size": 5, "xpress_rank": 6, "rounds": 2, "base_weight": 0.6, "draft_vocabulary": 40},
+    "xpress": {
+        "block_size": 5, "rounds": 2, "base_weight": 0.6, "draft_vocabulary": 40, "config": {"xpress_rank": 6},
+    },
     "domino": {
-        "block_size": 4, "shifted": True, "gru_hidden_dim": 6, "emb_dim": 5, "pure_draft_prefix_len": 1,
-        "base_until": 0.5,
+        "block_size": 4, "shifted": True, "base_until": 0.5,
+        "config": {"gru_hidden_dim": 6, "emb_dim": 5, "pure_draft_prefix_len": 1},
     },
-    "domino_in_place": {"block_size": 5, "gru_hidden_dim": 6, "emb_dim": 5, "base_until": 0.5},
+    "domino_in_place": {"block_size": 5, "base_until": 0.5, "config": {"gru_hidden_dim": 6, "emb_dim": 5}},
     "dspark_rnn": {"block_size": 4, "shifted": True, "markov_rank": 6, "markov_head_type": "rnn"},
     "dspark_gated": {"block_size": 4, "shifted": True, "markov_rank": 6, "markov_head_type": "gated"},
 }  # fmt: skip
