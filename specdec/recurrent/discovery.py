@@ -145,7 +145,9 @@ class _Trial:
             raise ValueError(f"its layer {tried.name} keeps a state, and no token can be told from another in it")
         with tried.attributes_kept(self._model):
             pieces = self._continues(_CUT)
-            if not pieces and not self._continues(TOKENS - 1):
+            # Rounded to 16 bits, one way may be as far from the other as a wrong one; logits are compared then.
+            precise = next(self._model.parameters()).dtype in _APART
+            if not pieces and precise and not self._continues(TOKENS - 1):
                 raise ValueError(f"its layer {tried.name} gives other numbers behind a state than in one piece")
             projections, last = self._linears()
         return Mixer(tried.name, tried.states, tried.takes, tried.gives, not pieces, projections, last)
@@ -199,7 +201,8 @@ class _Trial:
             noted.setdefault(name, []).append((output, not view.now))
             return output
 
-        linears = {name: each for name, each in self._module.named_modules() if isinstance(each, nn.Linear)}
+        # Quantized ones are of other classes.
+        linears = {name: each for name, each in self._module.named_modules() if hasattr(each, "out_features")}
         with forwards_replaced({each: partial(note, name, each.forward) for name, each in linears.items()}):
             result, _ = self._run(parts, view)
         return noted, result

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from specdec.cache.states import States, StateView
 from specdec.forward import ForwardBatch
 from specdec.memory import NoRoomError
+from specdec.quantization import quantize
 from specdec.recurrent import recurrence
 from specdec.recurrent.order import Call, calls_of
 from specdec.target.runner import ModelRunner
@@ -249,6 +250,15 @@ def test_projections_run_once_for_all_nodes() -> None:
     tree = DraftTree.build(torch.tensor([[1, 2, 3, 4]] * 2), torch.tensor([[-1, 0, 1, 2], [-1, 0, 0, 1]]))
     verify(runner, tree, [0, 0])
     assert seen == [("in_proj_qkvz", (2, 4)), ("in_proj_ba", (2, 4)), ("out_proj", (2, 4))]
+
+
+def test_layers_are_found_in_half_precision_and_quantized() -> None:
+    """Numbers that are rounded to 16 bits, and projections that are no linear layers of torch."""
+    for name in ("recurrent_gemma", "qwen3_next"):
+        mixers = ModelRunner(tiny(name).bfloat16(), max_batch_size=1, max_length=32).facts.mixers
+        assert {mixer.one_by_one for mixer in mixers} == {FOUND[name][1]}
+    quantized = ModelRunner(quantize(tiny("qwen3_next"), "int8", check=False), max_batch_size=1, max_length=32)
+    assert {mixer.projections for mixer in quantized.facts.mixers} == {("in_proj_qkvz", "in_proj_ba")}
 
 
 def test_a_token_that_was_seen_is_refused() -> None:
