@@ -102,7 +102,7 @@ def _with_arguments(group: str, name: str, section: Any, more: Mapping[str, Any]
     if not OmegaConf.is_dict(section) or "_target_" not in section:
         raise ValueError(f"{group} {name} has no _target_: name the component's class there")
     for key in more:
-        if key not in section:
+        if key not in list(section):  # a mapping denies keys whose value is ???
             known = [str(each) for each in section if not str(each).startswith("_")]
             raise ValueError(f"{group} {name} has no {key!r}{did_you_mean(str(key), known)}")
     OmegaConf.set_struct(section, False)

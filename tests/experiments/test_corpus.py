@@ -8,6 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from drafters.corpus import Corpus
+from experiments.config.groups import sections
 from experiments.config.sections import CONF
 from experiments.corpus import corpus
 from experiments.datasets.documents import documents
@@ -59,6 +60,12 @@ def test_tokens_need_no_tokenizer_and_text_does(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("text")
     with pytest.raises(ValueError, match="tokenizer=None: files have text"):
         made(files=f"{tmp_path}/b.txt", out=str(tmp_path / "b.corpus"), tokenizer=None)
+
+
+def test_an_entry_of_a_list_of_drafters_may_name_a_corpus() -> None:
+    """The option's file leaves it open (``corpus: ???``)."""
+    (section,) = sections("drafter", [{"name": "rest", "corpus": "a.corpus"}]).values()
+    assert section.corpus == "a.corpus" and section.max_nodes == 64
 
 
 @pytest.mark.parametrize(
