@@ -2,13 +2,13 @@
 
 The same command trains a small model, Medusa heads, EAGLE-3, MTP modules and block drafters: ``head=`` chooses. From
 time to time the head drafts for held-out prompts in the engine, and the weights with the greatest mean acceptance
-length are kept. ``accelerate launch -m experiments.train …`` uses the GPUs there are, and ``resume=true out=FOLDER``
-goes on with a training that was interrupted.
+length are kept. ``torchrun --nproc_per_node=N -m experiments.train …`` divides the rows among N processes, on as many
+GPUs if there are any, and ``resume=true out=FOLDER`` goes on with a training that was interrupted.
 """
 
 from experiments.config.launch import Command
 
-train = Command("train")
+train = Command("train", divides=True)
 main = train.main
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 from omegaconf import DictConfig
 
 from drafters.heads.training import TrainedHead
@@ -28,7 +29,9 @@ from experiments.training.loop import BEST, LAST, Plan, Training
 from experiments.training.losses import Loss
 from experiments.training.served import ServedConfig, served
 from experiments.training.served import prompts_of as served_prompts
+from experiments.training.sharding import check_processes
 from experiments.training.states import FrozenTarget
+from experiments.training.stored import StoredTarget
 from experiments.training.weights import Weights
 from specdec.engine.engine import Engine
 from specdec.machine import dtype_name
@@ -59,6 +62,8 @@ def train(config: DictConfig) -> Path:
     source.check(unanswered=rewritten is not None)
     tracker: Tracker = build(config, "tracker") or NullTracker()
     accelerator = Accelerator(mixed_precision=config.mixed_precision)
+    check_processes(accelerator, sharded=config.sharded, muon=fit.muon_lr is not None)
+    folder = Path(broadcast_object_list([str(folder)])[0])  # where the first process works; others may have no folder
     if config.target.get("device") == "auto":
         config.target.device = str(accelerator.device)
     target: Target = build(config, "target")
@@ -81,6 +86,10 @@ def train(config: DictConfig) -> Path:
     head.begin(target, counts)
     frozen = FrozenTarget(target, head.hidden_layers)
     head.to(accelerator.device)
+    source_of: FrozenTarget | StoredTarget = frozen
+    if config.states is not None:
+        with accelerator.main_process_first():
+            source_of = StoredTarget(frozen, rows, Path(config.states), main=accelerator.is_main_process)
     facts = {
         "head": type(head).__name__,
         **frozen.noted,
@@ -90,6 +99,7 @@ def train(config: DictConfig) -> Path:
         "tokens": sum(len(document.tokens) for document in documents.training),
         "parameters": sum(p.numel() for p in head.parameters() if p.requires_grad),
         "seed": config.seed,
+        "processes": accelerator.num_processes,
     }
     main = accelerator.is_main_process
     if main:
@@ -111,7 +121,7 @@ def train(config: DictConfig) -> Path:
             watcher = _Told(progress, tracker if main else NullTracker())
             training = Training(
                 Comparison(head, loss, weights, chunk=fit.chunk),
-                frozen,
+                source_of,
                 rows,
                 fit,
                 Plan(
@@ -126,6 +136,7 @@ def train(config: DictConfig) -> Path:
                 accelerator=accelerator,
                 watcher=watcher,
                 vocab_size=target.vocab_size,
+                sharded=config.sharded,
             )
             progress.begin(training.done)
             training.run()

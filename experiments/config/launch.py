@@ -46,11 +46,13 @@ class Command:
         rewrite: Puts the words of the command line into words that Hydra takes, or raises ValueError.
         objective: The figure of a job for a sweeper that searches for the best setting, from the job's configuration
             and result.
+        divides: See ``ranks.taking_part``.
     """
 
     name: str
     rewrite: Callable[[list[str]], list[str]] | None = None
     objective: Callable[[DictConfig, Any], float | None] | None = None
+    divides: bool = False
 
     def __call__(self, config: DictConfig) -> Any:
         """Do the work of a composed configuration, and return its result.
@@ -77,7 +79,7 @@ class Command:
             note = _note_of_job()
             style.TITLES.set(bool(config.get("title", True)))
             try:
-                with ranks.in_silence(), ranks.taking_part(config):
+                with ranks.in_silence(), ranks.taking_part(config, divides=self.divides):
                     result = self(config)
                 return self.objective(config, result) if self.objective is not None else None
             except Exception as error:

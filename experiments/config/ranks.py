@@ -60,16 +60,25 @@ def in_silence() -> Iterator[None]:
 
 
 @contextmanager
-def taking_part(config: DictConfig) -> Iterator[None]:
+def taking_part(config: DictConfig, *, divides: bool = False) -> Iterator[None]:
     """Run a command as one of the processes that torchrun has started; alone it changes nothing.
 
     A process that follows works in a folder of its own, which begins as a copy of the run that it resumes, if any.
+
+    Args:
+        divides: Whether the command divides its work among the processes by itself, as a training does.
 
     Raises:
         ValueError: The command cannot run in several processes, or not with this configuration.
     """
     if processes() == 1:
         yield
+        return
+    if divides:
+        try:
+            yield
+        finally:
+            _leave()
         return
     _check(config)
     _bind_device(has_queue=config.get("replicas", 1) != 1)

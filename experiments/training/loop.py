@@ -20,7 +20,9 @@ from experiments.training.comparison import Comparison, Places, counted
 from experiments.training.data.packing import Rows
 from experiments.training.figures import Tally, calibrated
 from experiments.training.fitting import FitConfig, optimizers_of, set_learning_rates
+from experiments.training.sharding import divide, gathered, load_optimizer, undivided
 from experiments.training.states import FrozenTarget
+from experiments.training.stored import StoredTarget
 
 LOG = "training.jsonl"
 BEST, LAST = "best", "last"
@@ -69,19 +71,20 @@ class Training:
 
     Args:
         comparison: The head with its loss.
-        target: What the head drafts for.
+        target: What the head drafts for; it may keep its states of the rows.
         rows: The training text.
         config: How long and how fast.
         plan: What else happens.
         accelerator: Device, precision and processes.
         watcher: Shows how it goes.
         vocab_size: The width of the target's logits.
+        sharded: Whether every process keeps a part of the head (FSDP).
     """
 
     def __init__(
         self,
         comparison: Comparison,
-        target: FrozenTarget,
+        target: FrozenTarget | StoredTarget,
         rows: Rows,
         config: FitConfig,
         plan: Plan,
@@ -89,6 +92,7 @@ class Training:
         accelerator: Accelerator,
         watcher: Watcher,
         vocab_size: int,
+        sharded: bool = False,
     ):
         self.head = comparison.head
         self.target, self.rows, self.config, self.plan = target, rows, config, plan
@@ -99,12 +103,15 @@ class Training:
         self._whole = True  # whether the weights are those after `done` steps
         columns = self.head.columns
         vocabularies = {vocab_size} | ({len(columns)} if columns is not None else set())
+        state, self.sharded = self._restored(), sharded
+        if sharded:
+            divide(comparison, accelerator)
         made = optimizers_of(self.head, config, vocabularies)
-        state = self._restored()
         if state is not None:
             for optimizer, saved in zip(made, state["optimizers"], strict=True):
-                optimizer.load_state_dict(saved)
-        self.comparison, *self.optimizers = accelerator.prepare(comparison, *made)
+                load_optimizer(optimizer, saved)
+        self.optimizers = [accelerator.prepare_optimizer(optimizer) for optimizer in made]
+        self.comparison = comparison if sharded else accelerator.prepare_model(comparison)
         self._parameters = [parameter for parameter in self.head.parameters() if parameter.requires_grad]
 
     def run(self) -> None:
@@ -126,16 +133,17 @@ class Training:
             self._evaluate_if_due()
             self._save()
         except KeyboardInterrupt:
-            if self._whole:
+            if self._whole and not self.sharded:  # other processes may be elsewhere, and parts need all of them
                 self._save()
             raise
         finally:
             if before is not None:
                 signal.signal(signal.SIGTERM, before)
-        if self.accelerator.is_main_process:
-            self._write(LAST)
-            if self.plan.serve is None:
-                self._write(BEST)
+        with undivided(self.comparison):
+            if self.accelerator.is_main_process:
+                self._write(LAST)
+                if self.plan.serve is None:
+                    self._write(BEST)
         self.accelerator.wait_for_everyone()
 
     def _step(self, step: int) -> None:
@@ -147,8 +155,11 @@ class Training:
         whole = self.rows.batch(numbers).to(accelerator.device)
         size = config.micro_batch or max(1, len(numbers))
         generator = torch.Generator().manual_seed(_mixed(self.plan.seed, step, rank) + 1)
+        some = [numbers[start : start + size] for start in range(0, len(numbers), size)]
         parts = [whole.rows(start, size) for start in range(0, len(numbers), size)]
-        prepared = [self._prepared(part, generator, keep=len(parts) == 1) for part in parts]
+        prepared = [
+            self._prepared(part, own, generator, keep=len(parts) == 1) for part, own in zip(parts, some, strict=True)
+        ]
         depths = 1 if self.head.autoregressive else self.head.depths
         totals = torch.zeros(depths, device=accelerator.device)
         for anchors, _ in prepared:
@@ -161,7 +172,7 @@ class Training:
             with nullcontext() if last else accelerator.no_sync(self.comparison):
                 with accelerator.autocast():
                     loss, places = self.comparison(
-                        part, states or self.target(part), anchors, totals, step / config.steps
+                        part, states or self.target(part, some[number]), anchors, totals, step / config.steps
                     )
                 # The processes' gradients are averaged, and the sums were divided by the total of all.
                 accelerator.backward(loss * world)
@@ -169,7 +180,7 @@ class Training:
             tally.add(places, part, autoregressive=self.head.autoregressive)
         value = float(_summed(accelerator, total))
         found: Any = accelerator.clip_grad_norm_(self._parameters, config.clip or math.inf)
-        norm = float(found)
+        norm = float(gathered(found))
         if not (math.isfinite(value) and math.isfinite(norm)):
             self._stop(step, value, norm)
         set_learning_rates(self.optimizers, config.factor(step))
@@ -188,20 +199,21 @@ class Training:
         self.watcher.step(self.done, told)
 
     def _prepared(
-        self, part: TextBatch, generator: torch.Generator, *, keep: bool
+        self, part: TextBatch, numbers: list[int], generator: torch.Generator, *, keep: bool
     ) -> tuple[Anchors, TargetStates | None]:
         """Returns where drafts begin, and the target's states unless they would have to be kept for long."""
         anchors = self.head.anchors(part, generator)
         if self.head.columns is None and not keep:
             return anchors, None
-        states = self.target(part)
+        states = self.target(part, numbers)
         anchors = counted(anchors, part, states, self.head.columns, self.config.chunk)
         return anchors, states if keep else None
 
     def _evaluate_if_due(self) -> None:
         due = self.done > 0 and (self.done % self.plan.evaluate_every == 0 or self.done == self.config.steps)
         if due and self.evaluated != self.done:
-            self._evaluate()
+            with undivided(self.comparison):
+                self._evaluate()
 
     def _evaluate(self) -> None:
         """Measure the head on held-out text and in the engine, and keep it if it is the best one."""
@@ -250,7 +262,8 @@ class Training:
             states = self.target(part)
             anchors = self.head.anchors(part, generator)
             with accelerator.autocast():
-                _, places = comparison(part, states, anchors, anchors.valid.sum(0).float(), 0.0)
+                # Not called as a module: a divided one would gather its weights, each process for as many parts.
+                _, places = comparison.forward(part, states, anchors, anchors.valid.sum(0).float(), 0.0)
             found.append((part, places))
         comparison.train()
         return found
@@ -266,6 +279,9 @@ class Training:
         )
 
     def _save(self) -> None:
+        with undivided(self.comparison):
+            head = self.head.state_dict()
+        optimizers = [gathered(optimizer.state_dict()) for optimizer in self.optimizers]
         if not self.accelerator.is_main_process:
             return
         self.checkpoints.save(
@@ -274,8 +290,8 @@ class Training:
                 "step": self.done,
                 "evaluated": self.evaluated,
                 "best": self.best,
-                "head": self.head.state_dict(),
-                "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+                "head": head,
+                "optimizers": optimizers,
             },
         )
 

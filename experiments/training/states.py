@@ -44,8 +44,8 @@ class FrozenTarget:
         self.output = _output_layer(target)
 
     @torch.no_grad()
-    def __call__(self, batch: TextBatch) -> TargetStates:
-        """The states at every position of a batch."""
+    def __call__(self, batch: TextBatch, numbers: Sequence[int] | None = None) -> TargetStates:
+        """The states at every position of a batch, whatever the numbers of its rows."""
         with torch.autocast(batch.tokens.device.type, enabled=False):
             return TargetStates(self._hidden(batch), self.output)
 

@@ -7,17 +7,32 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
+import yaml
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
 from omegaconf import DictConfig
 
+from drafters.model import TrainedLM
 from experiments.train import train
 from experiments.training.checkpoints import Checkpoints, write_folder
 from experiments.training.comparison import Comparison
+from experiments.training.data.document import Document
+from experiments.training.data.packing import Rows
 from experiments.training.fitting import FitConfig
-from experiments.training.loop import LOG, DivergedError, Training
+from experiments.training.loop import LOG, DivergedError, Training, _summed
+from experiments.training.losses import ForwardKL
+from experiments.training.sharding import check_processes
+from experiments.training.states import FrozenTarget
+from experiments.training.weights import Power
+from specdec.target.target import Target
+from tests.experiments.conftest import VOCAB_SIZE
+from tests.experiments.training.conftest import LM
+from tests.models import tiny_model
 
 Compose = Callable[..., DictConfig]
 ROOT = Path(__file__).parents[3]
@@ -163,20 +178,92 @@ def test_the_learning_rate_rises_and_falls() -> None:
     assert cosine.factor(3) == 1.0 and cosine.factor(9) < 0.06
 
 
+class Share:
+    """What ``Training`` asks of accelerate, in one of two processes whose sums are those of both."""
+
+    is_main_process, num_processes, device = False, 2, torch.device("cpu")
+
+    def __init__(self, rank: int, sums: list[torch.Tensor] | None):
+        self.process_index, self.sums, self.said = rank, sums, []
+
+    def reduce(self, value: torch.Tensor, reduction: str) -> torch.Tensor:
+        assert reduction == "sum"
+        self.said.append(value.clone())
+        return value if self.sums is None else self.sums[len(self.said) - 1]
+
+
+def test_sums_are_divided_by_the_places_of_all_processes() -> None:
+    """The mean of two processes' gradients is that of the whole batch, also where one has fewer places."""
+    rows = Rows([Document.whole(str(n), list(range(n))) for n in (16, 11)], length=16, batch_size=2, seed=0)
+    target = Target(tiny_model(vocab_size=VOCAB_SIZE), name="tiny")
+
+    def gradient(world: int, rank: int, sums: list[torch.Tensor] | None) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        torch.manual_seed(1)
+        head = TrainedLM(config=yaml.safe_load(LM))
+        head.begin(target, None)
+        comparison, frozen = Comparison(head, ForwardKL(), Power(), chunk=64), FrozenTarget(target)
+        share = Share(rank, sums)
+        batch = rows.batch(rows.numbers(0, rank, world))
+        anchors = head.anchors(batch, torch.Generator())
+        totals = anchors.counted.sum(0).float()
+        totals = _summed(share, totals) if world > 1 else totals  # type: ignore[arg-type]
+        loss, _ = comparison(batch, frozen(batch), anchors, totals, 0.0)
+        (loss * world).backward()
+        return torch.cat([each.grad.flatten() for each in head.parameters() if each.grad is not None]), share.said
+
+    whole, _ = gradient(1, 0, None)
+    alone = [gradient(2, rank, None) for rank in (0, 1)]
+    sums = [torch.stack(each).sum(0) for each in zip(*(said for _, said in alone), strict=True)]
+    both = [gradient(2, rank, sums)[0] for rank in (0, 1)]
+    torch.testing.assert_close((both[0] + both[1]) / 2, whole, rtol=1e-4, atol=1e-6)
+    mean_of_means = (alone[0][0] + alone[1][0]) / 4  # the mutant: each divides by its own places
+    assert not torch.allclose(mean_of_means, whole, rtol=1e-2, atol=1e-4)
+
+
+def launched(given: list[str], count: int, out: Path) -> None:
+    """Trains in so many processes, on CPUs."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"]
+    command = [*launch, "-m", "experiments.train", *given, f"out={out}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 @pytest.mark.full
-def test_two_processes_train_as_one(tiny_training: list[str], tmp_path: Path) -> None:
-    """Each takes half of a batch, in which documents are of unequal length: the same weights, the same figures."""
-    given = [*tiny_training, "fit.steps=4", "evaluate_every=4", "served.prompts=1", f"hydra.run.dir={tmp_path}/h"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_machines=1", "--mixed_precision=no"]
-    launch += ["--dynamo_backend=no", "--main_process_port=0"]
-    for count in (1, 2):
-        command = [*launch, f"--num_processes={count}", "-m", "experiments.train", *given]
-        command.append(f"out={tmp_path / str(count)}")
-        subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
+@pytest.mark.parametrize("way", ["DDP", "FSDP"])
+def test_two_processes_train_as_one(way: str, tiny_training: list[str], tmp_path: Path) -> None:
+    """Each takes half of a batch, in which documents are of unequal length: the same weights, the same figures.
+
+    With FSDP each keeps a part of the head; the target's states come from a disk then.
+    """
+    given = [*tiny_training, "evaluate_every=4", "served.prompts=1", f"hydra.run.dir={tmp_path}/h"]
+    given += ["fit.muon_lr=null"] if way == "FSDP" else []
+    more = {"1": [], "2": ["sharded=true", f"states={tmp_path / 'states'}"] if way == "FSDP" else []}
+    for count in ("1", "2"):
+        launched([*given, "fit.steps=4", *more[count]], int(count), tmp_path / count)
     logs = [[json.loads(line) for line in (tmp_path / each / LOG).read_text().splitlines()] for each in ("1", "2")]
     for one, two in zip(*logs, strict=True):
         assert one == pytest.approx(two, rel=1e-4, abs=1e-6)
-    heads = [torch.load(tmp_path / each / "checkpoints/step-00000004.pt", weights_only=True)["head"] for each in "12"]
-    for name, value in heads[0].items():
-        torch.testing.assert_close(heads[1][name], value, rtol=1e-3, atol=1e-5)
+    states = [torch.load(tmp_path / each / "checkpoints/step-00000004.pt", weights_only=True) for each in "12"]
+    for name, value in states[0]["head"].items():
+        torch.testing.assert_close(states[1]["head"][name], value, rtol=1e-3, atol=1e-5)
+    for one, two in zip(*(state["optimizers"] for state in states), strict=True):
+        for number, values in one["state"].items():
+            for key, value in values.items():
+                torch.testing.assert_close(two["state"][number][key], value, rtol=1e-3, atol=1e-5)
+    for count in ("1", "2"):
+        said = json.loads((tmp_path / count / "best" / "training.json").read_text())
+        assert said["processes"] == int(count), "a launcher may start fewer than it was told to"
+        assert (tmp_path / count / "best" / "model.safetensors").is_file()
+
+
+def test_what_cannot_be_divided_is_refused() -> None:
+    alone = SimpleNamespace(distributed_type=DistributedType.NO, num_processes=1)
+    with pytest.raises(ValueError, match="sharded=true divides the head among processes, and there is one"):
+        check_processes(cast(Accelerator, alone), sharded=True)
+    two = SimpleNamespace(distributed_type=DistributedType.MULTI_CPU, num_processes=2)
+    with pytest.raises(ValueError, match="Muon needs whole matrices"):
+        check_processes(cast(Accelerator, two), sharded=True, muon=True)
+    theirs = SimpleNamespace(distributed_type=DistributedType.FSDP, num_processes=2)
+    with pytest.raises(ValueError, match="its own FSDP: leave that out, and give sharded=true"):
+        check_processes(cast(Accelerator, theirs), sharded=False)
