@@ -168,11 +168,45 @@ class HydraHeads(Heads):
 
 
 class HydraScorer(LastStateScorer):
-    """Scores the children of a node with its depth's head, which reads the node's own path."""
+    """Scores the children of a node with its depth's head, which reads the node's own path.
 
-    def __init__(self, *, embed: Any, max_shown: int, **places: Any):
+    The cache of prefix attention has an entry per committed position, and none of a draft: nothing has to be moved or
+    taken back.
+
+    Args:
+        embed: The target's embeddings.
+        max_shown: The most nodes that are shown to it, the root not counted.
+        runner: Hydra++'s prefix attention; None for plain Hydra.
+    """
+
+    def __init__(self, *, embed: Any, max_shown: int, runner: ModelRunner | None = None, **places: Any):
         super().__init__(**places)
+        self.runner, self.caches = runner, () if runner is None else (runner.cache,)
         self._embed, self._max_shown, self._width = embed, max_shown, self.newest.shape[1]
+
+    @property
+    def models(self) -> tuple[ModelRunner | nn.Module, ...]:
+        return super().models if self.runner is None else (self.runner, *super().models)
+
+    def prepare(self, batch: Batch) -> Hashable:
+        return None if self.runner is None else self.runner.version, super().prepare(batch)
+
+    def states(self, outcome: Outcome) -> Float[Tensor, "batch position hidden"]:
+        """Return what prefix attention makes of the states. Padding is written behind a row's end, and never read."""
+        states = outcome.hidden_states[-1]
+        if self.runner is None:
+            return states
+        made = self.runner.run(
+            ForwardBatch(
+                tokens=None,
+                embeds=states.to(self.runner.facts.dtype),
+                slots=outcome.slots,
+                lengths=outcome.starts,
+                topology=Topology.chain(states.shape[1], states.device),
+                wants=Wants(logits=0, hidden_layers=(-1,)),
+            )
+        )
+        return made.hidden_states[-1]
 
     def root_logits(self, batch: Batch) -> Float[Tensor, "batch 1 vocab"]:
         state, width = self.newest[batch.slots], self._width
@@ -193,42 +227,6 @@ class HydraScorer(LastStateScorer):
         return self.heads(joined[:, :, : (depth + 2) * width], depth)
 
 
-class PrefixedScorer(HydraScorer):
-    """Scores with Hydra++'s heads, which read what prefix attention makes of the states.
-
-    Its cache has an entry per committed position, and none of a draft: nothing has to be moved or taken back.
-
-    Args:
-        runner: The prefix attention.
-    """
-
-    def __init__(self, *, runner: ModelRunner, **places: Any):
-        super().__init__(**places)
-        self.runner, self.caches = runner, (runner.cache,)
-
-    @property
-    def models(self) -> tuple[ModelRunner | nn.Module, ...]:
-        return self.runner, *super().models
-
-    def prepare(self, batch: Batch) -> Hashable:
-        return self.runner.version, super().prepare(batch)
-
-    def states(self, outcome: Outcome) -> Float[Tensor, "batch position hidden"]:
-        """Return the layer's normed outputs. Padding is written behind a row's last position, and never read."""
-        states = outcome.hidden_states[-1].to(self.runner.facts.dtype)
-        made = self.runner.run(
-            ForwardBatch(
-                tokens=None,
-                embeds=states,
-                slots=outcome.slots,
-                lengths=outcome.starts,
-                topology=Topology.chain(states.shape[1], states.device),
-                wants=Wants(logits=0, hidden_layers=(-1,)),
-            )
-        )
-        return made.hidden_states[-1]
-
-
 class HydraDrafter(LastStateDrafter):
     """Drafts level by level: every node's head reads the node's own path. Arguments: see ``LastStateDrafter``.
 
@@ -238,23 +236,22 @@ class HydraDrafter(LastStateDrafter):
     kind, title = HydraHeads, "Hydra"
 
     def scorer(self, heads: Any, target: Target, sizes: Sizes) -> HydraScorer:
-        given = {
-            "embed": target.model.get_input_embeddings(),
-            "max_shown": self.tree.max_shown,
+        runner = None
+        if heads.prefix is not None:
+            runner = ModelRunner(
+                heads.prefix.beside(target, sizes.max_length),
+                max_batch_size=sizes.max_batch_size,
+                max_length=sizes.max_length,
+                max_nodes=self.max_depth + 1,
+                optimize=self.optimize,
+                paging=sizes.paging,
+            )
+        return HydraScorer(
+            embed=target.model.get_input_embeddings(),
+            max_shown=self.tree.max_shown,
+            runner=runner,
             **self.placed(heads.without_prefix(), target, sizes),
-        }
-        if heads.prefix is None:
-            return HydraScorer(**given)
-        layer = heads.prefix.beside(target, sizes.max_length)
-        runner = ModelRunner(
-            layer,
-            max_batch_size=sizes.max_batch_size,
-            max_length=sizes.max_length,
-            max_nodes=self.max_depth + 1,
-            optimize=self.optimize,
-            paging=sizes.paging,
         )
-        return PrefixedScorer(runner=runner, **given)
 
 
 class TrainedHydra(TrainedHeads):
