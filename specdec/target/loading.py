@@ -67,11 +67,11 @@ def load(
     device_map: str | Mapping[str, Any] | None = None,
     max_memory: Mapping[Any, Any] | None = None,
     tensor_parallel: bool | int | None = None,
+    adapter: str | None = None,
+    adapters: bool = False,
     **options: Any,
 ) -> Loaded:
     """Load a causal LM for use as a target or a drafter; the arguments are those of ``Target.from_pretrained``.
-    adapter: str | None = None,
-    adapters: bool = False,
 
     Raises:
         ValueError: The model cannot be found, loaded, inflated or quantized.
@@ -81,11 +81,11 @@ def load(
     if inflate is not None:
         inflation.resolve_shape(inflate)  # refuses a wrong name before anything is loaded
     size = parallel.check_processes(tensor_parallel)
+    if adapter is not None or adapters:
+        _check_adapted(size, device_map, inflate)
     if size > 1:
         parallel.check_options(device=device, device_map=device_map, quantization=quantization, inflate=inflate)
     where = _place(device, device_map, max_memory, quantization=quantization, inflate=inflate)
-    if adapter is not None or adapters:
-        _check_adapted(size, device_map, inflate)
     asked = resolve_dtype(dtype)
     path = _located(name_or_path, options.get("subfolder") or "")
     try:
@@ -142,9 +142,6 @@ def load(
         raise ValueError(f"cannot load the model {str(name_or_path)!r}: {_not_spread(stored)}")
     if stored is not None and inflate is not None:
         raise ValueError(f"inflate={inflate!r}: {name_or_path!r} is stored in {stored}; inflate what it was made of")
-    if inflate is not None:
-        model = inflation.inflate(model, inflate)
-    if quantization is not None and quantization != stored:
     if adapter is not None:
         if stored is not None or method is not None:
             raise ValueError(
@@ -152,21 +149,24 @@ def load(
                 f"weights in full precision; give the checkpoint that it was made of"
             )
         model = merge(model, adapter)
+    if inflate is not None:
+        model = inflation.inflate(model, inflate)
+    if quantization is not None and quantization != stored:
         model = quantize(model, quantization, check=quantization_check)
     elif stored is not None and quantization_check:
         check_fast(model, stored)
     return Loaded(model, choice.reason)
 
 
-def load_model(name_or_path: str, **options: Any) -> PreTrainedModel:
-    """Return only the model that ``load`` loads."""
-    return load(name_or_path, **options).model
 def _check_adapted(size: int, device_map: object, inflate: object) -> None:
     for option, given in (("tensor_parallel", size > 1), ("device_map", device_map), ("inflate", inflate)):
         if given:
             raise ValueError(f"adapters need the whole model on one device, as it was trained: leave {option} out")
 
 
+def load_model(name_or_path: str, **options: Any) -> PreTrainedModel:
+    """Return only the model that ``load`` loads."""
+    return load(name_or_path, **options).model
 
 
 def find_tokenizer(name_or_path: str, **options: Any) -> PreTrainedTokenizerBase | None:
