@@ -42,14 +42,14 @@ class Played:
     def accepted(self, prompt: list[int], count: int) -> list[int]:
         """The number of accepted tokens of every round, up to where the window has no room before the end."""
         ngram, text, rounds = self.drafter.ngram, list(prompt), []
-        window, pool = [_Request(self.drafter, prompt).rows[0]], {}
+        window, pool, read = [_Request(self.drafter, prompt).rows[0]], {}, 0
         while count - (len(text) - len(prompt)) > self.drafter.max_depth + 1:
             root = text[-1]
             if self.drafter.from_prompt:
                 for start in range(len(text) - ngram + 1):
-                    if start + ngram > getattr(self, "read", 0):
+                    if start + ngram > read:
                         self.remember(pool, text[start : start + ngram])
-                self.read = len(text)
+                read = len(text)
             drafts = list(pool.get(root, []))
             columns = [[root], *([root, token] for token in window[0])]  # every column's path, down its rows
             for column in range(1, len(columns)):
