@@ -18,13 +18,13 @@ def executor_for(
 
     With ``invariant``, a token's logits depend on nothing but the tokens that it sees.
     """
-    # Only the model's own code moves tensors between devices, sums them over processes, or runs by levels of a tree.
-    optimize = optimize and not is_spread(model) and not is_shared(model) and not facts.mixers
+    # Only the model's own code moves tensors between devices, or sums them over processes.
+    optimize = optimize and not is_spread(model) and not is_shared(model)
     if invariant:
         return InvariantExecutor(model, facts, backend, optimize=optimize)
     if optimize and model.device.type == "cpu":
         return ReplayExecutor(model, facts, backend)
-    if optimize and model.device.type == "cuda" and (kernels := triton_kernels()) is not None:
+    if optimize and model.device.type == "cuda" and not facts.mixers and (kernels := triton_kernels()) is not None:
         return FusedExecutor(model, facts, backend, kernels)
     return EagerExecutor(model, facts, backend)
 

@@ -73,13 +73,13 @@ class Norm:
         assert library is not None, "asked by `norms_in`"
         self._function: Any = library.normalize
 
-    def __call__(self, inputs: Tensor) -> Tensor:
-        """Return the norm of the last axis."""
+    def __call__(self, inputs: Tensor, *others: Any, **named: Any) -> Tensor:
+        """Return the norm of the last axis; the module's own with other arguments, such as a gate."""
         weight = self._module._parameters["weight"]
         assert weight is not None
-        other = inputs.dtype is not weight.dtype or torch.is_autocast_enabled("cpu")
+        other = others or named or inputs.dtype is not weight.dtype or torch.is_autocast_enabled("cpu")
         if other or not is_plain(inputs) or inputs.numel() == 0:
-            return type(self._module).forward(self._module, inputs)
+            return type(self._module).forward(self._module, inputs, *others, **named)
         return opaque(self._normalize, inputs, weight)
 
     def _normalize(self, inputs: Tensor, weight: Tensor) -> Tensor:

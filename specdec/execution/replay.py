@@ -47,13 +47,13 @@ class ReplayExecutor(Executor):
 
     A captured forward is checked before it is used: on inputs other than those it was captured with, it must return the
     very numbers of the eager forward. Models with code or hooks from elsewhere are not captured, because such code may
-    keep a state whose changes a capture would not see.
+    keep a state whose changes a capture would not see; neither are those with recurrent layers, whose levels depend on
+    the trees.
     """
-
-    captures = True
 
     def __init__(self, model: PreTrainedModel, facts: Facts, backend: AttentionBackend):
         super().__init__(model, facts, backend)
+        self.captures = not facts.mixers
         self._packed = packed_linears(model)
         self._now = Now(backend)
         recorder = _ForwardRecorder(self._packed, self._now, facts.vocab_size)
@@ -87,7 +87,8 @@ class ReplayExecutor(Executor):
         view = self._now.view = self.prepare(batch, cache)
         inputs, wants = inputs_of(batch, cache), batch.wants
         # Prompts are not captured: they have too many lengths.
-        if recording_now() or wants.logits == 0 or self.backend.passes_cache or not self.frozen.known:
+        as_it_is = not self.captures or self.backend.passes_cache or not self.frozen.known
+        if as_it_is or recording_now() or wants.logits == 0:
             with self._packed.in_use():
                 return output_of(wants, self.call_model(wants, inputs, view))
 

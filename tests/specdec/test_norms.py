@@ -72,3 +72,17 @@ def test_a_norm_reads_its_present_weight_and_leaves_autocast_alone() -> None:
         with torch.autocast("cpu", torch.bfloat16):
             assert torch.equal(model(inputs), OtherRMSNorm.forward(model, inputs))
     assert "forward" not in vars(model)
+
+
+class GatedRMSNorm(OtherRMSNorm):
+    def forward(self, inputs: Tensor, gate: Tensor | None = None) -> Tensor:
+        return super().forward(inputs if gate is None else inputs * gate)
+
+
+@torch.inference_mode()
+def test_a_gate_is_the_modules_own_affair() -> None:
+    module = GatedRMSNorm("nothing")
+    ((_, norm),) = norms_in(module)
+    inputs, gate = torch.randn(2, 3, 32)
+    torch.testing.assert_close(norm(inputs), module(inputs))
+    assert torch.equal(norm(inputs, gate=gate), module(inputs, gate))  # pyright: ignore[reportCallIssue]
