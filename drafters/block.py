@@ -40,7 +40,6 @@ from specdec.filters import first_largest
 from specdec.inflate import signal_width
 from specdec.interfaces import Drafter, Sizes
 from specdec.target.target import Target
-from specdec.topology import Topology
 
 
 class BlockDrafter(OwnModelDrafter):
@@ -140,9 +139,7 @@ class BlockDrafter(OwnModelDrafter):
         head = self.beside(self.head, self.hidden_layers, target, sizes)
         self._check_block(head, target)
         block = head.config.block(self.block_size, target.device)
-        runner = self.runner_for(
-            head, "head", sizes, max_nodes=self.block_size - 1, attention=self._attention_for(block, target)
-        )
+        runner = self.runner_for(head, "head", sizes, max_nodes=self.block_size - 1)
         vocabulary = VocabularyMap(runner.vocab_size, target.vocab_size, head.draft_ids)
         config, markov, confidence = head.config, head.markov_head, head.confidence_head
         to_head, called = row_of(head, target.vocab_size), list[ModuleCaller]()
@@ -202,21 +199,6 @@ class BlockDrafter(OwnModelDrafter):
         if places.reads_hidden:
             found["prepare"] = lambda hidden, before: places.prepare(hidden, self.tokens, before)
         return found
-
-    def _attention_for(self, block: Topology, target: Target) -> str:
-        """The name of an attention backend that knows what the places of a block see.
-
-        Raises:
-            ValueError: The one that was asked for does not.
-        """
-        if block.windowed is None or self.attention not in ("auto", "native"):
-            return self.attention
-        if self.attention == "native":
-            raise ValueError(
-                f"attention='native': the head {self.name} has sliding layers that see a block in another way than its "
-                f"full layers, or from its root, which that code does not know: give auto or grouped"
-            )
-        return "grouped" if target.device.type == "cpu" else "auto"
 
     def _check_block(self, head: BlockHead, target: Target) -> None:
         """Refuse a target whose layers, tokens or output layer are not those that a bound head was made for."""

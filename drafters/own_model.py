@@ -131,15 +131,12 @@ class OwnModelDrafter(ScoredDrafter):
         lengthen(head, sizes.max_length)
         return head
 
-    def runner_for(
-        self, model: PreTrainedModel, kind: str, sizes: Sizes, *, max_nodes: int, attention: str | None = None
-    ) -> ModelRunner:
+    def runner_for(self, model: PreTrainedModel, kind: str, sizes: Sizes, *, max_nodes: int) -> ModelRunner:
         """Return a runner of the model for one engine.
 
         Args:
             kind: What it is, for messages: ``"head"`` or ``"drafter"``.
             max_nodes: The largest tree of a forward, the root not counted.
-            attention: The name of an attention backend; None for the one that the drafter was given.
 
         Raises:
             ValueError: The model cannot be run. Names the drafter, because it would read as if the target were meant.
@@ -150,7 +147,7 @@ class OwnModelDrafter(ScoredDrafter):
                 max_batch_size=sizes.max_batch_size,
                 max_length=sizes.max_length,
                 max_nodes=max_nodes,
-                attention=attention or self.attention,
+                attention=self.attention,
                 optimize=self.optimize,
                 kv_cache=self.kv_cache,
                 paging=sizes.paging,

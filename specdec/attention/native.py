@@ -81,11 +81,11 @@ def _layer(cache: Cache, layer: int) -> bytes:
 
 
 class NativeAttention(GroupedAttention):
-    """The C of ``attention.c``. A quantized cache is read by ``GroupedAttention``."""
+    """The C of ``attention.c``. ``GroupedAttention`` reads quantized caches, and blocks that layers see in two ways."""
 
     def prepare(self, batch: ForwardBatch, cache: Cache, facts: Facts) -> Any:
         """Return the C's view of a forward."""
-        if cache.quantized:
+        if cache.quantized or batch.topology.windowed is not None:
             return super().prepare(batch, cache, facts)
         topology, reaches = batch.topology, facts.distinct_reaches
         words = None if topology.in_line else topology.ancestor_words[:, -batch.nodes :].contiguous()

@@ -79,7 +79,7 @@ class FusedExecutor(Executor):
             seldom = PROMPTS_AFTER if wants.logits == 0 else 1
             # To note a forward the host must wait, which it cannot while a graph is captured.
             self.recordings.after = sys.maxsize if recording_now() else seldom
-            key = ForwardKey(batch.nodes, wants, autocast_of(self.facts.device.type))
+            key = ForwardKey(batch.nodes, wants, autocast_of(self.facts.device.type), type(view))
             return output_of(wants, self.recordings.run("forward", key, stage, inputs))
 
 

@@ -40,6 +40,7 @@ class ForwardKey(NamedTuple):
     nodes: int
     wants: Wants
     autocast: torch.dtype | None
+    view: type[View]
 
 
 class ReplayExecutor(Executor):
@@ -97,7 +98,7 @@ class ReplayExecutor(Executor):
                 return self.call_model(wants, given, view, self._now.answer, self._now.store)
 
         self.recordings.after = 1 if self._at_first_sight else CAPTURE_AFTER
-        key = ForwardKey(batch.nodes, wants, autocast_of("cpu"))
+        key = ForwardKey(batch.nodes, wants, autocast_of("cpu"), type(view))
         return output_of(wants, self.recordings.run("forward", key, stage, inputs))
 
 
@@ -163,7 +164,7 @@ class _ForwardRecorder(Recorder):
         layers = Layers(now.attend, now.write, now.turn)
 
         def of_now() -> NativeView:
-            assert isinstance(now.view, NativeView), "a runner's cache has one format"
+            assert isinstance(now.view, NativeView), "as its key says"
             return now.view
 
         return lambda steps: in_lists(steps, inputs, outputs, layers, self._workspace, of_now)

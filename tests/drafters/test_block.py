@@ -391,12 +391,6 @@ def test_a_greedy_chain_takes_the_slots_best_tokens(target: Target, settings: di
     assert tree.max_depth == (5 if settings.get("shifted") else 4)
 
 
-def test_code_that_does_not_know_mixed_layers_is_not_used(target: Target) -> None:
-    with pytest.raises(ValueError, match=r"attention='native': .* sliding layers .*: give auto or grouped"):
-        bound(target, head_for(target, **MIXED), attention="native")
-    assert bound(target, head_for(target, **MIXED)).scorer.runner.attention_name == "grouped"
-
-
 SHIFTED = {"shifted": True, "markov_rank": 6}
 PLACES: dict[str, dict[str, Any]] = {
     "vanilla": SHIFTED, "gated": SHIFTED | {"markov_head_type": "gated"}, "rnn": SHIFTED | {"markov_head_type": "rnn"},

@@ -42,11 +42,7 @@ SHOWN = {"one tree for all rows", "groups of three", "heads of 80", "bfloat16", 
     ("name", "backend"),
     [
         *((name, "grouped") for name in CASES),
-        *(
-            (name, "native")
-            for name, case in CASES.items()
-            if case.dtype is not torch.float16 and case.shape != "mixed"  # which it is not used for
-        ),
+        *((name, "native") for name, case in CASES.items() if case.dtype is not torch.float16),
         *(complete(name, "triton", strong=name in SHOWN) for name in CASES),
     ],
 )
