@@ -273,11 +273,11 @@ def test_questions_and_deep_classes_are_noticed() -> None:
 
 # ---------------------------------------------------------------- pages
 
-MOST_WORDS, MOST_PAGES, ALL_WORDS = 3_000, 16, 43_300
+MOST_WORDS, MOST_PAGES, ALL_WORDS = 3_000, 16, 44_900
 LONG = {
     "docs/costs.md": 3_200,
-    "docs/drafters.md": 4_350,
-    "docs/engine.md": 4_500,
+    "docs/drafters.md": 5_150,
+    "docs/engine.md": 4_650,
     "docs/experiments.md": 3_600,
     "docs/measurements.md": 3_850,
     "docs/results.md": 4_150,

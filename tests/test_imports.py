@@ -22,7 +22,7 @@ LAYERS = (
     ("tree", "sampling"),
     ("forward", "batch", "coupling", "tree_parts"),
     ("cache",),
-    ("interfaces",),
+    ("interfaces", "recurrent"),
     ("acceptance", "attention", "wellformed", "attributes"),
     ("execution",),
     ("quantization",),
