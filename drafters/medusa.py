@@ -187,7 +187,12 @@ class MedusaHeads(Heads):
         blocks = [match for match in map(block.match, tensors) if match]
         num_layers = 1 + max((int(match["layer"]) for match in blocks), default=-1)
         heads = [int(match["head"]) for match in (*blocks, *filter(None, map(output.match, tensors)))]
-        num_heads = 1 + max(heads, default=0)
+        if not heads:
+            raise ValueError(
+                f"{name} has no weights of Medusa heads: give a folder with {FILES[0]}, or a model "
+                f"that was trained with heads (medusa_head.…)"
+            )
+        num_heads = 1 + max(heads)
         table = names_of(layout, num_heads, num_layers)
         outputs = [f"{table[(head + 1) * (num_layers + 1) - 1][1]}weight" for head in range(num_heads)]
         ids = _take_outputs(name, stored, tensors, outputs)

@@ -21,7 +21,17 @@ from experiments.datasets.prompt import Prompt
 from experiments.datasets.stdlib import Stdlib
 from experiments.measuring.peaks import brief_peaks
 from experiments.run import run
-from tests.components import block_head, eagle_head, hydra_heads, medusa_heads, noisy_adapter, peagle_head, perturbed
+from tests.components import (
+    block_head,
+    corpus,
+    eagle_head,
+    hydra_heads,
+    medusa_heads,
+    noisy_adapter,
+    peagle_head,
+    perturbed,
+    recurrent_head,
+)
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
 
@@ -64,6 +74,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     block_head(target).save_pretrained(folder / "block")
     save_eagle(eagle_head(target), folder / "eagle")
     save_eagle(peagle_head(target), folder / "peagle")
+    recurrent_head(target).save_pretrained(folder / "redrafter")
+    corpus(target).save(folder / "text.corpus")
     return folder
 
 

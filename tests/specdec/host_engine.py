@@ -61,6 +61,7 @@ class Entries:
     """A cache whose entries are tokens."""
 
     bytes_per_position = 8
+    states = None
 
     def __init__(self, paging: Paging, slots: int, *, max_length: int, nodes: int):
         self.max_length, self.positions, self._size = max_length, max_length + nodes + 1, paging.page_size
@@ -162,8 +163,9 @@ class HostEngine(Engine):
         self.max_batch_size, self.max_length, self.prefill_chunk = slots, max_length, prefill_chunk
         self.paging = paging.filled_in(slots=slots, max_length=max_length)
         target: Any = SimpleNamespace(
-            tokenizer=None, vocab_size=VOCAB, eos_token_ids=frozenset([STOP]), max_length=max_length, device=CPU
-        )
+            tokenizer=None, vocab_size=VOCAB, eos_token_ids=frozenset([STOP]), max_length=max_length, device=CPU,
+            adapters=None,
+        )  # fmt: skip
         self.target, self.drafter, self.session, self.on_round, self.on_turn = target, None, None, None, None
         cache = Entries(self.paging, slots, max_length=max_length, nodes=depth)
         self.runner: Any = Forwards(cache)

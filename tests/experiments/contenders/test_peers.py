@@ -167,7 +167,7 @@ def test_a_refused_request_is_a_failure_of_its_call_alone(target: Target) -> Non
     for _ in range(2):
         assert made.generate(PROMPTS[:1], sampling)[0].error == "Played failed: ValueError: too long"
     assert alive(made)
-    with pytest.raises(ValueError, match="no texts or processors"):
+    with pytest.raises(ValueError, match="no texts, processors or grammars"):
         made.generate(PROMPTS[:1], [SamplingParams(stop=("x",))])
 
 
