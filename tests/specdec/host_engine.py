@@ -111,6 +111,9 @@ class Forwards:
         for slot, start, tokens in zip(batch.slots.tolist(), batch.lengths.tolist(), batch.tokens, strict=True):
             self.cache.write(slot, start, tokens.numpy())
 
+    def adapt(self, slot: int, number: int) -> None:
+        assert number == 0, "no request asks for an adapter"
+
 
 class HostRounds:
     """Rounds that look at the cache and nothing else."""
