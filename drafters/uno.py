@@ -115,7 +115,7 @@ class UnoDrafter(OwnModelDrafter):
         )
 
         def noise(batch: Batch, count: int) -> Int[Tensor, "batch place"]:
-            numbers = uniforms(batch.keys, batch.rounds, Purpose.LOOK_AHEAD, count)
+            numbers = uniforms(batch.keys, batch.lengths, Purpose.LOOK_AHEAD, count)
             return 1 + (numbers * (below - 1)).long()
 
         scorer = ParallelScorer(

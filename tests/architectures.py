@@ -277,6 +277,26 @@ def _plain(model: PreTrainedModel, row: torch.Tensor, path: torch.Tensor) -> tor
     return model(input_ids=torch.cat([row, path])[None], use_cache=False).logits[0, -1]
 
 
+@torch.inference_mode()
+def own_error(model: PreTrainedModel) -> float:
+    """How far the model's own decoding is from a plain forward, relative to the largest logit; 0 if it has no cache.
+
+    It begins with four tokens: some types go wrong where they begin with one.
+    """
+    tokens = torch.randint(0, VOCAB, (1, 24), generator=torch.Generator().manual_seed(5))
+    wanted, past, errors = model(input_ids=tokens, use_cache=False).logits[0], None, []
+    name = "cache_params" if "cache_params" in type(model).forward.__code__.co_varnames else "past_key_values"
+    for position in range(3, tokens.shape[1]):
+        given = {} if past is None else {name: past}
+        piece = tokens[:, : position + 1] if past is None else tokens[:, position : position + 1]
+        output = model(input_ids=piece, use_cache=True, **given)
+        past = getattr(output, name, None)
+        if past is None:
+            return 0.0
+        errors.append((output.logits[0, -1] - wanted[position]).abs().max())
+    return float(torch.stack(errors).max() / wanted.abs().max())
+
+
 TABLE = Path(__file__).parent.parent / "docs" / "models.md"
 VERSION = ".".join(transformers.__version__.split(".")[:2])
 
@@ -309,7 +329,9 @@ def outcome(model_type: str) -> Outcome:
         if str(refusal).startswith("max_length"):
             raise AssertionError(f"{model_type}: the test is too long for it: {refusal}") from refusal
         return Outcome("no", _sentence(str(refusal).split(": ", 1)[1]))
-    assert error < TOLERANCE, f"{model_type}: logits differ from plain forwards by {error:.1e} of the largest"
+    # States add rounding up: the model's own decoding says how much.
+    bound = min(max(3 * own_error(model), TOLERANCE), 1e-4) if runner.facts.mixers else TOLERANCE
+    assert error < bound, f"{model_type}: logits differ from plain forwards by {error:.1e} of the largest"
     return Outcome("eager" if runner.attention_name == "eager" else "yes")
 
 

@@ -73,7 +73,7 @@ class ParallelScorer(WindowScorer):
         adapters = None
         if self._adapter:
             adapters = torch.zeros_like(tokens)
-            adapters[:, nodes - depth + 1 :] = self._adapter
+            adapters[:, nodes - depth + 1 :].fill_(self._adapter)  # a number assigned would become a tensor first
         lengths, bound = batch.lengths, batch.key_bound
         have = lengths.clamp(max=window)
         if not every:  # shorter rows begin at position 0, with what there is, and end in what is never read

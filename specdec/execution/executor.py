@@ -111,7 +111,7 @@ class Executor(ABC):
         asked, cache_argument = self.facts.arguments, self.facts.cache_argument
         if self.facts.reaches:
             arguments["attention_mask"] = self.facts.mask_argument(view.masks)
-        if "position_ids" in asked:
+        if "position_ids" in asked or cache_argument != "cache_params":  # some pass it on without naming it
             arguments["position_ids"] = inputs[1]
         if len(inputs) > 2:
             arguments["features"] = inputs[2]

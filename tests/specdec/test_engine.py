@@ -129,6 +129,9 @@ class Synchronizations(TorchFunctionMode):
 CUT_SHORT = {"model_by_confidence", "block_by_confidence"}
 """Drafters whose policy decides on the device how many nodes are verified: what is cut off saves more than the look."""
 
+ON_THE_HOST = {"lookahead"}
+"""Drafters that keep on the host what the target said of their nodes, which they read for themselves."""
+
 
 @pytest.mark.parametrize("drafter", [complete(name, strong=name in LOOKED_AT) for name in (None, *DRAFTERS)])
 def test_one_synchronization_per_round(target, drafter) -> None:
@@ -141,7 +144,9 @@ def test_one_synchronization_per_round(target, drafter) -> None:
         with Synchronizations() as counted:
             engine.step()
     # How many nodes a policy has left, where there is one; and the one table that the host reads.
-    assert counted.seen == ["__int__"] * (drafter in CUT_SHORT) + ["numpy"]
+    assert counted.seen == ["__int__"] * (drafter in CUT_SHORT) + ["numpy"] + ["cpu", "numpy"] * (
+        drafter in ON_THE_HOST
+    )
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from specdec.recurrent import recurrence
 from specdec.recurrent.order import Call, calls_of
 from specdec.target.runner import ModelRunner
 from specdec.tree import DraftTree
-from tests.architectures import MODEL_TYPES, VOCAB, tiny
+from tests.architectures import MODEL_TYPES, VOCAB, own_error, tiny
 from tests.forwards import prefill, verify
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
@@ -66,26 +66,6 @@ def of_types(names: Sequence[str]) -> list[Any]:
 
 def plain(model: PreTrainedModel, tokens: Sequence[int]) -> Tensor:
     return model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
-
-
-@torch.inference_mode()
-def own_error(model: PreTrainedModel) -> float:
-    """How far the model's own decoding is from a plain forward, relative to the largest logit; 0 if it has no cache.
-
-    It begins with four tokens: some types go wrong where they begin with one.
-    """
-    tokens = torch.randint(0, VOCAB, (1, 24), generator=torch.Generator().manual_seed(5))
-    wanted, past, errors = plain(model, tokens[0].tolist()), None, []
-    name = "cache_params" if "cache_params" in type(model).forward.__code__.co_varnames else "past_key_values"
-    for position in range(3, tokens.shape[1]):
-        given = {} if past is None else {name: past}
-        piece = tokens[:, : position + 1] if past is None else tokens[:, position : position + 1]
-        output = model(input_ids=piece, use_cache=True, **given)
-        past = getattr(output, name, None)
-        if past is None:
-            return 0.0
-        errors.append((output.logits[0, -1] - wanted[position]).abs().max())
-    return float(torch.stack(errors).max() / wanted.abs().max())
 
 
 @torch.inference_mode()
