@@ -80,8 +80,11 @@ def _turned(outcome: Outcome, drafted: int) -> Outcome:
     nodes, valid, said = outcome.node_tokens, outcome.node_valid, outcome.top_tokens
     if nodes is None or valid is None or said is None:
         return outcome
-    order = [0, *range(1 + drafted, nodes.shape[1]), *range(1, 1 + drafted)]
-    return replace(outcome, node_tokens=nodes[:, order], node_valid=valid[:, order], top_tokens=said[:, order])
+
+    def turned(each: Tensor) -> Tensor:  # without an index, which would be a copy to the device
+        return torch.cat([each[:, :1], each[:, 1 + drafted :], each[:, 1 : 1 + drafted]], dim=1)
+
+    return replace(outcome, node_tokens=turned(nodes), node_valid=turned(valid), top_tokens=turned(said))
 
 
 def merged(first: DraftTree, second: DraftTree) -> DraftTree:

@@ -56,6 +56,8 @@ CHAIN, TREES = "model_chain_iid", ("model_tree_iid", "model_tree_without_replace
 """Drafts that every rule is tried with; of the trees, the first that it takes."""
 ON_THE_HOST = ("transport",)
 """Rules that need numbers on the host, which nothing has here."""
+READS_NODES = ("lookahead",)
+"""Drafters that need what the target said of their nodes on the host."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Case:
 
 def cases() -> Iterator[Case]:
     """Yields every drafter with the usual rule, every rule with a chain and a tree, and every cache."""
-    yield from (Case(name, name) for name in DRAFTERS)
+    yield from (Case(name, name) for name in DRAFTERS if name not in READS_NODES)
     for file in sorted((ROOT / "conf" / "verifier").glob("*.yaml")):
         rule = _rule(file)
         if file.stem in ON_THE_HOST:
