@@ -181,7 +181,7 @@ class BlockDrafter(OwnModelDrafter):
     def _behind_tokens(
         self, head: BlockHead, embed: Callable[[Tensor], Tensor], caller: Callable[[nn.Module], ModuleCaller]
     ) -> dict[str, Any]:
-        """What a ``BlockScorer`` is told of the head that makes places depend on tokens, if there is one."""
+        """Arguments of a ``BlockScorer`` for a head that makes places depend on tokens; none without one."""
         places = head.place_head
         if places is None:
             return {}

@@ -179,7 +179,7 @@ class Corpus:
         return self._to_separator(np.array([place]), count)[0].tolist()
 
     def continuations(self, match: Match, hits: int, count: int) -> Int[np.ndarray, "hit depth"]:
-        """Returns what follows a match, ascending; -1 behind the end of a document.
+        """Returns the tokens behind each place of a match, places ascending; -1 behind the end of a document.
 
         Args:
             match: The match.

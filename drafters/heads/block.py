@@ -123,7 +123,7 @@ class BlockConfig(Qwen3Config):
         return "sliding_attention" in (self.layer_types or ())
 
     def block(self, places: int, device: torch.device) -> Topology:
-        """Returns what places see of each other, and how far back."""
+        """Returns the directions in which places see each other, and how far back."""
         sight: dict[str, Any] = {}
         if self.slides:
             sight = {"causal_in_windows": self.causal_in_windows, "window_from_root": self.window_from_root}
@@ -228,7 +228,7 @@ class BlockHead(DraftHead):
 
     @property
     def place_head(self) -> PlaceHead | None:
-        """What makes a place depend on the tokens drawn before it; None if nothing does."""
+        """The part that makes a place depend on the tokens drawn before it; None if nothing does."""
         return self.markov_head or self.candidate_selector or self.prefix_head or self.refiner_head
 
     def get_input_embeddings(self) -> Any:

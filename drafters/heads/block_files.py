@@ -163,7 +163,7 @@ _OPTIONAL = (
 
 
 def _sight(layers: Mapping[str, Any], *, full: bool, sliding: bool, from_root: bool = False) -> dict[str, Any]:
-    """What places see of each other, as fields of ``BlockConfig``: in layers of each type, so far as there are any."""
+    """The directions in which places see each other, as fields of ``BlockConfig``, for each type of layers there is."""
     types = set(layers.get("layer_types") or ())
     if "sliding_attention" not in types:
         return {"causal": full}
@@ -395,7 +395,7 @@ _DFLASH2 = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_to
 
 
 def _is_causal(config: BlockConfig) -> dict[str, Any]:
-    """What z-lab's layout and DeepSpec's say of what places see; without it, only sliding layers are causal."""
+    """Causality in z-lab's and DeepSpec's layouts; without it, only sliding layers are causal."""
     if config.slides and config.window_from_root:
         raise ValueError("the layout counts windows from each place, and this head from the root: give speculators")
     if config.causal_in_windows in (None, config.causal):
