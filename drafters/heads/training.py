@@ -59,11 +59,48 @@ class TextBatch:
         causal = distance >= 0 if window is None else (distance >= 0) & (distance < window)
         return (self.documents[:, :, None] == self.documents[:, None, :]) & causal
 
+    def apart(self) -> tuple["TextBatch", Int[Tensor, "row position"]]:
+        """The documents as rows of their own, and the place of each token in these rows, flattened (0 for padding).
+
+        Recurrent layers and convolutions see past every mask, so their documents must not share a row:
+        ``[a a a b b]`` becomes ``[a a a]``, ``[b b .]`` and the places ``[0 1 2 3 4]``.
+        """
+        there = self.documents >= 0
+        number = (there & (self.positions == 0)).flatten().cumsum(0).view_as(self.positions) - 1
+        count, length = int(number.max()) + 1, int(self.positions.where(there, 0).max()) + 1
+        places = (number * length + self.positions).where(there, 0)
+
+        def spread(values: Tensor, empty: Any) -> Tensor:
+            rows = torch.full((count * length,), empty, dtype=values.dtype, device=values.device)
+            rows[places[there]] = values[there]
+            return rows.view(count, length)
+
+        positions = torch.arange(length, device=there.device).repeat(count, 1)
+        tokens, supervised = spread(self.tokens, 0), spread(self.supervised, False)
+        return TextBatch(tokens, supervised, spread(self.documents * 0, -1), positions), places
+
 
 def additive(seen: Bool[Tensor, "row query key"], dtype: torch.dtype) -> Float[Tensor, "row 1 query key"]:
     """A mask that is added to attention scores: zero where a key is seen."""
     mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
     return mask.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
+
+
+def masks_suffice(model: PreTrainedModel, hidden: Callable[[TextBatch], Tensor]) -> bool:
+    """Whether documents in one row do not change each other: a trial with two first documents and an equal second one.
+
+    Args:
+        model: The model.
+        hidden: Its last states over a packed batch, with masks alone.
+    """
+    found = []
+    for first in (1, 2):
+        tokens = torch.tensor([[first, first, 3, 3]], device=model.device)
+        documents, positions = torch.tensor([[0, 0, 1, 1]]), torch.tensor([[0, 1, 0, 1]])
+        with torch.no_grad():
+            batch = TextBatch(tokens, tokens > 0, documents.to(model.device), positions.to(model.device))
+            found.append(hidden(batch)[:, 2:])
+    return torch.equal(*found)
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,9 @@ class FitConfig:
         muon_lr: Peak learning rate of Muon (Jordan et al. 2024) for the matrices between embeddings and output layers;
             None leaves them to AdamW.
         warmup: Steps of linear warm-up.
-        decay: ``"linear"`` or ``"cosine"``, down to zero after the warm-up; ``"none"`` stays at the peak.
+        decay: ``"linear"`` or ``"cosine"``, down to zero after the warm-up; ``"late"`` stays at the peak
+            until the last 40% of the steps and then falls linearly (Hu et al. 2024, arXiv 2404.06395), so that the
+            number of steps can be chosen late, too; ``"none"`` stays at the peak.
         save_every: Steps between checkpoints.
         micro_batch: Rows that a process runs at a time; None for all of its own. It changes memory, not the result.
         weight_decay: AdamW's and Muon's.
@@ -62,13 +64,15 @@ class FitConfig:
         if self.warmup > self.steps:
             # The decay would begin before the first step, with a negative learning rate.
             raise ValueError(f"fit.warmup={self.warmup} is above fit.steps={self.steps}: give at most as many")
-        if self.decay not in ("linear", "cosine", "none"):
-            raise ValueError(f"fit.decay={self.decay!r}: give linear, cosine or none")
+        if self.decay not in ("linear", "cosine", "late", "none"):
+            raise ValueError(f"fit.decay={self.decay!r}: give linear, cosine, late or none")
 
     def factor(self, step: int) -> float:
         """The factor of the peak learning rates in a step."""
         left = (self.steps - step) / (self.steps - self.warmup + 1)
-        falling = {"linear": left, "cosine": 0.5 - 0.5 * math.cos(math.pi * min(1.0, left)), "none": 1.0}[self.decay]
+        cosine = 0.5 - 0.5 * math.cos(math.pi * min(1.0, left))
+        late = (self.steps - step) / (0.4 * self.steps)
+        falling = {"linear": left, "cosine": cosine, "late": min(1.0, late), "none": 1.0}[self.decay]
         return min((step + 1) / self.warmup, falling)
 
 

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from drafters.heads.trained_on import facts_of
-from drafters.heads.training import TargetStates, TextBatch, additive
+from drafters.heads.training import TargetStates, TextBatch, additive, masks_suffice
 from specdec.target.target import Target
 
 _CLOSE = 2e-2
@@ -42,6 +42,7 @@ class FrozenTarget:
         self.noted = {"target": target.name, "target_facts": facts_of(self.model)}
         self.windows = _windows(self.model.config)
         self.output = _output_layer(target)
+        self.packs = masks_suffice(self.model, lambda batch: self._masked(batch)[-1])
 
     @torch.no_grad()
     def __call__(self, batch: TextBatch, numbers: Sequence[int] | None = None) -> TargetStates:
@@ -50,12 +51,20 @@ class FrozenTarget:
             return TargetStates(self._hidden(batch), self.output)
 
     def _hidden(self, batch: TextBatch) -> dict[int, Float[Tensor, "row position hidden"]]:
+        if not batch.packed or self.packs:
+            return self._masked(batch)
+        apart, places = batch.apart()
+        return {layer: found.flatten(0, 1)[places] for layer, found in self._masked(apart).items()}
+
+    def _masked(self, batch: TextBatch) -> dict[int, Float[Tensor, "row position hidden"]]:
         mask: Any = None  # one document per row, from its beginning: the model's own causal mask is right
         if batch.packed:
             dtype = self.model.dtype
-            mask = {kind: additive(batch.visible(window), dtype) for kind, window in self.windows.items()}
-            if len(mask) == 1:
-                (mask,) = mask.values()
+            by_window = {window: additive(batch.visible(window), dtype) for window in set(self.windows.values())}
+            # One for all is not given to layers without attention.
+            mask = {kind: by_window[window] for kind, window in self.windows.items()}
+            if len(by_window) == 1:
+                (mask,) = by_window.values()
         output = self.model.base_model(
             input_ids=batch.tokens,
             attention_mask=mask,

@@ -27,8 +27,9 @@ from experiments.training.losses import CrossEntropy
 from experiments.training.states import FrozenTarget
 from experiments.training.weights import Power
 from specdec.target.target import Target
+from tests.architectures import tiny
 from tests.experiments.conftest import VOCAB_SIZE
-from tests.models import tiny_model
+from tests.models import ARCHITECTURES, tiny_model
 
 LENGTH = 14
 FULL = pytest.mark.full
@@ -66,12 +67,15 @@ def logits(head: TrainedHead, batch: TextBatch, target: FrozenTarget, anchors: A
     return torch.stack([head.logits(states, previous[:, d], d + 1) for d, states in enumerate(prediction.states)], 1)
 
 
-@pytest.mark.parametrize("architecture", ["qwen2_mixed_sliding", pytest.param("gpt2", marks=pytest.mark.full)])
+@pytest.mark.parametrize("architecture", ["qwen2_mixed_sliding", "qwen3_5_text", pytest.param("gpt2", marks=FULL)])
 def test_packed_documents_do_not_see_each_other(architecture: str) -> None:
-    """States and logits of packed documents are those of the documents alone."""
-    target = Target(tiny_model(architecture, vocab_size=VOCAB_SIZE), name=architecture)
+    """States and logits of packed documents are those of the documents alone; recurrent layers need them apart."""
+    recurrent = architecture not in ARCHITECTURES
+    model = (tiny if recurrent else tiny_model)(architecture, vocab_size=VOCAB_SIZE)
+    target = Target(model, name=architecture)
     layers = (1, 2)
     frozen, batch = FrozenTarget(target, layers), packed()
+    assert frozen.packs is not recurrent
     states = frozen(batch)
     for root in (0, 13, LENGTH + 2, LENGTH + 9, 2 * LENGTH + 11):
         own, at = alone(batch, root)
@@ -82,6 +86,9 @@ def test_packed_documents_do_not_see_each_other(architecture: str) -> None:
             )
         wanted = target.model(own.tokens).logits[0, at]
         torch.testing.assert_close(states.logits(torch.tensor([root]))[0], wanted, rtol=1e-4, atol=1e-4)
+    if recurrent:
+        frozen.packs = True
+        assert (frozen(batch).hidden[-1] - states.hidden[-1])[1, 6:11].abs().max() > 0.1, "the mask alone"
 
 
 def unrolled_slowly(head: FeatureHead, batch: TextBatch, frozen: FrozenTarget, root: int, depths: int, target: Target):
@@ -327,8 +334,13 @@ def test_medusa_heads_read_the_state_before_the_root(target: Target) -> None:
     torch.testing.assert_close(logits(head, batch, frozen, anchors), wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_a_small_model_is_run_over_packed_documents(target: Target, generator: torch.Generator) -> None:
-    head = TrainedLM(config=LM)
+@pytest.mark.parametrize("architecture", ["llama", "qwen3_5_text"])
+def test_a_small_model_is_run_over_packed_documents(
+    architecture: str, target: Target, generator: torch.Generator
+) -> None:
+    recurrent = {"layer_types": ["linear_attention", "full_attention"], "head_dim": 8, "num_key_value_heads": 2}
+    torch.manual_seed(0)
+    head = TrainedLM(architecture=architecture, config=LM if architecture == "llama" else LM | recurrent)
     head.begin(target, None)
     frozen, batch = FrozenTarget(target), packed()
     anchors = head.anchors(batch, generator)
