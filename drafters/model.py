@@ -141,6 +141,8 @@ class TrainedLM(TrainedHead):
         architecture: The architecture of new weights: a ``model_type`` of transformers, such as ``"llama"``.
         config: Its sizes, in the words of that architecture's configuration. Vocabulary and special tokens are the
             target's.
+        copies: A folder or a name on the hub: new weights begin as that model's, where it has some of equal name and
+            shape. So a hybrid model takes over embeddings and feed-forward layers (Wang et al. 2024, arXiv 2408.15237).
         depths: The length of the drafts that are measured while training. One token at a time is trained.
 
     Raises:
@@ -157,12 +159,13 @@ class TrainedLM(TrainedHead):
         name: str | None = None,
         architecture: str = "llama",
         config: Mapping[str, Any] | None = None,
+        copies: str | None = None,
         depths: int = 4,
     ):
         super().__init__(depths)
         if (name is None) == (not config):
             raise ValueError("head: give head.config (the sizes of a new model) or head.name (one to go on from)")
-        self.name, self.architecture, self.sizes = name, architecture, dict(config or {})
+        self.name, self.architecture, self.sizes, self.copies = name, architecture, dict(config or {}), copies
         self.tokenizer: PreTrainedTokenizerBase | None = None
 
     def begin(self, target: Target, counts: Int[Tensor, " vocab"] | None) -> None:
@@ -182,6 +185,8 @@ class TrainedLM(TrainedHead):
                 **{"vocab_size": target.vocab_size, "tie_word_embeddings": True, **special, **self.sizes},
             )
             self.head = AutoModelForCausalLM.from_config(config).float()
+            if self.copies is not None:
+                copy_weights(self.head, load(self.copies, dtype="float32", device="cpu").model)
         self.packs = masks_suffice(self.head, self._hidden)
         width = output_of(self.head).weight.shape[0]
         if width != target.vocab_size:
@@ -220,3 +225,25 @@ class TrainedLM(TrainedHead):
         super().save(folder, facts)
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(folder)
+
+
+@torch.no_grad()
+def copy_weights(model: PreTrainedModel, source: PreTrainedModel) -> int:
+    """Copy the weights of equal names and shapes, and return how many tensors they are.
+
+    Norms begin at one in the source, and in some models at zero, where one is added to them: the difference is copied.
+
+    Raises:
+        ValueError: There are none.
+    """
+    given, copied = source.state_dict(), 0
+    for name, weight in model.state_dict().items():
+        if name in given and given[name].shape == weight.shape:
+            weight.copy_(given[name] if weight.ndim > 1 else weight + given[name] - 1)
+            copied += 1
+    if not copied:
+        raise ValueError(
+            f"head.copies: a {source.config.model_type} has no weights of the names and shapes of a "
+            f"{model.config.model_type}: give a model with equal sizes, or leave it out"
+        )
+    return copied
