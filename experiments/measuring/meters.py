@@ -212,9 +212,9 @@ def _cache_bytes(caches: Iterable[Cache]) -> tuple[int, int]:
         whole = sum(tensor.numel() * tensor.element_size() for tensor in each.tensors)
         behind = whole * (each.positions - each.max_length) // each.positions
         kept, nodes = kept + whole - behind, nodes + behind
-        states = 0 if each.states is None else sum(tensor.nbytes for tensor in each.states.tensors)
-        drafted = each.positions - each.max_length  # beside a state of the row, and one of its root
-        kept, nodes = kept + states - states * drafted // (drafted + 2), nodes + states * drafted // (drafted + 2)
+        if each.states is not None:  # a state for every node, beside those of the row and its root
+            drafted = each.slots * (each.positions - each.max_length) * each.states.bytes_per_state
+            kept, nodes = kept + each.states.bytes - drafted, nodes + drafted
     return kept, nodes
 
 

@@ -22,6 +22,10 @@ import numpy as np
 from jaxtyping import Int
 
 from specdec.arguments import flag, number, whole
+from specdec.cache.kept_states import KeptStates
+
+_ROWS_EVERY = 8
+"""Positions from one boundary to the next in rows, which have no pages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +43,8 @@ class Paging:
             makes measurements depend on what was decoded before.
         swap: Bytes of the host's memory for the keys and values of preempted requests. Where they do not fit, the
             request's tokens are prefilled again.
+        states: How many states of recurrent layers are kept for what is shared, each as large as that of a row. A
+            beginning without one is prefilled again from the last boundary of pages that has one.
 
     Raises:
         ValueError: A number is no count, or pages were given without their size.
@@ -48,6 +54,7 @@ class Paging:
     pages: int | None = None
     shared: bool = False
     swap: int = 0
+    states: int = 16
     reserve: float = 1.0
 
     def __post_init__(self) -> None:
@@ -59,8 +66,14 @@ class Paging:
                 raise ValueError(f"pages={self.pages} without a page_size: give one, such as 16; a row is one page")
         flag("shared", self.shared)
         whole("swap", self.swap, least=0)
+        whole("states", self.states, least=0)
         if not 0 <= number("reserve", self.reserve) <= 1:
             raise ValueError(f"reserve={self.reserve}: give a share of the output from 0 to 1")
+
+    @property
+    def boundaries(self) -> int | None:
+        """Positions between the boundaries at which states are worth keeping; None if none are."""
+        return (self.page_size or _ROWS_EVERY) if self.shared or self.swap else None
 
     def filled_in(self, *, slots: int, max_length: int) -> "Paging":
         """Return the same with a number of pages, for an engine of these sizes.
@@ -119,12 +132,16 @@ class Placement(NamedTuple):
         reused: How many of its first tokens are in the caches already.
         source: With rows, the slot whose beginning is to be copied; None for nothing.
         pages: In a pool, its pages in order.
+        state: The number of the kept states that are those behind what is reused; None if there are no states.
+        found: How much could be reused if there were states behind it.
     """
 
     slot: int
     reused: int = 0
     source: int | None = None
     pages: Sequence[int] = ()
+    state: int | None = None
+    found: int = 0
 
 
 class Pages(ABC):
@@ -136,13 +153,18 @@ class Pages(ABC):
     Attributes:
         counts: What has happened so far.
         page_size: Positions of a page, as far as admission is concerned.
+        states: The states that are kept, for models with recurrent layers; None for others.
     """
 
     page_size: int
 
-    def __init__(self, *, shared: bool):
-        self.shared = shared
+    def __init__(self, *, shared: bool, states: KeptStates | None = None):
+        self.shared, self.states = shared, states
         self.counts = PageCounts()
+
+    def with_state(self, tokens: Int[np.ndarray, " position"], found: int, *, drafted: bool) -> tuple[int, int | None]:
+        """Return how many of the tokens that were found can be reused, and the number of the states behind them."""
+        return (found, None) if self.states is None else self.states.find(tokens[:found], drafted=drafted)
 
     @property
     @abstractmethod
@@ -194,3 +216,5 @@ class Pages(ABC):
     @abstractmethod
     def forget_all(self) -> None:
         """Let nothing be found any more, because what the caches hold has changed."""
+        if self.states is not None:
+            self.states.clear()

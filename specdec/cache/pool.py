@@ -8,6 +8,7 @@ from hashlib import blake2b
 import numpy as np
 from jaxtyping import Int
 
+from specdec.cache.kept_states import KeptStates
 from specdec.cache.pages import Pages, Paging, Placement
 from specdec.cache.rows import Rows
 
@@ -35,10 +36,11 @@ class Pool(Pages):
         count: The number of pages.
         size: Positions of a page.
         shared: Whether pages are shared.
+        states: See ``Pages``.
     """
 
-    def __init__(self, slots: int, *, count: int, size: int, shared: bool):
-        super().__init__(shared=shared)
+    def __init__(self, slots: int, *, count: int, size: int, shared: bool, states: KeptStates | None = None):
+        super().__init__(shared=shared, states=states)
         self.page_size = size
         self._rows = [_Row() for _ in range(slots)]
         self._users = np.zeros(count, dtype=np.int64)
@@ -62,6 +64,9 @@ class Pool(Pages):
             if not drafted:
                 found = max(found, self._find(wanted, drafted=False), key=len)
             found = found[: max(len(wanted) - again, 0) // self.page_size]
+        most = len(found) * self.page_size
+        reused, state = self.with_state(wanted, most, drafted=drafted)
+        found = found[: reused // self.page_size]
         more = -(-positions // self.page_size) - len(found)
         room = len(self._free) - sum(page in self._free for page in found)
         if more > room:
@@ -70,9 +75,8 @@ class Pool(Pages):
             self._users[page] += 1
             self._free.pop(page, None)
         pages = [*found, *(self._take() for _ in range(more))]
-        reused = len(found) * self.page_size
         self._rows[slot] = _Row(pages, [self._key_of[page] for page in found], drafted)
-        return Placement(slot, reused, None, pages)
+        return Placement(slot, reused, None, pages, state, most)
 
     def grow(self, slot: int, positions: int) -> Sequence[int]:
         """See ``Pages.grow``."""
@@ -144,18 +148,20 @@ class Pool(Pages):
 
     def forget_all(self) -> None:
         """See ``Pages.forget_all``."""
+        super().forget_all()
         self._page_of.clear()
         self._key_of.clear()
         for row in self._rows:
             row.keys.clear()
 
 
-def pages_for(paging: Paging, slots: int) -> Pages:
-    """Return the pages of an engine, of a paging that is ``filled_in``."""
+def pages_for(paging: Paging, slots: int, *, stateful: bool = False) -> Pages:
+    """Return the pages of an engine, of a paging that is ``filled_in``, for models with or without recurrent layers."""
+    states = KeptStates(paging.states) if stateful else None
     if paging.page_size is None:
-        return Rows(slots, shared=paging.shared)
+        return Rows(slots, shared=paging.shared, states=states)
     assert paging.pages is not None, "filled in"
-    return Pool(slots, count=paging.pages, size=paging.page_size, shared=paging.shared)
+    return Pool(slots, count=paging.pages, size=paging.page_size, shared=paging.shared, states=states)
 
 
 def keys_of(tokens: Int[np.ndarray, " position"], size: int, before: bytes, *, ahead: bool) -> Iterator[bytes]:

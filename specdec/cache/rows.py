@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int
 
+from specdec.cache.kept_states import KeptStates
 from specdec.cache.pages import Pages, Placement
 
 _NOTHING = np.zeros(0, dtype=np.int64)
@@ -22,8 +23,8 @@ class Rows(Pages):
 
     page_size = 1
 
-    def __init__(self, slots: int, *, shared: bool):
-        super().__init__(shared=shared)
+    def __init__(self, slots: int, *, shared: bool, states: KeptStates | None = None):
+        super().__init__(shared=shared, states=states)
         self._tokens = [_NOTHING] * slots
         self._drafted = [False] * slots
         self._left: OrderedDict[int, None] = OrderedDict.fromkeys(range(slots))  # the slot that was left first, first
@@ -45,7 +46,8 @@ class Rows(Pages):
                 count = _common(known, wanted)
                 if count > found:
                     found, source = count, slot
-        reused = max(min(found - drafted, len(wanted) - (again or 0)), 0)
+        most = max(min(found - drafted, len(wanted) - (again or 0)), 0)
+        reused, state = self.with_state(wanted, most, drafted=drafted)
         oldest = next(slot for slot in self._left if slot in slots)
         slot = oldest
         if source is not None and source in slots and found == len(self._tokens[source]):
@@ -53,7 +55,7 @@ class Rows(Pages):
         self.counts.evicted_pages += slot != source and len(self._tokens[slot]) > 0
         self._left.move_to_end(slot)
         self._tokens[slot], self._drafted[slot] = wanted[:reused], drafted
-        return Placement(slot, reused, source if reused else None)
+        return Placement(slot, reused, source if reused else None, state=state, found=most)
 
     def grow(self, slot: int, positions: int) -> Sequence[int]:
         """See ``Pages.grow``: a row has room for everything."""
@@ -82,6 +84,7 @@ class Rows(Pages):
 
     def forget_all(self) -> None:
         """See ``Pages.forget_all``."""
+        super().forget_all()
         self._tokens = [_NOTHING] * len(self._tokens)
 
 

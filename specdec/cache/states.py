@@ -4,6 +4,9 @@ Keys and values of rejected nodes are never read again. A state has all tokens i
 back nor be updated twice: every node starts from its parent's state and leaves one of its own, and ``commit`` makes
 that of the last accepted node final. Place 0 of a slot is the final state, place ``1 + j`` that of node j. Since the
 root's parent is -1, ``1 + parent`` is where a node starts from, for all nodes.
+
+Where beginnings are shared (``specdec.cache.kept_states``), a slot's last place has the state at its last page
+boundary, and some states of boundaries are kept beside the slots, by number.
 """
 
 from collections.abc import Mapping, Sequence
@@ -62,11 +65,16 @@ class States:
         length: The length of a slot, which states do not depend on.
         nodes: The largest number of drafted nodes of a row, the root left out.
         device: Where states are whose layer has no device of its own.
+        every: Positions from one page boundary to the next; None if no states of boundaries are wanted.
+        kept: How many states of boundaries there is room for beside the slots.
         beside: Bytes that were promised to others on the CPU, which takes memory when it is first written.
 
     Attributes:
+        every: As given.
         lengths: The number of tokens in the final state of every slot.
-        tensors: All states, ``[state, slot, place, ...]``, those of equal shape together.
+        boundaries: The number of tokens in the state at the last page boundary of every slot; 0 if it has none.
+        tensors: The states of slots, ``[state, slot, place, ...]``, those of equal shape together.
+        kept: The states beside them, ``[state, number, ...]``.
         bytes_per_state: Bytes of the states of one row, or of one node.
 
     Raises:
@@ -81,26 +89,37 @@ class States:
         length: int,
         nodes: int,
         device: torch.device,
+        every: int | None = None,
+        kept: int = 0,
         beside: int = 0,
     ):
-        self._places = nodes + 2
+        self._places, self.every = nodes + 2 + (every is not None), every
         self.bytes_per_state = sum(shape.bytes for shape in shapes.values())
         for place in {shape.device or device for shape in shapes.values()}:
             size = sum(shape.bytes for shape in shapes.values() if (shape.device or device) == place)
             memory = SlotMemory(per_position=0, per_row=self._places * size)
-            free = free_memory(place) - (beside if place.type == "cpu" else 0)
+            free = free_memory(place) - kept * size - (beside if place.type == "cpu" else 0)
             if memory.bytes(rows=slots, length=0) > free:
-                whose = "the memory for states of recurrent layers, of which every node has one,"
+                besides = f" and {kept} beginnings are kept," if kept else ","
+                whose = f"the memory for states of recurrent layers, of which every node has one{besides}"
                 raise NoRoomError(memory, rows=slots, length=length, place=place, free=free, whose=whose)
         self.tensors: list[Tensor] = []
+        self.kept: list[Tensor] = []
         self._where: dict[StateKey, tuple[int, int]] = {}
         with torch.inference_mode(False):
             self.lengths = torch.zeros(slots, dtype=torch.long, device=device)
+            self.boundaries = torch.zeros(slots, dtype=torch.long, device=device)
             for shape in dict.fromkeys(shapes.values()):
                 members = [key for key, other in shapes.items() if other == shape]
                 self._where.update({key: (len(self.tensors), index) for index, key in enumerate(members)})
-                size = len(members), slots, self._places, *shape.shape
-                self.tensors.append(torch.zeros(size, dtype=shape.dtype, device=shape.device or device))
+                for tensors, sizes in ((self.tensors, (slots, self._places)), (self.kept, (kept,))):
+                    size = len(members), *sizes, *shape.shape
+                    tensors.append(torch.zeros(size, dtype=shape.dtype, device=shape.device or device))
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of all states."""
+        return sum(tensor.nbytes for tensor in (*self.tensors, *self.kept))
 
     def check(self, slots: Int[Tensor, " batch"], lengths: Int[Tensor, " batch"]) -> None:
         """Refuse a forward behind other tokens than those that are in the states.
@@ -137,11 +156,21 @@ class States:
             path: Accepted nodes, root left out, -1 padded.
             counts: How many tokens become final: the root and the path; 0 where nothing was decided.
         """
-        last = torch.nn.functional.pad(path, (1, 0)).amax(1)  # a node stands behind its parent
-        place = torch.where(counts > 0, last + 1, 0)
+        nodes = torch.nn.functional.pad(path, (1, 0))  # the root first
+        sources = {0: torch.where(counts > 0, nodes.amax(1) + 1, 0)}  # a node stands behind its parent
+        if self.every is not None:
+            before = self.lengths[slots]
+            boundary = (before + counts) // self.every * self.every
+            at = boundary - before - 1  # which of the new tokens is the last one before it
+            # A piece of a prompt has a state at its end alone.
+            reached = (at >= 0) & ((at == counts - 1) | (path.shape[1] > 0))
+            place = nodes.gather(1, at.clamp(0, path.shape[1])[:, None])[:, 0] + 1
+            sources[-1] = torch.where(reached, place, self._places - 1)
+            self.boundaries[slots] = torch.where(reached, boundary, self.boundaries[slots])
         for kept in self.tensors:
-            index, source = slots.to(kept.device), place.to(kept.device)
-            kept[:, index, 0] = kept[:, index, source]
+            index = slots.to(kept.device)
+            for goal, place in sources.items():
+                kept[:, index, goal] = kept[:, index, place.to(kept.device)]
         self.lengths[slots] += counts
 
     def pretend(self, slots: Int[Tensor, " batch"], lengths: Int[Tensor, " batch"]) -> None:
@@ -150,19 +179,36 @@ class States:
 
     def clear(self, slot: int) -> None:
         """Forget a slot's states, and all of its nodes'. A NaN would never leave a state by itself."""
-        self.lengths[slot] = 0
+        self.lengths[slot] = self.boundaries[slot] = 0
         for kept in self.tensors:
             kept[:, slot, 0] = 0
 
-    def save(self, slot: int) -> list[Tensor]:
-        """Return a slot's final states as tensors in the host's memory."""
-        return [self.lengths[slot].cpu(), *(kept[:, slot, 0].to("cpu", copy=True) for kept in self.tensors)]
+    def boundary(self, slot: int) -> int:
+        """Return the last page boundary of a slot that has a state; 0 if none has."""
+        return int(self.boundaries[slot])
 
-    def load(self, slot: int, saved: Sequence[Tensor]) -> None:
-        """Write what ``save`` has returned."""
-        self.lengths[slot] = saved[0].to(self.lengths.device)
-        for kept, state in zip(self.tensors, saved[1:], strict=True):
-            kept[:, slot, 0] = state.to(kept.device)
+    def stops(self, *ends: int) -> tuple[int, ...]:
+        """Return the page boundaries where pieces of a prompt end, so that there are states at the last ones before."""
+        return () if self.every is None else tuple(end // self.every * self.every for end in ends)
+
+    def save(self, slot: int) -> list[Tensor]:
+        """Return a slot's states at its last page boundary."""
+        return [tensor[:, slot, -1] for tensor in self.tensors]
+
+    def load(self, slot: int, saved: Sequence[Tensor], length: int) -> None:
+        """Begin behind so many tokens, with the states that ``save`` has returned."""
+        self.lengths[slot] = self.boundaries[slot] = length
+        for tensor, state in zip(self.tensors, saved, strict=True):
+            tensor[:, slot, 0] = tensor[:, slot, -1] = state.to(tensor.device)
+
+    def keep(self, slot: int, number: int) -> None:
+        """Keep a slot's states at its last page boundary beside the slots."""
+        for kept, state in zip(self.kept, self.save(slot), strict=True):
+            kept[:, number] = state
+
+    def begin(self, slot: int, number: int, length: int) -> None:
+        """Begin behind so many tokens, with states that were kept."""
+        self.load(slot, [kept[:, number] for kept in self.kept], length)
 
 
 class StateView:

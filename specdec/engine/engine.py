@@ -159,7 +159,7 @@ class Engine:
         exact = verifier is None or verifier.exactness is Exactness.EXACT
         self._intake = Intake(target, max_length=self.max_length, can_speculate=drafter is not None, exact=exact)
         self._outputs = Outputs(target.tokenizer)
-        self._pages = pages_for(self.paging, max_batch_size)
+        self._pages = pages_for(self.paging, max_batch_size, stateful=self.runner.cache.states is not None)
         self._running = RunningRequests(
             self.runner,
             self._slots,

@@ -10,6 +10,7 @@ import torch
 
 from specdec.batch import Batch
 from specdec.cache.pages import Pages, Placement
+from specdec.cache.states import States
 from specdec.engine.output import Outputs
 from specdec.engine.round import Played
 from specdec.engine.scheduler import View
@@ -56,6 +57,7 @@ class RunningRequests:
         self.pages = pages
         self._caches = [runner.cache, *(session.caches if session is not None else ())]
         self._reach = np.zeros(max_batch_size, dtype=np.int64)  # how far prompts were written, padding included
+        self._stops: list[tuple[int, ...]] = [()] * max_batch_size  # where pieces of prompts end, to keep their states
         self._swap = Swap(swap)
         self._stale: set[int] = set()  # requests that were running when the weights changed
 
@@ -83,10 +85,14 @@ class RunningRequests:
         slot, reused = placement.slot, placement.reused
         for cache in self._caches:
             cache.place(placement)
+            if cache.states is not None and placement.state is not None:
+                cache.states.begin(slot, placement.state, reused)
         if kept is not None:
             begin = time.perf_counter()
             for cache, saved in zip(self._caches, kept.tensors, strict=True):
                 cache.load(slot, saved)
+            for states, saved in zip(self._states(drafted), kept.states, strict=True):
+                states.load(slot, saved, kept.length)
             reused = max(min(kept.length, len(tokens) - 1 - (again or 0)), 0)
             self.pages.counts.swapped_in += kept.length
             request.swapped += kept.length
@@ -105,6 +111,8 @@ class RunningRequests:
         self._runner.adapt(slot, request.adapter)
         self._free_slots.remove(slot)
         self._reach[slot] = reused
+        if self.pages.states is not None and again is not None:
+            self._stops[slot] = self._states(drafted)[0].stops(placement.found, len(tokens) - 1 - again)
         self._slots.admit(
             slot,
             tokens,
@@ -144,12 +152,7 @@ class RunningRequests:
         )
 
     def _lookback(self, drafted: bool) -> int | None:
-        """Return how many tokens of a shared beginning are prefilled again; None if all are.
-
-        A state has all tokens of its request in it: there is none of a beginning that could be shared.
-        """
-        if self._runner.cache.states is not None:
-            return None
+        """Return how many tokens of a shared beginning are prefilled again; None if all are."""
         return self._session.lookback if drafted and self._session is not None else 0
 
     def _held(self, request: Request) -> int:
@@ -158,6 +161,27 @@ class RunningRequests:
         if request.id in self._drafted_for and self._session is not None:
             return self._session.held(request.slot, length)
         return length
+
+    def _states(self, drafted: bool) -> list[States]:
+        """Return the states of recurrent layers in all caches that a request uses."""
+        return [cache.states for cache in self._caches[: None if drafted else 1] if cache.states is not None]
+
+    def _boundary(self, request: Request) -> int:
+        """Return the last page boundary of a request at which all that it uses has states; 0 if there is none."""
+        states = self._states(request.id in self._drafted_for)
+        (found, *others) = {each.boundary(request.slot) for each in states}
+        return 0 if others or found > self._slots.length_of(request.slot) else found
+
+    def _keep(self, request: Request) -> None:
+        """Keep the states at a request's last page boundary, so that later requests can begin there."""
+        if self.pages.states is None or not self.pages.shared or request.id in self._stale:
+            return
+        length, drafted = self._boundary(request), request.id in self._drafted_for
+        tokens = self._slots.tokens_of(request.slot)[:length]
+        number = self.pages.states.keep(tokens, drafted=drafted) if length else None
+        if number is not None:
+            for states in self._states(drafted):
+                states.keep(request.slot, number)
 
     def _hold(self, request: Request) -> None:
         """Let later requests find what is final of this one."""
@@ -174,7 +198,7 @@ class RunningRequests:
             chunks: Requests, and how many of their tokens at most.
         """
         wanted = [(request, min(count, request.to_prefill)) for request, count in chunks]
-        chunks = [(request, count) for request, count in wanted if count]
+        chunks = [(request, self._up_to_stop(request, count)) for request, count in wanted if count]
         if not chunks:
             return
         runner, requests = self._runner, [request for request, _ in chunks]
@@ -222,9 +246,18 @@ class RunningRequests:
             session.observe(outcome if told.all() else outcome.rows(np.flatnonzero(told)))
         for request in requests:
             self._hold(request)
+            if request.prefilled in self._stops[request.slot]:
+                self._keep(request)
         now = time.perf_counter()  # the session has seen the prompt, too: the next thing that happens is a round
         for request in done:
             request.prefill_ended = request.prefill_ended or now
+        taken = dict(chunks)
+        self.prefill([(request, count - taken.get(request, 0)) for request, count in wanted])
+
+    def _up_to_stop(self, request: Request, count: int) -> int:
+        """Return how many of the next tokens of a prompt go through the model together."""
+        ahead = [stop - request.prefilled for stop in self._stops[request.slot] if stop > request.prefilled]
+        return min([count, *ahead])
 
     def follow(self, played: Played, batch: Batch, still: np.ndarray) -> None:
         """Note on the host what a round has decided for the rows that are ``still`` there."""
@@ -260,11 +293,19 @@ class RunningRequests:
         self.pages.counts.preempted += 1
         request.computed = max(request.computed, self._slots.length_of(request.slot))
         request.preemptions, request.preempted_at = request.preemptions + 1, time.perf_counter()
-        if self._swap.limit and self._lookback(request.id in self._drafted_for) is not None:
-            held = self._held(request)
-            if self._swap.has_room(held, self._caches):
+        drafted = request.id in self._drafted_for
+        again, states = self._lookback(drafted), self._states(drafted)
+        if self._swap.limit and again is not None:
+            held = self._boundary(request) if states else self._held(request)
+            fits = not states or 0 < held <= min(self._held(request), self._slots.length_of(request.slot) - again)
+            if fits and self._swap.has_room(held, self._caches, states):
                 begin = time.perf_counter()
-                self._swap.put(request.id, held, [cache.save(request.slot, held) for cache in self._caches])
+                self._swap.put(
+                    request.id,
+                    held,
+                    [cache.save(request.slot, held) for cache in self._caches],
+                    [[state.to("cpu", copy=True) for state in each.save(request.slot)] for each in states],
+                )
                 self.pages.counts.swapped_out += held
                 self._swap_time(request, begin)
         try:
@@ -293,9 +334,13 @@ class RunningRequests:
         insort(self._free_slots, slot)
         if sound:
             self._hold(request)
+            self._keep(request)
         else:
             self._runner.cache.clear(slot, start=own)
             self.pages.forget(slot)
+            if self.pages.states is not None:
+                self.pages.states.forget(self._slots.tokens_of(slot))
+        self._stops[slot] = ()
         drafted = request.id in self._drafted_for
         # Entries may be NaN, which no mask hides. The host may be a round late, and another one may have been played.
         length = max(self._slots.length_of(slot), int(self._reach[slot]))

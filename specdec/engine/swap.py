@@ -6,6 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from specdec.cache.base import Cache
+from specdec.cache.states import States
 
 
 class Swapped(NamedTuple):
@@ -14,10 +15,12 @@ class Swapped(NamedTuple):
     Attributes:
         length: The number of its first positions.
         tensors: Their entries, cache by cache.
+        states: The states behind them, of the caches that have any.
     """
 
     length: int
     tensors: list[list[Tensor]]
+    states: list[list[Tensor]]
 
 
 class Swap:
@@ -31,14 +34,15 @@ class Swap:
         self.limit = self._left = limit
         self._kept: dict[int, Swapped] = {}
 
-    def has_room(self, length: int, caches: Sequence[Cache]) -> bool:
-        """Return whether so many positions of these caches fit."""
-        return length * sum(cache.bytes_per_position for cache in caches) <= self._left
+    def has_room(self, length: int, caches: Sequence[Cache], states: Sequence[States]) -> bool:
+        """Return whether so many positions of these caches fit, and the states behind them."""
+        positions = length * sum(cache.bytes_per_position for cache in caches)
+        return positions + sum(each.bytes_per_state for each in states) <= self._left
 
-    def put(self, request_id: int, length: int, tensors: list[list[Tensor]]) -> None:
+    def put(self, request_id: int, length: int, tensors: list[list[Tensor]], states: list[list[Tensor]]) -> None:
         """Keep the first positions of a request."""
-        self._kept[request_id] = Swapped(length, tensors)
-        self._left -= _size(tensors)
+        self._kept[request_id] = Swapped(length, tensors, states)
+        self._left -= _size([*tensors, *states])
 
     def clear(self) -> None:
         """Forget everything."""
@@ -49,7 +53,7 @@ class Swap:
         """Return what was kept of a request, and forget it; None if there is nothing."""
         kept = self._kept.pop(request_id, None)
         if kept is not None:
-            self._left += _size(kept.tensors)
+            self._left += _size([*kept.tensors, *kept.states])
         return kept
 
 

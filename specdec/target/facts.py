@@ -99,8 +99,17 @@ def make_cache(
     shapes = {key: shape for mixer in facts.mixers for key, shape in mixer.states.items()}
     if shapes:
         beside = sum(each.nbytes for each in cache.tensors)
-        room = {"slots": max_batch_size, "length": max_length, "nodes": max_nodes, "beside": beside}
-        cache.states = States(shapes, device=facts.device, **room)
+        paging = paging or Paging()
+        cache.states = States(
+            shapes,
+            slots=max_batch_size,
+            length=max_length,
+            nodes=max_nodes,
+            device=facts.device,
+            every=paging.boundaries,
+            kept=paging.states if paging.shared else 0,
+            beside=beside,
+        )
     return cache
 
 
