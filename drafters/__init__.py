@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from specdec.exports import on_first_use
 
 if TYPE_CHECKING:
+    from drafters.assistant import AssistantDrafter
     from drafters.block import BlockDrafter
     from drafters.choice import ChoiceDrafter
     from drafters.eagle import EagleDrafter
@@ -29,6 +30,7 @@ else:  # a type checker would take any name for defined
     __getattr__, __dir__ = on_first_use(
         __name__,
         {
+            "AssistantDrafter": "drafters.assistant",
             "BlockDrafter": "drafters.block",
             "BlockHead": "drafters.heads.block",
             "EagleDrafter": "drafters.eagle",
@@ -56,6 +58,7 @@ else:  # a type checker would take any name for defined
     )
 
 __all__ = [
+    "AssistantDrafter",
     "BlockDrafter",
     "BlockHead",
     "ChoiceDrafter",

@@ -183,6 +183,7 @@ class HydraScorer(LastStateScorer):
         super().__init__(**places)
         self.runner, self.caches = runner, () if runner is None else (runner.cache,)
         self._embed, self._max_shown, self._width = embed, max_shown, self.newest.shape[1]
+        self.num_heads = int(places["heads"].module.num_heads)
 
     @property
     def models(self) -> tuple[ModelRunner | nn.Module, ...]:

@@ -32,12 +32,14 @@ class Sizes:
         leaf_probs: Whether q is wanted at every node, leaves included (``Verifier.needs_leaf_probs``). Only a drafter
             that ``has_leaf_probs`` is asked for it.
         paging: The size and the number of the pages of every cache; None for a row per slot.
+        runner: Runs the target. A session may read its cache, and must not change it (``drafting.target_keys``).
     """
 
     max_batch_size: int
     max_length: int
     leaf_probs: bool = False
     paging: Paging | None = None
+    runner: "ModelRunner | None" = None
 
 
 class Session(ABC):
@@ -45,7 +47,7 @@ class Session(ABC):
 
     The engine calls ``admit`` for every request that speculates; ``observe`` after every piece of its prompt and after
     every round; ``prepare`` and ``propose`` once per round for all rows together; and ``release`` at the request's end.
-    A session never touches the target's cache or the output.
+    A session never changes the target's cache or the output.
 
     Attributes:
         reads_host: Whether ``propose`` reads ``Batch.host``, and ``observe`` reads ``Outcome.host``. The rounds of any

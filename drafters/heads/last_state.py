@@ -141,7 +141,7 @@ class LastStateScorer(Scorer):
     def __init__(self, heads: ModuleCaller, *, max_batch_size: int, dtype: torch.dtype, device: torch.device):
         module: Any = heads.module
         self.heads, self.model = heads, module
-        self.max_depth, self.num_heads = module.max_depth, int(module.num_heads)
+        self.max_depth = module.max_depth
         with torch.inference_mode(False):
             self.newest = torch.zeros(max_batch_size, module.hidden_size, dtype=dtype, device=device)
 

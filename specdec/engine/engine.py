@@ -145,6 +145,7 @@ class Engine:
                     max_length=self.max_length,
                     leaf_probs=verifier.needs_leaf_probs,
                     paging=self.paging,
+                    runner=self.runner,
                 )
                 with beside_cache_of(self.runner):
                     self.session = drafter.bind(target, room)

@@ -32,6 +32,7 @@ from tests.components import (
     perturbed,
     recurrent_head,
 )
+from tests.gemma4 import assistant
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
 
@@ -75,6 +76,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_eagle(eagle_head(target), folder / "eagle")
     save_eagle(peagle_head(target), folder / "peagle")
     recurrent_head(target).save_pretrained(folder / "redrafter")
+    assistant().save_pretrained(folder / "assistant")
     corpus(target).save(folder / "text.corpus")
     return folder
 

@@ -54,6 +54,7 @@ GIVEN = {
     ("drafter", "model"): ("drafter.name={models}/drafter",),
     ("drafter", "medusa"): ("drafter.name={models}/medusa",),
     ("drafter", "hydra"): ("drafter.name={models}/hydra",),
+    ("drafter", "assistant"): ("drafter.name={models}/assistant",),
     ("drafter", "redrafter"): ("drafter.name={models}/redrafter",),
     ("drafter", "rest"): ("drafter.corpus={models}/text.corpus",),
     ("drafter", "eagle"): ("drafter.name={models}/eagle",),

@@ -1,0 +1,256 @@
+"""Gemma-4's assistants: small models whose attention reads the target's keys and values, and which store none.
+
+A step reads the target's embedding of a token and the state before it (the target's last one, and then the assistant's
+own), and gives the next token's logits and a state. All steps of a round stand at the root's position, and see the
+committed ones, in the last layer of each kind (full, sliding) that stores keys and values. The layout, and the
+reference that is followed, are transformers' ``Gemma4AssistantForCausalLM`` and
+``SinglePositionMultiTokenCandidateGenerator``.
+"""
+
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Unpack
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import Gemma4TextConfig, PreTrainedModel
+
+from drafters.heads.bound import beside
+from drafters.heads.files import Where
+from drafters.heads.last_state import LastStateScorer
+from drafters.own_model import OwnModelDrafter
+from specdec.arguments import instance
+from specdec.attention.call import NAME
+from specdec.attention.facts import Reach
+from specdec.batch import Batch
+from specdec.drafting.builders import AnyTree, tree_of
+from specdec.drafting.scored import ScoredSession
+from specdec.drafting.target_keys import TargetKeys
+from specdec.drafting.vocabulary import VocabularyMap
+from specdec.drafting.window import take
+from specdec.execution.executor import configs_of, switched
+from specdec.execution.module import ModuleCaller
+from specdec.interfaces import Sizes
+from specdec.placement import is_divided
+from specdec.target.loading import load_model
+from specdec.target.target import Target
+from specdec.topology import Topology
+from specdec.types import DraftSampling
+
+TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
+
+
+class AssistantDrafter(OwnModelDrafter):
+    """Drafts with an assistant of a Gemma-4 target, level by level down a tree.
+
+    Args:
+        assistant: A ``Gemma4AssistantForCausalLM``, or its twin for unified models. ``bind`` does not change it.
+        shape: What ``TreeShape.of`` takes, or a tree builder.
+        sampling, temperature, name, optimize: See ``Options``.
+
+    Raises:
+        ValueError: It is no assistant, or an argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        assistant: PreTrainedModel,
+        shape: AnyTree = 4,
+        *,
+        sampling: DraftSampling | str | None = None,
+        temperature: float | None = None,
+        name: str = "",
+        optimize: bool = True,
+    ):
+        instance("assistant", assistant, PreTrainedModel, "an assistant, or load one with from_pretrained(…)")
+        name, kind = name or assistant.config.model_type, assistant.config.model_type
+        if kind not in TYPES:
+            raise ValueError(f"{name} is a {kind} model and no assistant of Gemma-4: give one, or drafter=model")
+        super().__init__(tree_of(shape), sampling=sampling, temperature=temperature, name=name, optimize=optimize)
+        self.assistant = assistant
+        self.has_leaf_probs = self.tree.has_leaf_probs
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        *,
+        shape: AnyTree = 4,
+        sampling: DraftSampling | str | None = None,
+        temperature: float | None = None,
+        dtype: str | torch.dtype = "auto",
+        device: str | torch.device = "cpu",
+        optimize: bool = True,
+        **where: Unpack[Where],
+    ) -> "AssistantDrafter":
+        """Load an assistant from a folder or the hub; ``bind`` copies it to the target's device and dtype.
+
+        The other arguments are those of the class.
+        """
+        with buildable():
+            assistant = load_model(str(path), dtype=dtype, device=device, **where)
+        settings: Any = {"sampling": sampling, "temperature": temperature, "optimize": optimize}
+        return cls(assistant, shape, name=str(path), **settings)
+
+    def bind(self, target: Target, sizes: Sizes) -> ScoredSession:
+        """Check that it is an assistant of this target, and make room for one hidden state per slot."""
+        keys = self._keys(target, sizes)
+        step = AssistantStep(beside(self.assistant, target.device, target.dtype), keys)
+        scorer = AssistantScorer(
+            keys=keys,
+            embed=target.model.get_input_embeddings(),
+            max_shown=self.tree.max_shown,
+            heads=ModuleCaller(step, optimize=self.optimize),
+            max_batch_size=sizes.max_batch_size,
+            dtype=target.dtype,
+            device=target.device,
+        )
+        vocabulary = VocabularyMap(step.vocab_size, target.vocab_size)
+        return ScoredSession(self, scorer, vocabulary, target.device, sizes, hidden_layers=(-1,))
+
+    def _keys(self, target: Target, sizes: Sizes) -> TargetKeys:
+        """Return what the assistant attends to: of every kind, the target's last layer that stores keys and values."""
+        this, that, remedy = f"the assistant {self.name}", f"the target {target.name}", "give this target's assistant"
+        runner, own = sizes.runner, self.assistant.config.get_text_config()
+        if runner is None:
+            raise ValueError(f"{this} reads the target's keys and values, and there are none here: run an engine")
+        if is_divided(target.model):
+            raise ValueError(f"{this} reads keys and values on one device, and {that} has them on several")
+        text: Any = target.model.config.get_text_config(decoder=True)
+        sizes_due = {"hidden_size": self.assistant.config.backbone_hidden_size, "vocab_size": own.vocab_size}
+        for what, due in sizes_due.items():
+            if getattr(text, what) != due:
+                raise ValueError(
+                    f"{this} is for targets with {what}={due}, and {that} has {getattr(text, what)}: {remedy}"
+                )
+        decoder: Any = self.assistant.base_model
+        kinds: list[str] = getattr(text, "layer_types", None) or []
+        layers = {kinds[layer]: layer for layer in sorted(runner.facts.layers) if layer < len(kinds)}
+        for layer in decoder.layers:
+            attention = layer.self_attn
+            kind, found = attention.layer_type, runner.facts.layers.get(layers.get(attention.layer_type, -1))
+            due = own.num_attention_heads // attention.num_key_value_groups, attention.head_dim
+            has = None if found is None else (found.key_heads, found.key_dim)
+            if has != due:
+                stated = "no such layers" if has is None else "{} of {}".format(*has)
+                raise ValueError(
+                    f"{this} reads layers of the kind {kind} with {due[0]} key heads of {due[1]} channels, and {that} "
+                    f"has {stated}: {remedy}"
+                )
+        used = {kind: layers[kind] for kind in sorted(set(own.layer_types))}
+        # A place behind the committed positions sees as many of them as the window says, and one: transformers counts
+        # distances from the last committed position, inclusively.
+        window = {"sliding_attention": Reach(own.sliding_window + 1)}
+        return TargetKeys(runner, used, {kind: window.get(kind, Reach()) for kind in used})
+
+
+class AssistantStep(nn.Module):
+    """One step of an assistant, for all nodes of a level.
+
+    Attributes:
+        max_depth: None: it drafts as far as it is asked.
+    """
+
+    max_depth = None
+
+    def __init__(self, assistant: Any, keys: TargetKeys):
+        super().__init__()
+        self.assistant, self.vocab_size = assistant, assistant.config.get_text_config().vocab_size
+        self.hidden_size = assistant.config.backbone_hidden_size
+        self._keys, self._configs = keys, configs_of(assistant)
+
+    def forward(
+        self,
+        embeds: Float[Tensor, "batch node hidden"],
+        states: Float[Tensor, "batch node hidden"],
+        positions: Int[Tensor, "batch node"],
+    ) -> tuple[Float[Tensor, "batch node hidden"], Float[Tensor, "batch node vocab"]]:
+        """Returns the next states and the logits of the tokens that follow."""
+        joined, masks = (
+            self.assistant.pre_projection(torch.cat([embeds, states], -1)),
+            dict.fromkeys(self._keys.stand_ins),
+        )
+        with switched(self._configs, NAME, "eager"), self._keys.answering():
+            output = self.assistant.base_model(
+                inputs_embeds=joined,
+                attention_mask=masks,
+                position_ids=positions,
+                shared_kv_states=self._keys.stand_ins,
+                use_cache=False,
+                output_hidden_states=True,  # transformers 5.23 would cut what is not there
+            )
+        last = output.last_hidden_state
+        return self.assistant.post_projection(last), self._logits(last)
+
+    def _logits(self, last: Float[Tensor, "batch node width"]) -> Float[Tensor, "batch node vocab"]:
+        """Returns the logits; of a clustered vocabulary those of the nearest clusters, and -inf for all others.
+
+        Transformers gives those others one number that depends on the whole batch, which is below all logits, too.
+        """
+        clusters, output = self.assistant.masked_embedding, self.assistant.lm_head
+        if clusters is None:
+            return output(last)
+        nearest = clusters.centroids(last).topk(clusters.centroid_intermediate_top_k, dim=-1).indices
+        tokens = clusters.token_ordering.long().view(clusters.num_centroids, -1)[nearest].flatten(2)
+        scores = (output.weight[tokens] @ last[..., None]).squeeze(-1)
+        return scores.new_full((*last.shape[:2], self.vocab_size), -torch.inf).scatter(-1, tokens, scores)
+
+
+class AssistantScorer(LastStateScorer):
+    """Scores a node's children by a step from the node's token and its parent's state.
+
+    Args:
+        keys: Answers the assistant's attention.
+        embed: The target's embeddings.
+        max_shown: The most nodes that are shown to it, the root not counted.
+    """
+
+    def __init__(self, *, keys: TargetKeys, embed: Any, max_shown: int, **places: Any):
+        super().__init__(**places)
+        self._keys, self._embed, self._max_shown = keys, embed, max_shown
+
+    def prepare(self, batch: Batch) -> Hashable:
+        return self._keys.version, super().prepare(batch)
+
+    def root_logits(self, batch: Batch) -> Float[Tensor, "batch 1 vocab"]:
+        newest = self.newest[batch.slots][:, None]
+        self._keys.aim(batch)
+        self._states = newest.new_zeros(len(batch), 1 + self._max_shown, newest.shape[2])  # behind every node
+        return self._step(batch, batch.roots[:, None], newest, slice(0, 1))
+
+    def level_logits(
+        self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
+    ) -> Float[Tensor, "batch node vocab"]:
+        nodes = slice(topology.width - tokens.shape[1], topology.width)
+        parents = topology.parents[:, nodes].expand(len(batch), -1)
+        return self._step(batch, tokens, take(self._states, parents), nodes)
+
+    def _step(self, batch: Batch, tokens: Tensor, states: Tensor, nodes: slice) -> Tensor:
+        positions = batch.lengths[:, None].expand(-1, tokens.shape[1])
+        self._states[:, nodes], logits = self.heads(self._embed(tokens).to(states.dtype), states, positions)
+        return logits
+
+
+@contextmanager
+def buildable() -> Iterator[None]:
+    """During the ``with`` block, let models be built in which all layers read others' keys and values.
+
+    Some versions of transformers (5.23.0, for one) ask all models for a layer that stores them, even assistants.
+    """
+    text: Any = Gemma4TextConfig
+    given: Any = vars(text).get("kv_sharing_modes")
+    if given is None:
+        yield
+        return
+
+    def modes(config: Any) -> list[str | None]:
+        count = config.num_hidden_layers
+        return ["reuse"] * count if config.num_kv_shared_layers == count else given.fget(config)
+
+    text.kv_sharing_modes = property(modes)
+    try:
+        yield
+    finally:
+        text.kv_sharing_modes = given

@@ -1,0 +1,176 @@
+"""Gemma-4's assistants: their drafts are transformers', over the target's cache; what does not fit is refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache, GenerationConfig
+from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator
+
+from drafters.assistant import AssistantDrafter
+from specdec.attention.facts import Reach
+from specdec.checks.drafter import assert_conforms
+from specdec.drafting.builders import ExpansionTree
+from specdec.drafting.target_keys import TargetKeys
+from specdec.engine.engine import Engine
+from specdec.interfaces import Round, Sizes
+from specdec.requests import SamplingParams
+from specdec.target.target import Target
+from tests.gemma4 import KINDS, VOCAB, assistant, gemma
+from tests.models import tiny_model
+from tests.shapes import shapes_unchecked
+from verifiers import RejectionVerifier
+
+PROMPTS = [[1, 2, 3, 1, 2, 5, 9, 4, 7], [5], [6, 2], [3, 3, 8, 1, 4, 12, 11]]
+
+
+def outputs(target: Target, known: list[int], shared: int) -> Any:
+    """What the target's own forward over all committed tokens leaves for transformers' generator."""
+    cache: Any = DynamicCache()
+    done = target.model(torch.tensor([known[:-1]]), past_key_values=cache, output_hidden_states=True)
+    stored = 4 - shared
+    layers = {kind: max(i for i in range(stored) if (KINDS * 2)[i] == kind) for kind in KINDS}
+    shown = {kind: (cache.layers[layer].keys, cache.layers[layer].values) for kind, layer in layers.items()}
+    return SimpleNamespace(hidden_states=done.hidden_states, shared_kv_states=shown)
+
+
+Look = Callable[[list[int], Round, int], None]
+
+
+def rounds(target: Target, drafter: AssistantDrafter, look: Look, **options: Any) -> None:
+    """Decode a ragged batch with refills and prompts in pieces; ``look`` is called for every row that drafts."""
+
+    def each(seen: Round) -> None:
+        for row, request in enumerate(seen.requests):
+            if request is not None and seen.tree.valid[row, 1:].any():
+                look([*request.prompt_ids, *request.output_ids], seen, row)
+
+    sampling = SamplingParams(temperature=options.pop("temperature", 0.0), max_new_tokens=10)
+    sizes = {"max_batch_size": 2, "max_length": 48, "prefill_chunk": 4}
+    with Engine(target, drafter, RejectionVerifier(), **sizes, **options) as engine:
+        engine.on_round = each
+        with shapes_unchecked(), torch.inference_mode():
+            engine.generate(PROMPTS, sampling)
+
+
+def chains_as_transformers(target: Target, model: Any, shared: int) -> list[bool]:
+    """Whether every greedy chain is what transformers' generator proposes behind the same tokens."""
+    found: list[bool] = []
+    drafter = AssistantDrafter(model, 3)
+    model.generation_config.num_assistant_tokens = 3
+    embed: Any = target.model.get_input_embeddings()
+
+    def look(known: list[int], seen: Round, row: int) -> None:
+        generator = SinglePositionMultiTokenCandidateGenerator(model, embed, GenerationConfig(max_length=99))
+        ids: Any = torch.tensor([known])
+        mask = {"attention_mask": torch.ones(1, len(known), dtype=torch.long)}
+        wanted, _ = generator.get_candidates(ids, mask, outputs(target, known, shared), False, 0)
+        count = int(seen.tree.valid[row].sum())
+        found.append(seen.tree.tokens[row, 1:count].tolist() == wanted[0, len(known) : len(known) + count - 1].tolist())
+
+    rounds(target, drafter, look)
+    return found
+
+
+@pytest.mark.parametrize(("shared", "clusters"), [(2, False), (0, True)])
+def test_greedy_chains_are_those_of_transformers(shared: int, clusters: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, model = gemma(shared=shared), assistant(clusters=clusters)
+    assert all(found := chains_as_transformers(target, model, shared)) and len(found) > 20
+    # The mutants: a window that is one shorter; and keys that reach one place further.
+    given = TargetKeys.__init__
+
+    def shorter(self: TargetKeys, runner: Any, layers: Any, reaches: Any) -> None:
+        given(self, runner, layers, {kind: Reach(each.window and each.window - 1) for kind, each in reaches.items()})
+
+    monkeypatch.setattr(TargetKeys, "__init__", shorter)
+    assert not all(chains_as_transformers(target, model, shared))
+
+
+@torch.no_grad()
+def law(target: Target, model: Any, known: list[int], shared: int, path: list[int]) -> Tensor:
+    """The law of what follows a path from the root on, by transformers' forward, step by step."""
+    given = outputs(target, known, shared)
+    state, position = given.hidden_states[-1][:, -1:], torch.tensor([[len(known) - 1]])
+    for token in path:
+        embedding = target.model.get_input_embeddings()(torch.tensor([[token]]))
+        joined = torch.cat([embedding, state], -1)
+        step = model(inputs_embeds=joined, position_ids=position, shared_kv_states=given.shared_kv_states)
+        state = step.last_hidden_state
+    return step.logits[0, -1].softmax(-1)
+
+
+@pytest.mark.parametrize("attention", ["auto", "grouped"])
+def test_every_node_of_a_tree_has_its_own_path_s_law(attention: str) -> None:
+    target, model = gemma(shared=0), assistant()
+    found: list[bool] = []
+
+    def look(known: list[int], seen: Round, row: int) -> None:
+        tree = seen.tree
+        parents = tree.parents[row].tolist()
+        for node in sorted({parents[i] for i in range(1, tree.width) if tree.valid[row, i]}):
+            path, at = [], node
+            while at >= 0:
+                path.insert(0, int(tree.tokens[row, at]))
+                at = parents[at]
+            assert tree.draft_probs is not None
+            wanted = law(target, model, known, 0, path)
+            found.append(torch.allclose(tree.draft_probs[row, node], wanted, atol=1e-5, rtol=0))
+
+    drafter = AssistantDrafter(model, [2, 2, 1], sampling="without_replacement")
+    rounds(target, drafter, look, temperature=1.0, attention=attention)
+    assert all(found) and len(found) > 40
+
+
+@pytest.mark.parametrize(
+    ("shared", "tree"),
+    [(0, 3), pytest.param(2, ExpansionTree(nodes=6, depth=3, width=3), marks=pytest.mark.full)],
+)
+def test_it_keeps_the_contract(shared: int, tree: Any) -> None:
+    """Outputs, laws, slots, shared beginnings, recorded rounds: all that ``check_drafter`` asks."""
+    target, model = gemma(shared=shared), assistant(clusters=bool(shared))
+    few: Any = {"tokens": 6, "rounds": 8, "draws": 120, "max_length": 128, "rules": [RejectionVerifier()]}
+    assert_conforms(lambda: AssistantDrafter(model, tree), target, prompts=PROMPTS, **few)
+
+
+def test_an_assistant_loads_from_its_public_layout(tmp_path: Path) -> None:
+    model = assistant(clusters=True)
+    model.save_pretrained(tmp_path)
+    again = AssistantDrafter.from_pretrained(tmp_path, shape=2).assistant
+    assert type(again) is type(model) and again.config.num_centroids == 4
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor), name
+
+
+SIZES = Sizes(max_batch_size=1, max_length=32)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: assistant(width=48), "hidden_size=48, and the target tiny has 32: give this target's assistant"),
+        (lambda: assistant(vocab_size=24), "vocab_size=24, and the target tiny has 16"),
+        (lambda: assistant(head_dim=4), "sliding_attention with 2 key heads of 4 channels, and .* has 2 of 8"),
+        (lambda: assistant(num_key_value_heads=4), "4 key heads of 8 channels, and .* has 2 of 8"),
+    ],
+)
+def test_another_target_s_assistant_is_refused(make: Callable[[], Any], words: str) -> None:
+    target = gemma(shared=0)
+    target.name = "tiny"
+    with pytest.raises(ValueError, match=words):
+        Engine(target, AssistantDrafter(make()), RejectionVerifier(), max_length=32)
+
+
+def test_what_is_no_pair_is_refused() -> None:
+    plain = Target(tiny_model(vocab_size=VOCAB))
+    with pytest.raises(ValueError, match="llama model and no assistant of Gemma-4"):
+        AssistantDrafter(plain.model)
+    with pytest.raises(
+        ValueError, match=r"sliding_attention with 2 key heads of 8 channels, and .* has no such layers"
+    ):
+        Engine(plain, AssistantDrafter(assistant()), RejectionVerifier(), max_length=32)
+    with pytest.raises(ValueError, match="there are none here: run an engine"):
+        AssistantDrafter(assistant()).bind(gemma(shared=0), SIZES)
