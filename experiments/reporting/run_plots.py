@@ -32,7 +32,7 @@ FIGURES = {
 """What is drawn of methods, with the label of its axis."""
 FEW = 10
 """Rounds from which on a share of rounds is drawn in full: a share of fewer is faint, and says of how many."""
-_FAMILY = ": "
+FAMILY = ": "
 """Stands in a label between the family, which is a line in pictures, and its member."""
 
 
@@ -196,7 +196,7 @@ def nodes_plot(summary: Summary, path: Path, subtitle: str, labels: Mapping[str,
     if not drafting:
         return None
     names = list(dict.fromkeys(label for label, _ in drafting))
-    families = list(dict.fromkeys(name.partition(_FAMILY)[0] for name in names))
+    families = list(dict.fromkeys(name.partition(FAMILY)[0] for name in names))
     temperatures = sorted({method.temperature for _, method in drafting})
     # A panel above the other: numbers and intervals need the page's width to stay apart.
     more = 1.0 + 0.14 * -(-len(names) // 3)
@@ -206,7 +206,7 @@ def nodes_plot(summary: Summary, path: Path, subtitle: str, labels: Mapping[str,
     drafting.sort(key=lambda each: (each[1].proposed_nodes_per_round, each[1].mean_acceptance_length))
     for place, (label, method) in enumerate(drafting):
         at, panel = (method.proposed_nodes_per_round, method.mean_acceptance_length), panels[method.temperature]
-        family, _, member = label.partition(_FAMILY)
+        family, _, member = label.partition(FAMILY)
         index = families.index(family)
         panel.vlines(
             at[0], *(method.mean_acceptance_length_interval or at[1:] * 2), color=style.color(index), linewidth=0.9
@@ -228,7 +228,7 @@ def nodes_plot(summary: Summary, path: Path, subtitle: str, labels: Mapping[str,
         panel.grid()
         panel.set(xlabel="drafted nodes per round", ylabel="tokens per round")
         panel.label_outer()
-    own = [families.index(name.partition(_FAMILY)[0]) for name in names]
+    own = [families.index(name.partition(FAMILY)[0]) for name in names]
     handles = [Line2D([], [], linestyle="none", **style.looks(index)) for index in own]
     style.legend(figure, handles, [f"{number}  {name}" for number, name in enumerate(names, start=1)])
     plot_title(figure, f"What drafted nodes bring, with {summary.confidence:.0%} intervals", subtitle, summary)

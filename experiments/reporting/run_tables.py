@@ -117,8 +117,17 @@ def methods_table(summary: Summary, title: str, labels: Mapping[str, str]) -> Ta
 
 def methods_document(run: Run) -> str:
     """The table of a finished run in Markdown, and the sentences that say what made it."""
-    manifest, config, summary = run.manifest, run.manifest["config"], run.summary
-    table = methods_table(summary, "", config["labels"])
+    table = methods_table(run.summary, "", run.manifest["config"]["labels"])
+    given = " ".join(each for each in run.manifest["overrides"] if not each.startswith("out="))
+    notes = [f"{note[0].upper()}{note[1:]}." for note in table.notes if note.startswith("difference")]
+    if run.summary.noise.noisy:
+        notes.append("NOISY TIMINGS: other programs ran meanwhile.")
+    return document(f"`python -m experiments.run {given}`: {made_with(run)}", table, "\n".join(notes))
+
+
+def made_with(run: Run) -> str:
+    """What made a run, and what brackets are, in two sentences."""
+    manifest, config = run.manifest, run.manifest["config"]
     cost = f" at the cost of a {config['target']['inflate']} model" if config["target"].get("inflate") else ""
     facts = [
         f"{manifest['target']['name']}{cost}",
@@ -129,12 +138,7 @@ def methods_document(run: Run) -> str:
         f"{manifest['threads']} thread{'s' if manifest['threads'] != 1 else ''} of {manifest['device']}",
         f"commit {commit_of(manifest)}",
     ]
-    given = " ".join(each for each in manifest["overrides"] if not each.startswith("out="))
-    notes = [f"{note[0].upper()}{note[1:]}." for note in table.notes if note.startswith("difference")]
-    if summary.noise.noisy:
-        notes.append("NOISY TIMINGS: other programs ran meanwhile.")
-    level = f"Brackets are {summary.confidence:.0%} intervals over prompts."
-    return document(f"`python -m experiments.run {given}`: {', '.join(facts)}. {level}", table, "\n".join(notes))
+    return f"{', '.join(facts)}. Brackets are {run.summary.confidence:.0%} intervals over prompts."
 
 
 def drafting_share(method: MethodSummary) -> float | None:

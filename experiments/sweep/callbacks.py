@@ -4,7 +4,7 @@ Hydra makes a callback before any job starts, so what its end needs is imported 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -96,6 +96,30 @@ class Quadrants(SweepReport):
 
         runs, missing = collect(folder, load_run)
         report_quadrants(runs, folder, missing)
+
+
+class Lengths(SweepReport):
+    """Puts the tokens per round of a run's methods, or of a sweep's jobs, into one table and one picture.
+
+    Args:
+        rows, about, columns: As ``report_lengths`` takes them.
+    """
+
+    def __init__(self, rows: str, about: str, columns: Mapping[str, str] | None = None):
+        self.rows, self.about, self.columns = rows, about, columns or {}
+
+    def on_run_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Write the report of a single run beside its results."""
+        self.report(Path(config.hydra.run.dir), config, single=True)
+
+    def report(self, folder: Path, config: DictConfig, *, single: bool = False) -> None:
+        from experiments.reporting.lengths import report_lengths
+        from experiments.results.runs import load_run
+
+        runs, missing = collect(folder, load_run)
+        if runs:
+            out = runs[0].folder if single else folder
+            report_lengths(runs, out, rows=self.rows, about=self.about, columns=self.columns, missing=missing)
 
 
 class ReplayJobs(SweepReport):

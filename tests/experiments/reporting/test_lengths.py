@@ -1,0 +1,76 @@
+"""Tokens per round of what a study varies in two ways: of one run by its labels, of a sweep by its overrides."""
+
+import json
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from experiments.results.records import RecordWriter
+from experiments.sweep.callbacks import Lengths
+from tests.experiments.results.outputs import output
+
+LABELS = {"a": "chain: none", "b": "chain: Markov", "c": "drawn tree: none"}
+ACCEPTED = {"a": (0, 1), "b": (1, 1), "c": (2, 2)}
+
+
+def run(job: Path, *overrides: str, more: int = 0) -> None:
+    """Write a run of three methods on three prompts as Hydra leaves it: greedily, and with less drafted at T = 1."""
+    (job / ".hydra").mkdir(parents=True)
+    (job / ".hydra" / "config.yaml").write_text("out: ${hydra:runtime.output_dir}\n")
+    (job / ".hydra" / "overrides.yaml").write_text(json.dumps(overrides))
+    manifest = {
+        "config": {
+            "dataset": {"_target_": "experiments.datasets.stdlib.Stdlib", "seed": 0}, "sampling": {"max_new_tokens": 4},
+            "bootstrap": {"confidence": 0.95, "resamples": 100, "seed": 0}, "engine": {"max_batch_size": 1},
+            "target": {}, "labels": LABELS,
+        },
+        "target": {"name": "bundled/target"}, "prompts": 3, "dtype": "float32", "device": "a processor", "threads": 1,
+        "planned": 3, "series": 8, "overrides": overrides, "git": {"commit": "0123456789abcdef", "dirty": False},
+    }  # fmt: skip
+    (job / "manifest.json").write_text(json.dumps(manifest))
+    with RecordWriter(job / "records.jsonl") as writer:
+        for number in range(3):
+            writer.write(output(f"p{number}", "plain", accepted=(0,) * 4))
+            writer.write(output(f"p{number}", "plain", accepted=(0,) * 4, temperature=1.0))
+            for method, accepted in ACCEPTED.items():
+                drafted = {"proposed_depth": (2, 2), "proposed_nodes": (4, 2)}
+                writer.write(output(f"p{number}", method, accepted=tuple(more + a for a in accepted), **drafted))
+                # Only the last prompt's second round accepts anything more here: not enough to tell methods apart.
+                last = (0, int(number == 2 and method != "a"))
+                writer.write(output(f"p{number}", method, accepted=last, temperature=1.0, **drafted))
+
+
+def test_families_are_columns_and_differences_are_from_the_first_row(tmp_path: Path) -> None:
+    run(tmp_path)
+    report = Lengths(rows="head", about="Heads")
+    report.on_run_end(OmegaConf.create({"hydra": {"run": {"dir": str(tmp_path)}}}))
+    first, *table = (tmp_path / "lengths.md").read_text().strip().split("\n")
+    assert first.startswith(
+        "bundled/target, float32, stdlib, 3 prompts, seed 0, 4 new tokens, batch 1, 1 thread of a p"
+    )
+    assert "Tokens per round / drafted nodes per round; signed: more than none has in the same column" in first
+    assert table[1:] == [
+        "| T | head | chain | drawn tree |",
+        "|---:|---|---:|---:|",
+        "| 0 | none | 1.50 [1.50, 1.50] / 3.0 | 3.00 [3.00, 3.00] / 3.0 |",
+        "| 0 | Markov | 2.00 [2.00, 2.00] +0.50* / 3.0 | - |",
+        "| 1 | none | 1.00 [1.00, 1.00] / 3.0 | 1.17 [1.00, 1.50] / 3.0 |",
+        "| 1 | Markov | 1.17 [1.00, 1.50] +0.17 / 3.0 | - |",
+    ]
+    assert (tmp_path / "lengths.png").exists()
+
+
+def test_overrides_name_the_columns_of_a_sweep(tmp_path: Path) -> None:
+    run(tmp_path / "0", "sampling=code", "mask=true", more=1)
+    run(tmp_path / "1", "sampling=code", "mask=false")
+    (tmp_path / "2" / ".hydra").mkdir(parents=True)
+    (tmp_path / "2" / ".hydra" / "config.yaml").write_text("out: ${hydra:runtime.output_dir}\n")
+    (tmp_path / "2" / ".hydra" / "overrides.yaml").write_text('["mask=maybe"]')
+    report = Lengths(
+        rows="drafts", about="Masks", columns={"sampling=code": "code", "mask=true": "masked", "mask=false": "free"}
+    )
+    report.on_multirun_end(OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}}))
+    text = (tmp_path / "lengths.md").read_text()
+    assert "| T | drafts | code, masked | code, free |" in text
+    assert "| 0 | chain: none | 2.50 [2.50, 2.50] / 3.0 | 1.50 [1.50, 1.50] / 3.0 |" in text
+    assert "NO RESULT of job 2" in text and "signed" not in text
