@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from experiments.config.sections import plain
 from experiments.training.blank import make_blank
-from experiments.training.bundled import TARGET, install
+from experiments.training.bundled import TARGET, install, target_for
 
 
 def bundle(config: DictConfig) -> None:
@@ -24,10 +24,11 @@ def bundle(config: DictConfig) -> None:
         if name == TARGET and not (blank / "tokenizer.json").is_file():
             make_blank(blank, config.vocab_size, config.max_length)
         if not (work / name / "last").is_dir():
-            own = blank if name == TARGET else out / TARGET
+            own = blank if name == TARGET else out / (target_for(name) or TARGET)
             given = [f"recipe=bundled_{name}", f"out={work / name}", f"threads={config.threads}"]
             given += [f"target.name={own}"] if (own / "config.json").is_file() else []
-            given += [] if name == TARGET else [f"regenerate.file={work / 'responses.jsonl'}"]
+            if (whose := target_for(name)) is not None:
+                given.append(f"regenerate.file={work / ('' if whose == TARGET else f'{whose}-')}responses.jsonl")
             given += [str(word) for word in plain(config, "overrides")]
             given += ["resume=true"] if (work / name / "manifest.json").is_file() else []
             command = [sys.executable, "-m", "experiments.train", *given, f"hydra.run.dir={work / name}"]

@@ -25,7 +25,7 @@ from specdec.target.target import Target
 from verifiers.rejection import RejectionVerifier
 
 CARD, FACTS, BEST = "MODEL_CARD.md", "training.json", "best"
-TARGET = "target"
+TARGET, HYBRID = "target", "hybrid"
 _BEGIN, _END = "<!-- heads:begin -->", "<!-- heads:end -->"
 _OWN = ("out=", "threads=", "resume=", "regenerate.file=", "target.name=", "hydra.", "progress_every=", "tracker")
 """Overrides that do not change what is trained."""
@@ -49,7 +49,7 @@ def install(name: str, training: Path, out: Path) -> None:
     together stay below ``bundled.MOST_BYTES``.
 
     Args:
-        name: The name that it gets: ``"target"`` for the target of all others.
+        name: The name that it gets; see ``target_for``.
         training: The folder of a training (``experiments.train``).
         out: The folder of bundled models.
 
@@ -64,7 +64,11 @@ def install(name: str, training: Path, out: Path) -> None:
             f"all bundled models would have {total / 1e6:.1f} MB, more than {bundled.MOST_BYTES / 1e6:.0f}: "
             f"leave {name} out, or train a smaller one"
         )
-    said = "" if name == TARGET else f"{_tried(name, training / BEST, facts, out):.2f} tokens per round on one prompt; "
+    said = (
+        ""
+        if target_for(name) is None
+        else f"{_tried(name, training / BEST, facts, out):.2f} tokens per round on one prompt; "
+    )
     place = out / name
     shutil.rmtree(place, ignore_errors=True)  # nothing of an earlier head may stay
     shutil.copytree(training / BEST, place)
@@ -78,6 +82,13 @@ def install(name: str, training: Path, out: Path) -> None:
     )
 
 
+def target_for(name: str) -> str | None:
+    """The bundled target of a bundled model: the hybrid's drafters have its name in front; None for the targets."""
+    if name in (TARGET, HYBRID):
+        return None
+    return HYBRID if name.startswith(f"{HYBRID}_") else TARGET
+
+
 def card(name: str, facts: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
     """The card of a bundled model, in Markdown.
 
@@ -89,7 +100,8 @@ def card(name: str, facts: Mapping[str, Any], manifest: Mapping[str, Any]) -> st
     config, versions = manifest["config"], manifest["versions"]
     given = " ".join(text for text in manifest["overrides"] if not text.startswith(_OWN))
     recipe = yaml.safe_dump(_portable({key: config[key] for key in _RECIPE if key in config}), sort_keys=False)
-    whose = "" if name == TARGET else f" for {bundled.PREFIX}{TARGET}"
+    target = target_for(name)
+    whose = "" if target is None else f" for {bundled.PREFIX}{target}"
     chosen = ", which had the greatest served length" if facts["figures"].get("served_length") else ""
     rows = [
         ("what", f"{KINDS[facts['head']][0]}{whose}, {facts['parameters']:,} parameters, bfloat16"),
@@ -101,7 +113,7 @@ def card(name: str, facts: Mapping[str, Any], manifest: Mapping[str, Any]) -> st
     table = "\n".join(f"| {left} | {right} |" for left, right in rows)
     return f"""# Model card: bundled/{name}
 
-For demonstrations and tests of speculative decoding with the bundled target, and for nothing else.
+For demonstrations and tests of speculative decoding with the bundled models, and for nothing else.
 
 | | |
 |---|---|
@@ -139,16 +151,17 @@ def _facts(name: str, training: Path, out: Path) -> dict[str, Any]:
     facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if facts["head"] not in KINDS:
         raise ValueError(f"{name}: {training} holds a {facts['head']}, give one of {', '.join(KINDS)}")
-    if name != TARGET and facts["target"] not in (f"{bundled.PREFIX}{TARGET}", str(out / TARGET)):
-        raise ValueError(f"{name}: {training} was trained for {facts['target']}, give a head for bundled/target")
+    target = target_for(name)
+    if target is not None and facts["target"] not in (f"{bundled.PREFIX}{target}", str(out / target)):
+        raise ValueError(f"{name}: {training} was trained for {facts['target']}, give a head for bundled/{target}")
     return facts
 
 
 def _tried(name: str, folder: Path, facts: Mapping[str, Any], out: Path) -> float:
     """The tokens per round of a head on one prompt."""
     transformers_logging.disable_progress_bar()
-    own = out / TARGET
-    where = str(own) if (own / "config.json").is_file() else f"{bundled.PREFIX}{TARGET}"
+    own = out / (target_for(name) or name)
+    where = str(own) if (own / "config.json").is_file() else f"{bundled.PREFIX}{own.name}"
     target = Target.from_pretrained(where, dtype="float32", device="cpu")
     drafter: Drafter = KINDS[facts["head"]][1].from_pretrained(str(folder))
     sampling = SamplingParams(max_new_tokens=32, ignore_eos=True)

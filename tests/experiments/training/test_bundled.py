@@ -37,6 +37,9 @@ def test_what_does_not_work_is_not_installed(tmp_path: Path, monkeypatch: pytest
         (best / "training.json").write_text(json.dumps({"head": "TrainedEagle3", "target": "bundled/target"} | change))
         with pytest.raises(ValueError, match=sentence):
             install("eagle3", best.parent, out)
+    (best / "training.json").write_text(json.dumps({"head": "TrainedEagle3", "target": "bundled/target"}))
+    with pytest.raises(ValueError, match=r"was trained for bundled/target, give a head for bundled/hybrid"):
+        install("hybrid_eagle3", best.parent, out)
     assert not list(out.iterdir()), "before anything is copied"
 
 
@@ -63,6 +66,14 @@ def test_one_command_makes_target_and_heads(configure: Configure, tmp_path: Path
     assert "`python -m experiments.train recipe=bundled_medusa" in card and str(tmp_path) not in card
     card = (tmp_path / "out" / "target" / "MODEL_CARD.md").read_text()
     assert "causal LM, " in card and "served length" not in card.split("*Served")[0]
+    kinds = "[linear_attention, full_attention]"
+    sizes = f"{sizes[:-1]}, num_key_value_heads: 2, head_dim: 8, layer_types: {kinds}}}".replace(
+        "layers: 1", "layers: 2"
+    )
+    bundle(configure("bundle", *given, "models=[hybrid]", f"overrides={[*TINY, f'head.config={sizes}']}"))
+    bundle(configure("bundle", *given, "models=[hybrid_eagle3]", f"overrides={[*overrides, 'head.name=null']}"))
+    facts = json.loads((tmp_path / "out" / "hybrid_eagle3" / "training.json").read_text())
+    assert facts["target"] == str(tmp_path / "out" / "hybrid") and (tmp_path / "work/hybrid-responses.jsonl").is_file()
     with pytest.raises(ValueError, match="training of cake ended early"):
         bundle(configure("bundle", *given, "models=[cake]"))
 

@@ -18,7 +18,7 @@ from drafters.heads.mtp import MTPHead
 from drafters.heads.training import Anchors, Prediction, TextBatch, TrainedHead
 from drafters.heads.unrolled import TrainedFeatureHead
 from drafters.medusa import TrainedMedusa
-from drafters.model import TrainedLM
+from drafters.model import TrainedLM, copy_weights
 from drafters.mtp import TrainedMTP
 from experiments.training.comparison import Comparison
 from experiments.training.data.document import Document
@@ -348,6 +348,24 @@ def test_a_small_model_is_run_over_packed_documents(
     for row, root in list(enumerate(anchors.index.tolist()))[::3]:
         own, at = alone(batch, root)
         torch.testing.assert_close(mine[row], head.head(own.tokens).logits[0, at], rtol=1e-4, atol=1e-4)
+
+
+def test_a_hybrid_begins_with_the_weights_that_fit() -> None:
+    """Matrices are the other model's; of norms, which one is added to, the difference is."""
+    source = tiny("llama", num_hidden_layers=2, intermediate_size=48)
+    hybrid = tiny("qwen3_5_text", num_hidden_layers=2, layer_types=["linear_attention", "full_attention"])
+    for name, weight in hybrid.named_parameters():
+        if name.endswith("layernorm.weight"):
+            weight.data.zero_()
+    copy_weights(hybrid, source)
+    mine, given = hybrid.state_dict(), source.state_dict()
+    for name in ("embed_tokens", "layers.0.mlp.up_proj", "layers.1.self_attn.o_proj"):
+        assert torch.equal(mine[f"model.{name}.weight"], given[f"model.{name}.weight"])
+    norm, x = "layers.0.input_layernorm", torch.randn(3, 5, source.config.hidden_size)
+    one, other = (model.get_submodule(f"model.{norm}")(x) for model in (hybrid, source))
+    torch.testing.assert_close(one, other)
+    with pytest.raises(ValueError, match="head.copies: a llama has no weights of the names and shapes of a mamba"):
+        copy_weights(tiny("mamba", hidden_size=16), source)
 
 
 def test_rows_are_the_documents_they_are_made_of() -> None:
