@@ -64,11 +64,9 @@ def install(name: str, training: Path, out: Path) -> None:
             f"all bundled models would have {total / 1e6:.1f} MB, more than {bundled.MOST_BYTES / 1e6:.0f}: "
             f"leave {name} out, or train a smaller one"
         )
-    said = (
-        ""
-        if target_for(name) is None
-        else f"{_tried(name, training / BEST, facts, out):.2f} tokens per round on one prompt; "
-    )
+    said = ""
+    if target_for(name) is not None:
+        said = f"{_tried(name, training / BEST, facts, out):.2f} tokens per round on one prompt; "
     place = out / name
     shutil.rmtree(place, ignore_errors=True)  # nothing of an earlier head may stay
     shutil.copytree(training / BEST, place)

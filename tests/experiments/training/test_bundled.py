@@ -66,10 +66,8 @@ def test_one_command_makes_target_and_heads(configure: Configure, tmp_path: Path
     assert "`python -m experiments.train recipe=bundled_medusa" in card and str(tmp_path) not in card
     card = (tmp_path / "out" / "target" / "MODEL_CARD.md").read_text()
     assert "causal LM, " in card and "served length" not in card.split("*Served")[0]
-    kinds = "[linear_attention, full_attention]"
-    sizes = f"{sizes[:-1]}, num_key_value_heads: 2, head_dim: 8, layer_types: {kinds}}}".replace(
-        "layers: 1", "layers: 2"
-    )
+    sizes = sizes.replace("layers: 1", "layers: 2, num_key_value_heads: 2, head_dim: 8")
+    sizes = f"{sizes[:-1]}, layer_types: [linear_attention, full_attention]}}"
     bundle(configure("bundle", *given, "models=[hybrid]", f"overrides={[*TINY, f'head.config={sizes}']}"))
     bundle(configure("bundle", *given, "models=[hybrid_eagle3]", f"overrides={[*overrides, 'head.name=null']}"))
     facts = json.loads((tmp_path / "out" / "hybrid_eagle3" / "training.json").read_text())

@@ -364,7 +364,7 @@ def test_a_hybrid_begins_with_the_weights_that_fit() -> None:
     norm, x = "layers.0.input_layernorm", torch.randn(3, 5, source.config.hidden_size)
     one, other = (model.get_submodule(f"model.{norm}")(x) for model in (hybrid, source))
     torch.testing.assert_close(one, other)
-    with pytest.raises(ValueError, match="head.copies: a llama has no weights of the names and shapes of a mamba"):
+    with pytest.raises(ValueError, match=r"head\.copies: a llama has no weights of the names and shapes of a mamba"):
         copy_weights(tiny("mamba", hidden_size=16), source)
 
 
