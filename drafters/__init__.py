@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from drafters.model import ModelDrafter
     from drafters.mtp import MTPDrafter
     from drafters.ngram import NGramDrafter
+    from drafters.other_vocabulary import SLEMDrafter, TLIDrafter
     from drafters.pard import PARDDrafter
     from drafters.peagle import PEagleDrafter
     from drafters.recycling import TokenRecyclingDrafter
@@ -51,7 +52,9 @@ else:  # a type checker would take any name for defined
             "RecurrentHead": "drafters.redrafter",
             "PARDDrafter": "drafters.pard",
             "PEagleDrafter": "drafters.peagle",
+            "SLEMDrafter": "drafters.other_vocabulary",
             "SuffixDrafter": "drafters.suffix",
+            "TLIDrafter": "drafters.other_vocabulary",
             "TokenRecyclingDrafter": "drafters.recycling",
             "UnoDrafter": "drafters.uno",
         },
@@ -78,8 +81,10 @@ __all__ = [
     "ReDrafter",
     "RecurrentHead",
     "RestDrafter",
+    "SLEMDrafter",
     "SamDrafter",
     "SuffixDrafter",
+    "TLIDrafter",
     "TokenRecyclingDrafter",
     "UnoDrafter",
 ]

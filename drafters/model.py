@@ -115,9 +115,7 @@ class ModelDrafter(OwnModelDrafter):
         output = self.model.get_output_embeddings()
         if output is not None:  # without one, the runner says so
             check_same_vocabulary(self.name, self.tokenizer, output_width(output), target)
-        device = main_device(self.model)
-        if device != target.device:
-            raise ValueError(f"the drafter is on {device} and the target on {target.device}: load both on one device")
+        check_device(self.model, target)
         runner = self.runner_for(self.model, "drafter", sizes, max_nodes=self.shown)
         vocabulary = VocabularyMap(runner.vocab_size, target.vocab_size)
         scorer = self.scorer_of(runner, max_batch_size=sizes.max_batch_size, to_model=vocabulary.to_drafter)
@@ -131,6 +129,13 @@ class ModelDrafter(OwnModelDrafter):
     def scorer_of(self, runner: ModelRunner, **common: Any) -> Scorer:
         """Return what scores with the model; ``common`` are the arguments of ``ModelScorer``."""
         return ModelScorer(runner, **common)
+
+
+def check_device(model: PreTrainedModel, target: Target) -> None:
+    """Refuse a drafting model on another device than the target's."""
+    device = main_device(model)
+    if device != target.device:
+        raise ValueError(f"the drafter is on {device} and the target on {target.device}: load both on one device")
 
 
 class TrainedLM(TrainedHead):

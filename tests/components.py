@@ -3,12 +3,15 @@
 Add a line for a new component; the lossless, distribution and batch tests pick it up.
 """
 
+import copy
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from drafters.adaptive import AdaptiveDrafter
 from drafters.block import BlockDrafter
@@ -28,6 +31,7 @@ from drafters.merged import MergedDrafter
 from drafters.model import ModelDrafter
 from drafters.mtp import MTPDrafter
 from drafters.ngram import NGramDrafter
+from drafters.other_vocabulary import SLEMDrafter, TLIDrafter
 from drafters.pard import PARDDrafter
 from drafters.peagle import PEagleDrafter
 from drafters.recycling import TokenRecyclingDrafter
@@ -68,6 +72,44 @@ def perturbed(model: PreTrainedModel, amount: float) -> PreTrainedModel:
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.data.add_(noise * parameter.data.std() * amount)
     return twin
+
+
+def renumbered(model: PreTrainedModel, tokens: list[int]) -> PreTrainedModel:
+    """A copy of a model whose token i is what token ``tokens[i]`` is in the model."""
+    tables = [model.get_input_embeddings(), model.get_output_embeddings()]
+    names = {f"{name}.{part}" for name, each in model.named_modules() if each in tables for part in ("weight", "bias")}
+    config = copy.deepcopy(model.config)
+    config.vocab_size = len(tokens)
+    twin = type(model)(config).float().eval()
+    twin.load_state_dict({name: each[tokens] if name in names else each for name, each in model.state_dict().items()})
+    return twin
+
+
+def lettered(names: list[str]) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer with these tokens; one of several letters is joined of two others."""
+    cuts = [(name[:cut], name[cut:]) for name in sorted(names, key=len) for cut in range(1, len(name))]
+    joined = {left + right: (left, right) for left, right in cuts if {left, right} <= set(names)}
+    made = Tokenizer(BPE(vocab={name: i for i, name in enumerate(names)}, merges=list(joined.values())))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=made)
+
+
+def other_vocabulary(target: PreTrainedModel, distance: float) -> dict[str, Any]:
+    """A drafting model much like the target, without its last token, with another, and under other numbers."""
+    rows = target.get_output_embeddings().weight.shape[0]
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())[:rows]
+    own = [*range(rows - 2, -1, -1), rows - 1]
+    return {
+        "model": renumbered(perturbed(target, distance), own),
+        "tokenizer": lettered([*(letters[token] for token in own[:-1]), letters[0] + letters[1]]),
+        "target_tokenizer": lettered(letters),
+    }
+
+
+def text_drafter(tokens: int, target_tokenizer: PreTrainedTokenizerFast, **model: Any) -> SLEMDrafter:
+    """Drafts what a model of another vocabulary writes."""
+    return SLEMDrafter(ModelDrafter(shape=tokens, **model), target_tokenizer=target_tokenizer)
 
 
 def medusa_heads(model: PreTrainedModel, num_heads: int = 3) -> MedusaHeads:
@@ -232,6 +274,10 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
         perturbed(target, distance), 3, sampling="iid", mask_token_id=target.get_input_embeddings().weight.shape[0] - 2
     ),
     "uno_chain_iid": lambda target, distance=DISTANCE: UnoDrafter(noisy_adapter(target, distance), 3, sampling="iid"),
+    "tli_tree_without_replacement": lambda target, distance=DISTANCE: TLIDrafter(
+        shape=TREE, sampling="without_replacement", **other_vocabulary(target, distance)
+    ),
+    "slem": lambda target, distance=DISTANCE: text_drafter(3, **other_vocabulary(target, distance)),
     "mtp_chain_iid": lambda target, distance=DISTANCE: MTPDrafter(mtp_head(target), 3, sampling="iid"),
     "model_chain_iid": lambda target, distance=DISTANCE: ModelDrafter(perturbed(target, distance), 3, sampling="iid"),
     "model_tree_iid": lambda target, distance=DISTANCE: ModelDrafter(perturbed(target, distance), TREE, sampling="iid"),

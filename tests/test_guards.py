@@ -147,6 +147,7 @@ ASKED = {
     "experiments.inspecting.facts: FeatureDrafter",
     "experiments.inspecting.facts: MedusaDrafter",
     "experiments.inspecting.facts: ModelDrafter",
+    "experiments.inspecting.facts: TLIDrafter",
     "experiments.inspecting.kinds: BlockDrafter",
     "experiments.inspecting.kinds: EagleDrafter",
     "experiments.inspecting.kinds: FeatureDrafter",

@@ -22,11 +22,11 @@ from experiments.reporting.run_tables import comparison_table
 from experiments.reporting.tokens import show_race
 from experiments.results.origin import MANIFEST
 from experiments.results.summary import Summary
-from experiments.results.texts import token_bytes
 from experiments.session.assembly import measure_methods, title
 from experiments.session.measurement import Report
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
+from specdec.target.spelling import token_bytes
 
 LEAST_PROMPTS, LEAST_TOKENS = 5, 48
 """The fewest prompts that are taken on a slow machine, and the fewest tokens of each.

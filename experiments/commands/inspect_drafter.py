@@ -69,7 +69,10 @@ def inspect_drafter(config: DictConfig) -> Inspection:
     console = terminal.console()
     terminal.show(
         console,
-        facts_table(f"{title}, inspected with {target.name}", facts_of(found.drafter, target, checkpoint)),
+        facts_table(
+            f"{title}, inspected with {target.name}",
+            facts_of(found.drafter, target, checkpoint, found.loaded.frequencies),
+        ),
         predictions_table(found, usual),
         tried_table(found) if found.tried or found.refused else None,
     )

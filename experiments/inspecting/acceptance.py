@@ -48,12 +48,14 @@ class Acceptance:
         rates: The probability Σ min(p, q) that depth d is accepted, given that all above is; nan where nothing stood.
         reached: How likely depth d - 1 was to be accepted, given the drafted tokens.
         unigram: The acceptance at depth 1 of a drafter that knows nothing but how frequent tokens are here.
+        frequencies: The mean of p over roots.
     """
 
     rates: Float[Tensor, "round depth"]
     reached: Float[Tensor, "round depth"]
     prompts: Int[Tensor, " round"]
     unigram: float
+    frequencies: Float[Tensor, " vocab"]
 
     @property
     def acceptance(self) -> list[float]:
@@ -166,9 +168,8 @@ def play(target: Target, drafter: Drafter, prompts: Sequence[Sequence[int]], *, 
         )
     tables = [pad_sequence(each, batch_first=True, padding_value=float("nan")) for each in (rates, reached)]
     drafted = ~tables[0][:, 0].isnan()
-    return Acceptance(
-        tables[0][drafted], tables[1][drafted], torch.tensor(streams)[drafted], _unigram(torch.stack(roots))
-    )
+    p = torch.stack(roots)
+    return Acceptance(tables[0][drafted], tables[1][drafted], torch.tensor(streams)[drafted], _unigram(p), p.mean(0))
 
 
 def _rates(tree: DraftTree, p: Tensor) -> tuple[Tensor, Tensor]:

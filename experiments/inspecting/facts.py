@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from drafters.block import BlockDrafter
 from drafters.feature import FeatureDrafter
@@ -13,6 +14,7 @@ from drafters.heads.files import INDICES, OURS, WEIGHTS, Checkpoint
 from drafters.heads.mtp import MTPHead
 from drafters.medusa import MedusaDrafter
 from drafters.model import ModelDrafter
+from drafters.other_vocabulary import TLIDrafter
 from experiments.inspecting.kinds import kind_of, layers_of
 from specdec import bundled
 from specdec.interfaces import Drafter
@@ -33,12 +35,15 @@ _LAYOUTS = {
 """A key of the configuration or a part of a tensor's name, and the public layout that has it; the first one tells."""
 
 
-def facts_of(drafter: Drafter, target: Target, checkpoint: Checkpoint | None) -> dict[str, str]:
+def facts_of(
+    drafter: Drafter, target: Target, checkpoint: Checkpoint | None, frequencies: Float[Tensor, " vocab"]
+) -> dict[str, str]:
     """Returns facts by their subject.
 
     Args:
         drafter: One trained model.
         checkpoint: Its files; None if it was not loaded from any.
+        frequencies: How probable the target's tokens are in its texts.
     """
     module: Any = _module(drafter, target)
     reads = layers_of(drafter, target)
@@ -95,8 +100,12 @@ def facts_of(drafter: Drafter, target: Target, checkpoint: Checkpoint | None) ->
         heads = drafter.heads
         facts |= {"heads": f"{heads.num_heads}, of {heads.num_layers} residual layers each"}
     ids = getattr(module, "draft_ids", None)
+    if isinstance(drafter, TLIDrafter):
+        ids = [token for token, _ in drafter.common(target)]
     columns = target.vocab_size if ids is None else len(ids)
     facts["vocabulary"] = f"{columns:,} of the target's {target.vocab_size:,} tokens"
+    if ids is not None:
+        facts["vocabulary"] += f", which have {float(frequencies[ids].sum()):.1%} of its probability in these texts"
     if hasattr(head, "embed_tokens"):
         own = {True: "the target's", False: "its own"}
         facts["embeddings"] = f"{own[head.embed_tokens is None]}; output layer: {own[module.lm_head is None]}"

@@ -16,6 +16,7 @@ from specdec.physics.shape import ModelShape
 _LOOKUPS = (
     "NGramDrafter", "SuffixDrafter", "TokenRecyclingDrafter", "SamDrafter", "RestDrafter", "LookaheadDrafter",
 )  # fmt: skip
+_OTHER_VOCABULARY = ("TLIDrafter", "SLEMDrafter")
 _PLACES = 16
 """Places of a block where nobody says."""
 _PEAGLE_LAYERS = 4
@@ -62,13 +63,13 @@ def plan_drafter(
     if owner in _LOOKUPS:
         return Planned(title=f"{owner}, which looks drafts up: its time is not counted")
     kv_cache = options.get("kv_cache")
-    if owner in ("ModelDrafter", "PARDDrafter"):
+    if owner in ("ModelDrafter", "PARDDrafter", *_OTHER_VOCABULARY):
         given = read_config(str(name))
         shape = shape_of(given, f"drafter.name={name}")
-        if shape.vocab != target.vocab:
+        if shape.vocab != target.vocab and owner not in _OTHER_VOCABULARY:
             raise ValueError(
                 f"drafter.name={name} has a vocabulary of {shape.vocab:,} tokens and target.name={target_name} one of "
-                f"{target.vocab:,}: give a drafter of the same vocabulary"
+                f"{target.vocab:,}: give a drafter of the same vocabulary, or drafter=tli or slem"
             )
         dtype = str(options.get("dtype") or "auto")
         own_formats = choose_formats(

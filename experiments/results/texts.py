@@ -7,23 +7,16 @@ texts of a row of tokens.
 
 import codecs
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from experiments.results.origin import replace_text
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 PROMPTS, TOKENS = "prompts.jsonl", "tokens.json"
 
 INCOMPLETE = "\u25af"
 """Stands for a token that ends inside a character (WHITE VERTICAL RECTANGLE)."""
-
-_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-"""How SentencePiece vocabularies name the token of a single byte."""
 
 
 def write_prompts(folder: Path, prompts: Iterable[Any]) -> None:
@@ -56,10 +49,10 @@ def read_prompts(folder: Path) -> Mapping[str, tuple[str, ...]]:
     return found
 
 
-def write_token_texts(folder: Path, tokens: Iterable[int], tokenizer: "PreTrainedTokenizerBase") -> None:
-    """Write the texts of some tokens into a run's folder; those that are there already stay."""
-    texts = {**read_token_texts(folder), **token_bytes(tokens, tokenizer)}
-    kept = {str(token): _as_json(text) for token, text in sorted(texts.items())}
+def write_token_texts(folder: Path, texts: Mapping[int, bytes]) -> None:
+    """Write the texts of some tokens (``token_bytes``) into a run's folder; those that are there already stay."""
+    known = {**read_token_texts(folder), **texts}
+    kept = {str(token): _as_json(text) for token, text in sorted(known.items())}
     replace_text(folder / TOKENS, json.dumps(kept, ensure_ascii=False, indent=0) + "\n")
 
 
@@ -77,31 +70,6 @@ def read_token_texts(folder: Path) -> dict[int, bytes]:
         return {int(token): text.encode() if isinstance(text, str) else bytes(text) for token, text in kept.items()}
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged: {error}; remove it to see token ids instead") from error
-
-
-def token_bytes(tokens: Iterable[int], tokenizer: "PreTrainedTokenizerBase") -> dict[int, bytes]:
-    """The text of each token inside a longer text, as UTF-8 bytes; special tokens by their names.
-
-    Ids that the tokenizer does not know are left out: a model's vocabulary may be padded.
-    """
-    special = {token: str(added) for token, added in getattr(tokenizer, "added_tokens_decoder", {}).items()}
-    special |= dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
-    alphabet = _byte_alphabet() if _is_byte_level(tokenizer) else None
-    found: dict[int, bytes] = {}
-    for token in sorted({int(token) for token in tokens}):
-        name = None if not 0 <= token < len(tokenizer) else tokenizer.convert_ids_to_tokens(token)
-        if not isinstance(name, str):
-            continue
-        byte = _BYTE.fullmatch(name)
-        if token in special:
-            found[token] = special[token].encode()
-        elif byte is not None:
-            found[token] = bytes([int(byte[1], 16)])
-        elif alphabet is not None and all(letter in alphabet for letter in name):
-            found[token] = bytes(alphabet[letter] for letter in name)
-        else:
-            found[token] = _inside(token, tokenizer).encode()
-    return found
 
 
 def text_of(token: int, texts: Mapping[int, bytes]) -> str:
@@ -131,30 +99,3 @@ def _as_json(text: bytes) -> str | list[int]:
         return text.decode()
     except UnicodeDecodeError:
         return list(text)
-
-
-def _is_byte_level(tokenizer: Any) -> bool:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return hasattr(tokenizer, "byte_decoder")
-    return backend.decoder is not None and b'"ByteLevel"' in backend.decoder.__getstate__()
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """The byte that each letter of a byte-level vocabulary stands for.
-
-    Printable characters of Latin-1 stand for themselves; all other bytes, in ascending order, for the letters from
-    U+0100 on.
-    """
-    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(own)]
-    return {chr(byte): byte for byte in own} | {chr(256 + place): byte for place, byte in enumerate(others)}
-
-
-def _inside(token: int, tokenizer: "PreTrainedTokenizerBase") -> str:
-    """What a token adds to a text that it does not begin: many tokenizers drop the space that begins a text."""
-    once, twice = (
-        str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-        for ids in ([token], [token, token])
-    )
-    return twice.removeprefix(once)

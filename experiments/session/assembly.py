@@ -42,6 +42,7 @@ from specdec.engine.text import encode_prompt
 from specdec.physics.calibrated import CalibratedRounds
 from specdec.requests import SamplingParams
 from specdec.target.loading import resolve_device
+from specdec.target.spelling import token_bytes
 from specdec.target.target import Target
 
 
@@ -169,7 +170,8 @@ def measure_methods(
                     yield start + done
                 start += len(jobs)
         finally:
-            write_token_texts(folder, said | (trace.tokens if trace is not None else set()), tokenizer)
+            shown = said | (trace.tokens if trace is not None else set())
+            write_token_texts(folder, token_bytes(shown, tokenizer))
 
     if fitting.sentence is not None and not job.in_sweep():
         print(fitting.sentence, file=sys.stderr)

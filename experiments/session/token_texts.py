@@ -4,7 +4,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.results.texts import read_token_texts, token_bytes
+from experiments.results.texts import read_token_texts
+from specdec.target.spelling import token_bytes
 
 
 def texts_of_run(folder: Path, manifest: Mapping[str, Any], tokens: Collection[int]) -> dict[int, bytes]:

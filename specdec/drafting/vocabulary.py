@@ -70,7 +70,7 @@ def check_same_vocabulary(name: str, tokenizer: PreTrainedTokenizerBase | None, 
             raise ValueError(
                 f"the drafter {name} has another vocabulary than the target {target.name}: {len(differing)} "
                 f"tokens differ, for example {token!r} is {mine.get(token)} in the drafter's and {wanted.get(token)} "
-                f"in the target's; choose a drafter of the target's family"
+                f"in the target's; choose a drafter of the target's family, or drafter=tli or slem"
             )
         return
     if abs(width - target.vocab_size) > MOST_PADDING:

@@ -8,14 +8,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from experiments.results import texts as files
 from experiments.results.checked import is_checked, remember, ships, stated_exactness
 from experiments.results.revision import _PIECE, _PIECES, revision_of
-from experiments.results.texts import INCOMPLETE, in_context, read_token_texts, text_of, token_bytes
-from tests.experiments.conftest import END_OF_TEXT, byte_tokenizer
+from experiments.results.texts import INCOMPLETE, in_context, read_token_texts, text_of
 from verifiers import RejectionVerifier
 
 RULE = """
@@ -81,32 +78,6 @@ def test_a_damaged_file_is_an_error(project: Path) -> None:
         (project / ".specdec" / "checked.json").write_text(text)
         with pytest.raises(ValueError, match=r"checked.json is damaged .*: remove it"):
             stated_exactness(loaded().Mine())
-
-
-def spaced_tokenizer() -> PreTrainedTokenizerFast:
-    """As SentencePiece: a sign for a space, which the decoder drops at the beginning, and tokens of single bytes."""
-    words = ["<unk>", "▁a", "▁the", "b", "<0xE2>", "<0x86>", "<0x92>"]
-    tokenizer = Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=[], byte_fallback=True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
-
-
-def test_byte_level_tokens_are_their_bytes() -> None:
-    tokenizer = byte_tokenizer()
-    text = "a → \u00adé\n"
-    ids = tokenizer(text)["input_ids"]
-    texts = token_bytes([0, *ids], tokenizer)
-    assert b"".join(texts[token] for token in ids) == text.encode()
-    assert texts[0] == END_OF_TEXT.encode()
-    assert {len(text) for token, text in texts.items() if token} == {1}
-
-
-def test_a_token_keeps_the_space_that_a_text_would_drop() -> None:
-    tokenizer = spaced_tokenizer()
-    assert token_bytes(range(7), tokenizer) == {
-        0: b"<unk>", 1: b" a", 2: b" the", 3: b"b", 4: b"\xe2", 5: b"\x86", 6: b"\x92",
-    }  # fmt: skip
 
 
 def test_alone_and_in_a_row() -> None:

@@ -1,0 +1,131 @@
+"""A causal LM of another vocabulary as a scorer: its context is the text so far, in tokens of its own."""
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from specdec.batch import Batch
+from specdec.drafting.scorer import Scorer, forward_of
+from specdec.forward import ForwardBatch, Wants
+from specdec.target.runner import ModelRunner
+from specdec.target.spelling import Retokenized, Spelling
+from specdec.topology import Topology
+
+_LAST = Wants(logits=1)
+_LONG = 16
+"""More tokens than this that a row lacks are forwarded by themselves, before those of all rows."""
+
+
+class RetokenizedScorer(Scorer):
+    """Scores with a model that has another tokenizer than the target.
+
+    Before a tree is grown, the text of a row is read in the model's tokens. The cache keeps what it begins with of the
+    last round's; the rest, which is mostly what became final since, is forwarded together with the last token. So
+    there is nothing to roll back, and drafted nodes never become final in this cache. Texts that are longer than the
+    cache are read from a later place on. It lives on the host: its session must say ``reads_host``.
+
+    Args:
+        runner: The model.
+        source: Spells the target's tokens.
+        own: Spells the model's.
+        max_batch_size: The number of slots.
+        max_tokens: Of a text, so many of the model's tokens are in its cache at most.
+        to_model: The model's token for every token that ``level_logits`` is given; None if these are its own.
+        columns: The columns of the model's logits that count, in order; None for all.
+    """
+
+    lookback = 0
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        source: Spelling,
+        own: Spelling,
+        *,
+        max_batch_size: int,
+        max_tokens: int,
+        to_model: Int[Tensor, " vocab"] | None = None,
+        columns: Int[Tensor, " column"] | None = None,
+    ):
+        self.model = self.runner = runner
+        self._spellings, self._most = (source, own), max_tokens
+        self._to_model, self._columns = to_model, columns
+        self.texts = [Retokenized(source, own) for _ in range(max_batch_size)]
+        # The text of every slot in the model's tokens, and the tokens that its cache holds.
+        self._wanted: list[Sequence[int]] = [[0]] * max_batch_size
+        self._held: list[Sequence[int]] = [[]] * max_batch_size
+        self._tokens = self._roots = torch.empty(0, dtype=torch.long)
+        self._bound = 0
+
+    def admit(self, slot: int) -> None:
+        self.texts[slot] = Retokenized(*self._spellings)
+        self._wanted[slot], self._held[slot] = [0], []
+
+    def prepare(self, batch: Batch) -> Hashable:
+        """Read the texts, and forward what the cache lacks of long ones."""
+        host = batch.on_host
+        for row in np.flatnonzero(host.drafting & (host.max_depth > 0)).tolist():
+            slot = int(host.slots[row])
+            read = self.texts[slot].read(host.tokens[row, : host.lengths[row] + 1].tolist()) or [0]
+            over = len(read) - self._most
+            step = max(self._most // 2, 1)
+            self._wanted[slot] = read[-(-over // step) * step :] if over > 0 else read
+        slots = host.slots.tolist()
+        wanted = [self._wanted[slot] for slot in slots]
+        known = np.array([_common(self._held[slot], ids) for slot, ids in zip(slots, wanted, strict=True)])
+        lengths = np.array([len(ids) for ids in wanted])
+        known = np.minimum(known, lengths - 1)  # the last token is forwarded in any case
+        width = int((lengths - known).max())
+        if width > _LONG or width > lengths.min():
+            behind = np.flatnonzero(lengths - known > 1)
+            counts = (lengths - known - 1)[behind]
+            tokens = np.zeros((len(behind), int(counts.max())), dtype=np.int64)
+            for place, row in enumerate(behind.tolist()):
+                tokens[place, : counts[place]] = wanted[row][known[row] : -1]
+            chunk = ForwardBatch.of_chunk(
+                torch.from_numpy(tokens).to(self.runner.device),
+                host_slots=host.slots[behind],
+                host_lengths=known[behind],
+                host_counts=counts,
+            )
+            self.runner.run(chunk)
+            width = 1
+        for slot, ids in zip(slots, wanted, strict=True):
+            self._held[slot] = ids[:-width]
+        packed = np.array([[len(ids) - 1, *ids[-width:]] for ids in wanted])
+        on_device = torch.from_numpy(packed).to(self.runner.device, non_blocking=True)
+        self._roots, self._tokens = on_device[:, 0].contiguous(), on_device[:, 1:].contiguous()
+        self._bound = int(lengths.max())
+        return self.runner.version
+
+    def root_logits(self, batch: Batch) -> Float[Tensor, "batch 1 vocab"]:
+        """Return logits after the texts, whose last tokens are forwarded."""
+        for slot in batch.on_host.slots.tolist():
+            self._held[slot] = self._wanted[slot]
+        width = self._tokens.shape[1]
+        topology = Topology.chain(width, batch.device)
+        return self._scores(batch, self._tokens, topology, self._roots + 1 - width, width, wants=_LAST)
+
+    def level_logits(
+        self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
+    ) -> Float[Tensor, "batch node vocab"]:
+        own = tokens if self._to_model is None else self._to_model[tokens]
+        return self._scores(batch, own, topology, self._roots, topology.width)
+
+    def _scores(
+        self, batch: Batch, tokens: Tensor, topology: Topology, lengths: Tensor, nodes: int, **wants: Wants
+    ) -> Tensor:
+        bound = self._bound + nodes
+        scores = self.runner.run(forward_of(batch, tokens, topology, lengths, key_bound=bound, **wants)).scores
+        return scores if self._columns is None else scores.index_select(-1, self._columns)
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return the length of the common beginning."""
+    count = min(len(one), len(other))
+    if one[:count] == other[:count]:
+        return count
+    return int(np.argmin(np.equal(one[:count], other[:count])))

@@ -1,0 +1,169 @@
+"""A drafting model with another tokenizer: its context, q over the common tokens, drafts as text, and refusals."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from drafters.model import ModelDrafter
+from drafters.other_vocabulary import SLEMDrafter, TLIDrafter
+from specdec.checks.reference import reference_decode
+from specdec.drafting.vocabulary import VocabularyMap
+from specdec.engine.engine import Engine
+from specdec.interfaces import Sizes
+from specdec.requests import SamplingParams
+from specdec.target.target import Target
+from tests.components import lettered, other_vocabulary, perturbed, renumbered, text_drafter
+from tests.forwards import drafted, slots_of
+from tests.models import tiny_model
+from tests.test_distribution import LEVEL, p_value
+from tests.test_distribution import VOCAB as FIVE
+from verifiers.rejection import RejectionVerifier
+
+VOCAB = 24
+PROMPTS = [[1, 2, 3, 1, 2], [7], [9, 8] * 5]
+SIZES = Sizes(max_batch_size=2, max_length=32)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model("llama", vocab_size=VOCAB, layers=2)
+
+
+def decode(target: Target, drafter: Any, prompts=PROMPTS, *, max_length: int = 64, **sampling: Any):
+    engine = Engine(target, drafter, RejectionVerifier(), max_batch_size=2, max_length=max_length)
+    return engine.generate(list(prompts), SamplingParams(**{"max_new_tokens": 20, **sampling}))
+
+
+# ---------------------------------------------------------------- the law
+
+
+@pytest.mark.parametrize("law", ["iid", "without_replacement"])
+def test_q_is_the_models_law_over_the_common_tokens_after_the_text_in_its_own(model, law: str) -> None:
+    """The target's tokens a, b, c are one of the drafter's (abc), so the context is shorter there."""
+    names = [chr(ord("a") + number) for number in range(VOCAB)]
+    own = ["abc", "ab", *reversed(names[:-4])]
+    twin, tokenizer = tiny_model("llama", vocab_size=len(own), layers=2, seed=5), lettered(own)
+    drafter = TLIDrafter(twin, [2, 1], tokenizer=tokenizer, target_tokenizer=lettered(names), sampling=law)
+    params = [SamplingParams(temperature=0.8, seed=3), SamplingParams(temperature=1.0, top_k=3, seed=3)]
+    session = drafter.bind(Target(model), SIZES)
+    for sequences in ([[0, 1, 2, 4, 0, 1], [3, 23, 3]], [[0, 1, 2, 4, 0, 1, 2, 7], [3, 23, 3, 5, 6]]):
+        tree = drafted(session, slots_of(sequences, vocab_size=VOCAB, params=params, max_length=32))
+        assert tree.draft_probs is not None
+        for row, sequence in enumerate(sequences):
+            text = "".join(names[token] for token in sequence)
+            for node, above in ((0, []), (1, [int(tree.tokens[row, 1])]), (2, [int(tree.tokens[row, 2])])):
+                # A drafted token is fed as it is, even where the text has another token with it.
+                ids = [*tokenizer(text)["input_ids"], *(own.index(names[token]) for token in above)]
+                logits = twin(torch.tensor([ids])).logits[0, -1]
+                common = torch.tensor([own.index(name) for name in names[:-4]])
+                kept = logits[common] / params[row].temperature
+                if params[row].top_k:
+                    kept = kept.masked_fill(kept < kept.topk(params[row].top_k).values[-1], -torch.inf)
+                expected = torch.zeros(VOCAB, dtype=torch.float64).index_put(
+                    (torch.arange(VOCAB - 4),), kept.softmax(0)
+                )
+                assert torch.allclose(tree.draft_probs[row, node], expected, atol=1e-5)
+
+
+def five():
+    model = tiny_model("llama", vocab_size=FIVE, scale=1.5, layers=2)
+    return model, other_vocabulary(model, 0.6)
+
+
+def wrong_map(self: VocabularyMap, columns: torch.Tensor) -> torch.Tensor:
+    """Columns are taken for their neighbours' tokens where they are drawn, not where q is written."""
+    return self.ids.roll(1)[columns]
+
+
+def not_renormalized(put: Any):
+    """Writes q as it was before the tokens that are not common were left out."""
+    return lambda self, room, nodes, q: put(self, room, nodes, 0.6 * q)
+
+
+def test_outputs_follow_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, parts = five()
+    drafter, sampling = TLIDrafter(shape=[2, 1], sampling="iid", **parts), SamplingParams(temperature=1.0)
+    assert p_value(model, drafter, RejectionVerifier(), sampling) > LEVEL
+    with monkeypatch.context() as mutant:
+        mutant.setattr(VocabularyMap, "to_target", wrong_map)
+        assert p_value(model, drafter, RejectionVerifier(), sampling) < LEVEL
+    with monkeypatch.context() as mutant:
+        mutant.setattr(VocabularyMap, "put", not_renormalized(VocabularyMap.put))
+        assert p_value(model, drafter, RejectionVerifier(), sampling) < LEVEL
+    assert p_value(model, text_drafter(2, **parts), RejectionVerifier(), sampling) > LEVEL
+
+
+# ---------------------------------------------------------------- token for token, and what is drafted
+
+
+def same(model, kind: str, depth: int = 3):
+    """A drafter that is the target with its tokens under other numbers."""
+    names = [chr(ord("a") + number) for number in range(VOCAB)]
+    order = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(1)).tolist()
+    parts: Any = {"model": renumbered(model, order), "tokenizer": lettered([names[token] for token in order])}
+    parts["target_tokenizer"] = lettered(names)
+    return TLIDrafter(shape=depth, **parts) if kind == "tli" else text_drafter(depth, **parts)
+
+
+@pytest.mark.parametrize("kind", ["tli", "slem"])
+@pytest.mark.parametrize("max_length", [64, 26])
+def test_the_target_under_other_numbers_is_always_accepted(model, kind: str, max_length: int) -> None:
+    """Also where requests wait for a slot, and one has no room for drafts."""
+    outputs = decode(Target(model), same(model, kind), [*PROMPTS, [5] * 5], max_length=max_length, max_new_tokens=16)
+    for prompt, output in zip([*PROMPTS, [5] * 5], outputs, strict=True):
+        assert list(output.token_ids) == reference_decode(model, prompt, SamplingParams(max_new_tokens=16))
+        assert [step.accepted for step in output.steps] == [step.proposed_depth for step in output.steps]
+        assert len(output.steps) == 4
+
+
+@pytest.mark.parametrize("kind", ["tli", "slem"])
+def test_long_texts_are_read_from_a_later_place_on(model, kind: str) -> None:
+    """A drafter with fewer positions than the requests have drafts all the same."""
+    drafter = same(model, kind)
+    (drafter if kind == "tli" else drafter.drafter).model.config.max_position_embeddings = 16
+    outputs = decode(Target(model), drafter, max_new_tokens=40)
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        assert list(output.token_ids) == reference_decode(model, prompt, SamplingParams(max_new_tokens=40))
+        assert all(step.proposed_depth for step in output.steps[:-1])
+
+
+def test_text_is_drafted_in_the_targets_tokens(model) -> None:
+    """What the model writes is joined to the target's tokens, also across the end of the text."""
+    names = [*"abcdefgh", "ab", "abc", "bc"]
+    target = Target(tiny_model("llama", vocab_size=len(names), layers=1), lettered(names))
+    twin, tokenizer = perturbed(tiny_model("llama", vocab_size=8, layers=1), 0.0), lettered(list("abcdefgh"))
+    drafter = SLEMDrafter(ModelDrafter(twin, 4, tokenizer=tokenizer))
+    session: Any = drafter.bind(target, SIZES)
+    written = iter("bcab" * 2)
+    session._scorer.root_logits = lambda batch: said(next(written))
+    session._scorer.level_logits = lambda batch, *rest: said(next(written))
+
+    def said(letter: str) -> torch.Tensor:
+        return torch.nn.functional.one_hot(torch.tensor([["abcdefgh".index(letter)]]), 8).float()
+
+    # After d: bc and ab. After a, which bc would be one token with: bc alone, and ab.
+    for sequence in ([3], [3, 0]):
+        tree = drafted(session, slots_of([sequence], vocab_size=len(names), max_length=32))
+        assert tree.tokens[0][tree.valid[0]].tolist() == [sequence[-1], 10, 8]
+
+
+# ---------------------------------------------------------------- refusals
+
+
+def test_refusals(model) -> None:
+    letters, twin = lettered([chr(ord("a") + number) for number in range(VOCAB)]), perturbed(model, 0.1)
+    digits = lettered([str(number) for number in range(10)])
+    with pytest.raises(ValueError, match=r"^the drafter llama and the target llama have no tokens in common, .*SLEM"):
+        TLIDrafter(twin, 2, tokenizer=digits).bind(Target(model, letters), SIZES)
+    with pytest.raises(ValueError, match=r"have 2 tokens in common, and the tree has up to 3 below a node"):
+        TLIDrafter(twin, [3], tokenizer=lettered(["b", "1", "a"])).bind(Target(model, letters), SIZES)
+    with pytest.raises(ValueError, match=r"^the drafter llama has no tokenizer, and drafts go by the text"):
+        TLIDrafter(twin).bind(Target(model, letters), SIZES)
+    for make in (TLIDrafter, lambda *args, **options: SLEMDrafter(ModelDrafter(*args, **options))):
+        with pytest.raises(ValueError, match=r"^the target llama has no tokenizer, and drafts go by the text"):
+            make(twin, 2, tokenizer=letters).bind(Target(model), SIZES)
+    with pytest.raises(ValueError, match=r"the shape is a tree: give a length"):
+        SLEMDrafter(ModelDrafter(twin, [2, 1], tokenizer=letters))
+    with pytest.raises(ValueError, match=r"another vocabulary .* or drafter=tli or slem"):
+        ModelDrafter(twin, tokenizer=digits).bind(Target(model, letters), SIZES)
