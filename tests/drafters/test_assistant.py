@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache, GenerationConfig
+from transformers import DynamicCache
 from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator
 
 from drafters.assistant import AssistantDrafter
@@ -61,14 +61,20 @@ def chains_as_transformers(target: Target, model: Any, shared: int) -> list[bool
     """Whether every greedy chain is what transformers' generator proposes behind the same tokens."""
     found: list[bool] = []
     drafter = AssistantDrafter(model, 3)
-    model.generation_config.num_assistant_tokens = 3
-    embed: Any = target.model.get_input_embeddings()
+    generator: Any = object.__new__(SinglePositionMultiTokenCandidateGenerator)  # made in another way by every version
+    vars(generator).update(
+        assistant_model=model,
+        target_model_input_embeddings=target.model.get_input_embeddings(),
+        num_assistant_tokens=3,
+        main_model_max_length=99,
+        eos_token_id=None,
+    )
 
     def look(known: list[int], seen: Round, row: int) -> None:
-        generator = SinglePositionMultiTokenCandidateGenerator(model, embed, GenerationConfig(max_length=99))
-        ids: Any = torch.tensor([known])
+        ids = torch.tensor([known])
         mask = {"attention_mask": torch.ones(1, len(known), dtype=torch.long)}
-        wanted, _ = generator.get_candidates(ids, mask, outputs(target, known, shared), False, 0)
+        generator.is_main_model_prefill = True
+        wanted, _ = generator.get_candidates(ids, mask, outputs(target, known, shared), False, len(known) - 2)
         count = int(seen.tree.valid[row].sum())
         found.append(seen.tree.tokens[row, 1:count].tolist() == wanted[0, len(known) : len(known) + count - 1].tolist())
 
