@@ -1,7 +1,7 @@
 """Compares a drafter's vocabulary with the target's, and translates ids where only the widths differ."""
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -38,9 +38,9 @@ class VocabularyMap:
         """Return the target's ids of columns."""
         return columns if self.ids is None else self.ids[columns]
 
-    def columns(self, chosen: Bool[Tensor, "*rows vocab"]) -> Bool[Tensor, "*rows column"]:
-        """Return which columns are among chosen tokens of the target."""
-        return chosen[..., : self.common] if self.ids is None else chosen.index_select(-1, self.ids)
+    def columns(self, table: Shaped[Tensor, "*rows vocab"]) -> Shaped[Tensor, "*rows column"]:
+        """Return a table over the target's tokens as one over the columns that are such tokens."""
+        return table[..., : self.common] if self.ids is None else table.index_select(-1, self.ids)
 
     def put(
         self,

@@ -19,6 +19,7 @@ from tests.models import tiny_model
 from tests.test_distribution import LEVEL, p_value
 from tests.test_distribution import VOCAB as FIVE
 from verifiers.rejection import RejectionVerifier
+from verifiers.shared_noise import SharedNoiseVerifier
 
 VOCAB = 24
 PROMPTS = [[1, 2, 3, 1, 2], [7], [9, 8] * 5]
@@ -60,15 +61,8 @@ def test_q_is_the_models_law_over_the_common_tokens_after_the_text_in_its_own(mo
                 kept = logits[common] / params[row].temperature
                 if params[row].top_k:
                     kept = kept.masked_fill(kept < kept.topk(params[row].top_k).values[-1], -torch.inf)
-                expected = torch.zeros(VOCAB, dtype=torch.float64).index_put(
-                    (torch.arange(VOCAB - 4),), kept.softmax(0)
-                )
+                expected = torch.cat([kept.softmax(0), torch.zeros(4)])
                 assert torch.allclose(tree.draft_probs[row, node], expected, atol=1e-5)
-
-
-def five():
-    model = tiny_model("llama", vocab_size=FIVE, scale=1.5, layers=2)
-    return model, other_vocabulary(model, 0.6)
 
 
 def wrong_map(self: VocabularyMap, columns: torch.Tensor) -> torch.Tensor:
@@ -82,28 +76,31 @@ def not_renormalized(put: Any):
 
 
 def test_outputs_follow_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, parts = five()
-    drafter, sampling = TLIDrafter(shape=[2, 1], sampling="iid", **parts), SamplingParams(temperature=1.0)
-    assert p_value(model, drafter, RejectionVerifier(), sampling) > LEVEL
-    with monkeypatch.context() as mutant:
-        mutant.setattr(VocabularyMap, "to_target", wrong_map)
-        assert p_value(model, drafter, RejectionVerifier(), sampling) < LEVEL
-    with monkeypatch.context() as mutant:
-        mutant.setattr(VocabularyMap, "put", not_renormalized(VocabularyMap.put))
-        assert p_value(model, drafter, RejectionVerifier(), sampling) < LEVEL
-    assert p_value(model, text_drafter(2, **parts), RejectionVerifier(), sampling) > LEVEL
+    """With ``slem``, and all samples: tests/test_distribution.py, marked ``full``."""
+    model = tiny_model("llama", vocab_size=FIVE, scale=1.5, layers=2)
+    drafter = TLIDrafter(shape=[2, 1], sampling="iid", **other_vocabulary(model, 0.6))
+
+    def p() -> float:
+        return p_value(model, drafter, RejectionVerifier(), SamplingParams(temperature=1.0), samples=2500)
+
+    assert p() > LEVEL
+    for name, mutant in (("to_target", wrong_map), ("put", not_renormalized(VocabularyMap.put))):
+        with monkeypatch.context() as changed:
+            changed.setattr(VocabularyMap, name, mutant)
+            assert p() < LEVEL
 
 
 # ---------------------------------------------------------------- token for token, and what is drafted
 
 
-def same(model, kind: str, depth: int = 3):
+def same(model, kind: str, depth: int = 3, lacks: int | None = None, **options: Any):
     """A drafter that is the target with its tokens under other numbers."""
     names = [chr(ord("a") + number) for number in range(VOCAB)]
     order = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(1)).tolist()
+    order = [token for token in order if token != lacks]
     parts: Any = {"model": renumbered(model, order), "tokenizer": lettered([names[token] for token in order])}
     parts["target_tokenizer"] = lettered(names)
-    return TLIDrafter(shape=depth, **parts) if kind == "tli" else text_drafter(depth, **parts)
+    return TLIDrafter(shape=depth, **parts, **options) if kind == "tli" else text_drafter(depth, **parts)
 
 
 @pytest.mark.parametrize("kind", ["tli", "slem"])
@@ -115,6 +112,16 @@ def test_the_target_under_other_numbers_is_always_accepted(model, kind: str, max
         assert list(output.token_ids) == reference_decode(model, prompt, SamplingParams(max_new_tokens=16))
         assert [step.accepted for step in output.steps] == [step.proposed_depth for step in output.steps]
         assert len(output.steps) == 4
+
+
+def test_noise_belongs_to_a_token_not_to_its_column(model) -> None:
+    """With noise that both share, equal laws draw equal tokens, though the drafter lacks the target's first one."""
+    drafter = same(model, "tli", lacks=0, sampling="coupled")
+    engine = Engine(Target(model), drafter, SharedNoiseVerifier(), max_batch_size=4, max_length=64)
+    sampling = SamplingParams(temperature=1.0, max_new_tokens=16, seed=3, n=4, stop_token_ids=(0,))
+    steps = [step for output in engine.generate(list(PROMPTS), sampling) for step in output.steps]
+    missed = [step.token_ids[step.accepted] for step in steps if step.accepted < step.proposed_depth]
+    assert len(steps) > 24 and set(missed) == {0}
 
 
 @pytest.mark.parametrize("kind", ["tli", "slem"])

@@ -136,7 +136,8 @@ def _children(
     rows = drawing.batch
     positions = rows.lengths[:, None] + (level.depth + 1)
     # COUPLED: the first children in the race that the target watches.
-    arrivals = race(q, shared_noise(rows.keys, positions, q.shape[2]))
+    noise = drawing.vocabulary.columns(shared_noise(rows.keys, positions, drawing.vocabulary.target))
+    arrivals = race(q, noise)
     if level.one_each:
         return arrivals.argmax(-1), None
     earliest, token = arrivals.topk(level.width, dim=-1)
