@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from drafters.eagle import EagleDrafter
     from drafters.heads.block import BlockHead
     from drafters.hydra import HydraDrafter, HydraHeads
+    from drafters.itself import SelfDrafter
     from drafters.lookahead import LookaheadDrafter
     from drafters.marginals import MarginalDrafter
     from drafters.medusa import MedusaDrafter, MedusaHeads
@@ -48,6 +49,7 @@ else:  # a type checker would take any name for defined
             "NGramDrafter": "drafters.ngram",
             "RestDrafter": "drafters.rest",
             "SamDrafter": "drafters.sam",
+            "SelfDrafter": "drafters.itself",
             "ReDrafter": "drafters.redrafter",
             "RecurrentHead": "drafters.redrafter",
             "PARDDrafter": "drafters.pard",
@@ -83,6 +85,7 @@ __all__ = [
     "RestDrafter",
     "SLEMDrafter",
     "SamDrafter",
+    "SelfDrafter",
     "SuffixDrafter",
     "TLIDrafter",
     "TokenRecyclingDrafter",

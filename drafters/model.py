@@ -25,18 +25,14 @@ from drafters.heads.training import (
     masks_suffice,
     output_of,
 )
-from drafters.own_model import Options, OwnModelDrafter, Settings
+from drafters.own_model import CausalDrafter, Options, Settings
 from specdec.cache.formats import check_format
 from specdec.drafting.builders import AnyTree, tree_of
-from specdec.drafting.model_scorer import ModelScorer
-from specdec.drafting.scored import ScoredSession
-from specdec.drafting.scorer import Scorer
-from specdec.drafting.vocabulary import VocabularyMap, check_same_vocabulary
-from specdec.interfaces import Drafter, Sizes
+from specdec.drafting.vocabulary import check_same_vocabulary
+from specdec.interfaces import Drafter
 from specdec.placement import main_device
 from specdec.quantization.stored import output_width
 from specdec.target.loading import load, load_model, load_tokenizer
-from specdec.target.runner import ModelRunner
 from specdec.target.support import check_model, check_tokenizer
 from specdec.target.target import Target
 
@@ -53,11 +49,8 @@ class LoadedModel(ModelFiles, Settings, total=False):
     """``ModelFiles``, and ``Settings``."""
 
 
-class ModelDrafter(OwnModelDrafter):
-    """Drafts with a model of the target's vocabulary, level by level down a tree.
-
-    Each level takes one forward over all rows and all nodes that are to have children. The model has its own KV cache,
-    which follows the accepted path like the target's.
+class ModelDrafter(CausalDrafter):
+    """Drafts with a model of the target's vocabulary.
 
     Args:
         model: The drafting model, on the target's device. Logits wider or narrower than the target's (padded
@@ -110,25 +103,13 @@ class ModelDrafter(OwnModelDrafter):
             tokenizer = None  # many drafters ship without one; then only the widths can be compared
         return cls(model, shape, tokenizer=tokenizer, name=name_or_path, **given)
 
-    def bind(self, target: Target, sizes: Sizes) -> ScoredSession:
-        """Check vocabulary and device, and allocate the cache."""
+    def model_for(self, target: Target) -> PreTrainedModel:
+        """Returns the model; refuses a target of another vocabulary, or on another device."""
         output = self.model.get_output_embeddings()
         if output is not None:  # without one, the runner says so
             check_same_vocabulary(self.name, self.tokenizer, output_width(output), target)
         check_device(self.model, target)
-        runner = self.runner_for(self.model, "drafter", sizes, max_nodes=self.shown)
-        vocabulary = VocabularyMap(runner.vocab_size, target.vocab_size)
-        scorer = self.scorer_of(runner, max_batch_size=sizes.max_batch_size, to_model=vocabulary.to_drafter)
-        return ScoredSession(self, scorer, vocabulary, target.device, sizes)
-
-    @property
-    def shown(self) -> int:
-        """The most nodes of a forward of the model, the root not counted."""
-        return self.tree.max_shown
-
-    def scorer_of(self, runner: ModelRunner, **common: Any) -> Scorer:
-        """Return what scores with the model; ``common`` are the arguments of ``ModelScorer``."""
-        return ModelScorer(runner, **common)
+        return self.model
 
 
 def check_device(model: PreTrainedModel, target: Target) -> None:

@@ -1,9 +1,13 @@
 """What drafters have in common that run a model of their own: a small causal LM, or a head."""
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+import itertools
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafters.heads.bound import DraftHead, fitted, lengthen
@@ -12,7 +16,11 @@ from drafters.heads.trained_on import TrainedOn, trained_on
 from specdec.arguments import flag, wholes
 from specdec.cache.formats import check_format
 from specdec.drafting.builders import ExpansionTree, TreeBuilder
-from specdec.drafting.scored import ScoredDrafter
+from specdec.drafting.model_scorer import ModelScorer
+from specdec.drafting.recurrent_scorer import RecurrentScorer
+from specdec.drafting.scored import ScoredDrafter, ScoredSession
+from specdec.drafting.scorer import Scorer
+from specdec.drafting.vocabulary import VocabularyMap
 from specdec.interfaces import Sizes
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
@@ -154,3 +162,43 @@ class OwnModelDrafter(ScoredDrafter):
             )
         except ValueError as error:
             raise ValueError(f"the {kind} {self.name}: {error}") from error
+
+
+class CausalDrafter(OwnModelDrafter):
+    """Drafts with a causal LM, level by level down a tree.
+
+    Each level takes one forward over all rows and all nodes that are to have children. The model has its own KV cache,
+    which follows the accepted path like the target's.
+    """
+
+    @abstractmethod
+    def model_for(self, target: Target) -> PreTrainedModel:
+        """Returns the model that drafts for a target.
+
+        Raises:
+            ValueError: None does.
+        """
+
+    def bind(self, target: Target, sizes: Sizes) -> ScoredSession:
+        """Allocate the model's cache."""
+        # A model with recurrent layers is shown the last token above the root.
+        runner = self.runner_for(self.model_for(target), "drafter", sizes, max_nodes=1 + self.shown)
+        vocabulary = VocabularyMap(runner.vocab_size, target.vocab_size)
+        scorer = self.scorer_of(runner, max_batch_size=sizes.max_batch_size, to_model=vocabulary.to_drafter)
+        return ScoredSession(self, scorer, vocabulary, target.device, sizes)
+
+    @property
+    def shown(self) -> int:
+        """The most nodes of a forward of the model, the root not counted."""
+        return self.tree.max_shown
+
+    def scorer_of(self, runner: ModelRunner, **common: Any) -> Scorer:
+        """Return what scores with the model; ``common`` are the arguments of ``ModelScorer``."""
+        kind = ModelScorer if runner.cache.states is None else RecurrentScorer
+        return kind(runner, **common)
+
+
+def twin_of(model: PreTrainedModel) -> Any:
+    """Returns a model with modules of its own and the very same tensors."""
+    tensors: Iterable[Tensor] = itertools.chain(model.parameters(), model.buffers())
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})

@@ -8,8 +8,6 @@ the target exactly, whatever the adapter has learnt.
 The noise of a round depends on the request and the round, so that no output depends on what else is in the batch.
 """
 
-import copy
-import itertools
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,11 +17,10 @@ import torch
 from jaxtyping import Float, Int
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from drafters.heads.parallel import Masked, check_drop, dropped
 from drafters.heads.training import Anchors, Borrowed, Prediction, TargetStates, TextBatch, TrainedHead, output_of
-from drafters.own_model import Options, OwnModelDrafter, Settings
+from drafters.own_model import Options, OwnModelDrafter, Settings, twin_of
 from specdec.arguments import shown, whole
 from specdec.batch import Batch
 from specdec.drafting.builders import AnyTree, tree_of
@@ -132,12 +129,6 @@ class UnoDrafter(OwnModelDrafter):
 def _folder(given: Path) -> str:
     inner = given / "adapter"  # as the authors publish theirs
     return str(inner if inner.is_dir() else given)
-
-
-def twin_of(model: PreTrainedModel) -> Any:
-    """Returns a model with modules of its own and the very same tensors."""
-    tensors: Iterable[Tensor] = itertools.chain(model.parameters(), model.buffers())
-    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
 
 
 class Lora(nn.Module):

@@ -24,6 +24,7 @@ from drafters.heads.eagle import Eagle3Head, EagleHead
 from drafters.heads.mtp import MTPHead
 from drafters.heads.prefix import PrefixAttention
 from drafters.hydra import HydraDrafter, HydraHeads
+from drafters.itself import SelfDrafter
 from drafters.lookahead import LookaheadDrafter
 from drafters.marginals import MarginalDrafter
 from drafters.medusa import MedusaDrafter, MedusaHeads
@@ -278,6 +279,7 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
         shape=TREE, sampling="without_replacement", **other_vocabulary(target, distance)
     ),
     "slem": lambda target, distance=DISTANCE: text_drafter(3, **other_vocabulary(target, distance)),
+    "self_chain_iid": lambda target, distance=DISTANCE: SelfDrafter(["1.mlp"], 3, sampling="iid"),
     "mtp_chain_iid": lambda target, distance=DISTANCE: MTPDrafter(mtp_head(target), 3, sampling="iid"),
     "model_chain_iid": lambda target, distance=DISTANCE: ModelDrafter(perturbed(target, distance), 3, sampling="iid"),
     "model_tree_iid": lambda target, distance=DISTANCE: ModelDrafter(perturbed(target, distance), TREE, sampling="iid"),

@@ -1,0 +1,149 @@
+"""The target as its own drafter: what is left out, that weights are shared, and the search."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+import drafters.itself
+from drafters.itself import SelfDrafter
+from drafters.layers import leave_out, parts_of, search
+from drafters.own_model import twin_of
+from experiments.measuring.meters import held_by
+from specdec.engine.engine import Engine
+from specdec.requests import SamplingParams
+from specdec.target.target import Target
+from tests.models import tiny_model
+from verifiers.rejection import RejectionVerifier
+
+pytestmark = pytest.mark.usefixtures("untried")
+VOCAB = 24
+PROMPTS = [[1, 2, 3, 4, 5], [9, 8, 7]]
+TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3]])
+GREEDY = SamplingParams(max_new_tokens=14, ignore_eos=True)
+
+
+def silenced(model: PreTrainedModel, names: list[str]) -> torch.Tensor:
+    """The logits of a model whose parts say nothing: what it means to leave them out."""
+
+    def nothing(module: Any, inputs: Any, output: Any) -> Any:
+        hidden = output[0] if isinstance(output, tuple) else output
+        return (torch.zeros_like(hidden), *output[1:]) if isinstance(output, tuple) else torch.zeros_like(hidden)
+
+    hooks = [parts_of(model)[name].register_forward_hook(nothing) for name in names]
+    try:
+        with torch.inference_mode():
+            return model(TOKENS).logits
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@pytest.mark.parametrize("architecture", ["llama_mqa_tied", "qwen2_mixed_sliding", "gemma3", "gpt2"])
+def test_what_is_left_computes_the_rest_with_the_very_same_weights(architecture: str) -> None:
+    model = tiny_model(architecture, vocab_size=VOCAB)
+    before, names, last = dict(model.named_parameters()), list(parts_of(model)), len(parts_of(model)) // 2 - 1
+    attention = names[0].partition(".")[2]
+    drafter = SelfDrafter([f"0.{attention}", f"1-{last - 1}", f"{last}.mlp"], 3)
+    gone = [name for name in names if name not in ("0.mlp", f"{last}.{attention}")]
+    target = Target(model)
+    thin = drafter.model_for(target)
+    with torch.inference_mode():
+        torch.testing.assert_close(thin(TOKENS).logits, silenced(model, gone), atol=1e-5, rtol=1e-5)
+    own = {id(parameter) for parameter in before.values()}
+    assert all(id(parameter) in own for parameter in thin.parameters())
+    assert [*before] == [name for name, _ in model.named_parameters()] and len(parts_of(model)) == len(names)
+    engine = Engine(target, drafter, RejectionVerifier(), max_batch_size=2, max_length=40)
+    held = held_by([engine])
+    assert held["drafter"] == 0 and held["drafter_kv"] * (last + 1) == held["kv"]  # one layer keeps something
+    outputs, plain = (engine.generate(PROMPTS, GREEDY, speculate=each) for each in (True, False))
+    assert [each.token_ids for each in outputs] == [each.token_ids for each in plain]
+
+
+def found(model: Any, **settings: Any) -> Any:
+    return search(Target(model), twin_of(model), depth=2, prompts=PROMPTS, tokens=10, **settings)
+
+
+def rounds(model: Any, skip: list[str], chosen: tuple[list[int], ...]) -> float:
+    """The mean tokens of a round that begins at every token of texts, each played by an engine."""
+    engine = Engine(Target(model), SelfDrafter(skip, 2), RejectionVerifier(), max_length=40)
+    lengths = []
+    for prompt, text in zip(PROMPTS, chosen, strict=True):
+        for end in range(len(prompt), len(text) - 1):
+            (done,) = engine.generate([text[:end]], SamplingParams(max_new_tokens=4, ignore_eos=True))
+            lengths.append(1 + done.steps[0].accepted)
+    return sum(lengths) / len(lengths)
+
+
+def test_the_search_promises_what_rounds_bring_and_finds_the_best_of_all() -> None:
+    model = tiny_model(vocab_size=VOCAB, layers=3)
+    best = found(model)
+    engine = Engine(Target(model), max_batch_size=2, max_length=40)
+    texts = [[*done.prompt_ids, *done.token_ids] for done in engine.generate(PROMPTS, GREEDY)]
+    texts = [text[: len(prompt) + 10] for prompt, text in zip(PROMPTS, texts, strict=True)]
+    assert best.tokens == pytest.approx(rounds(model, list(best.skip), tuple(texts)))
+    other = ["1.self_attn", "2"]
+    assert abs(best.tokens - rounds(model, other, tuple(texts))) > 0.1  # another choice has another length
+    assert best == found(model) and found(model, tries=2).speedup <= best.speedup
+    # Leaving out nothing has all tokens accepted, and costs as much as the target.
+    assert best.speedup == pytest.approx(best.tokens / (1 + 2 * best.share)) and 0 < best.share < 1
+
+
+def test_what_was_found_is_written_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, file = Target(tiny_model(vocab_size=VOCAB)), tmp_path / "new" / "skip.json"
+    settings = {"prompts": PROMPTS, "tokens": 10, "temperature": 1.0, "tries": 12}
+
+    def outputs() -> list[tuple[int, ...]]:
+        engine = Engine(target, SelfDrafter(str(file), 2, search=settings), RejectionVerifier(), max_length=40)
+        return [
+            each.token_ids
+            for each in engine.generate(PROMPTS, SamplingParams(temperature=1.0, seed=3, max_new_tokens=14))
+        ]
+
+    first = outputs()
+    written = json.loads(file.read_text())
+    assert (
+        written["skip"]
+        and written["layers"] == 4
+        and written["search"] == settings
+        and list(tmp_path.rglob("*.part")) == []
+    )
+    monkeypatch.setattr(drafters.itself, "search", lambda *args, **more: pytest.fail("searched again"))
+    assert outputs() == first
+    file.write_text(json.dumps(written | {"layers": 32, "target": "another"}))
+    with pytest.raises(ValueError, match="was found for another of 32 layers, and the target llama has 4"):
+        outputs()
+    file.write_text("[]")
+    with pytest.raises(ValueError, match="no JSON object with a list skip"):
+        outputs()
+
+
+@pytest.mark.parametrize(
+    ("skip", "more", "said"),
+    [
+        ([], {}, r"skip=\[\]: give layers or parts"),
+        (None, {}, "skip=None: give layers or parts"),
+        ("no.json", {}, "skip=no.json: there is no such file; give drafter.search="),
+        ([1], {"search": {}}, "search needs a file to write to"),
+        ("no.json", {"search": {"token": 3}}, "search.token: there is no such setting, give some of prompts, tokens"),
+        (["4"], {}, r"has no 4: give layers from 0 to 3, such as 2 or 2-3, or parts of them \(self_attn, mlp\)"),
+        (["2-4"], {}, "has no 2-4"),
+        (["1.attn"], {}, "has no 1.attn"),
+        (["0-3"], {}, "leaves nothing of the 4 layers"),
+        ("no.json", {"search": {"tokens": 4}}, "search.tokens=4: give more than the 4 tokens of a draft"),
+    ],
+)
+def test_one_sentence_before_any_work(skip: Any, more: Any, said: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=said):
+        SelfDrafter(skip, **more).model_for(Target(tiny_model(vocab_size=VOCAB)))
+
+
+def test_layers_that_stand_in_no_list_are_refused() -> None:
+    model = tiny_model(vocab_size=VOCAB)
+    model.config.num_hidden_layers = 5
+    with pytest.raises(ValueError, match="the llama model has no list of 5 layers"):
+        leave_out(twin_of(model), ["1.mlp"])
