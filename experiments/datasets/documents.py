@@ -20,7 +20,8 @@ def documents(files: Sequence[str]) -> list[str | list[int]]:
 
     A file of JSON Lines or Parquet, also one on the hub (``hf://datasets/…``), has one in each row: its ``text``, its
     ``tokens`` or ``input_ids``, or all that is said in a conversation or asked and answered (``answered``). An array of
-    integers (``.npy``) is one document of tokens, and any other file is one of text.
+    integers (``.npy``) is one document of tokens, and any other file is one of text. A trainer's file of responses
+    begins with a line that says what made them, which is left out.
 
     Args:
         files: Paths or patterns (``**`` goes into folders).
@@ -33,7 +34,11 @@ def documents(files: Sequence[str]) -> list[str | list[int]]:
         here = sorted(path for path in glob.glob(pattern, recursive=True) if Path(path).is_file())
         for path in here or [pattern]:
             if path.endswith(_ROWS) or path.startswith("hf://"):
-                found += [_document(row, f"{path}, line {number}") for number, row in rows(path, "files")]
+                found += [
+                    _document(row, f"{path}, line {number}")
+                    for number, row in rows(path, "files")
+                    if not (isinstance(row, Mapping) and "made_with" in row)
+                ]
             elif path.endswith(".npy"):
                 found.append(_array(path))
             else:

@@ -25,6 +25,7 @@ def made(**given: object) -> Corpus:
 
 def test_documents_of_all_kinds_of_files(tmp_path: Path) -> None:
     rows = [
+        {"made_with": {"target": "a trainer's file of responses begins so"}},
         {"text": "one"},
         {"tokens": [1, 2]},
         {"messages": [{"role": "user", "content": "who?"}, {"role": "assistant", "content": "me"}]},
