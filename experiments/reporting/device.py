@@ -146,7 +146,8 @@ def _memory_notes(planned: RunMemory, held: Figures | None, peak: Figures | None
     if state := state_bytes_per_row(served.shape, served.precision):
         notes.append(
             f"states of recurrent layers count as KV cache, or as draft nodes: {_mb(state)} MB for a row, for its root "
-            f"and for each of {served.drafted} nodes, {_mb((2 + served.drafted) * state)} MB per slot"
+            f"and for each of {served.drafted} nodes, {_mb(served.slots.per_row + served.drafted * state)} MB per slot"
+            + (f"; {served.states} more are kept for shared beginnings" if served.states else "")
         )
     if planned.unknown:
         notes.append(f"not counted is the drafter of {', '.join(planned.unknown)}")

@@ -22,6 +22,7 @@ from experiments.reporting.device import memory_table
 from experiments.results.manifest import device_name
 from experiments.session.methods import methods_of
 from specdec import bundled
+from specdec.cache.pages import Paging
 from specdec.drafting.builders import ExpansionTree, TreeBuilder, tree_of
 from specdec.engine.engine import DEFAULT_MAX_LENGTH
 from specdec.engine.recording import records_rounds
@@ -167,6 +168,7 @@ class _Here:
             known = False
         model = None if planned is None else planned.model
         longest = (planned.longest if planned is not None else None) or 0
+        cache = plain(config, "engine")["cache"] or {}
         served = Served(
             shape=self.shape,
             precision=self.formats.precision,
@@ -174,6 +176,7 @@ class _Here:
             drafter_precision=None if model is None else model.precision,
             drafted=nodes if nodes >= 0 else longest,
             shown=shown if planned is None or planned.shown is None else planned.shown,
+            states=cache.get("states", Paging.states) if cache.get("shared") else 0,
             prefill_chunk=plain(config, "engine")["prefill_chunk"],
         )
         return served, known

@@ -14,12 +14,13 @@ from specdec.target.runner import ModelRunner
 from specdec.topology import Topology
 from specdec.types import HostOutcome, Outcome
 
-_LAST = Wants(logits=1)
+LAST = Wants(logits=1)
 _IN_STEP = np.iinfo(np.int64).max
 """Stands for a row that lacks the last committed token at most."""
 
 
-def _chunk(tokens: Tensor, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> ForwardBatch:
+def chunk(tokens: Tensor, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> ForwardBatch:
+    """Return the forward of a piece of every row's tokens."""
     return ForwardBatch.of_chunk(tokens, host_slots=slots, host_lengths=starts, host_counts=counts)
 
 
@@ -38,11 +39,6 @@ class ModelScorer(Scorer):
     def __init__(
         self, runner: ModelRunner, *, max_batch_size: int, to_model: Callable[[Tensor], Tensor] = lambda tokens: tokens
     ):
-        if runner.cache.states is not None:
-            raise ValueError(
-                f"{runner.facts.model_type} has recurrent layers, and a drafting model is shown the last committed "
-                f"token twice, which a state cannot undo: draft with a model of attention alone"
-            )
         self.model = self.runner = runner
         self.caches = (runner.cache,)
         self._to_model = to_model
@@ -66,13 +62,21 @@ class ModelScorer(Scorer):
         slots, host = outcome.slots, outcome.host
         if outcome.path is None:
             assert host is not None, "pieces of prompts come with the host's numbers"
-            tokens = self._to_model(outcome.tokens)
-            self.runner.run(_chunk(tokens, host.slots, host.starts, host.counts))
-        elif nodes is not None:
-            self.runner.cache.commit(slots, outcome.starts, nodes)
+            self._read(self._to_model(outcome.tokens), host)
+        else:
+            self._commit(outcome, nodes)
         self._last_token[slots] = outcome.last_tokens.where(outcome.counts > 0, self._last_token[slots])
         if host is not None and host.path is not None:  # another session decides who drafts
             self._follow(host, host.path)
+
+    def _read(self, tokens: Int[Tensor, "batch position"], host: HostOutcome) -> None:
+        """Prefill a piece of a prompt."""
+        self.runner.run(chunk(tokens, host.slots, host.starts, host.counts))
+
+    def _commit(self, outcome: Outcome, nodes: Int[Tensor, "batch depth"] | None) -> None:
+        """Make an accepted path final."""
+        if nodes is not None:
+            self.runner.cache.commit(outcome.slots, outcome.starts, nodes)
 
     def _follow(self, host: HostOutcome, path: Int[np.ndarray, "batch depth"]) -> None:
         """Note how far the cache of every row is right after a round in which others may have drafted.
@@ -103,19 +107,20 @@ class ModelScorer(Scorer):
         behind = missing > 1
         rows = np.flatnonzero(behind & host.drafting & (host.max_depth > 0))
         if len(rows):
-            self._catch_up(batch.rows(rows), missing[rows])
+            self._catch_up(batch.rows(rows), known[rows])
             behind[rows] = False
         self._known[host.slots] = np.where(behind, known, _IN_STEP)
         self._grown[host.slots] = ~behind
         return self.runner.version, self._every
 
-    def _catch_up(self, batch: Batch, missing: Int[np.ndarray, " batch"]) -> None:
+    def _catch_up(self, batch: Batch, starts: Int[np.ndarray, " batch"]) -> None:
+        """Prefill what is missing, but for the last token, which is forwarded with the root."""
         host = batch.on_host
-        starts = host.lengths - missing
+        missing = host.lengths - 1 - starts
         index = np.minimum(starts[:, None] + np.arange(int(missing.max())), host.tokens.shape[1] - 1)
         tokens = torch.from_numpy(np.take_along_axis(host.tokens, index, axis=1).astype(np.int64))
         tokens = self._to_model(tokens.to(self.runner.device))
-        self.runner.run(_chunk(tokens, host.slots, starts, missing))
+        self.runner.run(chunk(tokens, host.slots, starts, missing))
 
     def root_logits(self, batch: Batch) -> Float[Tensor, "batch 1 vocab"]:
         """Return logits at the root, after forwarding the last committed token again."""
@@ -126,7 +131,7 @@ class ModelScorer(Scorer):
             again = lengths > 0
             lengths, last = lengths - again.long(), torch.where(again, last, batch.roots)
         tokens = self._to_model(torch.stack([last, batch.roots], dim=1))
-        wants = _LAST if again is None else LOGITS
+        wants = LAST if again is None else LOGITS
         scores = self.runner.run(forward_of(batch, tokens, self._pair, lengths, wants=wants)).scores
         return scores if again is None else scores.gather(1, again.long()[:, None, None].expand(-1, 1, scores.shape[2]))
 

@@ -83,6 +83,7 @@ class Served:
         drafter_precision: Bytes of its numbers; None for the target's.
         drafted: Drafted nodes per row: positions that a row of the cache has beyond its length.
         shown: The same for the drafter's cache; None for as many.
+        states: States that are kept for shared beginnings; with any, every row has one more, at its last page boundary.
         prefill_chunk: Prompt tokens per forward, at most.
         activations: Bytes that forwards need besides, where they are known; None for an estimate.
         overhead: Bytes of everything else: the device's context, graphs, fragmentation.
@@ -94,6 +95,7 @@ class Served:
     drafter_precision: Precision | None = None
     drafted: int = 0
     shown: int | None = None
+    states: int = 0
     prefill_chunk: int = 512
     activations: float | None = None
     overhead: float = 0.0
@@ -115,7 +117,7 @@ class Served:
         return Memory(
             weights=weight_bytes(self.shape, self.precision),
             drafter=self._of_drafter(weight_bytes),
-            kv=kept,
+            kv=kept + self.states * state_bytes_per_row(self.shape, self.precision),
             drafter_kv=drafting,
             scratch=held - kept - drafting,
             activations=activations,
@@ -129,16 +131,19 @@ class Served:
         return SlotMemory(
             per_position=kv_bytes_per_position(self.shape, self.precision),
             drafted=self.drafted,
-            per_row=2 * state,
+            per_row=(2 + (self.states > 0)) * state,
             per_node=state,
         )
 
     @property
     def drafter_slots(self) -> SlotMemory:
-        """The drafter's cache; without a drafter it takes nothing."""
+        """The drafter's cache; nothing without a drafter. In recurrent layers the last token is a node, too."""
+        state = self._of_drafter(state_bytes_per_row)
         return SlotMemory(
             per_position=self._of_drafter(kv_bytes_per_position),
             drafted=self.drafted if self.shown is None else self.shown,
+            per_row=3 * state,
+            per_node=state,
         )
 
     def most_rows(self, memory: float, *, length: int) -> int:

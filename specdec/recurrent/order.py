@@ -30,11 +30,12 @@ class Call(NamedTuple):
 
 
 def calls_of(batch: ForwardBatch, *, one_by_one: bool) -> list[Call]:
-    """Return the calls for a forward of whole trees, or of pieces of prompts.
+    """Return the calls for a forward of trees, or of pieces of prompts.
 
     Calls never mix rows that have a state with rows that have none. A tree takes one call per level: its nodes of one
-    depth, over all rows. Pieces of prompts take one call for all rows with equally many tokens, so that padding never
-    reaches a layer; a layer that takes tokens ``one_by_one`` behind a state takes as many calls.
+    depth, over all rows; levels that are not in the forward, of a tree that grows, have been run before. Pieces of
+    prompts take one call for all rows with equally many tokens, so that padding never reaches a layer; a layer that
+    takes tokens ``one_by_one`` behind a state takes as many calls.
     """
     fresh = (batch.lengths == 0).cpu().numpy()
     found = _of_levels(batch, fresh) if batch.counts is None else _of_pieces(batch, fresh, one_by_one=one_by_one)
@@ -42,20 +43,17 @@ def calls_of(batch: ForwardBatch, *, one_by_one: bool) -> list[Call]:
 
 
 def _of_levels(batch: ForwardBatch, fresh: np.ndarray) -> Iterator[Call]:
-    topology, rows = batch.topology, batch.batch
-    if batch.nodes < topology.width:
-        raise ValueError(
-            f"a forward of {batch.nodes} of the {topology.width} nodes of trees: recurrent layers need whole trees"
-        )
+    topology, rows, first = batch.topology, batch.batch, batch.topology.width - batch.nodes
     depth = topology.depth.cpu().expand(rows, -1).numpy()
     parents = topology.parents.cpu().expand(rows, -1).numpy()
-    for level in range(int(depth.max()) + 1):
+    for level in np.unique(depth[:, first:]):
         row, node = np.nonzero(depth == level)
+        row, node = row[node >= first], node[node >= first]
         for nothing in (False, True) if level == 0 else (False,):
             some = fresh[row] == nothing if level == 0 else slice(None)
             if len(row[some]):
                 before = None if nothing else parents[row[some], node[some]] + 1
-                yield _call(batch, row[some], node[some][:, None], before, node[some] + 1)
+                yield _call(batch, row[some], node[some][:, None] - first, before, node[some] + 1)
 
 
 def _of_pieces(batch: ForwardBatch, fresh: np.ndarray, *, one_by_one: bool) -> Iterator[Call]:

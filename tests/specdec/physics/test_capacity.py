@@ -1,6 +1,7 @@
 """The planner of memory and of shapes: it says what an engine and transformers' own models really allocate."""
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
 
 from experiments.bench.chapter.models import CONFIGS, LLAMA_8B, LLAMA_70B, ROUND_8B
 from experiments.planning.formats import choose_formats
+from specdec.cache.pages import Paging
 from specdec.cache.quantized import QuantizedSlotCache
 from specdec.physics import heads
 from specdec.physics.capacity import (
@@ -289,6 +291,12 @@ def test_states_take_what_was_planned(name: str, dtype: str) -> None:
     held = sum(each.nbytes for each in (*runner.cache.tensors, *runner.cache.states.tensors))
     served = Served(shape=read_shape(model.config), precision=Precision.of(dtype), drafted=3)
     assert served.slots.bytes(rows=2, length=20) == held
+    sharing = ModelRunner(
+        model, max_batch_size=2, max_length=20, max_nodes=3, paging=Paging(shared=True, states=7)
+    ).cache
+    assert sharing.states is not None
+    memory = replace(served, states=7).memory(rows=2, length=20)
+    assert memory.kv + memory.scratch == sharing.states.bytes + sum(each.nbytes for each in sharing.tensors)
 
 
 def test_activations_are_those_of_the_largest_forward() -> None:
