@@ -213,5 +213,12 @@ def _scorer(
     )
     room = replace(sizes, max_length=length, paging=None)
     runner = drafter.runner_for(drafter.model, "drafter", room, max_nodes=drafter.shown)
-    most = max(length - drafter.max_depth, 1)
-    return RetokenizedScorer(runner, source, own, max_batch_size=sizes.max_batch_size, max_tokens=most, **columns)
+    return RetokenizedScorer(
+        runner,
+        source,
+        own,
+        max_batch_size=sizes.max_batch_size,
+        max_tokens=max(length - drafter.max_depth, 1),
+        width=drafter.max_depth + 2,
+        **columns,
+    )

@@ -15,8 +15,6 @@ from specdec.target.spelling import Retokenized, Spelling
 from specdec.topology import Topology
 
 _LAST = Wants(logits=1)
-_LONG = 16
-"""More tokens than this that a row lacks are forwarded by themselves, before those of all rows."""
 
 
 class RetokenizedScorer(Scorer):
@@ -33,6 +31,7 @@ class RetokenizedScorer(Scorer):
         own: Spells the model's.
         max_batch_size: The number of slots.
         max_tokens: Of a text, so many of the model's tokens are in its cache at most.
+        width: The last so many tokens of a text are forwarded in every round.
         to_model: The model's token for every token that ``level_logits`` is given; None if these are its own.
         columns: The columns of the model's logits that count, in order; None for all.
     """
@@ -47,11 +46,12 @@ class RetokenizedScorer(Scorer):
         *,
         max_batch_size: int,
         max_tokens: int,
+        width: int,
         to_model: Int[Tensor, " vocab"] | None = None,
         columns: Int[Tensor, " column"] | None = None,
     ):
         self.model = self.runner = runner
-        self._spellings, self._most = (source, own), max_tokens
+        self._spellings, self._most, self._width = (source, own), max_tokens, width
         self._to_model, self._columns = to_model, columns
         self.texts = [Retokenized(source, own) for _ in range(max_batch_size)]
         # The text of every slot in the model's tokens, and the tokens that its cache holds.
@@ -77,22 +77,21 @@ class RetokenizedScorer(Scorer):
         wanted = [self._wanted[slot] for slot in slots]
         known = np.array([_common(self._held[slot], ids) for slot, ids in zip(slots, wanted, strict=True)])
         lengths = np.array([len(ids) for ids in wanted])
-        known = np.minimum(known, lengths - 1)  # the last token is forwarded in any case
-        width = int((lengths - known).max())
-        if width > _LONG or width > lengths.min():
-            behind = np.flatnonzero(lengths - known > 1)
-            counts = (lengths - known - 1)[behind]
-            tokens = np.zeros((len(behind), int(counts.max())), dtype=np.int64)
+        # Every round forwards equally many tokens, some of them again, so that its forward can be captured.
+        width = self._width if lengths.min() >= self._width else 1
+        missing = lengths - width - known
+        behind = np.flatnonzero(missing > 0)
+        if len(behind):
+            tokens = np.zeros((len(behind), int(missing.max())), dtype=np.int64)
             for place, row in enumerate(behind.tolist()):
-                tokens[place, : counts[place]] = wanted[row][known[row] : -1]
+                tokens[place, : missing[row]] = wanted[row][known[row] : -width]
             chunk = ForwardBatch.of_chunk(
                 torch.from_numpy(tokens).to(self.runner.device),
                 host_slots=host.slots[behind],
                 host_lengths=known[behind],
-                host_counts=counts,
+                host_counts=missing[behind],
             )
             self.runner.run(chunk)
-            width = 1
         for slot, ids in zip(slots, wanted, strict=True):
             self._held[slot] = ids[:-width]
         packed = np.array([[len(ids) - 1, *ids[-width:]] for ids in wanted])
