@@ -1,4 +1,4 @@
-"""The target as its own drafter: without some of its layers."""
+"""The target as its own drafter: without some of its layers, or with weights in fewer bits."""
 
 import json
 import os
@@ -11,33 +11,40 @@ from transformers import PreTrainedModel
 
 from drafters.layers import checked, chosen_parts, layers_of, leave_out, search
 from drafters.own_model import CausalDrafter, Settings, twin_of
-from specdec.arguments import shown
+from specdec.arguments import flag, shown
 from specdec.drafting.builders import AnyTree, tree_of
+from specdec.quantization import check_quantization, quantize
 from specdec.target.target import Target
 
 SEARCH = "give drafter.search={} to search for it, and write it there"
 
 
 class SelfDrafter(CausalDrafter):
-    """Drafts with the target itself, of which something is left out. It shares the target's weights.
+    """Drafts with the target itself, without some of its layers, in fewer bits, or both.
+
+    It shares all weights with the target but those that are quantized, which every engine has a copy of.
 
     Args:
         skip: The layers and parts of layers that are left out: ``[4, 2.mlp, 8-31]``; layers are counted from 0. Or a
-            JSON file with such a list under ``skip``. The first layers alone (early exit) are those before ``k-N``.
+            JSON file with such a list under ``skip``. None for none.
         shape: What ``TreeShape.of`` takes (a chain's length, branching factors, or paths), or a tree builder.
         search: The settings of ``drafters.layers.search``. Where there is no file ``skip``, the search is made and the
             file written when an engine is built.
+        quantization: The name of a quantization (``specdec.quantization``); None for the target's own weights.
+        quantization_check: Refuse a scheme that is not faster than full precision on the target's device.
 
     Raises:
-        ValueError: Nothing was given to leave out, or an argument is wrong.
+        ValueError: It would be the target as it is, or an argument is wrong.
     """
 
     def __init__(
         self,
-        skip: Sequence[str | int] | str | Path,
+        skip: Sequence[str | int] | str | Path | None = None,
         shape: AnyTree = 4,
         *,
         search: Mapping[str, Any] | None = None,
+        quantization: str | None = None,
+        quantization_check: bool = True,
         **options: Unpack[Settings],
     ):
         self.search = None if search is None else checked(search)
@@ -46,15 +53,22 @@ class SelfDrafter(CausalDrafter):
             raise ValueError(f"search needs a file to write to: give skip=FILE in place of skip={shown(skip)}")
         if self.file is not None and self.search is None and not self.file.is_file():
             raise ValueError(f"skip={skip}: there is no such file; {SEARCH}")
-        if not isinstance(skip, str | Path | Sequence) or not skip:
+        if quantization is not None:
+            check_quantization(quantization)
+        if not (isinstance(skip, str | Path | Sequence) and skip) and (skip is not None or quantization is None):
             raise ValueError(f"skip={shown(skip)}: give layers or parts of them, such as [4, 2.mlp, 8-31], or a file")
-        super().__init__(tree_of(shape), name=f"the target without {shown(skip)}", **options)
-        self.skip = skip
+        without = "" if skip is None else f" without {shown(skip)}"
+        super().__init__(tree_of(shape), name=f"{quantization or 'the'} target{without}", **options)
+        self.skip, self.quantization = skip, quantization
+        self.quantization_check = flag("quantization_check", quantization_check)
 
     def model_for(self, target: Target) -> PreTrainedModel:
-        """Returns the target's own layers, some of them left out."""
+        """Returns a model of the target's layers, without those that are left out."""
         twin = twin_of(target.model)
-        leave_out(twin, chosen_parts(twin, self._chosen(target)))
+        if self.skip is not None:
+            leave_out(twin, chosen_parts(twin, self._chosen(target)))
+        if self.quantization is not None:
+            quantize(twin, self.quantization, check=self.quantization_check)
         return twin
 
     def _chosen(self, target: Target) -> Sequence[str | int]:

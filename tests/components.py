@@ -280,6 +280,7 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
     ),
     "slem": lambda target, distance=DISTANCE: text_drafter(3, **other_vocabulary(target, distance)),
     "self_chain_iid": lambda target, distance=DISTANCE: SelfDrafter(["1.mlp"], 3, sampling="iid"),
+    "quantized_chain_iid": lambda target, distance=DISTANCE: SelfDrafter(quantization="int4", sampling="iid", shape=3),
     "mtp_chain_iid": lambda target, distance=DISTANCE: MTPDrafter(mtp_head(target), 3, sampling="iid"),
     "model_chain_iid": lambda target, distance=DISTANCE: ModelDrafter(perturbed(target, distance), 3, sampling="iid"),
     "model_tree_iid": lambda target, distance=DISTANCE: ModelDrafter(perturbed(target, distance), TREE, sampling="iid"),

@@ -36,7 +36,7 @@ def quantize(model: PreTrainedModel, name: str, *, check: bool = True) -> PreTra
     """Quantize a loaded model's linear layers in place; returns the model.
 
     The quantized model is a model of its own: decoding with it as the target follows *its* distribution exactly. A
-    quantized ``copy.deepcopy`` of a target is a drafter for it. ``save_pretrained`` writes it as it is, and
+    quantized copy of a target is a drafter for it (``drafters.itself``). ``save_pretrained`` writes it as it is, and
     ``Target.from_pretrained`` reads it back.
 
     Args:

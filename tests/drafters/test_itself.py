@@ -1,5 +1,6 @@
 """The target as its own drafter: what is left out, that weights are shared, and the search."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from drafters.layers import leave_out, parts_of, search
 from drafters.own_model import twin_of
 from experiments.measuring.meters import held_by
 from specdec.engine.engine import Engine
+from specdec.quantization import quantize
+from specdec.quantization.base import QuantizedLinear
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from tests.models import tiny_model
@@ -61,6 +64,26 @@ def test_what_is_left_computes_the_rest_with_the_very_same_weights(architecture:
     assert held["drafter"] == 0 and held["drafter_kv"] * (last + 1) == held["kv"]  # one layer keeps something
     outputs, plain = (engine.generate(PROMPTS, GREEDY, speculate=each) for each in (True, False))
     assert [each.token_ids for each in outputs] == [each.token_ids for each in plain]
+
+
+def test_a_quantized_copy_takes_the_memory_of_its_integers_and_verifies_with_the_target() -> None:
+    model = tiny_model("llama_mqa_tied", vocab_size=VOCAB)
+    target, copied = Target(model), quantize(copy.deepcopy(model), "int4", check=False)
+    drafter = SelfDrafter(["2", "1.mlp"], 3, quantization="int4")
+    thin = drafter.model_for(target)
+    whole = SelfDrafter(None, 3, quantization="int4").model_for(target)
+    with torch.inference_mode():
+        torch.testing.assert_close(whole(TOKENS).logits, copied(TOKENS).logits)
+        torch.testing.assert_close(thin(TOKENS).logits, silenced(copied, ["2.self_attn", "2.mlp", "1.mlp"]))
+    assert type(model.lm_head) is torch.nn.Linear and model.lm_head.weight is model.model.embed_tokens.weight
+    engine = Engine(target, drafter, RejectionVerifier(), max_batch_size=2, max_length=40)
+    layers: list[Any] = [each for each in thin.modules() if isinstance(each, QuantizedLinear)]
+    bytes_each = [each.weight.nbytes + each.scale.nbytes for each in layers]
+    assert len(layers) == 3 * 4 + 2 * 3 + 1 and held_by([engine])["drafter"] == sum(bytes_each)
+    outputs, plain = (engine.generate(PROMPTS, GREEDY, speculate=each) for each in (True, False))
+    assert [each.token_ids for each in outputs] == [each.token_ids for each in plain]
+    with pytest.raises(ValueError, match="quantization='int4': this llama model is quantized already"):
+        Engine(Target(copied), drafter, RejectionVerifier())
 
 
 def found(model: Any, **settings: Any) -> Any:
@@ -126,6 +149,8 @@ def test_what_was_found_is_written_and_read_again(tmp_path: Path, monkeypatch: p
     [
         ([], {}, r"skip=\[\]: give layers or parts"),
         (None, {}, "skip=None: give layers or parts"),
+        (None, {"quantization": "int3"}, "quantization='int3': give one of int8"),
+        ([], {"quantization": "int8"}, r"skip=\[\]: give layers or parts"),
         ("no.json", {}, "skip=no.json: there is no such file; give drafter.search="),
         ([1], {"search": {}}, "search needs a file to write to"),
         ("no.json", {"search": {"token": 3}}, "search.token: there is no such setting, give some of prompts, tokens"),
