@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from experiments.config.sections import plain
 from experiments.training.blank import make_blank
-from experiments.training.bundled import TARGET, install, target_for
+from experiments.training.bundled import HYBRID, TARGET, install, target_for
 
 
 def bundle(config: DictConfig) -> None:
@@ -29,6 +29,8 @@ def bundle(config: DictConfig) -> None:
             given += [f"target.name={own}"] if (own / "config.json").is_file() else []
             if (whose := target_for(name)) is not None:
                 given.append(f"regenerate.file={work / ('' if whose == TARGET else f'{whose}-')}responses.jsonl")
+            if whose == HYBRID and (kin := out / name.removeprefix(f"{HYBRID}_") / "config.json").is_file():
+                given.append(f"head.name={kin.parent}")  # its recipe goes on from the target's drafter of this kind
             given += [str(word) for word in plain(config, "overrides")]
             given += ["resume=true"] if (work / name / "manifest.json").is_file() else []
             command = [sys.executable, "-m", "experiments.train", *given, f"hydra.run.dir={work / name}"]
