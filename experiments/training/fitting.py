@@ -22,7 +22,7 @@ class FitConfig:
             None leaves them to AdamW.
         warmup: Steps of linear warm-up.
         decay: ``"linear"`` or ``"cosine"``, down to zero after the warm-up; ``"late"`` stays at the peak
-            until the last 40% of the steps and then falls linearly (Hu et al. 2024, arXiv 2404.06395), so that the
+            until the last quarter of the steps and then falls linearly (Hu et al. 2024, arXiv 2404.06395), so that the
             number of steps can be chosen late, too; ``"none"`` stays at the peak.
         save_every: Steps between checkpoints.
         micro_batch: Rows that a process runs at a time; None for all of its own. It changes memory, not the result.
@@ -71,7 +71,7 @@ class FitConfig:
         """The factor of the peak learning rates in a step."""
         left = (self.steps - step) / (self.steps - self.warmup + 1)
         cosine = 0.5 - 0.5 * math.cos(math.pi * min(1.0, left))
-        late = (self.steps - step) / (0.4 * self.steps)
+        late = (self.steps - step) / (0.25 * self.steps)
         falling = {"linear": left, "cosine": cosine, "late": min(1.0, late), "none": 1.0}[self.decay]
         return min((step + 1) / self.warmup, falling)
 

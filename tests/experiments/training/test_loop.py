@@ -176,9 +176,9 @@ def test_the_learning_rate_rises_and_falls() -> None:
     assert [config.factor(step) for step in (0, 3, 6, 9)] == [0.25, 1.0, 4 / 7, 1 / 7]
     cosine = FitConfig(steps=10, batch_size=1, length=8, lr=1.0, warmup=4, decay="cosine")
     assert cosine.factor(3) == 1.0 and cosine.factor(9) < 0.06
-    late = [FitConfig(steps=steps, batch_size=1, length=8, lr=1.0, warmup=4, decay="late") for steps in (10, 20)]
-    assert [late[0].factor(step) for step in (5, 6, 8, 9)] == [1.0, 1.0, 0.5, 0.25]
-    assert all(late[0].factor(step) == late[1].factor(step) for step in range(7)), "its length may be chosen late"
+    late = [FitConfig(steps=steps, batch_size=1, length=8, lr=1.0, warmup=4, decay="late") for steps in (16, 24)]
+    assert [late[0].factor(step) for step in (11, 12, 14, 15)] == [1.0, 1.0, 0.5, 0.25]
+    assert all(late[0].factor(step) == late[1].factor(step) for step in range(13)), "its length may be chosen late"
 
 
 class Share:
