@@ -179,7 +179,8 @@ class SLEMSession(Session):
         tokens = torch.cat(written, dim=1).cpu().numpy()
         branches = np.full((len(batch), self._depth), -1, dtype=np.int64)
         for row in np.flatnonzero(host.drafting & (host.max_depth > 0)).tolist():
-            text = b"".join(self._own.bytes[token] for token in tokens[row])
+            own = tokens[row, : host.max_depth[row]]  # not those that other rows have room for
+            text = b"".join(self._own.bytes[token] for token in own)
             drafted = self._source.after(scorer.texts[int(host.slots[row])].tail, text)[: self._depth]
             branches[row, : len(drafted)] = drafted
         if (branches < 0).all():

@@ -7,6 +7,7 @@ import torch
 
 from drafters.model import ModelDrafter
 from drafters.other_vocabulary import SLEMDrafter, TLIDrafter
+from specdec.batch import Batch
 from specdec.checks.reference import reference_decode
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.engine.engine import Engine
@@ -142,17 +143,19 @@ def test_text_is_drafted_in_the_targets_tokens(model) -> None:
     twin, tokenizer = perturbed(tiny_model("llama", vocab_size=8, layers=1), 0.0), lettered(list("abcdefgh"))
     drafter = SLEMDrafter(ModelDrafter(twin, 4, tokenizer=tokenizer))
     session: Any = drafter.bind(target, SIZES)
-    written = iter("bcab" * 2)
-    session._scorer.root_logits = lambda batch: said(next(written))
-    session._scorer.level_logits = lambda batch, *rest: said(next(written))
+    session._scorer.root_logits = lambda batch: said("b", batch)
+    session._scorer.level_logits = lambda batch, tokens, topology, depth: said("bcab"[depth], batch)
 
-    def said(letter: str) -> torch.Tensor:
-        return torch.nn.functional.one_hot(torch.tensor([["abcdefgh".index(letter)]]), 8).float()
+    def said(letter: str, batch: Batch) -> torch.Tensor:
+        return torch.nn.functional.one_hot(torch.tensor(["abcdefgh".index(letter)]), 8).float().expand(len(batch), 1, 8)
 
-    # After d: bc and ab. After a, which bc would be one token with: bc alone, and ab.
+    # After d: bc and ab. After a, which bc would be one token with: bc by itself, and ab.
     for sequence in ([3], [3, 0]):
         tree = drafted(session, slots_of([sequence], vocab_size=len(names), max_length=32))
         assert tree.tokens[0][tree.valid[0]].tolist() == [sequence[-1], 10, 8]
+    # A row without room for four tokens has as many as it would have alone.
+    tree = drafted(session, slots_of([[3], [3]], vocab_size=len(names), max_length=32, max_depth=[3, 9]))
+    assert [tree.tokens[row][tree.valid[row]].tolist() for row in (0, 1)] == [[3, 10, 0], [3, 10, 8]]
 
 
 # ---------------------------------------------------------------- refusals
