@@ -144,9 +144,11 @@ def _memory_notes(planned: RunMemory, held: Figures | None, peak: Figures | None
         notes.append("copies of weights in the layout that the processor multiplies faster are made if there is room")
     served = max(planned.methods.values(), key=lambda each: each.drafted)
     if state := state_bytes_per_row(served.shape, served.precision):
+        slot = served.slots.per_row + served.drafted * served.slots.per_node
+        nodes = f"{served.drafted} nodes" + (" in the layer that runs" if served.again else "")
         notes.append(
             f"states of recurrent layers count as KV cache, or as draft nodes: {_mb(state)} MB for a row, for its root "
-            f"and for each of {served.drafted} nodes, {_mb(served.slots.per_row + served.drafted * state)} MB per slot"
+            f"and for each of {nodes}, {_mb(slot)} MB per slot"
             + (f"; {served.states} more are kept for shared beginnings" if served.states else "")
         )
     if planned.unknown:

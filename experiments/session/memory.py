@@ -1,7 +1,7 @@
 """The memory of a run from its configuration: planned, printed and checked before anything is loaded."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -88,7 +88,7 @@ def _planned(config: DictConfig, methods: Mapping[str, str | None]) -> RunMemory
             copies[each.target] = here.copies(here.shape, here.formats.precision)
             copies[name] = here.copies(served[name].drafter, served[name].drafter_precision)
     limit = min(shared.shape.max_length or DEFAULT_MAX_LENGTH, DEFAULT_MAX_LENGTH)
-    return RunMemory(
+    memory = RunMemory(
         target=shared.name,
         methods=served,
         rows=engine["max_batch_size"],
@@ -102,6 +102,10 @@ def _planned(config: DictConfig, methods: Mapping[str, str | None]) -> RunMemory
         own_rows=own_rows,
         padded=frozenset(padded),
     )
+    if memory.planned.total <= memory.free:
+        return memory
+    # Where not every node can have states of recurrent layers, accepted tokens go through these again.
+    return replace(memory, methods={name: replace(each, again=True) for name, each in served.items()})
 
 
 def _pads(engine: DictConfig, device: torch.device) -> bool:

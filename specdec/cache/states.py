@@ -5,6 +5,9 @@ back nor be updated twice: every node starts from its parent's state and leaves 
 that of the last accepted node final. Place 0 of a slot is the final state, place ``1 + j`` that of node j. Since the
 root's parent is -1, ``1 + parent`` is where a node starts from, for all nodes.
 
+Where there is no room for that, the layer that runs has states of its nodes alone: an accepted path is run over again
+(``specdec.cache.pending``).
+
 Where beginnings are shared (``specdec.cache.kept_states``), a slot's last place has the state at its last page
 boundary, and some states of boundaries are kept beside the slots, by number.
 """
@@ -17,6 +20,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from specdec.cache.pending import Pending
 from specdec.host import can_look
 from specdec.memory import NoRoomError, free_memory
 from specdec.slot_memory import SlotMemory
@@ -60,7 +64,7 @@ class States:
     A slot whose length is 0 has no state yet, which is not a state of zeros: layers then start as they like.
 
     Args:
-        shapes: The states of one row.
+        layers: The states that every layer keeps of one row.
         slots: The number of slots.
         length: The length of a slot, which states do not depend on.
         nodes: The largest number of drafted nodes of a row, the root left out.
@@ -74,6 +78,8 @@ class States:
         lengths: The number of tokens in the final state of every slot.
         boundaries: The number of tokens in the state at the last page boundary of every slot; 0 if it has none.
         tensors: The states of slots, ``[state, slot, place, ...]``, those of equal shape together.
+        short: Why not all nodes have states; None if they have.
+        pending: Accepted paths that are not in the final states, where not all nodes have states; else None.
         kept: The states beside them, ``[state, number, ...]``.
         bytes_per_state: Bytes of the states of one row, or of one node.
 
@@ -83,7 +89,7 @@ class States:
 
     def __init__(
         self,
-        shapes: Mapping[StateKey, StateShape],
+        layers: Sequence[Mapping[StateKey, StateShape]],
         *,
         slots: int,
         length: int,
@@ -93,33 +99,37 @@ class States:
         kept: int = 0,
         beside: int = 0,
     ):
-        self._places, self.every = nodes + 2 + (every is not None), every
+        shapes = {key: shape for layer in layers for key, shape in layer.items()}
+        self.every, own = every, 2 + (every is not None)
         self.bytes_per_state = sum(shape.bytes for shape in shapes.values())
-        for place in {shape.device or device for shape in shapes.values()}:
-            size = sum(shape.bytes for shape in shapes.values() if (shape.device or device) == place)
-            memory = SlotMemory(per_position=0, per_row=self._places * size)
-            free = free_memory(place) - kept * size - (beside if place.type == "cpu" else 0)
-            if memory.bytes(rows=slots, length=0) > free:
-                besides = f" and {kept} beginnings are kept," if kept else ","
-                whose = f"the memory for states of recurrent layers, of which every node has one{besides}"
-                raise NoRoomError(memory, rows=slots, length=length, place=place, free=free, whose=whose)
+        self.short = _short(layers, own + nodes, 0, slots, length, device, kept, beside)
+        if self.short is not None:
+            refused = _short(layers, own, nodes, slots, length, device, kept, beside)
+            if refused is not None:
+                raise refused
+        self._places = own + (nodes if self.short is None else 0)
         self.tensors: list[Tensor] = []
         self.kept: list[Tensor] = []
-        self._where: dict[StateKey, tuple[int, int]] = {}
+        self._nodes: list[Tensor] = []  # of the layer that runs
+        self._where: dict[StateKey, tuple[int, int, int]] = {}
         with torch.inference_mode(False):
             self.lengths = torch.zeros(slots, dtype=torch.long, device=device)
             self.boundaries = torch.zeros(slots, dtype=torch.long, device=device)
+            self.pending = None if self.short is None else Pending(slots, nodes, device)
             for shape in dict.fromkeys(shapes.values()):
-                members = [key for key, other in shapes.items() if other == shape]
-                self._where.update({key: (len(self.tensors), index) for index, key in enumerate(members)})
-                for tensors, sizes in ((self.tensors, (slots, self._places)), (self.kept, (kept,))):
-                    size = len(members), *sizes, *shape.shape
-                    tensors.append(torch.zeros(size, dtype=shape.dtype, device=shape.device or device))
+                members = [[key for key, other in layer.items() if other == shape] for layer in layers]
+                spots = [(key, spot) for layer in members for spot, key in enumerate(layer)]
+                self._where.update({key: (len(self.tensors), index, spot) for index, (key, spot) in enumerate(spots)})
+                scratch = (max(map(len, members)) if self.short is not None else 0, slots, nodes)
+                sizes = (len(spots), slots, self._places), (len(spots), kept), scratch
+                for tensors, size in zip((self.tensors, self.kept, self._nodes), sizes, strict=True):
+                    place = shape.device or device
+                    tensors.append(torch.zeros(*size, *shape.shape, dtype=shape.dtype, device=place))
 
     @property
     def bytes(self) -> int:
         """The bytes of all states."""
-        return sum(tensor.nbytes for tensor in (*self.tensors, *self.kept))
+        return sum(tensor.nbytes for tensor in (*self.tensors, *self.kept, *self._nodes))
 
     def check(self, slots: Int[Tensor, " batch"], lengths: Int[Tensor, " batch"]) -> None:
         """Refuse a forward behind other tokens than those that are in the states.
@@ -134,17 +144,33 @@ class States:
             have = self.lengths[slots].tolist()
             raise ValueError(f"{message} (after {have} tokens, and lengths={lengths.tolist()} was given)")
 
-    def before(self, key: StateKey, slots: Int[Tensor, " pair"], places: Int[Tensor, " pair"]) -> Tensor:
-        """Return copies of states, which layers may write to."""
-        stack, index = self._where[key]
-        kept = self.tensors[stack][index]
-        return kept[slots.to(kept.device), places.to(kept.device)]
+    def before(
+        self, key: StateKey, slots: Int[Tensor, " pair"], places: Int[Tensor, " pair"], *, drafted: bool
+    ) -> Tensor:
+        """Return copies of states, which layers may write to.
 
-    def put(self, key: StateKey, slots: Int[Tensor, " pair"], places: Int[Tensor, " pair"], state: Tensor) -> None:
-        """Store states at places of slots."""
-        stack, index = self._where[key]
-        kept = self.tensors[stack][index]
-        kept[slots.to(kept.device), places.to(kept.device)] = state.to(kept.dtype)
+        Args:
+            key: Which states.
+            slots: The slots.
+            places: Their places.
+            drafted: Whether the places are those of drafted nodes; else they are final, or the root's.
+        """
+        kept, first = self._kept(key, drafted=drafted)
+        return kept[slots.to(kept.device), places.to(kept.device) - first]
+
+    def put(
+        self, key: StateKey, slots: Int[Tensor, " pair"], places: Int[Tensor, " pair"], state: Tensor, *, drafted: bool
+    ) -> None:
+        """Store states at places of slots (see ``before``)."""
+        kept, first = self._kept(key, drafted=drafted)
+        kept[slots.to(kept.device), places.to(kept.device) - first] = state.to(kept.dtype)
+
+    def _kept(self, key: StateKey, *, drafted: bool) -> tuple[Tensor, int]:
+        """Return where states are, ``[slot, place, ...]``, and their first place."""
+        stack, index, spot = self._where[key]
+        if drafted and self.short is not None:
+            return self._nodes[stack][spot], 2
+        return self.tensors[stack][index], 0
 
     def commit(
         self, slots: Int[Tensor, " batch"], path: Int[Tensor, "batch depth"], counts: Int[Tensor, " batch"]
@@ -156,6 +182,10 @@ class States:
             path: Accepted nodes, root left out, -1 padded.
             counts: How many tokens become final: the root and the path; 0 where nothing was decided.
         """
+        drafted = path.shape[1] > 0
+        if self.pending is not None:
+            self.pending.commit(slots, path, counts)
+            path = path[:, :0]  # of the tree, only the root has states
         nodes = torch.nn.functional.pad(path, (1, 0))  # the root first
         sources = {0: torch.where(counts > 0, nodes.amax(1) + 1, 0)}  # a node stands behind its parent
         if self.every is not None:
@@ -163,7 +193,7 @@ class States:
             boundary = (before + counts) // self.every * self.every
             at = boundary - before - 1  # which of the new tokens is the last one before it
             # A piece of a prompt has a state at its end alone.
-            reached = (at >= 0) & ((at == counts - 1) | (path.shape[1] > 0))
+            reached = (at >= 0) & (at <= path.shape[1] if drafted else at == counts - 1)
             place = nodes.gather(1, at.clamp(0, path.shape[1])[:, None])[:, 0] + 1
             sources[-1] = torch.where(reached, place, self._places - 1)
             self.boundaries[slots] = torch.where(reached, boundary, self.boundaries[slots])
@@ -180,6 +210,8 @@ class States:
     def clear(self, slot: int) -> None:
         """Forget a slot's states, and all of its nodes'. A NaN would never leave a state by itself."""
         self.lengths[slot] = self.boundaries[slot] = 0
+        if self.pending is not None:
+            self.pending.counts[slot] = 0
         for kept in self.tensors:
             kept[:, slot, 0] = 0
 
@@ -209,6 +241,32 @@ class States:
     def begin(self, slot: int, number: int, length: int) -> None:
         """Begin behind so many tokens, with states that were kept."""
         self.load(slot, [kept[:, number] for kept in self.kept], length)
+
+
+def _short(
+    layers: Sequence[Mapping[StateKey, StateShape]],
+    places: int,
+    nodes: int,
+    slots: int,
+    length: int,
+    device: torch.device,
+    kept: int,
+    beside: int,
+) -> NoRoomError | None:
+    """Return why states do not fit: so many of all layers in every slot, and of one layer for its nodes."""
+    for place in {shape.device or device for layer in layers for shape in layer.values()}:
+        here = [[each for each in layer.values() if (each.device or device) == place] for layer in layers]
+        size = sum(shape.bytes for layer in here for shape in layer)
+        most = {shape: max(layer.count(shape) for layer in here) for layer in here for shape in layer}
+        at_nodes = sum(count * shape.bytes for shape, count in most.items())
+        memory = SlotMemory(per_position=0, per_row=places * size + nodes * at_nodes)
+        free = free_memory(place) - kept * size - (beside if place.type == "cpu" else 0)
+        if memory.bytes(rows=slots, length=0) > free:
+            which = "of one layer for every node" if nodes else "of which every node has one"
+            besides = f" and {kept} beginnings are kept," if kept else ","
+            whose = f"the memory for states of recurrent layers, {which}{besides}"
+            return NoRoomError(memory, rows=slots, length=length, place=place, free=free, whose=whose)
+    return None
 
 
 class StateView:

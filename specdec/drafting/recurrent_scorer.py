@@ -33,6 +33,8 @@ class RecurrentScorer(ModelScorer):
         self, runner: ModelRunner, *, max_batch_size: int, to_model: Callable[[Tensor], Tensor] = lambda tokens: tokens
     ):
         super().__init__(runner, max_batch_size=max_batch_size, to_model=to_model)
+        if self._states.short is not None:  # a tree that grows goes on from its nodes' states
+            raise self._states.short
         with torch.inference_mode(False):  # by slot: whether a tree was grown since the last round
             self._trees = torch.zeros(max_batch_size, dtype=torch.bool, device=runner.device)
 

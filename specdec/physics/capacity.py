@@ -32,9 +32,13 @@ def kv_bytes_per_position(shape: ModelShape, precision: Precision) -> float:
 
 def state_bytes_per_row(shape: ModelShape, precision: Precision) -> float:
     """Return the bytes of recurrent layers' states, for one row, or for one node of its tree."""
+    return sum(size * count for size, count in _states(shape, precision))
+
+
+def _states(shape: ModelShape, precision: Precision) -> list[tuple[float, int]]:
+    """Return the bytes of each recurrent layer's states, and the number of such layers. Matrices are in float32."""
     parts = [(layer.recurrence, count) for layer, count in shape.groups if layer.recurrence is not None]
-    matrices = sum(part.matrix * count for part, count in parts)
-    return 4.0 * matrices + (sum(part.state * count for part, count in parts) - matrices) * precision.activations
+    return [(4.0 * part.matrix + (part.state - part.matrix) * precision.activations, count) for part, count in parts]
 
 
 def windowed_kv_bytes(shape: ModelShape, precision: Precision, positions: float) -> float:
@@ -84,6 +88,7 @@ class Served:
         drafted: Drafted nodes per row: positions that a row of the cache has beyond its length.
         shown: The same for the drafter's cache; None for as many.
         states: States that are kept for shared beginnings; with any, every row has one more, at its last page boundary.
+        again: Whether accepted tokens go through recurrent layers again, so that nodes have the states of one layer.
         prefill_chunk: Prompt tokens per forward, at most.
         activations: Bytes that forwards need besides, where they are known; None for an estimate.
         overhead: Bytes of everything else: the device's context, graphs, fragmentation.
@@ -96,6 +101,7 @@ class Served:
     drafted: int = 0
     shown: int | None = None
     states: int = 0
+    again: bool = False
     prefill_chunk: int = 512
     activations: float | None = None
     overhead: float = 0.0
@@ -128,11 +134,12 @@ class Served:
     def slots(self) -> SlotMemory:
         """The target's cache. Recurrent layers have a state of every row, of its root, and of every drafted node."""
         state = state_bytes_per_row(self.shape, self.precision)
+        largest_layer = max((size for size, _ in _states(self.shape, self.precision)), default=0.0)
         return SlotMemory(
             per_position=kv_bytes_per_position(self.shape, self.precision),
             drafted=self.drafted,
             per_row=(2 + (self.states > 0)) * state,
-            per_node=state,
+            per_node=largest_layer if self.again else state,
         )
 
     @property

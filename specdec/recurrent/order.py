@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from specdec.cache.pending import Pending
 from specdec.forward import ForwardBatch
 
 
@@ -20,6 +21,7 @@ class Call(NamedTuple):
         slots: The slot of every row of the call.
         before: The place of the state that each starts from (``specdec.cache.states``); None if nothing came before.
         after: The place of the state that each leaves.
+        depth: How deep the nodes are, the root's being 0; 0 for pieces.
     """
 
     rows: Int[Tensor, "pair 1"]
@@ -27,6 +29,7 @@ class Call(NamedTuple):
     slots: Int[Tensor, " pair"]
     before: Int[Tensor, " pair"] | None
     after: Int[Tensor, " pair"]
+    depth: int = 0
 
 
 def calls_of(batch: ForwardBatch, *, one_by_one: bool) -> list[Call]:
@@ -42,6 +45,28 @@ def calls_of(batch: ForwardBatch, *, one_by_one: bool) -> list[Call]:
     return list(found)
 
 
+def calls_again(batch: ForwardBatch, pending: Pending, *, one_by_one: bool) -> list[Call]:
+    """Return the calls over the accepted paths that are not in the final states of a forward's slots.
+
+    Their rows are slots (``Pending.inputs``). There is one call for all rows with equally many nodes.
+    """
+    counts = pending.counts[batch.slots].cpu().numpy()
+    if not counts.any():
+        return []
+    paths, slots = pending.path[batch.slots].cpu().numpy(), batch.slots.cpu().numpy()
+    found = []
+    for count in sorted({*counts.tolist()} - {0}):
+        row = np.flatnonzero(counts == count)
+        final = np.zeros(len(row), dtype=np.int64)
+        for columns in np.split(paths[row, :count], count if one_by_one else 1, axis=1):
+            found.append(
+                _call(batch.slots, row, columns, final, final)._replace(
+                    rows=torch.from_numpy(slots[row, None]).to(batch.slots.device)
+                )
+            )
+    return found
+
+
 def _of_levels(batch: ForwardBatch, fresh: np.ndarray) -> Iterator[Call]:
     topology, rows, first = batch.topology, batch.batch, batch.topology.width - batch.nodes
     depth = topology.depth.cpu().expand(rows, -1).numpy()
@@ -53,7 +78,8 @@ def _of_levels(batch: ForwardBatch, fresh: np.ndarray) -> Iterator[Call]:
             some = fresh[row] == nothing if level == 0 else slice(None)
             if len(row[some]):
                 before = None if nothing else parents[row[some], node[some]] + 1
-                yield _call(batch, row[some], node[some][:, None] - first, before, node[some] + 1)
+                columns = node[some][:, None] - first
+                yield _call(batch.slots, row[some], columns, before, node[some] + 1)._replace(depth=int(level))
 
 
 def _of_pieces(batch: ForwardBatch, fresh: np.ndarray, *, one_by_one: bool) -> Iterator[Call]:
@@ -66,18 +92,18 @@ def _of_pieces(batch: ForwardBatch, fresh: np.ndarray, *, one_by_one: bool) -> I
             for start in cuts:
                 stop = start + 1 if one_by_one and not nothing else count
                 before = None if nothing else np.full(len(row), int(start > 0))
-                yield _call(batch, row, np.arange(start, stop)[None], before, np.ones(len(row), dtype=np.int64))
+                yield _call(batch.slots, row, np.arange(start, stop)[None], before, np.ones(len(row), dtype=np.int64))
 
 
 def _call(
-    batch: ForwardBatch, row: np.ndarray, columns: np.ndarray, before: np.ndarray | None, after: np.ndarray
+    slots: Int[Tensor, " batch"], row: np.ndarray, columns: np.ndarray, before: np.ndarray | None, after: np.ndarray
 ) -> Call:
-    device = batch.slots.device
+    device = slots.device
     rows = torch.from_numpy(row).to(device)
     return Call(
         rows=rows[:, None],
         columns=torch.from_numpy(columns).to(device),
-        slots=batch.slots[rows],
+        slots=slots[rows],
         before=None if before is None else torch.from_numpy(before).to(device),
         after=torch.from_numpy(after).to(device),
     )

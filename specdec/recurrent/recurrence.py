@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from specdec.cache.states import States, StateView
 from specdec.forward import ForwardBatch
 from specdec.recurrent.mixer import Forward, Given, Mixer, forwards_replaced
-from specdec.recurrent.order import Call, calls_of
+from specdec.recurrent.order import Call, calls_again, calls_of
 from specdec.recurrent.paths import Path, part_at, replaced
 
 
@@ -31,7 +31,7 @@ class Recurrence:
 
     def __init__(self, model: nn.Module, mixers: Sequence[Mixer]):
         self._model, self.mixers = model, mixers
-        self._aimed: tuple[ForwardBatch, States, dict[bool, list[Call]]] | None = None
+        self._aimed: tuple[ForwardBatch, States, dict[bool, _Calls]] | None = None
 
     def aim(self, batch: ForwardBatch, states: States | None) -> None:
         """Prepare for a forward: in which order its nodes go through the layers."""
@@ -39,8 +39,11 @@ class Recurrence:
             return
         assert states is not None, "the cache was made for another model"
         states.check(batch.slots, batch.lengths)
-        kinds = {mixer.one_by_one for mixer in self.mixers}
-        self._aimed = batch, states, {kind: calls_of(batch, one_by_one=kind) for kind in kinds}
+        calls = dict[bool, _Calls]()
+        for kind in {mixer.one_by_one for mixer in self.mixers}:
+            again = [] if states.pending is None else calls_again(batch, states.pending, one_by_one=kind)
+            calls[kind] = calls_of(batch, one_by_one=kind), again
+        self._aimed = batch, states, calls
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -57,9 +60,11 @@ class Recurrence:
             for mixer in self.mixers:
                 module = self._model.get_submodule(mixer.name)
                 stack.enter_context(mixer.attributes_kept(self._model))
-                steps = _Steps(self._model, mixer, module.forward, batch, states, calls[mixer.one_by_one])
+                steps = _Steps(self._model, mixer, module.forward, batch, states, *calls[mixer.one_by_one])
                 stack.enter_context(forwards_replaced({module: steps.run}))
             yield
+        if states.pending is not None:
+            states.pending.counts[batch.slots] = 0
         if batch.counts is not None:
             counts = torch.from_numpy(batch.counts).to(batch.slots.device)
             states.commit(batch.slots, batch.slots.new_empty(batch.batch, 0), counts)
@@ -75,6 +80,7 @@ class _Steps:
         batch: The forward of the model.
         states: Where states are.
         calls: The calls to make, in order.
+        again: Those before them, over accepted paths that are not in the final states.
     """
 
     def __init__(
@@ -85,7 +91,9 @@ class _Steps:
         batch: ForwardBatch,
         states: States,
         calls: Sequence[Call],
+        again: Sequence[Call],
     ):
+        self._again = again
         self._model, self._mixer, self._forward = model, mixer, forward
         self._batch, self._states, self._calls = batch, states, calls
         self._module = model.get_submodule(mixer.name)
@@ -94,6 +102,7 @@ class _Steps:
         """Return the layer's result for all nodes."""
         given, batch, mixer = (args, kwargs), self._batch, self._mixer
         inputs = {path: _by_row(part_at(given, path), batch.batch) for path in mixer.takes}
+        self._settle(given, inputs)
         # A single call reads nothing twice.
         several = len(self._calls) > 1
         projected = self._projected(given) if several else {}
@@ -122,11 +131,24 @@ class _Steps:
         """Return the layer's result for the tokens of one call, and store the states that it leaves."""
         states, before = self._states, None
         if call.before is not None:
-            before = {key: states.before(key, call.slots, call.before) for key in self._mixer.states}
+            drafted = call.depth > 1
+            before = {key: states.before(key, call.slots, call.before, drafted=drafted) for key in self._mixer.states}
         result, after = self._mixer.call(self._model, self._forward, given, StateView(before))
         for key, state in after.items():
-            states.put(key, call.slots, call.after, state)
+            states.put(key, call.slots, call.after, state, drafted=call.depth > 0)
         return result
+
+    def _settle(self, given: Given, inputs: dict[Path, Tensor]) -> None:
+        """Run over accepted paths that are not in the final states, and keep what the layer is given now."""
+        pending = self._states.pending
+        if pending is None:
+            return
+        for call in self._again:
+            cut = {path: _cut(pending.inputs[self._mixer.name, path], call) for path in inputs}
+            self._step(replaced(given, cut), call)
+        if self._batch.counts is None:
+            for path, each in inputs.items():
+                pending.keep((self._mixer.name, path), self._batch.slots, each)
 
     def _projected(self, given: Given) -> dict[nn.Module, Tensor]:
         """Return the outputs of the layer's projections for all nodes, by their modules; nothing behind them runs."""
@@ -147,6 +169,10 @@ class _Steps:
             except _EnoughError:
                 return noted
         raise AssertionError(f"{self._mixer.name} has projections that did not run")
+
+
+_Calls = tuple[list[Call], list[Call]]
+"""Those of a forward, and those before it, over accepted paths."""
 
 
 class _EnoughError(Exception):

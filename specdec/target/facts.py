@@ -1,6 +1,7 @@
 """Finds out what is known about a model, once, by its configuration and a trial forward."""
 
 import inspect
+import logging
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ from specdec.recurrent.mixer import Mixer
 from specdec.target.support import check_supported, differs, explain, noted_masks, position_limit, reaches
 from specdec.topology import Topology
 from specdec.tree import TreeShape
+
+logger = logging.getLogger(__name__)
 
 # The trial of a model has two rows of tokens with prefixes of different lengths. A tree follows each prefix; one of its
 # paths (nodes 0, 2, 4) holds the row's next tokens.
@@ -96,12 +99,11 @@ def make_cache(
         cache = cache_of(facts.layers, paging, device=facts.device, indexers=facts.indexers, **sizes)
     else:
         cache = QuantizedSlotCache(facts.layers, format, paging, device=facts.device, indexers=facts.indexers, **sizes)
-    shapes = {key: shape for mixer in facts.mixers for key, shape in mixer.states.items()}
-    if shapes:
+    if facts.mixers:
         beside = sum(each.nbytes for each in cache.tensors)
         paging = paging or Paging()
         cache.states = States(
-            shapes,
+            [mixer.states for mixer in facts.mixers],
             slots=max_batch_size,
             length=max_length,
             nodes=max_nodes,
@@ -110,6 +112,8 @@ def make_cache(
             kept=paging.states if paging.shared else 0,
             beside=beside,
         )
+        if cache.states.short is not None:
+            logger.warning("accepted tokens go through recurrent layers again, because %s", cache.states.short)
     return cache
 
 

@@ -166,8 +166,8 @@ def test_that_used_longest_ago_is_given_up() -> None:
 def test_the_last_boundary_has_the_state_of_its_token() -> None:
     """States are numbers here: a node's is the sum of its path. Pieces, trees and chains, in random order."""
     every, nodes = 3, 5
-    states = States({StateKey("conv", 0): StateShape((), torch.float64)}, slots=3, length=99, nodes=nodes,
-                    device=torch.device("cpu"), every=every)  # fmt: skip
+    layer = {StateKey("conv", 0): StateShape((), torch.float64)}
+    states = States([layer], slots=3, length=99, nodes=nodes, device=torch.device("cpu"), every=every)
     rng, sums = np.random.default_rng(0), [[0.0] for _ in range(3)]
     (tensor,) = states.tensors
     for turn in range(60):
@@ -211,6 +211,6 @@ def test_kept_states_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     states = ModelRunner(model, **sizes).cache.states
     assert states is not None
     assert states.bytes == (2 * (2 + 2 + 1) + 16) * states.bytes_per_state
-    monkeypatch.setattr("specdec.cache.states.free_memory", lambda device: 25 * states.bytes_per_state)
-    with pytest.raises(NoRoomError, match=r"of which every node has one and 16 beginnings are kept"):
+    monkeypatch.setattr("specdec.cache.states.free_memory", lambda device: 23 * states.bytes_per_state)
+    with pytest.raises(NoRoomError, match=r"of one layer for every node and 16 beginnings are kept"):
         ModelRunner(model, **sizes)

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specdec.cache import states as states_module
+from specdec.cache.pending import Pending
 from specdec.cache.states import States, StateView
 from specdec.forward import ForwardBatch
 from specdec.memory import NoRoomError
@@ -131,6 +133,51 @@ def test_every_node_is_as_in_a_plain_forward_over_its_path(name: str) -> None:
 Replace = Callable[[pytest.MonkeyPatch], None]
 
 
+def run_again(patch: pytest.MonkeyPatch) -> None:
+    """Memory has no room for a state of every node."""
+    short = states_module._short
+
+    def shorter(layers: Any, places: int, nodes: int, *sizes: Any) -> NoRoomError | None:
+        return None if nodes else short(layers, 2**50, nodes, *sizes)
+
+    patch.setattr(states_module, "_short", shorter)
+
+
+@pytest.mark.parametrize("name", of_types(sorted(FOUND)))
+def test_paths_that_run_again_give_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny(name)
+    bound = tolerance(model)
+    run_again(monkeypatch)
+    assert error(model, chunk=3) < bound
+
+
+def forgotten(patch: pytest.MonkeyPatch) -> None:
+    """Only the root of a round enters the states."""
+    patch.setattr(Pending, "commit", lambda *args: None)
+
+
+def twice(patch: pytest.MonkeyPatch) -> None:
+    """A path is run over once more: the root is its first node again."""
+    commit = Pending.commit
+
+    def again(self: Pending, slots: Tensor, path: Tensor, counts: Tensor) -> None:
+        commit(self, slots, path, counts)
+        if path.shape[1]:
+            self.path[slots, 0] = 0
+
+    patch.setattr(Pending, "commit", again)
+
+
+@pytest.mark.parametrize("mutant", [forgotten, twice])
+def test_paths_that_do_not_run_again_are_found(mutant: Replace, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("qwen3_next")
+    bound = tolerance(model)
+    run_again(monkeypatch)
+    mutant(monkeypatch)
+    monkeypatch.setattr("specdec.target.facts._trial", lambda *args: None)
+    assert error(model, chunk=64) > 100 * bound
+
+
 def wrong_parent(patch: pytest.MonkeyPatch) -> None:
     """Nodes start from the root's state, as if a tree were a star."""
 
@@ -226,7 +273,7 @@ def test_projections_run_once_for_all_nodes() -> None:
             seen.append((name, tuple(inputs.shape[:2])))
             return own(inputs)
 
-        linear.forward = note  # type: ignore[method-assign]
+        linear.forward = note
     tree = DraftTree.build(torch.tensor([[1, 2, 3, 4]] * 2), torch.tensor([[-1, 0, 1, 2], [-1, 0, 0, 1]]))
     verify(runner, tree, [0, 0])
     assert seen == [("in_proj_qkvz", (2, 4)), ("in_proj_ba", (2, 4)), ("out_proj", (2, 4))]
@@ -288,15 +335,24 @@ def test_the_model_is_left_as_it_was() -> None:
     assert torch.equal(plain(model, [1, 2, 3]), before)
 
 
-def test_states_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Those of all nodes are not needed, and one line says that they do not fit."""
     model = tiny("qwen3_next")
     runner = ModelRunner(model, max_batch_size=2, max_length=32, max_nodes=6)
     states = runner.cache.states
     assert states is not None
     assert sum(each.nbytes for each in states.tensors) == 2 * (6 + 2) * states.bytes_per_state
-    monkeypatch.setattr("specdec.cache.states.free_memory", lambda device: 20 * states.bytes_per_state)
-    with pytest.raises(NoRoomError, match=r"states of recurrent layers.* give at most max_batch_size=1 with"):
-        ModelRunner(model, max_batch_size=2, max_length=2, max_nodes=14)
+    monkeypatch.setattr("specdec.cache.states.free_memory", lambda device: 17 * states.bytes_per_state)
+    sizes: dict[str, Any] = {"max_batch_size": 2, "max_length": 32}
+    few = ModelRunner(model, **sizes, max_nodes=14).cache.states
+    assert few is not None and few.short is not None
+    # Two places in every slot, and one of three layers' at the nodes.
+    assert 3 * few.bytes == 2 * (3 * 2 + 14) * few.bytes_per_state
+    (line,) = [each.message for each in caplog.records if "recurrent" in each.message]
+    assert line.startswith("accepted tokens go through recurrent layers again, because the memory for states of")
+    monkeypatch.setattr("specdec.cache.states.free_memory", lambda device: 10 * states.bytes_per_state)
+    with pytest.raises(NoRoomError, match=r"states of .*, of one layer for every node,.* max_batch_size=1 with"):
+        ModelRunner(model, **sizes, max_nodes=14)
 
 
 def test_a_view_keeps_the_last_columns_of_a_convolution() -> None:

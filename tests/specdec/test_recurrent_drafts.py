@@ -23,6 +23,7 @@ from specdec.drafting.recurrent_scorer import RecurrentScorer
 from specdec.drafting.scored import ScoredSession
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter
+from specdec.memory import NoRoomError
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from specdec.topology import Topology
@@ -30,6 +31,7 @@ from tests.architectures import VOCAB, tiny
 from tests.components import DRAFTERS
 from tests.models import tiny_model
 from tests.specdec.test_pages import Fitting
+from tests.specdec.test_recurrent import run_again
 from tests.specdec.test_recurrent_engine import small
 from tests.test_distribution import LEVEL, SAMPLINGS, p_value
 from tests.verifiers.cases import complete
@@ -121,6 +123,14 @@ def test_states_of_other_tokens_are_noticed(mutant: Mutant, monkeypatch: pytest.
     target = Target(tiny("qwen3_next"))
     drafter = ModelDrafter(target.model, (2, 2, 1))
     assert rejected(target, drafter, spoil=lambda scorer: mutant(monkeypatch, scorer)) > 10
+
+
+def test_it_needs_a_state_for_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Because its trees grow from level to level."""
+    target = Target(tiny("lfm2"))
+    run_again(monkeypatch)
+    with pytest.raises(NoRoomError, match="the KV caches of target and drafter need"):
+        Engine(target, ModelDrafter(target.model, 3), RejectionVerifier(), max_length=32)
 
 
 def test_outputs_follow_the_target() -> None:

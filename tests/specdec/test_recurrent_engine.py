@@ -1,8 +1,10 @@
 """Engines on targets with recurrent layers: token for token and in law, over refills, preemption and chunks."""
 
+from typing import Any
+
 import numpy as np
 import pytest
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdec.cache.pages import Paging
@@ -16,6 +18,7 @@ from tests.architectures import tiny
 from tests.components import DRAFTERS
 from tests.shapes import shapes_unchecked
 from tests.specdec.test_pages import Fitting
+from tests.specdec.test_recurrent import run_again
 from tests.test_distribution import LEVEL, SAMPLINGS, VOCAB, p_value
 from tests.test_lossless import SAMPLING, prompts
 from tests.verifiers.cases import complete
@@ -80,7 +83,7 @@ def test_outputs_do_not_depend_on_schedules(paging: Paging) -> None:
     drafter = DRAFTERS["recycling"](target.model)
     alone = Engine(target, drafter, RejectionVerifier(), max_length=64).generate(asked, greedy)
     policy = Fitting(np.random.default_rng(0))
-    sizes = {"max_batch_size": 3, "max_length": 64, "prefill_chunk": 5}
+    sizes: dict[str, Any] = {"max_batch_size": 3, "max_length": 64, "prefill_chunk": 5}
     engine = Engine(target, drafter, RejectionVerifier(), cache=paging, scheduler=policy, **sizes)
     for _ in range(2):  # the second time with the prompts in the cache
         outputs = engine.generate(asked, greedy)
@@ -90,12 +93,30 @@ def test_outputs_do_not_depend_on_schedules(paging: Paging) -> None:
     assert counts.swapped_in == counts.swapped_out and (counts.swapped_in > 0) == (paging.swap > 0)
 
 
+def test_outputs_are_the_same_where_accepted_tokens_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not all rows in every round, refilled slots, and beginnings that are shared."""
+    target, greedy = Target(tiny("qwen3_next")), SamplingParams(max_new_tokens=12)
+    drafter, found = DRAFTERS["recycling"](target.model), []
+    asked = [times * each for each in prompts()[:3] for times in (1, 3)]
+    for slots in (1, 3):
+        engine = Engine(target, drafter, RejectionVerifier(), max_batch_size=slots, max_length=64,
+                        cache=Paging(page_size=4, shared=slots > 1))  # fmt: skip
+        found.append([each.token_ids for each in engine.generate(asked, greedy) + engine.generate(asked[::-1], greedy)])
+        run_again(monkeypatch)
+    states = engine.runner.cache.states
+    assert states is not None and states.short is not None and states.pending is not None
+    assert states.pending.inputs and engine.page_counts.reused
+    assert found[0] == found[1]
+
+
 def small() -> PreTrainedModel:
     model = tiny(
         "qwen3_next", vocab_size=VOCAB, num_hidden_layers=2, layer_types=["linear_attention", "full_attention"]
     )
-    model.get_output_embeddings().weight.data.mul_(2.0)
-    model.get_submodule("model.layers.0.linear_attn.out_proj").weight.data.mul_(8.0)  # the state matters
+    head, last = model.get_output_embeddings(), model.get_submodule("model.layers.0.linear_attn.out_proj")
+    assert isinstance(head, nn.Linear) and isinstance(last, nn.Linear)
+    head.weight.data.mul_(2.0)
+    last.weight.data.mul_(8.0)  # the state matters
     return model
 
 
