@@ -34,6 +34,9 @@ class RetokenizedScorer(Scorer):
         width: The last so many tokens of a text are forwarded in every round.
         to_model: The model's token for every token that ``level_logits`` is given; None if these are its own.
         columns: The columns of the model's logits that count, in order; None for all.
+
+    Raises:
+        ValueError: The model has recurrent layers.
     """
 
     lookback = 0
@@ -50,6 +53,11 @@ class RetokenizedScorer(Scorer):
         to_model: Int[Tensor, " vocab"] | None = None,
         columns: Int[Tensor, " column"] | None = None,
     ):
+        if runner.cache.states is not None:
+            raise ValueError(
+                f"{runner.facts.model_type} has recurrent layers, whose states cannot go back to where a text is read "
+                f"in other tokens than before: draft with a model of attention alone"
+            )
         self.model = self.runner = runner
         self._spellings, self._most, self._width = (source, own), max_tokens, width
         self._to_model, self._columns = to_model, columns

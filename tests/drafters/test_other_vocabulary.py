@@ -14,6 +14,7 @@ from specdec.engine.engine import Engine
 from specdec.interfaces import Sizes
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
+from tests.architectures import tiny
 from tests.components import lettered, other_vocabulary, perturbed, renumbered, text_drafter
 from tests.forwards import drafted, slots_of
 from tests.models import tiny_model
@@ -173,6 +174,8 @@ def test_refusals(model) -> None:
     for make in (TLIDrafter, lambda *args, **options: SLEMDrafter(ModelDrafter(*args, **options))):
         with pytest.raises(ValueError, match=r"^the target llama has no tokenizer, and drafts go by the text"):
             make(twin, 2, tokenizer=letters).bind(Target(model), SIZES)
+    with pytest.raises(ValueError, match=r"^mamba has recurrent layers, whose states cannot go back"):
+        TLIDrafter(tiny("mamba", vocab_size=VOCAB), 2, tokenizer=letters).bind(Target(model, letters), SIZES)
     with pytest.raises(ValueError, match=r"the shape is a tree: give a length"):
         SLEMDrafter(ModelDrafter(twin, [2, 1], tokenizer=letters))
     with pytest.raises(ValueError, match=r"another vocabulary .* or drafter=tli or slem"):
