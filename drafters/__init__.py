@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from drafters.redrafter import RecurrentHead, ReDrafter
     from drafters.rest import RestDrafter
     from drafters.sam import SamDrafter
+    from drafters.staged import StagedDrafter
     from drafters.suffix import SuffixDrafter
     from drafters.uno import UnoDrafter
 else:  # a type checker would take any name for defined
@@ -55,6 +56,7 @@ else:  # a type checker would take any name for defined
             "PARDDrafter": "drafters.pard",
             "PEagleDrafter": "drafters.peagle",
             "SLEMDrafter": "drafters.other_vocabulary",
+            "StagedDrafter": "drafters.staged",
             "SuffixDrafter": "drafters.suffix",
             "TLIDrafter": "drafters.other_vocabulary",
             "TokenRecyclingDrafter": "drafters.recycling",
@@ -86,6 +88,7 @@ __all__ = [
     "SLEMDrafter",
     "SamDrafter",
     "SelfDrafter",
+    "StagedDrafter",
     "SuffixDrafter",
     "TLIDrafter",
     "TokenRecyclingDrafter",

@@ -39,6 +39,7 @@ from drafters.recycling import TokenRecyclingDrafter
 from drafters.redrafter import RecurrentHead, ReDrafter
 from drafters.rest import RestDrafter
 from drafters.sam import SamDrafter
+from drafters.staged import StagedDrafter
 from drafters.suffix import SuffixDrafter
 from drafters.uno import Lora, UnoDrafter
 from experiments.bench.synthetic import SyntheticDrafter
@@ -281,6 +282,11 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
     "slem": lambda target, distance=DISTANCE: text_drafter(3, **other_vocabulary(target, distance)),
     "self_chain_iid": lambda target, distance=DISTANCE: SelfDrafter(["1.mlp"], 3, sampling="iid"),
     "quantized_chain_iid": lambda target, distance=DISTANCE: SelfDrafter(quantization="int4", sampling="iid", shape=3),
+    "staged_chain_iid": lambda target, distance=DISTANCE: StagedDrafter(
+        ModelDrafter(perturbed(target, distance), 3),
+        StagedDrafter(SelfDrafter(["1.mlp"], 2), NGramDrafter(1, branches=1), RejectionVerifier()),
+        BlockVerifier(),
+    ),
     "mtp_chain_iid": lambda target, distance=DISTANCE: MTPDrafter(mtp_head(target), 3, sampling="iid"),
     "model_chain_iid": lambda target, distance=DISTANCE: ModelDrafter(perturbed(target, distance), 3, sampling="iid"),
     "model_tree_iid": lambda target, distance=DISTANCE: ModelDrafter(perturbed(target, distance), TREE, sampling="iid"),

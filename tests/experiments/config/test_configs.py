@@ -62,6 +62,7 @@ GIVEN = {
     ("drafter", "pard"): ("drafter.name={models}/pard",),
     ("drafter", "tli"): ("drafter.name={models}/other",),
     ("drafter", "slem"): ("drafter.name={models}/other",),
+    ("drafter", "staged"): ("drafter.helper.name={models}/drafter",),
     ("drafter", "uno"): ("drafter.name={models}/uno",),
     ("drafter", "block"): ("drafter.name={models}/block",),
     ("drafter", "choice"): ("drafter.model.name={models}/drafter",),

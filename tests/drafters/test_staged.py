@@ -1,0 +1,183 @@
+"""Staged drafts: the chain is the model's own, whatever drafts for it, and takes fewer of its forwards."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from drafters.choice import ChoiceDrafter
+from drafters.itself import SelfDrafter
+from drafters.medusa import MedusaDrafter
+from drafters.model import ModelDrafter
+from drafters.ngram import NGramDrafter
+from drafters.staged import StagedDrafter, _Stage
+from drafters.suffix import SuffixDrafter
+from specdec.engine.engine import Engine
+from specdec.interfaces import Drafter, Round
+from specdec.requests import SamplingParams
+from specdec.target.target import Target
+from tests.changed_rule import ChangedRule, emit_p
+from tests.components import medusa_heads, perturbed
+from tests.models import tiny_model
+from tests.test_distribution import LEVEL, SAMPLINGS, p_value
+from tests.test_distribution import VOCAB as FEW
+from verifiers import BlockVerifier, LenientVerifier, RejectionVerifier, SharedNoiseVerifier
+
+pytestmark = pytest.mark.usefixtures("untried")
+VOCAB = 16
+RULE = RejectionVerifier()
+LOOKUP = NGramDrafter(4, branches=1)
+PROMPTS = [[1, 2, 3, 4, 5, 1, 2], [7], [9, 8], [2, 2, 3, 1, 2, 2, 3, 5, 6, 1, 4]]
+GREEDY = [
+    SamplingParams(max_new_tokens=22, repetition_penalty=penalty, ignore_eos=True) for penalty in (1.0, 1.3, 1.0, 1.1)
+]
+DRAWN = SamplingParams(max_new_tokens=22, temperature=1.0, ignore_eos=True, seed=2)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny_model(vocab_size=VOCAB, layers=2)
+
+
+def near(model: Any, length: int = 5, distance: float = 0.15) -> ModelDrafter:
+    return ModelDrafter(perturbed(model, distance), length)
+
+
+HELPERS: dict[str, Callable[[Any], Drafter]] = {
+    "look-up": lambda model: LOOKUP,
+    "model": lambda model: near(model, 3, 0.3),
+    "three stages": lambda model: StagedDrafter(near(model, 4, 0.3), near(model, 2, 0.6), BlockVerifier()),
+    "four stages": lambda model: StagedDrafter(
+        SelfDrafter(["1.mlp"], 5, temperature=0.8), StagedDrafter(near(model, 3, 0.6), LOOKUP, RULE), BlockVerifier()
+    ),
+}
+
+
+def rounds(model: Any, drafter: Drafter, sampling: Any) -> list[tuple[Round, list[Any]]]:
+    """All rounds of requests of different lengths, refilled and in chunks, with the tokens of each row so far."""
+    seen = []
+    with Engine(Target(model), drafter, RULE, max_batch_size=3, max_length=40, prefill_chunk=3, check=True) as engine:
+        engine.on_round = lambda found: seen.append((found, [each and list(each.tokens) for each in found.requests]))
+        done = engine.generate(PROMPTS, sampling)
+    assert [each.error for each in done] == [None] * len(PROMPTS)
+    assert max(len(each.token_ids) for each in done) == 22
+    return seen
+
+
+@torch.inference_mode()
+def check_q(model: Any, helper: Drafter) -> None:
+    """Refuse a q that is not what the drafting model says behind the tokens of the row, by plain forwards."""
+    staged, drafting, tried = StagedDrafter(near(model), helper, RULE), near(model).model, 0
+    for found, sequences in rounds(model, staged, DRAWN):
+        tree = found.tree
+        for row, so_far in enumerate(sequences):
+            drafted = int(tree.valid[row, 1:].sum())
+            if so_far is not None and drafted:
+                tokens = torch.tensor([[*so_far, *tree.tokens[row, 1 : 1 + drafted].tolist()]])
+                law = drafting(tokens).logits[0, len(so_far) - 1 : -1].softmax(-1)
+                assert tree.draft_probs is not None
+                torch.testing.assert_close(tree.draft_probs[row, :drafted], law, atol=1e-4, rtol=1e-3)
+                tried += drafted == 5
+    assert tried > 10
+
+
+@pytest.mark.parametrize("helper", HELPERS)
+def test_q_is_the_models_own_law(model: Any, helper: str) -> None:
+    check_q(model, HELPERS[helper](model))
+
+
+def test_a_cache_that_lacks_a_token_is_noticed(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutant: the last committed token is taken to be in every cache."""
+    begin = _Stage.begin
+
+    def too_sure(self: _Stage, batch: Any) -> None:
+        begin(self, batch)
+        self.known = batch.on_host.lengths
+
+    monkeypatch.setattr(_Stage, "begin", too_sure)
+    with pytest.raises(AssertionError, match="Tensor-likes are not close"):
+        check_q(model, LOOKUP)
+
+
+@pytest.mark.parametrize("helper", ["look-up", "four stages"])
+def test_greedy_chains_are_those_of_the_model_alone(model: Any, helper: str) -> None:
+    """Penalties depend on the tokens that are drafted; greedy rows and drawn ones share a batch."""
+    alone, staged = (
+        rounds(model, near(model), GREEDY),
+        rounds(model, StagedDrafter(near(model), HELPERS[helper](model), RULE), GREEDY),
+    )
+    for (one, before), (other, after) in zip(alone, staged, strict=True):
+        assert before == after
+        drafting = torch.tensor([each is not None for each in before])
+        width = min(one.tree.width, other.tree.width)
+        valid = one.tree.valid & drafting[:, None]
+        assert torch.equal(valid[:, :width], (other.tree.valid & drafting[:, None])[:, :width])
+        assert torch.equal((one.tree.tokens * valid)[:, :width], (other.tree.tokens[:, :width] * valid[:, :width]))
+    mixed = [GREEDY[0], DRAWN, GREEDY[1], DRAWN]
+    outputs = []
+    for speculate in (True, False):
+        engine = Engine(
+            Target(model),
+            StagedDrafter(near(model), HELPERS[helper](model), RULE),
+            RULE,
+            max_batch_size=3,
+            max_length=40,
+        )
+        outputs.append([each.token_ids for each in engine.generate(PROMPTS, mixed, speculate=speculate)])
+    assert outputs[0][::2] == outputs[1][::2]
+
+
+def test_the_model_runs_less_often_than_it_drafts(model: Any) -> None:
+    """A helper like the model itself: all that it drafts is accepted, so two forwards draw five tokens."""
+    runs = []
+    for drafter in (near(model), StagedDrafter(near(model), near(model, 3), RULE)):
+        engine = Engine(Target(model), drafter, RULE, max_length=40)
+        session: Any = engine.session
+        runner, ran = session.models[0], []
+        runner.run = lambda batch, ran=ran, run=runner.run: ran.append(batch.wants.logits != 0) or run(batch)
+        (done,) = engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=30, ignore_eos=True))
+        runs.append([sum(ran), *(step.proposed_depth for step in done.steps)])
+    (alone, *depths), (staged, *same) = runs
+    assert depths == same and alone == sum(depths)
+    assert staged == sum(-(-depth // 4) for depth in depths)
+
+
+def few() -> Any:
+    return tiny_model(vocab_size=FEW, scale=1.5, layers=2)
+
+
+def test_a_rule_that_is_not_exact_one_stage_down_biases_the_output() -> None:
+    """Mutant: the model's chain takes the next token from p after a rejection, so that it does not follow q."""
+    model, biased = few(), ChangedRule(RULE, after=emit_p)
+    made = StagedDrafter(near(model, 3, 0.3), near(model, 2, 1.5), biased)
+    assert p_value(model, made, RULE, SAMPLINGS["temperature 1"]) < LEVEL
+    honest = StagedDrafter(near(model, 3, 0.3), near(model, 2, 1.5), RULE)
+    assert p_value(model, honest, RULE, SAMPLINGS["top-k and top-p"]) > LEVEL
+
+
+def test_beside_a_look_up_it_keeps_step(model: Any) -> None:
+    drafter = ChoiceDrafter(SuffixDrafter(4), StagedDrafter(near(model), HELPERS["three stages"](model), RULE))
+    engine = Engine(Target(model), drafter, RULE, max_batch_size=3, max_length=40)
+    outputs, plain = (engine.generate(PROMPTS, GREEDY, speculate=each) for each in (True, False))
+    assert [each.token_ids for each in outputs] == [each.token_ids for each in plain]
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda model: (LOOKUP, LOOKUP, RULE), "model is a NGramDrafter: give a drafter with a causal LM"),
+        (lambda model: (near(model), SuffixDrafter(), RULE), "helper is a SuffixDrafter: give a ModelDrafter"),
+        (lambda model: (near(model), MedusaDrafter(medusa_heads(model)), RULE), "helper is a MedusaDrafter: give"),
+        (lambda model: (near(model), NGramDrafter(), RULE), "helper: NGramDrafter drafts trees, and stages"),
+        (lambda model: (ModelDrafter(model, [2, 1]), LOOKUP, RULE), "model: ModelDrafter drafts trees"),
+        (lambda model: (ModelDrafter(model, 2, temperature=0), LOOKUP, RULE), "does not draw token by token: give"),
+        (lambda model: (near(model), LOOKUP, LenientVerifier()), "rule=LenientVerifier: the chain would not"),
+        (lambda model: (near(model), LOOKUP, SharedNoiseVerifier()), "rule=SharedNoiseVerifier: the chain would not"),
+        (lambda model: (near(model), LOOKUP, None), "rule is None: give an acceptance rule"),
+    ],
+)  # fmt: skip
+def test_one_sentence_before_any_work(model: Any, make: Any, said: str) -> None:
+    model_, helper, rule = make(model)
+    with pytest.raises(ValueError, match=said):
+        StagedDrafter(model_, helper, rule)
