@@ -6,7 +6,7 @@ EAGLE-1 (Li et al. 2024, arXiv 2401.15077), EAGLE-2 (the same heads, another tre
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Self, TypedDict, Unpack
 
 import torch
 from jaxtyping import Int
@@ -24,8 +24,39 @@ from specdec.drafting.builders import AnyTree, ExpansionTree, tree_of
 from specdec.interfaces import Drafter
 from specdec.target.target import Target
 
+_SHAPE = ("layers", "intermediate_size", "norm_before_residual", "norm_each")
 
-class EagleDrafter(FeatureDrafter):
+
+class FromEagleFiles:
+    """Loads a drafter whose head stands in files of EAGLE's layouts."""
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        *,
+        shape: AnyTree | None = None,
+        hidden_layers: Sequence[int] | None = None,
+        embeddings: str = "auto",
+        dtype: str | torch.dtype | None = None,
+        device: str | torch.device | None = None,
+        **options: Unpack[Loaded],
+    ) -> Self:
+        """Load a head from a folder, the hub, or this package.
+
+        Arguments and errors are those of ``load_eagle`` and of the class. ``bind`` copies the weights to the target's
+        device and dtype.
+        """
+        drafter: Any = cls
+        chosen = layers_given(hidden_layers)
+
+        def load(**where: Any) -> EagleHead | Eagle3Head:
+            return load_eagle(path, hidden_layers=chosen, embeddings=embeddings, dtype=dtype, device=device, **where)
+
+        return drafter.loaded(path, load, shape, options)
+
+
+class EagleDrafter(FromEagleFiles, FeatureDrafter):
     """Drafts with an EAGLE head.
 
     Args:
@@ -50,76 +81,51 @@ class EagleDrafter(FeatureDrafter):
         tree = ExpansionTree() if shape is None else tree_of(shape)
         super().__init__(head, tree, hidden_layers=hidden_layers, **{"name": type(head).__name__, **options})
 
-    @classmethod
-    def from_pretrained(
-        cls,
-        path: str | Path,
-        *,
-        shape: AnyTree | None = None,
-        hidden_layers: Sequence[int] | None = None,
-        embeddings: str = "auto",
-        dtype: str | torch.dtype | None = None,
-        device: str | torch.device | None = None,
-        **options: Unpack[Loaded],
-    ) -> "EagleDrafter":
-        """Load a head from a folder, the hub, or this package.
 
-        Arguments and errors are those of ``load_eagle`` and of the class. ``bind`` copies the weights to the target's
-        device and dtype.
-        """
-        chosen = layers_given(hidden_layers)
+class NewEagle3(TypedDict, total=False):
+    """The head that a training begins with.
 
-        def load(**where: Any) -> EagleHead | Eagle3Head:
-            return load_eagle(path, hidden_layers=chosen, embeddings=embeddings, dtype=dtype, device=device, **where)
+    Attributes:
+        name: A head to go on from; None for new weights, which the others describe.
+        hidden_layers: The target's states that are fused; None for an early, a middle and a late one.
+        draft_vocabulary: How many tokens the head can draft: the most frequent supervised ones. None for all.
+        layers: Decoder layers; 1 by default.
+        intermediate_size: Width of their MLPs; None for the target's.
+        norm_before_residual: See ``Eagle3Head``.
+        norm_each: See ``Eagle3Head``.
+        output_from_target: Whether a new output layer begins as the target's, as by default.
+    """
 
-        return cls.loaded(path, load, shape, options)
+    name: str | None
+    hidden_layers: Sequence[int] | None
+    draft_vocabulary: int | None
+    layers: int
+    intermediate_size: int | None
+    norm_before_residual: bool
+    norm_each: bool
+    output_from_target: bool
 
 
 class TrainedEagle3(TrainedFeatureHead):
     """EAGLE-3's head, trained with the training-time test, and 3.1's.
 
-    The other arguments are those of ``Eagle3Head`` and ``TrainedFeatureHead``.
+    The other arguments are those of ``NewEagle3`` and ``TrainedFeatureHead``.
 
     Args:
-        name: A head to go on from; None for new weights.
         depths: Steps of the training-time test, and tokens of the drafts that are measured.
-        hidden_layers: The target's states that are fused; None for an early, a middle and a late one.
-        draft_vocabulary: How many tokens the head can draft: the most frequent supervised ones. None for all.
-        intermediate_size: Width of the MLP; None for the target's.
-        output_from_target: Whether a new output layer begins as the target's.
+        feeds_normed: See ``Eagle3Head``.
     """
 
     title = "EAGLE-3 head"
 
     def __init__(
-        self,
-        *,
-        name: str | None = None,
-        depths: int = 7,
-        hidden_layers: Sequence[int] | None = None,
-        draft_vocabulary: int | None = None,
-        layers: int = 1,
-        intermediate_size: int | None = None,
-        norm_before_residual: bool = False,
-        norm_each: bool = False,
-        feeds_normed: bool = False,
-        output_from_target: bool = True,
-        detached: bool = False,
+        self, *, depths: int = 7, feeds_normed: bool = False, detached: bool = False, **given: Unpack[NewEagle3]
     ):
         super().__init__(depths, detached=detached)
-        self.name, self.layers = name, None if hidden_layers is None else tuple(hidden_layers)
-        self.draft_columns = draft_vocabulary if name is None else None
-        self.output_from_target = output_from_target
-        self.options: dict[str, Any] = {
-            "layers": layers,
-            "intermediate_size": intermediate_size,
-            "norm_before_residual": norm_before_residual,
-            "norm_each": norm_each,
-            "feeds_normed": feeds_normed,
-        }
+        self.given, self.feeds_normed, self.draft_columns = given, feeds_normed, columns_of(given)
 
     def make(self, target: Target, draft_ids: Int[Tensor, " column"] | None) -> FeatureHead:
-        return eagle3_for(target, self.name, self.layers, draft_ids, self.options, from_target=self.output_from_target)
+        return eagle3_for(target, self.given, draft_ids, feeds_normed=self.feeds_normed)
 
     def drafter(self) -> Drafter:
         return EagleDrafter(self.copied(), self.depths, optimize=False)
@@ -129,27 +135,24 @@ class TrainedEagle3(TrainedFeatureHead):
         save_eagle(self.copied().to(torch.bfloat16), folder, notes=facts)
 
 
+def columns_of(given: NewEagle3) -> int | None:
+    """Returns how many tokens a new head can draft; None for all of them, or if it is loaded."""
+    return given.get("draft_vocabulary") if given.get("name") is None else None
+
+
 def eagle3_for(
-    target: Target,
-    name: str | None,
-    layers: tuple[int, ...] | None,
-    draft_ids: Int[Tensor, " column"] | None,
-    options: Mapping[str, Any],
-    *,
-    from_target: bool,
+    target: Target, given: NewEagle3, draft_ids: Int[Tensor, " column"] | None, **options: Any
 ) -> Eagle3Head:
     """Returns a head to train.
 
     Args:
-        name: A head to go on from; None for new weights.
-        layers: The target's states that are fused; None for an early, a middle and a late one.
         draft_ids: The target's ids that it is to draft; None for all.
-        options: Of ``Eagle3Head.for_target``, for new weights.
-        from_target: Whether a new output layer begins as the target's.
+        **options: Of ``Eagle3Head.for_target``, for new weights.
 
     Raises:
         ValueError: It is an EAGLE-1 head.
     """
+    name, layers = given.get("name"), layers_given(given.get("hidden_layers"))
     if name is not None:
         head = load_eagle(name, hidden_layers=layers)
         if not isinstance(head, Eagle3Head):
@@ -158,7 +161,8 @@ def eagle3_for(
     count = target.num_layers or 0
     # In a shallow target the usual three would coincide.
     usual = default_layers(count) if count >= 7 else tuple(sorted({min(1, count - 1), count // 2, count - 1}))
+    options |= {key: value for key, value in given.items() if key in _SHAPE}
     head = Eagle3Head.for_target(target.model, hidden_layers=layers or usual, draft_ids=draft_ids, **options)
-    if from_target:
+    if given.get("output_from_target", True):
         take_output(head, target)
     return head

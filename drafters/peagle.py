@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from drafters.eagle import eagle3_for
+from drafters.eagle import FromEagleFiles, NewEagle3, columns_of, eagle3_for
 from drafters.feature import FeatureDrafter
 from drafters.heads.eagle import Eagle3Head, EagleHead
-from drafters.heads.eagle_files import TOKENS, load_eagle, save_eagle
+from drafters.heads.eagle_files import TOKENS, save_eagle
 from drafters.heads.parallel import Masked, check_drop, dropped, mask_token
 from drafters.heads.training import (
     Anchors,
@@ -24,7 +24,7 @@ from drafters.heads.training import (
     frozen_copy,
     most_frequent,
 )
-from drafters.own_model import Loaded, Options, layers_given
+from drafters.own_model import Options
 from specdec.arguments import instance
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.parallel_scorer import ParallelScorer
@@ -33,7 +33,7 @@ from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 
 
-class PEagleDrafter(FeatureDrafter):
+class PEagleDrafter(FromEagleFiles, FeatureDrafter):
     """Drafts with a P-EAGLE head: one forward over what became final and a mask for every depth but the first.
 
     The depths know nothing of each other's tokens, so that a level of a tree has the same tokens below every node. A
@@ -64,26 +64,6 @@ class PEagleDrafter(FeatureDrafter):
         self.mask_token_id = head.mask_token_id
         self.has_leaf_probs = builder.has_leaf_probs  # a leaf's law is said by one more mask
 
-    @classmethod
-    def from_pretrained(
-        cls,
-        path: str | Path,
-        *,
-        shape: AnyTree | None = None,
-        hidden_layers: Sequence[int] | None = None,
-        embeddings: str = "auto",
-        dtype: str | torch.dtype | None = None,
-        device: str | torch.device | None = None,
-        **options: Unpack[Loaded],
-    ) -> "PEagleDrafter":
-        """Load a head from a folder or the hub; arguments and errors are those of ``load_eagle`` and of the class."""
-        chosen = layers_given(hidden_layers)
-
-        def load(**where: Any) -> EagleHead | Eagle3Head:
-            return load_eagle(path, hidden_layers=chosen, embeddings=embeddings, dtype=dtype, device=device, **where)
-
-        return cls.loaded(path, load, shape, options)
-
     @property
     def shown(self) -> int:
         return 2 * (self.max_depth + 1)
@@ -106,20 +86,14 @@ class PEagleDrafter(FeatureDrafter):
 class TrainedPEagle(TrainedHead):
     """P-EAGLE's head: all depths are trained in one forward, over masks that are fewer from depth to depth.
 
-    The other arguments are those of ``Eagle3Head``.
+    The other arguments are those of ``NewEagle3``, with four layers by default.
 
     Args:
-        name: A head to go on from; None for new weights.
         depths: Tokens of a draft.
         keeps: The share of drafts that reach the second depth, of those the share that reach the third, and so on.
         keeps_least: The least share at any depth.
         mask_token_id: The token of masks; None for the target's last id.
-        hidden_layers: The target's states that are fused; None for an early, a middle and a late one.
-        draft_vocabulary: How many tokens the head can draft: the most frequent supervised ones. None for all.
-        layers: Decoder layers.
-        intermediate_size: Width of the MLPs; None for the target's.
         trains_embeddings: Whether the head has embeddings of its own, which begin as the target's.
-        output_from_target: Whether a new output layer begins as the target's.
 
     Raises:
         ValueError: An argument is out of its range.
@@ -132,34 +106,18 @@ class TrainedPEagle(TrainedHead):
     def __init__(
         self,
         *,
-        name: str | None = None,
         depths: int = 8,
         keeps: float = 0.7,
         keeps_least: float = 0.2,
         mask_token_id: int | None = None,
-        hidden_layers: Sequence[int] | None = None,
-        draft_vocabulary: int | None = None,
-        layers: int = 4,
-        intermediate_size: int | None = None,
-        norm_before_residual: bool = False,
-        norm_each: bool = False,
         trains_embeddings: bool = True,
-        output_from_target: bool = True,
+        **given: Unpack[NewEagle3],
     ):
         super().__init__(depths)
         check_drop(keeps, keeps_least)
-        self.name, self.layers = name, None if hidden_layers is None else tuple(hidden_layers)
         self.keeps, self.keeps_least, self.mask_token_id = keeps, keeps_least, mask_token_id
-        self.draft_columns = draft_vocabulary if name is None else None
-        self.output_from_target = output_from_target
-        self.options: dict[str, Any] = {
-            "layers": layers,
-            "intermediate_size": intermediate_size,
-            "norm_before_residual": norm_before_residual,
-            "norm_each": norm_each,
-            "owns_embeddings": trains_embeddings,
-            "tokens": depths,
-        }
+        self.given, self.draft_columns = NewEagle3(**{"layers": 4, **given}), columns_of(given)
+        self.trains_embeddings = trains_embeddings
 
     def begin(self, target: Target, counts: Int[Tensor, " vocab"] | None) -> None:
         """Make or load the head, in float32.
@@ -167,14 +125,14 @@ class TrainedPEagle(TrainedHead):
         Raises:
             ValueError: The settings do not fit the target, or a loaded head is not P-EAGLE's.
         """
-        options = {**self.options, "mask_token_id": mask_token(target.name, target.vocab_size, self.mask_token_id)}
-        ids = most_frequent(counts, self.draft_columns)
-        head = eagle3_for(target, self.name, self.layers, ids, options, from_target=self.output_from_target)
+        token, name = mask_token(target.name, target.vocab_size, self.mask_token_id), self.given.get("name")
+        masks = {"owns_embeddings": self.trains_embeddings, "tokens": self.depths, "mask_token_id": token}
+        head = eagle3_for(target, self.given, most_frequent(counts, self.draft_columns), **masks)
         if head.mask_token_id is None:
-            raise ValueError(f"head.name={self.name!r} has no mask token, so it is not P-EAGLE's: give head=eagle3")
+            raise ValueError(f"head.name={name!r} has no mask token, so it is not P-EAGLE's: give head=eagle3")
         self.head = head = head.float()
         own: Any = head.get_input_embeddings()
-        if own is not None and self.name is None:
+        if own is not None and name is None:
             own.weight.data.copy_(target.model.get_input_embeddings().weight)
         self.hidden_layers = tuple(head.hidden_layers or ())
         self._borrowed = borrowed(head, target)
