@@ -1,4 +1,4 @@
-"""What makes a place of a block depend on the token drawn before it: DSpark's Markov heads (arXiv 2607.05147)."""
+"""DSpark's Markov heads: a place of a block depends on the token drawn before it (arXiv 2607.05147)."""
 
 from typing import Any
 
