@@ -67,7 +67,7 @@ class FeatureDrafter(OwnModelDrafter):
 
     def scorer_of(self, head: Any, runner: ModelRunner, **window: Any) -> WindowScorer:
         """Return what scores with a head beside its target; ``window`` are the arguments of ``WindowScorer``."""
-        return FeatureScorer(runner, max_shown=self.tree.max_shown, fed_back=head.fed_back, **window)
+        return FeatureScorer(runner, fed_back=head.fed_back, **window)
 
     def head_for(self, target: Target) -> FeatureHead:
         """Return the head for a target."""

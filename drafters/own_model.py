@@ -22,6 +22,7 @@ from specdec.drafting.scored import ScoredDrafter, ScoredSession
 from specdec.drafting.scorer import Scorer
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.interfaces import Sizes
+from specdec.quantization import check_quantization, quantize
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 from specdec.types import DraftSampling
@@ -49,9 +50,16 @@ class Settings(TypedDict, total=False):
 
 
 class Options(Settings, total=False):
-    """``Settings``, and the name that is shown in error messages."""
+    """``Settings``, and what only heads have.
+
+    Attributes:
+        name: Is shown in error messages.
+        quantization: The weights of the head as it runs (``specdec.quantization``), an output layer that it borrows
+            included; None for the target's dtype.
+    """
 
     name: str
+    quantization: str | None
 
 
 class Loaded(Where, Settings, total=False):
@@ -59,9 +67,11 @@ class Loaded(Where, Settings, total=False):
 
     Attributes:
         any_target: Whether it may run on another target than the one that its ``training.json`` names.
+        quantization: See ``Options``.
     """
 
     any_target: bool
+    quantization: str | None
 
 
 def layers_given(hidden_layers: object) -> tuple[int, ...] | None:
@@ -78,7 +88,7 @@ class OwnModelDrafter(ScoredDrafter):
     """Drafts with a model of its own. In its ``bind``, a subclass calls ``runner_for``.
 
     Args:
-        sampling, temperature, name, attention, optimize, kv_cache: See ``Options``.
+        sampling, temperature, name, attention, optimize, kv_cache, quantization: See ``Options``.
     """
 
     def __init__(
@@ -91,12 +101,15 @@ class OwnModelDrafter(ScoredDrafter):
         attention: str = "auto",
         optimize: bool = True,
         kv_cache: str | None = None,
+        quantization: str | None = None,
     ):
         if sampling is None:
             sampling = DraftSampling.DETERMINISTIC if isinstance(tree, ExpansionTree) else DraftSampling.IID
         super().__init__(tree, sampling, temperature)
         check_format(kv_cache)
-        self.name, self.attention, self.kv_cache = name, attention, kv_cache
+        if quantization is not None:
+            check_quantization(quantization)
+        self.name, self.attention, self.kv_cache, self.quantization = name, attention, kv_cache, quantization
         self.optimize = flag("optimize", optimize)
         self.trained_on: TrainedOn | None = None
 
@@ -137,7 +150,7 @@ class OwnModelDrafter(ScoredDrafter):
             self.trained_on.check(self.name, target)
         head = head.bound(target.model)
         lengthen(head, sizes.max_length)
-        return head
+        return head if self.quantization is None else quantize(head, self.quantization)
 
     def runner_for(self, model: PreTrainedModel, kind: str, sizes: Sizes, *, max_nodes: int) -> ModelRunner:
         """Return a runner of the model for one engine.

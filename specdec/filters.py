@@ -9,17 +9,16 @@ that logit and that number have to be found.
 * On a GPU, where 32 steps would be 200 launches, ``specdec.kernels.sampling`` does the same in one.
 """
 
-from functools import lru_cache
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from specdec.execution.counting import count_operation
+from specdec.execution.stored_weight import is_plain
+from specdec.native import DTYPES, native_library
+from specdec.opaque import opaque
+
 _BITS = 32
-_BLOCK = 128
-_MANY = 40_000
-"""Values from which two passes by blocks beat ``argmax``, which compares one value after the other on a CPU: 9 rows of
-32,000 take 35 microseconds and not 175 (torch 2.13, one thread of an AMD EPYC)."""
 
 
 def keep_top(
@@ -78,26 +77,23 @@ def largest(
 
 
 def first_largest(values: Float[Tensor, "*rows vocab"]) -> Int[Tensor, "*rows"]:
-    """Returns the id of every row's largest value, the lowest of equal ones; in a row with NaN, the first NaN's."""
-    vocab = values.shape[-1]
-    if values.device.type == "cpu":
-        values = values.float() if values.itemsize < 4 else values  # a CPU's comparisons are quicker there
-    if values.device.type != "cpu" or values.numel() < _MANY or vocab < 2 * _BLOCK:
-        return values.argmax(-1)
-    rest = vocab % _BLOCK
-    largest = values[..., : vocab - rest].unflatten(-1, (-1, _BLOCK)).amax(-1)
-    if rest:
-        largest = torch.cat([largest, values[..., -rest:].amax(-1, keepdim=True)], dim=-1)
-    ids = largest.argmax(-1, keepdim=True) * _BLOCK + _within_a_block(values.device)
-    if rest:
-        ids.clamp_(max=vocab - 1)  # the last value once more, behind itself
-    return ids.gather(-1, values.gather(-1, ids).argmax(-1, keepdim=True))[..., 0]
+    """Returns the id of every row's largest value, the lowest of equal ones; in a row with NaN, the first NaN's.
+
+    A CPU's ``argmax`` compares one value after the other; this project's C takes a vector at a time.
+    """
+    if values.device.type == "cpu" and values.dtype in DTYPES and is_plain(values) and native_library() is not None:
+        return opaque(_first_largest, values)
+    return values.argmax(-1)
 
 
-@lru_cache(maxsize=16)
-def _within_a_block(device: torch.device) -> Int[Tensor, " place"]:
-    with torch.inference_mode(False):
-        return torch.arange(_BLOCK, device=device)
+def _first_largest(values: Tensor) -> Tensor:
+    library = native_library()
+    assert library is not None, "asked before"
+    values = values.contiguous()
+    ids = values.new_empty(values.shape[:-1], dtype=torch.long)
+    library.first_largest(values.data_ptr(), ids.data_ptr(), ids.numel(), values.shape[-1], DTYPES[values.dtype])
+    count_operation("largest")
+    return ids
 
 
 def nucleus(

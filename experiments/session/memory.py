@@ -25,7 +25,7 @@ from specdec import bundled
 from specdec.cache.pages import Paging
 from specdec.drafting.builders import ExpansionTree, TreeBuilder, tree_of
 from specdec.engine.engine import DEFAULT_MAX_LENGTH
-from specdec.engine.recording import records_rounds
+from specdec.engine.recording import as_on_gpu, records_rounds
 from specdec.execution.packing import can_pack
 from specdec.machine import choose_dtype, dtype_name
 from specdec.memory import free_memory
@@ -112,7 +112,7 @@ def _pads(engine: DictConfig, device: torch.device) -> bool:
     """Returns whether an engine's rounds are padded with rows whose slots take memory, as rows of pages do not."""
     paged = engine.cache is not None and engine.cache.get("page_size") is not None
     recorded = engine.optimize and records_rounds(engine.recording, device.type, invariant=engine.invariant)
-    return recorded and not paged
+    return recorded and as_on_gpu(engine.recording, device.type) and not paged
 
 
 @dataclass(frozen=True, kw_only=True)

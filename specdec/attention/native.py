@@ -37,18 +37,22 @@ _KEYS, _HEADS, _DIM = 512, 4, 64  # of attention that is compared; two heads of 
 NO_MEMORY = "no memory for attention: lower batch sizes or lengths, or take a smaller model"
 
 
+Seen = tuple[Tensor, Tensor, Tensor | None, Tensor]
+"""Lengths, table of pages, words of ancestors (None: a line) and depths, each contiguous."""
+
+
 @dataclass(eq=False)
 class NativeView(View):
     """What the C needs to know of a forward; the masks are stand-ins.
 
     Attributes:
         reaches: What the stand-in of the same index stands for.
-        seen: Lengths, table of pages, words of ancestors (None: a line) and depths, each contiguous.
+        seen: The tensors of the forward.
         cells: Nodes of the topology.
     """
 
     reaches: Sequence[Reach]
-    seen: tuple[Tensor, Tensor, Tensor | None, Tensor]
+    seen: Seen
     cells: int
 
     @cached_property

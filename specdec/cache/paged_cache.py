@@ -90,7 +90,7 @@ class PagedCache(SlotCache):
         self.length = self._needed(batch, look=can_look(batch.lengths))
         self.segments = (Segment(slice(0, rows), slice(0, self.slots)),)
         cells = batch.lengths[:, None] + self._cells[width - nodes : width]
-        index = self._at(batch.slots, cells.clamp_(max=self.positions - 1))
+        index = self._at(batch.slots, cells.clamp(max=self.positions - 1))
         self._indices = {place: (index[0].to(place), index[1].to(place)) for place in (cells.device, *self._places)}
         self._seen = self._table[batch.slots, : -(-self.length // self._size)]
 

@@ -147,7 +147,7 @@ class SlotCache(Cache):
         if self._start < 0:
             cells = batch.lengths[:, None] + self._cells[width - nodes : width]
             # This index holds however the rows are cut into segments.
-            index = self._at(batch.slots, cells.clamp_(max=self.positions - 1))
+            index = self._at(batch.slots, cells.clamp(max=self.positions - 1))
             self._indices = {cells.device: index}
             for place in self._places:  # one copy for all layers there
                 self._indices[place] = (index[0].to(place), index[1].to(place))

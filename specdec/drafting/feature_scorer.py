@@ -24,17 +24,17 @@ class FeatureScorer(WindowScorer):
 
     Args:
         runner: The head. Its forward takes ``features`` and can return what is fed back.
-        max_shown: The most nodes that are shown to it in one tree, the root not counted.
         fuse: Makes features of the target's hidden states.
         fed_back: Which of the head's hidden states is the feature of a node's children.
         **window: See ``WindowScorer``.
     """
 
-    def __init__(self, runner: ModelRunner, *, max_shown: int, fuse: Fuse, fed_back: int, **window: Any):
+    def __init__(self, runner: ModelRunner, *, fuse: Fuse, fed_back: int, **window: Any):
         super().__init__(runner, fuse=fuse, **window)
-        self._max_shown, self._fed_back = max_shown, fed_back
+        self._fed_back = fed_back
         self._chain = Topology.chain(self._window, runner.device)
-        self._outputs = self._features[:0, :1]  # of the tree that is grown, by node
+        # What the head has returned for the nodes of the last forward, from which node on.
+        self._outputs, self._first = self._features[:0, :1], 0
 
     def root_logits(self, batch: Batch) -> Float[Tensor, "batch 1 vocab"]:
         """Return logits after the newest pair, from a forward of the window's pairs."""
@@ -49,20 +49,20 @@ class FeatureScorer(WindowScorer):
         else:
             last = (have - 1).clamp_(min=0)[:, None]
             feature, logits = take(feature, last), take(logits, last)
-        self._outputs = feature.new_zeros(len(batch), 1 + self._max_shown, feature.shape[2])
-        self._outputs[:, :1] = feature
+        self._outputs, self._first = feature, 0
         return logits
 
     def level_logits(
         self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
     ) -> Float[Tensor, "batch node vocab"]:
         """Return logits after drafted nodes, each read together with its parent's output."""
-        nodes = slice(topology.width - tokens.shape[1], topology.width)
-        parents = topology.parents[:, nodes].expand(len(batch), -1)
-        lengths, features = (batch.lengths - 1).clamp_(min=0), take(self._outputs, parents)
+        first = topology.width - tokens.shape[1]
+        features, lengths = self._outputs, (batch.lengths - 1).clamp(min=0)
+        if not topology.in_line:  # all parents were in the last forward
+            features = take(features, topology.parents[:, first:].expand(len(batch), -1) - self._first)
         wants = Wants(hidden_layers=(self._fed_back,))
         output = self.runner.run(
             forward_of(batch, self._to_model(tokens), topology, lengths, features=features, wants=wants)
         )
-        self._outputs[:, nodes] = output.hidden_states[self._fed_back]
+        self._outputs, self._first = output.hidden_states[self._fed_back], first
         return output.scores

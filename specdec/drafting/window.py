@@ -139,11 +139,11 @@ class WindowScorer(Scorer):
         """Return the tokens and features of the newest entries, where the first one stands, and how many they are."""
         tokens, features = self._tokens[slots], self._features[slots]
         if full:
-            return tokens, features, (lengths - self._window).clamp_(min=0), None
+            return tokens, features, (lengths - self._window).clamp(min=0), None
         # Shorter rows begin at position 0, with what there is; what follows their last entry is never read.
         have = lengths.clamp(max=self._window)
         index = (self._window - have[:, None] + self._cells).clamp_(max=self._window - 1)
-        return tokens.gather(1, index), take(features, index), (lengths - self._window).clamp_(min=0), have
+        return tokens.gather(1, index), take(features, index), (lengths - self._window).clamp(min=0), have
 
     def _forward(
         self,

@@ -17,7 +17,7 @@ from specdec.engine.out_of_memory import beside_cache_of, explained
 from specdec.engine.output import Outputs, completion
 from specdec.engine.parts import check_parts
 from specdec.engine.prompts import Prompt
-from specdec.engine.recording import RecordingCounts, check_recording, recorded_as
+from specdec.engine.recording import RecordingCounts, as_on_gpu, check_recording, recorded_as
 from specdec.engine.round import Mode
 from specdec.engine.rounds import rounds_for
 from specdec.engine.running import RunningRequests
@@ -59,8 +59,8 @@ class Engine:
         check: Check every drafted tree and every law of the rule in every round, and name the request, the round and
             the node where something is wrong. It costs time, and a synchronization with the device per check.
         recording: What is recorded when it comes often, and then replayed without its Python: ``"rounds"``, whole
-            rounds; ``"decisions"``, acceptance and commit only; ``"off"``, nothing; ``"auto"``, rounds as CUDA graphs
-            on a GPU and decisions on a CPU. With ``optimize=False`` nothing is.
+            rounds; ``"decisions"``, acceptance and commit only; ``"off"``, nothing; ``"auto"``, rounds, as CUDA graphs
+            on a GPU, and decisions on a CPU where this project's C is not compiled. With ``optimize=False`` nothing is.
 
     Attributes:
         on_round: Called with every speculative round, for traces and diagnostics; None by default, at no cost.
@@ -115,7 +115,9 @@ class Engine:
         self.on_turn: Callable[[View, Work], object] | None = None
         recorded = recorded_as(recording, target.model, optimize=optimize, invariant=invariant)
         # Recorded rounds come in few numbers of rows; what makes them up belongs to a slot that no request gets.
-        sizes = row_sizes(max_batch_size) if recorded == "rounds" else ()
+        padded = as_on_gpu(recording, target.device.type)
+        sizes = row_sizes(max_batch_size) if padded else range(1, max_batch_size + 1)
+        sizes = sizes if recorded == "rounds" else ()
         slots = max_batch_size + spare_slots(sizes)
         self._plain = self._speculative = Mode.plain(verifier)
         if drafter is not None:
@@ -156,7 +158,7 @@ class Engine:
                     self._speculative = Mode.speculative(drafter, self.session, verifier)
         self.timer = StageTimer(target.device, enabled=timing)
         self._slots = SlotTable(max_batch_size, self.max_length, target.vocab_size, target.device, sizes=sizes)
-        self._rounds = rounds_for(self.runner, self._slots, self.timer, recorded=recorded)
+        self._rounds = rounds_for(self.runner, self._slots, self.timer, recorded=recorded, as_on_gpu=padded)
         exact = verifier is None or verifier.exactness is Exactness.EXACT
         self._intake = Intake(target, max_length=self.max_length, can_speculate=drafter is not None, exact=exact)
         self._outputs = Outputs(target.tokenizer)

@@ -41,7 +41,16 @@ def records_rounds(recording: str, device: str, *, invariant: bool) -> bool:
 
     The invariant executor finds out the order of the keys on the host, forward by forward.
     """
-    return not invariant and (recording == "rounds" or (recording == "auto" and device == "cuda"))
+    return not invariant and (recording == "rounds" or (recording == "auto" and device in ("cpu", "cuda")))
+
+
+def as_on_gpu(recording: str, device: str) -> bool:
+    """Returns whether rounds are padded to few numbers of rows, and begun before the host has read the ones before.
+
+    A CPU gains nothing by either, because it computes the padding and runs the host's code itself: it does so if whole
+    rounds are asked for, which shows how they go on a GPU.
+    """
+    return recording == "rounds" or device != "cpu"
 
 
 def may_record(verifier: Verifier) -> bool:

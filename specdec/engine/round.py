@@ -248,6 +248,8 @@ def outcome_of(
     verdict: Verdict,
     tokens: Int[Tensor, "batch position"],
     valid: Bool[Tensor, " batch"],
+    *,
+    in_line: bool,
 ) -> Outcome:
     """Returns what a round has made final in the rows that speculate, before the batch moves on.
 
@@ -260,9 +262,11 @@ def outcome_of(
         verdict: What the rule decided.
         tokens: The root and the accepted path.
         valid: False where nothing was decided.
+        in_line: Whether the trees are chains, so that every path is its nodes from the root on.
     """
     told = valid & batch.drafting
     path = verdict.path.where(told[:, None], -1)
+    states = {layer: output.hidden_states[layer] for layer in wants.hidden_layers}
     return Outcome(
         slots=batch.slots,
         starts=batch.lengths,
@@ -270,7 +274,7 @@ def outcome_of(
         counts=(verdict.num_accepted + 1) * told,
         next_tokens=verdict.next_token,
         path=path,
-        hidden_states={layer: along_path(output.hidden_states[layer], path) for layer in wants.hidden_layers},
+        hidden_states=states if in_line else {layer: along_path(each, path) for layer, each in states.items()},
         node_tokens=nodes,
         node_valid=drafted,
         top_tokens=output.top_tokens,

@@ -48,6 +48,7 @@ class Rounds:
         recorder: Records stages; None plays every round as it is.
         whole: Also record what runs models: draft and verify. Their attention then reads a number of positions that is
             rounded up (``bucket_of``). Without it, only accept and commit are recorded.
+        early: Whether a round may begin before the host has read the one before it (``Played.alone``).
     """
 
     def __init__(
@@ -58,9 +59,10 @@ class Rounds:
         *,
         recorder: Recorder | None,
         whole: bool = False,
+        early: bool = False,
     ):
         self._runner, self.table, self.timer = runner, table, timer
-        self._whole = whole
+        self._whole, self._early = whole, early
         self._version: Hashable = None  # of the target that recordings were made from
         most = max(MOST_RECORDINGS, _PER_SIZE * len(table.sizes) * len(buckets(1, table.max_length)))
         self.recordings = None if recorder is None else Recordings(recorder, after=RECORD_AFTER, most=most)
@@ -184,7 +186,7 @@ class Rounds:
             observer(tree, judged)
         with self.timer.stage("commit"):
             outcome = self._commit(take, mode, tree, judged, output, seen, key, inside=inside, count=count)
-        alone = whole and (session is None or inside)
+        alone = whole and self._early and (session is None or inside)
         return Played(tree, judged, outcome, fetch, batch.alternatives, alone=alone)
 
     def make_room(self, error: BaseException) -> None:
@@ -287,7 +289,9 @@ class Rounds:
         verdict, session, wants, cache = judged.verdict, mode.session, mode.wants, self._runner.cache
         later = None
         if session is not None and not inside:
-            outcome = outcome_of(seen, wants, tree.tokens, tree.valid, output, verdict, judged.tokens, judged.valid)
+            outcome = outcome_of(
+                seen, wants, tree.tokens, tree.valid, output, verdict, judged.tokens, judged.valid, in_line=tree.in_line
+            )
             if session.reads_host:
                 outcome = _first(outcome, count)
                 # The lengths are about to move, and without drafts the tokens are the roots, which move, too.
@@ -306,7 +310,9 @@ class Rounds:
                 nodes, drafted, *parts = rest
                 decided = replace(verdict, path=path, num_accepted=num_accepted, next_token=next_token)
                 said = _output(wants, parts)
-                session.observe(outcome_of(seen, wants, nodes, drafted, said, decided, tokens, valid))
+                session.observe(
+                    outcome_of(seen, wants, nodes, drafted, said, decided, tokens, valid, in_line=tree.in_line)
+                )
             self.table.advance(seen, tokens, num_accepted, next_token, valid)
             return ()
 
@@ -330,14 +336,15 @@ def buckets(least: int, most: int) -> list[int]:
     return found
 
 
-def rounds_for(runner: ModelRunner, table: SlotTable, timer: StageTimer, *, recorded: str) -> Rounds:
-    """Returns the rounds of an engine that records so much (``recorded_as``)."""
+def rounds_for(runner: ModelRunner, table: SlotTable, timer: StageTimer, *, recorded: str, as_on_gpu: bool) -> Rounds:
+    """Returns the rounds of an engine that records so much (``recorded_as``), and how (``as_on_gpu``)."""
     if recorded == "off":
         return Rounds(runner, table, timer, recorder=None)
     recorder = TapeRecorder() if runner.device.type == "cpu" else CudaGraphRecorder(runner.device)
     # Which level a node stands on is found by the host, so that models with recurrent layers run as they are.
     whole = recorded == "rounds" and runner.cache.states is None
-    return Rounds(runner, table, timer, recorder=recorder, whole=whole)
+    whole = whole and (as_on_gpu or runner.executor.replays_at_once)  # a CPU gains nothing where forwards are not
+    return Rounds(runner, table, timer, recorder=recorder, whole=whole, early=as_on_gpu)
 
 
 def _states(wants: Wants, output: ForwardOutput) -> list[Tensor]:

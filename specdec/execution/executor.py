@@ -46,6 +46,11 @@ class Executor(ABC):
 
     captures: bool = False
 
+    @property
+    def replays_at_once(self) -> bool:
+        """Whether a captured forward is a single step of what is recorded around it."""
+        return False
+
     def __init__(self, model: PreTrainedModel, facts: Facts, backend: AttentionBackend):
         self.model, self.facts, self.backend = model, facts, backend
         self.recurrence = Recurrence(model, facts.mixers)
@@ -164,7 +169,7 @@ def inputs_of(batch: ForwardBatch, cache: Cache) -> list[Tensor]:
     depth = batch.topology.depth
     depth = depth if batch.nodes == batch.topology.width else depth[:, -batch.nodes :]
     # Padding and invalid nodes may stand past the last position, where learned embeddings have no row.
-    positions = (batch.lengths[:, None] + depth).clamp_(max=cache.max_length - 1)
+    positions = (batch.lengths[:, None] + depth).clamp(max=cache.max_length - 1)
     return [given, positions] if batch.features is None else [given, positions, batch.features]
 
 

@@ -11,50 +11,71 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from specdec.execution.program import Step
+from specdec.execution.counting import is_view
+from specdec.execution.program import Step, memory_of
 from specdec.execution.stored_weight import StoredWeight
 
 Joint = Callable[[Sequence[StoredWeight]], StoredWeight | None]
 
 _aten = torch.ops.aten
+_SAME = (_aten.alias.default, _aten.detach.default)
 
 
 Rewriting = Callable[[list[Step]], list[Step]]
 
 
-def fuse(steps: list[Step], outputs: Sequence[Tensor], joint: Joint, listed: Rewriting | None = None) -> list[Step]:
+def fuse(
+    steps: list[Step],
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    joint: Joint,
+    listed: Rewriting | None = None,
+) -> list[Step]:
     """Return steps that compute the same outputs: they make these very tensors.
 
     Args:
         steps: As they were recorded. Tensors are alive, so that their memory tells which of them are views of others.
-        outputs: Those of the forward.
+        inputs, outputs: Those of the forward.
         joint: Makes one weight from several that are multiplied with the same inputs, or returns None.
         listed: Puts steps into lists that C runs (``native_program``), where it is compiled.
     """
-    if any(_is_mutable(step) for step in steps):  # other rewritings could move a read behind a write
+    if any(step.writes for step in steps):  # other rewritings could move a read behind a write
         return join_products(steps, joint)
-    steps = without_repetition(steps, outputs)
+    steps = without_repetition(steps, outputs, inputs)
     steps = join_products(steps, joint)
     return steps if listed is None else listed(steps)
 
 
-def without_repetition(steps: list[Step], outputs: Sequence[Tensor]) -> list[Step]:
-    """Return steps without those that return what is there already: casts to the same dtype, a view for each layer."""
+def without_repetition(
+    steps: list[Step], outputs: Sequence[Tensor], inputs: Sequence[Tensor] | None = None
+) -> list[Step]:
+    """Return steps without those that return what is there already.
+
+    These are casts to the same dtype, what was computed before of tensors that no step writes to, and, where the inputs
+    are given, views of memory that stays where it is.
+    """
     kept: list[Step] = []
     known: dict[Any, Step] = {}
     same: dict[int, Tensor] = {}
     returned = {id(tensor) for tensor in outputs}
+    moving = {id(tensor) for tensor in inputs or []}
+    written = {memory_of(tensor) for step in steps for tensor in step.writes}
     for step in steps:
         step = replace(step, arguments=with_others(step.arguments, same), named=with_others(step.named, same))
-        if not isinstance(step.function, OpOverload):
+        looks = isinstance(step.function, OpOverload) and is_view(step.function)
+        if looks and inputs is not None and moving.isdisjoint(id(tensor) for tensor in step.reads):
+            continue
+        moving.update(id(tensor) for tensor in step.makes)
+        if not isinstance(step.function, OpOverload) or step.writes:
             kept.append(step)
             continue
         if any(step.outputs is read for read in step.reads):
             continue
-        if step.function is _aten.alias.default and id(step.outputs) not in returned:
+        if step.function in _SAME and id(step.outputs) not in returned:
             same[id(step.outputs)] = step.arguments[0]
             continue
-        first = known.setdefault(_key((step.function, step.arguments, step.named)), step)
+        steady = looks or not written or written.isdisjoint(map(memory_of, (*step.reads, *step.makes)))
+        first = known.setdefault(_key((step.function, step.arguments, step.named)), step) if steady else step
         if first is not step and returned.isdisjoint(id(tensor) for tensor in step.makes):
             same.update((id(new), old) for new, old in zip(step.makes, first.makes, strict=True))
             continue
@@ -66,7 +87,7 @@ def join_products(steps: list[Step], joint: Joint) -> list[Step]:
     """Return steps with one product for several of the same inputs, such as a layer's queries, keys and values."""
     groups: dict[int, list[Step]] = {}
     made = {id(tensor) for step in steps for tensor in step.makes}
-    written = {id(tensor) for step in steps if _is_mutable(step) for tensor in step.reads}
+    written = {id(tensor) for step in steps if step.writes for tensor in step.reads}
     for step in steps:
         if _stored(step) is not None and id(step.arguments[0]) not in written:
             groups.setdefault(id(step.arguments[0]), []).append(step)
@@ -219,15 +240,6 @@ def _stored(step: Step) -> StoredWeight | None:
     """Return the stored weight whose product a step is; None if it is something else."""
     owner = getattr(step.function, "__self__", None)
     return owner if isinstance(owner, StoredWeight) else None
-
-
-def _is_mutable(step: Step) -> bool:
-    return isinstance(step.function, OpOverload) and step.function._schema.is_mutable
-
-
-def memory_of(tensor: Tensor) -> int:
-    """Return a number that tells a tensor's memory from others'; a library's layout has no memory of its own."""
-    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else id(tensor)
 
 
 def with_others(value: Any, same: dict[int, Tensor]) -> Any:

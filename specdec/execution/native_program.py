@@ -20,11 +20,12 @@ from torch._ops import OpOverload
 from specdec.attention.native import NativeView
 from specdec.execution.activations import FUNCTIONS, Activation
 from specdec.execution.counting import count_operation, is_view
-from specdec.execution.fusion import Graph, memory_of, with_others
+from specdec.execution.fusion import Graph, with_others
 from specdec.execution.norms import Norm
 from specdec.execution.products import NO_MEMORY, PanelWeight
-from specdec.execution.program import Step
+from specdec.execution.program import Step, memory_of
 from specdec.execution.rewriting import Layers, join_turns
+from specdec.execution.tables import Looked, with_tables
 from specdec.native import DTYPES, native_library
 
 _aten = torch.ops.aten
@@ -92,7 +93,9 @@ def in_lists(
         workspace: For the lists.
         now: Returns what the forward that runs attends to.
     """
-    steps = _gates(join_turns(_with_views(steps, outputs), outputs, layers), outputs)
+    steps = join_turns(_with_views(steps, outputs), outputs, layers)
+    steps = with_tables(steps, inputs[1], outputs, layers, now().cache.max_length)
+    steps = _gates(steps, outputs)
     units: list[_List | Step] = []
     views: dict[int, Step] = {}
     for step in steps:
@@ -335,17 +338,33 @@ def _turn(step: Step, view: NativeView) -> Operation | None:
     turned = step.outputs[0]
     if turned.stride(3) != 1:
         raise ValueError("queries are turned into another layout")
-    tables = [(each, *_strides(each, 0, 2)) for each in (cosines, sines)]
     heads = [(each, *_strides(each, 0, 1, 2)) for each in (query, key, value)]
     made = turned, *_strides(turned, 0, 1, 2)
     sizes = query.shape[1], *_sizes(key, value, query.shape[3], layer, view)
-    return Operation(_TURN, (*heads[0], *heads[1], *heads[2], *tables[0], *tables[1], *made, layer, *sizes), turned)
+    return Operation(_TURN, (*heads[0], *heads[1], *heads[2], *_angles(cosines, sines), *made, layer, *sizes), turned)
+
+
+def _angles(cosines: Tensor | Looked, sines: Tensor | Looked) -> tuple[Any, ...]:
+    """Return tables of cosines and sines, positions, and what is between rows and nodes: of these, or of the tables."""
+    if isinstance(cosines, Looked) and isinstance(sines, Looked):
+        places = cosines.positions
+        return (
+            cosines.table,
+            sines.table,
+            places,
+            *(places.stride(axis) if places.shape[axis] > 1 else 0 for axis in (0, 1)),
+        )
+    assert isinstance(cosines, Tensor) and isinstance(sines, Tensor)
+    strides = tuple(_strides(cosines, 0, 2))
+    if strides != tuple(_strides(sines, 0, 2)):
+        raise ValueError("sines lie otherwise than cosines")
+    return cosines, sines, None, *strides
 
 
 def _write(layer: int, key: Tensor, value: Tensor, view: NativeView) -> Operation | None:
     heads = [(each, *_strides(each, 0, 1, 2)) for each in (key, value)]
     sizes = 0, *_sizes(key, value, key.shape[3], layer, view)
-    return Operation(_TURN, (*[None] * 4, *heads[0], *heads[1], *[None] * 10, layer, *sizes), None)
+    return Operation(_TURN, (*[None] * 4, *heads[0], *heads[1], *[None] * 9, layer, *sizes), None)
 
 
 def _sizes(key: Tensor, value: Tensor, dim: int, layer: int, view: NativeView) -> tuple[int, ...]:

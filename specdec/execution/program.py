@@ -46,6 +46,15 @@ class Step:
         """The tensors that it returns."""
         return _tensors_in(self.outputs, [])
 
+    @cached_property
+    def writes(self) -> list[Tensor]:
+        """The tensors that an operation of torch writes to; other functions write to caches alone."""
+        if not isinstance(self.function, OpOverload) or not self.function._schema.is_mutable:
+            return []
+        asked = self.function._schema.arguments
+        given = {argument.name: value for argument, value in zip(asked, self.arguments, strict=False)} | self.named
+        return _tensors_in([given.get(argument.name) for argument in asked if argument.is_write], [])
+
 
 def _tensors_in(value: object, found: list[Tensor]) -> list[Tensor]:
     """Return the tensors in nested lists, tuples and mappings. Torch's own function takes a third of a capture."""
@@ -100,15 +109,25 @@ class Noted(TorchDispatchMode):
     def call(
         self, function: Callable[..., Any], arguments: tuple[Any, ...], like: Callable[[], Any] | None = None
     ) -> Any:
-        """Return the result of a function, and notes the call as one operation."""
+        """See ``Notes``."""
+        with self.apart():
+            outputs = like() if self.shapes and like is not None else function(*arguments)
+        self.add(function, arguments, outputs)
+        return outputs
+
+    def add(self, function: Callable[..., Any], arguments: tuple[Any, ...], outputs: Any) -> None:
+        """See ``Notes``."""
+        if not self._inside:
+            self.steps.append(Step(function, arguments, {}, outputs))
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """See ``Notes``."""
         self._inside, before = True, self._inside
         try:
-            outputs = like() if self.shapes and like is not None else function(*arguments)
+            yield
         finally:
             self._inside = before
-        if not before:
-            self.steps.append(Step(function, arguments, {}, outputs))
-        return outputs
 
 
 @contextmanager
@@ -130,18 +149,38 @@ def _without_dropout(func: OpOverload, args: Any, kwargs: Any) -> bool:
 
 
 def needed(steps: Sequence[Step], outputs: Sequence[Tensor]) -> list[Step]:
-    """Return the steps without those that change nothing and whose results nobody reads.
+    """Return the steps without those whose results nobody reads: what they make, or write to what another has made.
 
     Code that runs in stages makes what most rounds need, such as the law of every node; a single round may not read it.
     """
     read = {id(tensor) for tensor in outputs}
+    inner = _inner(steps) if any(step.writes for step in steps) else set()
+    read_there = {memory_of(tensor) for tensor in outputs} if inner else set()
     kept: list[Step] = []
     for step in reversed(steps):
-        pure = isinstance(step.function, OpOverload) and not step.function._schema.is_mutable
-        if not pure or any(id(tensor) in read for tensor in step.makes):
-            kept.append(step)
-            read.update(id(tensor) for tensor in step.reads)
+        pure = isinstance(step.function, OpOverload) and not step.writes
+        unread = pure and not any(id(tensor) in read for tensor in step.makes)
+        if unread or (step.writes and {memory_of(tensor) for tensor in step.writes} <= inner - read_there):
+            continue
+        kept.append(step)
+        read.update(id(tensor) for tensor in step.reads)
+        if inner:
+            read_there.update(map(memory_of, step.reads))
     return kept[::-1]
+
+
+def _inner(steps: Sequence[Step]) -> set[int]:
+    """Return the memory that only these steps know."""
+    outer, inner = set[int](), set[int]()
+    for step in steps:
+        outer.update(memory for memory in map(memory_of, step.reads) if memory not in inner)
+        inner.update(memory for memory in map(memory_of, step.makes) if memory not in outer)
+    return inner
+
+
+def memory_of(tensor: Tensor) -> int:
+    """Return a number that tells a tensor's memory from others'; a library's layout has no memory of its own."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else id(tensor)
 
 
 def write_program(steps: Sequence[Step], inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Program:

@@ -19,6 +19,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
+from specdec.execution.fusion import without_repetition
 from specdec.execution.program import needed, noted, write_program
 from specdec.host import without_looking
 from specdec.memory import ran_out
@@ -109,7 +110,8 @@ class TapeRecorder(Recorder):
             work.refuse("a tensor is made from numbers that the host has")
         if work.refusal is not None:
             return work.refusal, outputs
-        return write_program(needed(work.steps, outputs), inputs, outputs), outputs
+        steps = without_repetition(work.steps, outputs, inputs)
+        return write_program(needed(steps, outputs), inputs, outputs), outputs
 
 
 _WAITS = "called a synchronizing CUDA operation"  # torch's words
@@ -260,23 +262,29 @@ class Recordings:
         Raises:
             Exception: The stage was broken off while it was recorded, and is not repeatable.
         """
+        return self.take(name, key, stage, inputs, repeatable=repeatable)[1]
+
+    def take(
+        self, name: str, key: Hashable, stage: Stage, inputs: Sequence[Tensor], *, repeatable: bool = True
+    ) -> tuple[Recording | None, Sequence[Tensor]]:
+        """Like ``run``; return the recording as well, None if there is none yet."""
         key = (name, key, *[(each.shape, each.dtype) for each in inputs])
         recording = self._kept.get(key)
         if recording is not None:
             self._kept.move_to_end(key)
             self.replays += 1
-            return recording(*inputs)
+            return recording, recording(*inputs)
         self._times[key] += 1
         rehearsal = 1 < self._times[key] == self.after - 1  # the first time, what is needed once is made
         if (self._times[key] < self.after and not rehearsal) or key in self._refused or self._full:
-            return stage(*inputs)
+            return None, stage(*inputs)
         if rehearsal:
             reason, outputs = self._recorder.rehearse(stage, inputs)
             if reason is not None:
                 self._refuse(key, Refused(name, reason))
-            return outputs
+            return None, outputs
         try:
-            recording, outputs = self._recorder.record(name, stage, inputs)
+            recorded, outputs = self._recorder.record(name, stage, inputs)
         except Exception as error:
             if ran_out(error):  # without recordings there may be room for the work itself
                 self.give_up(error)
@@ -286,15 +294,15 @@ class Recordings:
                 by_design = isinstance(error, UnrecordableError)
                 reason = str(error) if by_design else f"{type(error).__name__}: {first_sentence(error)}"
                 self._refuse(key, Refused(name, reason, by_design))
-            return stage(*inputs)
-        if isinstance(recording, str):  # it is not done again: it may have moved what it would then move once more
-            self._refuse(key, Refused(name, recording))
-            return outputs
-        self._kept[key] = recording
+            return None, stage(*inputs)
+        if isinstance(recorded, str):  # it is not done again: it may have moved what it would then move once more
+            self._refuse(key, Refused(name, recorded))
+            return None, outputs
+        self._kept[key] = recorded
         self.made += 1
         if len(self._kept) > self._most:
             self._kept.popitem(last=False)
-        return outputs
+        return recorded, outputs
 
     def _refuse(self, key: Hashable, refused: Refused) -> None:
         """Run this stage as it is from now on; say so once, where it is a failure: on a GPU, where it costs most."""

@@ -7,6 +7,7 @@ not on any length. What was noted is rewritten in fewer operations (``fusion``) 
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from transformers import PreTrainedModel
 
 from specdec.attention.call import AttentionBackend, AttentionCall, View
 from specdec.attention.facts import Facts
-from specdec.attention.native import NativeView
+from specdec.attention.native import NativeAttention, NativeView, Seen
 from specdec.cache.base import Cache
 from specdec.execution.executor import Executor, inputs_of, output_of
 from specdec.execution.frozen import epoch
@@ -27,7 +28,7 @@ from specdec.execution.program import noted, write_program
 from specdec.execution.recorder import Recorder, Recording, Recordings, Stage, recording_now
 from specdec.execution.rewriting import Layers
 from specdec.forward import ForwardBatch, ForwardOutput, Wants
-from specdec.opaque import opaque
+from specdec.opaque import noting, opaque
 
 CAPTURE_AFTER = 24
 """Forwards of one shape before it is captured. Capturing costs about what this many replays save."""
@@ -63,6 +64,11 @@ class ReplayExecutor(Executor):
         )
         self._at_first_sight = False
 
+    @property
+    def replays_at_once(self) -> bool:
+        """See ``Executor.replays_at_once``."""
+        return self.captures and self.frozen.known and isinstance(self.backend, NativeAttention)
+
     def read_again(self, facts: Facts) -> None:
         """See ``Executor.read_again``."""
         super().read_again(facts)
@@ -87,9 +93,11 @@ class ReplayExecutor(Executor):
         self.check_recordable()
         view = self._now.view = self.prepare(batch, cache)
         inputs, wants = inputs_of(batch, cache), batch.wants
-        # Prompts are not captured: they have too many lengths.
         as_it_is = not self.captures or self.backend.passes_cache or not self.frozen.known
-        if as_it_is or recording_now() or wants.logits == 0:
+        # A recording has a captured forward as one step, if its C is told where the forward's tensors are.
+        notes = noting.get() if isinstance(view, NativeView) and recording_now() else None
+        # Prompts are not captured: they have too many lengths.
+        if as_it_is or (notes is None and (recording_now() or wants.logits == 0)):
             with self._packed.in_use():
                 return output_of(wants, self.call_model(wants, inputs, view))
 
@@ -97,9 +105,19 @@ class ReplayExecutor(Executor):
             with self._packed.in_use():
                 return self.call_model(wants, given, view, self._now.answer, self._now.store)
 
-        self.recordings.after = 1 if self._at_first_sight else CAPTURE_AFTER
         key = ForwardKey(batch.nodes, wants, autocast_of("cpu"), type(view))
-        return output_of(wants, self.recordings.run("forward", key, stage, inputs))
+        if notes is None:
+            self.recordings.after = 1 if self._at_first_sight else CAPTURE_AFTER
+            return output_of(wants, self.recordings.run("forward", key, stage, inputs))
+        assert isinstance(view, NativeView)
+        self.recordings.after = 1
+        with notes.apart():
+            program, outputs = self.recordings.take("forward", key, stage, inputs)
+        if program is None:
+            notes.refuse("a forward in it is not captured")
+        else:
+            notes.add(partial(self._now.replay, program, replace(view, seen=())), (view.seen, *inputs), outputs)
+        return output_of(wants, outputs)
 
 
 class Now:
@@ -135,6 +153,11 @@ class Now:
         """Return a layer's attention over the cache and with the masks of this forward."""
         return self._backend.attend(AttentionCall(*call), self.view)
 
+    def replay(self, program: Recording, view: NativeView, seen: Seen, *inputs: Tensor) -> Sequence[Tensor]:
+        """Return the outputs of a captured forward that sees what stands in ``seen``, and otherwise as in ``view``."""
+        self.view = replace(view, seen=seen)
+        return program(*inputs)
+
 
 class _ForwardRecorder(Recorder):
     """Captures a model's forward; several of its packed weights are joined."""
@@ -150,7 +173,7 @@ class _ForwardRecorder(Recorder):
         with torch.inference_mode(), noted() as work:
             traced = stage(*traced_inputs)
         if work.refusal is None:
-            steps = fuse(work.steps, traced, self._packed.joint, self._listed(traced_inputs, traced))
+            steps = fuse(work.steps, traced_inputs, traced, self._packed.joint, self._listed(traced_inputs, traced))
             program = write_program(steps, traced_inputs, traced)
             if all(torch.equal(a, b) for a, b in zip(program(*inputs), outputs, strict=True)):
                 return program, outputs

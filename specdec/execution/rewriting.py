@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from specdec.execution.fusion import Graph, Rotation, normalized_by, rotation_of, without_repetition
 from specdec.execution.program import Step, needed
@@ -53,7 +52,7 @@ class Layers(NamedTuple):
 
 def rewrite(steps: list[Step], outputs: Sequence[Tensor], kernels: Kernels, layers: Layers) -> list[Step]:
     """Return fewer steps that make the same outputs, up to rounding."""
-    if any(isinstance(step.function, OpOverload) and step.function._schema.is_mutable for step in steps):
+    if any(step.writes for step in steps):
         return steps  # a rewriting could move a read behind a write
     steps = without_repetition(steps, outputs)
     steps = _norms(steps, outputs, kernels)

@@ -35,3 +35,5 @@ void normalize(const void *x, const void *weight, void *y, long rows, long width
 enum { SILU, GELU_TANH, ADDED };
 
 void activate(const void *x, void *y, long count, int function, int dtype);
+
+void first_largest(const void *x, int64_t *ids, long rows, long width, int dtype);

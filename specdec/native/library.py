@@ -162,6 +162,8 @@ _ARGUMENTS = {
     "normalize": "ppplllllffii",
     # inputs, outputs; numbers; function, dtype
     "activate": "pplii",
+    # inputs, ids; rows, width; dtype
+    "first_largest": "pplli",
     # operations, their number, places, forward, layers
     "run": "plppp",
 }

@@ -90,17 +90,19 @@ INLINE void rotate(const char *x, const char *cosines, const char *sines, char *
   }
 }
 
-/* Words: query, key, value, each with the strides of rows, heads and nodes; cosines and sines, each with the strides of
-   rows and nodes; the turned query, with its strides; layer, heads, key heads, nodes, dim, value dim, dtype. Without
-   cosines nothing is turned: keys and values are written only. */
+/* Words: query, key, value, each with the strides of rows, heads and nodes; cosines, sines; positions, which are looked
+   up there, or NULL, with the strides of rows and nodes (without positions: of cosines and sines); the turned query, with
+   its strides; layer, heads, key heads, nodes, dim, value dim, dtype. Without cosines nothing is turned: keys and values
+   are written only. */
 static void turn(const operation *o, char *const *places, const forward *f, const layer *layers) {
   const word *w = o->words;
   const char *q = address(places, w[0]), *k = address(places, w[4]), *v = address(places, w[8]);
-  const char *cosines = address(places, w[12]), *sines = address(places, w[15]);
-  char *out = address(places, w[18]);
-  const layer *l = layers + w[22].integer;
-  const long heads = w[23].integer, key_heads = w[24].integer, nodes = w[25].integer;
-  const long dim = w[26].integer, value_dim = w[27].integer, dtype = w[28].integer, item = dtype == FLOAT32 ? 4 : 2;
+  const char *cosines = address(places, w[12]), *sines = address(places, w[13]);
+  const int64_t *looked = address(places, w[14]);
+  char *out = address(places, w[17]);
+  const layer *l = layers + w[21].integer;
+  const long heads = w[22].integer, key_heads = w[23].integer, nodes = w[24].integer;
+  const long dim = w[25].integer, value_dim = w[26].integer, dtype = w[27].integer, item = dtype == FLOAT32 ? 4 : 2;
   for (long row = 0; row < f->rows; row++)
     for (long node = 0; node < nodes; node++) {
       long position = f->lengths[row] + f->cells - nodes + node;
@@ -109,8 +111,8 @@ static void turn(const operation *o, char *const *places, const forward *f, cons
       const long page = f->table[row * f->pages + number];
       char *keys = (char *)l->keys + item * (page * l->key_page + cell * l->key_position);
       char *values = (char *)l->values + item * (page * l->value_page + cell * l->value_position);
-      const char *c = cosines + item * (row * w[13].integer + node * w[14].integer);
-      const char *s = sines + item * (row * w[16].integer + node * w[17].integer);
+      const long place = row * w[15].integer + node * w[16].integer, angle = item * (looked ? dim * looked[place] : place);
+      const char *c = cosines + angle, *s = sines + angle;
       const char *key = k + item * (row * w[5].integer + node * w[7].integer);
       const char *value = v + item * (row * w[9].integer + node * w[11].integer);
       for (long head = 0; head < key_heads; head++, key += item * w[6].integer, value += item * w[10].integer) {
@@ -121,9 +123,9 @@ static void turn(const operation *o, char *const *places, const forward *f, cons
         memcpy(values + item * head * l->value_head, value, item * value_dim);
       }
       const char *query = q + item * (row * w[1].integer + node * w[3].integer);
-      char *turned = out + item * (row * w[19].integer + node * w[21].integer);
+      char *turned = out + item * (row * w[18].integer + node * w[20].integer);
       for (long head = 0; cosines && head < heads; head++)
-        rotate(query + item * head * w[2].integer, c, s, turned + item * head * w[20].integer, dim, dtype);
+        rotate(query + item * head * w[2].integer, c, s, turned + item * head * w[19].integer, dim, dtype);
     }
 }
 

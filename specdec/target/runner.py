@@ -126,7 +126,7 @@ class ModelRunner:
     def version(self) -> int:
         """A number that is larger than before if the weights were read again: looks, as a forward does."""
         with self._lock:
-            self._look()
+            self._look(thoroughly=False)
         return self._version
 
     def weight_bytes(self, rows: int = 1) -> int:

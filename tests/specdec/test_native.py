@@ -28,6 +28,7 @@ int panel_channels(void) { return ANSWER; }
 int attend(void) { return ANSWER; }
 int normalize(void) { return ANSWER; }
 int activate(void) { return ANSWER; }
+int first_largest(void) { return ANSWER; }
 int run(void) { return ANSWER; }
 """
 """As quick to compile as can be; a compiler that defines ``ANSWER`` can be told by it."""

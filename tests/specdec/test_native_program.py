@@ -14,7 +14,9 @@ from specdec.execution.activations import FUNCTIONS, activations_in
 from specdec.execution.counting import counted
 from specdec.execution.fusion import Graph
 from specdec.execution.native_program import Operation
-from specdec.execution.program import Step
+from specdec.execution.program import Step, noted
+from specdec.execution.rewriting import Layers
+from specdec.execution.tables import Looked, with_tables
 from specdec.forward import Wants
 from specdec.native import native_library
 from specdec.target.runner import ModelRunner
@@ -72,7 +74,31 @@ def test_lists_give_the_bits_of_the_operations(
             verify(runner, drafted(seed), LENGTHS, slots=[2, 0])
     assert work.operations["turned"] == work.operations["attention"] == layers
     # What a layer computes in several operations of torch is in the lists.
-    assert not {"silu", "gelu", "neg", "rsqrt"} & work.operations.keys(), work.operations
+    assert not {"silu", "gelu", "neg", "rsqrt", "cos", "sin"} & work.operations.keys(), work.operations
+
+
+FREQUENCIES = torch.tensor([1.0, 0.1, 0.01])
+
+
+@pytest.mark.parametrize(
+    ("angles", "looked_up"),
+    [
+        (lambda positions: (positions[..., None].float() * FREQUENCIES).cos(), True),
+        (lambda positions: FREQUENCIES.expand(2, 3, 3).mul(positions[..., None]).sin() * 2, False),  # for three nodes
+        (lambda positions: (positions - positions.amin(-1, keepdim=True))[..., None] * FREQUENCIES, False),
+        (lambda positions: FREQUENCIES.expand(2, 3, 3).cos(), False),
+    ],
+)
+def test_what_depends_on_positions_alone_is_looked_up(angles: Callable[[Tensor], Tensor], looked_up: bool) -> None:
+    positions, layers = torch.tensor([[3, 4, 4], [8, 9, 9]]), Layers(*[lambda *_: None for _ in range(3)])  # type: ignore[arg-type]
+    with noted() as work:
+        made = angles(positions)[:, None]
+    turn = Step(layers.turn, (0, made, made, made, made, made, None, None), {}, [made.clone()])
+    steps = with_tables([*work.steps, turn], positions, turn.outputs, layers, 12)
+    found = steps[-1].arguments[4]
+    assert isinstance(found, Looked) is looked_up
+    if isinstance(found, Looked):
+        assert torch.equal(found.table[positions][:, None], made) and found.table.shape == (12, 3)
 
 
 def test_outputs_are_not_written_over(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from specdec.execution.counting import counted
 from specdec.execution.fusion import Graph, Joint, fuse, normalized_by, rotation_of, without_repetition
 from specdec.execution.packing import PackedLinears, can_pack, packed_linears
 from specdec.execution.program import Program, noted, write_program
+from specdec.execution.recorder import TapeRecorder
 from specdec.native import native_library
 from specdec.requests import SamplingParams
 from specdec.target.runner import ModelRunner
@@ -177,7 +178,7 @@ def program_of(call: Callable[..., Sequence[Tensor]], *inputs: Tensor, joint: Jo
         outputs = call(*inputs)
     assert work.refusal is None
     with torch.inference_mode():
-        return write_program(fuse(work.steps, outputs, joint), inputs, outputs)
+        return write_program(fuse(work.steps, inputs, outputs, joint), inputs, outputs)
 
 
 def operations(program: Program, *inputs: Tensor) -> Counter[str]:
@@ -226,6 +227,40 @@ def test_what_is_rewritten_and_what_stays(call: Callable[..., list[Tensor]], nam
     found = operations(program, inputs)
     assert found[name] == times
     assert the_same(program, call, torch.randn(3, 8))
+
+
+KEPT = torch.arange(12.0).view(3, 4)  # at an address that stays
+FUNCTIONS_THAT_WRITE: dict[str, tuple[Callable[[Tensor], list[Tensor]], int]] = {
+    "read again after a write": (lambda x: [KEPT.sum(0) + KEPT[0].add_(x).sum() + KEPT.sum(0)], 6),
+    "read again without one": (lambda x: [KEPT.sum(0) + x + KEPT.sum(0)], 3),
+    "a view of what stays": (lambda x: [KEPT[1].mul_(x) + KEPT[1, :1]], 2),
+    "a view of what is made": (lambda x: [(x + 1)[:2] * 2], 2),
+    "made, written to, and read": (lambda x: [_filled(x)], 2),
+    "made and written to for nobody": (lambda x: [x + 1, *[] * len(_filled(x))], 1),
+    "what was made is written to": (lambda x: [(x * 2).neg_() + x * 2], 4),
+}
+
+
+def _filled(x: Tensor) -> Tensor:
+    made = x.new_zeros(2, 4)
+    made[0] = x
+    return made
+
+
+@pytest.mark.parametrize("case", FUNCTIONS_THAT_WRITE)
+def test_what_writes_to_its_tensors_is_written_down_as_it_is(case: str) -> None:
+    """Nothing moves over a write, and what others may read is written; and it takes so many operations."""
+    call, operations = FUNCTIONS_THAT_WRITE[case]
+    recording, _ = TapeRecorder().record("stage", call, [torch.rand(4)])
+    assert not isinstance(recording, str), recording
+    for _ in range(3):
+        given, before = torch.rand(4), KEPT.clone()
+        wanted, after = [each.clone() for each in call(given)], KEPT.clone()
+        KEPT.copy_(before)
+        with torch.inference_mode(), counted() as work:
+            found = recording(given)
+        assert all(map(torch.equal, found, wanted)) and torch.equal(KEPT, after)
+        assert work.launches == operations, work.operations
 
 
 @pytest.mark.parametrize(

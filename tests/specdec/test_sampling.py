@@ -19,7 +19,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from specdec.filters import keep_top, largest, nucleus
+from specdec.filters import first_largest, keep_top, largest, nucleus
 from specdec.requests import GREEDY_BELOW, SamplingParams
 from specdec.sampling import SamplingTensors, one_hot_argmax, path_tokens, probs
 from tests.forwards import slots_of
@@ -213,6 +213,19 @@ def test_ties_keep_the_lower_id(params: dict, values: list[float], expected: lis
     torch.testing.assert_close(p[0, 0], torch.tensor(expected, dtype=torch.float32))
     mixed = probs(torch.tensor([[values], [values]]), tensors([sampling, SamplingParams(temperature=1.0)]))
     torch.testing.assert_close(mixed[0], p[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_the_first_of_the_largest_is_what_argmax_finds(dtype: torch.dtype) -> None:
+    """Of widths around those of vectors, with ties, infinities and NaN, and of numbers that do not lie side by side."""
+    generator = torch.Generator().manual_seed(3)
+    for width in (1, 2, 7, 8, 9, 15, 16, 17, 33, 100, 1000):
+        values = torch.randint(-4, 0, (2, 3, width), generator=generator).to(dtype)
+        odd = values.clone()
+        odd[0, 0], odd[0, 1, -1], odd[1, 0, width // 2], odd[1, 1, 0] = -torch.inf, torch.inf, torch.nan, torch.nan
+        odd[1, 1, -1], odd[1, 2, width // 3 :] = torch.inf, torch.nan
+        for each in (values, odd, odd.transpose(0, 1), odd[:, ::2]):
+            assert torch.equal(first_largest(each), each.double().argmax(-1)), (width, each)
 
 
 def test_a_temperature_towards_zero_is_greedy() -> None:

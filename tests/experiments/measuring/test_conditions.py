@@ -15,7 +15,7 @@ from tests.models import tiny_model
 @pytest.mark.parametrize(
     ("device", "options", "forwards"),
     [
-        ("cpu", {}, "packed, captured, decisions recorded"),
+        ("cpu", {"recording": "decisions"}, "packed, captured, decisions recorded"),
         ("cpu", {"optimize": False, "recording": "off"}, "the model's own code"),
         ("cpu", {"invariant": True, "recording": "off"}, "invariant"),
         ("cuda", {"recording": "rounds"}, "fused, rounds recorded"),
