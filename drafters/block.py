@@ -29,7 +29,7 @@ from drafters.heads.training import (
     most_frequent,
     take_output,
 )
-from drafters.own_model import Loaded, Options, OwnModelDrafter, layers_given
+from drafters.own_model import HeadDrafter, HeadOptions, Loaded, layers_given
 from specdec.arguments import instance, whole
 from specdec.drafting.block_scorer import BlockScorer
 from specdec.drafting.builders import AnyTree, tree_of
@@ -42,7 +42,7 @@ from specdec.interfaces import Drafter, Sizes
 from specdec.target.target import Target
 
 
-class BlockDrafter(OwnModelDrafter):
+class BlockDrafter(HeadDrafter):
     """Drafts with a block drafter's head: one forward for a whole tree, however deep.
 
     Without a Markov head the places know nothing of each other's tokens, so that a level of a tree has the same tokens
@@ -76,7 +76,7 @@ class BlockDrafter(OwnModelDrafter):
         mask_token_id: int | None = None,
         hidden_layers: Sequence[int] | None = None,
         passes: int | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[HeadOptions],
     ):
         instance("head", head, BlockHead, "a head, or load one with BlockDrafter.from_pretrained(…)")
         config = head.config

@@ -18,7 +18,7 @@ from drafters.heads.eagle import Eagle3Head, EagleHead, default_layers
 from drafters.heads.eagle_files import load_eagle, save_eagle
 from drafters.heads.training import take_output
 from drafters.heads.unrolled import TrainedFeatureHead
-from drafters.own_model import Loaded, Options, layers_given
+from drafters.own_model import HeadOptions, Loaded, layers_given
 from specdec.arguments import instance
 from specdec.drafting.builders import AnyTree, ExpansionTree, tree_of
 from specdec.interfaces import Drafter
@@ -70,7 +70,7 @@ class EagleDrafter(FromEagleFiles, FeatureDrafter):
         shape: AnyTree | None = None,
         *,
         hidden_layers: tuple[int, ...] | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[HeadOptions],
     ):
         instance("head", head, (EagleHead, Eagle3Head), "a head, or load one with EagleDrafter.from_pretrained(…)")
         if isinstance(head, Eagle3Head) and head.mask_token_id is not None:

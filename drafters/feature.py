@@ -8,7 +8,7 @@ import torch
 from drafters.heads.base import FeatureHead
 from drafters.heads.bound import row_of
 from drafters.heads.eagle import default_layers
-from drafters.own_model import Options, OwnModelDrafter, layers_given
+from drafters.own_model import HeadDrafter, HeadOptions, layers_given
 from specdec.drafting.builders import TreeBuilder
 from specdec.drafting.feature_scorer import FeatureScorer
 from specdec.drafting.scored import ScoredSession
@@ -20,7 +20,7 @@ from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 
 
-class FeatureDrafter(OwnModelDrafter):
+class FeatureDrafter(HeadDrafter):
     """Drafts with a head that reads pairs of a hidden state of the target and the token after it.
 
     Args:
@@ -34,7 +34,7 @@ class FeatureDrafter(OwnModelDrafter):
         tree: TreeBuilder,
         *,
         hidden_layers: Sequence[int] | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[HeadOptions],
     ):
         super().__init__(tree, **options)
         self._head, self._layers = head, layers_given(hidden_layers)

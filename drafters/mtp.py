@@ -15,7 +15,7 @@ from drafters.heads.base import FeatureHead
 from drafters.heads.mtp import MTPHead
 from drafters.heads.mtp_files import check_hidden, load_mtp, save_mtp
 from drafters.heads.unrolled import TrainedFeatureHead
-from drafters.own_model import Loaded, Options
+from drafters.own_model import HeadOptions, Loaded
 from specdec.arguments import instance, whole
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.interfaces import Drafter
@@ -32,7 +32,7 @@ class MTPDrafter(FeatureDrafter):
         shape: A tree builder, or what ``TreeShape.of`` takes. Modules are trained to look one or a few tokens ahead.
     """
 
-    def __init__(self, head: MTPHead | Load, shape: AnyTree = 3, **options: Unpack[Options]):
+    def __init__(self, head: MTPHead | Load, shape: AnyTree = 3, **options: Unpack[HeadOptions]):
         self._load: Load | None = None if isinstance(head, nn.Module) or not callable(head) else head
         if self._load is None:
             instance("head", head, MTPHead, "a module, or load one with MTPDrafter.from_pretrained(…)")

@@ -5,7 +5,7 @@ import itertools
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -22,7 +22,8 @@ from specdec.drafting.scored import ScoredDrafter, ScoredSession
 from specdec.drafting.scorer import Scorer
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.interfaces import Sizes
-from specdec.quantization import check_quantization, quantize
+from specdec.quantization import METHODS, check_fast, check_quantization
+from specdec.quantization.base import replace_linears
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 from specdec.types import DraftSampling
@@ -50,15 +51,19 @@ class Settings(TypedDict, total=False):
 
 
 class Options(Settings, total=False):
-    """``Settings``, and what only heads have.
+    """``Settings``, and the name that is shown in error messages."""
+
+    name: str
+
+
+class HeadOptions(Options, total=False):
+    """``Options`` of a head.
 
     Attributes:
-        name: Is shown in error messages.
         quantization: The weights of the head as it runs (``specdec.quantization``), an output layer that it borrows
             included; None for the target's dtype.
     """
 
-    name: str
     quantization: str | None
 
 
@@ -67,7 +72,7 @@ class Loaded(Where, Settings, total=False):
 
     Attributes:
         any_target: Whether it may run on another target than the one that its ``training.json`` names.
-        quantization: See ``Options``.
+        quantization: See ``HeadOptions``.
     """
 
     any_target: bool
@@ -88,7 +93,7 @@ class OwnModelDrafter(ScoredDrafter):
     """Drafts with a model of its own. In its ``bind``, a subclass calls ``runner_for``.
 
     Args:
-        sampling, temperature, name, attention, optimize, kv_cache, quantization: See ``Options``.
+        sampling, temperature, name, attention, optimize, kv_cache: See ``Options``.
     """
 
     def __init__(
@@ -101,16 +106,52 @@ class OwnModelDrafter(ScoredDrafter):
         attention: str = "auto",
         optimize: bool = True,
         kv_cache: str | None = None,
-        quantization: str | None = None,
     ):
         if sampling is None:
             sampling = DraftSampling.DETERMINISTIC if isinstance(tree, ExpansionTree) else DraftSampling.IID
         super().__init__(tree, sampling, temperature)
         check_format(kv_cache)
+        self.name, self.attention, self.kv_cache = name, attention, kv_cache
+        self.optimize = flag("optimize", optimize)
+
+    def runner_for(self, model: PreTrainedModel, kind: str, sizes: Sizes, *, max_nodes: int) -> ModelRunner:
+        """Return a runner of the model for one engine.
+
+        Args:
+            kind: What it is, for messages: ``"head"`` or ``"drafter"``.
+            max_nodes: The largest tree of a forward, the root not counted.
+
+        Raises:
+            ValueError: The model cannot be run. Names the drafter, because it would read as if the target were meant.
+        """
+        try:
+            return ModelRunner(
+                model,
+                max_batch_size=sizes.max_batch_size,
+                max_length=sizes.max_length,
+                max_nodes=max_nodes,
+                attention=self.attention,
+                optimize=self.optimize,
+                kv_cache=self.kv_cache,
+                paging=sizes.paging,
+            )
+        except ValueError as error:
+            raise ValueError(f"the {kind} {self.name}: {error}") from error
+
+
+class HeadDrafter(OwnModelDrafter):
+    """Drafts with a head beside the target.
+
+    Args:
+        quantization: See ``HeadOptions``.
+        **options: See ``Options``.
+    """
+
+    def __init__(self, tree: TreeBuilder, *, quantization: str | None = None, **options: Unpack[Options]):
+        super().__init__(tree, **options)
         if quantization is not None:
             check_quantization(quantization)
-        self.name, self.attention, self.kv_cache, self.quantization = name, attention, kv_cache, quantization
-        self.optimize = flag("optimize", optimize)
+        self.quantization = quantization
         self.trained_on: TrainedOn | None = None
 
     @classmethod
@@ -143,38 +184,17 @@ class OwnModelDrafter(ScoredDrafter):
             layers: The target's hidden states that it reads.
 
         Raises:
-            ValueError: It does not fit the target, or its files name another one.
+            ValueError: It does not fit the target, its files name another one, or its quantization is not faster here.
         """
         head = fitted(head, self.name, layers, target)
         if self.trained_on is not None:
             self.trained_on.check(self.name, target)
         head = head.bound(target.model)
         lengthen(head, sizes.max_length)
-        return head if self.quantization is None else quantize(head, self.quantization)
-
-    def runner_for(self, model: PreTrainedModel, kind: str, sizes: Sizes, *, max_nodes: int) -> ModelRunner:
-        """Return a runner of the model for one engine.
-
-        Args:
-            kind: What it is, for messages: ``"head"`` or ``"drafter"``.
-            max_nodes: The largest tree of a forward, the root not counted.
-
-        Raises:
-            ValueError: The model cannot be run. Names the drafter, because it would read as if the target were meant.
-        """
-        try:
-            return ModelRunner(
-                model,
-                max_batch_size=sizes.max_batch_size,
-                max_length=sizes.max_length,
-                max_nodes=max_nodes,
-                attention=self.attention,
-                optimize=self.optimize,
-                kv_cache=self.kv_cache,
-                paging=sizes.paging,
-            )
-        except ValueError as error:
-            raise ValueError(f"the {kind} {self.name}: {error}") from error
+        if self.quantization is not None:
+            check_fast(head, self.quantization)
+            replace_linears(head, METHODS[self.quantization])
+        return head
 
 
 class CausalDrafter(OwnModelDrafter):

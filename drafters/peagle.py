@@ -24,7 +24,7 @@ from drafters.heads.training import (
     frozen_copy,
     most_frequent,
 )
-from drafters.own_model import Options
+from drafters.own_model import HeadOptions
 from specdec.arguments import instance
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.parallel_scorer import ParallelScorer
@@ -53,7 +53,7 @@ class PEagleDrafter(FromEagleFiles, FeatureDrafter):
         shape: AnyTree | None = None,
         *,
         hidden_layers: Sequence[int] | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[HeadOptions],
     ):
         instance("head", head, (EagleHead, Eagle3Head), "a head, or load one with PEagleDrafter.from_pretrained(…)")
         given: Any = {**options, "name": options.get("name") or type(head).__name__}

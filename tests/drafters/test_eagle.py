@@ -17,6 +17,7 @@ from specdec.drafting.scored import ScoredSession
 from specdec.engine.engine import Engine
 from specdec.interfaces import Sizes
 from specdec.requests import SamplingParams
+from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 from tests.components import eagle_head, wide
 from tests.models import tiny_model
@@ -275,6 +276,29 @@ def test_binding_changes_no_head_and_shares_its_weights(model) -> None:
         head.model.fusion.linear.weight.mul_(2.0)  # type: ignore[union-attr]
     with pytest.raises(ValueError, match="its weights were written to"):  # a training calls Engine.weights_changed
         _ = drafter.models[0].version
+
+
+@pytest.mark.parametrize("name", ["int8", "int4_compact"])
+def test_a_head_drafts_in_fewer_bits_and_the_output_is_the_targets(name: str) -> None:
+    """An output layer that it borrows is quantized for the head alone, and the head that was given stays as it is."""
+    model = tiny_model("llama", vocab_size=VOCAB, scale=2.0)
+    head = wide(EagleHead.for_target(model), 1.5)
+    before = {key: value.clone() for key, value in head.state_dict().items()}
+    sampling = SamplingParams(max_new_tokens=24, ignore_eos=True)
+    with Engine(Target(model), max_length=64) as engine:
+        wanted = engine.generate([[1, 2, 3, 4]], sampling)[0].token_ids
+    sizes = {}
+    for quantization in (None, name):
+        drafter = EagleDrafter(head, 3, quantization=quantization)
+        with Engine(Target(model), drafter, TargetWalkVerifier(), max_length=64) as engine:
+            assert engine.generate([[1, 2, 3, 4]], sampling)[0].token_ids == wanted
+            (runner,) = [each for each in engine.session.models if isinstance(each, ModelRunner)]  # type: ignore[union-attr]
+            sizes[quantization] = runner.weight_bytes()
+    assert sizes[name] < 0.6 * sizes[None]  # norms and a bias stay in 32 bits
+    assert type(model.lm_head) is torch.nn.Linear and head.lm_head is None
+    assert all(torch.equal(value, before[key]) for key, value in head.state_dict().items())
+    with pytest.raises(ValueError, match="quantization='int3': give one of"):
+        EagleDrafter(head, 3, quantization="int3")
 
 
 def test_a_head_of_another_dtype_is_cast_and_its_frequencies_are_not(model) -> None:

@@ -184,9 +184,7 @@ def composed(configure: Configure, toys: Path) -> Configure:
     return compose
 
 
-def test_how_much_two_vocabularies_share(
-    configure: Configure, saved: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_how_much_two_vocabularies_share(configure: Configure, saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All bytes are common; the end of text, which each has, is special, and nothing drafts it."""
     names = [f"target.name={saved / 'target'}", f"drafter.name={saved / 'other'}", *INSPECTED, "prompts=[abc,de]"]
     found = inspect(configure("inspect_drafter", "drafter=tli", "depths=2", *names, "tokens=8"))
