@@ -226,7 +226,7 @@ class Program:
 def programs(draw: st.DrawFn) -> Program:
     architecture = draw(st.sampled_from(list(ARCHITECTURES)))
     number = st.integers(0, 50)
-    heads = ("eagle", "mtp", "medusa", "block")
+    heads = ("eagle", "peagle", "mtp", "medusa", "block")
     names = [name for name in DRAFTERS if not (architecture in WITHOUT_HEADS and name.startswith(heads))]
     kinds = ("submit", "submit", "plain", "stream", "stream", "next", "next", "close", "abort", "step", "step", "step")
     action = st.tuples(st.sampled_from(kinds), number)
