@@ -220,6 +220,8 @@ static void multiply_panel(const job *j, long panel, long row, long rows, int ag
   const format *f = j->format;
   const long pairs = j->in / 2, groups = pairs / GROUP, parts = (rows + MOST_ROWS - 1) / MOST_ROWS;
   const long each = rows / parts, more = rows % parts;
+  /* The sums of three rows are too few for two units that take four cycles each: one tile has four or five, one two. */
+  const long first = WIDTH == 8 && each == 3 && parts > 1;
   const char *p = j->panels + panel * pairs * f->bytes;
   const long lines = (f->bytes + 64 * parts - 1) / (64 * parts);
   float sums[GROUP_ROWS * PANEL] __attribute__((aligned(64)));
@@ -233,7 +235,8 @@ static void multiply_panel(const job *j, long panel, long row, long rows, int ag
       numbers = unpacked, used = f->unpacked;
     }
     for (long part = 0, r = 0; part < parts; part++) {
-      const long some = each + (part < more), step = j->grouped ? GROUP : count;
+      const long some = part + 1 == parts ? rows - r : each + (part < more) + (part ? 0 : first);
+      const long step = j->grouped ? GROUP : count;
       for (long g = 0; g < count; g += step, next += 64 * lines * step)
         used->tiles[some](numbers + g * used->bytes, (const char *)j->x + ((row + r) * j->in + 2 * (k + g)) * j->item,
                           j->in, sums + r * PANEL, step, k + g == 0,
