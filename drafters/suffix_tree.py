@@ -1,105 +1,14 @@
 """A suffix tree with counts, of texts that grow token by token: how often has what followed what?"""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from itertools import islice
 
+from drafters.suffix_nodes import Cursor, Node, Text
 from specdec.drafting.lookup import Draft
 
 ROUNDED = 1 - 1e-6
 """So much smaller a product of shares may be computed: 1/3 · 3/10 is no less than 1/10."""
-
-
-class Text:
-    """A text in a tree, which may still grow.
-
-    Attributes:
-        tokens: Its tokens so far.
-        cursors: Where its suffixes that occur elsewhere, too, end in the tree: the longest first.
-        open: Leaves that it has made and whose edges go on beyond its last token.
-    """
-
-    __slots__ = ("cursors", "open", "tokens")
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.cursors: list[Cursor] = []
-        self.open: list[Node] = []
-
-
-class Node:
-    """A node with the edge above it.
-
-    The edge's tokens are ``text.tokens[start : start + length]``, as far as that text goes.
-
-    Attributes:
-        text: A text in which the edge occurs.
-        start: Where.
-        length: The number of tokens of the edge; at least 1, except for the root's.
-        count: How often the string down to the edge's first token occurs.
-        parent: The node above.
-        children: The nodes below, by the first tokens of their edges; None for a leaf.
-        best: The first of the children in their order: the larger count first (``Level``).
-        last: The last of them.
-        ahead: The sibling before this node in that order.
-        after: The sibling behind it.
-        level: The siblings with the same count.
-        inside: The cursors that stand in the edge, before its end.
-    """
-
-    __slots__ = (
-        "after", "ahead", "best", "children", "count", "inside", "last", "length", "level", "parent", "start", "text",
-    )  # fmt: skip
-
-    def __init__(self, text: Text, start: int, length: int, count: int, parent: "Node | None") -> None:
-        self.text, self.start, self.length, self.count, self.parent = text, start, length, count, parent
-        self.children: dict[int, Node] | None = None
-        self.best: Node | None = None
-        self.last: Node | None = None
-        self.ahead: Node | None = None
-        self.after: Node | None = None
-        self.level: Level
-        self.inside: list[Cursor] | None = None
-
-    def count_at(self, offset: int) -> int:
-        """The number of occurrences of the string that ends with token ``offset`` of the edge, from 1."""
-        if not self.inside:
-            return self.count
-        left = self.length - offset
-        return self.count - sum(cursor.left > left for cursor in self.inside)
-
-
-class Level:
-    """The siblings that have one count, which stand in line.
-
-    The order is that of the authors' code (github.com/snowflakedb/ArcticInference, ``suffix_tree.cc``), so that the
-    same one of equally frequent tokens is drafted. A new child stands last: of children that occurred once, the one
-    that was first stays first. A child that occurs again steps in front of all that it had been equal to, and behind
-    those that have its new count already. The first of its level, which they stand next to, steps in front of these.
-
-    Attributes:
-        first: The first of them.
-    """
-
-    __slots__ = ("first",)
-
-    def __init__(self, first: Node):
-        self.first = first
-
-
-class Cursor:
-    """Where a suffix of a text ends in the tree.
-
-    Attributes:
-        node: The node in whose edge it ends.
-        left: How many tokens of the edge are below it; 0 at the node itself.
-        start: Where the suffix begins in its text.
-    """
-
-    __slots__ = ("left", "node", "start")
-
-    def __init__(self, node: Node, left: int, start: int) -> None:
-        self.node, self.left, self.start = node, left, start
 
 
 Point = tuple[Node, int]
@@ -152,7 +61,7 @@ class SuffixTree:
                 if child is None:
                     self._add_leaf(node, token, text, place, place - cursor.start)
                     continue
-                _rise(child)
+                child.rise()
                 cursor.node, cursor.left = child, child.length - 1
                 if cursor.left:
                     if child.inside is None:
@@ -190,11 +99,11 @@ class SuffixTree:
                 assert node.children is not None, "the text's strings are in the tree"
                 child = node.children[tokens[at]]
                 if child.count == 1:
-                    _step_out(child)
+                    child.step_out()
                     child.count = 0
                     del node.children[tokens[at]]
                     break
-                _fall(child)
+                child.fall()
                 at += child.length
                 node = child
             self._join(node)
@@ -282,7 +191,7 @@ class SuffixTree:
             node.children = {token: leaf}
         else:
             node.children[token] = leaf
-        _stand_behind(leaf, node.last)
+        leaf.stand_behind(node.last)
         text.open.append(leaf)
         if len(text.open) > 2 * self.depth:
             text.open = [each for each in text.open if each.text is text and each.start + each.length > place]
@@ -295,7 +204,7 @@ class SuffixTree:
         # The pointer to the text that is here now: other occurrences may have been forgotten.
         upper = Node(text, place - length, length, node.count, parent)
         parent.children[text.tokens[upper.start]] = upper
-        _replace(node, upper)
+        node.give_place(upper)
         before = [each for each in node.inside or () if each.left >= below]
         node.inside = [each for each in node.inside or () if each.left < below] or None
         for each in before:
@@ -325,7 +234,7 @@ class SuffixTree:
             return
         assert node.parent.children is not None, "it is one of them"
         node.parent.children[node.text.tokens[node.start]] = child
-        _replace(node, child)
+        node.give_place(child)
         child.parent = node.parent
         child.start, child.length = child.start - node.length, child.length + node.length
 
@@ -339,105 +248,4 @@ def _steps(node: Node, offset: int, most: int) -> Iterable[tuple[Node, int, floa
         if node.start + offset == len(node.text.tokens):
             return []
         return [(node, offset + 1, node.count_at(offset + 1) / here)]
-    return [(child, 1, child.count / here) for child in islice(_in_order(node), most)]
-
-
-def _in_order(node: Node) -> Iterator[Node]:
-    """Returns the children of a node, the most frequent first."""
-    child = node.best
-    while child is not None:
-        yield child
-        child = child.after
-
-
-def _rise(node: Node) -> None:
-    """Count a node once more, and let it take its new place among its siblings."""
-    ahead, after = node.ahead, node.after
-    if ahead is not None and ahead.count <= node.count + 1:
-        place = ahead.level.first
-        _step_out(node)
-        node.count += 1
-        _stand_before(node, place)
-        return
-    if after is not None and after.count == node.count:
-        node.level.first = after
-        node.level = Level(node)
-    node.count += 1
-
-
-def _fall(node: Node) -> None:
-    """Count a node once less, and let it take its new place: the first of those that have its count now."""
-    after = node.after
-    while after is not None and after.count == node.count:
-        after = after.after
-    _step_out(node)
-    node.count -= 1
-    if after is None:
-        assert node.parent is not None, "it has a parent, as every node that occurs"
-        _stand_behind(node, node.parent.last)
-    else:
-        _stand_before(node, after)
-
-
-def _step_out(node: Node) -> None:
-    """Take a node out of the line of its siblings."""
-    ahead, after, parent = node.ahead, node.after, node.parent
-    assert parent is not None, "the root has no siblings"
-    if node.level.first is node and after is not None and after.count == node.count:
-        node.level.first = after
-    if after is None:
-        parent.last = ahead
-    else:
-        after.ahead = ahead
-    if ahead is None:
-        parent.best = after
-    else:
-        ahead.after = after
-
-
-def _stand_before(node: Node, after: Node) -> None:
-    """Put a node into the line before a sibling."""
-    ahead, parent = after.ahead, node.parent
-    assert parent is not None, "the root has no siblings"
-    node.ahead, node.after, after.ahead = ahead, after, node
-    if ahead is None:
-        parent.best = node
-    else:
-        ahead.after = node
-    if ahead is not None and ahead.count == node.count:
-        node.level = ahead.level
-    elif after.count == node.count:
-        node.level = after.level
-        node.level.first = node
-    else:
-        node.level = Level(node)
-
-
-def _stand_behind(node: Node, ahead: Node | None) -> None:
-    """Put a node behind the last of its siblings, or make it the only child."""
-    assert node.parent is not None, "the root has no siblings"
-    node.ahead, node.after, node.parent.last = ahead, None, node
-    if ahead is None:
-        node.parent.best = node
-    else:
-        ahead.after = node
-    node.level = ahead.level if ahead is not None and ahead.count == node.count else Level(node)
-
-
-def _replace(old: Node, new: Node) -> None:
-    """Give a node's place in the line to another node with its count."""
-    parent = old.parent
-    assert parent is not None, "the root has no siblings"
-    new.ahead, new.after, new.level = old.ahead, old.after, old.level
-    if new.level.first is old:
-        new.level.first = new
-    if new.ahead is None:
-        parent.best = new
-    else:
-        new.ahead.after = new
-    if new.after is None:
-        parent.last = new
-    else:
-        new.after.ahead = new
-    old.ahead = old.after = None
-    old.level = Level(old)
+    return [(child, 1, child.count / here) for child in islice(node.in_order(), most)]

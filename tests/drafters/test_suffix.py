@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drafters.suffix import SuffixDrafter, SuffixSession
-from drafters.suffix_tree import Node, SuffixTree, Text, _in_order
+from drafters.suffix_nodes import Node, Text
+from drafters.suffix_tree import SuffixTree
 from specdec.batch import Batch
 from specdec.engine.engine import Engine
 from specdec.interfaces import Sizes
@@ -75,7 +76,7 @@ def held(tree: SuffixTree, lines: Lines) -> Strings:
             found[above + edge[:size]] = node.count_at(size)
         children = node.children or {}
         if len(children) > 1:
-            order = [child.text.tokens[child.start] for child in _in_order(node)]
+            order = [child.text.tokens[child.start] for child in node.in_order()]
             assert order == [token for token, _ in lines[above + edge]]
         for token, child in children.items():
             assert child.parent is node and child.text.tokens[child.start] == token
