@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from specdec.target.spelling import Retokenized, Spelling, split, token_bytes
@@ -63,6 +63,22 @@ def test_a_text_has_the_tokens_that_its_tokenizer_gives_it(name: str) -> None:
         assert spelling.of(split(text.encode()), begins=True) == expected
         spelled = b"".join(spelling.bytes[token] for token in expected)
         assert spelled == text.encode() or name == "sentencepiece"  # which has no token for a tab
+
+
+def test_special_tokens_keep_their_names() -> None:
+    """The beginning that a tokenizer gives its texts stands once, and a special token that only one has is nothing."""
+    own, source = byte_tokenizer(), TOKENIZERS["byte-level"]
+    own.add_special_tokens({"additional_special_tokens": ["<turn>", "<end>"]})
+    begin, turn, end = own.convert_tokens_to_ids([END_OF_TEXT, "<turn>", "<end>"])
+    own.backend_tokenizer.post_processor = processors.TemplateProcessing("<turn> $A", special_tokens=[("<turn>", turn)])
+    theirs = source.convert_tokens_to_ids(["<turn>", "<end>"])
+    sequence = [theirs[0], *source("hello there")["input_ids"], theirs[1], *source(" you")["input_ids"]]
+    words = [list(own(text, add_special_tokens=False)["input_ids"]) for text in ("hello there", " you")]
+    wanted = [turn, *words[0], end, *words[1]]
+    assert Retokenized(SPELLINGS["byte-level"], Spelling(own, 400)).read(sequence) == wanted
+    assert Retokenized(SPELLINGS["byte-level"], Spelling(own, 400)).read(sequence[1:]) == wanted
+    back = [begin, *wanted]
+    assert Retokenized(Spelling(own, 400), SPELLINGS["byte-level"]).read(back) == sequence
 
 
 @settings(max_examples=60, deadline=None)
