@@ -27,8 +27,8 @@ def bundle(config: DictConfig) -> None:
             own = blank if name == TARGET else out / (target_for(name) or TARGET)
             given = [f"recipe=bundled_{name}", f"out={work / name}", f"threads={config.threads}"]
             given += [f"target.name={own}"] if (own / "config.json").is_file() else []
-            if (whose := target_for(name)) is not None:
-                given.append(f"regenerate.file={work / ('' if whose == TARGET else f'{whose}-')}responses.jsonl")
+            whose = target_for(name)
+            given += [f"regenerate.file={work / 'responses.jsonl'}"] if whose == TARGET else []
             if whose == HYBRID and (kin := out / name.removeprefix(f"{HYBRID}_") / "config.json").is_file():
                 given.append(f"head.name={kin.parent}")  # its recipe goes on from the target's drafter of this kind
             given += [str(word) for word in plain(config, "overrides")]
