@@ -82,6 +82,11 @@ def plan_drafter(
         parallel = owner == "PARDDrafter"
         own_model = DraftModel(shape=shape, precision=own_formats.precision, at_once=parallel, catches_up=parallel)
         return Planned(title=title + ", which fills masks" * parallel, model=own_model)
+    if owner == "SelfDrafter" and options.get("skip") is None:
+        scheme = options.get("quantization")
+        own_formats = choose_formats({}, dtype=formats.computes, quantization=scheme, kv_cache=kv_cache)
+        copied = replace(target, table_weights=0, tied=False)  # tables are the target's own
+        return Planned(title=f"the target in {scheme}", model=DraftModel(shape=copied, precision=own_formats.precision))
     precision = Precision.of(formats.computes, kv=kv_cache)
     borrowed = replace(precision, output=formats.precision.output)
     found = None if name is None else _own_config(str(name))

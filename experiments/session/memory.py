@@ -210,7 +210,8 @@ def _nodes(config: DictConfig, section: str, options: Mapping[str, Any]) -> tupl
     if not str(options["_target_"]).endswith(".from_pretrained"):
         parts = [f"{section}.{part}" for part in ("lookup", "model") if isinstance(options.get(part), Mapping)]
         if not parts:
-            return build(config, section).max_nodes, None  # a look-up: nothing is loaded
+            made = build(config, section)  # a look-up, or the target itself: nothing is loaded
+            return made.max_nodes, 1 + made.shown if owner == "SelfDrafter" else None
         found = [_nodes(config, part, plain(config, part)) for part in parts]
         counts = [nodes for nodes, _ in found]
         return (max(counts) if owner == "ChoiceDrafter" else sum(counts)), found[-1][1]
@@ -223,7 +224,7 @@ def _nodes(config: DictConfig, section: str, options: Mapping[str, Any]) -> tupl
         return tree.max_nodes, max(tree.max_shown, tree.max_depth + 1)
     if owner in ("PARDDrafter", "PEagleDrafter"):
         return tree.max_nodes, 2 * (tree.max_depth + 1)
-    return tree.max_nodes, tree.max_shown
+    return tree.max_nodes, 1 + tree.max_shown
 
 
 def _dtype(asked: Any, stored: PreTrainedConfig, device: torch.device) -> str:

@@ -42,6 +42,8 @@ def test_nodes_of_drafts_are_those_of_the_drafter(words: list[str], configure: C
     ("drafter", "rows", "recording"),
     [
         ("eagle", 3, "auto"),
+        ("quantized drafter.quantization=int4", 3, "auto"),
+        ("model", 3, "auto"),
         pytest.param("block", 3, "auto", marks=pytest.mark.full),
         ("eagle", 4, "rounds"),
         ("eagle", 5, "rounds"),  # are padded with rows of no request, which have a slot
@@ -51,7 +53,7 @@ def test_a_drafter_holds_what_is_planned(drafter: str, rows: int, recording: str
     """Weights but for norms and small vectors, and caches to the byte."""
     size = {"max_batch_size": rows, "max_length": 50, "recording": recording}
     words = [f"engine.{name}={value}" for name, value in size.items()]
-    config = configure("run", f"drafter={drafter}", "method=m", *words)
+    config = configure("run", *f"drafter={drafter}".split(), "method=m", *words)
     planned = plan_memory(config, {"m": "drafter"})
     assert isinstance(planned, RunMemory)
     target, rule = build(config, "target"), build(config, "verifier")
