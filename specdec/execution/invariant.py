@@ -104,6 +104,7 @@ class InvariantExecutor(Executor):
                 topology=Topology.chain(1, device),
             )
         )
+        self.recurrence.aim_block(batch, cache.states, chosen, rows=self.rows)
         filled = np.concatenate([chosen, np.repeat(chosen[-1:], self.rows - written)])
         index = torch.from_numpy(filled).to(device)
         sight = Sight(nodes.pieces(filled), nodes.positions[filled], facts.distinct_reaches, device)

@@ -67,6 +67,27 @@ def calls_again(batch: ForwardBatch, pending: Pending, *, one_by_one: bool) -> l
     return found
 
 
+def calls_one_by_one(batch: ForwardBatch, chosen: Int[np.ndarray, " node"]) -> list[Call]:
+    """Return a call for each of some nodes of a forward, numbered row by row; rows of the calls count these nodes."""
+    fresh, first = (batch.lengths == 0).cpu().numpy(), batch.topology.width - batch.nodes
+    parents = batch.topology.parents.cpu().expand(batch.batch, -1).numpy()
+    found = []
+    for place, (row, node) in enumerate(zip(*divmod(chosen, batch.nodes), strict=True)):
+        if batch.counts is not None and node >= batch.counts[row]:
+            continue  # padding
+        before, after = (parents[row, first + node] + 1, first + node + 1) if batch.counts is None else (node > 0, 1)
+        nothing = fresh[row] and first + node == 0
+        call = _call(
+            batch.slots,
+            row[None],
+            np.zeros((1, 1), dtype=np.int64),
+            None if nothing else np.array([before], dtype=np.int64),
+            np.array([after], dtype=np.int64),
+        )
+        found.append(call._replace(rows=torch.full_like(call.rows, place)))
+    return found
+
+
 def _of_levels(batch: ForwardBatch, fresh: np.ndarray) -> Iterator[Call]:
     topology, rows, first = batch.topology, batch.batch, batch.topology.width - batch.nodes
     depth = topology.depth.cpu().expand(rows, -1).numpy()

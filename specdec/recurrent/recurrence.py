@@ -9,16 +9,19 @@ once behind them.
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from specdec.cache.states import States, StateView
 from specdec.forward import ForwardBatch
 from specdec.recurrent.mixer import Forward, Given, Mixer, forwards_replaced
-from specdec.recurrent.order import Call, calls_again, calls_of
+from specdec.recurrent.order import Call, calls_again, calls_of, calls_one_by_one
 from specdec.recurrent.paths import Path, part_at, replaced
+from specdec.topology import Topology
 
 
 class Recurrence:
@@ -31,7 +34,7 @@ class Recurrence:
 
     def __init__(self, model: nn.Module, mixers: Sequence[Mixer]):
         self._model, self.mixers = model, mixers
-        self._aimed: tuple[ForwardBatch, States, dict[bool, _Calls]] | None = None
+        self._aimed: _Aim | None = None
 
     def aim(self, batch: ForwardBatch, states: States | None) -> None:
         """Prepare for a forward: in which order its nodes go through the layers."""
@@ -43,7 +46,29 @@ class Recurrence:
         for kind in {mixer.one_by_one for mixer in self.mixers}:
             again = [] if states.pending is None else calls_again(batch, states.pending, one_by_one=kind)
             calls[kind] = calls_of(batch, one_by_one=kind), again
-        self._aimed = batch, states, calls
+        self._aimed = _Aim(batch, states, calls, batch, in_block=False)
+
+    def aim_block(
+        self, batch: ForwardBatch, states: States | None, chosen: Int[np.ndarray, " node"], *, rows: int
+    ) -> None:
+        """Prepare for a forward of some nodes of a batch, numbered row by row, each as a row of a block.
+
+        A token goes through the layers alone, and so in one way, however it comes.
+        """
+        if not self.mixers:
+            return
+        assert states is not None, "the cache was made for another model"
+        if chosen[0] == 0:
+            states.check(batch.slots, batch.lengths)
+        block = ForwardBatch(
+            tokens=batch.slots.new_zeros(rows, 1),
+            slots=batch.slots.new_zeros(rows),
+            lengths=batch.slots.new_zeros(rows),
+            topology=Topology.chain(1, batch.slots.device),
+        )
+        calls = calls_one_by_one(batch, chosen)
+        last = chosen[-1] == batch.batch * batch.nodes - 1
+        self._aimed = _Aim(block, states, {kind: (calls, []) for kind in (True, False)}, batch if last else block, True)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -55,19 +80,19 @@ class Recurrence:
             yield
             return
         assert self._aimed is not None, "aim was called"
-        batch, states, calls = self._aimed
+        batch, states, calls, final, in_block = self._aimed
         with ExitStack() as stack:
             for mixer in self.mixers:
                 module = self._model.get_submodule(mixer.name)
                 stack.enter_context(mixer.attributes_kept(self._model))
-                steps = _Steps(self._model, mixer, module.forward, batch, states, *calls[mixer.one_by_one])
+                steps = _Steps(self._model, mixer, module.forward, batch, states, *calls[mixer.one_by_one], in_block)
                 stack.enter_context(forwards_replaced({module: steps.run}))
             yield
         if states.pending is not None:
             states.pending.counts[batch.slots] = 0
-        if batch.counts is not None:
-            counts = torch.from_numpy(batch.counts).to(batch.slots.device)
-            states.commit(batch.slots, batch.slots.new_empty(batch.batch, 0), counts)
+        if final.counts is not None:
+            counts = torch.from_numpy(final.counts).to(final.slots.device)
+            states.commit(final.slots, final.slots.new_empty(final.batch, 0), counts)
 
 
 class _Steps:
@@ -81,6 +106,7 @@ class _Steps:
         states: Where states are.
         calls: The calls to make, in order.
         again: Those before them, over accepted paths that are not in the final states.
+        in_block: Whether rows are single tokens, which a block of one size holds however many calls there are.
     """
 
     def __init__(
@@ -92,8 +118,9 @@ class _Steps:
         states: States,
         calls: Sequence[Call],
         again: Sequence[Call],
+        in_block: bool,
     ):
-        self._again = again
+        self._again, self._in_block = again, in_block
         self._model, self._mixer, self._forward = model, mixer, forward
         self._batch, self._states, self._calls = batch, states, calls
         self._module = model.get_submodule(mixer.name)
@@ -103,8 +130,10 @@ class _Steps:
         given, batch, mixer = (args, kwargs), self._batch, self._mixer
         inputs = {path: _by_row(part_at(given, path), batch.batch) for path in mixer.takes}
         self._settle(given, inputs)
+        if not self._calls:  # padding alone, whose outputs nobody reads
+            return mixer.call(self._model, self._forward, given, StateView(None))[0]
         # A single call reads nothing twice.
-        several = len(self._calls) > 1
+        several = len(self._calls) > 1 or self._in_block
         projected = self._projected(given) if several else {}
         outputs: dict[Path, Tensor] = {}
         with ExitStack() as stack:
@@ -173,6 +202,24 @@ class _Steps:
 
 _Calls = tuple[list[Call], list[Call]]
 """Those of a forward, and those before it, over accepted paths."""
+
+
+class _Aim(NamedTuple):
+    """The forward that comes next.
+
+    Attributes:
+        batch: What goes through the layers.
+        states: The states.
+        calls: The calls, by whether a layer takes tokens one by one.
+        final: What becomes final with it, if it has pieces of prompts.
+        in_block: See ``_Steps``.
+    """
+
+    batch: ForwardBatch
+    states: States
+    calls: dict[bool, _Calls]
+    final: ForwardBatch
+    in_block: bool
 
 
 class _EnoughError(Exception):

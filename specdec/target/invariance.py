@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -73,8 +74,6 @@ def settle(executor: InvariantExecutor) -> None:
         refusal = f"{kind} selects keys by an indexer, whose products have the shape of the cache"
     if refusal is None and is_divided(model):
         refusal = f"this {kind} model runs on several devices or in several processes, which add up in their own ways"
-    if refusal is None and facts.mixers:
-        refusal = f"{kind} has recurrent layers, whose kernels for prompts and for trees round in other ways"
     if refusal is not None:
         raise ValueError(f"invariant=True: {refusal}; leave invariant at False")
     # The products of experts have as many rows as tokens of the block are routed to them.
@@ -149,14 +148,22 @@ class _Run:
 
     def chain(self, slot: int, tokens: Int[Tensor, " node"], start: int = 0) -> Float[Tensor, "node vocab"]:
         """Return the logits of a line of tokens behind the first ``start`` ones."""
-        return self.forward(tokens[None], [slot], [start], Topology.chain(len(tokens), self.device))[0]
+        if not start:
+            self.cache.vacate(slot)
+        counts = np.array([len(tokens)])
+        return self.forward(tokens[None], [slot], [start], Topology.chain(len(tokens), self.device), counts)[0]
 
     def forward(
-        self, tokens: Int[Tensor, "batch node"], slots: Sequence[int], starts: Sequence[int], topology: Topology
+        self,
+        tokens: Int[Tensor, "batch node"],
+        slots: Sequence[int],
+        starts: Sequence[int],
+        topology: Topology,
+        counts: np.ndarray | None = None,
     ) -> Float[Tensor, "batch node vocab"]:
-        """Return the logits of one tree per slot, behind the first tokens of each."""
+        """Return the logits of one tree per slot, behind the first tokens of each; with counts, of prompts' pieces."""
         index, lengths = (torch.tensor(each, device=self.device) for each in (slots, starts))
-        batch = ForwardBatch(tokens=tokens, slots=index, lengths=lengths, topology=topology)
+        batch = ForwardBatch(tokens=tokens, slots=index, lengths=lengths, topology=topology, counts=counts)
         return self.executor.run(batch, self.cache).scores
 
 
@@ -188,6 +195,7 @@ def _trial(executor: InvariantExecutor) -> str:
     nodes = tokens[: len(_SHAPE.parents)].repeat(2, 1)
     for row, start in enumerate(starts):
         nodes[row, _PATH] = tokens[start : start + branch]
+        run.chain(1 - row, tokens[:start])
     trees = run.forward(nodes, [1, 0], starts, Topology.of_shape(_SHAPE, run.device))
     for row, start in enumerate(starts):
         if not torch.equal(trees[row, _PATH], whole[start : start + branch]):

@@ -103,6 +103,8 @@ class ModelRunner:
             self.attention_name, self.attention_reason = found.name, found.reason
             sizes = {"max_batch_size": max_batch_size, "max_length": max_length, "max_nodes": max_nodes}
             self.cache = make_cache(self.facts, kv_cache=kv_cache, paging=paging, **sizes)
+            if self.invariant and self.cache.states is not None and self.cache.states.short is not None:
+                raise self.cache.states.short  # tokens that run again do so in pieces, which round in another way
             self.executor = executor_for(model, self.facts, self.backend, optimize=optimize, invariant=self.invariant)
             self.agreement = agreement_for(group_of(model))
             self._version = 0

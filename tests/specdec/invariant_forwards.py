@@ -37,13 +37,16 @@ def tokens(count: int = SEQUENCE, seed: int = 0) -> Tensor:
 
 
 def chain(runner: ModelRunner, given: Tensor, *, start: int = 0, slot: int = 0) -> Tensor:
-    """Logits of a line of tokens behind the first ``start`` of a slot."""
+    """Logits of a line of tokens behind the first ``start`` of a slot, which become final."""
+    if not start:
+        runner.cache.vacate(slot)
     host_slots, host_lengths = np.array([slot]), np.array([start])
     batch = ForwardBatch(
         tokens=given[None],
         slots=torch.from_numpy(host_slots).to(given.device),
         lengths=torch.from_numpy(host_lengths).to(given.device),
         topology=Topology.chain(len(given), given.device),
+        counts=np.array([len(given)]),
     )
     return runner.run(batch).scores[0]
 
@@ -56,6 +59,7 @@ def one_by_one(runner: ModelRunner, given: Tensor) -> Tensor:
 def trees(runner: ModelRunner, given: Tensor, starts: Sequence[int], slots: Sequence[int], seed: int = 1) -> Tensor:
     """Logits of one tree per slot, whose deepest path holds the sequence's tokens and whose other nodes are random."""
     for slot, start in zip(slots, starts, strict=True):
+        runner.cache.vacate(slot)
         prefill(runner, given[None, :start], np.zeros(1, dtype=np.int64), slots=[slot])
     drafted = torch.randint(0, VOCAB, (len(slots), SHAPE.num_nodes + 1), generator=torch.Generator().manual_seed(seed))
     drafted = drafted.to(given.device)

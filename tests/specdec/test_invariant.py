@@ -17,6 +17,8 @@ from specdec.execution.invariant import ROWS, InvariantExecutor
 from specdec.forward import ForwardBatch, Wants
 from specdec.native import native_library
 from specdec.quantization import quantize
+from specdec.recurrent import recurrence
+from specdec.recurrent.order import Call, calls_one_by_one
 from specdec.requests import SamplingParams
 from specdec.target import invariance
 from specdec.target.runner import ModelRunner
@@ -51,16 +53,19 @@ from tests.verifiers.cases import complete
     [
         ("llama", torch.bfloat16),
         ("gemma2", torch.float32),  # a window, softcaps
+        ("lfm2", torch.bfloat16),  # states
         complete("llama", torch.float16, strong=False),
         *(complete(each, torch.float32, strong=False) for each in ARCHITECTURES if each != "gemma2"),
         *(complete(each, torch.bfloat16, strong=False) for each in ("mistral_sliding", "qwen2_mixed_sliding", "gpt2")),
+        *(complete(each, torch.bfloat16, strong=False) for each in ("qwen3_5_text", "mamba", "olmo_hybrid")),
     ],
 )
 def test_a_tokens_logits_do_not_depend_on_the_forward(
     architecture: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logical_order, "BLOCK", 16)  # so that a short sequence has blocks, and trees cross their ends
-    model, given = model_in(dtype, architecture), tokens()
+    model = model_in(dtype, architecture) if architecture in ARCHITECTURES else tiny(architecture).to(dtype)
+    given = tokens()
     runner = runner_for(model)
     plain = one_by_one(runner, given)
     if dtype is torch.float32:
@@ -68,6 +73,7 @@ def test_a_tokens_logits_do_not_depend_on_the_forward(
             assert torch.allclose(plain, model(given[None]).logits[0], atol=1e-5), "they are the model's own"
     assert same(chain(runner, given, slot=1), plain), "all at once"
     stored = [each[:, :2, :SEQUENCE] for each in runner.cache.tensors]
+    stored += [] if runner.cache.states is None else [each[:, :2, 0] for each in runner.cache.states.tensors]
     assert all(torch.equal(each[:, 0], each[:, 1]) for each in stored)
     pieces = [chain(runner, given[a:b], start=a, slot=2) for a, b in ((0, 7), (7, 25), (25, SEQUENCE))]
     assert same(torch.cat(pieces), plain), "in pieces"
@@ -108,6 +114,20 @@ def parted(runner: ModelRunner, starts: Sequence[int] = (5, 14, 20)) -> int:
         assert torch.allclose(logits.float(), wanted.float(), atol=1.0), "a mutant rounds otherwise; it is not wrong"
         found += sum(not same(a, b) for a, b in zip(logits, wanted, strict=True))
     return found
+
+
+def test_states_of_another_parent_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the trial: all nodes of a tree start from its root's states."""
+
+    def calls(batch: ForwardBatch, chosen: np.ndarray) -> list[Call]:
+        found = calls_one_by_one(batch, chosen)
+        if batch.counts is not None:
+            return found
+        return [each if each.before is None else each._replace(before=each.before.clamp(max=1)) for each in found]
+
+    monkeypatch.setattr(recurrence, "calls_one_by_one", calls)
+    with pytest.raises(ValueError, match=r"invariant=True: lfm2 .* a token gets other bits in a tree than in a line"):
+        runner_for(tiny("lfm2"))
 
 
 def test_the_ordinary_engine_is_told_apart() -> None:
