@@ -189,6 +189,9 @@ def _trial(executor: InvariantExecutor) -> str:
         return f"{_part(executor, tokens)} gives other bits for a token alone than for one among others"
     if any(not torch.equal(kept[:, 0, :count], kept[:, 1, :count]) for kept in run.cache.tensors):
         return "the cache holds other bits for a prompt in pieces than for a whole one"
+    states = [] if run.cache.states is None else run.cache.states.tensors
+    if any(not torch.equal(final[:, 0, 0], final[:, 1, 0]) for final in states):
+        return "its states have other bits behind a prompt in pieces than behind a whole one"
 
     # As the paths of two trees, whose other nodes stand in between, behind prefixes of different lengths.
     starts = [1, count - branch]
