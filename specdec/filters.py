@@ -13,9 +13,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from specdec.execution.counting import count_operation
-from specdec.execution.stored_weight import is_plain
-from specdec.native import DTYPES, native_library
+from specdec.counting import count_operation
+from specdec.native import DTYPES, is_plain, native_library
 from specdec.opaque import opaque
 
 _BITS = 32

@@ -14,13 +14,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from specdec.host import can_look
+from specdec.counting import count_operation
 from specdec.kernels import usable
+from specdec.native import is_plain, native_library
+from specdec.opaque import opaque
 
 _GAMMA = -7046029254386353131  # 0x9E3779B97F4A7C15, as a signed 64-bit integer
 _MULTIPLIER_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MULTIPLIER_2 = -7723592293110705685  # 0x94D049BB133111EB
-_FEW = 64  # draws
 _BITS = 52  # u <= 1 - 2**-52, so that u * total stays below total in float64
 
 
@@ -72,8 +73,8 @@ def uniforms(
     keys: Int[Tensor, " batch"], rounds: Int[Tensor, " batch"], purpose: Purpose, count: int
 ) -> Float[Tensor, "batch index"]:
     """Returns ``count`` independent uniform numbers in [0, 1) for every row, in float64."""
-    if can_look(keys) and len(keys) == 1 and count <= _FEW:
-        return _of_one_row(int(keys), int(rounds), purpose, count)
+    if keys.device.type == "cpu" and is_plain(keys) and native_library() is not None:
+        return opaque(_uniforms, keys.contiguous(), rounds.contiguous(), count, int(purpose))
     counters = _counters(purpose, count, keys.device)
     if usable(keys):
         from specdec.kernels import random
@@ -84,12 +85,13 @@ def uniforms(
     return ((bits >> (64 - _BITS)) & ((1 << _BITS) - 1)).to(torch.float64) * 2.0**-_BITS
 
 
-def _of_one_row(key: int, rounds: int, purpose: Purpose, count: int) -> Float[Tensor, "1 index"]:
-    """Returns the same numbers with Python's integers, which for a few is quicker than two dozen tensor operations."""
-    state = _mix_int(key + rounds * _GAMMA)
-    first = 1 + (int(purpose) << 40)
-    bits = [_mix_int(state + index * _GAMMA) >> (64 - _BITS) for index in range(first, first + count)]
-    return torch.tensor([bits], dtype=torch.float64) * 2.0**-_BITS
+def _uniforms(keys: Tensor, rounds: Tensor, count: int, purpose: int) -> Tensor:
+    library = native_library()
+    assert library is not None, "asked before"
+    numbers = torch.empty(len(keys), count, dtype=torch.float64)
+    library.uniforms(keys.data_ptr(), rounds.data_ptr(), numbers.data_ptr(), len(keys), count, purpose)
+    count_operation("uniforms")
+    return numbers
 
 
 def shared_noise(

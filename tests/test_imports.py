@@ -16,9 +16,10 @@ PACKAGES = ("specdec", "drafters", "verifiers", "experiments")
 # `specdec/__init__.py` shows the public names and is imported by none of them.
 LAYERS = (
     ("scoped", "kernels", "opaque"),
-    ("arguments", "origin", "host", "llama_shapes", "slot_memory"),
-    ("types", "random", "filters", "bundled", "memory", "placement", "machine", "shape", "exports"),
-    ("requests", "topology", "inflate", "native"),
+    ("arguments", "origin", "host", "llama_shapes", "slot_memory", "machine", "counting"),
+    ("native",),
+    ("types", "random", "filters", "bundled", "memory", "placement", "shape", "exports"),
+    ("requests", "topology", "inflate"),
     ("tree", "sampling"),
     ("forward", "batch", "coupling", "tree_parts"),
     ("cache",),

@@ -15,7 +15,7 @@ import torch
 import yaml
 
 from specdec.acceptance import accept
-from specdec.execution.counting import Work, counted
+from specdec.counting import Work, counted
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling

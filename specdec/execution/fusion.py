@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from specdec.execution.counting import is_view
+from specdec.counting import is_view
 from specdec.execution.program import Step, memory_of
 from specdec.execution.stored_weight import StoredWeight
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from specdec.attention.native import NativeView
+from specdec.counting import count_operation, is_view
 from specdec.execution.activations import FUNCTIONS, Activation
-from specdec.execution.counting import count_operation, is_view
 from specdec.execution.fusion import Graph, with_others
 from specdec.execution.norms import Norm
 from specdec.execution.products import NO_MEMORY, PanelWeight

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specdec.execution.counting import count_operation
-from specdec.execution.stored_weight import is_plain
-from specdec.native import DTYPES, native_library
+from specdec.counting import count_operation
+from specdec.native import DTYPES, is_plain, native_library
 from specdec.opaque import opaque
 
 Forward = Callable[[Tensor], Tensor]

@@ -23,10 +23,10 @@ from specdec.execution.activations import activations_in
 from specdec.execution.frozen import epoch
 from specdec.execution.norms import norms_in
 from specdec.execution.products import PanelWeight, panels
-from specdec.execution.stored_weight import StoredWeight, is_plain
+from specdec.execution.stored_weight import StoredWeight
 from specdec.machine import cpu, dtype_name, is_native
 from specdec.memory import free_memory
-from specdec.native import chosen, loses, native_library
+from specdec.native import chosen, is_plain, loses, native_library
 from specdec.scoped import scoped
 
 _DTYPES = (torch.float32, torch.bfloat16)

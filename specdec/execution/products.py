@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.execution.counting import count_operation
-from specdec.execution.stored_weight import StoredWeight, is_plain
-from specdec.native import native_library
+from specdec.counting import count_operation
+from specdec.execution.stored_weight import StoredWeight
+from specdec.native import is_plain, native_library
 
 NO_MEMORY = "no memory for a copy of a product's inputs: lower batch sizes or lengths, or take a smaller model"
 

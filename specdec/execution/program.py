@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specdec.execution.counting import ShowsValues, depends_on_values
+from specdec.counting import ShowsValues, depends_on_values
 from specdec.opaque import noting
 from specdec.scoped import scoped
 

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from specdec.opaque import opaque
 
@@ -31,8 +31,3 @@ class StoredWeight(ABC):
 
     def __deepcopy__(self, memo: object) -> "StoredWeight":
         return self
-
-
-def is_plain(tensor: Tensor) -> bool:
-    """Return whether a tensor's numbers lie at its address: a subclass may have none of its own."""
-    return type(tensor) is Tensor or type(tensor) is nn.Parameter

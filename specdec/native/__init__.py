@@ -1,10 +1,10 @@
 """This project's C for CPUs, what compiles it (``library``), and what is measured of it on this machine (``choices``).
 
 The C knows nothing but numbers and addresses. What is given to it stands with its callers: ``execution.products``,
-``execution.norms`` and ``attention.native``.
+``execution.norms``, ``attention.native``, ``filters`` and ``random``.
 """
 
 from specdec.native.choices import chosen, loses, recommended_threads
-from specdec.native.library import DTYPES, SWITCH, native_library
+from specdec.native.library import DTYPES, SWITCH, is_plain, native_library
 
-__all__ = ["DTYPES", "SWITCH", "chosen", "loses", "native_library", "recommended_threads"]
+__all__ = ["DTYPES", "SWITCH", "chosen", "is_plain", "loses", "native_library", "recommended_threads"]

@@ -37,3 +37,5 @@ enum { SILU, GELU_TANH, ADDED };
 void activate(const void *x, void *y, long count, int function, int dtype);
 
 void first_largest(const void *x, int64_t *ids, long rows, long width, int dtype);
+
+void uniforms(const int64_t *keys, const int64_t *rounds, double *numbers, long rows, long count, long purpose);

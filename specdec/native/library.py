@@ -36,6 +36,11 @@ _SECONDS = 300  # for a compiler that hangs
 _CHECKSUM = hashlib.sha256().digest_size
 
 
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor's numbers lie at its address: a subclass may have none of its own."""
+    return type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
+
+
 @cache
 def native_library() -> ctypes.CDLL | None:
     """Return the compiled functions; None without a compiler, on other processors, or if the user forbids them."""
@@ -164,6 +169,8 @@ _ARGUMENTS = {
     "activate": "pplii",
     # inputs, ids; rows, width; dtype
     "first_largest": "pplli",
+    # keys, rounds, numbers; rows, count; purpose
+    "uniforms": "ppplll",
     # operations, their number, places, forward, layers
     "run": "plppp",
 }

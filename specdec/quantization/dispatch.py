@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from specdec.execution.frozen import epoch
 from specdec.execution.packing import PackedWeight, can_pack, packing_allowed
 from specdec.execution.products import PanelWeight
-from specdec.execution.stored_weight import is_plain
 from specdec.machine import native_bfloat16
+from specdec.native import is_plain
 from specdec.quantization.base import QuantizedLinear
 
 KERNEL_ROWS = 4

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from specdec.attention import native as attention
+from specdec.counting import counted
 from specdec.execution import packing
-from specdec.execution.counting import counted
 from specdec.execution.invariant import ROWS
 from specdec.execution.packing import PackedLinears
 from specdec.machine import Cpu

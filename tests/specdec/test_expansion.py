@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from specdec.batch import Batch
+from specdec.counting import Work, counted
 from specdec.drafting.builders import ExpansionTree
 from specdec.drafting.builders.base import Grown
 from specdec.drafting.drawing import Drawing
 from specdec.drafting.scorer import Scorer
 from specdec.drafting.vocabulary import VocabularyMap
-from specdec.execution.counting import Work, counted
 from specdec.host import without_looking
 from specdec.topology import Topology
 from specdec.types import DraftSampling

@@ -17,8 +17,8 @@ import specdec.execution.fused
 import specdec.target.runner
 from drafters.ngram import NGramDrafter
 from specdec.cache.pages import Paging
+from specdec.counting import _FREE, is_view
 from specdec.engine.engine import Engine
-from specdec.execution.counting import _FREE, is_view
 from specdec.execution.executor import EagerExecutor
 from specdec.execution.fused import FusedExecutor, _restored, _Rewriter, triton_kernels
 from specdec.execution.program import Step

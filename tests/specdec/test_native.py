@@ -29,6 +29,7 @@ int attend(void) { return ANSWER; }
 int normalize(void) { return ANSWER; }
 int activate(void) { return ANSWER; }
 int first_largest(void) { return ANSWER; }
+int uniforms(void) { return ANSWER; }
 int run(void) { return ANSWER; }
 """
 """As quick to compile as can be; a compiler that defines ``ANSWER`` can be told by it."""

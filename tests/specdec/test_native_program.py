@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import specdec.execution.native_program as native_program
 import specdec.execution.replay
+from specdec.counting import counted
 from specdec.execution.activations import FUNCTIONS, activations_in
-from specdec.execution.counting import counted
 from specdec.execution.fusion import Graph
 from specdec.execution.native_program import Operation
 from specdec.execution.program import Step, noted

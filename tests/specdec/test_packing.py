@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from specdec.counting import counted
 from specdec.engine.engine import Engine
 from specdec.execution import frozen
-from specdec.execution.counting import counted
 from specdec.execution.fusion import Graph, Joint, fuse, normalized_by, rotation_of, without_repetition
 from specdec.execution.packing import PackedLinears, can_pack, packed_linears
 from specdec.execution.program import Program, noted, write_program

@@ -11,9 +11,9 @@ from torch.utils._pytree import tree_map_only
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import specdec.native.library as native
+from specdec.counting import counted
 from specdec.engine.engine import Engine
 from specdec.execution import products as module
-from specdec.execution.counting import counted
 from specdec.execution.packing import PackedLinears, packed_linears
 from specdec.execution.products import PanelWeight, panels
 from specdec.machine import cpu

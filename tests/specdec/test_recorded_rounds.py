@@ -17,10 +17,10 @@ from torch import Tensor
 import specdec.engine.rounds as rounds_module
 import specdec.execution.replay as replay_module
 from drafters.model import ModelDrafter
+from specdec.counting import counted
 from specdec.drafting.scored import ScoredSession
 from specdec.engine.engine import Engine
 from specdec.engine.read_back import Fetch
-from specdec.execution.counting import counted
 from specdec.execution.recorder import (
     CudaGraphRecorder,
     Recorder,

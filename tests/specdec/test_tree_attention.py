@@ -15,9 +15,9 @@ from specdec.attention import BACKENDS, AttentionBackend, NativeAttention, call
 from specdec.attention.facts import Reach
 from specdec.attention.tree_attention import DTYPES, Tiles, choose_tiles
 from specdec.checks.reference import reference_decode
+from specdec.counting import counted
 from specdec.doctor.findings import chosen
 from specdec.engine.engine import Engine
-from specdec.execution.counting import counted
 from specdec.interfaces import Drafter
 from specdec.native import native_library
 from specdec.requests import SamplingParams

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec.acceptance import accept, certain
+from specdec.counting import counted
 from specdec.engine.evidence import as_it_is
 from specdec.engine.round import Judged, Mode, judge
-from specdec.execution.counting import counted
 from specdec.forward import LOGITS
 from specdec.host import without_looking
 from specdec.interfaces import Laws, Verifier

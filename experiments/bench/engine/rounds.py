@@ -18,8 +18,8 @@ from experiments.bench.rules import make_rules
 from experiments.bench.synthetic import SyntheticDrafter
 from experiments.bench.timing import Budget, runs_wrapped
 from experiments.measuring.forwards import captured_at_once
+from specdec.counting import Work, counted
 from specdec.engine.engine import Engine
-from specdec.execution.counting import Work, counted
 from specdec.interfaces import Drafter, Verifier
 from specdec.physics.speculation import speedup, tokens_per_round
 from specdec.requests import SamplingParams

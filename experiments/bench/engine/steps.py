@@ -10,7 +10,7 @@ from experiments.bench.engine.settings import Grid
 from experiments.bench.timing import Budget, timed
 from experiments.measuring.forwards import Forward, as_graph, captured_at_once, fill, forward_batch
 from specdec.attention import BACKENDS
-from specdec.execution.counting import counted
+from specdec.counting import counted
 from specdec.forward import ForwardBatch
 from specdec.physics.bounds import Work
 from specdec.physics.precision import Precision

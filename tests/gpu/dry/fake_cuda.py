@@ -29,7 +29,7 @@ from triton.runtime.interpreter import InterpretedFunction
 import specdec.engine.rounds
 import specdec.kernels.trees
 import specdec.target.facts
-from specdec.execution.counting import depends_on_values
+from specdec.counting import depends_on_values
 from specdec.execution.recorder import CudaGraphRecorder, Stage
 
 ROOT = Path(__file__).parents[3]
