@@ -11,6 +11,7 @@ token that was not accepted is written over by the one in its place. How far eac
 import copy
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ from specdec.drafting.scored import ScoredSession
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.filters import first_largest
 from specdec.forward import LOGITS, ForwardBatch, Wants
-from specdec.interfaces import Drafter, Session, Sizes, StatelessDrafter, Verifier
+from specdec.interfaces import Drafter, Sizes, StatelessDrafter, Verifier
 from specdec.random import Purpose, mix, uniforms
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
@@ -79,7 +80,7 @@ class StagedDrafter(CombinedDrafter):
 
     def bind(self, target: Target, sizes: Sizes) -> "StagedSession":
         """Begin a session of every stage, with room for the longest chain in every cache."""
-        sessions: list[Session] = []
+        sessions: list[Any] = []
         for part in self.parts:
             stage = part
             if isinstance(part, CausalDrafter):
@@ -143,12 +144,12 @@ class _Stage:
 class StagedSession(CombinedSession):
     """The stages of a ``StagedDrafter`` in one engine."""
 
-    def __init__(self, drafter: StagedDrafter, sessions: list[Session], sizes: Sizes):
+    def __init__(self, drafter: StagedDrafter, sessions: list[Any], sizes: Sizes):
         super().__init__(drafter, *sessions)
-        scored = [each for each in sessions if isinstance(each, ScoredSession)]
-        rules = [*drafter.rules, Plain()]  # the last model decodes plainly, if nothing drafts for it
-        self._stages = [_Stage(each, rule, sizes) for each, rule in zip(scored, rules, strict=False)]
         self._temperatures = [part.temperature for part in drafter.parts if isinstance(part, CausalDrafter)]
+        models = sessions[: len(self._temperatures)]
+        rules = [*drafter.rules, Plain()]  # the last model decodes plainly, if nothing drafts for it
+        self._stages = [_Stage(each, rule, sizes) for each, rule in zip(models, rules, strict=False)]
         self._begin = np.zeros(0, dtype=np.int64)  # where the roots of this round stand
 
     def observe(self, outcome: Outcome) -> None:
