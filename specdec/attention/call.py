@@ -80,10 +80,12 @@ class AttentionBackend:
     Attributes:
         passes_cache: Whether the model is given the cache itself, so that its layers pass on all keys and a whole mask;
             ``attend`` is never called then.
+        replays: Whether a captured forward with it is a single step of a recording: it is told where everything is.
         function: The name of the attention function in transformers, to which the model is switched during forwards.
     """
 
     passes_cache: bool = False
+    replays: bool = False
     function: str = NAME
 
     def prepare(self, batch: ForwardBatch, cache: Cache, facts: Facts) -> Any:

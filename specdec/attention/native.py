@@ -87,6 +87,8 @@ def _layer(cache: Cache, layer: int) -> bytes:
 class NativeAttention(GroupedAttention):
     """The C of ``attention.c``. ``GroupedAttention`` reads quantized caches, and blocks that layers see in two ways."""
 
+    replays = True
+
     def prepare(self, batch: ForwardBatch, cache: Cache, facts: Facts) -> Any:
         """Return the C's view of a forward."""
         if cache.quantized or batch.topology.windowed is not None:

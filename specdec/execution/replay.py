@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from specdec.attention.call import AttentionBackend, AttentionCall, View
 from specdec.attention.facts import Facts
-from specdec.attention.native import NativeAttention, NativeView, Seen
+from specdec.attention.native import NativeView, Seen
 from specdec.cache.base import Cache
 from specdec.execution.executor import Executor, inputs_of, output_of
 from specdec.execution.frozen import epoch
@@ -67,7 +67,7 @@ class ReplayExecutor(Executor):
     @property
     def replays_at_once(self) -> bool:
         """See ``Executor.replays_at_once``."""
-        return self.captures and self.frozen.known and isinstance(self.backend, NativeAttention)
+        return self.captures and self.frozen.known and self.backend.replays
 
     def read_again(self, facts: Facts) -> None:
         """See ``Executor.read_again``."""

@@ -56,8 +56,8 @@ CHAIN, TREES = "model_chain_iid", ("model_tree_iid", "model_tree_without_replace
 """Drafts that every rule is tried with; of the trees, the first that it takes."""
 ON_THE_HOST = ("transport",)
 """Rules that need numbers on the host, which nothing has here."""
-READS_NODES = ("lookahead", "slem")
-"""Drafters that need on the host what the target said of their nodes, or what their model wrote."""
+READS_NODES = ("lookahead", "slem", "staged_chain_iid")
+"""Drafters that need on the host what the target said of their nodes, or what their model wrote or accepted."""
 
 
 @dataclass(frozen=True)
