@@ -437,7 +437,7 @@ class TrainedBlock(TrainedHead):
             places=size,
             position_ids=(batch.positions.flatten()[roots][:, :, None] + ahead).flatten(1),
             attention_mask=masks,
-            past_key_values=cache,
+            cache=cache,
         )
         return found[-1].unflatten(1, (count, size)).flatten(0, 1)
 

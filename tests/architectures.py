@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from specdec.cache.base import cache_argument
 from specdec.target.runner import ModelRunner
 from specdec.tree import DraftTree, TreeShape
 from tests.forwards import prefill, verify
@@ -285,7 +286,7 @@ def own_error(model: PreTrainedModel) -> float:
     """
     tokens = torch.randint(0, VOCAB, (1, 24), generator=torch.Generator().manual_seed(5))
     wanted, past, errors = model(input_ids=tokens, use_cache=False).logits[0], None, []
-    name = "cache_params" if "cache_params" in type(model).forward.__code__.co_varnames else "past_key_values"
+    name = cache_argument(inspect.signature(type(model).forward).parameters)
     for position in range(3, tokens.shape[1]):
         given = {} if past is None else {name: past}
         piece = tokens[:, : position + 1] if past is None else tokens[:, position : position + 1]

@@ -12,6 +12,7 @@ from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from drafters.heads.bound import DraftHead, sizes_like
+from specdec.cache.base import CACHE
 
 
 def config_for(target: PreTrainedModel, *, layers: int, intermediate_size: int | None = None) -> LlamaConfig:
@@ -93,13 +94,7 @@ class FeatureBackbone(nn.Module):
         if position_ids is None:
             start = 0 if past_key_values is None else past_key_values.get_seq_length()
             position_ids = torch.arange(start, start + embeds.shape[1], device=embeds.device)[None]
-        mask = create_causal_mask(
-            config=self.config,
-            inputs_embeds=embeds,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            position_ids=position_ids,
-        )
+        mask = create_causal_mask(self.config, embeds, attention_mask, past_key_values, position_ids)
         given = embeds.new_zeros(*embeds.shape[:2], self.feature_width) if features is None else features
         hidden = self.join(embeds, given)
         rotary = self.rotary_emb(embeds, position_ids=position_ids, **self.rotary_arguments)
@@ -110,14 +105,14 @@ class FeatureBackbone(nn.Module):
                 hidden,
                 attention_mask=mask,
                 position_ids=position_ids,
-                past_key_values=past_key_values,
                 position_embeddings=rotary,
+                **{CACHE: past_key_values},
                 **kwargs,
             )
         normed = self.norm(hidden)
         return BaseModelOutputWithPast(
             last_hidden_state=normed,
-            past_key_values=past_key_values,
+            **{CACHE: past_key_values},
             hidden_states=(*inputs, hidden, normed) if output_hidden_states else None,
         )
 
@@ -190,6 +185,6 @@ class FeatureHead(DraftHead):
         hidden = output.last_hidden_state
         return CausalLMOutputWithPast(
             logits=self.lm_head(hidden[:, -logits_to_keep:] if logits_to_keep else hidden),
-            past_key_values=output.past_key_values,
+            **{CACHE: past_key_values},
             hidden_states=output.hidden_states,
         )

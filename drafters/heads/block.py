@@ -26,7 +26,7 @@ from drafters.heads.block_refiner import Refiner
 from drafters.heads.block_selector import CandidateSelector, GroupedConvolution, convolved_layer
 from drafters.heads.bound import DraftHead, sizes_like, widened, wider_config
 from drafters.heads.markov import ConfidenceHead, MarkovHead
-from specdec.cache.base import Cache
+from specdec.cache.base import CACHE, Cache
 from specdec.topology import Topology
 
 _MANY_LAYERS = 8
@@ -328,7 +328,7 @@ class BlockHead(DraftHead):
             position_ids = torch.arange(start, start + given.shape[1], device=given.device)[None]
         if features is not None:
             self._read(features, position_ids, past_key_values)
-            return CausalLMOutputWithPast(past_key_values=past_key_values)
+            return CausalLMOutputWithPast(**{CACHE: past_key_values})
         embeds: Any = inputs_embeds
         if embeds is None:
             if self.embed_tokens is None:
@@ -339,17 +339,23 @@ class BlockHead(DraftHead):
             places=1 if inputs_embeds is None else embeds.shape[1],
             attention_mask=attention_mask,
             position_ids=position_ids,
-            past_key_values=past_key_values,
+            cache=past_key_values,
             **kwargs,
         )
         return CausalLMOutputWithPast(
             logits=self.logits_of(states[-1][:, -logits_to_keep:] if logits_to_keep else states[-1]),
-            past_key_values=past_key_values,
+            **{CACHE: past_key_values},
             hidden_states=tuple(states) if output_hidden_states else None,
         )
 
     def run(
-        self, inputs_embeds: Float[Tensor, "batch node hidden"], *, places: int, attention_mask: Any, **kwargs: Any
+        self,
+        inputs_embeds: Float[Tensor, "batch node hidden"],
+        *,
+        places: int,
+        attention_mask: Any,
+        cache: Any,
+        **kwargs: Any,
     ) -> list[Float[Tensor, "batch node hidden"]]:
         """Returns the inputs of all layers and, last, the normed output of places.
 
@@ -358,6 +364,7 @@ class BlockHead(DraftHead):
         Args:
             inputs_embeds: Blocks side by side.
             places: Places of each.
+            cache: The ``past_key_values`` of ``forward``.
         """
         config = self.config
         hidden = inputs_embeds
@@ -369,7 +376,7 @@ class BlockHead(DraftHead):
                 "config": config,
                 "inputs_embeds": hidden,
                 "attention_mask": attention_mask,
-                "past_key_values": kwargs["past_key_values"],
+                CACHE: cache,
                 "position_ids": positions,
             }
             make = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}
@@ -378,7 +385,7 @@ class BlockHead(DraftHead):
         states: list[Tensor] = []
         for layer, kind in zip(self.layers, config.layer_types or (), strict=True):
             states.append(hidden)
-            given = {"attention_mask": masks[kind], "position_embeddings": rotary, **kwargs}
+            given = {"attention_mask": masks[kind], "position_embeddings": rotary, CACHE: cache, **kwargs}
             plain = not config.conv_kernel_size
             hidden = layer(hidden, **given) if plain else convolved_layer(layer, hidden, places, **given)
         return [*states, self.norm(hidden)]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import Cache as TransformersCache
 
-from specdec.cache.base import LayerShape
+from specdec.cache.base import LayerShape, cache_argument
 from specdec.recurrent.mixer import Mixer
 
 
@@ -68,4 +68,4 @@ class Facts:
     @property
     def cache_argument(self) -> str:
         """The name of the cache among the arguments."""
-        return "past_key_values" if "past_key_values" in self.arguments else "cache_params"
+        return cache_argument(self.arguments)

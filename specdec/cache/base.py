@@ -2,15 +2,17 @@
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from inspect import signature
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 from transformers import Cache as TransformersCache
+from transformers.masking_utils import create_causal_mask
 
 from specdec.cache.pages import Placement
 from specdec.cache.states import States
@@ -262,6 +264,15 @@ class Cache(OwnLayout, ABC):
         """Write, then read: this is what a model's layers call."""
         self.write(layer_idx, key_states, value_states)
         return self.read(layer_idx)
+
+
+def cache_argument(parameters: Container[str]) -> str:
+    """Return the name of the cache among a function's parameters, which is ``cache`` since transformers 5.24."""
+    return next((name for name in ("cache", "cache_params") if name in parameters), "past_key_values")
+
+
+CACHE = cache_argument(signature(create_causal_mask).parameters)
+"""The name of the cache among the parameters of transformers' mask functions and attention layers."""
 
 
 def of_class(cache: OwnLayout, wanted: type) -> OwnLayout:

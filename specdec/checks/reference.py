@@ -5,6 +5,7 @@ The engine must emit the same tokens in float32. The only code that the two shar
 """
 
 from collections.abc import Sequence
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from specdec.batch import Batch
+from specdec.cache.base import cache_argument
 from specdec.cache.formats import Format, check_format
 from specdec.coupling import winners
 from specdec.engine.processors import process
@@ -44,10 +46,10 @@ def reference_decode(
         kv_cache: The format in which the engine stores keys and values; here they are rounded to it.
     """
     sampling = sampling.seeded(0)
-    sequence = list(prompt_ids)
+    sequence, name = list(prompt_ids), cache_argument(signature(type(model).forward).parameters)
     for step in range(sampling.max_new_tokens):
         cache = cache_like(model, kv_cache)
-        logits = model(torch.tensor([sequence], device=model.device), past_key_values=cache).logits[:, -1:]
+        logits = model(torch.tensor([sequence], device=model.device), **{name: cache}).logits[:, -1:]
         state = _state(sequence, sampling, logits.shape[2], model.device)
         p = distribution(_scores(logits, sequence, state)[None, None], state.sampling)
         if noise is Noise.SHARED:

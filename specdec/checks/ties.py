@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from specdec.cache.base import cache_argument
 from specdec.checks.reference import cache_like, next_scores
 from specdec.execution.executor import evaluating
 from specdec.forward import ForwardBatch, Wants
@@ -154,14 +155,15 @@ def _run_model(
     cache: DynamicCache | None = None,
 ) -> Float[Tensor, " vocab"]:
     """Return the logits after a sequence that the model itself is fed in pieces, with transformers' cache."""
-    options = {"logits_to_keep": 1} if "logits_to_keep" in signature(type(model).forward).parameters else {}
+    parameters = signature(type(model).forward).parameters
+    name, options = cache_argument(parameters), {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
     past, start = cache_like(model, kv_cache) if cache is None else cache, 0
     logits = torch.empty(0)
     with evaluating([module for module in model.modules() if module.training]):
         for stop in (*cuts, len(sequence)):
             piece = torch.tensor([list(sequence[start:stop])], device=model.device)
-            output = model(piece, past_key_values=past, use_cache=bool(cuts) or past is not None, **options)
-            past, start = output.past_key_values, stop
+            output = model(piece, **{name: past}, use_cache=bool(cuts) or past is not None, **options)
+            past, start = getattr(output, name), stop
             logits = output.logits[0, -1]
     return logits
 

@@ -113,10 +113,10 @@ class Executor(ABC):
             "inputs_embeds" if inputs[0].is_floating_point() else "input_ids": inputs[0],
             "use_cache": True,
         }
-        asked, cache_argument = self.facts.arguments, self.facts.cache_argument
+        cache_argument = self.facts.cache_argument
         if self.facts.reaches:
             arguments["attention_mask"] = self.facts.mask_argument(view.masks)
-        if "position_ids" in asked or cache_argument != "cache_params":  # some pass it on without naming it
+        if self.facts.layers or "position_ids" in self.facts.arguments:  # some pass it on without naming it
             arguments["position_ids"] = inputs[1]
         if len(inputs) > 2:
             arguments["features"] = inputs[2]

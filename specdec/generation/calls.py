@@ -17,11 +17,12 @@ from transformers import (
     StopStringCriteria,
 )
 
+from specdec.cache.base import CACHE
 from specdec.generation.config import token_ids
 
 # Arguments of the model's forward that `generate` itself adds, and that change no token.
 _HARMLESS = frozenset(["use_cache", "logits_to_keep", "cache_position", "output_attentions", "output_hidden_states"])
-_READ = frozenset(["attention_mask", "position_ids", "past_key_values"])
+_READ = frozenset(["attention_mask", "position_ids", CACHE])
 
 
 def check_inputs(model: PreTrainedModel, config: GenerationConfig, kwargs: Mapping[str, Any]) -> None:
@@ -39,12 +40,12 @@ def check_inputs(model: PreTrainedModel, config: GenerationConfig, kwargs: Mappi
             f"generate got {', '.join(sorted(unknown))} for the model's forward, which this engine does not pass on: "
             f"leave it out (for a tokenizer's token_type_ids: return_token_type_ids=False)"
         )
-    cache = kwargs.get("past_key_values")
+    cache = kwargs.get(CACHE)
     if isinstance(cache, QuantizedCache):
         raise ValueError("a quantized cache changes the output, and this engine keeps its own: leave it out")
     if isinstance(cache, Cache) and cache.get_seq_length() > 0:
         raise ValueError(
-            f"past_key_values holds {cache.get_seq_length()} tokens, and this engine keeps a cache of its own: "
+            f"{CACHE} holds {cache.get_seq_length()} tokens, and this engine keeps a cache of its own: "
             f"leave it out, and pass all tokens"
         )
     if config.return_dict_in_generate:

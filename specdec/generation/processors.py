@@ -124,8 +124,9 @@ def for_row(processor: Processor, row: int, rows: int, padding: Int[Tensor, " po
             if processor.prompt_ignore_length is None:
                 return processor
     elif isinstance(processor, PrefixConstrainedLogitsProcessor):
-        allowed = processor._prefix_allowed_tokens_fn
-        processor = PrefixConstrainedLogitsProcessor(lambda _, tokens: allowed(row, tokens), num_beams=1)
+        # Since transformers 5.24 the samples of a prompt count as its beams.
+        allowed, number = processor._prefix_allowed_tokens_fn, row // processor._num_beams
+        processor = PrefixConstrainedLogitsProcessor(lambda _, tokens: allowed(number, tokens), num_beams=1)
     elif isinstance(processor, EncoderRepetitionPenaltyLogitsProcessor):
         processor = _encoder_penalty(processor, _prompt_of(row, rows, len(processor.encoder_input_ids)))
     elif isinstance(processor, EncoderNoRepeatNGramLogitsProcessor):

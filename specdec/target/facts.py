@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from specdec.attention import BACKENDS, AttentionBackend
 from specdec.attention.facts import Facts
-from specdec.cache.base import Cache, UnsupportedError, of_class
+from specdec.cache.base import Cache, UnsupportedError, cache_argument, of_class
 from specdec.cache.formats import check_format
 from specdec.cache.paged_cache import cache_of
 from specdec.cache.pages import Paging
@@ -193,10 +193,9 @@ def _probe(model: PreTrainedModel, experts: str) -> tuple[Facts, Float[Tensor, "
     with switched(configs, "eager", experts), noted_masks(configs) as asked, evaluating(training):
         tokens = _trial_tokens(config, vocab_size, device)
         arguments = frozenset(inspect.signature(type(model).forward).parameters)
-        cache_class = own_cache_class(model)
+        cache_class, name = own_cache_class(model), cache_argument(arguments)
 
         def run(given: Tensor, cache: ShapeProbe) -> Any:
-            name = "past_key_values" if "cache_params" not in arguments else "cache_params"
             return model(input_ids=given, **{name: of_class(cache, cache_class)}, use_cache=True)
 
         with Attributes(model) as attributes:

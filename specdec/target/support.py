@@ -19,6 +19,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from specdec.arguments import instance
 from specdec.attention.facts import Reach
+from specdec.cache.base import cache_argument
 
 # Layer types of transformers' configurations. Sparse layers that select single positions work: they follow the mask.
 # Those that select blocks of positions do not: they count blocks along the cache, where a tree's nodes stand side by
@@ -224,7 +225,7 @@ def explain(model: PreTrainedModel, finding: str) -> str:
     """Return why a model failed its trial, in one sentence that names its type."""
     kind = model.config.model_type
     parameters = inspect.signature(type(model).forward).parameters
-    if "state" in parameters or ("cache_params" in parameters and "ShapeProbe" in finding):
+    if "state" in parameters or (model._is_stateful and "ShapeProbe" in finding):
         return f"{kind}: its states are in one object that goes through the whole model, and cannot be had node by node"
     names = {name for part in {type(part) for part in model.modules()} for name in dir(part)}
     if any("alibi" in name for name in names):
@@ -234,9 +235,9 @@ def explain(model: PreTrainedModel, finding: str) -> str:
     text = model.config.get_text_config(decoder=True)
     if getattr(text, "is_decoder", None) is False:
         return f"{kind}: its attention is bidirectional unless its configuration has is_decoder=True ({finding})"
-    if "past_key_values" not in parameters and "cache_params" not in parameters:
+    if cache_argument(parameters) not in parameters:
         return f"{kind}: {type(model).__name__}.forward takes no cache (past_key_values); not supported"
-    if "position_ids" not in parameters and "cache_params" not in parameters:
+    if "position_ids" not in parameters and not model._is_stateful:
         return (
             f"{kind}: {type(model).__name__}.forward takes no position_ids, so that a tree's tokens cannot be placed; "
             f"not supported"

@@ -13,6 +13,7 @@ from transformers.generation.candidate_generator import SinglePositionMultiToken
 
 from drafters.assistant import AssistantDrafter
 from specdec.attention.facts import Reach
+from specdec.cache.base import CACHE
 from specdec.checks.drafter import assert_conforms
 from specdec.drafting.builders import ExpansionTree
 from specdec.drafting.target_keys import TargetKeys
@@ -31,7 +32,7 @@ PROMPTS = [[1, 2, 3, 1, 2, 5, 9, 4, 7], [5], [6, 2], [3, 3, 8, 1, 4, 12, 11]]
 def outputs(target: Target, known: list[int], shared: int) -> Any:
     """What the target's own forward over all committed tokens leaves for transformers' generator."""
     cache: Any = DynamicCache()
-    done = target.model(torch.tensor([known[:-1]]), past_key_values=cache, output_hidden_states=True)
+    done = target.model(torch.tensor([known[:-1]]), **{CACHE: cache}, output_hidden_states=True)
     stored = 4 - shared
     layers = {kind: max(i for i in range(stored) if (KINDS * 2)[i] == kind) for kind in KINDS}
     shown = {kind: (cache.layers[layer].keys, cache.layers[layer].values) for kind, layer in layers.items()}

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import DynamicCache
 
 from drafters.block import BlockDrafter
 from drafters.heads.block import BlockHead
@@ -187,7 +188,8 @@ def written(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) ->
 def block_logits(head: BlockHead, target: Target) -> Tensor:
     bound = head.bound(target.model)
     with torch.no_grad():
-        cache = bound(features=context_of(head)[:1]).past_key_values
+        cache = DynamicCache()
+        bound(features=context_of(head)[:1], past_key_values=cache)
         tokens = torch.tensor([[5, *[VOCAB - 1] * 4]])
         return bound(input_ids=tokens, attention_mask=torch.zeros(1, 1, 5, 12), past_key_values=cache).logits
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafters import ModelDrafter
-from specdec.cache.base import LayerShape
+from specdec.cache.base import CACHE, LayerShape
 from specdec.cache.formats import FORMATS, SMALLEST_SCALE, Format, check_device, check_format
 from specdec.cache.quantized import QuantizedSlotCache
 from specdec.cache.quantized_tensor import QuantizedTensor
@@ -157,7 +157,7 @@ def drafted(runner: ModelRunner) -> DraftTree:
 
 def own(model: PreTrainedModel, tokens: Tensor, kv_cache: str | None) -> Tensor:
     """The logits after a sequence by the model itself, with rounded entries."""
-    return model(tokens[None], past_key_values=cache_like(model, kv_cache)).logits[0, -1]
+    return model(tokens[None], **{CACHE: cache_like(model, kv_cache)}).logits[0, -1]
 
 
 def assert_alike(logits: list[Tensor], wanted: list[Tensor]) -> None:

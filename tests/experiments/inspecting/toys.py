@@ -20,6 +20,7 @@ from drafters.heads.block import BlockHead
 from drafters.heads.eagle import Eagle3Head, EagleHead
 from drafters.heads.mtp import MTPHead
 from drafters.medusa import MedusaHeads
+from specdec.cache.base import CACHE
 from specdec.target.target import Target
 
 VOCAB, WIDTH, CODE, MEMORY, LAYERS = 64, 48, slice(1, 25), slice(25, 48), 8
@@ -92,8 +93,8 @@ def toy_text(model: LlamaForCausalLM, rows: int = 32, length: int = 64, seed: in
     found = torch.randint(MASK, (rows, 1), generator=generator)
     cache: Any = None
     for _ in range(length - 1):
-        output = model(found[:, -1:], past_key_values=cache, use_cache=True)
-        cache = output.past_key_values
+        output = model(found[:, -1:], **{CACHE: cache}, use_cache=True)
+        cache = output[CACHE]
         found = torch.cat([found, torch.multinomial(output.logits[:, -1].softmax(-1), 1, generator=generator)], 1)
     return found
 

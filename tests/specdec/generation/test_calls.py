@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from drafters import NGramDrafter
+from specdec.cache.base import CACHE
 from specdec.generation import SpeculativeGenerate, generate
 from tests.components import DRAFTERS
 from tests.models import tiny_model
@@ -128,9 +129,9 @@ def test_inputs_other_than_tokens_are_refused(model) -> None:
     ids = torch.tensor([[1, 2, 3, 4]])
     with pytest.raises(ValueError, match="inputs_embeds are not supported"):
         model.generate(inputs_embeds=model.get_input_embeddings()(ids), max_new_tokens=3, custom_generate=ours)
-    cache = model(ids[:, :3], use_cache=True).past_key_values
-    with pytest.raises(ValueError, match="past_key_values holds 3 tokens"):
-        model.generate(ids, past_key_values=cache, max_new_tokens=3, custom_generate=ours)
+    cache = model(ids[:, :3], use_cache=True)[CACHE]
+    with pytest.raises(ValueError, match=f"{CACHE} holds 3 tokens"):
+        model.generate(ids, **{CACHE: cache}, max_new_tokens=3, custom_generate=ours)
     gpt2 = tiny_model("gpt2", vocab_size=VOCAB)
     with pytest.raises(ValueError, match="generate got token_type_ids for the model's forward"):
         gpt2.generate(ids, token_type_ids=torch.zeros_like(ids), max_new_tokens=3, custom_generate=ours)

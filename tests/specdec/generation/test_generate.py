@@ -19,6 +19,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
 from drafters.model import ModelDrafter
+from specdec.cache.base import CACHE
 from specdec.engine.engine import Engine
 from specdec.generation import SpeculativeGenerate, generate
 from specdec.interfaces import Verifier
@@ -161,8 +162,8 @@ def test_a_dictionary_is_returned_where_one_is_asked_for(model) -> None:
     assert torch.equal(output.sequences, model.generate(**batch(), **common).sequences)
 
 
-def test_samples_of_a_prompt_have_batch_ids_of_their_own(model) -> None:
-    """As transformers numbers them: the samples of a prompt stand together."""
+def test_samples_of_a_prompt_have_the_batch_ids_of_transformers(model) -> None:
+    """The samples of a prompt stand together: each has a number of its own, and since 5.24 the prompt's."""
 
     def prompts_seen(**arguments: Any) -> dict[int, tuple[int, ...]]:
         seen: dict[int, tuple[int, ...]] = {}
@@ -176,7 +177,7 @@ def test_samples_of_a_prompt_have_batch_ids_of_their_own(model) -> None:
         return seen
 
     plain = prompts_seen()
-    assert len(plain) == 6
+    assert len(plain) in (3, 6)
     assert prompts_seen(custom_generate=SpeculativeGenerate()) == plain
 
 
@@ -201,7 +202,7 @@ def test_an_empty_cache_and_the_usual_positions_change_nothing(model) -> None:
     inputs, common = batch(), {"max_new_tokens": 5, "pad_token_id": PAD}
     plain = model.generate(**inputs, **common)
     positions = (inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0)
-    for given in ({"position_ids": positions, "past_key_values": DynamicCache()}, {"cache_implementation": "static"}):
+    for given in ({"position_ids": positions, CACHE: DynamicCache()}, {"cache_implementation": "static"}):
         found = model.generate(**inputs, **common, **given, custom_generate=SpeculativeGenerate())
         assert torch.equal(found, plain)
 

@@ -10,6 +10,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
 
 from experiments.bench.chapter.models import CONFIGS, LLAMA_8B, LLAMA_70B, ROUND_8B
 from experiments.planning.formats import choose_formats
+from specdec.cache.base import CACHE
 from specdec.cache.pages import Paging
 from specdec.cache.quantized import QuantizedSlotCache
 from specdec.physics import heads
@@ -271,7 +272,7 @@ def test_recurrent_layers_keep_the_same_for_any_length() -> None:
     config = tiny_config("qwen3_next")
     model = AutoModelForCausalLM.from_config(config).float().eval()
     with torch.inference_mode():
-        cache = model(torch.zeros(1, 7, dtype=torch.long), use_cache=True).past_key_values
+        cache = model(torch.zeros(1, 7, dtype=torch.long), use_cache=True)[CACHE]
     kept = 0
     for layer in cache.layers:
         states = [value for name, value in vars(layer).items() if name.endswith("_states")]
