@@ -116,7 +116,7 @@ class Rounds:
     def warm_up(
         self, modes: Iterable[Mode], *, nodes: Sequence[int], sampling: Sequence[SamplingParams], positions: int
     ) -> None:
-        """Record whole rounds, if they are recorded at all, for every number of rows that they are padded to.
+        """Record whole rounds, as on a GPU, for every number of rows that they are padded to.
 
         Args:
             modes: How they draft and judge.
@@ -125,7 +125,7 @@ class Rounds:
             positions: The length that attention is recorded up to.
         """
         recordings, modes = self.recordings, [mode for mode in modes if self._why_not(mode) is None]
-        if recordings is None or not self._whole:
+        if recordings is None or not (self._whole and self._early):  # a CPU makes a recording in little time
             return
         recordings.after, after = _WARM, recordings.after
         try:

@@ -62,7 +62,7 @@ def without_repetition(
     written = {memory_of(tensor) for step in steps for tensor in step.writes}
     for step in steps:
         step = replace(step, arguments=with_others(step.arguments, same), named=with_others(step.named, same))
-        looks = isinstance(step.function, OpOverload) and is_view(step.function)
+        looks = (inputs is not None or bool(written)) and _is_view(step)
         if looks and inputs is not None and moving.isdisjoint(id(tensor) for tensor in step.reads):
             continue
         moving.update(id(tensor) for tensor in step.makes)
@@ -81,6 +81,13 @@ def without_repetition(
             continue
         kept.append(step)
     return kept
+
+
+def _is_view(step: Step) -> bool:
+    """Return whether a step has only looked at its first argument's memory: a reshape, for one, may have copied it."""
+    if not isinstance(step.function, OpOverload) or not is_view(step.function):
+        return False
+    return all(memory_of(tensor) == memory_of(step.reads[0]) for tensor in step.makes)
 
 
 def join_products(steps: list[Step], joint: Joint) -> list[Step]:

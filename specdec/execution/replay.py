@@ -111,10 +111,11 @@ class ReplayExecutor(Executor):
             return output_of(wants, self.recordings.run("forward", key, stage, inputs))
         assert isinstance(view, NativeView)
         self.recordings.after = 1
+        program: Any
         with notes.apart():
             program, outputs = self.recordings.take("forward", key, stage, inputs)
-        if program is None:
-            notes.refuse("a forward in it is not captured")
+        if program is None or program.aimed:
+            notes.refuse("a forward in it is not captured, or the C does not write to its cache")
         else:
             notes.add(partial(self._now.replay, program, replace(view, seen=())), (view.seen, *inputs), outputs)
         return output_of(wants, outputs)
@@ -174,7 +175,8 @@ class _ForwardRecorder(Recorder):
             traced = stage(*traced_inputs)
         if work.refusal is None:
             steps = fuse(work.steps, traced_inputs, traced, self._packed.joint, self._listed(traced_inputs, traced))
-            program = write_program(steps, traced_inputs, traced)
+            program: Any = write_program(steps, traced_inputs, traced)
+            program.aimed = any(step.function == self._now.write for step in steps)
             if all(torch.equal(a, b) for a, b in zip(program(*inputs), outputs, strict=True)):
                 return program, outputs
         return work.refusal or "it returns other numbers", stage(*inputs)  # the cache holds what others have left

@@ -57,7 +57,8 @@ def test_a_run_leaves_everything_behind(
     assert len(records) == 2 * samples
     again = summarize(records, planned=samples, bootstrap=Bootstrap(resamples=200))
     assert again.methods[1].speedup == method["speedup"]
-    assert list(again.methods[1].speedup_interval or ()) == method["speedup_interval"]
+    # Sums of the same numbers at other addresses may be added in another order.
+    assert list(again.methods[1].speedup_interval or ()) == pytest.approx(method["speedup_interval"], rel=1e-12)
 
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["config"]["dataset"]["count"] == 3

@@ -234,6 +234,11 @@ FUNCTIONS_THAT_WRITE: dict[str, tuple[Callable[[Tensor], list[Tensor]], int]] = 
     "read again after a write": (lambda x: [KEPT.sum(0) + KEPT[0].add_(x).sum() + KEPT.sum(0)], 6),
     "read again without one": (lambda x: [KEPT.sum(0) + x + KEPT.sum(0)], 3),
     "a view of what stays": (lambda x: [KEPT[1].mul_(x) + KEPT[1, :1]], 2),
+    "a reshape that copies what stays": (lambda x: [KEPT[1].mul_(x) + KEPT.t().reshape(-1)[:4]], 2),
+    "a cast of what stays, before and after a write": (
+        lambda x: [KEPT.to(torch.float64)[0] + KEPT[0].add_(x) + KEPT.to(torch.float64)[0]],
+        3,
+    ),
     "a view of what is made": (lambda x: [(x + 1)[:2] * 2], 2),
     "made, written to, and read": (lambda x: [_filled(x)], 2),
     "made and written to for nobody": (lambda x: [x + 1, *[] * len(_filled(x))], 1),
