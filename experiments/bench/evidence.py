@@ -2,8 +2,8 @@
 
 Each study is a command of ``experiments`` in a process of its own, kept in ``work``; what is complete there is not run
 again. Its pictures are copied into ``images``; its table, if it has one, replaces what stands between the study's two
-marks in its page. Use an idle machine: only ``heads``, ``ceiling`` and ``markov_trees`` are about lengths, which do not
-depend on load.
+marks in its page. Use an idle machine: only ``heads``, ``ceiling``, ``markov_trees``, ``which_drafter``, ``grammars``
+and what needs training are about lengths, which do not depend on load.
 """
 
 import re
@@ -21,6 +21,7 @@ from experiments.results.runs import load_run
 
 ROOT = Path(__file__).parents[2]
 COSTS, FELT, RESULTS = Path("docs/costs.md"), Path("docs/measurements.md"), Path("docs/results.md")
+WHICH = Path("docs/which-drafter.md")
 LENGTHS = "Tokens per round by drafted nodes, a panel per temperature"
 
 
@@ -55,6 +56,12 @@ def _experiment(name: str, page: Path, caption: str, *, sweep: bool = False) -> 
     return Study(f"experiments.run experiment={name}", {name: name}, sweep, page, f"{name}.md", [caption])
 
 
+def _lengths(asked: str, page: Path, caption: str, *, sweep: bool = False) -> Study:
+    """Return an experiment of tokens per round alone (``experiments.reporting.lengths``)."""
+    name = asked.split()[0]
+    return Study(f"experiments.run experiment={asked}", {name: "lengths"}, sweep, page, "lengths.md", [caption])
+
+
 GALLERY = {
     "demo": Study(
         "experiments.demo race=null time_limit=null",
@@ -72,6 +79,12 @@ GALLERY = {
     ),
 }
 """Pictures alone."""
+TRAINED = {
+    "backbone": _lengths("backbone", RESULTS, "Tokens per round of every head on the backbone, by rule and shape"),
+    "data_policy": _lengths("data_policy", RESULTS, "Tokens per round by what a head was trained on"),
+    "losses": _lengths("losses", RESULTS, "Tokens per round by loss and rule"),
+}
+"""These need heads that are trained before: their files in ``conf/experiment`` say how."""
 STUDIES = {
     "drafters": Study(
         "experiments.run experiment=drafters",
@@ -102,6 +115,11 @@ STUDIES = {
     "ingredients": _experiment(
         "ingredients", RESULTS, "Tokens per second of every rung, and every ingredient by itself"
     ),
+    "which_drafter": _lengths(
+        "which_drafter", WHICH, "Tokens per round of every drafter, by text and temperature", sweep=True
+    ),
+    "grammars": _lengths("grammars", RESULTS, "Tokens per round of drafts under a grammar's mask and free", sweep=True),
+    **TRAINED,
     **GALLERY,
 }
 
@@ -111,7 +129,7 @@ class Options:
     """The command line."""
 
     only: tuple[str, ...] = option(
-        tuple(name for name in STUDIES if name not in GALLERY), "which studies", choices=tuple(STUDIES)
+        tuple(name for name in STUDIES if name not in GALLERY | TRAINED), "which studies", choices=tuple(STUDIES)
     )
     work: Path = option(Path("outputs/evidence"), "folder of the runs")
     images: Path = option(Path("docs/images"), "folder of the pictures")

@@ -29,7 +29,10 @@ def report_lengths(
         runs: One whose labels are "column: row", or a sweep's, of which each is a column.
         rows: Heading of the rows' names.
         about: Title of the picture.
-        columns: Parts of the names of a sweep's columns, by the overrides that make them.
+        columns: Parts of the names of a sweep's columns, by the overrides that make them, as Hydra writes them.
+
+    Raises:
+        ValueError: Two methods have one place.
     """
     found: Found = {}
     for run in runs:
@@ -39,6 +42,10 @@ def report_lengths(
                 continue
             label = label_of(method, run.manifest["config"]["labels"])
             column, _, row = (named, "", label) if named else label.rpartition(FAMILY)
+            if (method.temperature, row, column) in found:
+                raise ValueError(
+                    f"{row!r} stands twice in the column {column!r}: name what differs in labels or columns"
+                )
             found[method.temperature, row, column] = run, method
     temperatures, names, heads = (list(dict.fromkeys(each)) for each in zip(*found, strict=True))
     signed = [
@@ -84,6 +91,7 @@ def report_lengths(
                 about=f"{about}, with {runs[0].summary.confidence:.0%} intervals",
                 subtitle=made.partition(". ")[0],
                 alarm=warning(lossy),
+                one_scale=True,
             )
         ],
     )

@@ -184,14 +184,16 @@ def rows_plot(
     subtitle: str,
     alarm: str = "",
     numbers: bool = True,
+    one_scale: bool = False,
 ) -> Path:
     """Draw figures with their intervals along named rows, beside the line of plain decoding at 1.
 
-    ``panels`` has the series of every panel by name, by the label of the panel's axis.
+    ``panels`` has the series of every panel by name, by the label of the panel's axis. With ``one_scale`` all panels
+    show the same quantity.
     """
     count = max(map(len, panels.values()))
     figure = new_figure(PAGE, 1.1 + (0.12 + 0.13 * count) * len(names))
-    drawn = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    drawn = figure.subplots(1, len(panels), sharey=True, sharex=one_scale, squeeze=False)[0]
     for axes, (label, series) in zip(drawn, panels.items(), strict=True):
         for index, (name, points) in enumerate(series.items()):
             offset = 0.0 if count == 1 else -0.3 + 0.6 * index / (count - 1)

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from omegaconf import OmegaConf
 
 from experiments.results.records import RecordWriter
@@ -60,7 +61,7 @@ def test_families_are_columns_and_differences_are_from_the_first_row(tmp_path: P
     assert (tmp_path / "lengths.png").exists()
 
 
-def test_overrides_name_the_columns_of_a_sweep(tmp_path: Path) -> None:
+def test_overrides_name_the_columns_of_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path / "0", "sampling=code", "mask=true", more=1)
     run(tmp_path / "1", "sampling=code", "mask=false")
     (tmp_path / "2" / ".hydra").mkdir(parents=True)
@@ -74,3 +75,6 @@ def test_overrides_name_the_columns_of_a_sweep(tmp_path: Path) -> None:
     assert "| T | drafts | code, masked | code, free |" in text
     assert "| 0 | chain: none | 2.50 [2.50, 2.50] / 3.0 | 1.50 [1.50, 1.50] / 3.0 |" in text
     assert "NO RESULT of job 2" in text and "signed" not in text
+    report.columns = {"sampling=code": "code"}
+    report.on_multirun_end(OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}}))
+    assert "'chain: none' stands twice in the column 'code': name what differs" in capsys.readouterr().err
