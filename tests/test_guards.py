@@ -274,14 +274,14 @@ def test_questions_and_deep_classes_are_noticed() -> None:
 
 # ---------------------------------------------------------------- pages
 
-MOST_WORDS, MOST_PAGES, ALL_WORDS = 3_000, 16, 44_900
+MOST_WORDS, MOST_PAGES, ALL_WORDS = 3_000, 17, 47_300
 LONG = {
     "docs/costs.md": 3_200,
-    "docs/drafters.md": 5_150,
-    "docs/engine.md": 4_650,
+    "docs/drafters.md": 5_450,
+    "docs/engine.md": 4_720,
     "docs/experiments.md": 3_600,
     "docs/measurements.md": 3_850,
-    "docs/results.md": 4_150,
+    "docs/results.md": 4_700,
     "docs/why-decoding-is-slow.md": 3_950,
 }
 """Pages that are longer, and their own limits."""
