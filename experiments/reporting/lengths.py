@@ -77,7 +77,7 @@ def report_lengths(
         }
         for temperature in sorted(temperatures)
     }
-    made, lossy = made_with(runs[0]), [name for run in runs for name in run.summary.not_lossless]
+    made, lossy = made_with(*runs), [name for run in runs for name in run.summary.not_lossless]
     publish(
         folder,
         "lengths",

@@ -125,14 +125,15 @@ def methods_document(run: Run) -> str:
     return document(f"`python -m experiments.run {given}`: {made_with(run)}", table, "\n".join(notes))
 
 
-def made_with(run: Run) -> str:
-    """What made a run, and what brackets are, in two sentences."""
+def made_with(run: Run, *others: Run) -> str:
+    """What made a run, or several of other targets and prompts, and what brackets are, in two sentences."""
     manifest, config = run.manifest, run.manifest["config"]
     cost = f" at the cost of a {config['target']['inflate']} model" if config["target"].get("inflate") else ""
+    names = dict.fromkeys(each.manifest["target"]["name"] for each in (run, *others))
     facts = [
-        f"{manifest['target']['name']}{cost}",
+        f"{' and '.join(names)}{cost}",
         manifest["dtype"],
-        dataset_name(run),
+        " and ".join(dict.fromkeys(map(dataset_name, (run, *others)))),
         f"{config['sampling']['max_new_tokens']} new tokens",
         f"batch {config['engine']['max_batch_size']}",
         f"{manifest['threads']} thread{'s' if manifest['threads'] != 1 else ''} of {manifest['device']}",

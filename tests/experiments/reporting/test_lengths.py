@@ -21,7 +21,8 @@ def run(job: Path, *overrides: str, more: int = 0) -> None:
     (job / ".hydra" / "overrides.yaml").write_text(json.dumps(overrides))
     manifest = {
         "config": {
-            "dataset": {"_target_": "experiments.datasets.stdlib.Stdlib", "seed": 0}, "sampling": {"max_new_tokens": 4},
+            "dataset": {"_target_": "experiments.datasets.stdlib.Stdlib", "seed": more},
+            "sampling": {"max_new_tokens": 4},
             "bootstrap": {"confidence": 0.95, "resamples": 100, "seed": 0}, "engine": {"max_batch_size": 1},
             "target": {}, "labels": LABELS,
         },
@@ -72,6 +73,7 @@ def test_overrides_name_the_columns_of_a_sweep(tmp_path: Path, capsys: pytest.Ca
     )
     report.on_multirun_end(OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}}))
     text = (tmp_path / "lengths.md").read_text()
+    assert text.startswith("bundled/target, float32, stdlib, 3 prompts, seed 1 and stdlib, 3 prompts, seed 0, 4 new")
     assert "| T | drafts | code, masked | code, free |" in text
     assert "| 0 | chain: none | 2.50 [2.50, 2.50] / 3.0 | 1.50 [1.50, 1.50] / 3.0 |" in text
     assert "NO RESULT of job 2" in text and "signed" not in text
