@@ -92,7 +92,8 @@ class ReplayExecutor(Executor):
         """See ``Executor.run``."""
         self.check_recordable()
         view = self._now.view = self.prepare(batch, cache)
-        inputs, wants = inputs_of(batch, cache), batch.wants
+        # The C reads them by the strides that they had when the forward was captured.
+        inputs, wants = [each.contiguous() for each in inputs_of(batch, cache)], batch.wants
         as_it_is = not self.captures or self.backend.passes_cache or not self.frozen.known
         # A recording has a captured forward as one step, if its C is told where the forward's tensors are.
         notes = noting.get() if isinstance(view, NativeView) and recording_now() else None
