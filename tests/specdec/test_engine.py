@@ -129,11 +129,16 @@ class Synchronizations(TorchFunctionMode):
 CUT_SHORT = {"model_by_confidence", "block_by_confidence"}
 """Drafters whose policy decides on the device how many nodes are verified: what is cut off saves more than the look."""
 
+ON_THE_HOST_ITSELF = ("slem", "staged_chain_iid")
+"""Drafters whose drafts are made on the host, which waits as often as their drafting model is asked."""
 ON_THE_HOST = {"lookahead"}
 """Drafters that keep on the host what the target said of their nodes, which they read for themselves."""
 
 
-@pytest.mark.parametrize("drafter", [complete(name, strong=name in LOOKED_AT) for name in (None, *DRAFTERS)])
+@pytest.mark.parametrize(
+    "drafter",
+    [complete(name, strong=name in LOOKED_AT) for name in (None, *DRAFTERS) if name not in ON_THE_HOST_ITSELF],
+)
 def test_one_synchronization_per_round(target, drafter) -> None:
     engine = make(target, drafter, max_batch_size=2)
     for prompt in ([1, 2, 1, 2], [3, 4, 3, 4]):
