@@ -2,8 +2,8 @@
 
 Each study is a command of ``experiments`` in a process of its own, kept in ``work``; what is complete there is not run
 again. Its pictures are copied into ``images``; its table, if it has one, replaces what stands between the study's two
-marks in its page. Use an idle machine: only ``heads``, ``ceiling``, ``markov_trees``, ``which_drafter`` and
-``grammars`` are about lengths, which do not depend on load.
+marks in its page. Use an idle machine: only ``heads``, ``ceiling``, ``markov_trees``, ``which_drafter``, ``grammars``,
+``hybrid`` and what needs training are about lengths, which do not depend on load.
 """
 
 import re
@@ -79,6 +79,12 @@ GALLERY = {
     ),
 }
 """Pictures alone."""
+TRAINED = {
+    "backbone": _lengths("backbone", RESULTS, "Tokens per round of every head on the backbone, by rule and shape"),
+    "data_policy": _lengths("data_policy", RESULTS, "Tokens per round by what a head was trained on"),
+    "losses": _lengths("losses", RESULTS, "Tokens per round by loss and rule"),
+}
+"""These need heads that are trained before: their files in ``conf/experiment`` say how."""
 STUDIES = {
     "drafters": Study(
         "experiments.run experiment=drafters",
@@ -113,6 +119,8 @@ STUDIES = {
         "which_drafter", WHICH, "Tokens per round of every drafter, by text and temperature", sweep=True
     ),
     "grammars": _lengths("grammars", RESULTS, "Tokens per round of drafts under a grammar's mask and free", sweep=True),
+    "hybrid": _lengths("hybrid", RESULTS, "Tokens per round on two targets, with either head", sweep=True),
+    **TRAINED,
     **GALLERY,
 }
 
@@ -122,7 +130,7 @@ class Options:
     """The command line."""
 
     only: tuple[str, ...] = option(
-        tuple(name for name in STUDIES if name not in GALLERY), "which studies", choices=tuple(STUDIES)
+        tuple(name for name in STUDIES if name not in GALLERY | TRAINED), "which studies", choices=tuple(STUDIES)
     )
     work: Path = option(Path("outputs/evidence"), "folder of the runs")
     images: Path = option(Path("docs/images"), "folder of the pictures")
