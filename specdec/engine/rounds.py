@@ -14,6 +14,7 @@ from specdec.engine.read_back import Fetch
 from specdec.engine.recording import RecordingCounts, may_record, traits
 from specdec.engine.round import Judged, Mode, Played, judge, outcome_of, propose, verify
 from specdec.engine.slot_table import SlotTable
+from specdec.execution.executor import autocast_of
 from specdec.execution.recorder import CudaGraphRecorder, Recorder, Recordings, Stage, TapeRecorder
 from specdec.forward import ForwardOutput, Wants, bucket_of
 from specdec.interfaces import Session
@@ -64,7 +65,9 @@ class Rounds:
         self._runner, self.table, self.timer = runner, table, timer
         self._whole, self._early = whole, early
         self._version: Hashable = None  # of the target that recordings were made from
-        most = max(MOST_RECORDINGS, _PER_SIZE * len(table.sizes) * len(buckets(1, table.max_length)))
+        # Those of a warm-up are for all lengths; others come with the lengths that requests have.
+        lengths = len(buckets(1, table.max_length)) if early else 1
+        most = max(MOST_RECORDINGS, _PER_SIZE * len(table.sizes) * lengths)
         self.recordings = None if recorder is None else Recordings(recorder, after=RECORD_AFTER, most=most)
         self._kinds: dict[Hashable, TreeKind] = {}
         self._rounds = self._replayed = self._taken = 0
@@ -218,6 +221,7 @@ class Rounds:
         """Run a stage that depends on ``key``, or replay it."""
         assert self.recordings is not None, "rounds are recorded"
         self._taken += 1
+        key = key, autocast_of(self._runner.device.type)  # what casts when a stage is recorded casts in its replays
         return self.recordings.run(name, key, stage, inputs, repeatable=name != "commit")
 
     def _draft(self, mode: Mode, prepared: Hashable, session: Session, seen: Batch) -> DraftTree:

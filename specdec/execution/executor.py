@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -160,6 +161,11 @@ class EagerExecutor(Executor):
         view = self.prepare(batch, cache)
         with plain_weights():
             return output_of(batch.wants, self.call_model(batch.wants, inputs_of(batch, cache), view))
+
+
+def autocast_of(device: str) -> torch.dtype | None:
+    """Return the dtype of autocasting on a type of device; None if it is off."""
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
 def inputs_of(batch: ForwardBatch, cache: Cache) -> list[Tensor]:

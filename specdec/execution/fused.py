@@ -20,11 +20,11 @@ from transformers import PreTrainedModel
 from specdec.attention.call import AttentionBackend
 from specdec.attention.facts import Facts
 from specdec.cache.base import Cache
-from specdec.execution.executor import Executor, inputs_of, output_of
+from specdec.execution.executor import Executor, autocast_of, inputs_of, output_of
 from specdec.execution.packing import plain_weights
 from specdec.execution.program import Program, noted, write_program
 from specdec.execution.recorder import Recorder, Recording, Recordings, Stage, recording_now
-from specdec.execution.replay import MOST_CAPTURED, ForwardKey, Now, autocast_of
+from specdec.execution.replay import MOST_CAPTURED, ForwardKey, Now
 from specdec.execution.rewriting import Kernels, Layers, rewrite
 from specdec.forward import ForwardBatch, ForwardOutput
 from specdec.memory import ran_out

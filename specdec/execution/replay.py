@@ -19,7 +19,7 @@ from specdec.attention.call import AttentionBackend, AttentionCall, View
 from specdec.attention.facts import Facts
 from specdec.attention.native import NativeView, Seen
 from specdec.cache.base import Cache
-from specdec.execution.executor import Executor, inputs_of, output_of
+from specdec.execution.executor import Executor, autocast_of, inputs_of, output_of
 from specdec.execution.frozen import epoch
 from specdec.execution.fusion import Rewriting, fuse
 from specdec.execution.native_program import Workspace, in_lists
@@ -199,8 +199,3 @@ class _ForwardRecorder(Recorder):
         """Return inputs of the same shapes with other values."""
         other = given.flip(-1) if given.is_floating_point() else (given + 1) % self._vocab_size
         return [other, torch.where(positions > 0, positions - 1, positions + 1), *(each.flip(-1) for each in features)]
-
-
-def autocast_of(device: str) -> torch.dtype | None:
-    """Return the dtype of autocasting on a type of device; None if it is off."""
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None

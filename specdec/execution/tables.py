@@ -17,7 +17,7 @@ from specdec.execution.program import Step, needed
 from specdec.execution.rewriting import Layers
 
 MOST_POSITIONS = 1 << 17
-"""Of a table; a longer cache computes the angles in every forward."""
+"""The longest table; with more, the angles are computed in every forward."""
 
 
 class Looked(NamedTuple):
