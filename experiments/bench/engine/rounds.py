@@ -170,28 +170,37 @@ def _rounds_of(
 
         return forward
 
-    engine = Engine(
-        target, drafter, rule, max_batch_size=batch, max_length=max_length, timing=True,
-        recording=way.recording, invariant=way.invariant,
-    )  # fmt: skip
-    with engine:
-        own = getattr(drafter, "runner", None)
+    def playing(recording: str) -> Engine:
+        return Engine(
+            target, drafter, rule, max_batch_size=batch, max_length=max_length, timing=True, recording=recording,
+            invariant=way.invariant,
+        )  # fmt: skip
+
+    own = getattr(drafter, "runner", None)
+    with playing(way.recording) as engine, captured_at_once(CAPTURED):
+        recorded = engine.recording == "rounds"
         runners = [engine.runner, *([own] if isinstance(own, ModelRunner) else [])]
-        with captured_at_once(CAPTURED):
-            begin(engine, prompts, streams(sampling, batch))
-            play(engine, most=WARM_UP, limit=limit / 4)
-            timed = play(engine, most=count, limit=limit / 2)
-            with runs_wrapped([runner.executor for runner in runners], clocked):
-                inside = play(engine, most=count, limit=limit / 4)
+        begin(engine, prompts, streams(sampling, batch))
+        play(engine, most=WARM_UP, limit=limit / 4)
+        timed = play(engine, most=count, limit=limit / 2)
+        with runs_wrapped([runner.executor for runner in runners], clocked):
+            inside = play(engine, most=count, limit=limit / 4)
+        if not recorded:
             with runs_wrapped(runners, counting), counted() as whole:
                 engine.step()
         outside = None
-        if len(spent) >= len(inside):
+        if not recorded and len(spent) >= len(inside):
             outside = 1 - sum(spent) / sum(each["seconds"] for each in inside)
         elif timed:  # rounds that are replayed as a whole: the same forwards, one by one
             forwards = _single(runners[0], Setting(batch, width, context, invariant=way.invariant), target)
             forwards += sum((deepest - 1) * _single(each, Setting(batch, 1, context), target) for each in runners[1:])
             outside = max(0.0, 1 - forwards / mean(timed, "seconds"))
+    if recorded:  # what a replay does is counted in a round that is not one
+        with playing("decisions") as engine, captured_at_once(CAPTURED):
+            begin(engine, prompts, streams(sampling, batch))
+            play(engine, most=WARM_UP, limit=limit / 4)
+            with runs_wrapped([engine.runner, *runners[1:]], counting), counted() as whole:
+                engine.step()
     return {
         "rounds": len(timed),
         "seconds": mean(timed, "seconds"),

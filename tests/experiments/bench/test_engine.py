@@ -77,8 +77,7 @@ def test_rounds_have_stages_and_counts_and_are_played_in_every_way(results: dict
         assert 0 < sum(each["stages"].values()) <= 1.2 * each["seconds"]
         assert 0 < each["launches_outside"] < each["launches"] and 0 < each["outside"] < 1
     assert played["none", "none"]["tokens_per_round"] == 1
-    # A captured forward has as many operations for a chain as for one node.
-    assert played["none", "none"]["launches"] <= played["chain", "block"]["launches"]
+    assert played["none", "none"]["launches"] < played["chain", "block"]["launches"]
     assert {r["recording"] for r in results["rounds"]} == {"auto"}, "the figures are those of the usual way"
     found = {(r["drafter"], r["rule"], r["recording"], r["invariant"]): r for r in results["ways"]}
     assert set(found) == {(*pair, *way) for pair in PAIRS[:3] for way in [("rounds", False), ("auto", True)]}
