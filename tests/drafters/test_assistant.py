@@ -30,7 +30,7 @@ PROMPTS = [[1, 2, 3, 1, 2, 5, 9, 4, 7], [5], [6, 2], [3, 3, 8, 1, 4, 12, 11]]
 
 
 def outputs(target: Target, known: list[int], shared: int) -> Any:
-    """What the target's own forward over all committed tokens leaves for transformers' generator."""
+    """The output of the target's own forward over all committed tokens, as transformers' generator takes it."""
     cache: Any = DynamicCache()
     done = target.model(torch.tensor([known[:-1]]), **{CACHE: cache}, output_hidden_states=True)
     stored = 4 - shared

@@ -17,10 +17,12 @@ from specdec.execution.native_program import Operation
 from specdec.execution.program import Step, noted
 from specdec.execution.rewriting import Layers
 from specdec.execution.tables import Looked, with_tables
-from specdec.forward import Wants
+from specdec.forward import ForwardBatch, Wants
 from specdec.native import native_library
 from specdec.target.runner import ModelRunner
+from specdec.topology import Topology
 from specdec.tree import DraftTree, TreeShape
+from tests.components import mtp_head
 from tests.forwards import prefill, verify
 from tests.models import tiny_model
 
@@ -99,6 +101,24 @@ def test_what_depends_on_positions_alone_is_looked_up(angles: Callable[[Tensor],
     assert isinstance(found, Looked) is looked_up
     if isinstance(found, Looked):
         assert torch.equal(found.table[positions][:, None], made) and found.table.shape == (12, 3)
+
+
+def test_features_that_lie_apart_are_read_as_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slice of a wider tensor, in a forward that was captured with features side by side."""
+    head = mtp_head(tiny_model()).bound(tiny_model())
+    features = torch.randn(2, 6, head.feature_width, generator=torch.Generator().manual_seed(4))
+    found = []
+    for after in (10**9, 1):
+        monkeypatch.setattr(specdec.execution.replay, "CAPTURE_AFTER", after)
+        runner = ModelRunner(head, max_batch_size=2, max_length=40, max_nodes=4)
+        for given in (features[:, :1].contiguous(), features[:, 3:4]):
+            batch = ForwardBatch(
+                tokens=torch.tensor([[5], [9]]), slots=torch.arange(2), lengths=torch.zeros(2, dtype=torch.long),
+                topology=Topology.chain(1, runner.device), features=given,
+            )  # fmt: skip
+            found.append(runner.run(batch).scores)
+    assert runner.executor.recordings.replays == 1  # type: ignore[attr-defined]
+    assert torch.equal(found[0], found[2]) and torch.equal(found[1], found[3])
 
 
 def test_outputs_are_not_written_over(monkeypatch: pytest.MonkeyPatch) -> None:

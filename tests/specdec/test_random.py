@@ -52,6 +52,17 @@ def test_uniform_and_independent_along_every_coordinate(coordinate: str) -> None
     independent(u[:-1], u[1:])
 
 
+@pytest.mark.parametrize("count", [1, 3, 200])
+def test_the_compiled_numbers_are_those_of_the_tensor_operations(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = torch.randint(-(2**63), 2**63 - 1, (5,), generator=torch.Generator().manual_seed(1))
+    rounds = torch.tensor([0, 1, 2, 1000, 2**40])
+    found = [uniforms(keys.flip(0).flip(0), rounds, purpose, count) for purpose in Purpose]
+    assert torch.equal(found[0], uniforms(torch.stack([keys, keys], 1)[:, 0], rounds, Purpose.ACCEPT, count))
+    monkeypatch.setattr("specdec.random.native_library", lambda: None)
+    for purpose, numbers in zip(Purpose, found, strict=True):
+        assert torch.equal(numbers, uniforms(keys, rounds, purpose, count))
+
+
 def test_every_bit_is_a_fair_coin() -> None:
     """All 52 of them: 52 chances of 1e-4 / 52."""
     integers = (along("index") * 2.0**52).long()

@@ -64,7 +64,8 @@ def rejected(
     return sum(step.accepted < step.proposed_depth for step in steps)
 
 
-SHAPES = {"chain": 4, "tree": (2, 2, 1), "expansion": ExpansionTree(21, 3, 3)}  # which takes all that it is offered
+SHAPES = {"chain": 4, "tree": (2, 2, 1), "expansion": ExpansionTree(12, 2, 3)}
+"""The expansion goes on from all nodes: a deeper one leaves some out, where the most probable path may end."""
 
 
 @pytest.mark.parametrize(
@@ -77,8 +78,6 @@ SHAPES = {"chain": 4, "tree": (2, 2, 1), "expansion": ExpansionTree(21, 3, 3)}  
 )
 def test_a_model_accepts_its_own_drafts(kind: str, shape: str) -> None:
     """With fewer slots than requests, prompts in pieces, and one before whose root there is nothing."""
-    if (kind, shape) == ("qwen3_next", "expansion"):
-        pytest.xfail("one draft is rejected: open, by rounding or by what is pruned")
     target = Target(tiny(kind))
     assert not rejected(target, ModelDrafter(target.model, SHAPES[shape]), max_batch_size=3)
 
