@@ -67,7 +67,7 @@ def _layer_count(model: PreTrainedModel) -> int | None:
 
 
 def parts_of(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """Returns what can be left out by name, such as ``3.self_attn``: the children of layers that hold matrices."""
+    """Returns the parts that can be left out, by name: the children of layers that hold matrices (``3.self_attn``)."""
     return {
         f"{number}.{name}": part
         for number, layer in enumerate(layers_of(model))
@@ -192,7 +192,7 @@ class _Search:
         self.tried: dict[frozenset[str], Thinner] = {}
 
     def _law(self, texts: Int[Tensor, "text position"], before: Int[Tensor, "text some"]) -> Tensor:
-        """Returns what the twin says of every token that was written, ``[text, some, vocab]``."""
+        """Returns the twin's laws of all tokens that were written, ``[text, some, vocab]``."""
         logits = self._twin(input_ids=texts, use_cache=False).logits
         logits = logits.gather(1, before[..., None].expand(-1, -1, logits.shape[2])).float()
         return one_hot_argmax(logits) if self._temperature < GREEDY_BELOW else (logits / self._temperature).softmax(-1)
@@ -209,7 +209,7 @@ class _Search:
                 setattr(layer, child, self.parts[name])
 
     def speedup(self, skip: frozenset[str]) -> float:
-        """Returns what leaving out these parts promises, from which the best is chosen."""
+        """Returns the promise of leaving out these parts, by which the best is chosen."""
         if skip not in self.tried:
             if len(self.tried) >= self._tries:
                 raise _EnoughError

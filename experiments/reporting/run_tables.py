@@ -126,7 +126,7 @@ def methods_document(run: Run) -> str:
 
 
 def made_with(run: Run, *others: Run) -> str:
-    """What made a run, or several of other targets and prompts, and what brackets are, in two sentences."""
+    """The origin of a run, or of several of other targets and prompts, and what brackets are, in two sentences."""
     manifest, config = run.manifest, run.manifest["config"]
     cost = f" at the cost of a {config['target']['inflate']} model" if config["target"].get("inflate") else ""
     names = dict.fromkeys(each.manifest["target"]["name"] for each in (run, *others))
