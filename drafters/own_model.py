@@ -62,9 +62,11 @@ class HeadOptions(Options, total=False):
     Attributes:
         quantization: The weights of the head as it runs (``specdec.quantization``), an output layer that it borrows
             included; None for the target's dtype.
+        quantization_check: Refuse a scheme that is not faster than the target's dtype on its device.
     """
 
     quantization: str | None
+    quantization_check: bool
 
 
 class Loaded(Where, Settings, total=False):
@@ -72,11 +74,12 @@ class Loaded(Where, Settings, total=False):
 
     Attributes:
         any_target: Whether it may run on another target than the one that its ``training.json`` names.
-        quantization: See ``HeadOptions``.
+        quantization, quantization_check: See ``HeadOptions``.
     """
 
     any_target: bool
     quantization: str | None
+    quantization_check: bool
 
 
 def layers_given(hidden_layers: object) -> tuple[int, ...] | None:
@@ -143,15 +146,23 @@ class HeadDrafter(OwnModelDrafter):
     """Drafts with a head beside the target.
 
     Args:
-        quantization: See ``HeadOptions``.
+        quantization, quantization_check: See ``HeadOptions``.
         **options: See ``Options``.
     """
 
-    def __init__(self, tree: TreeBuilder, *, quantization: str | None = None, **options: Unpack[Options]):
+    def __init__(
+        self,
+        tree: TreeBuilder,
+        *,
+        quantization: str | None = None,
+        quantization_check: bool = True,
+        **options: Unpack[Options],
+    ):
         super().__init__(tree, **options)
         if quantization is not None:
             check_quantization(quantization)
         self.quantization = quantization
+        self.quantization_check = flag("quantization_check", quantization_check)
         self.trained_on: TrainedOn | None = None
 
     @classmethod
@@ -192,7 +203,8 @@ class HeadDrafter(OwnModelDrafter):
         head = head.bound(target.model)
         lengthen(head, sizes.max_length)
         if self.quantization is not None:
-            check_fast(head, self.quantization)
+            if self.quantization_check:
+                check_fast(head, self.quantization)
             replace_linears(head, METHODS[self.quantization])
         return head
 

@@ -297,7 +297,7 @@ class Engine:
 
         Before a measurement, and before a server takes requests, this keeps one-time costs out of it. On a CPU, the
         target's forward is captured for a full batch and every number of nodes that a round may have: a twentieth of
-        a second for each size of a model of 110M parameters. Where whole rounds are recorded, as on a GPU, they are
+        a second for each size of a model of 110M parameters. On a GPU, where whole rounds are recorded, too, they are
         recorded for every number of rows that rounds are padded to, and for all lengths: a tenth of a second for each
         stage of a large model, some hundred of them.
 
