@@ -299,7 +299,7 @@ def test_a_head_drafts_in_fewer_bits_and_the_output_is_the_targets(name: str) ->
     assert all(torch.equal(value, before[key]) for key, value in head.state_dict().items())
     with pytest.raises(ValueError, match="quantization='int3': give one of"):
         EagleDrafter(head, 3, quantization="int3")
-    with pytest.raises(ValueError, match="fp8 weights need a GPU .*quantization_check=false"):
+    with pytest.raises(ValueError, match=r"fp8 weights need a GPU .*quantization_check=false"):
         bind(head, model, quantization="fp8")
 
 
