@@ -28,7 +28,9 @@ from specdec.checks.playing import (
 from specdec.checks.ties import examine
 from specdec.interfaces import Verifier
 from specdec.machine import dtype_name
+from specdec.quantization.base import rounded_to
 from specdec.requests import SamplingParams
+from specdec.target.runner import ModelRunner
 from specdec.types import Noise
 
 ROUNDING = 1e-4
@@ -82,6 +84,7 @@ class Trials:
         self._plain = self._plainly(stage)  # before the drafter has seen the target
         self._outputs: list[Run] = []
         self._alone: list[Run] = []
+        self._rounds_to: torch.dtype | None = None
 
     def _plainly(self, stage: Stage) -> list[Run]:
         engine = stage.engine(*_MIXED, make=lambda: None)
@@ -89,7 +92,10 @@ class Trials:
 
     def binds(self) -> str:
         """Make an engine with the drafter."""
-        self.stage.engine(*_MIXED)
+        engine = self.stage.engine(*_MIXED)
+        models = (engine.runner, *(() if engine.session is None else engine.session.models))
+        rounded = (rounded_to(each.model if isinstance(each, ModelRunner) else each) for each in models)
+        self._rounds_to = next((dtype for dtype in rounded if dtype is not None), None)
         return f"{self.stage.target.name}; tried with {type(self.stage.verifier).__name__}"
 
     def decodes(self) -> str:
@@ -143,6 +149,11 @@ class Trials:
         if self.stage.target.dtype not in (torch.float32, torch.float64):
             dtype = dtype_name(self.stage.target.dtype)
             return f"in {dtype}, results differ with the size of a batch: try it with the target in float32"
+        if self._rounds_to is not None:
+            return (
+                f"quantized weights round to {dtype_name(self._rounds_to)} here, so that q differs a little with the "
+                f"size of a batch, and is still what was drawn: compare drafts without quantization"
+            )
         if self.stage.adapts:
             return "the drafter says adapts=True: its drafts may depend on other requests and on earlier rounds"
         return None

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 import specdec.checks.drafter
+from drafters.itself import SelfDrafter
 from drafters.medusa import MedusaScorer
 from specdec.checks.drafter import Finding, Status, assert_conforms, check_drafter
 from specdec.checks.playing import WatchedSession
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter, Laws, Sizes, Verifier, fitting_rules, why_unfit
+from specdec.quantization import quantize
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from specdec.tree import DraftTree
@@ -131,6 +133,26 @@ def test_a_drafter_that_lacks_something_ends_it(target: Target, method: bool) ->
     (finding,) = check(Unfinished, target)
     words = "no max_nodes and no max_depth and no laws" if method else "no bind"
     assert finding.failed and f"Unfinished has {words}" in finding.detail
+
+
+@pytest.mark.parametrize("quantized", ["target", "drafter", None])
+def test_drafts_of_quantized_weights_are_not_compared_between_batches(quantized: str | None) -> None:
+    """Such layers round to bfloat16, so that rows of other batches differ; what does not compare batches is checked."""
+    model = tiny_model(vocab_size=VOCAB, layers=2)
+    target = Target(quantize(model, "int8", check=False) if quantized == "target" else model)
+    scheme = "int8" if quantized == "drafter" else None
+
+    def make() -> Drafter:
+        return SelfDrafter(["1.mlp"], 2, quantization=scheme, quantization_check=False)
+
+    found = {each.check: each for each in check(make, target, **FEW)}
+    apart = [found[name] for name in ("independent of batch mates", "a slot is used again", "no drift")]
+    assert not [each for each in found.values() if each.failed]
+    if quantized is None:
+        assert {each.status for each in apart} == {Status.PASSED}
+    else:
+        assert all("quantized weights round to bfloat16" in each.detail for each in apart)
+        assert found["greedy outputs"].status is found["recorded rounds"].status is Status.PASSED
 
 
 def test_a_drafter_that_never_drafts_is_no_success(target: Target) -> None:
