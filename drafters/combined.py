@@ -25,9 +25,6 @@ class CombinedDrafter(Drafter):
 
     Args:
         parts: The drafters, by the names of the arguments that they were given for.
-
-    Raises:
-        ValueError: One is no drafter.
     """
 
     def __init__(self, **parts: Drafter):

@@ -12,11 +12,7 @@ _LONGEST = 80
 
 
 def number(name: str, value: object, remedy: str = "give a number") -> float:
-    """Returns the value as a Python number; numpy's numbers are accepted, booleans and text are not.
-
-    Raises:
-        ValueError: It is no number, or too large for a float.
-    """
+    """Returns the value as a Python number; numpy's numbers are accepted, booleans and text are not."""
     # bool and numpy's integers register as numbers.Real, numpy's booleans do not.
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ValueError(f"{name}={shown(value)}: {remedy}")
@@ -36,9 +32,6 @@ def whole(name: str, value: object, *, least: int | None = None, remedy: str = W
         least: The smallest value allowed; None for any.
         remedy: What to do about a value that is no integer.
         few: What to do about one below ``least``; by default "give at least …".
-
-    Raises:
-        ValueError: It is no integer, or too small.
     """
     if isinstance(value, (bool, np.bool_)):
         raise ValueError(f"{name}={value!r}: {remedy}")
@@ -52,11 +45,7 @@ def whole(name: str, value: object, *, least: int | None = None, remedy: str = W
 
 
 def wholes(name: str, values: object, remedy: str) -> tuple[int, ...]:
-    """Returns the values as a tuple of ints; a number by itself and text are not accepted.
-
-    Raises:
-        ValueError: They are no list of integers.
-    """
+    """Returns the values as a tuple of ints; a number by itself and text are not accepted."""
     if isinstance(values, Iterable) and not isinstance(values, str):
         try:
             return tuple(whole(name, value) for value in values)
@@ -66,22 +55,14 @@ def wholes(name: str, values: object, remedy: str) -> tuple[int, ...]:
 
 
 def flag(name: str, value: object) -> bool:
-    """Returns the value as a bool; numpy's booleans are accepted, numbers and text are not.
-
-    Raises:
-        ValueError: It is not a truth value.
-    """
+    """Returns the value as a bool; numpy's booleans are accepted, numbers and text are not."""
     if not isinstance(value, (bool, np.bool_)):
         raise ValueError(f"{name}={shown(value)}: give True or False")
     return bool(value)
 
 
 def text(name: str, value: object, remedy: str = "give a text") -> str:
-    """Returns the value, which is a text that is not empty.
-
-    Raises:
-        ValueError: It is something else.
-    """
+    """Returns the value, which is a text that is not empty."""
     if not isinstance(value, str) or not value:
         raise ValueError(f"{name}={shown(value)}: {remedy}")
     return value
@@ -95,9 +76,6 @@ def instance(name: str, value: object, kind: type | tuple[type, ...], remedy: st
         value: What was given.
         kind: The class or classes that are right.
         remedy: What to give instead, after "give".
-
-    Raises:
-        ValueError: It is something else.
     """
     if isinstance(value, kind):
         return

@@ -91,11 +91,7 @@ def missing_methods(component: type) -> str | None:
 
 
 def check_drafter_attributes(drafter: Drafter) -> None:
-    """Refuse a drafter that lacks an attribute, or has a wrong one.
-
-    Raises:
-        ValueError: Names what is missing or wrong, and what to write.
-    """
+    """Refuse a drafter that lacks an attribute, or has a wrong one."""
     _check(drafter, DRAFTER, base=Drafter)
     if not drafter.laws:
         raise ValueError(
@@ -105,16 +101,7 @@ def check_drafter_attributes(drafter: Drafter) -> None:
 
 
 def check_session(session: Any, drafter: Drafter, *, layers: int | None = None) -> None:
-    """Refuse a session that is none, that lacks an attribute, or has a wrong one.
-
-    Args:
-        session: What ``Drafter.bind`` returned.
-        drafter: The drafter.
-        layers: The number of the target's layers, if known.
-
-    Raises:
-        ValueError: Names what is missing or wrong, and what to write.
-    """
+    """Refuse a session that is none, that lacks an attribute, or has a wrong one."""
     instance(f"{type(drafter).__name__}.bind(…)", session, Session, "a Session with the state of one engine")
     _check(session, SESSION, base=Session)
     name = type(session).__name__
@@ -127,11 +114,7 @@ def check_session(session: Any, drafter: Drafter, *, layers: int | None = None) 
 
 
 def check_verifier_attributes(verifier: Verifier) -> None:
-    """Refuse an acceptance rule that lacks an attribute, or has a wrong one.
-
-    Raises:
-        ValueError: Names what is missing or wrong, and what to write.
-    """
+    """Refuse an acceptance rule that lacks an attribute, or has a wrong one."""
     _check(verifier, VERIFIER, base=Verifier)
 
 

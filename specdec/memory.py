@@ -91,10 +91,6 @@ class NoRoomError(ValueError):
         """Returns the refusal of this cache together with another one, which is allocated already.
 
         Both have as many slots. The other's memory counts as free, because fewer or shorter slots make room in both.
-
-        Args:
-            other: The other cache.
-            place: Its device.
         """
         if place != self.place:
             return self

@@ -60,11 +60,7 @@ def _device(place: Any) -> torch.device:
 
 
 def check_device_map(device_map: Any) -> None:
-    """Refuse a map that is none, or that leaves weights without numbers.
-
-    Raises:
-        ValueError: Says what to give.
-    """
+    """Refuse a map that is none, or that leaves weights without numbers."""
     remedy = "give 'auto', or a dict from names of modules to devices such as 0, 'cpu' or 'disk'"
     if isinstance(device_map, Mapping):
         if not device_map or not all(isinstance(name, str) for name in device_map):

@@ -319,9 +319,6 @@ def _check_shapes(
         parents: One per node, if there are any.
         valid: One per node, or None.
         draft_probs: A row per node, or None.
-
-    Raises:
-        ValueError: Names the tensor, its shape and the right one.
     """
     if tokens.dim() != 2 or tokens.shape[1] == 0 or width not in (None, tokens.shape[1]):
         wanted = (

@@ -54,12 +54,7 @@ def after_walk(
 
 
 def _repeated(tree: DraftTree, entry: Int[Tensor, "batch node"]) -> Bool[Tensor, "batch node"]:
-    """Return the nodes that have the token of an earlier sibling, and the invalid ones.
-
-    Args:
-        tree: The tree.
-        entry: One number for every pair of parent and token.
-    """
+    """Return the nodes that have the token of an earlier sibling, and the invalid ones."""
     # The root and all invalid nodes get the same number, so that invalid nodes count as repetitions of the root.
     entry = entry.where(tree.valid & (tree.parents >= 0), -1)
     return (entry[:, :, None] == entry[:, None, :]).tril_(-1).any(-1)

@@ -178,11 +178,6 @@ def leaf_to_root(
     A rule says which weights the children get, and which weight is left to the node itself if everything below it is
     rejected. The node is then accepted with that weight, the root always. The weights depend on the tree alone, so the
     last node of the path is the first success in post-order.
-
-    Args:
-        tree: The tree.
-        target_probs: p at every node.
-        try_children: The rule.
     """
     if tree.draft_probs is None or tree.max_children == 0:
         return laws_of_walk(tree, target_probs)

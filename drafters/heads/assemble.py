@@ -230,20 +230,12 @@ def sizes_of(
 
 
 def count_of(name: str, stored: Mapping[str, Any], key: str) -> int | None:
-    """Returns a positive number that a ``config.json`` states; None if it does not, or states 0.
-
-    Raises:
-        ValueError: It is something else.
-    """
+    """Returns a positive number that a ``config.json`` states; None if it does not, or states 0. Refuses all else."""
     return whole(f"{name}: its config.json has {key}", stored[key], least=1) if stored.get(key) else None
 
 
 def section(name: str, stored: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Returns a group of settings within a ``config.json``; an empty one if there is none.
-
-    Raises:
-        ValueError: There are no settings by name.
-    """
+    """Returns a group of settings within a ``config.json``; an empty one if there is none. Names are needed."""
     found = stored.get(key) or {}
     if not isinstance(found, Mapping):
         raise ValueError(f"{name}: its config.json has {key}={shown(found)}: it must hold settings by name")
@@ -251,11 +243,7 @@ def section(name: str, stored: Mapping[str, Any], key: str) -> Mapping[str, Any]
 
 
 def made(name: str, kind: type[_Config], **settings: Any) -> _Config:
-    """Returns a configuration.
-
-    Raises:
-        ValueError: A setting is of the wrong type.
-    """
+    """Returns a configuration; refuses settings of the wrong type."""
     try:
         return kind(**settings)
     except StrictDataclassError as error:
@@ -279,11 +267,7 @@ def rope_of(name: str, stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def needed(name: str, tensors: Mapping[str, Tensor], key: str) -> Tensor:
-    """Returns a tensor.
-
-    Raises:
-        ValueError: It is missing.
-    """
+    """Returns a tensor; refuses a checkpoint without it."""
     if key not in tensors:
         raise ValueError(f"{name} is incomplete: the tensor {key} is missing")
     return tensors[key]

@@ -201,11 +201,7 @@ def _eagle3(checkpoint: Checkpoint, tensors: dict[str, Tensor], hidden_layers: t
 
 
 def mask_of(name: str, stored: Mapping[str, Any]) -> int | None:
-    """The mask token that a ``config.json`` names; None if it names none.
-
-    Raises:
-        ValueError: It is no token.
-    """
+    """The mask token that a ``config.json`` names; None if it names none."""
     key = next((key for key in MASK_KEYS if stored.get(key) is not None), None)
     return None if key is None else whole(f"{name}: its config.json has {key}", stored[key], least=0)
 

@@ -243,10 +243,6 @@ class ServedFor:
 
 
 def check_layout(layout: str, layouts: Sequence[str]) -> None:
-    """Refuse a layout that there is not.
-
-    Raises:
-        ValueError: Names those that there are.
-    """
+    """Refuse a layout that there is not."""
     if layout not in layouts:
         raise ValueError(f"layout={layout!r}: give one of {', '.join(layouts)}")

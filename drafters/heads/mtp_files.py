@@ -87,11 +87,7 @@ FAMILIES = {
 
 
 def check_hidden(hidden_state: str) -> str:
-    """Refuse a hidden state that there is not.
-
-    Raises:
-        ValueError: Names those that there are.
-    """
+    """Refuse a hidden state that there is not."""
     if hidden_state not in HIDDEN:
         raise ValueError(f"hidden_state={hidden_state!r}: give one of {', '.join(HIDDEN)}")
     return hidden_state

@@ -87,11 +87,7 @@ def dropped(anchors: Anchors, batch: TextBatch, ratio: float, least: float, gene
 
 
 def check_drop(ratio: float, least: float) -> None:
-    """Refuse shares that are none.
-
-    Raises:
-        ValueError: Names the one.
-    """
+    """Refuse shares that are none."""
     for name, share in (("keeps", ratio), ("keeps_least", least)):
         if not 0 < share <= 1:
             raise ValueError(f"head.{name}={share}: give a share above 0, and at most 1")

@@ -38,9 +38,6 @@ class TrainedOn:
 
         Args:
             head: The head's name, for the message.
-
-        Raises:
-            ValueError: It is another one.
         """
         path = str(target.model.config.name_or_path or "")
         if any(_place(self.name) == _place(each) for each in (target.name, path)):

@@ -168,11 +168,7 @@ def block(study: Study, folder: Path) -> str:
 
 
 def placed(page: str, name: str, text: str) -> str:
-    """Return a page with a new text between the two marks of a study.
-
-    Raises:
-        ValueError: The page does not have the marks.
-    """
+    """Return a page with a new text between the two marks of a study."""
     marks = rf"(<!-- {name}:begin [^\n]*-->\n).*?(<!-- {name}:end -->)"
     found, count = re.subn(marks, lambda match: f"{match[1]}{text}\n{match[2]}", page, flags=re.DOTALL)
     if count != 1:

@@ -92,15 +92,7 @@ def _drafter(method: str, device: str) -> Any:
 
 
 class Checkout:
-    """A process that plays workloads in a checkout.
-
-    Args:
-        path: The checkout.
-        device: Where the models run.
-
-    Raises:
-        ValueError: There is no checkout.
-    """
+    """A process that plays workloads in a checkout."""
 
     def __init__(self, path: Path, device: str):
         if not (path / "specdec").is_dir():

@@ -34,11 +34,7 @@ class Options:
 
 
 def chosen(parts: tuple[str, ...]) -> dict[str, Workload]:
-    """Return the workloads in whose names all parts occur.
-
-    Raises:
-        ValueError: There is none.
-    """
+    """Return the workloads in whose names all parts occur, at least one."""
     found = {name: each for name, each in WORKLOADS.items() if all(part in name for part in parts)}
     if not found:
         raise ValueError(f"only={list(parts)}: no workload's name has these parts; there are {'; '.join(WORKLOADS)}")

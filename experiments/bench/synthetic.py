@@ -65,10 +65,6 @@ class SyntheticDrafter(Drafter):
 
         Where rounding lets a forward of one token and one of several choose differently (bfloat16), the output of a
         speculative run predicts the next such run better than plain decoding does.
-
-        Args:
-            prompt: The prompt's tokens.
-            output: The tokens that the target emits after it.
         """
         self.learned[tuple(prompt)] = tuple(output)
 

@@ -316,11 +316,7 @@ def _positions(asked: Asked) -> int:
 
 
 def _check_limits(terms: Terms, contenders: Sequence[Entrant], warmup: Sequence[Asked]) -> None:
-    """Refuse limits that no request can keep with any method.
-
-    Raises:
-        ValueError: A limit is below what the shortest turn of every engine takes.
-    """
+    """Refuse limits that no request can keep with any method."""
     least: dict[str, list[float]] = {"ttft": [], "tpot": [], "e2e": []}
     if any(isinstance(each.engine, Client) for each in contenders):
         return  # nobody knows how fast a server could be

@@ -25,11 +25,7 @@ def is_server(config: DictConfig) -> bool:
 
 
 def check_servers(config: DictConfig) -> None:
-    """Refuse what servers cannot do.
-
-    Raises:
-        ValueError: Something is configured that only our engine could do.
-    """
+    """Refuse what servers cannot do."""
     if not is_server(config) and not config.contenders:
         return
     servers = "engine=openai" if is_server(config) else f"contenders={[str(name) for name in config.contenders]}"

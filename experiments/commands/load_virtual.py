@@ -126,14 +126,7 @@ def virtual_runs(
     overload: Overload,
     clock: Clock,
 ) -> Iterator[LoadRun]:
-    """Yield a run for every rate and method, with all seeds in it.
-
-    Args:
-        engines: The methods.
-        seeded: Loads by rate, and requests, for every seed.
-        overload: When requests are dropped.
-        clock: How many processes play.
-    """
+    """Yield a run for every rate and method, with all seeds in it."""
 
     def jobs(name: str, place: int) -> list[_Job]:
         return [
@@ -289,18 +282,7 @@ def _wraps(engines: Mapping[str, VirtualEngine], outputs: Sequence[int]) -> list
 def check_beside(
     config: DictConfig, clock: Clock, methods: Mapping[str, str], engines: Mapping[str, Engine], *, sampled: bool
 ) -> None:
-    """Refuse, before anything is played, what cannot be recorded or played in virtual time.
-
-    Args:
-        config: The configuration.
-        clock: Its clock.
-        methods: Its methods.
-        engines: Those that draft.
-        sampled: Whether requests are.
-
-    Raises:
-        ValueError: Says what.
-    """
+    """Refuse, before anything is played, what cannot be recorded or played in virtual time."""
     for each in methods_of(config, methods):
         drafter = engines[each.name].drafter if each.name in engines else None
         if drafter is not None:

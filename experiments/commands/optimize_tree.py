@@ -115,11 +115,7 @@ def _measured_costs(
 
 
 def check_costs(costs: TreeCosts, path: str, changed: DictConfig) -> None:
-    """Refuse costs that were measured on something else than what is going to run.
-
-    Raises:
-        ValueError: Names what differs.
-    """
+    """Refuse costs that were measured on something else than what is going to run."""
     wanted = str(changed.target.get("device") or "auto")
     on_gpu = torch.cuda.is_available() and wanted != "cpu"
     device = torch.device(wanted if wanted != "auto" else "cuda") if on_gpu else torch.device("cpu")

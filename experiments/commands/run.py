@@ -25,11 +25,7 @@ from specdec.physics.calibrated import CalibratedRounds
 
 
 def run(config: DictConfig) -> Summary:
-    """Measure the configuration's drafter, or its drafter with every policy, or all of its methods.
-
-    Raises:
-        ValueError: A setting is wrong; or as ``Measurement.run``.
-    """
+    """Measure the configuration's drafter, or its drafter with every policy, or all of its methods."""
     methods = {str(name): f"methods.{name}" for name in config.methods}
     methods = methods or dict.fromkeys([str(name) for name in config.policies] or [config.method], "drafter")
     make = _report_on_ladder if config.ladder else _report_on_several if config.methods else _report_on_one

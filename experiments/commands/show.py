@@ -83,11 +83,7 @@ def prompts_of(records: Sequence[Record]) -> list[str]:
 
 
 def find_prompt(records: Sequence[Record], asked: Any) -> str:
-    """The id of the prompt that an id or a number from 0 names.
-
-    Raises:
-        ValueError: There is no such prompt.
-    """
+    """The id of the prompt that an id or a number from 0 names."""
     known = prompts_of(records)
     if str(asked) in known:
         return str(asked)
@@ -111,9 +107,6 @@ def choose_records(
 
     Args:
         method: Its name; None for all that draft, or plain decoding where there is nothing else.
-
-    Raises:
-        ValueError: There is none. Says what there is.
     """
     own = [record for record in records if record.prompt == find_prompt(records, prompt)]
     methods = list(dict.fromkeys(record.method for record in own))

@@ -172,11 +172,7 @@ class _Told:
 
 
 def _made(config: DictConfig, section: str) -> Any:
-    """Returns a component of the right kind.
-
-    Raises:
-        ValueError: The section names something else.
-    """
+    """Returns a component of the right kind; refuses any other."""
     made = build(config, section)
     kind = _KINDS[section]
     if not isinstance(made, kind):

@@ -40,9 +40,6 @@ def check_arguments(component: Any, options: Mapping[str, Any], within: str = ""
     Args:
         options: Its arguments. ``_args_`` and ``_partial_`` are Hydra's.
         given_first: Whether the first argument comes from elsewhere.
-
-    Raises:
-        ValueError: An argument is unknown, missing or wrong. Says what was given and what to give.
     """
     parameters = parameters_of(component)
     prefix = f"{within}." if within else ""

@@ -55,11 +55,7 @@ class Command:
     divides: bool = False
 
     def __call__(self, config: DictConfig) -> Any:
-        """Do the work of a composed configuration, and return its result.
-
-        Raises:
-            ValueError: A setting is wrong.
-        """
+        """Do the work of a composed configuration, and return its result."""
         check_settings(config, settings_of(self.name))
         work = import_module(f"experiments.commands.{self.name}")
         return getattr(work, self.name)(config)

@@ -13,11 +13,7 @@ _GROUPS = ("target", "drafter")
 
 
 def check_choices() -> None:
-    """Refuse another target or drafter beside a pair, whose names would be given to it.
-
-    Raises:
-        ValueError: Something else chooses one.
-    """
+    """Refuse another target or drafter beside a pair, whose names would be given to it."""
     pair = job.choice("pair")
     file = None if pair is None else _file_of(pair)
     if file is None:

@@ -119,11 +119,7 @@ def let_the_first_speak() -> None:
 
 
 def check_replicas(replicas: int) -> None:
-    """Refuse a number of replicas (``replicas``) that torchrun has not started the processes for.
-
-    Raises:
-        ValueError: Says how to start them.
-    """
+    """Refuse a number of replicas (``replicas``) that torchrun has not started the processes for."""
     started = processes()
     if replicas == 1:
         return

@@ -103,11 +103,7 @@ def check_module(options: Mapping[Any, Any], section: str) -> None:
 
 
 def bootstrap_of(config: DictConfig) -> "Bootstrap":
-    """The section ``bootstrap`` as settings of intervals.
-
-    Raises:
-        ValueError: A value is of the wrong type, or out of range.
-    """
+    """The section ``bootstrap`` as settings of intervals."""
     from experiments.results.statistics import Bootstrap
 
     return typed(Bootstrap, plain(config, "bootstrap"), "bootstrap")

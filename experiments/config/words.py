@@ -58,9 +58,7 @@ def with_folders(words: Sequence[str], name: str, *, several: bool = True) -> li
     """The words of a command line, with bare folders turned into an override: ``runs=[FOLDER]``.
 
     Args:
-        words: As they were typed.
         name: The setting that takes the folders.
-        several: It takes a list of them.
 
     Raises:
         ValueError: There are several folders, and the setting takes one.

@@ -56,11 +56,7 @@ class Context(Selection):
 
 
 def check_lengths(tokens: int, longest: int) -> None:
-    """Refuse lengths that no prompt can have: of the prompts, and of the same places in a whole study.
-
-    Raises:
-        ValueError: One is below what it has to be.
-    """
+    """Refuse lengths that no prompt can have: of the prompts, and of the same places in a whole study."""
     if tokens < 1:
         raise ValueError(f"dataset.tokens={tokens}: give at least 1")
     if longest < tokens:

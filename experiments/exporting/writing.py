@@ -20,11 +20,7 @@ from specdec import bundled
 
 
 def check_folder(folder: Path, source: str, *, overwrite: bool) -> None:
-    """Refuse a folder that holds something which may not be replaced, or from which the drafter is read.
-
-    Raises:
-        ValueError: Says which, and what to give.
-    """
+    """Refuse a folder that holds something which may not be replaced, or from which the drafter is read."""
     here = Path(bundled.resolve(source))
     if here.is_dir() and folder.is_dir() and here.samefile(folder):
         raise ValueError(f"out={folder} is the folder that the drafter is read from: give another one")
@@ -44,8 +40,6 @@ def write(
     """Write a drafter, read it back, compare, and put it into its folder.
 
     Args:
-        found: The drafter.
-        folder: Where to.
         layout: ``"native"``, ``"speculators"`` or ``"sglang"``.
         served: The target that it is for.
         target: The target's configuration; None if it is not known.

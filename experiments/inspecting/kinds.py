@@ -74,11 +74,7 @@ USUAL: dict[str, Usual] = {
 
 
 def kind_of(drafter: Drafter) -> str:
-    """Returns the name of a drafter's kind.
-
-    Raises:
-        ValueError: It has no trained model, or several.
-    """
+    """Returns the name of a drafter's kind; refuses one without a trained model, or with several."""
     match drafter:
         case EagleDrafter():
             return "EAGLE-1 head" if isinstance(drafter.head, EagleHead) else "EAGLE-3 head"

@@ -13,11 +13,7 @@ Times = Float[np.ndarray, " request"]
 
 
 def check_above_zero(**values: float) -> None:
-    """Refuse what is not a number above 0.
-
-    Raises:
-        ValueError: Names the value.
-    """
+    """Refuse what is not a number above 0."""
     for name, value in values.items():
         if not (np.isfinite(value) and value > 0):
             raise ValueError(f"arrival.{name}={value:g}: give a number above 0")
@@ -209,11 +205,7 @@ def _thinned(rng: np.random.Generator, count: int, rate: float, intensity: Any, 
 def arriving(
     arrivals: Arrivals, rng: np.random.Generator, *, requests: int | None, seconds: float | None = None
 ) -> Times:
-    """Return the moments of requests: a number of them, those of so many seconds, or what both allow.
-
-    Raises:
-        ValueError: None arrives.
-    """
+    """Return the moments of requests: a number of them, those of so many seconds, or what both allow; not none."""
     if requests is None and (seconds is None or arrivals.loop == CLOSED):
         raise ValueError("requests=null: give a number of requests, or seconds=… with an open loop")
     if seconds is not None and arrivals.loop == CLOSED:

@@ -48,9 +48,6 @@ class Client:
     The tokens of a chunk are those that the server names (``token_ids``), or counts (``logprobs.tokens``, or ``usage``
     in every chunk), or else those of its text. The last chunk gets as many as the answer's final ``usage`` leaves over.
     Tokens without a name are ``UNKNOWN``.
-
-    Args:
-        server: The server, bound to a target.
     """
 
     drafter = None

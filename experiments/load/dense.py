@@ -71,11 +71,7 @@ class Dense:
         """Draw how many tokens of the deepest chain are accepted at every position.
 
         A round of less depth accepts as many, or all of its drafts. A round comes to a position once at most, so the
-        numbers of different positions may be drawn in advance.
-
-        Args:
-            rng: Draws, where acceptance is not certain.
-            copies: How often all of it is drawn.
+        numbers of different positions may be drawn in advance. All of it is drawn ``copies`` times.
         """
         certain = ((self.probability == 0) | (self.probability == 1)).all()
         kept = self.probability > (0.5 if certain else rng.random((copies, *self.probability.shape)))
@@ -103,11 +99,7 @@ class Dense:
 
     @classmethod
     def load(cls, path: str | Path) -> "Dense":
-        """Return what ``save`` has written.
-
-        Raises:
-            ValueError: The file cannot be read, or is something else.
-        """
+        """Return what ``save`` has written; refuse any other file."""
         try:
             with safe_open(str(path), framework="numpy") as file:
                 about = file.metadata() or {}
@@ -122,11 +114,7 @@ class Dense:
 
     @classmethod
     def of(cls, requests: Sequence["Recorded"], facts: Mapping[str, Any]) -> "Dense":
-        """Return the traces of some requests.
-
-        Raises:
-            ValueError: There is none.
-        """
+        """Return the traces of some requests, at least one."""
         if not requests:
             raise ValueError("no request was recorded, so there is no trace: give more requests")
         joined = {name: np.concatenate([getattr(each, name) for each in requests]) for name in _arrays()[1:]}

@@ -21,12 +21,7 @@ class RefusedError(Exception):
 
 
 class Streams:
-    """Posts requests, each on a connection of its own, which is closed when the caller reads no further.
-
-    Args:
-        url: The address of the endpoint.
-        headers: Sent with every request.
-    """
+    """Posts requests, each on a connection of its own, which is closed when the caller reads no further."""
 
     def __init__(self, url: httpx.URL, headers: Mapping[str, str]):
         secure = url.scheme == "https"

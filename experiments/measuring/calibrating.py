@@ -78,11 +78,9 @@ def calibrate(
     """Return the fitted costs of rounds of a target, and of a drafter, on this machine.
 
     Args:
-        target: The target.
         drafter: The drafter; None fits plain decoding and verification alone.
         verifier: The acceptance rule; needed with a drafter.
         prompt: Tokens that prompts are made of.
-        plan: What is measured.
         sampling: Parameters of the requests in the rounds.
         progress: Called with how far it is.
         options: For ``Engine`` and its runner: ``attention``, ``optimize``, ``kv_cache``, ``invariant``.

@@ -201,11 +201,7 @@ class Work:
         return self.turns * sum(self.pace[part] * count for part, count in self.drafts.items()) if self.pace else None
 
     def check_time(self, vocab: int, max_minutes: float) -> None:
-        """Refuse work that takes too long.
-
-        Raises:
-            ValueError: Names a vocabulary that fits into the time.
-        """
+        """Refuse work that takes too long."""
         if self.seconds is None or self.seconds <= 60 * max_minutes:
             return
 
@@ -244,11 +240,7 @@ def work_of(rule: Verifier, vocab: int, tables: int, temperatures: Sequence[floa
 
 
 def check_size(parts: Sequence[Part], vocab: int) -> None:
-    """Refuse drafts, or outputs, that are too many to be enumerated.
-
-    Raises:
-        ValueError: Names the largest vocabulary that can be.
-    """
+    """Refuse drafts, or outputs, that are too many to be enumerated."""
 
     def numbers(part: Part, size: int) -> int:
         shape = SHAPES[part[0]]

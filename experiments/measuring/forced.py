@@ -26,12 +26,7 @@ from specdec.types import HostOutcome, Outcome
 
 
 class TextTarget(Target):
-    """Stands in for the target where there is only text: a vocabulary, and no model.
-
-    Args:
-        tokenizer: Made the tokens.
-        name: Its name.
-    """
+    """Stands in for the target where there is only text: a vocabulary, and no model."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, name: str):
         self.tokenizer, self.name = tokenizer, name
@@ -44,11 +39,7 @@ class TextTarget(Target):
         return torch.device("cpu")
 
     def __getattr__(self, name: str) -> Any:
-        """Refuse whatever only a model could answer.
-
-        Raises:
-            ValueError: Always.
-        """
+        """Refuse whatever only a model could answer."""
         raise ValueError(f"it asks the target for its {name}, and over texts there is no model")
 
 

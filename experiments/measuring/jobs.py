@@ -109,7 +109,6 @@ def render(
 
     Args:
         prompt: The prompt, of more turns than there are answers.
-        tokenizer: The target's.
         answers: Texts of the answers so far.
         template: Further arguments of the chat template, such as ``enable_thinking``.
     """
@@ -189,9 +188,7 @@ def fit(
     ``"fail"`` leaves it as it is: the engine refuses it, and it counts as a failure of every method.
 
     Args:
-        prompts: The chosen prompts.
         sampling: For the length of the outputs.
-        tokenizer: The target's.
         max_length: Tokens that the engine has for a request.
         policy: ``"skip"``, ``"cut"`` or ``"fail"``.
         template: Further arguments of the chat template.

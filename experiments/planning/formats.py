@@ -38,9 +38,6 @@ def choose_formats(config: Mapping[str, Any], *, dtype: str, quantization: str |
         dtype: As ``target.dtype``: a type, or ``auto`` for the one that the configuration names.
         quantization: As ``target.quantization``; None for weights as they are stored.
         kv_cache: As ``engine.kv_cache``.
-
-    Raises:
-        ValueError: A type is not known.
     """
     computes = _dtype_of(config) if dtype == "auto" else dtype
     if computes not in ("float32", "float16", "bfloat16"):

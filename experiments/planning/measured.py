@@ -19,9 +19,6 @@ class ChainCosts:
     """Calibrated costs of rounds with chains, as ``specdec.physics.rounds.RoundCost`` asks for them.
 
     Whatever is outside of the file's box raises a ``ValueError``.
-
-    Attributes:
-        rounds: The content of the file.
     """
 
     rounds: CalibratedRounds
@@ -113,21 +110,6 @@ def check_file(
     """Refuse costs of something else than what is planned.
 
     A model is recognized by what a step of it must read and compute: models of one shape cost alike.
-
-    Args:
-        costs: The content of the file.
-        path: Its name, for the message.
-        device: The device that is planned for.
-        own: That of the file.
-        dtype: What the target computes in.
-        quantization: Of its weights.
-        kv_cache: Format of its keys and values.
-        model: Its name.
-        shape: Its shape.
-        drafter: The drafter's class; None without one.
-
-    Raises:
-        ValueError: Names what differs.
     """
     there: Conditions = costs.conditions
     different = []

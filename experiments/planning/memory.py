@@ -72,11 +72,7 @@ class RunMemory:
         return largest(lambda length: self.memory(rows=rows, length=length).total <= memory)
 
     def check(self) -> None:
-        """Refuse a run that cannot fit.
-
-        Raises:
-            ValueError: Says what takes how much, how much there is, and what would fit.
-        """
+        """Refuse a run that cannot fit."""
         memory = self.planned
         if memory.total <= self.free or not self.is_sure:
             return

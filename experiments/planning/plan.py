@@ -280,11 +280,7 @@ class Plan:
         return True, batch
 
     def critical_context(self, drafted: int) -> float | None:
-        """Return the context from which a step is bound by memory at every batch; None if there is none.
-
-        Args:
-            drafted: Drafted nodes of a row.
-        """
+        """Return the context from which a step is bound by memory at every batch; None if there is none."""
         shape, precision = self.asked.shape, self.asked.precision
         flops = 2.0 * (shape.active_weights + shape.output_weights)
         if not any(part.window for layer, _ in shape.groups for part in layer.attending):

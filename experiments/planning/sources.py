@@ -46,10 +46,6 @@ def shape_of(config: Mapping[str, Any], name: str) -> ModelShape:
     A configuration may leave out what its class in transformers has a default for. Only then transformers is imported,
     which takes seconds.
 
-    Args:
-        config: The content of its ``config.json``.
-        name: What it is called, for messages.
-
     Raises:
         ValueError: It is no decoder, or lacks a size that transformers does not know either.
     """

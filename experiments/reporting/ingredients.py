@@ -71,11 +71,7 @@ def ladders(
 
 
 def check_ladder(ingredients: Mapping[str, Ingredients], order: Sequence[str]) -> None:
-    """Refuse a ladder of which a rung adds nothing.
-
-    Raises:
-        ValueError: Names the rungs, and says what to give.
-    """
+    """Refuse a ladder of which a rung adds nothing."""
     for before, after in pairwise(order):
         if not changed(ingredients.get(before, {}), ingredients.get(after, {})):
             raise ValueError(f"ladder: {before} and {after} have the same ingredients: give {after} one more in setups")
@@ -188,11 +184,7 @@ def _sameness(own: Frame, first: Frame) -> Figures | None:
 def report_ingredients(
     folder: Path, records: Sequence[Record], order: Sequence[str], labels: Mapping[str, str], bootstrap: Bootstrap
 ) -> tuple[list[Table], list[Path]]:
-    """Write the tables, the figures and the picture into a run's folder; returns tables and files.
-
-    Raises:
-        ValueError: As ``ladders``.
-    """
+    """Write the tables, the figures and the picture into a run's folder; returns tables and files."""
     manifest = read_manifest(folder)
     found = ladders(records, manifest["ingredients"], order, bootstrap)
     conditions = [

@@ -21,9 +21,6 @@ def report_studies(
         out: Where it is written.
         allow_mixed: Also put studies of different targets, texts, workloads or dtypes side by side, and say so.
         missing: Sentences about jobs without results, to be listed.
-
-    Raises:
-        ValueError: The studies are not to be mixed.
     """
     notes = [*check_alike(studies, allow_mixed=allow_mixed), *remarks(studies), *missing]
     terms, bootstrap = terms_of(studies)

@@ -56,11 +56,7 @@ class Every:
 
     @classmethod
     def of(cls, value: int | str | None) -> Self | None:
-        """From a setting: 10 (prompts), ``"30s"``, ``"5m"``, ``"1h"``; None for no lines.
-
-        Raises:
-            ValueError: It is none of these.
-        """
+        """From a setting: 10 (prompts), ``"30s"``, ``"5m"``, ``"1h"``; None for no lines."""
         if value is None:
             return None
         if type(value) is int and value >= 1:

@@ -157,11 +157,7 @@ def _mean(values: pandas.Series) -> float | None:
 
 
 def report_quadrants(runs: Sequence[Run], folder: Path, missing: Sequence[str] = ()) -> list[Figures]:
-    """Print the table and the sentences, and write them with the figures and the picture into a folder.
-
-    Raises:
-        ValueError: As ``quadrants``.
-    """
+    """Print the table and the sentences, and write them with the figures and the picture into a folder."""
     bootstrap = Bootstrap(**runs[0].manifest["config"]["bootstrap"]) if runs else Bootstrap()
     found = quadrants(runs, bootstrap)
     labels = dict(runs[0].manifest["config"].get("labels") or {})

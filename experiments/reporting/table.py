@@ -90,9 +90,7 @@ class Table:
     """Columns, rows, and what a reader has to know besides.
 
     Attributes:
-        columns: The columns.
         title: What the table is about.
-        notes: Sentences below it.
         rows: Cells of every row.
         sections: Numbers of the rows after which a section ends.
     """

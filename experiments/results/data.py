@@ -115,11 +115,7 @@ class Results:
         return len(self.manifests)
 
     def only(self, runs: Iterable[str]) -> "Results":
-        """Return these runs alone, by their names in the frames' column ``run``.
-
-        Raises:
-            ValueError: There is no run of such a name.
-        """
+        """Return these runs alone, by their names in the frames' column ``run``."""
         wanted = dict.fromkeys(str(run) for run in runs)
         known = {folder.as_posix(): folder for folder in self.manifests}
         for name in wanted:

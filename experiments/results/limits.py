@@ -10,11 +10,7 @@ _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
 
 
 def seconds_of(value: object) -> float:
-    """Return a duration in seconds: a number of seconds, or a text with a unit such as ``200ms``.
-
-    Raises:
-        ValueError: It is neither, or not above 0.
-    """
+    """Return a duration in seconds: a number above 0, or a text with a unit such as ``200ms``."""
     if isinstance(value, str):
         match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(us|ms|s|min)?\s*", value)
         found = float(match[1]) * _UNITS[match[2] or "s"] if match else math.nan
@@ -53,11 +49,7 @@ class Terms:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "Terms":
-        """Return the terms of a run's configuration.
-
-        Raises:
-            ValueError: A limit is no duration above 0.
-        """
+        """Return the terms of a run's configuration."""
         given = {name: seconds_of(value) for name, value in (config.get("sla") or {}).items() if value is not None}
         return cls(limits=Limits(**given) if given else None, price=config.get("price"))
 

@@ -55,9 +55,6 @@ def check_facts(manifest: Mapping[str, Any], folder: Path, **facts: object) -> N
 
     Everything else follows from the configuration and from random streams that belong to prompts, so the result is the
     one of a run that nothing interrupted, times apart.
-
-    Raises:
-        ValueError: Names what differs.
     """
     for name in _FACTS:
         if name in facts and name in manifest and manifest[name] != facts[name]:

@@ -19,10 +19,6 @@ slope's estimate grows with their square."""
 def noise_of(outputs: Outputs, baseline: str) -> Figures:
     """The noise in the timings of a run.
 
-    Args:
-        outputs: The run's records, those of all methods and temperatures.
-        baseline: Name of plain decoding.
-
     Returns:
         ``spread``: how much plain decoding's time per round varies between batches: the standard deviation (estimated
         from the quartiles, so that a single slow batch does not decide) as a share of the median, after what the

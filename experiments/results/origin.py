@@ -28,11 +28,7 @@ class Figures(dict[str, Any]):
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a run.
-
-    Raises:
-        ValueError: There is none, or it is damaged.
-    """
+    """The manifest of a run; a folder without one, or with a damaged one, is refused."""
     path = folder / MANIFEST
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))

@@ -29,11 +29,7 @@ def write_prompts(folder: Path, prompts: Iterable[Any]) -> None:
 
 
 def read_prompts(folder: Path) -> Mapping[str, tuple[str, ...]]:
-    """The turns of every prompt, by its id; empty for a run that has kept none.
-
-    Raises:
-        ValueError: The file is damaged.
-    """
+    """The turns of every prompt, by its id; empty for a run that has kept none. Refuses a damaged file."""
     path = folder / PROMPTS
     if not path.is_file():
         return {}
@@ -57,11 +53,7 @@ def write_token_texts(folder: Path, texts: Mapping[int, bytes]) -> None:
 
 
 def read_token_texts(folder: Path) -> dict[int, bytes]:
-    """The texts of tokens that a run has kept, by token id; empty if it has kept none.
-
-    Raises:
-        ValueError: The file is damaged.
-    """
+    """The texts of tokens that a run has kept, by token id; empty if it has kept none. Refuses a damaged file."""
     path = folder / TOKENS
     if not path.is_file():
         return {}

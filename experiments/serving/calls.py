@@ -63,10 +63,6 @@ class Choice:
 class Call:
     """A request of a client, until it has its answer.
 
-    Args:
-        asked: What it wants.
-        arrived: When it came, on the clock of ``time.perf_counter``.
-
     Attributes:
         choices: Its requests in the engine.
         pending: Rounds that the client was not sent, in their order.

@@ -52,13 +52,7 @@ OPTIONS = ("include_usage", "continuous_usage_stats")
 
 
 class RequestError(Exception):
-    """An error that is the answer to a request.
-
-    Args:
-        message: One sentence.
-        status: The status of the HTTP response.
-        param: The field that is wrong, if it is one.
-    """
+    """An error that is the answer to a request."""
 
     def __init__(self, message: str, *, status: int = 400, param: str | None = None):
         super().__init__(message)

@@ -207,11 +207,7 @@ class Measurement:
 
 
 def check_finished(summary: Summary) -> None:
-    """Refuse a run of which nothing came.
-
-    Raises:
-        ValueError: Every prompt failed with some method.
-    """
+    """Refuse a run of which nothing came."""
     for method in summary.methods:
         if not method.finished:
             raise ValueError(f"every prompt failed with {method.method}: {next(iter(method.errors))}")

@@ -57,11 +57,7 @@ def plan_memory(config: DictConfig, methods: Mapping[str, str | None]) -> RunMem
 
 
 def show_planned(planned: RunMemory | str, *, shown: bool = True) -> None:
-    """Print what a run will take, if that is to be shown, and refuse it if there is no room.
-
-    Raises:
-        ValueError: Says what takes how much, how much there is, and what would fit.
-    """
+    """Print what a run will take, if that is to be shown, and refuse it if there is no room."""
     if isinstance(planned, str):
         return
     planned.check()

@@ -93,11 +93,7 @@ def check_components(
     drafters: Mapping[str, str],
     others: Sequence[str] = ("target", "verifier", "sampling", "dataset", "tracker"),
 ) -> None:
-    """Check the arguments of all components, and of what methods have of their own, before anything is made.
-
-    Raises:
-        ValueError: An argument, method or component is unknown, missing or wrong, or settings exclude each other.
-    """
+    """Check the arguments of all components, and of what methods have of their own, before anything is made."""
     if config.engine.get("_target_") is None:  # else it is a server, whose own arguments are checked where it is made
         check_arguments(EngineSettings, plain(config, "engine"), "engine")
     if PLAIN in drafters:
@@ -125,11 +121,7 @@ def check_components(
 
 
 def _check_setups(config: DictConfig, known: Sequence[str]) -> None:
-    """Check the settings that single methods have of their own.
-
-    Raises:
-        ValueError: A method or setting does not exist or is wrong, or something else of the run needs one target.
-    """
+    """Check the settings that single methods have of their own."""
     setups = config.get("setups") or {}
     for name in map(str, setups):
         where = f"setups.{name}"

@@ -143,11 +143,7 @@ def unpaced(drafter: Drafter) -> Drafter:
 
 
 def check_replayed(config: DictConfig, section: str) -> None:
-    """Refuse a policy that cannot be played in virtual time.
-
-    Raises:
-        ValueError: It chooses among drafted nodes, which traces do not have.
-    """
+    """Refuse a policy that cannot be played in virtual time."""
     component, _ = component_of(config, section)
     if component is not None and not issubclass(component, LengthPolicy):
         raise ValueError(

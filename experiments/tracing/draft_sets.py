@@ -66,9 +66,6 @@ def find_drafts(folder: Path, settings: Sequence[str] = (), ran: Verifier | None
 
     Args:
         settings: Overrides that tell its drafts from other runs'.
-
-    Raises:
-        ValueError: The run has no trace.
     """
     found: dict[tuple[str, str, float], DraftSet] = {}
     for shard in read_trace(folder, tables=False):

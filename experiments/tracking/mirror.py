@@ -18,9 +18,6 @@ class Mirror:
     A run's one method has its figures under their bare names (``speedup``), so that runs can be compared; plain
     decoding's are below ``plain/``. Where a run has several methods or temperatures, all have the method and the
     temperature before them (``medusa/T=0/speedup``).
-
-    Args:
-        methods: Names of all methods, plain decoding included.
     """
 
     def __init__(self, tracker: Tracker, methods: Sequence[str], temperatures: Sequence[float]):

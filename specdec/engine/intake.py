@@ -163,11 +163,7 @@ def _each(sampling: Any, count: int) -> list[SamplingParams]:
 
 
 def _check_sampling(name: str, sampling: Any) -> None:
-    """Refuse anything that is not SamplingParams.
-
-    Raises:
-        ValueError: Says what it is, and how SamplingParams are made of it.
-    """
+    """Refuse anything that is not SamplingParams."""
     remedy = "SamplingParams(…)"
     if isinstance(sampling, Mapping) and sampling:
         remedy = f"SamplingParams({', '.join(f'{key}=…' for key in sampling)})"

@@ -12,11 +12,7 @@ from specdec.target.target import Target
 
 
 def check_parts(target: Any, drafter: Any, verifier: Any, scheduler: Any) -> None:
-    """Refuse what an engine cannot be made of.
-
-    Raises:
-        ValueError: Something else was given, such as a name, a model or a class; says what to give instead.
-    """
+    """Refuse what an engine cannot be made of."""
     if isinstance(target, str | Path):
         raise ValueError(f"target is the text {str(target)!r}: give Target.from_pretrained({str(target)!r})")
     if isinstance(target, nn.Module):

@@ -22,11 +22,7 @@ _ONE = "give a text, a list of token ids or a list of chat messages"
 
 
 def list_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
-    """Returns the prompts of a call as a list. A single prompt may stand alone: a text, token ids, chat messages.
-
-    Raises:
-        ValueError: It is no prompt and no list of prompts.
-    """
+    """Returns the prompts of a call as a list. A single prompt may stand alone: a text, token ids, chat messages."""
     if isinstance(prompts, str):
         return [prompts]
     if isinstance(prompts, torch.Tensor | np.ndarray):

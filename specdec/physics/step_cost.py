@@ -69,11 +69,7 @@ class TokenRange:
 
 
 def _check(ranges: Sequence[TokenRange], *more: float) -> None:
-    """Refuse ranges that do not cover every number of tokens once, and constants that are no times.
-
-    Raises:
-        ValueError: Names the ranges.
-    """
+    """Refuse ranges that do not cover every number of tokens once, and constants that are no times."""
     ends = [each.upto for each in ranges]
     if not ends or ends[-1] is not None or None in ends[:-1]:
         raise ValueError(f"the ranges of a cost end at {ends}: the last one alone has no end")

@@ -41,11 +41,7 @@ class SpecdecQuantizer(HfQuantizer):
     quantization_config: SpecdecConfig
 
     def validate_environment(self, *args: object, **kwargs: object) -> None:
-        """Refuse what cannot be read.
-
-        Raises:
-            ValueError: There is no such scheme, or the model's weights are not quantized.
-        """
+        """Refuse what cannot be read."""
         scheme = self.quantization_config.scheme
         if scheme not in METHODS:
             raise ValueError(f"the model is stored in {scheme!r}, and this version reads {', '.join(METHODS)}")
@@ -140,9 +136,6 @@ def check_packages(method: str) -> None:
 
     Args:
         method: From ``quantized_by``.
-
-    Raises:
-        ValueError: Names the missing package, and the extra that installs it.
     """
     missing = [module for module in PACKAGES.get(method, ()) if find_spec(module) is None]
     if missing:
@@ -155,11 +148,7 @@ def check_packages(method: str) -> None:
 
 
 def check_alone(method: str, *, quantization: object, inflate: object) -> None:
-    """Refuse this project's changes to weights on top of another library's.
-
-    Raises:
-        ValueError: Says which option to leave out.
-    """
+    """Refuse this project's changes to weights on top of another library's."""
     for option, value in (("quantization", quantization), ("inflate", inflate)):
         if value is not None:
             raise ValueError(

@@ -114,11 +114,7 @@ class Adapters:
             setattr(model.get_submodule(parent), own, AdaptedLinear(model.get_submodule(layer), several, self.choice))
 
     def number(self, name: str | None) -> int:
-        """Returns the number of an adapter by its name, 0 for None.
-
-        Raises:
-            ValueError: There is none of this name.
-        """
+        """Returns the number of an adapter by its name, 0 for None; refuses an unknown name."""
         if name is None:
             return 0
         if name not in self._numbers:

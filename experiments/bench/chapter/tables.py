@@ -94,11 +94,7 @@ KV_MODELS = [
 
 
 class Tables:
-    """Every table, by the name that the template calls.
-
-    Args:
-        figures: What the template names as ``f``.
-    """
+    """Every table, by the name that the template calls."""
 
     def __init__(self, figures: SimpleNamespace) -> None:
         self.f = figures

@@ -14,11 +14,7 @@ __all__ = ["FORMATS", "SMALLEST_SCALE", "Format", "check_device", "check_format"
 
 
 def check_format(name: object) -> Format | None:
-    """Returns the format of that name; None for a cache in the model's own dtype.
-
-    Raises:
-        ValueError: There is no such format.
-    """
+    """Returns the format of that name; None for a cache in the model's own dtype."""
     if name is None:
         return None
     if not isinstance(name, str) or name not in FORMATS:
@@ -27,11 +23,7 @@ def check_format(name: object) -> Format | None:
 
 
 def check_device(format: Format, device: torch.device) -> None:
-    """Refuse a format that a device cannot compute.
-
-    Raises:
-        ValueError: Names the format and the device.
-    """
+    """Refuse a format that a device cannot compute."""
     try:
         codes, scales = format.encode(torch.ones(1, 2, device=device))
         right = bool((format.decode(codes, scales, torch.float32) == 1).all())
