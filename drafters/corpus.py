@@ -72,7 +72,6 @@ class Corpus:
             documents: The tokens of each. Documents without any are left out.
             tokenizer: Whose tokens these are; None if that is not known.
             separator: The token behind every document; None for the tokenizer's EOS.
-            name: For messages.
 
         Raises:
             ValueError: There are no tokens, more than 2³¹ − 1, or some that are no token ids.
@@ -182,7 +181,6 @@ class Corpus:
         """Returns the tokens behind each place of a match, places ascending; -1 behind the end of a document.
 
         Args:
-            match: The match.
             hits: So many places at most; of more, those at equal distances in the suffix array.
             count: Tokens of each.
         """

@@ -267,7 +267,6 @@ def search(
     """Returns the parts of a target without which it drafts best, by how often it then agrees with itself.
 
     Args:
-        target: The target.
         twin: A model of modules of its own with the target's tensors; it is left as it was.
         depth: The length of the drafts.
         prompts: Texts or token ids, at least two; None for built-in ones.

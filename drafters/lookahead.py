@@ -138,7 +138,6 @@ class _Nodes:
     """The nodes of one row: the root, those of n-grams, then those of the window.
 
     Attributes:
-        tokens: The token of each.
         parents: The parent of each; -1 for the root.
         valid: The first so many are valid.
         depth: The depth of the deepest.

@@ -23,7 +23,6 @@ def parts_of(count: int, entries: int) -> list[slice]:
     """Return the parts in which a rule takes nodes, so that no table has more than ``MOST_ENTRIES`` entries.
 
     Args:
-        count: The number of nodes.
         entries: How many entries the rows of one node have, in all rows of the batch.
     """
     together = max(1, MOST_ENTRIES // max(entries, 1))

@@ -27,8 +27,6 @@ def whole(name: str, value: object, *, least: int | None = None, remedy: str = W
     """Returns the value as an int; numpy's integers are accepted, booleans, floats and text are not.
 
     Args:
-        name: The argument's.
-        value: What was given.
         least: The smallest value allowed; None for any.
         remedy: What to do about a value that is no integer.
         few: What to do about one below ``least``; by default "give at least …".
@@ -72,8 +70,6 @@ def instance(name: str, value: object, kind: type | tuple[type, ...], remedy: st
     """Refuse a value of another class, and a class where an instance of it is wanted.
 
     Args:
-        name: The argument's.
-        value: What was given.
         kind: The class or classes that are right.
         remedy: What to give instead, after "give".
     """

@@ -88,7 +88,6 @@ def bucketed(tree: DraftTree, *, max_nodes: int, max_depth: int) -> DraftTree:
     Trees of a static shape come in few sizes anyway, and stay as they are.
 
     Args:
-        tree: The trees.
         max_nodes: The drafter's.
         max_depth: The drafter's.
     """

@@ -206,7 +206,6 @@ def tiny(model_type: str, *, seed: int = 0, **overrides: Any) -> PreTrainedModel
 
     Args:
         model_type: As transformers names it.
-        seed: The seed of the weights.
         **overrides: Fields of the configuration.
     """
     torch.manual_seed(seed)

@@ -15,7 +15,6 @@ class ChangedRule(Verifier):
     """A rule with one of its two distributions replaced.
 
     Args:
-        rule: The rule.
         stop: Returns another ``Laws.stop``, from the tree, p and the rule's laws.
         after: Returns another law of the next token, from the tree, p, the rule's laws and the stop nodes.
     """

@@ -70,8 +70,6 @@ def tiny_model(
 
     Args:
         architecture: A key of ``ARCHITECTURES``.
-        vocab_size: Width of the logits.
-        seed: The seed of the weights.
         layers: Other than the architecture's number of layers.
         scale: Factor of the output logits' spread (random weights alone give a nearly uniform distribution).
     """

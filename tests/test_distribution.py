@@ -87,7 +87,6 @@ def p_value(
         sampling: What the law is of.
         samples: Outputs of LENGTH tokens.
         slots: The engine's batch size; default: one slot per sample.
-        seed: The requests' seed.
     """
     # A drafter that often disagrees: where it agrees, no rule can go wrong.
     made = DRAFTERS[drafter](model, distance=0.6) if isinstance(drafter, str) else drafter

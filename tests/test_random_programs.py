@@ -96,7 +96,6 @@ class Failing(Wrapped):
     """A session one of whose methods fails at one of its calls.
 
     Args:
-        inner: The session.
         faults: Methods and the numbers of their calls, from 0.
     """
 

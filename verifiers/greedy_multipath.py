@@ -133,9 +133,6 @@ def _law_of_the_largest(
     """Return q~ after every position of the selected path, in float64.
 
     Args:
-        p: p after every position.
-        q: q after every position.
-        tokens: The path's tokens.
         paths: How many paths were drawn in each row.
         most_paths: No row has more paths.
     """

@@ -78,8 +78,6 @@ def longest_path(
     temperature 0 p is one-hot, and this is greedy matching.
 
     Args:
-        tree: The tree.
-        target_probs: p at every node.
         p: The probability of every node's token, given the path above it.
         plausible: Which tokens may be accepted; not read at the root and at invalid nodes.
     """

@@ -64,7 +64,6 @@ def law_of_steps(tree: DraftTree, step: Float[Tensor, "batch node"]) -> Float[Te
     """Return the law of the last node.
 
     Args:
-        tree: The tree.
         step: The probability that a path which has reached a node's parent goes on to the node; 1 at the root.
     """
     if tree.in_line:

@@ -46,8 +46,6 @@ def laws_by_thresholds(tree: DraftTree, target_probs: Float[Tensor, "batch node 
     """Return the laws of a tree that ``has_thresholds``.
 
     Args:
-        tree: The tree.
-        target_probs: p at every node.
         leaf_to_root: Whether a node is tried after everything below it (``walk.leaf_to_root``), or a path goes down
             (``walk.top_down``).
     """
@@ -178,8 +176,6 @@ def _fill(
 
     Args:
         steps: Where to. The nodes with several children come first, those with most of them before the others.
-        tree: The tree.
-        target_probs: p at every node.
         level: Those nodes.
         exists: Which children exist, the last rank first; None if all do.
         masses: What is left of q for every sibling drawn without replacement; None for independent ones.
@@ -211,7 +207,6 @@ def _masses_left(
     Masses are summed from the small numbers to the large ones: what is left of q may be far below the precision of 1.
 
     Args:
-        tree: The tree.
         plan: The nodes that have several children.
         q: The probability q(x) of every node's token; 0 where it is not drafted.
         exists: Which of their children exist, the last rank first; None if all of the shape do.
@@ -279,7 +274,6 @@ class _Plan:
         drafted: Which nodes are drafted: all but the root.
         has_child: Which nodes have a child.
         zero: 0, on the device. A number from Python would be copied there in every round.
-        infinite: Infinity.
     """
 
     levels: tuple[_Level, ...]

@@ -34,7 +34,6 @@ class Nodes:
     """Some nodes of a static shape, the same in every row.
 
     Attributes:
-        index: The nodes.
         place: Where they stand if they stand side by side.
     """
 
@@ -143,7 +142,6 @@ def law_top_down(tree: DraftTree, chance: Float[Tensor, "batch node"]) -> Float[
     """Return the law of the last node of a path that goes down while a child is accepted.
 
     Args:
-        tree: The tree.
         chance: The probability of accepting each node, given that its parent and none of its earlier siblings was
             accepted; 0 at invalid nodes. The root's is not read.
     """
@@ -163,7 +161,6 @@ def law_in_post_order(tree: DraftTree, chance: Float[Tensor, "batch node"]) -> F
     """Return the law of the first success in post-order: a node follows everything below it and left of it.
 
     Args:
-        tree: The tree.
         chance: The probability that each node succeeds once it is its turn: 1 for the root, 0 for invalid nodes.
     """
     failure = (1 - chance).clamp(min=0)  # a chance of 1 may have been rounded up

@@ -33,7 +33,6 @@ class Family:
     """Some nodes and their valid children. Nothing is looked up before it is read, and nothing twice.
 
     Attributes:
-        tree: The tree.
         target_probs: p at every node of the tree.
         nodes: The nodes, the same number in every row.
         most: None of them has more children.
@@ -153,8 +152,6 @@ def top_down(
     A path goes down while a child is accepted. If all children of a node are rejected, the path ends there.
 
     Args:
-        tree: The tree.
-        target_probs: p at every node.
         try_children: The rule. All weights are 1.
         together: Whether nodes with different numbers of children are tried together.
         walks: Whether trees without q are left to ``target_walk``, which such a rule comes down to.

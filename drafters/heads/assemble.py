@@ -41,7 +41,6 @@ def fill(name: str, head: _Head, tensors: Mapping[str, Tensor], names: Names = (
     """Put a checkpoint's tensors into a head that was made on the ``meta`` device.
 
     Args:
-        name: The checkpoint's, for messages.
         tensors: The tensors by their public names.
 
     Returns:
@@ -94,8 +93,7 @@ def take_draft_ids(
     ``d2t`` holds differences: column i is token ``i + d2t[i]``. ``t2d`` marks the same tokens.
 
     Args:
-        name: The checkpoint's, for messages.
-        tensors: Its tensors, which are changed.
+        tensors: The checkpoint's tensors, which are changed.
         outputs: The names of the layers that have a row per column; the first one must be there.
 
     Returns:
@@ -157,8 +155,7 @@ def config_of(name: str, stored: Mapping[str, Any], tensors: Mapping[str, Tensor
     """Returns the configuration of the decoder layers of a checkpoint.
 
     Args:
-        name: The checkpoint's, for messages.
-        stored: The part of its ``config.json`` that describes the layers.
+        stored: The part of the checkpoint's ``config.json`` that describes the layers.
         tensors: Its tensors; where they disagree with ``stored``, they are right.
         layer: What the names of the first layer's tensors begin with.
 

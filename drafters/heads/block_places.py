@@ -55,7 +55,6 @@ class PlaceHead(nn.Module, ABC):
 
         Args:
             tokens: The tokens in front, as the target's ids; those of the root at depth 0.
-            depth: Their depth.
             hidden: What ``prepare`` made of the hidden states of the places behind them; only if ``reads_hidden``.
             state: The states above the tokens; only with ``state_width``. None for zero.
             embeds: Their embeddings; only if ``reads_embeddings``.

@@ -114,7 +114,6 @@ class Refinement(nn.Module):
     """A block's logits after some passes of a refiner, each behind the most probable tokens of the one before.
 
     Args:
-        refiner: The head.
         passes: How many.
         draft_ids: The target's id of every column; None if column i is id i.
     """

@@ -99,7 +99,6 @@ class CandidateSelector(PlaceHead):
 
     Args:
         vocab_size: Rows of A and B.
-        rank: Their width.
         top_k: Candidates per place.
     """
 

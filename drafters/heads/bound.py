@@ -70,7 +70,6 @@ def fitted(head: _Draft, name: str, layers: Sequence[int], target: Target) -> _D
     """Returns a head that fits a target, which is a wider one if the target is inflated.
 
     Args:
-        name: The head's, for messages.
         layers: The target's hidden states that it reads.
 
     Raises:

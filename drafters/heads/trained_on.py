@@ -26,7 +26,6 @@ class TrainedOn:
     """The target of a training.
 
     Attributes:
-        name: Its name.
         facts: ``facts_of`` it; None where the training did not write them.
     """
 

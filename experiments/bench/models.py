@@ -59,11 +59,8 @@ def make_target(
 
     Args:
         name: A key of ``SHAPES``, or ``BUNDLED``.
-        device: Where it is made.
-        dtype: What it computes in.
         quantization: Weights in fewer bits. They are quantized layer by layer, so that a model fits whose unquantized
             weights would not.
-        seed: The seed of random weights.
         **sizes: Fields of a named shape's configuration that are to be others.
     """
     if name == BUNDLED:

@@ -26,7 +26,6 @@ def timed(
     """Time a call.
 
     Args:
-        call: The work.
         device: The device to wait for.
         repeats: Calls that count, at most.
         limit: Seconds for all calls together; at least one counts, however long it takes.

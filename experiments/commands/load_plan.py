@@ -20,7 +20,6 @@ class Load:
 
     Attributes:
         rate: Requests per second; in a closed loop, users.
-        times: When requests arrive.
         loop: ``OPEN`` or ``CLOSED``.
     """
 

@@ -19,7 +19,6 @@ class LlamaCpp(Peer):
 
     Args:
         name: The target's, of which a quantized one is loaded again.
-        inflate: The target's.
         **start: As in ``Peer``.
     """
 

@@ -66,7 +66,6 @@ class Selection:
         only: Categories to take, or one of them; None for all.
         too_long: What becomes of a prompt that does not fit into the engine: ``"skip"``, ``"cut"`` or ``"fail"``
             (``experiments.measuring.jobs``).
-        seed: Seed of the choice.
     """
 
     count: int | None = None

@@ -171,7 +171,6 @@ class Users(Arrivals):
     It hides overload, because a slow engine is asked less.
 
     Attributes:
-        rate: The number of users.
         think: Seconds from an answer to the next question, on average (exponential).
     """
 

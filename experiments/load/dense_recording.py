@@ -38,13 +38,10 @@ def record(
     every position. Both give the same tokens; where rounding has them differ, the request's trace ends.
 
     Args:
-        target: The target.
         drafter: The drafter, without a policy: drafts are as deep as can be.
-        asked: The requests.
         noise: What the acceptance rule needs (``Verifier.noise``).
         facts: What the traces should say of themselves.
         progress: Called with the number of tokens that were recorded so far.
-        options: For the engine.
 
     Raises:
         ValueError: Acceptance of this drafter's drafts does not follow from the output and its probabilities alone, or

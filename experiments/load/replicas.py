@@ -19,10 +19,8 @@ class Sizes:
 
     Attributes:
         max_batch_size: Requests that each decodes together.
-        max_length: Tokens per request.
         paging: How each divides its caches.
         max_nodes: Nodes of the largest drafts; 0 without a drafter.
-        verifier: The acceptance rule.
     """
 
     max_batch_size: int
@@ -106,7 +104,6 @@ class Replicas:
     The random stream of a request is its number in this queue, so its output does not depend on who decodes it.
 
     Args:
-        replicas: The engines.
         sizes: What they have in common.
         margin: See ``Router``.
         pause: Waits a moment until a replica has something to say; does nothing where their turns run in ``step``.

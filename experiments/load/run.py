@@ -75,7 +75,6 @@ class LoadRun:
     """One method under one load.
 
     Attributes:
-        method: Its name.
         rate: Requests per second that were planned; in a closed loop the number of users.
         loop: ``OPEN`` or ``CLOSED``.
         seconds: From the first planned arrival to the last token.

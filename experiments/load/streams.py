@@ -37,7 +37,6 @@ class Streams:
         """Yield the data of every event of an answer with the time at which it came.
 
         Args:
-            body: The request.
             sent: Is called when the request has left this process.
 
         Raises:

@@ -65,8 +65,6 @@ class VirtualEngine:
 
     Attributes:
         costs: Seconds of its work.
-        slots: Requests that are decoded together.
-        max_length: Positions of a request.
         prefill_chunk: Tokens of a prompt per turn, at most.
         paging: How its caches are divided.
         scheduler: Plans its turns; None for first come, first served.
@@ -135,13 +133,9 @@ class VirtualEngine:
         Args:
             asked: The requests. Their tokens matter where beginnings are shared alone. Request i has the acceptance of
                 trace i, or of one of the traces again where there are fewer.
-            times: When they arrive.
             loop: ``OPEN`` or ``CLOSED``.
             users: In a closed loop, how many requests are there at a time.
-            overload: When requests are dropped.
             seed: Draws what is accepted, where that is not certain.
-            method: Its name.
-            rate: Its rate.
         """
         return _Play(self, asked, times, loop, users, overload, seed).run(method, rate)
 

@@ -50,7 +50,6 @@ class Workload(ABC):
 
         Args:
             rng: Draws classes and lengths.
-            count: The number of requests.
             recorded: The trace that they arrive by; None where they come by a process.
         """
 

@@ -44,7 +44,6 @@ class ModelWork:
     """The bytes and operations of a model's forwards, for sums over many of them.
 
     Attributes:
-        shape: The model.
         weight_bytes: Weights that a forward reads (with a mixture of experts: all of them).
         kv_bytes: Keys and values per position that a layer without a window sees.
     """

@@ -23,9 +23,6 @@ def find_divergence(
 
     Args:
         engine: The method's, which has nothing to do at the moment.
-        job: What was decoded.
-        tokens: The method's output.
-        plain: Plain decoding's output.
         exactness: What the method's rule promises.
 
     Returns:

@@ -82,10 +82,6 @@ def cases(
     """Yield every combination of a shape, a law, tables and a temperature that the rule takes.
 
     Args:
-        rule: The rule.
-        vocab: Tokens of the tables.
-        tables: Tables of every kind.
-        seed: Seed of the tables.
         temperatures: The temperatures at which p and q are taken from the tables.
         streams: For a rule with shared noise: seeds that it is tried with.
         advance: Called when one table of a part is done.

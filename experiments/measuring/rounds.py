@@ -42,16 +42,12 @@ def measure_rounds(
     """Return typical rounds with drafts of up to six depths; ``host`` has the seconds that no stage has.
 
     Args:
-        target: The target.
         drafter: Drafts; None measures plain decoding alone.
         verifier: The acceptance rule; needed with a drafter.
         prompt: Tokens, which are repeated to the length of a context.
-        batches: Numbers of rows.
-        contexts: Lengths of the prompts.
         rounds: How many rounds of every kind are timed.
         sampling: Parameters of the requests, but for their length.
         progress: Called with how far it is.
-        options: For ``Engine``.
     """
     paced = None if drafter is None else AdaptiveDrafter(drafter, FixedLength(0))
     depths = [0] if drafter is None else sorted({round(drafter.max_depth * share / 5) for share in range(6)})
@@ -91,14 +87,10 @@ def measure_follows(
     """Return what the drafter adds to a forward over a prompt, relative to it: the median over sizes of prompts.
 
     Args:
-        target: The target.
         drafter: Follows the prompt with its own model.
-        verifier: The acceptance rule.
         prompt: Tokens, which are repeated.
-        chunks: Sizes.
         rounds: How often each is timed, with and without the drafter in turn.
         sampling: Parameters of the requests, but for their length.
-        options: For ``Engine``.
     """
     longest = max(chunks)
     made = {**options, "max_length": min(longest + 2, target.max_length), "prefill_chunk": longest, "timing": True}
@@ -154,9 +146,7 @@ def measure_tree_costs(
 
     Args:
         make: Makes an engine whose drafter drafts a tree of this shape. One engine lives at a time.
-        shapes: The trees, at least one.
         prompts: Token ids to go on from, at least one.
-        sampling: The requests' parameters.
         rounds: How many rounds of each tree are timed.
         progress: Called with what is being measured.
 

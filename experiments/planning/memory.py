@@ -16,13 +16,11 @@ class RunMemory:
     It can say what would fit, as ``specdec.physics.capacity.Room`` asks for it.
 
     Attributes:
-        target: The target's name.
         methods: What each method's engine serves, by its name.
         weights_of: What tells the targets of methods apart, by name; empty where all have the same weights.
         own_rows: Slots of those methods' engines that have a number of their own.
         padded: Methods whose engines may have a slot more, for rows that belong to no request.
         rows: Slots of an engine.
-        length: Positions of a slot.
         free: Bytes that the device has left.
         place: The device, in words.
         copies: Bytes of copies of the weights that this device multiplies faster. They are left out where memory is

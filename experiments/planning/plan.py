@@ -41,17 +41,12 @@ class Question:
     """The question of a plan.
 
     Attributes:
-        name: The target's name.
-        shape: Its shape.
-        precision: Bytes of its numbers.
-        formats: Its formats in words.
-        device: Where it is to run.
-        roof: What that does at best, in the type that the target computes in.
+        precision: Bytes of the target's numbers.
+        formats: The target's formats in words.
+        roof: What the device does at best, in the type that the target computes in.
         measured: Whether the roof is a measured one.
-        batches: Rows.
         context: Positions per row: the length of a slot, and what a step reads.
         output: How many of them are output; the others are the prompt.
-        drafter: What drafts; None without speculation.
         acceptance: How often drafted tokens are accepted.
         longest: The longest draft to consider.
         usable: Bytes of the device's memory that may be used.

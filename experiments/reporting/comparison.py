@@ -35,7 +35,6 @@ def report_comparison(
     """Print and write the comparison of runs.
 
     Args:
-        runs: The runs.
         out: Folder for ``comparison.json``, the table and the pictures.
         allow_mixed: Compare runs of different targets, datasets or dtypes, too, and say so.
         missing: Sentences about jobs without results, to be listed.

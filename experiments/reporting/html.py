@@ -13,7 +13,6 @@ def element(tag: str, *content: str, **attributes: str | None) -> str:
     """An element whose content is HTML already, and whose attributes are not.
 
     Args:
-        tag: Its name.
         *content: What it holds, escaped by the caller.
         **attributes: Texts; those that are None are left out. ``class_`` is ``class``, and ``data_x`` is ``data-x``.
     """

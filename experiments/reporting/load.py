@@ -34,9 +34,6 @@ class LoadReport:
     """How runs are reported.
 
     Attributes:
-        folder: Where it is written.
-        terms: The limits.
-        bootstrap: Settings of the intervals.
         title: Model and conditions.
         notes: Sentences below the first table.
         spare: The share of slots and time that should be unused; None where nothing was asked.

@@ -17,8 +17,6 @@ def report_studies(
     """Print and write the tables and pictures of all runs of some studies; returns the runs as they are called there.
 
     Args:
-        studies: The studies.
-        out: Where it is written.
         allow_mixed: Also put studies of different targets, texts, workloads or dtypes side by side, and say so.
         missing: Sentences about jobs without results, to be listed.
     """

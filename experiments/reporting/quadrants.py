@@ -57,7 +57,6 @@ def quadrants(runs: Sequence[Run], bootstrap: Bootstrap) -> list[Figures]:
 
     Args:
         runs: One for each pair of two input lengths and two output lengths; fewer, if some have failed.
-        bootstrap: Settings of the intervals.
 
     Returns:
         The mean lengths that were measured (``input_tokens``, ``output_tokens``: plain decoding's), the most output

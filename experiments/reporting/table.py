@@ -114,10 +114,7 @@ class Table:
         """A row per item.
 
         Args:
-            items: The items.
             columns: Every column with what it says of an item; a text is the heading of a column of figures.
-            title: The title.
-            notes: Sentences below.
             section: Items for which this is equal stand in one section; None for a table without sections.
         """
         made = cls([Column(name) if isinstance(name, str) else name for name, _ in columns], title, notes)

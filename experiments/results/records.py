@@ -130,7 +130,6 @@ class RecordWriter:
     """Writes records to a file, each on the disk before the next begins.
 
     Args:
-        path: The file's path.
         append: Go on with a file that exists; else it must be new.
 
     Raises:
@@ -196,10 +195,7 @@ def finished_batches(
     A batch of which a record is missing is run again as a whole, because what was timed together has one time.
 
     Args:
-        folder: The run's folder.
         turns: How many turns each job of the run has, by temperature.
-        methods: The number of methods.
-        size: Jobs per batch.
     """
     records = read_records(folder / RECORDS) if (folder / RECORDS).exists() else []
     counts = Counter((record.temperature, record.batch) for record in records)

@@ -26,7 +26,6 @@ class Bootstrap:
     Attributes:
         confidence: Level of the intervals, between 0 and 1.
         resamples: How often the prompts are drawn again, at least 100.
-        seed: Seed of the drawing.
     """
 
     confidence: float = 0.95

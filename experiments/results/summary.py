@@ -44,7 +44,6 @@ def summarize(
         planned: Records that every method was to have at every temperature.
         series: Methods times temperatures: each method at one temperature is a series of records.
         baseline: The method that speedups are over.
-        bootstrap: Settings of the intervals.
         terms: Limits on latencies and a price; None for neither.
         compared_with: The method that gains are over; None for no gains.
         peaks: What the device does at best (``utilization_of``).

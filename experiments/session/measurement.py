@@ -79,7 +79,6 @@ class Measurement:
     """A measurement: takes records as they come, and writes and shows everything at its end.
 
     Attributes:
-        config: The whole configuration.
         facts: What the manifest says besides.
         contenders: All methods, the baseline first.
         report: What is shown.

@@ -58,7 +58,6 @@ def pack(tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"], *, dr
     Args:
         tree: What was drafted. Of q, the rows are kept that anything was drawn from, and any other that sums to one
             (a drafter that goes on to its leaves).
-        target_probs: p at every node.
         dropped: See above; 0 keeps every token that has any probability.
     """
     p, q, valid = target_probs, tree.draft_probs, tree.valid

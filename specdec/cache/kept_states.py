@@ -26,7 +26,6 @@ class KeptStates:
         """Return the length of the longest beginning of these tokens that has states, and their number.
 
         Args:
-            tokens: The tokens.
             drafted: Whether the drafting session needs its part, too.
         """
         given = _spelled(tokens)
@@ -41,7 +40,6 @@ class KeptStates:
         """Return the number under which the states behind these tokens are to be kept; None if that is not to be done.
 
         Args:
-            tokens: The tokens.
             drafted: Whether they have the drafting session's part.
         """
         key = drafted, _spelled(tokens)

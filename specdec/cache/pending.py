@@ -15,7 +15,6 @@ class Pending:
     """The accepted path of every slot, as far as it is not in the final states.
 
     Args:
-        slots: The number of slots.
         nodes: The largest number of drafted nodes of a row, the root left out.
         device: Where.
 

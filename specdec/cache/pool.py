@@ -32,7 +32,6 @@ class Pool(Pages):
     that beginnings survive longest.
 
     Args:
-        slots: The number of slots.
         count: The number of pages.
         size: Positions of a page.
         shared: Whether pages are shared.
@@ -168,7 +167,6 @@ def keys_of(tokens: Int[np.ndarray, " position"], size: int, before: bytes, *, a
     """Yield the key of every full page of tokens, each of which stands for all tokens up to its end.
 
     Args:
-        tokens: The tokens.
         size: Positions of a page.
         before: The key of the page before the first one.
         ahead: Whether the token behind a page belongs to its key. An entry of a drafter's cache may depend on it, as

@@ -16,7 +16,6 @@ class Rows(Pages):
     """A row per slot.
 
     Args:
-        slots: The number of slots.
         shared: Whether beginnings are copied from other slots. Without it, the first free slot is taken, so that the
             running ones lie side by side.
     """

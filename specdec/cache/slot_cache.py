@@ -297,7 +297,6 @@ def check_memory(shapes: Iterable[LayerShape], rows: int, length: int, nodes: in
 
     Args:
         shapes: What every layer stores.
-        rows: The number of slots.
         length: Committed positions per slot.
         nodes: Further positions per slot.
         device: Where layers run that have no device of their own.

@@ -65,7 +65,6 @@ class States:
 
     Args:
         layers: The states that every layer keeps of one row.
-        slots: The number of slots.
         length: The length of a slot, which states do not depend on.
         nodes: The largest number of drafted nodes of a row, the root left out.
         device: Where states are whose layer has no device of its own.

@@ -254,9 +254,7 @@ class Stage:
 
     Attributes:
         make: Makes a new drafter.
-        target: The target.
         verifier: An acceptance rule that takes its drafts.
-        max_length: Tokens per request.
         log: Takes what all of its trees show.
         max_depth: As the drafter announced.
         adapts: As the drafter announced.

@@ -21,7 +21,6 @@ class Inspector:
     Args:
         drafter: What it announced is compared with what its session proposes.
         session: Its session.
-        verifier: The acceptance rule.
         request_in: The request that runs in a slot.
     """
 

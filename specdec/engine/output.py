@@ -49,7 +49,6 @@ class Outputs:
         """Returns what a round did for a request, and adds the tokens to the request.
 
         Args:
-            request: The request.
             read: The round's results.
             row: The request's row in them.
             seconds: The round's times, by stage.
@@ -95,7 +94,6 @@ class Outputs:
         """Returns the last step of a request that ends in an error.
 
         Args:
-            request: The request.
             message: What happened.
             step: The round in which it happened, without its tokens, if there was one.
         """

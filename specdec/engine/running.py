@@ -32,7 +32,6 @@ class RunningRequests:
         outputs: Makes steps and text.
         session: Observes requests that speculate; None without a drafter.
         pages: Where requests are in the caches.
-        max_batch_size: The number of slots.
         swap: Bytes of host memory for what preempted requests have in the caches.
 
     Attributes:
@@ -322,7 +321,6 @@ class RunningRequests:
         """End a request, and free its slot.
 
         Args:
-            request: The request.
             sound: Whether what it has in the caches may be used by others; otherwise it is cleared.
         """
         self.outputs.end(request)

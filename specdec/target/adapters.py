@@ -90,7 +90,6 @@ class Adapters:
     """Adapters beside a model's weights. They change the model: its linear layers become ``AdaptedLinear``.
 
     Args:
-        model: The model.
         given: A folder or a name on the hub for every adapter's name, or both matrices for every layer (``matrices``).
 
     Attributes:

@@ -150,10 +150,8 @@ class HostEngine(Engine):
     """The engine's requests, turns and deliveries, around such rounds.
 
     Args:
-        scheduler: The policy.
         paging: Where entries are.
         slots: Requests that run together.
-        max_length: Tokens per request.
         prefill_chunk: See ``Engine``.
         depth: The depth of drafts.
         alone: Whether a round may begin before the host has read the one before, as on a GPU.

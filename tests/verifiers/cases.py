@@ -103,8 +103,6 @@ def drafts(draw: st.DrawFn, dtype: torch.dtype, kind: str = "tree") -> tuple[Dra
     """Any tree, ragged, with any laws and any tables, sharp and flat and with zeros; tokens fit the tables or not.
 
     Args:
-        draw: Hypothesis' own.
-        dtype: The tables' dtype.
         kind: ``"tree"``, ``"paths"`` or ``"chain"``.
     """
     batch, nodes, vocab = draw(st.integers(1, 3)), draw(st.integers(2, 9)), draw(st.integers(2, 6))

@@ -33,7 +33,6 @@ class Setting:
     """One point of the grid.
 
     Attributes:
-        batch: Rows.
         nodes: Nodes per row, root included; 1 is a plain step.
         context: Tokens in the cache of every row.
         attention: Name of the backend.

@@ -72,7 +72,6 @@ def write_gguf(config: Mapping[str, Any], weight: Callable[[str], np.ndarray], p
     Args:
         config: The model's ``config.json``.
         weight: Returns the weight of a name in float32.
-        path: The file.
         precision: How the matrices are stored, by ggml's name: F32, F16, BF16, Q8_0, Q4_0.
 
     Raises:

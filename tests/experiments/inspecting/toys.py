@@ -103,10 +103,8 @@ class Seen:
     """States of the toy over text of its own, from which heads are solved for.
 
     Attributes:
-        model: The target.
         tokens: Text.
         hidden: By layer, its input; the number of layers is the last one's output before the norm, -1 the same after.
-        logits: The target's.
     """
 
     @torch.no_grad()
