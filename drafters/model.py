@@ -43,6 +43,7 @@ class ModelFiles(Where, total=False):
     device_map: str | Mapping[str, Any] | None
     max_memory: Mapping[Any, Any] | None
     trust_remote_code: bool
+    adapter: str | None
 
 
 class LoadedModel(ModelFiles, Settings, total=False):
@@ -137,7 +138,6 @@ class TrainedLM(TrainedHead):
 
     title = "causal LM"
     autoregressive = True
-    head: PreTrainedModel
 
     def __init__(
         self,
@@ -158,11 +158,15 @@ class TrainedLM(TrainedHead):
         """Make or load the model, in float32.
 
         Raises:
-            ValueError: The loaded model's vocabulary is narrower than the target's.
+            ValueError: The loaded model's vocabulary is not the target's.
         """
+        self.head = self._made(target)
+        self.packs = masks_suffice(self.head, self._hidden)
+
+    def _made(self, target: Target) -> PreTrainedModel:
         self.tokenizer = target.tokenizer
         if self.name is not None:
-            self.head = load(self.name, dtype="float32", device="cpu").model
+            model = load(self.name, dtype="float32", device="cpu").model
         else:
             given: Any = target.model.config.get_text_config(decoder=True)
             special = {key: getattr(given, key, None) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
@@ -170,16 +174,16 @@ class TrainedLM(TrainedHead):
                 self.architecture,
                 **{"vocab_size": target.vocab_size, "tie_word_embeddings": True, **special, **self.sizes},
             )
-            self.head = AutoModelForCausalLM.from_config(config).float()
+            model = AutoModelForCausalLM.from_config(config).float()
             if self.copies is not None:
-                copy_weights(self.head, load(self.copies, dtype="float32", device="cpu").model)
-        self.packs = masks_suffice(self.head, self._hidden)
-        width = output_of(self.head).weight.shape[0]
+                copy_weights(model, load(self.copies, dtype="float32", device="cpu").model)
+        width = output_of(model).weight.shape[0]
         if width != target.vocab_size:
             raise ValueError(
                 f"the head has {width} tokens and the target {target.name} has {target.vocab_size}: "
                 f"give a model of the target's vocabulary"
             )
+        return model
 
     def anchors(self, batch: TextBatch, generator: torch.Generator) -> Anchors:
         """Every position with a supervised successor: a model needs no state of the target."""
@@ -194,9 +198,11 @@ class TrainedLM(TrainedHead):
 
     def _hidden(self, batch: TextBatch) -> Float[Tensor, "row position width"]:
         mask = additive(batch.visible(), torch.float32) if batch.packed else None
-        return self.head.base_model(
-            input_ids=batch.tokens, attention_mask=mask, position_ids=batch.positions, use_cache=False
-        ).last_hidden_state
+        return self._states(input_ids=batch.tokens, attention_mask=mask, position_ids=batch.positions, use_cache=False)
+
+    def _states(self, **inputs: Any) -> Float[Tensor, "row position width"]:
+        """Returns the model's last states."""
+        return self.head.base_model(**inputs).last_hidden_state
 
     def logits(
         self, states: Float[Tensor, "place width"], previous: Int[Tensor, " place"], depth: int

@@ -8,18 +8,17 @@ the target exactly, whatever the adapter has learnt.
 The noise of a round depends on the request and the round, so that no output depends on what else is in the batch.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float, Int
-from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from drafters.heads.parallel import Masked, check_drop, dropped
 from drafters.heads.training import Anchors, Borrowed, Prediction, TargetStates, TextBatch, TrainedHead, output_of
+from drafters.lora import LAYERS, Lora, widths, write_adapter
 from drafters.own_model import Options, OwnModelDrafter, Settings, twin_of
 from specdec.arguments import shown, whole
 from specdec.batch import Batch
@@ -35,7 +34,6 @@ from specdec.target.target import Target
 
 TOKENS = 8
 """Tokens of a draft if nobody says, as in the authors' linear sampler."""
-LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 class UnoDrafter(OwnModelDrafter):
@@ -131,42 +129,6 @@ def _folder(given: Path) -> str:
     return str(inner if inner.is_dir() else given)
 
 
-class Lora(nn.Module):
-    """The weights of an adapter: for every layer, from its input to the rank and from there to its output."""
-
-    def __init__(self, widths: Mapping[str, tuple[int, int]], rank: int):
-        super().__init__()
-        self.layers, self.rank = list(widths), rank
-        self.down = nn.ParameterList(nn.Parameter(torch.empty(rank, width)) for width, _ in widths.values())
-        self.up = nn.ParameterList(nn.Parameter(torch.zeros(width, rank)) for _, width in widths.values())
-        for down in self.down:
-            nn.init.kaiming_uniform_(down, a=5**0.5)
-
-    @property
-    def matrices(self) -> Matrices:
-        """The weights by layer."""
-        pairs: list[Any] = list(zip(self.down, self.up, strict=True))
-        return dict(zip(self.layers, pairs, strict=True))
-
-
-def write_adapter(folder: Path, adapter: Matrices, *, base: str) -> None:
-    """Write an adapter of the model ``base`` in bfloat16, in peft's layout."""
-    rank = max(len(down) for down, _ in adapter.values())
-    names = sorted({layer.rpartition(".")[2] for layer in adapter})
-    settings = {
-        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "inference_mode": True,
-        "r": rank, "lora_alpha": rank, "target_modules": names, "bias": "none",
-    }  # fmt: skip
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-    tensors = {
-        f"base_model.model.{layer}.lora_{side}.weight": tensor.detach().to(torch.bfloat16).contiguous().cpu()
-        for layer, pair in adapter.items()
-        for side, tensor in zip("AB", pair, strict=True)
-    }
-    save_file(tensors, folder / "adapter_model.safetensors")
-
-
 class TrainedUno(TrainedHead):
     """An adapter of the target that learns to fill places of noise; the first place is the target's own.
 
@@ -203,24 +165,10 @@ class TrainedUno(TrainedHead):
             ValueError: The target has no linear layers of these names.
         """
         twin = twin_of(target.model)
-        linear = {name: module for name, module in twin.named_modules() if isinstance(module, nn.Linear)}
-        chosen = {
-            name: (module.in_features, module.out_features)
-            for name, module in linear.items()
-            if name.endswith(self.names)
-        }
-        if not chosen:
-            raise ValueError(
-                f"head.layers={list(self.names)}: the target {target.name} has no linear layers of these names"
-            )
-        self.head, self.base = Lora(chosen, self.rank), target.name
+        self.head, self.base = Lora(widths(twin, self.names, f"the target {target.name}"), self.rank), target.name
         adapters = Adapters(twin, {"uno": self.head.matrices})
-        for layer, pair in self.head.matrices.items():
-            adapted: Any = twin.get_submodule(layer)
-            adapted.down, adapted.up = pair  # what is trained is what is read
         # In a tuple, or it would be trained, moved and saved.
         self._twin, self._choice = (twin.requires_grad_(False).eval(),), adapters.choice
-        self.head.requires_grad_(True)
         self._output = (Borrowed(output_of(target.model)),)
         self._below = target.vocab_size if self.noise_below is None else self.noise_below
 
@@ -239,6 +187,9 @@ class TrainedUno(TrainedHead):
         numbers = torch.zeros_like(masked.positions)
         numbers[:, batch.tokens.shape[1] :] = 1
         bias = torch.zeros(masked.seen.shape, dtype=twin.dtype, device=masked.seen.device)
+        for layer, pair in self.head.matrices.items():
+            adapted: Any = twin.get_submodule(layer)
+            adapted.down, adapted.up = pair  # in every forward, because FSDP puts other tensors in their place
         self._choice.set(numbers)
         output = twin.base_model(
             input_ids=torch.cat([batch.tokens, fill.to(batch.tokens)], 1),

@@ -26,6 +26,7 @@ from drafters.heads.prefix import PrefixAttention
 from drafters.hydra import HydraDrafter, HydraHeads
 from drafters.itself import SelfDrafter
 from drafters.lookahead import LookaheadDrafter
+from drafters.lora import Lora
 from drafters.marginals import MarginalDrafter
 from drafters.medusa import MedusaDrafter, MedusaHeads
 from drafters.merged import MergedDrafter
@@ -41,7 +42,7 @@ from drafters.rest import RestDrafter
 from drafters.sam import SamDrafter
 from drafters.staged import StagedDrafter
 from drafters.suffix import SuffixDrafter
-from drafters.uno import Lora, UnoDrafter
+from drafters.uno import UnoDrafter
 from experiments.bench.synthetic import SyntheticDrafter
 from specdec.drafting.builders import BeamSearchTree, ExpansionTree, SampledTree
 from specdec.drafting.policies import AdditiveLength, ConfidenceNodes, NodePolicy

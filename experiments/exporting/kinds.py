@@ -33,6 +33,7 @@ class Source:
         hidden_layers: The target's hidden states that it reads, numbered as in ``Drafter.hidden_layers``.
         mask_token_id: The mask token.
         embeddings: See ``load_eagle``.
+        adapter: A LoRA of a small model, which is merged into its weights.
         dtype: What to cast the weights to; None keeps the files' own.
     """
 
@@ -40,6 +41,7 @@ class Source:
     hidden_layers: Sequence[int] | None = None
     mask_token_id: int | None = None
     embeddings: str = "auto"
+    adapter: str | None = None
     dtype: str | None = None
 
     @property
@@ -123,7 +125,7 @@ def _write_block(head: Any, folder: Path, layout: str, served: ServedFor, target
 
 def _read_lm(source: Source, dtype: torch.dtype | None, target: Any) -> Any:
     stored = AutoConfig.from_pretrained(bundled.resolve(source.name)).dtype
-    return load_model(source.name, dtype=dtype or stored or "auto", device="cpu")
+    return load_model(source.name, dtype=dtype or stored or "auto", device="cpu", adapter=source.adapter)
 
 
 _EAGLE: dict[str, Any] = {
@@ -147,6 +149,7 @@ _EAGLE3_FACTS = (
 _LM: dict[str, Any] = {
     "read": _read_lm,
     "write": lambda model, folder, layout, served, target: model.save_pretrained(folder),
+    "takes": ("adapter",),
     "vllm": "draft_model",
 }
 _BLOCK: dict[str, Any] = {
@@ -271,6 +274,10 @@ def kind_of(name: str) -> str:
     path = bundled.resolve(name)
     if looks_local(path) and (Path(path).is_file() or any((Path(path) / file).is_file() for file in MEDUSA_FILES)):
         return MEDUSA
+    if (Path(path) / "adapter_config.json").is_file():
+        raise ValueError(
+            f"{name} holds an adapter: to export it merged, give drafter.name=MODEL drafter.adapter={name}"
+        )
     checkpoint = Checkpoint(name)
     if any(checkpoint.find(file) is not None for file in MEDUSA_FILES):
         return MEDUSA
@@ -313,6 +320,7 @@ def read(source: Source, kind: str, target: PreTrainedConfig | None = None) -> F
         ValueError: It is incomplete, or the source says what this kind has no use for.
     """
     given = {"hidden_layers": source.hidden_layers, "mask_token_id": source.mask_token_id}
+    given["adapter"] = source.adapter
     given["embeddings"] = None if source.embeddings == "auto" else source.embeddings
     for setting, value in given.items():
         if value is not None and setting not in KINDS[kind].takes:

@@ -7,13 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from drafters.uno import LAYERS, Lora
+from drafters.lora import LAYERS, Lora, widths
 from experiments.datasets.text import texts
 from experiments.training.data.document import tokenizer_of
 from specdec.arguments import whole
 from specdec.target.target import Target
-
-Matrices = dict[str, Tensor]
 
 
 def adapted(
@@ -48,17 +46,10 @@ def adapted(
     if rank == 0:
         return target
     rows = _rows(target, files, length)
-    linear = {each: part for each, part in target.model.named_modules() if each.endswith(LAYERS)}
-    widths = {
-        each: (part.in_features, part.out_features) for each, part in linear.items() if isinstance(part, nn.Linear)
-    }
-    if not widths:
-        raise ValueError(
-            f"target.rank={rank}: {name} has no linear layers named {', '.join(LAYERS)}, give another target"
-        )
+    layers = widths(target.model, LAYERS, f"target.rank={rank}: {name}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        lora = Lora(widths, rank)
+        lora = Lora(layers, rank)
         order = torch.randint(len(rows), (steps, batch_size))
     lora.to(target.device)
     optimizer = torch.optim.AdamW(lora.parameters(), lr=lr, weight_decay=0.0)
@@ -69,9 +60,7 @@ def adapted(
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
-    with torch.no_grad():
-        for weight, changed in _changed(target.model, lora).items():
-            target.model.get_parameter(weight).copy_(changed)
+    lora.merge(target.model)
     tenth = max(1, steps // 10)
     first, last = (sum(some) / len(some) for some in (losses[:tenth], losses[-tenth:]))
     print(
@@ -90,14 +79,6 @@ def _rows(target: Target, files: str | Sequence[str], length: int) -> Tensor:
     return tokens[: len(tokens) // length * length].view(-1, length)
 
 
-def _changed(model: nn.Module, lora: Lora) -> Matrices:
-    """Returns the weights with the LoRA's products added."""
-    return {
-        f"{layer}.weight": model.get_parameter(f"{layer}.weight").detach() + up @ down
-        for layer, (down, up) in lora.matrices.items()
-    }
-
-
 def _loss(model: nn.Module, lora: Lora, rows: Tensor) -> Tensor:
-    logits = functional_call(model, _changed(model, lora), (rows,), {"use_cache": False}).logits
+    logits = functional_call(model, lora.changed(model), (rows,), {"use_cache": False}).logits
     return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), rows[:, 1:].flatten())

@@ -317,6 +317,8 @@ def _located(name_or_path: str | Path, subfolder: str) -> str:
         raise ValueError(f"no model at {where}: it is a file, give the folder that it is in")
     if not folder.is_dir():
         raise ValueError(f"no model at {where}: there is no such folder")
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        raise ValueError(f"no model at {where}: it is an adapter, give the name of its model, and adapter={folder}")
     if not (folder / "config.json").is_file():
         raise ValueError(f"no model at {where}: the folder has no config.json")
     return path

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from drafters.heads.training import TargetStates, TextBatch
-from drafters.uno import TrainedUno, UnoDrafter, twin_of, write_adapter
+from drafters.lora import write_adapter
+from drafters.own_model import twin_of
+from drafters.uno import TrainedUno, UnoDrafter
 from specdec.drafting.parallel_scorer import ParallelScorer
 from specdec.engine.engine import Engine
 from specdec.interfaces import Round
@@ -171,5 +173,5 @@ def test_a_published_folder_loads_and_others_are_refused(model: Any, tmp_path: P
         UnoDrafter.from_pretrained(tmp_path)
     with pytest.raises(ValueError, match=f"noise_below={VOCAB + 1}: the target .* has {VOCAB} tokens"):
         Engine(Target(model), UnoDrafter(noisy_adapter(model, 0.5), noise_below=VOCAB + 1), RejectionVerifier())
-    with pytest.raises(ValueError, match="no linear layers of these names"):
+    with pytest.raises(ValueError, match="no linear layers named nothing"):
         TrainedUno(layers=["nothing"]).begin(Target(model), None)

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from drafters.heads.eagle_files import save_eagle
-from drafters.uno import write_adapter
+from drafters.lora import write_adapter
 from experiments.config.sections import CONF
 from experiments.datasets.prompt import Prompt
 from experiments.datasets.stdlib import Stdlib

@@ -37,6 +37,14 @@ HEADS: dict[str, tuple[list[str], Load]] = {
         [f"head.config={LM}", "head.depths=3"],
         lambda path: ModelDrafter.from_pretrained(str(path), dtype="float32"),
     ),
+    "lora": (
+        ["head.name={saved}/drafter", "head.rank=4", "head.depths=3"],
+        lambda path: ModelDrafter.from_pretrained(
+            json.loads((path / "adapter_config.json").read_text())["base_model_name_or_path"],
+            adapter=str(path),
+            dtype="float32",
+        ),
+    ),
     "medusa": (["head.depths=3"], lambda path: MedusaDrafter.from_pretrained(str(path), shape=3)),
     "hydra": (["head.depths=3"], lambda path: HydraDrafter.from_pretrained(str(path), shape=3)),
     "hydra, prefixed": (
@@ -87,6 +95,7 @@ def test_a_head_learns_and_loads(
     """The loss falls on a text that repeats itself; the finished drafter loads, and is lossless."""
     overrides, load = HEADS[name]
     given = [each for each in tiny_training if not each.startswith("head.")]
+    overrides = [each.replace("{saved}", str(saved)) for each in overrides]
     more = ["fit.steps=60", "fit.decay=none", "fit.muon_lr=null", "fit.lr=3e-3", "evaluate_every=60", "loss=kl"]
     best = train(configure("train", f"head={name.partition(',')[0]}", *given, *overrides, *more))
     log: list[dict[str, Any]] = [json.loads(line) for line in (tmp_path / "out" / LOG).read_text().splitlines()]
