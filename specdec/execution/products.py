@@ -30,6 +30,7 @@ GROUP = 64
 
 _FLOAT32, _BFLOAT16, _FLOAT16, _INT8, _INT4 = range(5)
 _EXACT, _HALF, _ROUNDED = range(3)  # float32; bfloat16; float32 that is rounded to bfloat16
+_VECTORS = 4  # of a panel
 _ROWS = 1024  # whose digits are looked at together; the first of them refuse most weights that never had 16 bits
 
 
@@ -120,7 +121,9 @@ def panels(weight: Tensor) -> PanelWeight | None:
 
 
 def int8_panels(weight: Tensor, scale: Tensor) -> PanelWeight | None:
-    """Return int8 weights ``[out, in]`` with scales ``[out]`` in the dtype of the inputs; None as ``panels``."""
+    """Return int8 weights from -127 to 127 ``[out, in]``, with scales ``[out]`` in the inputs' dtype; None as ``panels``."""
+    if (weight == -128).any():  # bfloat16's table has no place for it
+        return None
     if not _readable(weight) or not _readable(scale) or scale.dtype not in (torch.float32, torch.bfloat16):
         return None
     with torch.inference_mode():
@@ -138,8 +141,9 @@ def int4_panels(integers: Tensor, scale: Tensor) -> PanelWeight | None:
     out, groups = scale.shape
     with torch.inference_mode():
         filled = F.pad(integers.detach(), (0, groups * GROUP - integers.shape[1]))
-        paired = (_paired(filled) + 8).to(torch.uint8).transpose(1, 2)
-        made = (paired[..., 0] | (paired[..., 1] << 4)).contiguous()
+        digits = _paired(filled).view(torch.uint8) & 15
+        lanes = digits.view(len(digits), _VECTORS // 2, 2, panel_channels() // _VECTORS, -1, 2)
+        made = (lanes[:, :, 0] | (lanes[:, :, 1] << 4)).permute(0, 3, 2, 4, 1).contiguous()
         more = -out % panel_channels()
         scales = F.pad(scale.detach().float(), (0, 0, 0, more)).view(-1, panel_channels(), groups)
     return PanelWeight(made, _INT4, out, groups * GROUP, scale.dtype, scales.transpose(1, 2).contiguous())

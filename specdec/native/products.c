@@ -44,25 +44,48 @@
 #define even_int8(p, v) TO_FLOAT(SIGNED_RIGHT(LEFT(load_int16((const int8_t *)(p) + 2 * (v) * WIDTH), 24), 24))
 #define odd_int8(p, v) TO_FLOAT(SIGNED_RIGHT(load_int16((const int8_t *)(p) + 2 * (v) * WIDTH), 8))
 
-#define BYTES_int4 PANEL /* a byte has both inputs of a channel, the first in the lower half; 8 is added to all */
-#define even_int4(p, v) TO_FLOAT(ISUB(IAND(load_uint8((const uint8_t *)(p) + (v) * WIDTH), IALL(15)), IALL(8)))
-#define odd_int4(p, v) TO_FLOAT(ISUB(RIGHT(load_uint8((const uint8_t *)(p) + (v) * WIDTH), 4), IALL(8)))
+/* A lane's word has four bits for each vector, in its lower half for the first input and in its upper half for the
+   second. */
+#define BYTES_int4 PANEL
+#define four_bits(p, first) TO_FLOAT(SIGNED_RIGHT(LEFT(load_words(p), 28 - (first)), 28))
+#define even_int4(p, v) four_bits(p, 4 * (v))
+#define odd_int4(p, v) four_bits(p, 16 + 4 * (v))
 
-#if PAIRS
+#if PAIRS && defined(__AVX512VBMI__)
+/* The two bytes of the numbers 0 to 127 in bfloat16, which holds every one of them. */
+static uint8_t low_byte[128], high_byte[128];
+__attribute__((constructor)) static void fill_bytes(void) {
+  for (int number = 0; number < 128; number++)
+    low_byte[number] = narrowed(number) & 255, high_byte[number] = narrowed(number) >> 8;
+}
+INLINE ivec looked_up(const uint8_t *table, ivec numbers) {
+  return _mm512_permutex2var_epi8(load_words(table), numbers, load_words(table + 64));
+}
+INLINE ivec both_int8(const char *panel, int v) {
+  /* Two vectors at once; the halves of both are interleaved where they are put together. */
+  const ivec order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);
+  const ivec numbers = _mm512_permutexvar_epi64(order, load_words(panel + 2 * (v & ~1) * WIDTH));
+  const ivec size = _mm512_abs_epi8(numbers), low = looked_up(low_byte, size), sign = _mm512_set1_epi8((char)128);
+  const ivec high = _mm512_or_si512(looked_up(high_byte, size), IAND(numbers, sign));
+  return v & 1 ? _mm512_unpackhi_epi8(low, high) : _mm512_unpacklo_epi8(low, high);
+}
+#elif PAIRS
 INLINE vec from_int8(const int8_t *p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
 INLINE ivec both_int8(const char *panel, int v) {
   const int8_t *p = (const int8_t *)panel + 2 * v * WIDTH;
-  return (ivec)_mm512_cvtne2ps_pbh(from_int8(p + 16), from_int8(p)); /* bfloat16 holds every one of them */
+  return (ivec)_mm512_cvtne2ps_pbh(from_int8(p + 16), from_int8(p));
 }
+#endif
+#if PAIRS
 INLINE ivec both_int4(const char *panel, int v) {
-  /* The numbers -8 to 7 in bfloat16, twice: an index has five bits, of which the fifth is any. */
+  /* The numbers 0 to 7 and -8 to -1 in bfloat16, twice: an index has five bits, of which the fifth is the next vector's. */
   const ivec table = _mm512_set_epi64(
-      0x40e040c040a04080, 0x404040003f800000, 0xbf80c000c040c080, 0xc0a0c0c0c0e0c100, 0x40e040c040a04080,
-      0x404040003f800000, 0xbf80c000c040c080, 0xc0a0c0c0c0e0c100);
-  ivec bytes = load_uint8((const uint8_t *)panel + v * WIDTH);
-  return _mm512_permutexvar_epi16(_mm512_or_si512(bytes, LEFT(bytes, 12)), table);
+      0xbf80c000c040c080, 0xc0a0c0c0c0e0c100, 0x40e040c040a04080, 0x404040003f800000, 0xbf80c000c040c080,
+      0xc0a0c0c0c0e0c100, 0x40e040c040a04080, 0x404040003f800000);
+  const ivec words = load_words(panel);
+  return _mm512_permutexvar_epi16(v ? _mm512_srli_epi16(words, 4 * v) : words, table);
 }
 #endif
 
@@ -144,7 +167,7 @@ EVERY(PAIR_TILE, bfloat16)
 static const format pairs_of_bfloat16 = {BYTES_bfloat16, TILES(bfloat16_pairs), NULL, NULL};
 #define QUANTIZED(F)                                                                        \
   EVERY(PAIR_TILE, F)                                                                         \
-  static void unpack_##F(const char *p, char *into, long pairs) {                           \
+  static void unpack_##F(const char *restrict p, char *restrict into, long pairs) {         \
     for (long k = 0; k < pairs; k++, p += BYTES_##F, into += BYTES_bfloat16)                \
       UNROLL for (int v = 0; v < VECTORS; v++) _mm512_storeu_si512(into + 64 * v, both_##F(p, v)); \
   }                                                                                         \
@@ -230,7 +253,7 @@ static void multiply_panel(const job *j, long panel, long row, long rows, int ag
     const long count = pairs - k < BLOCK ? pairs - k : BLOCK;
     const char *next = p + (again ? 0 : count * f->bytes), *numbers = p;
     const format *used = f;
-    if (f->unpack && parts > 1) {
+    if (f->unpack && parts > 3) { /* fewer unpack in registers */
       f->unpack(p, unpacked, count);
       numbers = unpacked, used = f->unpacked;
     }

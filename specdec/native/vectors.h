@@ -39,7 +39,6 @@ typedef __m512i ivec;
 #define LARGEST _mm512_reduce_max_ps
 #define SUM _mm512_reduce_add_ps
 INLINE ivec load_words(const void *p) { return _mm512_loadu_si512(p); }
-INLINE ivec load_uint8(const void *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
 INLINE ivec load_int16(const void *p) { return _mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *)p)); }
 INLINE ivec load_uint16(const void *p) { return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)); }
 INLINE vec load_float16(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
@@ -81,7 +80,6 @@ INLINE float SUM(vec v) {
   return _mm_cvtss_f32(_mm_add_ss(a, _mm_movehdup_ps(a)));
 }
 INLINE ivec load_words(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
-INLINE ivec load_uint8(const void *p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
 INLINE ivec load_int16(const void *p) { return _mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i *)p)); }
 INLINE ivec load_uint16(const void *p) { return _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)); }
 INLINE vec load_float16(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }

@@ -124,6 +124,21 @@ def test_quantized_weights_are_multiplied(on: ctypes.CDLL, scheme: str, dtype: t
 
 
 @needs_compiler
+@pytest.mark.parametrize("rows", [1, 7, 30], ids=str)
+def test_every_integer_is_multiplied_as_what_it_is(on: ctypes.CDLL, rows: int) -> None:
+    """By the identity; in tiles that unpack in registers, and in those that find the weights unpacked."""
+    for make, count, least, groups in ((module.int8_panels, 255, -127, None), (module.int4_panels, 16, -8, 2)):
+        weight = (torch.arange(70 * 128).view(70, 128) % count + least).to(torch.int8)
+        scale = torch.ones(70, *([] if groups is None else [groups])).bfloat16()
+        made = make(weight, scale)
+        assert made is not None
+        inputs = torch.eye(128, dtype=torch.bfloat16)
+        found = torch.cat([made(part.contiguous(), None) for part in inputs.split(rows)])
+        assert torch.equal(found.T, weight.bfloat16())
+    assert module.int8_panels(torch.tensor([[-128, 3]], dtype=torch.int8), torch.ones(1)) is None
+
+
+@needs_compiler
 @pytest.mark.parametrize("kind", ["float32", "float32 of 16 bits", "bfloat16", "int8", "int4 in float32"])
 def test_a_row_has_the_same_bits_among_any_number(on: ctypes.CDLL, kind: str) -> None:
     """Plain decoding multiplies one row, verification several, prefill many: they must not part here."""
@@ -226,8 +241,10 @@ def test_decoding_replays_it(scheme: str | None, monkeypatch: pytest.MonkeyPatch
             engine.step()
         with counted() as work:
             engine.step()
-        # In a captured forward, gate and up are one product in each of two layers; keys fill no panel.
-        joined = {linears, linears - 2} if scheme is None else {linears}
+        # In a captured forward, gate and up are one product in each of two layers; so are query, key and value, where
+        # keys fill whole panels.
+        fewer = 2 * (1 if model.model.layers[0].self_attn.k_proj.out_features % module.panel_channels() else 3)
+        joined = {linears, linears - fewer} if scheme is None else {linears}
         assert work.operations["panels"] in joined, way
     assert found["decisions"] == found["rounds"] == found["off"]
     assert len(packed_linears(model)) == (0 if scheme else linears)
