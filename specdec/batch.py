@@ -1,15 +1,16 @@
 """The running requests as a round and a drafting session see them."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, Int32
 from torch import Tensor
 
+from specdec.opaque import opaque
 from specdec.requests import Matcher
 from specdec.sampling import SamplingTensors
 
@@ -45,6 +46,88 @@ class HostBatch:
         return replace(self, drafting=self.drafting & (self.lengths > 0))
 
 
+class Matchers:
+    """Where the outputs of all slots' requests are in their grammars.
+
+    A question and its answer are tensors, and the slots stand in the question. So a recorded stage has its masks among
+    its inputs, or asks for them in the middle, and a replay is answered by what the grammars allow then.
+
+    Args:
+        slots: The number of slots.
+        vocab_size: The width of the target's logits.
+
+    Attributes:
+        by_slot: The matcher of every slot; None where no request with a grammar is.
+    """
+
+    def __init__(self, slots: int, vocab_size: int):
+        self.by_slot: list[Matcher | None] = [None] * slots
+        self._vocab_size = vocab_size
+
+    def of(self, slots: Iterable[int], *, drafts: bool = False) -> bool:
+        """Returns whether any of these slots has a grammar; with ``drafts``, one whose mask is also for drafts."""
+        found = [self.by_slot[slot] for slot in slots]
+        return any(matcher is not None and (matcher.masks_drafts or not drafts) for matcher in found)
+
+    @staticmethod
+    def question(
+        slots: Int[Tensor, " batch"],
+        tokens: Int[Tensor, "batch node"],
+        above: Bool[Tensor, "batch some node"],
+        valid: Bool[Tensor, "batch some"] | None = None,
+    ) -> Int[Tensor, "batch some figure"]:
+        """Returns a question: which tokens may follow some nodes of trees. It is one tensor, for one copy to the host.
+
+        Args:
+            slots: The slot of every tree.
+            tokens: The trees.
+            above: Which nodes are above or at each of these nodes.
+            valid: Which of these nodes mean anything; all by default.
+        """
+        path = torch.where(above, tokens[:, None], -1)
+        meant = above.any(-1) if valid is None else valid
+        return torch.cat([slots[:, None, None].expand(-1, path.shape[1], -1), meant[..., None], path], dim=2)
+
+    def answer(
+        self, question: Int[np.ndarray, "batch some figure"], *, drafts: bool = False
+    ) -> Int32[np.ndarray, "batch some word"]:
+        """Returns a mask for each of the nodes, a bit for every token.
+
+        Args:
+            question: The question, on the host.
+            drafts: Leave out the grammars whose mask is not for drafts.
+        """
+        batch, some, _ = question.shape
+        bits = np.full((batch, some, -(-self._vocab_size // 32)), -1, dtype=np.int32)
+        for row, (slot, nodes) in enumerate(zip(question[:, 0, 0].tolist(), question, strict=True)):
+            matcher = self.by_slot[slot]
+            if matcher is not None and (matcher.masks_drafts or not drafts):
+                meant = nodes[:, 1] > 0
+                path = nodes[meant, 2:]
+                bits[row, meant] = matcher.masks(path.max(0, initial=-1), path >= 0)
+        return bits
+
+    def ask(self, question: Int[Tensor, "batch some figure"], *, drafts: bool = False) -> Tensor:
+        """Returns the answer as ``unpacked`` takes it. The host waits for the question; in a recording, this is a step.
+
+        Args:
+            question: The question.
+            drafts: See ``answer``.
+        """
+        return opaque(self._now, question, drafts)
+
+    def _now(self, question: Int[Tensor, "batch some figure"], drafts: bool) -> Int32[Tensor, "batch some word"]:
+        # By DLPack: a look at values that is repeated by a replay.
+        bits = self.answer(np.from_dlpack(question.cpu()), drafts=drafts)
+        return torch.from_numpy(bits).to(question.device, non_blocking=True)
+
+    def unpacked(self, bits: Int32[Tensor, "batch some word"]) -> Bool[Tensor, "batch some vocab"]:
+        """Returns which tokens are allowed."""
+        places = torch.arange(8, dtype=torch.uint8, device=bits.device)
+        octets = bits.view(torch.uint8)[..., None]
+        return ((octets >> places) & 1).flatten(2)[..., : self._vocab_size].bool()
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Batch:
     """The requests of one round. Nothing here may be changed.
@@ -59,7 +142,9 @@ class Batch:
         rounds: The number of rounds of each request so far.
         sampling: The sampling parameters.
         processors: The logits processors of each request.
-        matchers: Where the output of each request is in its grammar; None for requests without one.
+        matchers: Where the outputs of all slots' requests are in their grammars.
+        has_grammars: Whether any of these requests' output must belong to a grammar.
+        masks_drafts: Whether any of these requests' drafts are chosen and drawn under the mask of its grammar.
         alternatives: The largest number of most probable tokens that any request wants to be told with its output
             tokens; None if none wants their raw log-probabilities.
         vocab_size: Width of the target's logits.
@@ -79,8 +164,10 @@ class Batch:
     rounds: Int[Tensor, " batch"]
     sampling: SamplingTensors
     processors: Sequence[tuple[Callable[..., Any], ...]]
-    matchers: Sequence[Matcher | None]
+    matchers: Matchers
     vocab_size: int
+    has_grammars: bool = False
+    masks_drafts: bool = False
     alternatives: int | None = None
     host: HostBatch | None = None
     first_slot: int | None = None
@@ -109,48 +196,12 @@ class Batch:
     @cached_property
     def kind(self) -> Hashable:
         """All that a recording of these rows depends on besides the tensors' values."""
-        return self.place, self.sampling.flags, self.alternatives
+        return self.place, self.sampling.flags, self.alternatives, self.has_grammars, self.masks_drafts
 
     @cached_property
     def has_processors(self) -> bool:
         """Whether any request has logits processors."""
         return any(self.processors)
-
-    @cached_property
-    def has_grammars(self) -> bool:
-        """Whether any request's output must belong to a grammar."""
-        return any(matcher is not None for matcher in self.matchers)
-
-    @cached_property
-    def masks_drafts(self) -> bool:
-        """Whether any request's drafts are chosen and drawn under the mask of its grammar."""
-        return any(matcher is not None and matcher.masks_drafts for matcher in self.matchers)
-
-    def allowed(
-        self,
-        tokens: Int[Tensor, "batch node"],
-        above: Bool[Tensor, "batch some node"],
-        valid: Bool[Tensor, "batch some"] | None = None,
-        *,
-        drafts: bool = False,
-    ) -> Bool[Tensor, "batch some vocab"]:
-        """Returns which tokens the rows' grammars allow after some nodes of trees. The host waits for the trees.
-
-        Args:
-            tokens: The trees.
-            above: Which nodes are above or at each of these nodes.
-            valid: Which of these nodes mean anything; all by default.
-            drafts: Leave out the grammars whose mask is not for drafts.
-        """
-        host_tokens, paths = tokens.cpu().numpy(), above.cpu().numpy()
-        bits = np.full((*paths.shape[:2], -(-self.vocab_size // 32)), -1, dtype=np.int32)
-        for row, matcher in enumerate(self.matchers):
-            if matcher is not None and (matcher.masks_drafts or not drafts):
-                some = slice(None) if valid is None else valid[row].cpu().numpy()
-                bits[row, some] = matcher.masks(host_tokens[row], paths[row, some])
-        octets = torch.from_numpy(bits.view(np.uint8)).to(self.device, non_blocking=True)
-        places = torch.arange(8, dtype=torch.uint8, device=self.device)
-        return ((octets[..., None] >> places) & 1).flatten(2)[..., : self.vocab_size].bool()
 
     def rows(self, rows: np.ndarray) -> "Batch":
         """Return some of the rows, as copies; not in a recorded round."""
@@ -162,11 +213,10 @@ class Batch:
             tensors = {name: each.index_select(0, index) for name, each in values.items() if isinstance(each, Tensor)}
             return tensors | {name: each[rows] for name, each in values.items() if isinstance(each, np.ndarray)}
 
-        processors, matchers = ([each[row] for row in rows.tolist()] for each in (self.processors, self.matchers))
+        processors = [self.processors[row] for row in rows.tolist()]
         sampling = replace(self.sampling, **take(self.sampling))
         host = replace(self.on_host, **take(self.on_host))
-        lists: dict[str, Any] = {"processors": processors, "matchers": matchers}
-        return replace(self, **take(self), **lists, sampling=sampling, host=host, first_slot=None)
+        return replace(self, **take(self), processors=processors, sampling=sampling, host=host, first_slot=None)
 
     def __len__(self) -> int:
         return len(self.roots)

@@ -15,6 +15,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+import specdec.engine.rounds as rounds_module
+from specdec.batch import Matchers
 from specdec.cache.pages import Paging
 from specdec.checks.reference import reference_decode
 from specdec.engine.engine import Engine
@@ -235,6 +237,59 @@ def test_a_wrong_node_s_mask_is_rejected_in_law(model, mutate, mutant) -> None:
 
 def test_a_biased_rule_is_rejected_under_a_mask(model) -> None:
     assert p_value(model, "model_chain_iid", NO_RESIDUAL, mask_drafts=True) < LEVEL
+
+
+# ---------------------------------------------------------------- recorded rounds
+
+LONG = ["(ab|ba|cc){6,14}", None, "((a|b){2}c){5,9}", "(ca?b){7,12}"]
+
+
+def long_outputs(model, drafter: str, recording: str, *, mask_drafts: bool) -> tuple[list[object], Engine]:
+    """Tokens, drafts and accepted drafts of requests with a grammar and without, greedy and drawn, in one batch."""
+    made = DRAFTERS[drafter](model)
+    engine = Engine(target_of(model), made, fitting(made), max_batch_size=3, max_length=64, recording=recording)
+    wanted = [
+        SamplingParams(
+            max_new_tokens=16 + 4 * number,
+            temperature=float(number % 3 > 0),
+            seed=number,
+            grammar=LONG[number % 4] and Grammar(regex=LONG[number % 4], mask_drafts=mask_drafts),
+        )
+        for number in range(len(PROMPTS))
+    ]
+    steps = [[(s.token_ids, s.accepted, s.proposed_nodes) for s in o.steps] for o in engine.generate(PROMPTS, wanted)]
+    return steps, engine
+
+
+RECORDED = ("ngram", "model_tree_without_replacement", "model_expansion")
+
+
+@pytest.mark.parametrize("mask_drafts", [True, False])
+@pytest.mark.parametrize("drafter", [complete(name, strong=name in RECORDED) for name in DRAFTERS])
+def test_recorded_rounds_follow_grammars(model, drafter: str, mask_drafts: bool, monkeypatch) -> None:
+    wanted, _ = long_outputs(model, drafter, "off", mask_drafts=mask_drafts)
+    monkeypatch.setattr(rounds_module, "RECORD_AFTER", 2)
+    for recording in ("auto", "rounds"):
+        found, engine = long_outputs(model, drafter, recording, mask_drafts=mask_drafts)
+        assert found == wanted
+        counts = engine.recording_counts
+        assert counts.replayed > 0 and not (counts.refused or counts.by_design)
+
+
+@pytest.mark.parametrize("drafts", [True, False])
+def test_masks_of_an_earlier_round_are_rejected(model, drafts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutant: a replay is given the masks that its stage was recorded with, of drafts or of what is judged."""
+    wanted, _ = long_outputs(model, "model_tree_iid", "off", mask_drafts=True)
+    monkeypatch.setattr(rounds_module, "RECORD_AFTER", 2)
+    answer, first = Matchers.answer, {}
+
+    def stale(self, question, **named):
+        bits = answer(self, question, **named)
+        return first.setdefault(question.shape, bits) if named.get("drafts", False) is drafts else bits
+
+    monkeypatch.setattr(Matchers, "answer", stale)
+    found, _ = long_outputs(model, "model_tree_iid", "rounds", mask_drafts=True)
+    assert found != wanted
 
 
 # ---------------------------------------------------------------- what is compiled, and what is refused

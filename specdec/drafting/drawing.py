@@ -104,7 +104,9 @@ class Drawing:
         if not self.batch.masks_drafts:
             return scores
         assert tokens is not None and above is not None, "a grammar needs the nodes above"
-        allowed = self.vocabulary.columns(self.batch.allowed(tokens, above, drafts=True))
+        matchers = self.batch.matchers
+        bits = matchers.ask(matchers.question(self.batch.slots, tokens, above), drafts=True)
+        allowed = self.vocabulary.columns(matchers.unpacked(bits))
         return scores.masked_fill(~allowed & allowed.any(-1, keepdim=True), -torch.inf)
 
     def distribution(self, scores: Float[Tensor, "batch some token"]) -> Float[Tensor, "batch some token"]:

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Int32
 from torch import Tensor
 
 from specdec.acceptance import Plain, accept, certain
@@ -160,6 +160,24 @@ def verify(mode: Mode, tree: DraftTree, batch: Batch, runner: ModelRunner) -> Fo
     )
 
 
+class Asked:
+    """What the host is asked of the grammars between a draft and its judgement; the device verifies meanwhile.
+
+    Args:
+        tree: What was drafted.
+        batch: The rows.
+    """
+
+    def __init__(self, tree: DraftTree, batch: Batch):
+        self._matchers, self._device = batch.matchers, batch.device
+        self._question = Fetch(batch.matchers.question(batch.slots, tree.tokens, tree.ancestors, tree.valid))
+
+    def masks(self) -> Int32[Tensor, "batch node word"]:
+        """Returns the answer, when the question is there."""
+        bits = self._matchers.answer(self._question.wait())
+        return torch.from_numpy(bits).to(self._device, non_blocking=True)
+
+
 def judge(
     mode: Mode,
     tree: DraftTree,
@@ -167,6 +185,7 @@ def judge(
     batch: Batch,
     agreement: Agreement = ALONE,
     *,
+    masks: Int32[Tensor, "batch node word"] | None = None,
     observed: bool = False,
 ) -> Judged:
     """Decide what is accepted, and draw the token that follows: the same in all processes that share the target.
@@ -179,9 +198,10 @@ def judge(
         logits: The target's.
         batch: The rows.
         agreement: Of the processes that share the target.
+        masks: The tokens that grammars allow (``Asked``); None without grammars.
         observed: Whether somebody looks at the rule's evidence.
     """
-    scores = _processed(logits, tree, batch)
+    scores = _processed(logits, tree, batch, masks)
     target_probs = evidence = peaks = None
     if mode.verifier.walks_greedily and tree.draft_probs is None and not batch.sampling.any_sampled:
         following = first_largest(scores)
@@ -282,19 +302,22 @@ def outcome_of(
 
 
 def _processed(
-    logits: Float[Tensor, "batch node vocab"], tree: DraftTree, batch: Batch
+    logits: Float[Tensor, "batch node vocab"],
+    tree: DraftTree,
+    batch: Batch,
+    masks: Int32[Tensor, "batch node word"] | None,
 ) -> Float[Tensor, "batch node vocab"]:
     """Returns the logits with penalties, the user's own processors and grammars applied, from which p is computed.
 
     They are the logits themselves if there is none, in any dtype that float32 holds.
     """
     processed = any(batch.processors)
-    if batch.sampling.seen is None and not (processed or batch.has_grammars) and logits.dtype != torch.float64:
+    if batch.sampling.seen is None and not processed and masks is None and logits.dtype != torch.float64:
         return logits
     paths = path_tokens(tree.tokens, tree.ancestors) if batch.sampling.seen is not None else None
     scores = adjust(logits, batch.sampling, paths)
     if processed:
         scores = apply_processors(scores, tree, batch)
-    if batch.has_grammars:
-        scores = scores.masked_fill(~batch.allowed(tree.tokens, tree.ancestors, tree.valid), -torch.inf)
+    if masks is not None:
+        scores = scores.masked_fill(~batch.matchers.unpacked(masks), -torch.inf)
     return scores

@@ -5,14 +5,14 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import fields, replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int32
 from torch import Tensor
 
 from specdec.batch import Batch
 from specdec.engine.clock import StageTimer
 from specdec.engine.read_back import Fetch
 from specdec.engine.recording import RecordingCounts, may_record, traits
-from specdec.engine.round import Judged, Mode, Played, judge, outcome_of, propose, verify
+from specdec.engine.round import Asked, Judged, Mode, Played, judge, outcome_of, propose, verify
 from specdec.engine.slot_table import SlotTable
 from specdec.execution.executor import autocast_of
 from specdec.execution.recorder import CudaGraphRecorder, Recorder, Recordings, Stage, TapeRecorder
@@ -32,6 +32,7 @@ RECORD_AFTER = 8
 MOST_RECORDINGS = 256
 _PER_SIZE = 16
 """Recordings for a number of rows and of positions: all stages, plain or not, of requests of a few kinds."""
+MASKED = "draft: drafts are drawn under grammars' masks"
 _WARM = 3
 """Rounds of a warm-up: one makes what is made once, one rehearses, and one is recorded."""
 
@@ -63,7 +64,7 @@ class Rounds:
         early: bool = False,
     ):
         self._runner, self.table, self.timer = runner, table, timer
-        self._whole, self._early = whole, early
+        self._whole, self._early, self._graphs = whole, early, recorder is not None and not recorder.runs
         self._version: Hashable = None  # of the target that recordings were made from
         # Those of a warm-up are for all lengths; others come with the lengths that requests have.
         lengths = len(buckets(1, table.max_length)) if early else 1
@@ -181,15 +182,17 @@ class Rounds:
         if len(seen) > len(tree.tokens):
             tree = _filled(kind, tree, len(seen))
         with self.timer.stage("verify"):
+            asked = Asked(tree, seen) if seen.has_grammars else None
             output = self._verify(take, mode, kind, tree, seen)
         with self.timer.stage("accept"):
-            judged = self._judge(take, mode, kind, tree, output.scores, seen, observed=observer is not None)
+            masks, observed = None if asked is None else asked.masks(), observer is not None
+            judged = self._judge(take, mode, kind, tree, output.scores, masks, seen, observed=observed)
             fetch = Fetch(judged.packed[:count])  # before other stages may use the memory again
         if observer is not None:
             observer(tree, judged)
         with self.timer.stage("commit"):
             outcome = self._commit(take, mode, tree, judged, output, seen, key, inside=inside, count=count)
-        alone = whole and self._early and (session is None or inside)
+        alone = whole and self._early and (session is None or inside) and not seen.has_grammars
         return Played(tree, judged, outcome, fetch, batch.alternatives, alone=alone)
 
     def make_room(self, error: BaseException) -> None:
@@ -211,8 +214,6 @@ class Rounds:
             return "check=True looks at every round"
         if batch is not None and batch.has_processors:
             return "requests have logits processors"
-        if batch is not None and batch.has_grammars:
-            return "requests have grammars"
         if not may_record(mode.verifier):
             return f"{type(mode.verifier).__name__} does not say that it is recordable"
         return None
@@ -233,7 +234,11 @@ class Rounds:
             self._kinds[key] = TreeKind.of(tree)
             return tuple(self._kinds[key].parts(tree))
 
-        parts = self._take("draft", key, stage, [])
+        if seen.masks_drafts and self._graphs:  # the host answers from level to level, which no graph waits for
+            self._by_design[MASKED] += 1
+            parts = stage()
+        else:
+            parts = self._take("draft", key, stage, [])
         return session.trimmed(self._kinds[key].tree(parts)[0])
 
     def _verify(
@@ -257,19 +262,21 @@ class Rounds:
         kind: TreeKind,
         tree: DraftTree,
         logits: Float[Tensor, "batch node vocab"],
+        masks: Int32[Tensor, "batch node word"] | None,
         seen: Batch,
         *,
         observed: bool,
     ) -> Judged:
         if take is None:
-            return judge(mode, tree, logits, seen, self._runner.agreement, observed=observed)
+            return judge(mode, tree, logits, seen, self._runner.agreement, masks=masks, observed=observed)
 
         def stage(*inputs: Tensor) -> tuple[Tensor, ...]:
-            drafted, (scores,) = kind.tree(inputs)
-            return _parts(judge(mode, drafted, scores, seen, observed=observed))
+            drafted, (scores, *allowed) = kind.tree(inputs)
+            return _parts(judge(mode, drafted, scores, seen, masks=allowed[0] if allowed else None, observed=observed))
 
         key = id(mode), traits(mode.verifier), kind, observed, seen.kind
-        return _judged(take("judge", key, stage, [*kind.parts(tree), logits]))
+        inputs = [*kind.parts(tree), logits, *([] if masks is None else [masks])]
+        return _judged(take("judge", key, stage, inputs))
 
     def _commit(
         self,

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from specdec.batch import Batch, HostBatch
+from specdec.batch import Batch, HostBatch, Matchers
 from specdec.forward import slot_index
 from specdec.random import request_key
 from specdec.requests import Matcher, SamplingParams
@@ -73,7 +73,7 @@ class SlotTable:
         self._cap = np.full(max_batch_size, _NO_CAP)  # of the depth of the next round's drafts
         self._depth_is_set = np.zeros(max_batch_size, dtype=bool)  # on the host, not by counting down
         self._params: list[SamplingParams | None] = [None] * count
-        self._matchers: list[Matcher | None] = [None] * count
+        self.matchers = Matchers(count, vocab_size)
         self._penalized: set[int] = set()  # slots whose requests have a repetition penalty
         self._views: dict[bytes, Batch] = {}
 
@@ -106,7 +106,7 @@ class SlotTable:
         assert sampling.seed is not None and sampling.stream is not None, "the engine seeds requests"
         assert self._params[slot] is None, f"slot {slot} is taken"
         self._views.clear()
-        self._params[slot], self._matchers[slot] = sampling, matcher
+        self._params[slot], self.matchers.by_slot[slot] = sampling, matcher
         self._host_tokens[slot, : len(tokens)] = tokens
         self._host_lengths[slot] = 0
         self._host_drafting[slot] = speculate
@@ -152,7 +152,7 @@ class SlotTable:
     def release(self, slot: int) -> None:
         """Free the slot, whose request has ended."""
         self._views.clear()
-        self._params[slot] = self._matchers[slot] = None
+        self._params[slot] = self.matchers.by_slot[slot] = None
         self._running[slot] = False
         self._penalized.discard(slot)
         if not self._penalized:
@@ -281,8 +281,10 @@ class SlotTable:
             **state,
             sampling=SamplingTensors.of([each for each in params if each is not None], **sampling),
             processors=[() if each is None else each.processors for each in params],
-            matchers=[self._matchers[slot] for slot in host_index],
+            matchers=self.matchers,
             vocab_size=self.vocab_size,
+            has_grammars=self.matchers.of(host_index),
+            masks_drafts=self.matchers.of(host_index, drafts=True),
             alternatives=max(alternatives, default=None),
             host=HostBatch(
                 slots=host_index,

@@ -119,9 +119,9 @@ class GrammarMatcher(Matcher):
         for node in range(len(tokens) - 1, 0, -1):
             if (parent := int(parents[node])) >= 0:
                 sibling[node], first[parent] = first[parent], node
-        bits = torch.full((len(tokens), self._words), -1, dtype=torch.int32)
-        self._matcher.traverse_draft_tree(first, sibling, torch.from_numpy(tokens.astype(np.int64)), bits)
-        masks = bits.numpy()
+        masks = np.full((len(tokens), self._words), -1, dtype=np.int32)
+        read = torch.from_numpy(tokens.astype(np.int64))
+        self._matcher.traverse_draft_tree(first, sibling, read, torch.from_numpy(masks))
         empty = (masks == 0).all(-1)
         self._stuck = bool(empty[:1].any())
         masks[empty] = -1

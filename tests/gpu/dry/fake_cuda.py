@@ -26,11 +26,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from triton.runtime.interpreter import InterpretedFunction
 
+import specdec.engine.round
 import specdec.engine.rounds
 import specdec.kernels.trees
 import specdec.target.facts
+from specdec.batch import Matchers
 from specdec.counting import depends_on_values
+from specdec.engine.intake import Intake
 from specdec.execution.recorder import CudaGraphRecorder, Stage
+from specdec.requests import SamplingParams
 
 ROOT = Path(__file__).parents[3]
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -92,6 +96,7 @@ def fake_cuda(capability: int = 90, *, compiles: bool = False) -> Iterator[Devic
         _patch_cuda(monkeypatch, device)
         _patch_tensors(monkeypatch, device)
         _patch_project(monkeypatch, device)
+        _patch_grammars(monkeypatch, device)
         with _Launches(device):
             yield device
 
@@ -313,6 +318,41 @@ def _patch_project(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
     monkeypatch.setattr(specdec.kernels.trees, "connected", known)
     monkeypatch.setattr(specdec.target.facts, "differs", lambda *args, **named: None)
     monkeypatch.setattr(specdec.engine.rounds, "Fetch", type("Fetch", (_Fetched,), {"device": device}))
+
+
+class _Question:
+    """Stands for the ``Fetch`` of a question that grammars answer."""
+
+    device: Device
+
+    def __init__(self, tensor: Tensor):
+        assert tensor.device.type == "cuda"
+        self._shape = tuple(tensor.shape)
+
+    def wait(self) -> np.ndarray:
+        """Returns as many numbers."""
+        self.device.waited("the question to grammars")
+        return np.zeros(self._shape, dtype=np.int64)
+
+
+def _patch_grammars(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
+    """Let grammars allow everything, whatever they are asked."""
+
+    def matcher(self: Intake, sampling: SamplingParams, *, speculate: bool) -> Any:
+        grammar = sampling.grammar
+        return grammar and SimpleNamespace(masks_drafts=grammar.mask_drafts, follow=lambda tokens: None)
+
+    def answer(self: Matchers, question: np.ndarray, *, drafts: bool = False) -> np.ndarray:
+        return np.full((*question.shape[:2], -(-self._vocab_size // 32)), -1, dtype=np.int32)
+
+    def now(self: Matchers, question: Tensor, drafts: bool) -> Tensor:
+        numbers = type("Question", (_Question,), {"device": device})(question).wait()
+        return torch.from_numpy(self.answer(numbers, drafts=drafts)).to(question.device, non_blocking=True)
+
+    monkeypatch.setattr(Intake, "matcher", matcher)
+    monkeypatch.setattr(Matchers, "answer", answer)
+    monkeypatch.setattr(Matchers, "_now", now)
+    monkeypatch.setattr(specdec.engine.round, "Fetch", type("Question", (_Question,), {"device": device}))
 
 
 def _active() -> bool:

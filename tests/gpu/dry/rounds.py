@@ -11,7 +11,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -30,7 +30,7 @@ from specdec.drafting.scored import ScoredSession
 from specdec.engine.engine import Engine
 from specdec.execution import recorder
 from specdec.interfaces import Drafter, Laws, Verifier
-from specdec.requests import SamplingParams
+from specdec.requests import Grammar, SamplingParams
 from specdec.target.target import Target
 from specdec.tree import DraftTree
 from tests.components import DRAFTERS, fitting
@@ -40,11 +40,15 @@ from verifiers.rejection import RejectionVerifier
 
 GREEDY = SamplingParams(max_new_tokens=60)
 SAMPLED = SamplingParams(max_new_tokens=60, temperature=1.0, top_p=0.9, seed=0)
+FREE = replace(GREEDY, grammar=Grammar(regex="a", mask_drafts=False))
+MASKED = replace(SAMPLED, grammar=Grammar(regex="a"))
 PHASES = {
     "plain": (GREEDY, SAMPLED),
     "greedy": (GREEDY, GREEDY),
     "sampled": (SAMPLED, SAMPLED),
     "mixed": (GREEDY, SAMPLED),
+    "free under a grammar": (FREE, SAMPLED),
+    "masked by a grammar": (MASKED, SAMPLED),
 }
 CACHES: dict[str, dict[str, Any]] = {
     "pages": {"cache": Paging(page_size=16)},
@@ -141,6 +145,9 @@ def _phase(
     for _ in range(6):
         device.waits.clear()
         engine.step()
+    allowed += any(each.grammar is not None for each in sampling)  # the masks of what is judged
+    if phase == "masked by a grammar" and not getattr(engine.session, "reads_host", True):
+        allowed += 1 + getattr(engine.session, "max_depth", 0)  # the masks of every level
     if device.waits.total() > allowed:
         yield f"the host waits {device.waits.total()} times in a round: {dict(device.waits)}"
     if device.captured == before:
