@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -96,8 +96,9 @@ class PackedLinears:
     """Packed copies of a model's linear layers.
 
     Layers of other classes (quantized, adapted, distributed) are not packed, and neither is anything on other devices,
-    in other dtypes, or without oneDNN. Copies are made only if half of the free memory holds them. The model is not
-    kept alive, but its layers are.
+    in other dtypes, or without oneDNN. Copies are made only if half of the free memory holds them. Models that have
+    weights in common, such as a target and its drafting twin, have these copies in common. The model is not kept alive,
+    but its layers are.
     """
 
     def __init__(self, model: nn.Module):
@@ -128,9 +129,9 @@ class PackedLinears:
         self._epoch = epoch()
         self._joint.clear()
         linears = [module for module in model.modules() if isinstance(module, nn.Linear) and _packable(module)]
-        weights = {module.weight for module in linears}
         self._layers: list[_Layer] = []
-        if sum(weight.numel() * weight.element_size() for weight in weights) <= _SHARE * free_memory(_CPU):
+        new = {_key(module): module.weight.numel() * module.weight.element_size() for module in linears}
+        if sum(size for key, size in new.items() if key not in _copies) <= _SHARE * free_memory(_CPU):
             self._layers += [_layer(module) for module in linears]
         self._others = [*norms_in(model), *activations_in(model)]
 
@@ -141,6 +142,8 @@ class PackedLinears:
         layout, where another copy costs more than a call.
         """
         key = tuple(id(part) for part in packed)
+        if key not in self._joint and key in _joint:
+            self._joint[key] = _joint[key]
         if key not in self._joint:
             known = {id(layer.packed): layer.module.weight for layer in self._layers}
             weights = [known[each] for each in key if each in known]
@@ -155,7 +158,8 @@ class PackedLinears:
                 joint = PackedWeight(torch.cat([weight.detach() for weight in weights]))
             if joint is None:
                 return None
-            self._joint[key] = joint
+            joint.parts = tuple(packed)
+            self._joint[key] = _joint[key] = joint
         return self._joint[key]
 
     @contextmanager
@@ -175,6 +179,8 @@ class PackedLinears:
 
 # Only executors keep the copies alive: they must not outlive the engines.
 _packed: WeakKeyDictionary[nn.Module, ref[PackedLinears]] = WeakKeyDictionary()
+_copies: WeakValueDictionary[tuple[object, ...], StoredWeight] = WeakValueDictionary()
+_joint: WeakValueDictionary[tuple[int, ...], StoredWeight] = WeakValueDictionary()
 
 
 def packed_linears(model: nn.Module) -> PackedLinears:
@@ -228,8 +234,9 @@ def _packable(module: nn.Linear) -> bool:
 
 
 def _layer(module: nn.Linear) -> _Layer:
-    weight = module.weight
-    packed, width = pack(weight), weight.shape[1]
+    weight, key = module.weight, _key(module)
+    packed, width = _copies.get(key) or pack(weight), weight.shape[1]
+    _copies[key] = packed
     # The number of inputs from which oneDNN's packed weight is quicker than the plain one.
     slow = isinstance(packed, PackedWeight) and packed.dtype is torch.float32
     least = max(1, -(-_LEAST_FLOAT32 // weight.numel()) * width if slow else 0)
@@ -250,4 +257,12 @@ def _state(module: nn.Linear) -> tuple[object, ...]:
         return ()
     # Fused optimizers and writes to ``.data`` move no counter; a few of the numbers tell them, mostly.
     some = weight.detach().view(-1)[:: weight.numel() // _SAMPLED + 1].tolist() if weight.is_contiguous() else []
-    return id(weight), weight.data_ptr(), weight.dtype, 0 if weight.is_inference() else weight._version, some
+    return id(weight), weight.data_ptr(), weight.dtype, 0 if weight.is_inference() else weight._version, *some
+
+
+def _key(module: nn.Linear) -> tuple[object, ...]:
+    """Return what tells the copies of different weights apart: whose storage it is, and since when it was not changed.
+
+    The layers that a copy was made for keep the storage, so that no other weight has its place.
+    """
+    return epoch(), module.weight.shape, module.weight.stride(), *_state(module)[1:]

@@ -12,11 +12,12 @@ class StoredWeight(ABC):
     """A linear layer's weight ``[out, in]`` that knows how to multiply.
 
     It never changes, so copies of a module share it. ``dtype`` is that of inputs and outputs, ``bytes`` the memory that
-    the numbers take.
+    the numbers take, ``parts`` the weights whose outputs stand side by side in this one.
     """
 
     dtype: torch.dtype
     bytes: int
+    parts: "tuple[StoredWeight, ...]" = ()
 
     def __call__(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
         """Return the product, as ``torch.nn.functional.linear`` does, for inputs of the weight's dtype, at least one.

@@ -1,5 +1,6 @@
 """Packed linear weights, also in 16 bits, and captured operations: the same function, changes noticed."""
 
+import copy
 import gc
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from drafters.itself import SelfDrafter
 from specdec.counting import counted
 from specdec.engine.engine import Engine
 from specdec.execution import frozen
@@ -26,6 +28,7 @@ from specdec.target.target import Target
 from specdec.tree import DraftTree, TreeShape
 from tests.forwards import verify
 from tests.models import COMMON, tiny_model
+from verifiers.rejection import RejectionVerifier
 
 DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16) if can_pack(torch.zeros(1, dtype=dtype))]
 pytestmark = pytest.mark.skipif(not DTYPES, reason="oneDNN has no kernels for this processor")
@@ -80,6 +83,39 @@ def test_engines_share_the_copies_which_go_with_the_last_of_them() -> None:
     del second
     gc.collect()
     assert copies() is None, "copies of a model's weights outlive the engines that read them"
+
+
+def copied(*engines: Engine) -> int:
+    """The bytes of all copies; what is joined is there once, and its parts are views of it."""
+    models: Any = [
+        model for engine in engines for model in (engine.runner, *((engine.session and engine.session.models) or ()))
+    ]
+    packed = [packed_linears(model.model) for model in models]
+    own: list[Any] = [
+        one for each in packed for one in (*(layer.packed for layer in each._layers), *each._joint.values())
+    ]
+    stored = [each.panels.untyped_storage() for each in own]
+    return sum({each.data_ptr(): each.nbytes() for each in stored}.values())
+
+
+@pytest.mark.skipif(native_library() is None, reason="no C compiler, or no AVX2")
+def test_a_twin_shares_the_copies_of_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Joined ones, too, which forwards make when they are captured; the last of both drops them."""
+    monkeypatch.setattr("specdec.execution.replay.CAPTURE_AFTER", 3)
+    target, long = Target(llama_from_16_bits()), SamplingParams(max_new_tokens=24, ignore_eos=True)
+    plain = Engine(target, max_length=64)
+    wanted, alone = plain.generate([[1, 2, 3]], long)[0].token_ids, copied(plain)
+    drafting = Engine(target, SelfDrafter(["1.mlp"], 3), RejectionVerifier(), max_length=64)
+    assert drafting.generate([[1, 2, 3]], long)[0].token_ids == wanted
+    assert copied(plain, drafting) == alone > 0
+    shared = ref(packed_linears(target.model)._layers[0].packed)
+    assert PackedLinears(copy.deepcopy(target.model))._layers[0].packed is not shared(), "other weights, equal numbers"
+    del plain
+    gc.collect()
+    assert shared() is not None and copied(drafting) == alone
+    del drafting
+    gc.collect()
+    assert shared() is None
 
 
 @pytest.mark.parametrize("change", ["in place", "data", "fused", "replaced"])
