@@ -67,7 +67,7 @@ DISTANCE = 0.1
 
 def perturbed(model: PreTrainedModel, amount: float) -> PreTrainedModel:
     """A copy of a model with noise of ``amount`` standard deviations on its weights."""
-    twin = type(model)(model.config).float().eval()
+    twin = type(model)(copy.deepcopy(model.config)).float().eval()
     twin.load_state_dict(model.state_dict())
     generator = torch.Generator().manual_seed(5)
     for parameter in twin.parameters():
