@@ -223,13 +223,12 @@ def test_sums_are_divided_by_the_places_of_all_processes() -> None:
     assert not torch.allclose(mean_of_means, whole, rtol=1e-2, atol=1e-4)
 
 
-def launched(given: list[str], count: int, out: Path) -> None:
-    """Trains in so many processes, on CPUs."""
+def launched(given: list[str], count: int, out: Path, *program: str) -> subprocess.CompletedProcess[str]:
+    """Trains in so many processes, on CPUs; by another program than the command if one is given."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"]
-    command = [*launch, "-m", "experiments.train", *given, f"out={out}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    command = [*launch, *(program or ("-m", "experiments.train")), *given, f"out={out}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
 @pytest.mark.full
@@ -243,7 +242,8 @@ def test_two_processes_train_as_one(way: str, tiny_training: list[str], tmp_path
     given += ["fit.muon_lr=null"] if way == "FSDP" else []
     more = {"1": [], "2": ["sharded=true", f"states={tmp_path / 'states'}"] if way == "FSDP" else []}
     for count in ("1", "2"):
-        launched([*given, "fit.steps=4", *more[count]], int(count), tmp_path / count)
+        done = launched([*given, "fit.steps=4", *more[count]], int(count), tmp_path / count)
+        assert done.returncode == 0, done.stderr[-3000:]
     logs = [[json.loads(line) for line in (tmp_path / each / LOG).read_text().splitlines()] for each in ("1", "2")]
     for one, two in zip(*logs, strict=True):
         assert one == pytest.approx(two, rel=1e-4, abs=1e-6)
@@ -258,6 +258,36 @@ def test_two_processes_train_as_one(way: str, tiny_training: list[str], tmp_path
         said = json.loads((tmp_path / count / "best" / "training.json").read_text())
         assert said["processes"] == int(count), "a launcher may start fewer than it was told to"
         assert (tmp_path / count / "best" / "model.safetensors").is_file()
+
+
+KILLED = """
+import os, signal
+from experiments.train import main
+from experiments.training.loop import Training
+step = Training._step
+Training._step = lambda self, number: os.kill(os.getpid(), signal.SIGKILL) if number == 6 else step(self, number)
+main()
+"""
+
+
+@pytest.mark.full
+def test_a_sharded_training_that_was_killed_ends_as_the_uninterrupted_one(
+    tiny_training: list[str], tmp_path: Path
+) -> None:
+    """It goes on from its checkpoint, to the last bit. The adapter's layers read the parts that FSDP puts together."""
+    given = [each for each in tiny_training if not each.startswith("head.")]
+    given += ["head=uno", "head.rank=4", "head.depths=2", "sharded=true", "fit.muon_lr=null"]
+    given += ["served.prompts=1", f"hydra.run.dir={tmp_path}/h"]
+    (tmp_path / "killed.py").write_text(KILLED)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for more, out, program in (([], whole, ()), ([], parts, (f"{tmp_path}/killed.py",)), (["resume=true"], parts, ())):
+        done = launched([*given, *more], 2, out, *program)
+        assert (done.returncode == 0) == (not program), done.stderr[-3000:]
+        newest = Checkpoints(out / "checkpoints").newest()
+        assert newest is not None and newest.name == ("step-00000004.pt" if program else "step-00000012.pt")
+    assert equal(final(parts), final(whole))
+    assert (parts / LOG).read_text() == (whole / LOG).read_text()
+    assert all(weight.any() for weight in final(whole)["head"].values()), "every layer of the adapter has learnt"
 
 
 def test_what_cannot_be_divided_is_refused() -> None:
