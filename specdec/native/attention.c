@@ -18,6 +18,7 @@
 #define MOST 6  /* queries at a time */
 #define QUERIES 96 /* of a task */
 #define NONE (-3.0e38f)
+#define LOG2_E 1.44269504f
 
 /* Numbers of a vector that is filled up with zeros. */
 INLINE long filled_up(long dim) { return (dim + WIDTH - 1) / WIDTH * WIDTH; }
@@ -219,40 +220,43 @@ static void lay_out(const call *c, long row, long head, long start, long count, 
   }
 }
 
-/* Replaces a query's scores by weights, in `pairs` or not, and returns the factor of what was summed before. */
+/* Replaces a query's scores, which are logarithms to the base of two, by weights, in `pairs` or not, adds these to
+   `total`, and returns the factor of what was summed before. */
 INLINE float softmax(float *scores, uint64_t seen, float softcap, float *largest, float *total, int pairs) {
   if (softcap > 0)
     for (int v = 0; v < KEYS; v += WIDTH) { /* tanh x = sign (1 - 2 / (1 + e ** 2|x|)) = (1 - e ** -2|x|) / (1 + ...) */
-      const vec x = MUL(LOAD(scores + v), ALL(1 / softcap)), size = MAX(x, SUB(ZERO(), x));
+      const vec x = MUL(LOAD(scores + v), ALL(1 / (LOG2_E * softcap))), size = MAX(x, SUB(ZERO(), x));
       const vec e = exponential(MUL(size, ALL(-2.0f)));
       const vec tanh = DIV(SUB(ALL(1.0f), e), ADD(ALL(1.0f), e));
       const ivec sign = IAND(BITS(x), IALL(0x80000000));
-      STORE(scores + v, MUL(FLOATS(IADD(BITS(tanh), sign)), ALL(softcap)));
+      STORE(scores + v, MUL(FLOATS(IADD(BITS(tanh), sign)), ALL(LOG2_E * softcap)));
     }
-  vec best = ALL(NONE);
-  for (int v = 0; v < KEYS; v += WIDTH) best = MAX(best, selected(seen >> v, LOAD(scores + v), ALL(NONE)));
+  vec numbers[KEYS / WIDTH], best = ALL(NONE), sum = ZERO();
+  UNROLL for (int v = 0; v < KEYS / WIDTH; v++) {
+    numbers[v] = LOAD(scores + v * WIDTH);
+    if (~seen) numbers[v] = selected(seen >> v * WIDTH, numbers[v], ALL(NONE));
+    best = MAX(best, numbers[v]);
+  }
   const float here = LARGEST(best), before = *largest, now = here > before ? here : before;
-  float factor[WIDTH];
-  STORE(factor, exponential(ALL(before - now)));
-  vec sum = ZERO();
-  for (int v = 0; v < KEYS; v += WIDTH) {
-    const vec numbers = selected(seen >> v, LOAD(scores + v), ALL(NONE));
-    const vec weights = selected(seen >> v, exponential(SUB(numbers, ALL(now))), ZERO()); /* what is hidden has none */
-    STORE(scores + v, weights);
-    sum = ADD(sum, weights);
+  float factor = 1;
+  if (now > before) {
+    float factors[WIDTH];
+    STORE(factors, power_of_two(ALL(before - now)));
+    factor = factors[0], *largest = now;
+  }
+  UNROLL for (int v = 0; v < KEYS / WIDTH; v++) {
+    numbers[v] = power_of_two(SUB(numbers[v], ALL(now)));
+    if (~seen) numbers[v] = selected(seen >> v * WIDTH, numbers[v], ZERO()); /* what is hidden has none */
+    sum = ADD(sum, numbers[v]);
+    if (!pairs) STORE(scores + v * WIDTH, numbers[v]);
   }
 #if PAIRS
   if (pairs)
-    for (int v = 0; v < KEYS; v += 2 * WIDTH) {
-      const __m512bh both = _mm512_cvtne2ps_pbh(LOAD(scores + v + WIDTH), LOAD(scores + v));
-      STORE(scores + v / 2, FLOATS((ivec)both));
-    }
-#else
-  (void)pairs;
+    UNROLL for (int v = 0; v < KEYS / WIDTH; v += 2)
+        STORE(scores + v * WIDTH / 2, FLOATS((ivec)_mm512_cvtne2ps_pbh(numbers[v + 1], numbers[v])));
 #endif
-  *total = *total * factor[0] + SUM(sum);
-  *largest = now;
-  return factor[0];
+  STORE(total, FMA(LOAD(total), ALL(factor), sum));
+  return factor;
 }
 
 /* The queries from `first` on of one row and some key heads. A query is a node and one of the heads that share a key
@@ -264,14 +268,15 @@ static void attend_task(const call *c, long row, long head, long heads, long fir
   const int pairs = in_pairs(c);
   float *keys = room, *values = keys + KEYS * dim, *scores = values + KEYS * wide;
   float *q = scores + MOST * KEYS, *sums = q + QUERIES * dim;
-  float largest[QUERIES], total[QUERIES], factors[MOST];
+  float largest[QUERIES], total[QUERIES][WIDTH], factors[MOST];
   for (long i = 0; i < heads * count; i++) {
     const long query = first + i % count, node = query / groups, of = (head + i / count) * groups + query % groups;
     const long at = row * c->query_row + of * c->query_head + node * c->query_node;
     for (long d = 0; d < dim; d += WIDTH) STORE(q + i * dim + d, load_part(c, c->query, at, d, c->dim));
     for (long d = 0; d < wide; d += WIDTH) STORE(sums + i * wide + d, ZERO());
-    largest[i] = c->sinks ? c->sinks[of] : NONE;
-    total[i] = c->sinks ? 1 : 0;
+    largest[i] = c->sinks ? LOG2_E * c->sinks[of] : NONE;
+    STORE(total[i], ZERO());
+    total[i][0] = c->sinks ? 1 : 0;
   }
   /* The keys of a line end with the last query's own; a tree's with its last cell. */
   long stop = c->words ? length + c->cells : own + (first + count - 1) / groups + 1, start = 0;
@@ -291,12 +296,12 @@ static void attend_task(const call *c, long row, long head, long heads, long fir
         lay_out(c, row, head + h, start, here, head, next, stop - next, keys, values);
       for (long i = 0; i < count; i += MOST) {
         const long some = count - i < MOST ? count - i : MOST, at = h * count + i;
-        scores_of[pairs][some](q + at * dim, keys, scores, dim, c->scale);
+        scores_of[pairs][some](q + at * dim, keys, scores, dim, LOG2_E * c->scale);
         for (long r = 0; r < some; r++) {
           const long node = (first + i + r) / groups;
           uint64_t seen = seen_by(c, row, node, start, length) & exists;
           if (reach) seen = within_reach(c, seen, row, node, start, length);
-          factors[r] = softmax(scores + r * KEYS, seen, c->softcap, largest + at + r, total + at + r, pairs);
+          factors[r] = softmax(scores + r * KEYS, seen, c->softcap, largest + at + r, total[at + r], pairs);
         }
         values_of[pairs][some](scores, values, sums + at * wide, factors, wide, pairs ? (here + 1) / 2 : here);
       }
@@ -305,8 +310,9 @@ static void attend_task(const call *c, long row, long head, long heads, long fir
   for (long i = 0; i < heads * count; i++) {
     const long query = first + i % count, node = query / groups, of = (head + i / count) * groups + query % groups;
     const long at = ((row * c->nodes + node) * c->heads + of) * c->value_dim;
+    const float all = SUM(LOAD(total[i]));
     for (long d = 0; d < wide; d += WIDTH) {
-      const vec numbers = MUL(LOAD(sums + i * wide + d), ALL(total[i] > 0 ? 1 / total[i] : 0));
+      const vec numbers = MUL(LOAD(sums + i * wide + d), ALL(all > 0 ? 1 / all : 0));
       const long some = c->value_dim - d < WIDTH ? c->value_dim - d : WIDTH;
       store_some(c->output, at + d, some, c->dtype, numbers);
     }

@@ -151,6 +151,27 @@ INLINE vec exponential(vec x) {
   return FLOATS(IADD(BITS(sum), LEFT(n, 23)));
 }
 
+/* 2 ** x for x <= 0, to about 3e-7 of it. */
+INLINE vec power_of_two(vec x) {
+#if WIDTH == 16
+  const vec n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), rest = SUB(x, n);
+#else
+  x = MAX(x, ALL(-126.0f));
+  const ivec n = TO_INT(x);
+  const vec rest = SUB(x, TO_FLOAT(n));
+#endif
+  vec sum = FMA(ALL(1.338130254e-3f), rest, ALL(9.666368515e-3f));
+  sum = FMA(sum, rest, ALL(5.550381014e-2f));
+  sum = FMA(sum, rest, ALL(2.402234904e-1f));
+  sum = FMA(sum, rest, ALL(6.931471806e-1f));
+  sum = FMA(sum, rest, ALL(1.0f));
+#if WIDTH == 16
+  return _mm512_scalef_ps(sum, n);
+#else
+  return FLOATS(IADD(BITS(sum), LEFT(n, 23)));
+#endif
+}
+
 INLINE float widened(uint16_t bits) {
   uint32_t word = (uint32_t)bits << 16;
   float number;
