@@ -55,15 +55,11 @@ def layers_of(model: PreTrainedModel) -> nn.ModuleList:
     Raises:
         ValueError: They stand in no list.
     """
-    count = _layer_count(model)
+    count = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return module
     raise ValueError(f"the {model.config.model_type} model has no list of {count} layers of which some can be left out")
-
-
-def _layer_count(model: PreTrainedModel) -> int | None:
-    return getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)
 
 
 def parts_of(model: PreTrainedModel) -> dict[str, nn.Module]:

@@ -69,7 +69,8 @@ def cpu() -> Cpu:
 
     A fact that cannot be read gets the most cautious value: no instruction sets, no quota.
     """
-    affinity = _affinity()
+    # Hardware threads that the process may run on; none if the system does not say (macOS).
+    affinity = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
     return Cpu(
         name=_cpu_name(),
         features=_features(),
@@ -176,11 +177,6 @@ def _limit(group: Path) -> float | None:
         words = [_text(group / "cpu.cfs_quota_us").strip(), _text(group / "cpu.cfs_period_us").strip()]
     quota, period = (_positive(word) for word in words) if len(words) == 2 else (None, None)
     return quota / period if quota and period else None  # "max" and -1 mean that there is none
-
-
-def _affinity() -> frozenset[int]:
-    """Returns the hardware threads that the process may run on; empty if the system does not say (macOS)."""
-    return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
 
 
 def _physical_cores(affinity: frozenset[int], root: Path = Path("/sys/devices/system/cpu")) -> int:

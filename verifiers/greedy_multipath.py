@@ -1,7 +1,7 @@
 """Block verification of the best of several independent paths."""
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdec.interfaces import Laws, Verifier
@@ -51,7 +51,9 @@ class GreedyMultiPathVerifier(Verifier):
         path = _largest_path(tree, tree.draft_probs, target_probs)
         along = self._block.laws(*_as_chain(tree, tree.draft_probs, target_probs, path))
         selected = torch.zeros_like(walked.stop).scatter_add(1, path.clamp(min=0), along.stop)
-        certain = _certain(tree)[:, None]
+        # The rows with nodes that were not sampled.
+        drafted = tree.valid & (tree.parents >= 0)
+        certain = (drafted & (tree.law == DraftSampling.DETERMINISTIC)).any(-1)[:, None]
 
         def after(stop: Int[Tensor, " batch"]) -> Float[Tensor, "batch vocab"]:
             on_path, place = (path == stop[:, None]).max(-1)
@@ -59,11 +61,6 @@ class GreedyMultiPathVerifier(Verifier):
             return walked.after(stop).where(certain, drawn)
 
         return Laws(walked.stop.where(certain, selected), after)
-
-
-def _certain(tree: DraftTree) -> Bool[Tensor, " batch"]:
-    """Return the rows with nodes that were not sampled."""
-    return (tree.valid & (tree.parents >= 0) & (tree.law == DraftSampling.DETERMINISTIC)).any(-1)
 
 
 def _ratio(p: Float[Tensor, "..."], q: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

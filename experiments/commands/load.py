@@ -273,7 +273,8 @@ def _play(
             facts |= {"recordings": recordings_of(engine)}
         if interrupted is None and speeds[0] is not None:
             speeds.append(_reference(engine, warmup))
-            facts |= {"reference_seconds": speeds, "reference_positions": _positions(warmup[0])}
+            middle = len(warmup[0].prompt_ids) + REFERENCE_TOKENS // 2
+            facts |= {"reference_seconds": speeds, "reference_positions": middle}
         run = driver.result(method=contender.method, rate=load.rate, **facts)
         return run if client is None else client.told(run), interrupted
 
@@ -308,11 +309,6 @@ def _reference(engine: Engine | Replicas | Client, warmup: Sequence[Asked]) -> f
     moments = [step.visible for step in engine.stream([prompt], own, speculate=False)]
     engine.forget()
     return float(np.median(np.diff(moments))) if len(moments) > 1 else None
-
-
-def _positions(asked: Asked) -> int:
-    """Return the positions in the cache in the middle of a reference."""
-    return len(asked.prompt_ids) + REFERENCE_TOKENS // 2
 
 
 def _check_limits(terms: Terms, contenders: Sequence[Entrant], warmup: Sequence[Asked]) -> None:

@@ -60,10 +60,6 @@ def _duration_words(value: Any) -> str:
     return "a time"
 
 
-def _is_duration(value: Any) -> bool:
-    return _duration_words(value) == "a time"
-
-
 def _is_pace(value: Any) -> bool:
     return value >= 1 if isinstance(value, int) else re.fullmatch(r"[1-9]\d*[smh]", value) is not None
 
@@ -87,7 +83,7 @@ Positive = Annotated[float, _number("a number above 0", lambda value: value > 0)
 Seconds = Annotated[float, _number("seconds, 0 or more", lambda value: value >= 0)]
 Temperature = Annotated[float, _number("a temperature, 0 or above", lambda value: value >= 0)]
 Temperatures = Annotated[list[Temperature], Wanted("a list of temperatures, each 0 or above", bool)]
-Duration = Annotated[Any, Wanted(_duration_words, _is_duration)] | None
+Duration = Annotated[Any, Wanted(_duration_words, lambda value: _duration_words(value) == "a time")] | None
 Format = Annotated[str, Wanted(f"one or several of {', '.join(FORMATS)}", lambda value: value in FORMATS)]
 
 
@@ -272,10 +268,6 @@ def _check_load(self: Any) -> None:
         raise ValueError("a policy is given, and plain decoding alone drafts nothing: give a drafter or policy=none")
 
 
-def _check_demo(self: Any) -> None:
-    _check_name("race", self.race, self.methods)
-
-
 def _check_report(self: Any) -> None:
     if Path(self.out).suffix.lower() not in (".html", ".htm") or Path(self.out).is_dir():
         raise ValueError(f"out={self.out!r}: give the name of a file that ends in .html")
@@ -287,17 +279,13 @@ def _check_replay(self: Any) -> None:
         raise ValueError(f"baseline: there is no verifier {self.baseline!r}{did_you_mean(self.baseline, names)}")
 
 
-def _check_replay_text(self: Any) -> None:
-    labelled("drafter", self.drafters)
-
-
-CONTRADICTIONS: dict[str, Callable[[Any], None]] = {
+CONTRADICTIONS: dict[str, Callable[[Any], object]] = {
     "run": _check_run,
     "load": _check_load,
-    "demo": _check_demo,
+    "demo": lambda self: _check_name("race", self.race, self.methods),
     "report": _check_report,
     "replay": _check_replay,
-    "replay_text": _check_replay_text,
+    "replay_text": lambda self: labelled("drafter", self.drafters),
 }
 """Further refusals, by all settings of a command together."""
 

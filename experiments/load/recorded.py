@@ -181,13 +181,10 @@ def _mooncake(path: Path, text: str) -> tuple[Recorded, Sequence[int]]:
             raise ValueError(f"arrival.path={path}: line {number} is {line[:60]!r}: give Mooncake's fields") from error
         lines.append(number)
     on_grid = np.array([row[0] for row in rows], dtype=np.float64)
-    spread = on_grid + GRID * _place_in_group(on_grid) if len(on_grid) > 1 and _is_grid(on_grid) else on_grid
+    is_grid = len(on_grid) > 1 and np.allclose(on_grid % GRID % GRID, 0.0, atol=1e-6)
+    spread = on_grid + GRID * _place_in_group(on_grid) if is_grid else on_grid
     inputs, outputs = (np.array([row[place] for row in rows], dtype=np.int64) for place in (1, 2))
     return Recorded(spread, inputs, outputs, [row[3] for row in rows]), lines
-
-
-def _is_grid(times: Times) -> bool:
-    return bool(np.allclose(times % GRID % GRID, 0.0, atol=1e-6))
 
 
 def _place_in_group(times: Times) -> Times:

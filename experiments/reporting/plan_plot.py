@@ -107,7 +107,7 @@ def pays(plan: Plan, path: Path) -> Path:
     if line is not None:
         handles.append(line)
         labels.append(f"above: a fixed draft of {plan.fixed} is slower than plain decoding")
-    axes.set_xticks(range(len(grid.contexts)), [_thousands(each) for each in grid.contexts])
+    axes.set_xticks(range(len(grid.contexts)), [f"{n // 1024}k" if n >= 1024 else str(n) for n in grid.contexts])
     axes.set_yticks(range(len(grid.batches)), [f"{each:,}" for each in grid.batches])
     axes.set_xlabel("context (positions per row)")
     axes.set_ylabel("batch (rows)")
@@ -146,7 +146,3 @@ def _short(name: str) -> str:
         return name
     path = Path(name)
     return path.parent.name if path.name == "config.json" else path.stem
-
-
-def _thousands(count: int) -> str:
-    return f"{count // 1024}k" if count >= 1024 else str(count)

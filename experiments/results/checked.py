@@ -31,8 +31,8 @@ CHECKED = "checked.json"
 _ROOT_MARKS = (FOLDER, ".git", "pyproject.toml")
 _SHIPPED = "verifiers"
 """The package whose public rules are checked by the package's own tests."""
-_CORE = "specdec"
-"""What a rule is built on; its version stands for its source."""
+_CORE = ("specdec", "builtins", "abc", "typing")
+"""What a rule is built on; specdec's version stands for its source."""
 
 
 def stated_exactness(rule: "Verifier") -> str:
@@ -98,7 +98,7 @@ def digest(rule: "Verifier") -> str | None:
     modules: dict[str, ModuleType] = {}
     while waiting:
         module = waiting.pop()
-        if module is None or module.__name__ in modules or _is_core(module.__name__):
+        if module is None or module.__name__ in modules or module.__name__.partition(".")[0] in _CORE:
             continue
         modules[module.__name__] = module
         for value in list(vars(module).values()):
@@ -114,10 +114,6 @@ def digest(rule: "Verifier") -> str | None:
     arguments = _canonical(getattr(rule, "__dict__", repr(rule)))
     parts = [specdec.__version__, f"{kind.__module__}.{kind.__qualname__}", arguments, *sources]
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
-
-
-def _is_core(module: str) -> bool:
-    return module.partition(".")[0] in (_CORE, "builtins", "abc", "typing")
 
 
 def _is_project(module: ModuleType) -> bool:

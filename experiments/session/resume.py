@@ -47,7 +47,8 @@ def begun(
     manifest = read_manifest(folder)
     if config.seed is None:
         config.seed = manifest["config"].get("seed")
-    before, now = manifest["config"], json_like(config)
+    resolved = OmegaConf.to_container(config, resolve=True)
+    before, now = manifest["config"], json.loads(json.dumps(resolved, default=str))  # as a manifest has it
     for name in elsewhere:
         for each in (before, now):
             each.get("target", {}).pop(name, None)
@@ -59,8 +60,3 @@ def begun(
             f"begun with"
         )
     return manifest
-
-
-def json_like(config: DictConfig) -> dict[str, Any]:
-    """The resolved configuration as a manifest has it."""
-    return json.loads(json.dumps(OmegaConf.to_container(config, resolve=True), default=str))

@@ -81,15 +81,12 @@ class TritonAttention(AttentionBackend):
         if missing := self.missing():
             return missing
         device = main_device(model)
-        if device.type != "cuda" and not _interpreted():
+        # Kernels run on the CPU, as Triton's documentation says, by an environment variable.
+        interpreted = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
+        if device.type != "cuda" and not interpreted:
             return f"its kernel is compiled for GPUs, and the model is on {device}"
         if model.dtype not in DTYPES:
             return f"its kernel computes in float32, float16 or bfloat16, and the model is in {model.dtype}"
         if is_divided(model) and not is_shared(model):
             return "the model's layers run on several devices, and what its kernel needs to know is on one of them"
         return refuses_attention_functions(model)
-
-
-def _interpreted() -> bool:
-    """Return whether kernels run on the CPU, as Triton's documentation says: by an environment variable."""
-    return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")

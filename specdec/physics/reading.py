@@ -278,10 +278,6 @@ class _Reader:
         return window if pattern(self, index) else None
 
 
-def _from_layer(reader: _Reader, index: int) -> bool:
-    return index >= int(reader.find("max_window_layers") or 0)
-
-
 def _but_every(count: int) -> Callable[[_Reader, int], bool]:
     return lambda reader, index: (index + 1) % int(reader.find("sliding_window_pattern") or count) != 0
 
@@ -290,7 +286,10 @@ _PATTERNS: dict[str, Callable[[_Reader, int], bool]] = {
     **dict.fromkeys(
         ("mistral", "mixtral", "phi3", "starcoder2", "phimoe", "ministral", "ministral3"), lambda reader, index: True
     ),
-    **dict.fromkeys(("qwen2", "qwen3", "qwen2_moe", "qwen3_moe"), _from_layer),
+    **dict.fromkeys(
+        ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe"),
+        lambda reader, index: index >= int(reader.find("max_window_layers") or 0),
+    ),
     **dict.fromkeys(("gemma2", "gpt_oss"), _but_every(2)),
     "gemma3_text": _but_every(6),
     "cohere2": _but_every(4),

@@ -31,7 +31,8 @@ def is_packed(module: nn.Module) -> bool:
     weight = module._parameters.get("weight")
     if weight is None:  # under other names; an adapter's or a parametrized layer's is in a module below
         return any(name != "bias" for name in (*module._parameters, *module._buffers))
-    return not weight.is_floating_point() or _is_foreign(weight)
+    # Or its weight is of a class that neither torch nor this project has.
+    return not weight.is_floating_point() or type(weight).__module__.split(".")[0] not in (torch.__name__, "specdec")
 
 
 def packed_layer(module: Any) -> tuple[int, int]:
@@ -46,8 +47,3 @@ def output_width(layer: Any) -> int:
     """Returns the width of an output layer, whose weight may be packed."""
     width = getattr(layer, "out_features", None)
     return width if isinstance(width, int) else layer.weight.shape[0]
-
-
-def _is_foreign(weight: Tensor) -> bool:
-    """Returns whether a weight is of a class that neither torch nor this project has."""
-    return type(weight).__module__.split(".")[0] not in (torch.__name__, "specdec")
