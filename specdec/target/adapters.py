@@ -127,7 +127,7 @@ def merge(model: PreTrainedModel, folder: str) -> PreTrainedModel:
     Raises:
         ValueError: peft is missing, or the adapter is none of this model's.
     """
-    _read(model, text("adapter", folder))
+    _read(model, folder)
     from peft import PeftModel
 
     merged: Any = PeftModel.from_pretrained(model, folder)
@@ -145,20 +145,38 @@ def matrices(model: PreTrainedModel, folder: str) -> Matrices:
     return {layer: (down, up * _scale(config, layer, len(down))) for layer, (down, up) in pairs.items()}
 
 
-def _read(model: PreTrainedModel, folder: str) -> tuple[Any, dict[str, Tensor]]:
-    """Returns an adapter's configuration and tensors, which fit the model."""
+def config_of(folder: str) -> Any:
+    """Returns an adapter's configuration.
+
+    Raises:
+        ValueError: peft is missing, or there is no LoRA.
+    """
     try:
         from peft import PeftConfig, PeftType
-        from peft.utils import load_peft_weights
     except ImportError as error:
         raise ValueError("adapters need peft: pip install 'specdec-research[peft]'") from error
     try:
-        config = PeftConfig.from_pretrained(folder)
-        tensors = load_peft_weights(folder, device="cpu")
+        config = PeftConfig.from_pretrained(text("adapter", folder))
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"no adapter at {folder!r}: {first_sentence(error).rstrip('.')}") from error
+        raise _missing(folder, error) from error
     if config.peft_type != PeftType.LORA:
         raise ValueError(f"the adapter {folder!r} is of type {config.peft_type}: give a LoRA")
+    return config
+
+
+def _missing(folder: str, error: Exception) -> ValueError:
+    return ValueError(f"no adapter at {folder!r}: {first_sentence(error).rstrip('.')}")
+
+
+def _read(model: PreTrainedModel, folder: str) -> tuple[Any, dict[str, Tensor]]:
+    """Returns an adapter's configuration and tensors, which fit the model."""
+    config = config_of(folder)
+    from peft.utils import load_peft_weights
+
+    try:
+        tensors = load_peft_weights(folder, device="cpu")
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise _missing(folder, error) from error
     layers = dict(model.named_modules())
     for name, tensor in tensors.items():
         layer, side = next(((name.removesuffix(side), side) for side in _SIDES if name.endswith(side)), (name, ""))
@@ -172,6 +190,9 @@ def _read(model: PreTrainedModel, folder: str) -> tuple[Any, dict[str, Tensor]]:
                 f"the adapter {folder!r} is of another base ({config.base_model_name_or_path}): its {name} is "
                 f"{list(tensor.shape)}, and this model has {found} there; give an adapter of this model"
             )
+        other = name.removesuffix(side) + _SIDES[side is _SIDES[0]]
+        if other not in tensors:
+            raise ValueError(f"the adapter {folder!r} is incomplete: the tensor {other} is missing")
     return config, tensors
 
 

@@ -26,7 +26,7 @@ from specdec.placement import check_device_map, device_of_map, is_spread
 from specdec.quantization import check_fast, check_quantization, quantization_of, quantize
 from specdec.quantization.checkpoint import check_alone, check_packages, quantized_by, stored_scheme
 from specdec.target import parallel
-from specdec.target.adapters import merge
+from specdec.target.adapters import config_of, merge
 
 HUB_OPTIONS = (
     "revision",
@@ -68,7 +68,7 @@ def load(
     max_memory: Mapping[Any, Any] | None = None,
     tensor_parallel: bool | int | None = None,
     adapter: str | None = None,
-    adapters: bool = False,
+    adapters: Sequence[str] = (),
     **options: Any,
 ) -> Loaded:
     """Load a causal LM for use as a target or a drafter; the arguments are those of ``Target.from_pretrained``.
@@ -81,8 +81,9 @@ def load(
     if inflate is not None:
         inflation.resolve_shape(inflate)  # refuses a wrong name before anything is loaded
     size = parallel.check_processes(tensor_parallel)
-    if adapter is not None or adapters:
+    for folder in (*adapters, *([] if adapter is None else [adapter])):
         _check_adapted(size, device_map, inflate)
+        config_of(folder)
     if size > 1:
         parallel.check_options(device=device, device_map=device_map, quantization=quantization, inflate=inflate)
     where = _place(device, device_map, max_memory, quantization=quantization, inflate=inflate)

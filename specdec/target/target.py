@@ -124,7 +124,7 @@ class Target:
             max_memory=max_memory,
             tensor_parallel=tensor_parallel,
             adapter=adapter,
-            adapters=bool(adapters),
+            adapters=tuple((adapters or {}).values()),
             **kwargs,
         )
         found = find_tokenizer(name_or_path, **kwargs) if tokenizer is None else load_tokenizer(tokenizer)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from specdec.cache.pages import Paging
@@ -12,7 +13,7 @@ from specdec.checks.reference import reference_decode
 from specdec.engine.engine import Engine
 from specdec.execution import ReplayExecutor
 from specdec.requests import SamplingParams
-from specdec.target import adapters
+from specdec.target import adapters, loading
 from specdec.target.target import Target
 from tests.components import DRAFTERS, fitting
 from tests.models import tiny_model
@@ -135,11 +136,21 @@ def test_what_is_no_adapter_of_the_target_is_refused(
     refused("no request can choose: merge it", dora=dora)
     head = save_adapter(tmp_path / "head", seed=1, layers=["lm_head"])
     refused("lm_head.* no request can choose: merge it", head=head)
+    half = Path(save_adapter(tmp_path / "half", seed=1, layers=["q_proj"])) / "adapter_model.safetensors"
+    tensors = load_file(half)
+    gone = sorted(tensors)[-1]
+    save_file({name: tensor for name, tensor in tensors.items() if name != gone}, half)
+    refused(f"half' is incomplete: the tensor {gone} is missing", half=str(half.parent))
     tokens = save_adapter(tmp_path / "tokens", seed=1, layers=["embed_tokens"])
     refused("no request can choose: merge it", tokens=tokens)
     model = tiny_model(vocab_size=VOCAB)
     with pytest.raises(ValueError, match="of another base"):
         adapters.merge(model, other)
+    monkeypatch.setattr(loading, "_read", None)  # before the model is loaded
+    model.save_pretrained(tmp_path / "model")
+    for given in ({"adapter": "nowhere"}, {"adapters": {"some": "nowhere"}}):
+        with pytest.raises(ValueError, match="no adapter at 'nowhere'"):
+            Target.from_pretrained(str(tmp_path / "model"), **given)
     for ask, message in (("x", "the target has 'few', 'many'"), ("", "give the name")):
         with pytest.raises(ValueError, match=message):
             Engine(Target(tiny_model(vocab_size=VOCAB), adapters=folders)).generate([[1]], SamplingParams(adapter=ask))
