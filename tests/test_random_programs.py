@@ -5,19 +5,17 @@ programs from the environment: ``SPECDEC_PROGRAMS=10000 make test-full ARGS="-k 
 """
 
 import os
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.batch import Batch
 from specdec.cache.pages import Paging
-from specdec.engine import running
 from specdec.engine.engine import Engine
 from specdec.engine.scheduler import (
     Deadline,
@@ -33,12 +31,11 @@ from specdec.engine.scheduler import (
 from specdec.interfaces import Drafter, Session, Verifier
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
-from specdec.tree import DraftTree
-from specdec.types import Noise, Outcome, Step
+from specdec.types import Noise, Step
 from tests.components import DRAFTERS, EVERYWHERE, VERIFIERS
 from tests.models import tiny_model
 from tests.sessions import Wrapped, Wrapping
-from tests.specdec.test_schedules import Drawn, SameDepth
+from tests.specdec.test_schedules import NET, Drawn, SameDepth, count_anew
 
 pytestmark = pytest.mark.usefixtures("untried")
 
@@ -103,34 +100,16 @@ class Failing(Wrapped):
         super().__init__(inner)
         self._faults, self._calls = set(faults), dict[str, int].fromkeys(METHODS, 0)
 
-    def _count(self, method: str) -> None:
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        return partial(self._counted, name, found) if name in METHODS else found
+
+    def _counted(self, method: str, call: Callable[..., Any], *given: Any) -> Any:
+        result = call(*given) if method == "release" else None  # what it gives up, it has given up when it fails
         number, self._calls[method] = self._calls[method], self._calls[method] + 1
         if (method, number) in self._faults:
             raise SessionError(method)
-
-    def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
-        self._count("admit")
-        super().admit(slot, prompt_ids, sampling)
-
-    def observe(self, outcome: Outcome) -> None:
-        self._count("observe")
-        super().observe(outcome)
-
-    def prepare(self, batch: Batch) -> Hashable:
-        self._count("prepare")
-        return super().prepare(batch)
-
-    def propose(self, batch: Batch) -> DraftTree:
-        self._count("propose")
-        return super().propose(batch)
-
-    def trimmed(self, tree: DraftTree) -> DraftTree:
-        self._count("trimmed")
-        return super().trimmed(tree)
-
-    def release(self, slot: int) -> None:
-        super().release(slot)
-        self._count("release")
+        return result if method == "release" else call(*given)
 
 
 # ---------------------------------------------------------------- components, made once: they never change
@@ -405,9 +384,6 @@ def play(program: Program) -> list[str]:
     return differences(player)
 
 
-NET = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, report_multiple_bugs=False)
-
-
 @pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.full)])
 def test_outputs_are_those_of_requests_alone(count: int) -> None:
     @given(programs())
@@ -466,15 +442,8 @@ def test_a_session_that_fails_while_a_request_is_preempted_loses_no_request() ->
 
 
 def test_a_request_that_draws_its_numbers_again_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutant: a request that is preempted begins to count its rounds anew."""
-    enter = running.RunningRequests.enter
-
-    def forgetful(requests: running.RunningRequests, request: Any, **options: Any) -> None:
-        request.rounds = 0
-        enter(requests, request, **options)
-
     actions = tuple(("submit", number) for number in range(4, 9)) + (("step", 0),) * 9
     program = Program("llama", "ngram", True, 0, "random", "rows", 3, 3, 5, "off", False, (), actions)
     assert play(program) == []
-    monkeypatch.setattr(running.RunningRequests, "enter", forgetful)
+    count_anew(monkeypatch)
     assert play(program) != []

@@ -73,6 +73,17 @@ class Drawn(Scheduler):
         return Work(preempt=preempt, prefill=prefill, decode=decode, depth=depth)
 
 
+def count_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutant: a request that is preempted begins to count its rounds anew."""
+    enter = RunningRequests.enter
+
+    def forgetful(requests: RunningRequests, request: Any, **options: Any) -> None:
+        request.rounds = 0
+        enter(requests, request, **options)
+
+    monkeypatch.setattr(RunningRequests, "enter", forgetful)
+
+
 class SameDepth(Drawn):
     """Plans at random, and lets drafts be as deep as they are."""
 
@@ -339,11 +350,7 @@ def test_mistakes_of_schedules_are_noticed(mutant: str, monkeypatch: pytest.Monk
     work = replace(BUSY, policy="budget") if mutant in PLANS else BUSY
     policy = Mutant(16, least=3) if mutant in PLANS else POLICIES[work.policy]()
     assert Played(work).found == []
-    enter, leave = RunningRequests.enter, Pool.leave
-
-    def forgetful(requests: RunningRequests, request: Any, **options: Any) -> None:
-        request.rounds = 0
-        enter(requests, request, **options)
+    leave = Pool.leave
 
     def careless(pool: Pool, slot: int) -> None:
         shared = [page for page in pool._rows[slot].pages if pool._users[page] > 1]
@@ -351,7 +358,7 @@ def test_mistakes_of_schedules_are_noticed(mutant: str, monkeypatch: pytest.Monk
         pool._free.update(dict.fromkeys(shared))
 
     if mutant == "counted anew":
-        monkeypatch.setattr(RunningRequests, "enter", forgetful)
+        count_anew(monkeypatch)
     if mutant == "freed twice":
         monkeypatch.setattr(Pool, "leave", careless)
     policy.mutant = mutant  # pyright: ignore[reportAttributeAccessIssue]
