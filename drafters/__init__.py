@@ -30,39 +30,7 @@ if TYPE_CHECKING:
     from drafters.suffix import SuffixDrafter
     from drafters.uno import UnoDrafter
 else:  # a type checker would take any name for defined
-    __getattr__, __dir__ = on_first_use(
-        __name__,
-        {
-            "AssistantDrafter": "drafters.assistant",
-            "BlockDrafter": "drafters.block",
-            "BlockHead": "drafters.heads.block",
-            "EagleDrafter": "drafters.eagle",
-            "MTPDrafter": "drafters.mtp",
-            "ChoiceDrafter": "drafters.choice",
-            "HydraDrafter": "drafters.hydra",
-            "HydraHeads": "drafters.hydra",
-            "LookaheadDrafter": "drafters.lookahead",
-            "MarginalDrafter": "drafters.marginals",
-            "MedusaDrafter": "drafters.medusa",
-            "MedusaHeads": "drafters.medusa",
-            "MergedDrafter": "drafters.merged",
-            "ModelDrafter": "drafters.model",
-            "NGramDrafter": "drafters.ngram",
-            "RestDrafter": "drafters.rest",
-            "SamDrafter": "drafters.sam",
-            "SelfDrafter": "drafters.itself",
-            "ReDrafter": "drafters.redrafter",
-            "RecurrentHead": "drafters.redrafter",
-            "PARDDrafter": "drafters.pard",
-            "PEagleDrafter": "drafters.peagle",
-            "SLEMDrafter": "drafters.other_vocabulary",
-            "StagedDrafter": "drafters.staged",
-            "SuffixDrafter": "drafters.suffix",
-            "TLIDrafter": "drafters.other_vocabulary",
-            "TokenRecyclingDrafter": "drafters.recycling",
-            "UnoDrafter": "drafters.uno",
-        },
-    )
+    __getattr__, __dir__ = on_first_use(__name__)
 
 __all__ = [
     "AssistantDrafter",

@@ -19,37 +19,7 @@ if TYPE_CHECKING:
     from specdec.tree import DraftTree
     from specdec.types import Completion, DraftSampling, Exactness, Noise, Outcome, Step, Verdict
 else:  # a type checker would take any name for defined
-    __getattr__, __dir__ = on_first_use(
-        __name__,
-        {
-            "Completion": "specdec.types",
-            "DraftSampling": "specdec.types",
-            "DraftTree": "specdec.tree",
-            "Drafter": "specdec.interfaces",
-            "Engine": "specdec.engine.engine",
-            "Exactness": "specdec.types",
-            "ForwardBatch": "specdec.forward",
-            "ForwardOutput": "specdec.forward",
-            "Laws": "specdec.interfaces",
-            "ModelRunner": "specdec.target.runner",
-            "Noise": "specdec.types",
-            "Outcome": "specdec.types",
-            "Paging": "specdec.cache.pages",
-            "SamplingParams": "specdec.requests",
-            "Scheduler": "specdec.engine.scheduler",
-            "Session": "specdec.interfaces",
-            "Sizes": "specdec.interfaces",
-            "StatelessDrafter": "specdec.interfaces",
-            "Batch": "specdec.batch",
-            "Step": "specdec.types",
-            "Target": "specdec.target.target",
-            "Topology": "specdec.topology",
-            "TreeShape": "specdec.shape",
-            "Verdict": "specdec.types",
-            "Verifier": "specdec.interfaces",
-            "Wants": "specdec.forward",
-        },
-    )
+    __getattr__, __dir__ = on_first_use(__name__)
 
 __version__ = "0.1.0"
 

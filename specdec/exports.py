@@ -1,30 +1,32 @@
 """Public names of a package that are imported when they are first used.
 
-``import specdec`` then costs next to nothing, and a program pays for PyTorch and transformers when it uses them.
+``import specdec`` then costs next to nothing, and a program pays for PyTorch and transformers when it uses them. The
+package says once where its names are: in the imports behind its ``if TYPE_CHECKING:``, which type checkers read, too.
 """
 
+import ast
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from typing import Any
 
 
-def on_first_use(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Returns the functions ``__getattr__`` and ``__dir__`` of a package (PEP 562).
+def on_first_use(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Returns the functions ``__getattr__`` and ``__dir__`` of a package (PEP 562), whose ``__name__`` is given."""
 
-    Args:
-        package: The package's ``__name__``.
-        homes: The module that defines each public name.
-    """
+    @cache
+    def homes() -> dict[str, Any]:
+        source = sys.modules[package].__spec__.loader.get_source(package)  # pyright: ignore
+        (branch,) = (node for node in ast.parse(source).body if isinstance(node, ast.If))
+        imports = [node for node in branch.body if isinstance(node, ast.ImportFrom)]
+        return {alias.name: node.module for node in imports for alias in node.names}
 
     def get(name: str) -> Any:
-        if name not in homes:
+        if name not in homes():
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(homes[name]), name)
+        value = getattr(import_module(homes()[name]), name)
         setattr(sys.modules[package], name, value)  # the next access finds it without asking here
         return value
 
-    def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *homes})
-
-    return get, names
+    return get, lambda: sorted({*vars(sys.modules[package]), *homes()})

@@ -19,28 +19,7 @@ if TYPE_CHECKING:
     from verifiers.two_draft import TwoDraftVerifier
     from verifiers.weighted_transport import WeightedTransportVerifier
 else:  # a type checker would take any name for defined
-    __getattr__, __dir__ = on_first_use(
-        __name__,
-        {
-            "BlockVerifier": "verifiers.block",
-            "CascadeVerifier": "verifiers.cascade",
-            "FLyVerifier": "verifiers.fly",
-            "FuzzyVerifier": "verifiers.lossy",
-            "GreedyMultiPathVerifier": "verifiers.greedy_multipath",
-            "KSeqVerifier": "verifiers.kseq",
-            "LenientVerifier": "verifiers.lossy",
-            "RejectionVerifier": "verifiers.rejection",
-            "RelaxedTopKVerifier": "verifiers.longest_path",
-            "SharedNoiseVerifier": "verifiers.shared_noise",
-            "TargetWalkVerifier": "verifiers.target_walk",
-            "ThresholdVerifier": "verifiers.lossy",
-            "TransportVerifier": "verifiers.transport",
-            "TraversalVerifier": "verifiers.block",
-            "TwoDraftVerifier": "verifiers.two_draft",
-            "TypicalVerifier": "verifiers.longest_path",
-            "WeightedTransportVerifier": "verifiers.weighted_transport",
-        },
-    )
+    __getattr__, __dir__ = on_first_use(__name__)
 
 __all__ = [
     "BlockVerifier",
