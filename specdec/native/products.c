@@ -18,7 +18,7 @@
 
 #define VECTORS 4 /* of a panel */
 #define PANEL (VECTORS * WIDTH)
-#define MOST_ROWS (WIDTH == 16 ? 6 : 5)    /* of a tile */
+#define MOST_ROWS 6 /* of a tile */
 #define PART(ROWS) (WIDTH == 16 || ROWS < 3 ? VECTORS : 2) /* vectors at a time, whose sums fit into the registers */
 #define GROUP_ROWS 60                      /* rows for which a block of weights is used again */
 #define BLOCK (WIDTH == 16 ? 96 : 96)      /* pairs of inputs: the numbers of a block fit into the nearest cache */
@@ -37,7 +37,11 @@
 
 #define BYTES_bfloat16 (4 * PANEL) /* both inputs of a channel side by side */
 #define even_bfloat16(p, v) FLOATS(LEFT(load_words((const uint16_t *)(p) + 2 * (v) * WIDTH), 16))
+#if WIDTH == 16
 #define odd_bfloat16(p, v) FLOATS(IAND(load_words((const uint16_t *)(p) + 2 * (v) * WIDTH), IALL(0xffff0000)))
+#else /* the mask would take a register that six rows need */
+#define odd_bfloat16(p, v) FLOATS(LEFT(RIGHT(load_words((const uint16_t *)(p) + 2 * (v) * WIDTH), 16), 16))
+#endif
 #define both_bfloat16(p, v) load_words((const uint16_t *)(p) + 2 * (v) * WIDTH)
 
 #define BYTES_int8 (2 * PANEL) /* both inputs of a channel side by side; the channel's scale is multiplied at the end */
@@ -123,10 +127,12 @@ typedef void tile(const char *p, const void *x, long stride, float *sums, long p
     UNROLL for (int v = 0; v < PART(ROWS); v++) s[r][v] = FMA(w[v], number, s[r][v]);                       \
   }
 
+/* Where registers are few, weights are read again for the second input, so that no sum has to leave. */
+#define FORGET(ROWS) if (WIDTH == 8 && ROWS == 6) __asm__ volatile("" ::: "memory")
 #define TILE(F, ROWS)                                                                                       \
   static void F##_##ROWS(const char *p, const void *x, long stride, float *sums, long pairs, int begin,     \
                          const float *scales, const char *next, long lines) {                               \
-    WALK(F, ROWS, float, vec w[PART(ROWS)]; IN_FLOAT(F, ROWS, even, 0) IN_FLOAT(F, ROWS, odd, 1))              \
+    WALK(F, ROWS, float, vec w[PART(ROWS)]; IN_FLOAT(F, ROWS, even, 0) FORGET(ROWS); IN_FLOAT(F, ROWS, odd, 1)) \
   }
 
 #define IN_PAIRS(F, ROWS)                                                                                   \
