@@ -16,9 +16,11 @@ class KeptStates:
 
     Args:
         count: How many there is room for.
+        drafts: Whether only the drafting session has states, so that other requests need none.
     """
 
-    def __init__(self, count: int):
+    def __init__(self, count: int, *, drafts: bool = False):
+        self.drafts = drafts
         self._free = list(range(count))
         self._numbers: OrderedDict[tuple[bool, bytes], int] = OrderedDict()
 

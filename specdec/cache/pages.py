@@ -164,7 +164,9 @@ class Pages(ABC):
 
     def with_state(self, tokens: Int[np.ndarray, " position"], found: int, *, drafted: bool) -> tuple[int, int | None]:
         """Return how many of the tokens that were found can be reused, and the number of the states behind them."""
-        return (found, None) if self.states is None else self.states.find(tokens[:found], drafted=drafted)
+        if self.states is None or (self.states.drafts and not drafted):
+            return found, None
+        return self.states.find(tokens[:found], drafted=drafted)
 
     @property
     @abstractmethod

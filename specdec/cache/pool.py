@@ -154,9 +154,15 @@ class Pool(Pages):
             row.keys.clear()
 
 
-def pages_for(paging: Paging, slots: int, *, stateful: bool = False) -> Pages:
-    """Return the pages of an engine, of a paging that is ``filled_in``, for models with or without recurrent layers."""
-    states = KeptStates(paging.states) if stateful else None
+def pages_for(paging: Paging, slots: int, *stateful: bool) -> Pages:
+    """Return the pages of an engine, of a paging that is ``filled_in``.
+
+    Args:
+        paging: The paging.
+        slots: The number of slots.
+        *stateful: Of the target's cache and of each of the drafting session's, whether its model has recurrent layers.
+    """
+    states = KeptStates(paging.states, drafts=not stateful[0]) if any(stateful) else None
     if paging.page_size is None:
         return Rows(slots, shared=paging.shared, states=states)
     assert paging.pages is not None, "filled in"

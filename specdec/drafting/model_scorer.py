@@ -51,7 +51,7 @@ class ModelScorer(Scorer):
         self._grown = np.zeros(max_batch_size, dtype=bool)
         self._every = False  # whether every row has a committed token
 
-    def admit(self, slot: int) -> None:
+    def admit(self, slot: int, length: int) -> None:
         self._known[slot], self._grown[slot] = _IN_STEP, False
 
     def held(self, slot: int, length: int) -> int:

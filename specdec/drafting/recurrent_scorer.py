@@ -27,7 +27,6 @@ class RecurrentScorer(ModelScorer):
     """
 
     needs_state = True  # at first there is no last token
-    lookback = None
 
     def __init__(
         self, runner: ModelRunner, *, max_batch_size: int, to_model: Callable[[Tensor], Tensor] = lambda tokens: tokens
@@ -37,6 +36,11 @@ class RecurrentScorer(ModelScorer):
             raise self._states.short
         with torch.inference_mode(False):  # by slot: whether a tree was grown since the last round
             self._trees = torch.zeros(max_batch_size, dtype=torch.bool, device=runner.device)
+        self._lengths = np.zeros(max_batch_size, dtype=np.int64)  # of what is observed before the first rounds
+
+    def admit(self, slot: int, length: int) -> None:
+        super().admit(slot, length)
+        self._lengths[slot] = length
 
     @property
     def _states(self) -> States:
@@ -44,16 +48,10 @@ class RecurrentScorer(ModelScorer):
         return self.runner.cache.states
 
     def _read(self, tokens: Int[Tensor, "batch position"], host: HostOutcome) -> None:
-        """Prefill a piece of a prompt: its last token waits for the next one."""
-        slots = torch.from_numpy(host.slots).to(tokens.device)
-        begun = host.starts > 0
-        counts = host.counts - ~begun
-        if not counts.any():
-            return
-        last = self._to_model(self._last_token[slots])[:, None]
-        later = torch.from_numpy(begun).to(tokens.device)[:, None]
-        tokens = torch.where(later, torch.cat([last, tokens[:, :-1]], dim=1), tokens)
-        self.runner.run(chunk(tokens, host.slots, np.maximum(host.starts - 1, 0), counts))
+        """Prefill a piece of a prompt, but for the prompt's last token."""
+        counts = host.counts - (host.starts + host.counts == self._lengths[host.slots])
+        if counts.any():
+            self.runner.run(chunk(tokens, host.slots, host.starts, counts))
 
     def _commit(self, outcome: Outcome, nodes: Int[Tensor, "batch depth"] | None) -> None:
         """Make the last token, the root and all accepted nodes but the last one final.

@@ -68,7 +68,7 @@ class RetokenizedScorer(Scorer):
         self._tokens = self._roots = torch.empty(0, dtype=torch.long)
         self._bound = 0
 
-    def admit(self, slot: int) -> None:
+    def admit(self, slot: int, length: int = 0) -> None:
         self.texts[slot] = Retokenized(*self._spellings)
         self._wanted[slot], self._held[slot] = [0], []
 

@@ -112,7 +112,7 @@ class ScoredSession(Session):
             self._nodes = torch.full(shape, -1, dtype=torch.long, device=device)
 
     def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
-        self.scorer.admit(slot)
+        self.scorer.admit(slot, len(prompt_ids) - 1)
 
     def held(self, slot: int, length: int) -> int:
         return self.scorer.held(slot, length)

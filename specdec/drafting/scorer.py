@@ -91,8 +91,8 @@ class Scorer:
         """
         return None
 
-    def admit(self, slot: int) -> None:
-        """Begin a request in an empty slot."""
+    def admit(self, slot: int, length: int) -> None:
+        """Begin a request in an empty slot, of which so many tokens are observed before its first round."""
 
     def held(self, slot: int, length: int) -> int:
         """See ``Session.held``."""

@@ -72,7 +72,7 @@ class WindowScorer(Scorer):
             self._tokens = torch.zeros(max_batch_size, window, dtype=torch.long, device=device)
             self._cells = torch.arange(window, device=device)
 
-    def admit(self, slot: int) -> None:
+    def admit(self, slot: int, length: int) -> None:
         """Begin without an entry."""
         self._waiting[slot] = 0
 

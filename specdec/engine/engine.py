@@ -162,7 +162,8 @@ class Engine:
         exact = verifier is None or verifier.exactness is Exactness.EXACT
         self._intake = Intake(target, max_length=self.max_length, can_speculate=drafter is not None, exact=exact)
         self._outputs = Outputs(target.tokenizer)
-        self._pages = pages_for(self.paging, max_batch_size, stateful=self.runner.cache.states is not None)
+        caches = self.runner.cache, *(() if self.session is None else self.session.caches)
+        self._pages = pages_for(self.paging, max_batch_size, *(cache.states is not None for cache in caches))
         self._running = RunningRequests(
             self.runner,
             self._slots,

@@ -84,14 +84,16 @@ class RunningRequests:
         slot, reused = placement.slot, placement.reused
         for cache in self._caches:
             cache.place(placement)
-            if cache.states is not None and placement.state is not None:
-                cache.states.begin(slot, placement.state, reused)
+        states = self._states(drafted)
+        if placement.state is not None:
+            for each in states:
+                each.begin(slot, placement.state, reused)
         if kept is not None:
             begin = time.perf_counter()
             for cache, saved in zip(self._caches, kept.tensors, strict=True):
                 cache.load(slot, saved)
-            for states, saved in zip(self._states(drafted), kept.states, strict=True):
-                states.load(slot, saved, kept.length)
+            for each, saved in zip(states, kept.states, strict=True):
+                each.load(slot, saved, kept.length)
             reused = max(min(kept.length, len(tokens) - 1 - (again or 0)), 0)
             self.pages.counts.swapped_in += kept.length
             request.swapped += kept.length
@@ -110,8 +112,8 @@ class RunningRequests:
         self._runner.adapt(slot, request.adapter)
         self._free_slots.remove(slot)
         self._reach[slot] = reused
-        if self.pages.states is not None and again is not None:
-            self._stops[slot] = self._states(drafted)[0].stops(placement.found, len(tokens) - 1 - again)
+        if states and again is not None:
+            self._stops[slot] = states[0].stops(placement.found, len(tokens) - 1 - again)
         self._slots.admit(
             slot,
             tokens,
@@ -167,9 +169,8 @@ class RunningRequests:
 
     def _boundary(self, request: Request) -> int:
         """Return the last page boundary of a request at which all that it uses has states; 0 if there is none."""
-        states = self._states(request.id in self._drafted_for)
-        (found, *others) = {each.boundary(request.slot) for each in states}
-        return 0 if others or found > self._slots.length_of(request.slot) else found
+        found = {each.boundary(request.slot) for each in self._states(request.id in self._drafted_for)}
+        return found.pop() if len(found) == 1 and max(found) <= self._slots.length_of(request.slot) else 0
 
     def _keep(self, request: Request) -> None:
         """Keep the states at a request's last page boundary, so that later requests can begin there."""
