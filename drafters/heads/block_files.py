@@ -39,10 +39,12 @@ vLLM); speculators' (vLLM); z-lab's or DeepSpec's, if SGLang can serve the head.
 
 KINDS = ("dflash", "dspark", "dflash2", "xpress")
 """speculators' names of what is loaded."""
-PROJECTORS = ("dflash", "dspark", "domino")
-"""SpecForge's."""
+PROJECTORS = ("dflash", "dspark", "domino", "dflash2")
+"""SpecForge's and modelopt's."""
 
 _PREFIX = re.compile(r"(?:model|logit_head)\.")
+_FLAT = re.compile(r"(?=(?:markov_w[12]|gate_proj|joint_proj)\.)")
+"""Where the names of modelopt's Markov heads lack what stands before those of all others."""
 _IGNORED = re.compile(r"(?:.*\.)?rotary_emb\.inv_freq|verifier_(?:lm_head|norm)\.weight")
 _COPIED = ("hidden_act", "rms_norm_eps", "max_position_embeddings", "vocab_size", "sliding_window", "layer_types")
 
@@ -75,7 +77,8 @@ def load_block(
     name, tensors = checkpoint.name, {}
     for key, tensor in checkpoint.tensors().items():
         if not _IGNORED.fullmatch(key):
-            tensors[_PREFIX.sub("", key)] = tensor
+            key = _PREFIX.sub("", key).replace("confidence_proj.", "confidence_head.proj.")
+            tensors["markov_head." + key if _FLAT.match(key) else key] = tensor
     tensors = named(tensors, NAMES)
     layers, block = _described(name, checkpoint.config, tensors)
     if hidden_layers is not None:
@@ -139,7 +142,11 @@ def _described(
     outputs, total = _ids(name, given, "target_layer_ids"), count_of(name, stored, "num_target_layers")
     if outputs is None and total is not None:
         outputs = default_layers(total, count_layers(tensors))
-    causal = given.get("is_causal")  # without it, only sliding layers are causal
+    causal = given.get("causal", given.get("is_causal"))  # without it, only sliding layers are causal
+    if given.get("use_swa"):  # modelopt's and vLLM's: all layers have a window, and are no more causal for it
+        window = stored.get("sliding_window") or given.get("swa_window_size")
+        kinds, causal = ["sliding_attention"] * count_layers(tensors), bool(causal)
+        stored = {**stored, "layer_types": kinds, "sliding_window": window}
     return stored, {
         **_stored_block(name, given, shifted=projector == "dspark" or bool(given.get("shift_label"))),
         "hidden_layers": None if outputs is None else [layer + 1 for layer in outputs],

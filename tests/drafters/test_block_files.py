@@ -292,6 +292,36 @@ def test_more_layouts_are_read_than_written(tmp_path: Path, target: Target) -> N
     assert_same(load_block(tmp_path / "own"), head, target)
 
 
+def test_modelopts_folders_are_read(tmp_path: Path, target: Target) -> None:
+    """NVIDIA/Model-Optimizer's export: names without a prefix, `causal` for all layers, and windows of all layers."""
+    settings, config = LAYOUTS["SpecForge's DSpark"]
+    inner = config["dflash_config"] | {"use_confidence_head": True, "shift_label": True, "causal": False}
+    for kind in ("vanilla", "gated", "rnn"):
+        head = head_for(target, **(settings | {"markov_head_type": kind, "markov_biases": kind != "vanilla"}))
+        flat = {
+            key.removeprefix("markov_head.").replace("confidence_head.proj.", "confidence_proj."): tensor
+            for key, tensor in tensors_of(head).items()
+        }
+        assert "markov_w1.weight" in flat and "confidence_proj.bias" in flat
+        given = config | {"dflash_config": inner | {"markov_head_type": kind}}
+        assert_same(load_block(written(tmp_path / kind, given, flat)), head, target)
+    settings, config = LAYOUTS["z-lab"]
+    windows = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 6, "use_sliding_window": True}
+    for causal in (False, True):
+        head = head_for(target, **(settings | windows | {"causal": causal}))
+        inner = config["dflash_config"] | {"use_swa": True, "swa_window_size": 6, "causal": causal}
+        given = config | {"sliding_window": 6, "dflash_config": inner}
+        assert_same(load_block(written(tmp_path / "windows", given, tensors_of(head))), head, target)
+        head = head_for(target, **(settings | {"causal": causal}))
+        given = config | {"dflash_config": config["dflash_config"] | {"causal": causal}}
+        assert_same(load_block(written(tmp_path / "full", given, tensors_of(head))), head, target)
+    settings, config = LAYOUTS["z-lab's DFlash 2"]
+    head, inner = head_for(target, **settings), config["dflash_config"] | {"projector_type": "dflash2"}
+    assert_same(
+        load_block(written(tmp_path / "second", config | {"dflash_config": inner}, tensors_of(head))), head, target
+    )
+
+
 @pytest.mark.parametrize(
     ("layout", "change", "words"),
     [
