@@ -57,6 +57,8 @@ class AssistantDrafter(OwnModelDrafter):
         ValueError: It is no assistant, or an argument is out of its range.
     """
 
+    runs = "head"
+
     def __init__(
         self,
         assistant: PreTrainedModel,

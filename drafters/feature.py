@@ -44,7 +44,7 @@ class FeatureDrafter(HeadDrafter):
         given = self.head_for(target)
         layers = self.layers_for(given, target)
         head = self.beside(given, layers, target, sizes)
-        runner = self.runner_for(head, "head", sizes, max_nodes=self.shown)
+        runner = self.runner_for(head, "head", sizes, max_nodes=self.shown(self.tree))
         fusion = ModuleCaller(head.model.fusion, optimize=self.optimize)
         vocabulary = VocabularyMap(runner.vocab_size, target.vocab_size, head.draft_ids)
         scorer = self.scorer_of(
@@ -60,10 +60,10 @@ class FeatureDrafter(HeadDrafter):
         )
         return ScoredSession(self, scorer, vocabulary, target.device, sizes, hidden_layers=layers)
 
-    @property
-    def shown(self) -> int:
-        """The most nodes of a forward of the head."""
-        return max(self.tree.max_shown, self.max_depth + 1)
+    @classmethod
+    def shown(cls, tree: TreeBuilder) -> int:
+        """See ``OwnModelDrafter``; there are as many pairs in a window as a round can add."""
+        return super().shown(tree) if cls.at_once else max(tree.max_shown, tree.max_depth + 1)
 
     def scorer_of(self, head: Any, runner: ModelRunner, **window: Any) -> WindowScorer:
         """Return what scores with a head beside its target; ``window`` are the arguments of ``WindowScorer``."""

@@ -37,6 +37,8 @@ class SelfDrafter(CausalDrafter):
         ValueError: It would be the target as it is, or an argument is wrong.
     """
 
+    runs = "target"
+
     def __init__(
         self,
         skip: Sequence[str | int] | str | Path | None = None,

@@ -47,6 +47,7 @@ class LookaheadDrafter(Drafter):
         ValueError: An argument is of the wrong type or out of its range.
     """
 
+    runs = "nothing"
     laws = frozenset([DraftSampling.DETERMINISTIC])
     is_chain = False
     adapts = True

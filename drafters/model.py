@@ -60,6 +60,8 @@ class ModelDrafter(CausalDrafter):
         tokenizer: The model's tokenizer, to check its vocabulary against the target's.
     """
 
+    runs = "model"
+
     def __init__(
         self,
         model: PreTrainedModel,

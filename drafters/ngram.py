@@ -46,6 +46,7 @@ class NGramDrafter(StatelessDrafter):
             large.
     """
 
+    runs = "nothing"
     laws = frozenset([DraftSampling.DETERMINISTIC])
     reads_host = True
 

@@ -119,6 +119,7 @@ class SLEMDrafter(Drafter):
         ValueError: It does not draft chains.
     """
 
+    runs, shown = "model", ModelDrafter.shown
     laws = frozenset([DraftSampling.DETERMINISTIC])
     is_chain = True
 
@@ -213,7 +214,7 @@ def _scorer(
         sizes.max_length, position_limit(drafter.model.config.get_text_config(decoder=True)) or sizes.max_length
     )
     room = replace(sizes, max_length=length, paging=None)
-    runner = drafter.runner_for(drafter.model, "drafter", room, max_nodes=drafter.shown)
+    runner = drafter.runner_for(drafter.model, "drafter", room, max_nodes=drafter.shown(drafter.tree))
     return RetokenizedScorer(
         runner,
         source,

@@ -117,6 +117,12 @@ class OwnModelDrafter(ScoredDrafter):
         self.name, self.attention, self.kv_cache = name, attention, kv_cache
         self.optimize = flag("optimize", optimize)
 
+    @classmethod
+    def shown(cls, tree: TreeBuilder) -> int:
+        """Return the most nodes of a forward of the model, the root not counted: its cache has a place for each."""
+        # A model with recurrent layers is shown the last token above the root.
+        return 2 * (tree.max_depth + 1) if cls.at_once else 1 + tree.max_shown
+
     def runner_for(self, model: PreTrainedModel, kind: str, sizes: Sizes, *, max_nodes: int) -> ModelRunner:
         """Return a runner of the model for one engine.
 
@@ -149,6 +155,8 @@ class HeadDrafter(OwnModelDrafter):
         quantization, quantization_check: See ``HeadOptions``.
         **options: See ``Options``.
     """
+
+    runs = "head"
 
     def __init__(
         self,
@@ -226,16 +234,10 @@ class CausalDrafter(OwnModelDrafter):
 
     def bind(self, target: Target, sizes: Sizes) -> ScoredSession:
         """Allocate the model's cache."""
-        # A model with recurrent layers is shown the last token above the root.
-        runner = self.runner_for(self.model_for(target), "drafter", sizes, max_nodes=1 + self.shown)
+        runner = self.runner_for(self.model_for(target), "drafter", sizes, max_nodes=self.shown(self.tree))
         vocabulary = VocabularyMap(runner.vocab_size, target.vocab_size)
         scorer = self.scorer_of(runner, max_batch_size=sizes.max_batch_size, to_model=vocabulary.to_drafter)
         return ScoredSession(self, scorer, vocabulary, target.device, sizes)
-
-    @property
-    def shown(self) -> int:
-        """The most nodes of a forward of the model, the root not counted."""
-        return self.tree.max_shown
 
     def scorer_of(self, runner: ModelRunner, **common: Any) -> Scorer:
         """Return what scores with the model; ``common`` are the arguments of ``ModelScorer``."""

@@ -105,10 +105,6 @@ class PARDDrafter(ModelDrafter):
         )
         return made
 
-    @property
-    def shown(self) -> int:
-        return 2 * (self.max_depth + 1)
-
     def scorer_of(self, runner: ModelRunner, **common: Any) -> ParallelScorer:
         return ParallelScorer(runner, mask_token=self.mask_token_id, window=self.max_depth + 1, **common)
 

@@ -64,10 +64,6 @@ class PEagleDrafter(FromEagleFiles, FeatureDrafter):
         self.mask_token_id = head.mask_token_id
         self.has_leaf_probs = builder.has_leaf_probs  # a leaf's law is said by one more mask
 
-    @property
-    def shown(self) -> int:
-        return 2 * (self.max_depth + 1)
-
     def scorer_of(self, head: Eagle3Head, runner: ModelRunner, **window: Any) -> ParallelScorer:
         rows = head.get_input_embeddings().weight.shape[0]
         if self.mask_token_id >= rows:

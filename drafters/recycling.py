@@ -68,6 +68,7 @@ class TokenRecyclingDrafter(Drafter):
         ValueError: An argument is none of these.
     """
 
+    runs = "nothing"
     laws = frozenset([DraftSampling.DETERMINISTIC])
     adapts = True
 

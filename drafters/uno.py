@@ -51,6 +51,7 @@ class UnoDrafter(OwnModelDrafter):
         ValueError: An argument is of the wrong type or out of its range.
     """
 
+    runs = "target"
     at_once = True
 
     def __init__(
@@ -101,7 +102,7 @@ class UnoDrafter(OwnModelDrafter):
             twin,
             max_batch_size=sizes.max_batch_size,
             max_length=sizes.max_length,
-            max_nodes=2 * (self.max_depth + 1),
+            max_nodes=self.shown(self.tree),
             attention=self.attention,
             optimize=self.optimize,
             kv_cache=self.kv_cache,

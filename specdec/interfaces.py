@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from inspect import isabstract
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -132,8 +132,12 @@ class Drafter(ABC):
         has_leaf_probs: Whether it can also give q at the leaves.
         adapts: Whether its drafts may depend on more than the request itself (its tokens, parameters and random
             numbers): on other requests, or on how earlier rounds went. ``specdec.checks.drafter`` reads it.
+        runs: What it runs, by which memory and time are planned before anything is loaded: ``"nothing"`` (it looks
+            drafts up), a ``"model"`` or a ``"head"`` from the files that its argument ``name`` gives, or the
+            ``"target"``, over keys and values of its own. None if it does not say; then it is not planned.
     """
 
+    runs: ClassVar[Literal["nothing", "model", "head", "target"] | None] = None
     max_nodes: int
     max_depth: int
     laws: frozenset[DraftSampling]

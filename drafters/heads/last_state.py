@@ -184,6 +184,7 @@ class LastStateDrafter(ScoredDrafter):
         ValueError: The shape needs more heads or tokens than there are.
     """
 
+    runs = "head"
     kind: ClassVar[type[Heads]]
     title: ClassVar[str]
 

@@ -1,21 +1,24 @@
 """What a drafter of the configuration costs: the shape of what it runs, from its files or from its target's."""
 
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from experiments.planning.formats import Formats, choose_formats
-from experiments.planning.sources import downloaded, read_config, shape_of
+from experiments.planning.sources import downloaded, read_config, shape_of, stored_sizes
 from specdec import bundled
 from specdec.physics import heads
+from specdec.physics.capacity import Drafting
 from specdec.physics.precision import Precision
 from specdec.physics.rounds import DraftModel
-from specdec.physics.shape import ModelShape
+from specdec.physics.shape import Attention, Layer, Mlp, ModelShape
 
-_LOOKUPS = (
-    "NGramDrafter", "SuffixDrafter", "TokenRecyclingDrafter", "SamDrafter", "RestDrafter", "LookaheadDrafter",
-)  # fmt: skip
+PARTS = ("lookup", "model", "helper")
+"""The sections of drafters in that of one that is made of several."""
 _OTHER_VOCABULARY = ("TLIDrafter", "SLEMDrafter")
 _PLACES = 16
 """Places of a block where nobody says."""
@@ -29,14 +32,35 @@ class Planned:
     Attributes:
         title: What it is, in words.
         model: What runs when it drafts; None for a look-up, whose time is not counted.
+        weights: Bytes of weights that nobody else has; None for all of the model's.
+        helpers: Further drafters, whose memory counts, and whose time is not counted.
+        keeps: Whether it has keys and values of its own.
         longest: How many tokens it can draft; None if there is no limit.
         shown: Positions that its own cache has for nodes, where its files say so.
     """
 
     title: str
     model: DraftModel | None = None
+    weights: float | None = None
+    helpers: "tuple[Planned, ...]" = ()
+    keeps: bool = True
     longest: int | None = None
     shown: int | None = None
+
+    @property
+    def running(self) -> "tuple[Planned, ...]":
+        """Itself and its helpers, as far as they run a model."""
+        return tuple(each for each in (self, *self.helpers) if each.model is not None)
+
+    def memory_of(self, shown: Sequence[int]) -> tuple[Drafting, ...]:
+        """Return all models with their caches' positions for nodes, where their files do not say these."""
+        found = []
+        for each, places in zip(self.running, shown, strict=True):
+            assert each.model is not None, "it runs"
+            shape = each.model.shape if each.keeps else replace(each.model.shape, layers=())
+            own = places if each.shown is None else each.shown
+            found.append(Drafting(shape=shape, precision=each.model.precision, shown=own, weights=each.weights))
+        return tuple(found)
 
 
 def plan_drafter(
@@ -44,8 +68,8 @@ def plan_drafter(
 ) -> Planned | None:
     """Return what a drafter costs; None without one.
 
-    A head's sizes are read from its files if they are on this machine. Otherwise they are those that such heads usually
-    have for this target.
+    A drafter says what it runs (``Drafter.runs``); one with parts runs these. A head's sizes are read from its files if
+    they are on this machine. Otherwise they are those that such heads usually have for this target, if that is known.
 
     Args:
         options: The section ``drafter`` of the configuration.
@@ -59,11 +83,15 @@ def plan_drafter(
     owner = drafter_class(options)
     if owner is None:
         return None
-    name = options.get("name")
-    if owner in _LOOKUPS:
+    parts = [options[part] for part in PARTS if isinstance(options.get(part), Mapping)]
+    if parts:
+        return _several([plan_drafter(each, target, formats, target_name=target_name) for each in parts])
+    name, kv_cache = options.get("name"), options.get("kv_cache")
+    kind: Any = None if owner in _USUAL else class_of(options)  # which imports PyTorch
+    runs, at_once = getattr(kind, "runs", None), bool(getattr(kind, "at_once", False))
+    if runs == "nothing":
         return Planned(title=f"{owner}, which looks drafts up: its time is not counted")
-    kv_cache = options.get("kv_cache")
-    if owner in ("ModelDrafter", "PARDDrafter", *_OTHER_VOCABULARY):
+    if runs == "model":
         given = read_config(str(name))
         shape = shape_of(given, f"drafter.name={name}")
         if shape.vocab != target.vocab and owner not in _OTHER_VOCABULARY:
@@ -79,23 +107,32 @@ def plan_drafter(
             kv_cache=kv_cache,
         )
         title = f"{name}, a model of {short_count(shape.weights)} parameters"
-        parallel = owner == "PARDDrafter"
-        own_model = DraftModel(shape=shape, precision=own_formats.precision, at_once=parallel, catches_up=parallel)
-        return Planned(title=title + ", which fills masks" * parallel, model=own_model)
-    if owner == "SelfDrafter" and options.get("skip") is None:
-        scheme = options.get("quantization")
-        own_formats = choose_formats({}, dtype=formats.computes, quantization=scheme, kv_cache=kv_cache)
-        copied = replace(target, table_weights=0, tied=False)  # tables are the target's own
-        return Planned(title=f"the target in {scheme}", model=DraftModel(shape=copied, precision=own_formats.precision))
+        own_model = DraftModel(shape=shape, precision=own_formats.precision, at_once=at_once, catches_up=at_once)
+        return Planned(title=title + ", which fills masks" * at_once, model=own_model)
+    if runs == "target":
+        scheme, skip = options.get("quantization"), options.get("skip")
+        precision = choose_formats({}, dtype=formats.computes, quantization=scheme, kv_cache=kv_cache).precision
+        kept, exits = _kept(target.layers, skip)
+        shape = replace(target, layers=kept, table_weights=0, tied=False)  # the target's tables serve both
+        files = options.get("adapter", name)
+        adapter = 0 if files is None else sum(stored_sizes(str(files)).values())
+        title = f"the target in {scheme}" if scheme else "the target" + " without some parts" * (skip is not None)
+        return Planned(
+            title=title + f" with {short_count(adapter)} parameters of its own" * (adapter > 0),
+            model=DraftModel(shape=shape, precision=precision, at_once=at_once, catches_up=at_once),
+            weights=None if scheme else adapter * precision.activations,
+            keeps=not exits or scheme is not None or kv_cache is not None,
+        )
     precision = Precision.of(formats.computes, kv=kv_cache)
     borrowed = replace(precision, output=formats.precision.output)
     found = None if name is None else _own_config(str(name))
-    if found is not None and str(name).startswith(bundled.PREFIX) and found.get("hidden_size") != target.hidden:
-        found = None  # the default of the option, which was trained for the bundled target
-    if found is not None and found.get("hidden_size", target.hidden) != target.hidden:
+    width = target.hidden if found is None else found.get("backbone_hidden_size") or found.get("hidden_size")
+    if found is not None and owner in _USUAL and str(name).startswith(bundled.PREFIX) and width != target.hidden:
+        found = width = None  # the default of the option, which was trained for the bundled target
+    if width is not None and width != target.hidden:
         raise ValueError(
-            f"drafter.name={name} is a head for hidden states of {found['hidden_size']} numbers, and "
-            f"target.name={target_name} has {target.hidden}: give a head of this target"
+            f"drafter.name={name} is a head for hidden states of {width} numbers, and target.name={target_name} has "
+            f"{target.hidden}: give a head of this target"
         )
     source = f"sizes from {name}" if found is not None else "with the sizes that such heads usually have"
     own = found or {}
@@ -109,8 +146,10 @@ def plan_drafter(
     if owner == "PEagleDrafter":
         count = int((own.get("transformer_layer_config") or own).get("num_hidden_layers") or _PEAGLE_LAYERS)
         shape = heads.eagle3(target, layers=count, layer=layer, draft_vocab=own.get("draft_vocab_size"))
+        if found is not None:  # it may have embeddings of its own
+            shape = replace(shape, table_weights=sum(stored_sizes(str(name), r"embed_tokens\.weight").values()))
         model = DraftModel(shape=shape, precision=precision, at_once=True, catches_up=True)
-        return Planned(title=f"P-EAGLE head of {count} layers, {source}", model=model)
+        return Planned(title=f"P-EAGLE head of {count} layers, {source}", model=model, longest=own.get("tokens"))
     if owner == "MTPDrafter":
         return Planned(title="MTP module, a layer like the target's last", model=_of(heads.mtp(target), borrowed))
     if owner == "BlockDrafter":
@@ -135,9 +174,11 @@ def plan_drafter(
         shape = heads.medusa(target, heads=count, layers=int(own.get("medusa_num_layers") or 1))
         model = DraftModel(shape=shape, precision=precision, at_once=True)
         return Planned(title=f"{count} Medusa heads, {source}", model=model, longest=count)
+    if runs == "head":
+        return _from_files(owner, str(name), own, target, precision, at_once=at_once)
     raise ValueError(
-        f"drafter._target_={options['_target_']}: a plan knows model, pard, eagle, peagle, mtp, block, medusa, and "
-        f"look-ups such as ngram, not what this one costs"
+        f"drafter._target_={options['_target_']}: it does not say what it runs (Drafter.runs), so that its cost cannot "
+        f"be told"
     )
 
 
@@ -145,6 +186,73 @@ def drafter_class(options: Mapping[str, Any]) -> str | None:
     """Return the name of the class that a section ``drafter`` makes; None without a drafter."""
     kind = options.get("_target_")
     return None if kind is None else str(kind).removesuffix(".from_pretrained").rpartition(".")[2]
+
+
+_USUAL = ("EagleDrafter", "PEagleDrafter", "MTPDrafter", "BlockDrafter", "MedusaDrafter")
+"""Heads whose usual sizes are known, so that their files need not be there."""
+
+
+def class_of(options: Mapping[str, Any]) -> Any:
+    """Return the class that a section ``drafter`` makes, imported.
+
+    Raises:
+        ValueError: There is none.
+    """
+    module, _, name = str(options["_target_"]).removesuffix(".from_pretrained").rpartition(".")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"drafter._target_={options['_target_']} cannot be imported: {error}") from error
+
+
+def _several(parts: Sequence[Planned | None]) -> Planned:
+    """Return the plan of a drafter with parts: the time is that of the first one that runs a model."""
+    found = [part for part in parts if part is not None]
+    first, *helpers = sorted(found, key=lambda part: part.model is None)
+    further = [each for helper in helpers for each in (helper, *helper.helpers)]
+    return replace(first, title=" and ".join(part.title for part in found), helpers=(*first.helpers, *further))
+
+
+def _kept(layers: tuple[Layer, ...], skip: Any) -> tuple[tuple[Layer, ...], bool]:
+    """Return the layers that stay where some of them, or of their parts, are left out (``drafters.layers``).
+
+    Of a search that has yet to be made all of them. The second result is whether these are the first ones as they are.
+    """
+    if isinstance(skip, str):
+        skip = json.loads(Path(skip).expanduser().read_text(encoding="utf-8"))["skip"] if Path(skip).is_file() else None
+    found: list[Layer | None] = list(layers)
+    for entry in map(str, skip or ()):
+        number, _, part = entry.partition(".")
+        first, to, last = number.partition("-")
+        end = len(layers) - 1 if to and not last else int(last or first)
+        for index in range(int(first), min(end, len(layers) - 1) + 1):
+            layer = found[index]
+            if layer is None or not part:
+                found[index] = None
+            elif re.search("att|mixer|mamba", part):
+                found[index] = replace(layer, attention=None, indexer=None, recurrence=None)
+            else:
+                found[index] = replace(layer, mlp=Mlp(weights=0))
+    stay = [index for index, layer in enumerate(found) if layer is not None and layer != Layer()]
+    exits = len(stay) < len(layers) and all(found[index] is layers[index] for index in range(len(stay)))
+    return tuple(layer for layer in found if layer is not None and layer != Layer()), exits
+
+
+def _from_files(
+    owner: str, name: str, own: Mapping[str, Any], target: ModelShape, precision: Precision, *, at_once: bool
+) -> Planned:
+    """Return the plan of any head: every number in its files, and keys and values of every projection of keys."""
+    sizes, keys = stored_sizes(name), stored_sizes(name, r"(?:k_proj|key_proj)\.weight", axis=0)
+    layers = tuple(
+        Layer(attention=Attention.grouped(weights=0, heads=1, kv_heads=1, head_dim=width)) for width in keys.values()
+    )
+    shape = ModelShape(
+        kind=owner, hidden=target.hidden, vocab=target.vocab, layers=layers, table_weights=0, output_weights=0,
+        tied=True, borrowed=True, other_weights=sum(sizes.values()), max_length=target.max_length,
+    )  # fmt: skip
+    count = next((int(value) for key, value in own.items() if key.endswith("_num_heads")), None)
+    title = f"{owner} of {short_count(shape.weights)} parameters, sizes from {name}"
+    return Planned(title=title, model=DraftModel(shape=shape, precision=precision, at_once=at_once), longest=count)
 
 
 def _of(shape: ModelShape, precision: Precision) -> DraftModel:
@@ -158,9 +266,10 @@ def _layer_of(own: Mapping[str, Any], name: str) -> Any:
 
 
 def _own_config(name: str) -> dict[str, Any] | None:
-    """Return a head's configuration if it is on this machine; None if it is not, which is no error."""
-    if Path(bundled.resolve(name)).exists():
-        return read_config(name)
+    """Return a head's configuration and our notes if it is on this machine; None if it is not, which is no error."""
+    if (place := Path(bundled.resolve(name))).exists():
+        notes = place / "specdec.json"
+        return (json.loads(notes.read_text(encoding="utf-8")) if notes.is_file() else {}) | read_config(name)
     try:
         found = downloaded(name)
     except ValueError:

@@ -1,6 +1,8 @@
 """The configuration of a model by its name, without its weights and without PyTorch."""
 
 import json
+import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,34 @@ def _completed(config: Mapping[str, Any]) -> Any:
     if kind not in CONFIG_MAPPING:
         return None
     return CONFIG_MAPPING[kind].from_dict(dict(config))
+
+
+def stored_sizes(name: str, pattern: str = "", axis: int | None = None) -> dict[str, int]:
+    """Return how many numbers each tensor of a drafter's files has, from the heads of the files alone.
+
+    Args:
+        name: A folder (or one with the files in its subfolder ``adapter``), a file, or a name on the hub.
+        pattern: Of the names that count, at their end.
+        axis: Return the length of this axis instead.
+
+    Raises:
+        ValueError: There are no files in safetensors' format on this machine.
+    """
+    place = Path(bundled.resolve(name))
+    found = downloaded(name) if not place.exists() else None
+    folder = place if found is None else found.parent
+    folder = folder / "adapter" if (folder / "adapter").is_dir() else folder
+    files = [folder] if folder.is_file() else sorted(folder.glob("*.safetensors"))
+    if not files or any(file.suffix != ".safetensors" for file in files):
+        raise ValueError(f"{name!r}: there are no files in safetensors' format on this machine: download them first")
+    sizes: dict[str, int] = {}
+    for file in files:
+        with file.open("rb") as stream:
+            tensors = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        for key, stored in tensors.items():
+            if key != "__metadata__" and re.search(f"{pattern}$", key):
+                sizes[key] = math.prod(stored["shape"]) if axis is None else stored["shape"][axis]
+    return sizes
 
 
 def downloaded(name: str) -> Path | None:

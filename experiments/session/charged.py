@@ -39,7 +39,7 @@ def charge_memory(config: DictConfig, methods: Mapping[str, str]) -> None:
 
 def _pages(memory: float, served: Served, size: int, rows: int, length: int, name: str) -> int:
     fixed = served.memory(rows=rows, length=0)
-    per_page = size * (served.slots.per_position + served.drafter_slots.per_position)
+    per_page = size * served.per_position
     longest = -(-length // size)
     count = int((memory - fixed.total) // per_page)
     if count < longest:

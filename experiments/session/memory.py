@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from drafters.heads.eagle_files import TOKENS
 from drafters.heads.last_state import DEFAULT_SHAPE
 from experiments.config.job import in_sweep
 from experiments.config.sections import build, plain
-from experiments.planning.drafting import drafter_class, plan_drafter
+from experiments.planning.drafting import PARTS, class_of, drafter_class, plan_drafter
 from experiments.planning.formats import Formats, choose_formats, inflated
 from experiments.planning.memory import RunMemory
 from experiments.planning.sources import shape_of
@@ -23,7 +24,7 @@ from experiments.results.manifest import device_name
 from experiments.session.methods import methods_of
 from specdec import bundled
 from specdec.cache.pages import Paging
-from specdec.drafting.builders import ExpansionTree, TreeBuilder, tree_of
+from specdec.drafting.builders import ExpansionTree, StaticTree, TreeBuilder, tree_of
 from specdec.engine.engine import DEFAULT_MAX_LENGTH
 from specdec.engine.recording import as_on_gpu, records_rounds
 from specdec.execution.packing import can_pack
@@ -82,7 +83,9 @@ def _planned(config: DictConfig, methods: Mapping[str, str | None]) -> RunMemory
         unknown += [] if known else [name]
         if each.config.engine.optimize:
             copies[each.target] = here.copies(here.shape, here.formats.precision)
-            copies[name] = here.copies(served[name].drafter, served[name].drafter_precision)
+            # Weights that are the target's have its copies.
+            parts = [each for each in served[name].drafting if each.weights is None]
+            copies[name] = sum(here.copies(each.shape, each.precision) for each in parts)
     limit = min(shared.shape.max_length or DEFAULT_MAX_LENGTH, DEFAULT_MAX_LENGTH)
     memory = RunMemory(
         target=shared.name,
@@ -159,23 +162,20 @@ class _Here:
             section: That of its drafter; None for plain decoding.
         """
         drafter = {} if section is None else plain(config, section)
-        nodes, shown = (0, None) if section is None else _nodes(config, section, drafter)
         planned, known = None, True
         try:
-            part = drafter["model"] if isinstance(drafter.get("model"), Mapping) else drafter  # of two, the model
-            planned = plan_drafter(part, self.shape, self.formats, target_name=self.name)
+            planned = plan_drafter(drafter, self.shape, self.formats, target_name=self.name)
         except ValueError:
             known = False
-        model = None if planned is None else planned.model
         longest = (planned.longest if planned is not None else None) or 0
+        nodes, shown = (0, []) if section is None else _nodes(config, section, drafter, longest or None)
+        models = () if planned is None else planned.memory_of(shown)
         cache = plain(config, "engine")["cache"] or {}
         served = Served(
             shape=self.shape,
             precision=self.formats.precision,
-            drafter=None if model is None else model.shape,
-            drafter_precision=None if model is None else model.precision,
+            helpers=models,
             drafted=nodes if nodes >= 0 else longest,
-            shown=shown if planned is None or planned.shown is None else planned.shown,
             states=cache.get("states", Paging.states) if cache.get("shared") else 0,
             prefill_chunk=plain(config, "engine")["prefill_chunk"],
         )
@@ -195,32 +195,41 @@ class _Here:
         return 2.0 * weights if self.half else stored
 
 
-def _nodes(config: DictConfig, section: str, options: Mapping[str, Any]) -> tuple[int, int | None]:
-    """Returns how many nodes a drafter may draft, and how many positions its own cache has for nodes.
+def _nodes(config: DictConfig, section: str, options: Mapping[str, Any], heads: int | None) -> tuple[int, list[int]]:
+    """Returns how many nodes a drafter may draft, and the positions for nodes of every cache of its models.
 
     The first is below 0 where that follows from a head's files.
+
+    Args:
+        heads: How many tokens the files of its head can draft, as far as they say.
     """
     owner = drafter_class(options)
     if owner is None:
-        return 0, None
-    if not str(options["_target_"]).endswith(".from_pretrained"):
-        parts = [f"{section}.{part}" for part in ("lookup", "model") if isinstance(options.get(part), Mapping)]
-        if not parts:
-            made = build(config, section)  # a look-up, or the target itself: nothing is loaded
-            return made.max_nodes, 1 + made.shown if owner == "SelfDrafter" else None
-        found = [_nodes(config, part, plain(config, part)) for part in parts]
+        return 0, []
+    kind = class_of(options)
+
+    def places(tree: TreeBuilder) -> list[int]:
+        return [] if kind.runs == "nothing" else [kind.shown(tree) if hasattr(kind, "shown") else 0]
+
+    parts = [f"{section}.{part}" for part in PARTS if isinstance(options.get(part), Mapping)]
+    if parts:
+        found = [_nodes(config, part, plain(config, part), heads) for part in parts]
+        shown = [places for _, own in found for places in own]
         counts = [nodes for nodes, _ in found]
-        return (max(counts) if owner == "ChoiceDrafter" else sum(counts)), found[-1][1]
+        if owner == "StagedDrafter":  # all stages draft as deep as the first one
+            return counts[0], [StaticTree(counts[0]).max_shown + 1 for _ in shown]
+        return (max(counts) if owner == "ChoiceDrafter" else sum(counts)), shown
+    if not str(options["_target_"]).endswith(".from_pretrained"):
+        made = build(config, section)  # a look-up, or the target itself: nothing is loaded
+        return made.max_nodes, places(made.tree) if hasattr(made, "tree") else []
     shape = options.get("shape")
     if owner == "BlockDrafter" and shape is None:
-        return -1, None
-    usual = {"EagleDrafter": ExpansionTree(), "PEagleDrafter": TOKENS}.get(owner, DEFAULT_SHAPE)
+        return -1, [0]
+    usual: Any = {"EagleDrafter": ExpansionTree(), "PEagleDrafter": heads or TOKENS}.get(owner, DEFAULT_SHAPE)
+    if hasattr(kind, "usual_tree"):
+        usual = kind.usual_tree(SimpleNamespace(num_heads=heads or DEFAULT_SHAPE.max_depth))
     tree: TreeBuilder = tree_of(usual if shape is None else instantiate(shape) if isinstance(shape, Mapping) else shape)
-    if owner in ("EagleDrafter", "MTPDrafter"):
-        return tree.max_nodes, max(tree.max_shown, tree.max_depth + 1)
-    if owner in ("PARDDrafter", "PEagleDrafter"):
-        return tree.max_nodes, 2 * (tree.max_depth + 1)
-    return tree.max_nodes, 1 + tree.max_shown
+    return tree.max_nodes, places(tree)
 
 
 def _dtype(asked: Any, stored: PreTrainedConfig, device: torch.device) -> str:

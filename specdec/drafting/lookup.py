@@ -55,6 +55,8 @@ class RatedSession(Session):
 class RatedDrafter(Drafter):
     """A drafter whose sessions rate their drafts. ``ChoiceDrafter`` asks whether its draft or a model's is better."""
 
+    runs = "nothing"
+
     @abstractmethod
     def bind(self, target: Target, sizes: Sizes) -> RatedSession:
         """See ``Drafter.bind``."""

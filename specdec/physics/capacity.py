@@ -77,6 +77,35 @@ def activation_bytes(shape: ModelShape, precision: Precision, *, tokens: int, lo
 
 
 @dataclass(frozen=True, kw_only=True)
+class Drafting:
+    """A model that drafts for another one.
+
+    Attributes:
+        shape: The model.
+        precision: Bytes of its numbers.
+        shown: Positions for nodes that a row of its cache has beyond its length.
+        weights: Bytes of weights that nobody else has; None for all of its shape's.
+    """
+
+    shape: ModelShape
+    precision: Precision
+    shown: int
+    weights: float | None = None
+
+    @property
+    def weight_bytes(self) -> float:
+        """The bytes that its weights take."""
+        return weight_bytes(self.shape, self.precision) if self.weights is None else self.weights
+
+    @property
+    def slots(self) -> SlotMemory:
+        """Its cache. In recurrent layers the last token is a node, too."""
+        state = state_bytes_per_row(self.shape, self.precision)
+        per_position = kv_bytes_per_position(self.shape, self.precision)
+        return SlotMemory(per_position=per_position, drafted=self.shown, per_row=3 * state, per_node=state)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Served:
     """A model, or a model and its drafter, as it is to be served.
 
@@ -85,6 +114,7 @@ class Served:
         precision: Bytes of its numbers.
         drafter: The drafting model; None without one.
         drafter_precision: Bytes of its numbers; None for the target's.
+        helpers: Further models that draft.
         drafted: Drafted nodes per row: positions that a row of the cache has beyond its length.
         shown: The same for the drafter's cache; None for as many.
         states: States that are kept for shared beginnings; with any, every row has one more, at its last page boundary.
@@ -98,6 +128,7 @@ class Served:
     precision: Precision
     drafter: ModelShape | None = None
     drafter_precision: Precision | None = None
+    helpers: tuple[Drafting, ...] = ()
     drafted: int = 0
     shown: int | None = None
     states: int = 0
@@ -113,19 +144,19 @@ class Served:
             rows: Rows, which is how many slots there are.
             length: Committed positions of a row, at most.
         """
-        own, theirs = self.slots, self.drafter_slots
-        kept, drafting = (replace(each, drafted=0).bytes(rows=rows, length=length) for each in (own, theirs))
-        held = own.bytes(rows=rows, length=length) + theirs.bytes(rows=rows, length=length)
+        slots = [self.slots, *(each.slots for each in self.drafting)]
+        kept, *drafting = (replace(each, drafted=0).bytes(rows=rows, length=length) for each in slots)
+        held = sum(each.bytes(rows=rows, length=length) for each in slots)
         activations, nodes = self.activations, rows * (self.drafted + 1)
         if activations is None:
             tokens = max(self.prefill_chunk, nodes)
             activations = activation_bytes(self.shape, self.precision, tokens=tokens, logits=nodes)
         return Memory(
             weights=weight_bytes(self.shape, self.precision),
-            drafter=self._of_drafter(weight_bytes),
+            drafter=sum(each.weight_bytes for each in self.drafting),
             kv=kept + self.states * state_bytes_per_row(self.shape, self.precision),
-            drafter_kv=drafting,
-            scratch=held - kept - drafting,
+            drafter_kv=sum(drafting),
+            scratch=held - kept - sum(drafting),
             activations=activations,
             overhead=self.overhead,
         )
@@ -143,15 +174,21 @@ class Served:
         )
 
     @property
-    def drafter_slots(self) -> SlotMemory:
-        """The drafter's cache; nothing without a drafter. In recurrent layers the last token is a node, too."""
-        state = self._of_drafter(state_bytes_per_row)
-        return SlotMemory(
-            per_position=self._of_drafter(kv_bytes_per_position),
-            drafted=self.drafted if self.shown is None else self.shown,
-            per_row=3 * state,
-            per_node=state,
+    def drafting(self) -> tuple[Drafting, ...]:
+        """All models that draft."""
+        if self.drafter is None:
+            return self.helpers
+        first = Drafting(
+            shape=self.drafter,
+            precision=self.drafter_precision or self.precision,
+            shown=self.drafted if self.shown is None else self.shown,
         )
+        return first, *self.helpers
+
+    @property
+    def per_position(self) -> float:
+        """Bytes of a position of a row, in all caches."""
+        return self.slots.per_position + sum(each.slots.per_position for each in self.drafting)
 
     def most_rows(self, memory: float, *, length: int) -> int:
         """Return how many slots of a length there is room for; 0 if there is none.
@@ -182,7 +219,7 @@ class Served:
             page: Positions per page.
         """
         positions = mean_length + self.drafted + 1 + (page - 1) / 2
-        per_row = positions * (self.slots.per_position + self.drafter_slots.per_position) + self.slots.per_row
+        per_row = positions * self.per_position + self.slots.per_row
 
         def fits(rows: int) -> bool:
             fixed = self.memory(rows=rows, length=0)
@@ -190,10 +227,6 @@ class Served:
             return held + rows * per_row <= memory
 
         return largest(fits)
-
-    def _of_drafter(self, count: Callable[[ModelShape, Precision], float]) -> float:
-        """Return a number of bytes of the drafter; 0 without one."""
-        return 0.0 if self.drafter is None else count(self.drafter, self.drafter_precision or self.precision)
 
 
 @dataclass(frozen=True, kw_only=True)
