@@ -15,11 +15,7 @@ from experiments.session.policies import paced
 
 
 def accuracy(config: DictConfig) -> list[Figures]:
-    """Evaluate the configuration's method and plain decoding; print and write what comes of it.
-
-    Raises:
-        ValueError: lm-eval is not installed, a task does not exist or may not run, or there is nothing to compare.
-    """
+    """Evaluate the configuration's method and plain decoding; print and write what comes of it."""
     try:
         from experiments.grading.harness import SpecdecLM, evaluate
     except ImportError as error:

@@ -13,11 +13,7 @@ from experiments.training.bundled import HYBRID, TARGET, install, target_for
 
 
 def bundle(config: DictConfig) -> None:
-    """Train and install the models that the configuration names.
-
-    Raises:
-        ValueError: A training or an installation failed.
-    """
+    """Train and install the models that the configuration names."""
     out, work = Path(config.out), Path(config.work)
     blank = work / "blank"
     for name in plain(config, "models"):

@@ -24,11 +24,7 @@ _TEXT = "def area(self):\n    return self.width * self.height\n\n\nclass Square(
 
 
 def calibrate(config: DictConfig) -> CalibratedRounds:
-    """Calibrate by a checked configuration, print what was found, and write it.
-
-    Raises:
-        ValueError: The grid does not fit the model, or what was measured is faster than physics.
-    """
+    """Calibrate by a checked configuration, print what was found, and write it."""
     settle(config)
     drafts = config.drafter.get("_target_") is not None
     check_components(config, {"": "drafter"} if drafts else {}, ("target", "verifier", "sampling"))
@@ -64,11 +60,7 @@ def calibrate(config: DictConfig) -> CalibratedRounds:
 
 
 def plan_of(config: DictConfig, target: Target, drafter: Drafter | None) -> Plan:
-    """Returns what is measured: the grid as far as the model has room for it, the drafter's largest tree included.
-
-    Raises:
-        ValueError: The model has no room for any context.
-    """
+    """Returns what is measured: the grid as far as the model has room for it, the drafter's largest tree included."""
     grid, held_out = plain(config, "grid"), plain(config, "held_out")
     drafted = {*grid["drafted"]} | ({drafter.max_nodes} if drafter is not None else set())
     room = target.max_length - max(*drafted, *held_out["drafted"]) - 1

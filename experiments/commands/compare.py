@@ -14,11 +14,7 @@ from experiments.results.runs import find_folders, load_run
 
 
 def compare(config: DictConfig) -> list[Row] | list[LoadRun]:
-    """Compare the configuration's runs; print and write the table, the figures and the pictures.
-
-    Raises:
-        ValueError: There is no such run, or the runs differ in what they should share.
-    """
+    """Compare the configuration's runs; print and write the table, the figures and the pictures."""
     folders = find_folders(listed(config, "runs"))
     of_load = [folder for folder in folders if is_study(folder)]
     if of_load:

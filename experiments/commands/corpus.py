@@ -13,11 +13,7 @@ from specdec.target.loading import load_tokenizer
 
 
 def corpus(config: DictConfig) -> Corpus:
-    """Make the corpus of a checked configuration, write it, say what it holds, and return it.
-
-    Raises:
-        ValueError: There is no such file or tokenizer, or the corpus is there already.
-    """
+    """Make the corpus of a checked configuration, write it, say what it holds, and return it."""
     quiet_hub()
     out = Path(config.out).expanduser()
     if out.exists() and not config.overwrite:

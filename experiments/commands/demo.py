@@ -164,11 +164,7 @@ def _timed(contender: Contender, job: Job, sampling: SamplingParams) -> tuple[fl
 
 
 def _give_tree(config: DictConfig, methods: dict[str, str]) -> None:
-    """Give every method that drafts trees the settings of ``drafter``, which ``tree=…`` makes.
-
-    Raises:
-        ValueError: A setting is none that such a method has.
-    """
+    """Give every method that drafts trees the settings of ``drafter``, which ``tree=…`` makes."""
     given = plain(config, "drafter")
     for section in methods.values() if given else ():
         component, _ = component_of(config, section)

@@ -22,11 +22,7 @@ from specdec import bundled
 
 
 def export(config: DictConfig) -> list[Path]:
-    """Export the drafter of a checked configuration, print what it is and how it is served, and return the files.
-
-    Raises:
-        ValueError: There is no such drafter, or the format cannot say what it is.
-    """
+    """Export the drafter of a checked configuration, print what it is and how it is served, and return the files."""
     quiet_hub()
     source = typed(Source, plain(config, "drafter"), "drafter")
     folder = Path(config.out).expanduser()

@@ -29,11 +29,7 @@ _DEEPEST = 7
 
 
 def inspect_drafter(config: DictConfig) -> Inspection:
-    """Inspect the drafter of a checked configuration, and print facts, acceptance by depth, and the verdict.
-
-    Raises:
-        ValueError: There is no drafter, or none with a trained head, or it does not load, or does not fit the target.
-    """
+    """Inspect the drafter of a checked configuration, and print facts, acceptance by depth, and the verdict."""
     settle(config)
     check_components(config, {"": "drafter"}, ("target",))
     options = plain(config, "drafter")

@@ -64,9 +64,6 @@ def load(config: DictConfig) -> list[LoadRun]:
 
     An interrupted study goes on run by run (``resume=true``): a run is a method at a rate, and one that has not ended
     begins again.
-
-    Raises:
-        ValueError: A setting is wrong, or a limit cannot be kept by any request.
     """
     ranks.check_replicas(config.replicas)
     folder = Path(config.out)

@@ -29,11 +29,7 @@ class Load:
 
 
 def plan_loads(config: DictConfig, seed: int) -> tuple[list[Load], list[Planned]]:
-    """Return the arrivals at every rate, and the requests, of which lower counts take the first.
-
-    Raises:
-        ValueError: A trace cannot be read, nothing arrives, or workload and arrivals do not fit.
-    """
+    """Return the arrivals at every rate, and the requests, of which lower counts take the first."""
     arrival: Arrivals = build(config, "arrival")
     workload: Workload = build(config, "workload")
     recorded = arrival.recorded if isinstance(arrival, Trace) else None

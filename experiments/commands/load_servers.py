@@ -42,11 +42,7 @@ def check_servers(config: DictConfig) -> None:
 
 
 def server_alone(config: DictConfig) -> Contender:
-    """Return the method of ``engine=openai``. Of the target, only the tokenizer is loaded.
-
-    Raises:
-        ValueError: No server answers, or there is no tokenizer.
-    """
+    """Return the method of ``engine=openai``. Of the target, only the tokenizer is loaded."""
     options = dict(plain(config, "engine"))
     options.pop("max_batch_size", None)  # is our engine's: how many a server decodes together is its own setting
     server: Any = build(OmegaConf.create({"engine": options}), "engine")
@@ -63,11 +59,7 @@ def server_alone(config: DictConfig) -> Contender:
 
 
 def clients_of(contenders: Sequence[Contender]) -> dict[str, Client]:
-    """Return the clients of all contenders that are servers, by method.
-
-    Raises:
-        ValueError: A contender is something else than a server or our engine.
-    """
+    """Return the clients of all contenders that are servers, by method."""
     found = {}
     for each in contenders:
         if isinstance(each.engine, OpenAIServer):

@@ -43,11 +43,7 @@ DENSE = "traces.safetensors"
 
 
 def play_virtual(config: DictConfig, clock: Clock, methods: Mapping[str, str]) -> list[LoadRun]:
-    """Play plain decoding and the configuration's methods under the same load in virtual time, and report it.
-
-    Raises:
-        ValueError: A setting is wrong, or traces or costs are missing or do not fit.
-    """
+    """Play plain decoding and the configuration's methods under the same load in virtual time, and report it."""
     bootstrap, terms = bootstrap_of(config), Terms.of(plain_whole(config))
     if config.get("memory") is not None:
         raise ValueError(
@@ -168,9 +164,6 @@ def virtual_engine(method: Method, clock: Clock, traces: Dense | None, engine: E
         clock: Where costs are.
         traces: What is accepted; None for plain decoding.
         engine: A real engine to be like; None for the configuration's settings alone.
-
-    Raises:
-        ValueError: The policy cannot be replayed, or costs or traces are missing or not deep enough.
     """
     config, costs = method.config, clock.costs_of(method.name)
     section = method.policy if traces is not None else None
@@ -306,9 +299,6 @@ def beside(
     """Record the traces of a load's requests; returns what virtual time makes of it, with the same arrivals.
 
     With ``clock=record`` the traces are all, and nothing is returned.
-
-    Raises:
-        ValueError: A drafter cannot be recorded, or costs are missing or were measured under other conditions.
     """
     traces = record_traces(engines, asked, Path(config.out))
     if clock.mode == RECORD:

@@ -40,9 +40,6 @@ def replay_runs(
     Args:
         out: Folder for ``replay.md``, ``.csv``, ``.json``, ``.png`` and the folder ``reach``.
         baseline: Name of the rule that differences are over.
-
-    Raises:
-        ValueError: A folder has no trace, or no rule fits.
     """
     manifests = [read_manifest(folder) for folder in folders]
     done: list[Figures] = []

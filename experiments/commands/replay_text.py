@@ -19,11 +19,7 @@ from specdec.target.loading import load_tokenizer
 
 
 def replay_text(config: DictConfig) -> list[Figures]:
-    """Replay the configuration's drafters over its texts; print tables, and write them with a picture.
-
-    Raises:
-        ValueError: There is no such file or tokenizer, a drafter needs the target's model, or no text has an answer.
-    """
+    """Replay the configuration's drafters over its texts; print tables, and write them with a picture."""
     bootstrap = bootstrap_of(config)
     if config.threads is not None:
         torch.set_num_threads(config.threads)

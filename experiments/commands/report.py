@@ -14,11 +14,7 @@ from experiments.session.token_texts import texts_of_run
 
 
 def report(config: DictConfig) -> Path:
-    """Write the report on the configuration's runs, and return its path.
-
-    Raises:
-        ValueError: There is no such run, or one is a study of load.
-    """
+    """Write the report on the configuration's runs, and return its path."""
     path = Path(config.out)
     folders = find_folders(listed(config, "runs"))
     for folder in folders:

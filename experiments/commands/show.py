@@ -19,11 +19,7 @@ from experiments.tracing.outputs import outputs_of
 
 
 def show(config: DictConfig) -> None:
-    """Print the outputs that a checked configuration names.
-
-    Raises:
-        ValueError: There is no such run, prompt, method or round.
-    """
+    """Print the outputs that a checked configuration names."""
     folder = Path(config.run)
     jobs = runs_at(config.run) or [folder]
     if len(jobs) > 1:

@@ -42,11 +42,7 @@ _KINDS: dict[str, type] = {"head": TrainedHead, "loss": Loss, "weights": Weights
 
 
 def train(config: DictConfig) -> Path:
-    """Train a head, and return the folder of its best weights.
-
-    Raises:
-        ValueError: Something in the configuration does not fit, or the training diverged.
-    """
+    """Train a head, and return the folder of its best weights."""
     folder = Path(config.out)
     resumed = begun(config, kind="training", begins=MANIFEST, elsewhere=["device"]) is not None
     settle(config)

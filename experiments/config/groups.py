@@ -60,11 +60,7 @@ def sections(group: str, given: Any, searchpath: Sequence[str] | None = None) ->
 
 
 def labelled(group: str, given: list[Any]) -> dict[str, DictConfig]:
-    """Several components of one group by the ``label`` of their entries, or else as ``sections`` calls them.
-
-    Raises:
-        ValueError: As ``sections``, or two have the same label.
-    """
+    """Several components of one group by the ``label`` of their entries, or else as ``sections`` calls them."""
     entries = [dict(entry) if isinstance(entry, Mapping) else entry for entry in given]
     labels = [entry.pop("label", None) if isinstance(entry, dict) else None for entry in entries]
     found: dict[str, DictConfig] = {}

@@ -40,7 +40,8 @@ _shown: list[str] = []  # the errors of this process
 class Command:
     """A command NAME: ``conf/NAME.yaml``, and ``experiments.commands.NAME.NAME``, which does the work.
 
-    Called with a configuration, it checks the settings, and only then imports what does the work.
+    Called with a configuration, it checks the settings, and only then imports what does the work. Whatever is wrong
+    with its input is a ValueError of one sentence; functions of ``experiments.commands`` pass on those of what they call.
 
     Attributes:
         rewrite: Puts the words of the command line into words that Hydra takes, or raises ValueError.

@@ -57,9 +57,6 @@ def ladders(
         first rung and as the ``last`` one with all others, where methods of the run show it. ``shared`` ingredients.
         ``headline``: the last rung over the first. ``product_of_alone``: that ratio if ingredients multiplied.
         ``same_law`` and ``other_law``: the product of the rungs' ratios that leave the law as it is, and of the others.
-
-    Raises:
-        ValueError: A method of the order has no records, or as ``check_ladder``.
     """
     check_ladder(ingredients, order)
     frame = frame_of(outputs)

@@ -117,11 +117,7 @@ def new_engine(config: DictConfig, target: Target, drafter: Drafter | None, veri
 def accounted(
     contenders: Sequence[Contender], target: Target, costs: CalibratedRounds | None, path: str
 ) -> list[Contender]:
-    """The methods with what works out their calls; other engines than ours have none.
-
-    Raises:
-        ValueError: The costs are of another device, dtype or model.
-    """
+    """The methods with what works out their calls; other engines than ours have none."""
     found = []
     for each in contenders:
         if not isinstance(each.engine, Engine):
@@ -149,11 +145,7 @@ def better_peaks(before: Mapping[str, float], target: Target) -> Mapping[str, fl
 
 
 def _targets(methods: Sequence[Method]) -> dict[str, Target]:
-    """The targets of methods, by their settings.
-
-    Raises:
-        ValueError: One cannot be loaded, or has no tokenizer.
-    """
+    """The targets of methods, by their settings."""
     made: dict[str, Target] = {}
     for each in methods:
         if each.target not in made:
