@@ -110,12 +110,11 @@ class Plan:
     def served(self) -> Served:
         """Target and drafter, as memory sees them."""
         asked = self.asked
-        model = None if asked.drafter is None else asked.drafter.model
+        drafter = asked.drafter
         return Served(
             shape=asked.shape,
             precision=asked.precision,
-            drafter=None if model is None else model.shape,
-            drafter_precision=None if model is None else model.precision,
+            helpers=() if drafter is None else drafter.memory_of([self.longest] * len(drafter.running)),
             drafted=0 if asked.drafter is None else self.longest,
             prefill_chunk=asked.prefill_chunk,
         )
