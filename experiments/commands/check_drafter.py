@@ -20,7 +20,7 @@ from specdec.target.target import Target
 
 
 def check_drafter(config: DictConfig) -> list[Finding]:
-    """Try the drafter of a checked configuration, and print a line per check and the verdict; a failed one is an error."""
+    """Try the drafter of a checked configuration; print a line per check and the verdict. A failed one is an error."""
     settle(config)
     check_components(config, {"": "drafter"}, ("target", "sampling"))
     name = config.drafter.get("_target_")

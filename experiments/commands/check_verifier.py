@@ -20,7 +20,7 @@ NARROW = 80
 
 
 def check_verifier(config: DictConfig) -> list[Figures]:
-    """Try the verifier of a checked configuration on every case that it takes, and print the verdict; an error if it is wrong."""
+    """Try the verifier of a checked configuration on every case that it takes; a wrong promise is an error."""
     rule: Verifier = build(config, "verifier")
     if rule is None:
         raise ValueError("verifier._target_=None: name the rule to check, verifier=NAME or verifier._target_=…")

@@ -41,7 +41,7 @@ class Command:
     """A command NAME: ``conf/NAME.yaml``, and ``experiments.commands.NAME.NAME``, which does the work.
 
     Called with a configuration, it checks the settings, and only then imports what does the work. Whatever is wrong
-    with its input is a ValueError of one sentence; functions of ``experiments.commands`` pass on those of what they call.
+    with its input is a ValueError of one sentence, which the functions of ``experiments.commands`` let through.
 
     Attributes:
         rewrite: Puts the words of the command line into words that Hydra takes, or raises ValueError.
