@@ -42,7 +42,7 @@ KINDS = ("dflash", "dspark", "dflash2", "xpress")
 PROJECTORS = ("dflash", "dspark", "domino", "dflash2")
 """SpecForge's and modelopt's."""
 
-_PREFIX = re.compile(r"(?:model|logit_head)\.")
+_PREFIX = re.compile(r"(?:model|logit_head|domino_head)\.")
 _FLAT = re.compile(r"(?=(?:markov_w[12]|gate_proj|joint_proj)\.)")
 """Where the names of modelopt's Markov heads lack what stands before those of all others."""
 _IGNORED = re.compile(r"(?:.*\.)?rotary_emb\.inv_freq|verifier_(?:lm_head|norm)\.weight")
@@ -122,8 +122,10 @@ def _described(
             layers["sliding_window"] = whole(f"{name}: its sliding_window", layers["sliding_window"], least=1) + 1
         key = key if stored.get(key) is not None else f"eagle_{key}"
         sliding = not stored.get("sliding_window_non_causal", kind == "dflash2")
+        anchored = stored.get("sample_from_anchor", kind == "dspark" or stored.get("projector_type") == "domino")
+        anchored = anchored if stored.get("shift_label") is None else stored["shift_label"]
         return layers, {
-            **_stored_block(name, stored, shifted=bool(stored.get("sample_from_anchor", kind == "dspark"))),
+            **_stored_block(name, stored, shifted=bool(anchored)),
             "hidden_layers": _ids(name, stored, key),
             **_sight(layers, full=False, sliding=sliding, from_root=True),
         }

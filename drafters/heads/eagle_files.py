@@ -137,6 +137,8 @@ def _eagle3(checkpoint: Checkpoint, tensors: dict[str, Tensor], hidden_layers: t
     name, stored, ours = checkpoint.name, checkpoint.config, checkpoint.json(OURS) or {}
     layers = section(name, stored, "transformer_layer_config") or stored
     first = "midlayer." if any(key.startswith("midlayer.") for key in tensors) else "layers.0."
+    if any("kv_a_proj" in key for key in tensors):
+        raise ValueError(f"{name} has layers with latent attention (MLA): give a head with q_proj, k_proj and v_proj")
     config = config_of(name, layers, tensors, first)
     width = config.hidden_size
     embeddings, marks = tensors.get("embed_tokens.weight"), tensors.get("t2d")
@@ -220,7 +222,7 @@ def layers_of(
 
     The key's name decides what a number means. ``target_layer_ids`` are outputs of layers. With
     ``eagle_aux_hidden_state_layer_ids``, published checkpoints mean inputs (2, N/2, N-3) or outputs (1, N/2-1, N-4); a
-    first number of 1 tells.
+    first number of 1 tells, but for speculators, whose numbers are always inputs.
 
     Raises:
         ValueError: What it names are no numbers.
@@ -236,7 +238,8 @@ def layers_of(
     if not ids:
         return None
     ids = wholes(f"{said} {key}", ids, remedy)
-    return tuple(layer + (ids[0] == 1) for layer in ids)
+    outputs = ids[0] == 1 and stored.get("speculators_model_type") is None
+    return tuple(layer + outputs for layer in ids)
 
 
 def _flag(stored: Mapping[str, Any], ours: Mapping[str, Any], key: str) -> bool:

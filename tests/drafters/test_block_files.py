@@ -288,6 +288,15 @@ def test_more_layouts_are_read_than_written(tmp_path: Path, target: Target) -> N
     head = head_for(target, **settings)
     old = {f"logit_head.{key}" if "gru" in key or "proj.2" in key else key: t for key, t in tensors_of(head).items()}
     assert_same(load_block(written(tmp_path / "old", config, old)), head, target)
+    inner = config["dflash_config"]
+    for shift in (None, True, False):  # speculators' Domino, of the type "dflash"; shifted unless it says otherwise
+        head = head_for(target, **(settings | {"shifted": shift is not False}))
+        own = ("prefix_gru.", "embed_proj.")
+        named = {f"domino_head.{key}" if key.startswith(own) else key: t for key, t in tensors_of(head).items()}
+        given = LAYOUTS["speculators' DFlash"][1] | inner | {"shift_label": shift}
+        given.pop("sample_from_anchor")
+        assert_same(load_block(written(tmp_path / "theirs", given, named)), head, target)
+    head = head_for(target, **settings)
     head.save_pretrained(tmp_path / "own")
     assert_same(load_block(tmp_path / "own"), head, target)
 

@@ -167,6 +167,7 @@ def test_deepspecs_files_load(tmp_path: Path) -> None:
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 16, 29]}}, (2, 16, 29)),
         ({"eagle_aux_hidden_state_layer_ids": [2, 16, 29]}, (2, 16, 29)),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 15, 28]}}, (2, 16, 29)),
+        ({"speculators_model_type": "eagle3", "eagle_aux_hidden_state_layer_ids": [1, 15, 28]}, (1, 15, 28)),
         ({"target_layer_ids": [1, 15, 28]}, (2, 16, 29)),
         ({"target_layer_ids": [-1, 15, 28]}, (0, 16, 29)),
         ({"target_layer_ids": [2, 15, 28], "eagle_aux_hidden_state_layer_ids": [1, 2, 3]}, (3, 16, 29)),

@@ -203,6 +203,8 @@ def as_deepspec(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         ("eagle3.1", without("fc_norm.1.weight"), r"fc_norm\.1\.weight is missing$"),
         ("eagle3", lambda c, t: [t.pop(name) for name in list(t) if name != "t2d"], "is no EAGLE head"),
         ("eagle3", without("lm_head.weight"), "32 tokens .* no lm_head.weight"),
+        ("eagle3", has("midlayer.self_attn.kv_a_proj_with_mqa.weight", 4, 64), r"latent attention \(MLA\)"),
+        ("eagle3", has("parallel_draft_heads.0.medusa_layers.0.linear.weight", 32, 32), r"parallel_draft_heads\.0"),
         ("eagle3", as_deepspec, r"layers\.0\.hidden_norm\.weight is missing$"),
         ("eagle3", cut("lm_head.weight"), "31 columns, and d2t or t2d names 32 tokens"),
         ("eagle3", lambda c, t: t["d2t"].add_(torch.arange(len(t["d2t"]))), "d2t holds tokens"),
