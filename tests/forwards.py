@@ -120,3 +120,14 @@ def drafted(session: Session, batch: Batch) -> DraftTree:
     """The proposal of a session, as an engine asks for it."""
     session.prepare(batch)
     return session.propose(batch)
+
+
+def inner_paths(tree: DraftTree, row: int) -> dict[int, list[int]]:
+    """The tokens from the root to every node of a row that has valid children, by the node."""
+    parents, found = tree.parents[row].tolist(), dict[int, list[int]]()
+    for node in sorted({parents[i] for i in range(1, tree.width) if tree.valid[row, i]}):
+        found[node], at = [], node
+        while at >= 0:
+            found[node].insert(0, int(tree.tokens[row, at]))
+            at = parents[at]
+    return found

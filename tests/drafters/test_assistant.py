@@ -21,6 +21,7 @@ from specdec.engine.engine import Engine
 from specdec.interfaces import Round, Sizes
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
+from tests.forwards import inner_paths
 from tests.gemma4 import KINDS, VOCAB, assistant, gemma
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
@@ -117,12 +118,7 @@ def test_every_node_of_a_tree_has_its_own_path_s_law(attention: str) -> None:
 
     def look(known: list[int], seen: Round, row: int) -> None:
         tree = seen.tree
-        parents = tree.parents[row].tolist()
-        for node in sorted({parents[i] for i in range(1, tree.width) if tree.valid[row, i]}):
-            path, at = [], node
-            while at >= 0:
-                path.insert(0, int(tree.tokens[row, at]))
-                at = parents[at]
+        for node, path in inner_paths(tree, row).items():
             assert tree.draft_probs is not None
             wanted = law(target, model, known, 0, path)
             found.append(torch.allclose(tree.draft_probs[row, node], wanted, atol=1e-5, rtol=0))

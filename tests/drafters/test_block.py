@@ -26,7 +26,7 @@ from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 from specdec.topology import Topology
 from specdec.types import DraftSampling, Outcome
-from tests.forwards import drafted, outcome_of, slots_of
+from tests.forwards import drafted, inner_paths, outcome_of, slots_of
 from tests.models import tiny_model
 
 VOCAB, HIDDEN = 64, 32
@@ -428,14 +428,9 @@ def test_q_is_conditioned_on_the_branch(target: Target, kind: str) -> None:
             places, count = bound_head.place_head, head.config.tokens
             logits = output.logits[:, -count:]
             known, first = places.prepare(output.hidden_states[-1], count, torch.tensor([7]))
-            parents = tree.parents[row].tolist()
-            for node in {parent for parent in parents if parent >= 0}:
-                path, at = [], node
-                while at >= 0:
-                    path.append(int(tree.tokens[row, at]))
-                    at = parents[at]
+            for node, path in inner_paths(tree, row).items():
                 state, found = first, torch.zeros(1)
-                for place, token in enumerate(path[::-1]):
+                for place, token in enumerate(path):
                     above = {"hidden": known[:, place], "state": state}
                     above["embeds"] = bound_head.embed_tokens(torch.tensor([token]))
                     found, state = places(logits[:, place], torch.tensor([token]), place, **above)

@@ -27,6 +27,7 @@ from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from tests.components import TREE, eagle_head, mtp_head, wide
 from tests.drafters import pairs
+from tests.forwards import inner_paths
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
 from tests.verifiers.cases import complete
@@ -83,12 +84,7 @@ def compared(engine: Engine, model, reference: Reference) -> Iterator[list[tuple
         for row, request in enumerate(seen.requests):
             if request is None:
                 continue
-            parents = tree.parents[row].tolist()
-            for node in sorted({parents[i] for i in range(1, tree.width) if tree.valid[row, i]}):
-                path, at = [], node
-                while at > 0:
-                    path.insert(0, int(tree.tokens[row, at]))
-                    at = parents[at]
+            for node, (_, *path) in inner_paths(tree, row).items():
                 wanted = law_after(model, reference, [*request.prompt_ids, *request.output_ids], path)
                 found.append((len(path), torch.allclose(tree.draft_probs[row, node], wanted, atol=2e-4, rtol=0)))
 

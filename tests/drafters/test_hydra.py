@@ -20,7 +20,7 @@ from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from tests.components import hydra_heads
 from tests.drafters import pairs
-from tests.forwards import drafted, outcome_of, slots_of
+from tests.forwards import drafted, inner_paths, outcome_of, slots_of
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
 from verifiers import RejectionVerifier
@@ -61,12 +61,7 @@ def test_every_node_is_scored_from_its_own_path(target: Target) -> None:
     assert tree.draft_probs is not None
     apart, compared = 0.0, 0
     for row, state in enumerate((hidden[0, 3], hidden[1, 1])):
-        parents = tree.parents[row].tolist()
-        for node in {parent for parent in parents if parent >= 0}:
-            path, at = [], node
-            while at >= 0:
-                path.insert(0, int(tree.tokens[row, at]))
-                at = parents[at]
+        for node, path in inner_paths(tree, row).items():
             wanted = law(weights, state, embeddings, path)
             torch.testing.assert_close(tree.draft_probs[row, node], wanted, rtol=1e-4, atol=1e-5)
             others = [(token + 1) % VOCAB for token in path]
@@ -145,12 +140,7 @@ def agreements(target: Target, heads: HydraHeads, weights: dict[str, Tensor], re
                 continue
             known = [*request.prompt_ids, *request.output_ids]
             state = read(model(torch.tensor([known[:-1]]), output_hidden_states=True).hidden_states[-1][0])[-1]
-            parents = seen.tree.parents[row].tolist()
-            for node in sorted({parents[i] for i in range(1, seen.tree.width) if seen.tree.valid[row, i]}):
-                path, at = [], node
-                while at >= 0:
-                    path.insert(0, int(seen.tree.tokens[row, at]))
-                    at = parents[at]
+            for node, path in inner_paths(seen.tree, row).items():
                 wanted = law(weights, state, embeddings, path)
                 found.append(torch.allclose(seen.tree.draft_probs[row, node], wanted, atol=2e-4, rtol=0))
 

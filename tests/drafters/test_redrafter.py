@@ -18,7 +18,7 @@ from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from specdec.types import DraftSampling
 from tests.components import recurrent_head
-from tests.forwards import drafted, outcome_of, slots_of
+from tests.forwards import drafted, inner_paths, outcome_of, slots_of
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
 
@@ -120,12 +120,7 @@ def test_every_node_is_drawn_from_the_law_of_its_own_path(
     assert tree.draft_probs is not None
     apart = 0.0
     for row, state in enumerate((hidden[0, 2], hidden[1, 0])):
-        parents = tree.parents[row].tolist()
-        for node in {parent for parent in parents if parent >= 0}:
-            path, at = [], node
-            while at >= 0:
-                path.insert(0, int(tree.tokens[row, at]))
-                at = parents[at]
+        for node, path in inner_paths(tree, row).items():
             wanted = (law(weights, state, embeddings, path) / 0.7).softmax(-1)
             torch.testing.assert_close(tree.draft_probs[row, node], wanted, rtol=1e-3, atol=1e-5)
             others = (law(weights, state, embeddings, [(path[0] + 1) % VOCAB, *path[1:]]) / 0.7).softmax(-1)
