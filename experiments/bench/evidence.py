@@ -2,11 +2,12 @@
 
 Each study is a command of ``experiments`` in a process of its own, kept in ``work``; what is complete there is not run
 again. Its pictures are copied into ``images``; its table, if it has one, replaces what stands between the study's two
-marks in its page. Use an idle machine: only ``heads``, ``ceiling``, ``markov_trees``, ``which_drafter``, ``grammars``,
-``hybrid`` and what needs training are about lengths, which do not depend on load.
+marks in its page. Use an idle machine: only ``heads``, ``ceiling``, ``markov_trees``, ``grammars``, ``hybrid`` and
+what needs training are about lengths, which do not depend on load.
 """
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -57,8 +58,8 @@ def _experiment(name: str, page: Path, caption: str, *, sweep: bool = False) -> 
 
 
 def _lengths(asked: str, page: Path, caption: str, *, sweep: bool = False) -> Study:
-    """Return an experiment of tokens per round alone (``experiments.reporting.lengths``)."""
-    name = asked.split()[0]
+    """Return an experiment of tokens per round alone (``experiments.reporting.lengths``); of several, the first."""
+    name = re.split(r"[\[, \]]+", asked.strip("[]"))[0]
     return Study(f"experiments.run experiment={asked}", {name: "lengths"}, sweep, page, "lengths.md", [caption])
 
 
@@ -83,6 +84,12 @@ TRAINED = {
     "backbone": _lengths("backbone", RESULTS, "Tokens per round of every head on the backbone, by rule and shape"),
     "data_policy": _lengths("data_policy", RESULTS, "Tokens per round by what a head was trained on"),
     "losses": _lengths("losses", RESULTS, "Tokens per round by loss and rule"),
+    "which_drafter": _lengths(
+        "[which_drafter,trained_heads]",
+        WHICH,
+        "Tokens per round of every drafter, by text and temperature",
+        sweep=True,
+    ),
 }
 """These need heads that are trained before: their files in ``conf/experiment`` say how."""
 STUDIES = {
@@ -114,9 +121,6 @@ STUDIES = {
     ),
     "ingredients": _experiment(
         "ingredients", RESULTS, "Tokens per second of every rung, and every ingredient by itself"
-    ),
-    "which_drafter": _lengths(
-        "which_drafter", WHICH, "Tokens per round of every drafter, by text and temperature", sweep=True
     ),
     "grammars": _lengths("grammars", RESULTS, "Tokens per round of drafts under a grammar's mask and free", sweep=True),
     "hybrid": _lengths("hybrid", RESULTS, "Tokens per round on two targets, with either head", sweep=True),
@@ -164,7 +168,7 @@ def block(study: Study, folder: Path) -> str:
     if study.text is None:
         return "\n\n".join([methods_document(load_run(folder)).rstrip(), *pictures])
     text = (folder / study.text).read_text(encoding="utf-8").rstrip()
-    return "\n\n".join([f"`python -m {study.asked}`: {text}", *pictures])
+    return "\n\n".join([f"`python -m {shlex.join(study.asked.split())}`: {text}", *pictures])
 
 
 def placed(page: str, name: str, text: str) -> str:

@@ -133,13 +133,20 @@ def made_with(run: Run, *others: Run) -> str:
     facts = [
         f"{' and '.join(names)}{cost}",
         manifest["dtype"],
-        " and ".join(dict.fromkeys(map(dataset_name, (run, *others)))),
+        _together([*dict.fromkeys(map(dataset_name, (run, *others)))]),
         f"{config['sampling']['max_new_tokens']} new tokens",
         f"batch {config['engine']['max_batch_size']}",
         f"{manifest['threads']} thread{'s' if manifest['threads'] != 1 else ''} of {manifest['device']}",
         f"commit {commit_of(manifest)}",
     ]
     return f"{', '.join(facts)}. Brackets are {run.summary.confidence:.0%} intervals over prompts."
+
+
+def _together(datasets: Sequence[str]) -> str:
+    """Several datasets in words: ``stdlib and text, each 12 prompts, seed 0``."""
+    names, facts = zip(*(each.split(", ", 1) for each in datasets), strict=True)
+    alike = len(names) > 1 and len(set(facts)) == 1
+    return f"{' and '.join(names)}, each {facts[0]}" if alike else " and ".join(datasets)
 
 
 def drafting_share(method: MethodSummary) -> float | None:

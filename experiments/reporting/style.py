@@ -201,7 +201,7 @@ def rows_plot(
             dots(axes, moved, index, name, numbers=numbers)
         baseline(axes, vertical=True)
         axes.set_xlabel(label)
-        axes.margins(x=0.14)
+        axes.margins(x=0.08 + 0.05 * len(panels))  # a narrow panel has less room for its last number
         axes.grid(axis="x")
         for row in range(len(names) - 1):
             axes.axhline(row + 0.5, color=SEPARATOR, linewidth=0.6)
