@@ -10,7 +10,7 @@ import pytest
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from experiments.run import main
+import experiments.run
 from specdec.engine.engine import Engine
 
 Configure = Callable[..., DictConfig]
@@ -48,8 +48,8 @@ def invoke(*arguments: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     return launched(f"hydra.run.dir={tmp_path / 'hydra'}", *arguments, monkeypatch=monkeypatch)
 
 
-def launched(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    """The exit code of a run or of a sweep in this process; a sweep's folder is among its arguments."""
+def launched(*arguments: str, monkeypatch: pytest.MonkeyPatch, main: Callable[[], None] = experiments.run.main) -> int:
+    """The exit code of a command or of a sweep in this process; a sweep's folder is among its arguments."""
     monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
     try:
         main()

@@ -6,17 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from omegaconf import DictConfig
 
 from drafters.heads.block import BlockHead
 from drafters.heads.eagle import Eagle3Head
 from drafters.heads.eagle_files import save_eagle
-from drafters.heads.mtp import MTPHead
 from drafters.heads.mtp_files import save_mtp
 from experiments.export import export
 from specdec.target.target import Target
 from tests.components import eagle_head, markov_head, medusa_heads, perturbed, wide
+from tests.drafters.test_mtp import head_of
 from tests.models import tiny_model
 
 Configure = Callable[..., DictConfig]
@@ -67,14 +66,6 @@ def eagle3_of(target: Target, **options: Any) -> Eagle3Head:
     return wide(Eagle3Head.for_target(target.model, **given), 1.5)
 
 
-def module_of(target: Target, **options: Any) -> MTPHead:
-    head = wide(MTPHead.for_target(target.model, **options), 1.5)
-    for name, parameter in head.named_parameters():
-        if "norm" in name:
-            parameter.data.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(parameter.numel()))
-    return head
-
-
 def block_of(target: Target, **options: Any) -> BlockHead:
     given = {"layers": 1, "block_size": 4, "hidden_layers": (1, 3)} | options
     head = BlockHead.for_target(target.model, **given).eval()
@@ -92,7 +83,7 @@ WRITE: dict[str, Callable[[Target, Path], object]] = {
     "eagle": lambda target, folder: save_eagle(eagle_head(target.model), folder),
     "eagle3": lambda target, folder: save_eagle(eagle3_of(target), folder),
     "peagle": lambda target, folder: save_eagle(eagle3_of(target, mask_token_id=5, tokens=4, layers=2), folder),
-    "mtp": lambda target, folder: save_mtp(module_of(target, hidden_first=True), folder),
+    "mtp": lambda target, folder: save_mtp(head_of(target.model, hidden_first=True), folder),
     "dflash": lambda target, folder: block_of(target).save_pretrained(folder),
     "dspark": lambda target, folder: markov_head(target.model).save_pretrained(folder),
     "lm": lambda target, folder: perturbed(target.model, 0.1).save_pretrained(folder),

@@ -15,7 +15,8 @@ from drafters.heads.eagle_files import save_eagle
 from experiments.exporting.kinds import kind_of
 from specdec.target.target import Target
 from tests.drafters import pairs
-from tests.experiments.exporting.conftest import IDS, VOCAB, Export, block_of, eagle3_of, module_of
+from tests.drafters.test_mtp import head_of
+from tests.experiments.exporting.conftest import IDS, VOCAB, Export, block_of, eagle3_of
 from tests.models import tiny_model
 
 SPECULATORS = {
@@ -68,7 +69,7 @@ def test_a_module_for_vllm_has_the_embedding_first(
     weights = pairs.under(load_file(out / "model.safetensors"), "mtp_layers.0.")
     halves = weights["input_proj.weight"].chunk(2, dim=1)
     weights["input_proj.weight"] = torch.cat(halves[::-1], dim=1)  # the reference has MiMo's order
-    bound = module_of(target, hidden_first=True).bound(target.model)
+    bound = head_of(target.model, hidden_first=True).bound(target.model)
     generator = torch.Generator().manual_seed(0)
     tokens, state = torch.randint(0, VOCAB, (1, 5), generator=generator), torch.randn(1, 5, 32, generator=generator)
     embeds = target.model.get_input_embeddings()(tokens)[0]

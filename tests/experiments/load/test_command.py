@@ -1,18 +1,16 @@
 """The whole command on tiny models: what it plays, leaves, and keeps when somebody interrupts it."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra.core.hydra_config import HydraConfig
 
 from experiments.load.__main__ import load, main
 from experiments.load.run import DONE, UNFINISHED, load_runs
 from experiments.session.charged import charge_memory
 from specdec.engine.engine import Engine
-from tests.experiments.runs import Configure
+from tests.experiments.runs import Configure, launched
 
 QUICK = ["drafter=ngram", "method=ngram", "requests=6", "arrival.rate=500", "title=false"]
 SMALL = ["workload.classes.chat={input: 12, output: 6, spread: 0.5, users: 2}"]
@@ -85,10 +83,7 @@ def test_an_interruption_keeps_all_that_was_seen(
 
     monkeypatch.setattr(Engine, "step", interrupted)
     words = [f"hydra.run.dir={tmp_path / 'hydra'}", *tiny, *QUICK, *SMALL]
-    monkeypatch.setattr(sys, "argv", ["load", *words])
-    with pytest.raises(SystemExit, match="130"):
-        main()
-    HydraConfig.instance().cfg = None
+    assert launched(*words, monkeypatch=monkeypatch, main=main) == 130
     runs = {run.method: run for run in load_runs(tmp_path / "out")}
     assert (runs["plain"].requests.outcome == DONE).all() and UNFINISHED in set(runs["ngram"].requests.outcome)
     assert "BROKEN OFF" in (tmp_path / "out" / "load.md").read_text() and "interrupted" in capsys.readouterr().err

@@ -2,12 +2,10 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra.core.hydra_config import HydraConfig
 
 from experiments.commands.compare import compare
 from experiments.commands.load import load
@@ -17,6 +15,7 @@ from experiments.load.run import LoadRun, load_runs
 from experiments.load.studies import Study, merged
 from tests.experiments.conftest import composed
 from tests.experiments.made_runs import made
+from tests.experiments.runs import launched
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -163,18 +162,6 @@ def test_other_folders_are_refused(study: Path, tmp_path: Path) -> None:
         _compared(empty, tmp_path / "out")
 
 
-def sweep(folder: Path, *given: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    """The exit code of a sweep in this process."""
-    monkeypatch.setattr(sys, "argv", ["load.py", "-m", *given, f"hydra.sweep.dir={folder}"])
-    try:
-        main()
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    finally:
-        HydraConfig.instance().cfg = None
-    return 0
-
-
 LAUNCHERS = {
     "basic": [],
     "joblib": ["hydra/launcher=processes"],
@@ -193,7 +180,8 @@ def test_a_sweep_of_studies_ends_with_one_table(
     if extra != "basic":
         pytest.importorskip(f"hydra_plugins.hydra_{extra}_launcher", reason=f"the extra {extra} is not installed")
     given = [*words(saved), "rates=[200]", "overload.waiting=2,0", *LAUNCHERS[extra]]
-    assert sweep(tmp_path / "sweep", *given, monkeypatch=monkeypatch) == 1
+    given += ["-m", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    assert launched(*given, monkeypatch=monkeypatch, main=main) == 1
     shown = capfd.readouterr()
     assert "error: 1 of 2 jobs failed: error.txt of 1 in" in shown.err
     assert (tmp_path / "sweep" / "1" / "error.txt").read_text().startswith("overload.waiting=0: ")
