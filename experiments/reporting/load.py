@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.load.figures import by_class, figures_of, knee
-from experiments.load.pays import pays
 from experiments.load.run import LoadRun
 from experiments.reporting import terminal
 from experiments.reporting.cells import NOTHING, number, percent, three_digits
 from experiments.reporting.formats import document, write_texts
-from experiments.reporting.load_pays import pays_plot, pays_table
+from experiments.reporting.load_pays import pays, pays_plot, pays_table
 from experiments.reporting.load_plots import PLOTS, X, classes_plot
 from experiments.reporting.load_timeline import write_timeline
 from experiments.reporting.requests import milliseconds
