@@ -168,7 +168,8 @@ class TrainedLM(TrainedHead):
     def _made(self, target: Target) -> PreTrainedModel:
         self.tokenizer = target.tokenizer
         if self.name is not None:
-            model = load(self.name, dtype="float32", device="cpu").model
+            drafter = ModelDrafter.from_pretrained(self.name, dtype="float32", device=target.device)
+            model = drafter.model_for(target)
         else:
             given: Any = target.model.config.get_text_config(decoder=True)
             special = {key: getattr(given, key, None) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}

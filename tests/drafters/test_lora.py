@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from tokenizers import Tokenizer, models
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from drafters.heads.training import TargetStates, TextBatch
 from drafters.lora import TrainedLora
@@ -91,6 +92,12 @@ def test_what_cannot_be_adapted_is_refused(base: str) -> None:
         TrainedLora(name=base, layers=["lm_head"]).begin(target, None)
     with pytest.raises(ValueError, match=r"head\.rank=0"):
         TrainedLora(name=base, rank=0)
+    words = Tokenizer(models.WordLevel({str(token): token for token in range(VOCAB)}))
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(base)
+    letters = Tokenizer(models.WordLevel({chr(97 + token): token for token in range(VOCAB)}))
+    other = Target(target.model, PreTrainedTokenizerFast(tokenizer_object=letters), name="letters")
+    with pytest.raises(ValueError, match="base has another vocabulary than the target letters"):
+        TrainedLora(name=base).begin(other, None)
     other = Target(tiny_model(vocab_size=VOCAB + 8), name="wide")
     with pytest.raises(ValueError, match=rf"the head has {VOCAB} tokens and the target wide has {VOCAB + 8}"):
         TrainedLora(name=base).begin(other, None)
