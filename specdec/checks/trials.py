@@ -150,10 +150,8 @@ class Trials:
             dtype = dtype_name(self.stage.target.dtype)
             return f"in {dtype}, results differ with the size of a batch: try it with the target in float32"
         if self._rounds_to is not None:
-            return (
-                f"quantized weights round to {dtype_name(self._rounds_to)} here, so that q differs a little with the "
-                f"size of a batch, and is still what was drawn: compare drafts without quantization"
-            )
+            rounded = dtype_name(self._rounds_to)
+            return f"quantized weights round to {rounded}, by the batch's size: compare drafts without quantization"
         if self.stage.adapts:
             return "the drafter says adapts=True: its drafts may depend on other requests and on earlier rounds"
         return None
@@ -171,7 +169,7 @@ class Trials:
 
     def same_seed(self) -> str:
         """Decode two requests alone, twice."""
-        if self._rounds_apart is not None and not self.stage.adapts:
+        if self._rounds_apart is not None and self._rounds_to is None and not self.stage.adapts:
             raise NotApplicable(self._rounds_apart)
         self._alone = self._each_alone()
         so = "a second run with the same seed drafts otherwise (take random numbers from specdec.random)"
