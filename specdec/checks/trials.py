@@ -150,8 +150,10 @@ class Trials:
             dtype = dtype_name(self.stage.target.dtype)
             return f"in {dtype}, results differ with the size of a batch: try it with the target in float32"
         if self._rounds_to is not None:
-            rounded = dtype_name(self._rounds_to)
-            return f"quantized weights round to {rounded}, by the batch's size: compare drafts without quantization"
+            return (
+                f"quantized layers round to {dtype_name(self._rounds_to)}, so that results differ with the size of a "
+                f"batch: try it without quantization"
+            )
         if self.stage.adapts:
             return "the drafter says adapts=True: its drafts may depend on other requests and on earlier rounds"
         return None

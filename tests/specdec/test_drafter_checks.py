@@ -151,7 +151,7 @@ def test_drafts_of_quantized_weights_are_not_compared_between_batches(quantized:
     if quantized is None:
         assert {each.status for each in apart} == {Status.PASSED}
     else:
-        assert all("quantized weights round to bfloat16" in each.detail for each in apart)
+        assert all("quantized layers round to bfloat16" in each.detail for each in apart)
         tried = ("greedy outputs", "same seed, same drafts", "recorded rounds")
         assert {found[name].status for name in tried} == {Status.PASSED}
 
