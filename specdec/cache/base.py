@@ -159,7 +159,7 @@ class Cache(OwnLayout, ABC):
     positions: int
     segments: tuple[Segment, ...]
     bytes_per_position: int
-    length_used: bool
+    length_used: bool = False
     quantized: bool = False
     states: States | None = None
 
@@ -219,6 +219,19 @@ class Cache(OwnLayout, ABC):
     def cells(self, stored: Tensor, slot: int, positions: slice | Int[Tensor, " key"]) -> Tensor:
         """Return some positions of a slot, ``[kv_head, key, ...]``, of a tensor that ``stored`` has returned."""
         return stored[slot][:, positions]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Returns 0, which a model must not rely on: every row has its own length, and positions and masks are given.
+
+        Models call this before they look at the positions they were given, which is harmless. If a layer calls it, it
+        wants to use the length (``length_used``).
+        """
+        self.length_used |= layer_idx > 0
+        return 0
+
+    @property
+    def is_initialized(self) -> bool:
+        return True
 
     def read_segment(self, layer: int, segment: Segment) -> tuple[Tensor, Tensor]:
         """Returns the keys and values that attention may see of one of the ``segments``."""

@@ -52,7 +52,6 @@ class QuantizedSlotCache(Cache):
         check_device(format, device)
         self.format, self.quantized = format, True
         self.slots, self.max_length, self.positions = max_batch_size, max_length, max_length + max_nodes
-        self.length_used = False
         codes = {layer: replace(shape, dtype=torch.int8) for layer, shape in shapes.items()}
         scales = {layer: replace(shape, key_dim=1, value_dim=1, dtype=torch.float32) for layer, shape in shapes.items()}
         kept = [*codes.values(), *scales.values(), *(indexers or {}).values()]
@@ -134,17 +133,8 @@ class QuantizedSlotCache(Cache):
         """Write ``[batch, node, dim]`` and return all that the indexer may choose from."""
         return self._codes.update_indexer(indexer_key_states, layer_idx)
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """See ``SlotCache.get_seq_length``."""
-        self.length_used |= layer_idx > 0
-        return 0
-
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return self._codes.get_mask_sizes(query_length, layer_idx)
-
-    @property
-    def is_initialized(self) -> bool:
-        return True
 
     @property
     def tensors(self) -> list[Tensor]:

@@ -57,7 +57,6 @@ class SlotCache(Cache):
         self.slots = max_batch_size
         self.max_length = max_length
         self.positions = max_length + max_nodes
-        self.length_used = False
         kept = [*shapes.values(), *indexers.values()]
         self.bytes_per_position = sum(shape.bytes_per_position for shape in kept)
         self._check_memory(kept, device)
@@ -240,21 +239,8 @@ class SlotCache(Cache):
             return kept[self.segments[0].slots].narrow(1, 0, self.length)
         return kept.index_select(0, self._batch.slots.to(kept.device)).narrow(1, 0, self.length)
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Returns 0, which a model must not rely on: every row has its own length, and positions and masks are given.
-
-        Models call this before they look at the positions they were given, which is harmless. If a layer calls it, it
-        wants to use the length (``length_used``).
-        """
-        self.length_used |= layer_idx > 0
-        return 0
-
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return self.length, 0
-
-    @property
-    def is_initialized(self) -> bool:
-        return True
 
     @property
     def tensors(self) -> list[Tensor]:
