@@ -40,11 +40,7 @@ def now(device: torch.device) -> float:
 def begin(
     engine: Engine, prompts: Sequence[Sequence[int]], sampling: Sequence[SamplingParams], *, speculate: bool = True
 ) -> tuple[list[int], int]:
-    """Submit prompts and play until every request has had a round; return their ids, and the tokens emitted so far.
-
-    Raises:
-        ValueError: A request ends with an error.
-    """
+    """Submit prompts and play until every request has had a round; return their ids, and the tokens emitted so far."""
     pairs = zip(prompts, sampling, strict=True)
     ids = [engine.submit(list(prompt), own, speculate=speculate) for prompt, own in pairs]
     missing, emitted = set(ids), 0
@@ -57,11 +53,7 @@ def begin(
 
 
 def time_round(engine: Engine) -> dict[str, float]:
-    """Play one round of the running requests and return what it took; see ``TimedRound``.
-
-    Raises:
-        ValueError: A request ends with an error.
-    """
+    """Play one round of the running requests and return what it took; see ``TimedRound``."""
     device = engine.target.device
     start = now(device)
     steps = engine.step()

@@ -46,11 +46,7 @@ Comparison = tuple[str, float | None, Callable[[], object], Callable[[], object]
 
 
 def comparisons(options: Options, device: torch.device, open_until: ExitStack) -> Iterator[Comparison]:
-    """Yield every workload beside plain decoding on the same engine, or beside itself in the other checkout.
-
-    Raises:
-        ValueError: There is no checkout, or it cannot play a workload.
-    """
+    """Yield every workload beside plain decoding on the same engine, or beside itself in the other checkout."""
     workloads = chosen(options.only)
     if options.against is None:
         for name, workload in workloads.items():

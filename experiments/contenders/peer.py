@@ -75,11 +75,7 @@ class Peer(OtherEngine):
 
     @abstractmethod
     def prepared(self, folder: Path) -> dict[str, Any]:
-        """Write the target to a folder, and return what the worker is told besides.
-
-        Raises:
-            ValueError: It cannot decode with this target.
-        """
+        """Write the target to a folder, and return what the worker is told besides."""
 
     def environment(self, python: Path) -> dict[str, str]:
         """Environment variables besides those of this process, for its Python."""

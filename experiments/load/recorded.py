@@ -73,11 +73,7 @@ class Trace(Arrivals):
 
     @cached_property
     def recorded(self) -> Recorded:
-        """The requests in the window, the first of which comes at 0.
-
-        Raises:
-            ValueError: The file cannot be read, is empty or unsorted, or a row is malformed.
-        """
+        """The requests in the window, the first of which comes at 0."""
         found = read(_bundled().get(self.path, Path(self.path).expanduser()))
         if self.window is not None:
             found = found.rows((found.times >= self.window[0]) & (found.times < self.window[1]))

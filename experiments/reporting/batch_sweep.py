@@ -25,11 +25,7 @@ _RING: dict[str, Any] = {"linestyle": "none", "marker": "o", "markerfacecolor": 
 
 
 def report_batch_sweep(runs: Sequence[Run], folder: Path) -> list[Figures]:
-    """Print the table and the sentences, and write them with the picture and the figures into a folder.
-
-    Raises:
-        ValueError: No method has figures at two batch sizes.
-    """
+    """Print the table and the sentences, and write them with the picture and the figures into a folder."""
     found = curves(runs)
     if not found:
         raise ValueError(

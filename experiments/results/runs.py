@@ -66,11 +66,7 @@ def load_run(folder: Path) -> Run:
 
 
 def records_of(folder: Path) -> list[Record]:
-    """The records of a run.
-
-    Raises:
-        ValueError: There are none, or a line is not a record.
-    """
+    """The records of a run."""
     path = folder / RECORDS
     records = read_records(path) if path.is_file() else []
     if not records:

@@ -9,11 +9,7 @@ from specdec.target.spelling import token_bytes
 
 
 def texts_of_run(folder: Path, manifest: Mapping[str, Any], tokens: Collection[int]) -> dict[int, bytes]:
-    """The texts of a run's tokens; those that nobody can tell are left out, and are shown as their ids.
-
-    Raises:
-        ValueError: The file of texts is damaged.
-    """
+    """The texts of a run's tokens; those that nobody can tell are left out, and are shown as their ids."""
     texts = read_token_texts(folder)
     missing = set(tokens) - texts.keys()  # all of an older run, and some of one that was killed and went on
     if missing:

@@ -83,11 +83,7 @@ OutputKey = tuple[str, float, str, int, int]
 
 
 def read_rounds(folder: Path, wanted: Callable[[OutputKey], bool]) -> dict[OutputKey, list[DraftedRound]]:
-    """The rounds of some outputs of a run, in their order.
-
-    Raises:
-        ValueError: The run has no trace, or a shard is damaged.
-    """
+    """The rounds of some outputs of a run, in their order."""
     found: dict[OutputKey, list[DraftedRound]] = {}
     for shard in read_trace(folder):
         for row, key in enumerate(shard.keys):

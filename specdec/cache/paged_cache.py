@@ -26,11 +26,7 @@ class PagedCache(SlotCache):
     that is longer than any draft. A slot without a request has nothing else.
 
     Args:
-        shapes: One shape per layer that stores keys and values.
         paging: The size and the number of pages. All other arguments: see ``SlotCache``.
-
-    Raises:
-        ValueError: The cache does not fit into the device's free memory.
     """
 
     def __init__(

@@ -28,7 +28,6 @@ class QuantizedSlotCache(Cache):
     float32 factor per layer, slot, position and head. The keys of indexers are kept as they are.
 
     Args:
-        shapes: One shape per layer that stores keys and values.
         format: How numbers are stored.
         paging: The size and the number of pages; None for rows. All other arguments: see ``SlotCache``.
 

@@ -50,11 +50,7 @@ def main(arguments: Sequence[str], console: Console | None = None) -> int:
 
 
 def parse(arguments: Sequence[str]) -> tuple[bool, torch.device]:
-    """Returns whether to be quick, and the device.
-
-    Raises:
-        ValueError: An argument is not understood.
-    """
+    """Returns whether to be quick, and the device."""
     quick, device = False, resolve_device("auto")
     for argument in arguments:
         name, _, value = argument.partition("=")

@@ -79,11 +79,7 @@ class Intake:
         return self._request(prompt, sampling, arrived, speculate=speculate)
 
     def matcher(self, sampling: SamplingParams, *, speculate: bool) -> Matcher | None:
-        """Returns what follows a request's output in its grammar; None without one.
-
-        Raises:
-            ValueError: The grammar cannot be followed.
-        """
+        """Returns what follows a request's output in its grammar; None without one."""
         if sampling.grammar is None:
             return None
         if speculate and self._can_speculate and not self._exact:
@@ -94,11 +90,7 @@ class Intake:
         return self._target.grammars.matcher(sampling.grammar, self._stop_ids(sampling))
 
     def adapter(self, sampling: SamplingParams) -> int:
-        """Returns the number of a request's adapter.
-
-        Raises:
-            ValueError: The target has none of this name.
-        """
+        """Returns the number of a request's adapter."""
         if self._target.adapters is not None:
             return self._target.adapters.number(sampling.adapter)
         if sampling.adapter is not None:

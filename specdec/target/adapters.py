@@ -122,11 +122,7 @@ class Adapters:
 
 
 def merge(model: PreTrainedModel, folder: str) -> PreTrainedModel:
-    """Returns the model with an adapter added to its weights.
-
-    Raises:
-        ValueError: peft is missing, or the adapter is none of this model's.
-    """
+    """Returns the model with an adapter added to its weights."""
     _read(model, folder)
     from peft import PeftModel
 
@@ -135,11 +131,7 @@ def merge(model: PreTrainedModel, folder: str) -> PreTrainedModel:
 
 
 def matrices(model: PreTrainedModel, folder: str) -> Matrices:
-    """Returns both matrices of every linear layer that an adapter changes, the second one scaled.
-
-    Raises:
-        ValueError: peft is missing, or it is no LoRA of linear layers of this model.
-    """
+    """Returns both matrices of every linear layer that an adapter changes, the second one scaled."""
     config, tensors = _read(model, folder)
     pairs = _pairs(model, folder, config, tensors)
     return {layer: (down, up * _scale(config, layer, len(down))) for layer, (down, up) in pairs.items()}

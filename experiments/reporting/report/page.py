@@ -40,9 +40,6 @@ def outputs_to_show(runs: Sequence[Run], max_prompts: int) -> tuple[list[list[Ou
     """The outputs of every run for the token view, and sentences on what is left out.
 
     ``max_prompts`` counts over all runs together; every run shows at least one, unless it is 0.
-
-    Raises:
-        ValueError: A file of records is damaged.
     """
     share = max(max_prompts // len(runs), min(max_prompts, 1))
     found, notes = [], []
