@@ -6,6 +6,7 @@ products are computed in one, and those of other adapters are multiplied by zero
 """
 
 import re
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -126,7 +127,9 @@ def merge(model: PreTrainedModel, folder: str) -> PreTrainedModel:
     _read(model, folder)
     from peft import PeftModel
 
-    merged: Any = PeftModel.from_pretrained(model, folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers for what it will rename
+        merged: Any = PeftModel.from_pretrained(model, folder)
     return merged.merge_and_unload()
 
 
