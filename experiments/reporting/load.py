@@ -148,7 +148,7 @@ def server_table(figures: Sequence[Figures]) -> Table:
         ("tokens per\ndrafted round", lambda found: number(found.mean_acceptance_length)),
         ("tokens\nper round", lambda found: number(found.server.tokens_per_round)),
         ("accepted at position 1, 2, …", lambda found: ", ".join(map(percent, found.server.acceptance_at)) or NOTHING),
-        ("queue\nms", lambda found: _queue(found.server.queue_seconds)),
+        ("queue\nms", lambda found: number(found.server.queue_seconds and 1000 * found.server.queue_seconds, 0)),
         ("tokens are", lambda found: found.server.tokens),
     ]
     notes = [
@@ -196,10 +196,6 @@ def sentences(figures: Sequence[Figures], report: LoadReport) -> list[str]:
             f"{'at least' if kept else 'LESS than'} the {report.spare:.0%} to spare"
         )
     return said
-
-
-def _queue(seconds: float | None) -> str:
-    return NOTHING if seconds is None else f"{1000 * seconds:.0f}"
 
 
 def _outputs(figures: Sequence[Figures]) -> list[str]:

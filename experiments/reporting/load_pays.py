@@ -109,12 +109,8 @@ def pays_plot(rows: Sequence[Figures], path: Path, subtitle: str, x: str) -> Pat
         return None
     figure = style.new_figure(style.PAGE, 3.0)
     panels = figure.subplots(1, 2, sharex=True)
-    for axes, name, text in zip(
-        panels,
-        ("tokens", "whole"),
-        ("further tokens (times plain)", "arrival to end (times plain)"),
-        strict=True,
-    ):
+    texts = {"tokens": "further tokens (times plain)", "whole": "arrival to end (times plain)"}
+    for axes, (name, text) in zip(panels, texts.items(), strict=True):
         for index, method in enumerate(methods):
             own = sorted((row for row in rows if row.method == method and row[name]), key=lambda row: row.rate)
             rates = [row.rate for row in own]

@@ -103,7 +103,11 @@ def report_validation(real: Sequence[LoadRun], virtual: Sequence[LoadRun], repor
     ]
     pairs = [Pair(made[0][key], made[1][key]) for key in made[0] if key in made[1]]
     slower = [run.facts.get("slower", 1.0) for run in virtual]
-    table, said = validation_table(pairs, report), [*_sentences(pairs), _machine(slower)]
+    machine = (
+        f"the machine took {min(slower):.2f} to {max(slower):.2f} times as long as when costs were calibrated (one row "
+        f"of plain decoding, before and after every run), and so does virtual time"
+    )
+    table, said = validation_table(pairs, report), [*_sentences(pairs), machine]
     console = terminal.console()
     terminal.show(console, table)
     terminal.say(console, *said)
@@ -149,13 +153,6 @@ def validation_table(pairs: Sequence[Pair], report: LoadReport) -> Table:
         pairs, columns, title=f"Virtual time against the engine: {report.title}", notes=notes,
         section=lambda pair: pair.real.rate,
     )  # fmt: skip
-
-
-def _machine(slower: Sequence[float]) -> str:
-    return (
-        f"the machine took {min(slower):.2f} to {max(slower):.2f} times as long as when costs were calibrated (one row "
-        f"of plain decoding, before and after every run), and so does virtual time"
-    )
 
 
 def _sentences(pairs: Sequence[Pair]) -> list[str]:

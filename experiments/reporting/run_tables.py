@@ -55,7 +55,7 @@ def run_table(summary: Summary, title: str) -> Table:
     for position in range(max((len(m.acceptance_by_position.rounds) for m in methods), default=0)):
         lines.append((f"accepted at {position + 1}: of all; if all before", _accepted_at(position)))
     for stage in dict.fromkeys(stage for method in methods for stage in method.stage_seconds):
-        lines.append((f"{stage}, ms per token", _milliseconds_of(stage)))
+        lines.append((f"{stage}, ms per token", lambda m, stage=stage: number(stage_milliseconds(m, stage), 3)))
     lines += [
         ("distinct 4-grams", lambda m: percent(m.distinct_4_gram_rate)),
         ("equal to plain decoding", equality),
@@ -286,11 +286,7 @@ def _accepted_at(position: int) -> Callable[[MethodSummary], str]:
     return cell
 
 
-def _milliseconds_of(stage: str) -> Callable[[MethodSummary], str]:
-    return lambda m: NOTHING if stage not in m.stage_seconds else number(stage_milliseconds(m, stage), 3)
-
-
 def stage_milliseconds(method: MethodSummary, stage: str) -> float | None:
-    """The wall time of a stage per emitted token; None where nothing was timed."""
+    """The wall time of a stage per emitted token; None where it was not timed."""
     tokens = (method.tokens_per_second or 0.0) * method.seconds
-    return 1000 * method.stage_seconds.get(stage, 0.0) / tokens if tokens else None
+    return 1000 * method.stage_seconds[stage] / tokens if tokens and stage in method.stage_seconds else None
