@@ -83,11 +83,7 @@ class Loaded(Where, Settings, total=False):
 
 
 def layers_given(hidden_layers: object) -> tuple[int, ...] | None:
-    """Returns the hidden states that a user asked for; None if none were.
-
-    Raises:
-        ValueError: They are no numbers.
-    """
+    """Returns the hidden states that a user asked for; None if none were. Raises ValueError: they are no numbers."""
     remedy = "give the numbers of hidden states, such as [2, 16, 29]"
     return None if hidden_layers is None else wholes("hidden_layers", hidden_layers, remedy)
 
@@ -226,11 +222,7 @@ class CausalDrafter(OwnModelDrafter):
 
     @abstractmethod
     def model_for(self, target: Target) -> PreTrainedModel:
-        """Returns the model that drafts for a target.
-
-        Raises:
-            ValueError: None does.
-        """
+        """Returns the model that drafts for a target. Raises ValueError: none does."""
 
     def bind(self, target: Target, sizes: Sizes) -> ScoredSession:
         """Allocate the model's cache."""

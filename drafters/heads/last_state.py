@@ -315,11 +315,7 @@ class TrainedHeads(TrainedHead):
         self.name, self.num_layers = name, num_layers
 
     def begin(self, target: Target, counts: Int[Tensor, " vocab"] | None) -> None:
-        """Make or load the heads, in float32.
-
-        Raises:
-            ValueError: Loaded heads are of another number or width.
-        """
+        """Make or load the heads, in float32. Raises ValueError: loaded heads are of another number or width."""
         output, kind = output_of(target.model), self.made.kind
         vocab_size, hidden_size = output.weight.shape
         if self.name is None:

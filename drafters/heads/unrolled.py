@@ -59,11 +59,7 @@ class TrainedFeatureHead(TrainedHead):
         """
 
     def begin(self, target: Target, counts: Int[Tensor, " vocab"] | None) -> None:
-        """Make the head, in float32.
-
-        Raises:
-            ValueError: The settings do not fit the target.
-        """
+        """Make the head, in float32. Raises ValueError: the settings do not fit the target."""
         self.head = head = self.make(target, most_frequent(counts, self.draft_columns)).float()
         AttentionInterface.register(ATTENTION, unrolled_attention)
         head.config._attn_implementation = ATTENTION

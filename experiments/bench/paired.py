@@ -115,11 +115,7 @@ class Checkout:
         self._process.wait()
 
     def play(self, workload: str) -> None:
-        """Play a workload once.
-
-        Raises:
-            ValueError: The checkout cannot play it.
-        """
+        """Play a workload once. Raises ValueError: the checkout cannot play it."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(workload + "\n")
         self._process.stdin.flush()

@@ -62,11 +62,7 @@ def check_settings(config: DictConfig, settings: type[Made]) -> Made:
 
 
 def plain(config: DictConfig, section: str) -> Any:
-    """A resolved section or value as Python's own types.
-
-    Raises:
-        ValueError: Something in it has no value.
-    """
+    """A resolved section or value as Python's own types. Raises ValueError: something in it has no value."""
     if OmegaConf.is_missing(config, section):
         raise ValueError(f"{section} has no value: give {section}=…")
     value = OmegaConf.select(config, section)

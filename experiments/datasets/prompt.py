@@ -48,11 +48,7 @@ class Dataset(Protocol):
         ...
 
     def load(self) -> list[Prompt]:
-        """All prompts.
-
-        Raises:
-            ValueError: There are none, or a file is missing or malformed.
-        """
+        """All prompts. Raises ValueError: there are none, or a file is missing or malformed."""
         ...
 
 

@@ -39,20 +39,12 @@ class Clock:
     workers = 1
 
     def costs_of(self, method: str) -> Costs:
-        """Return the costs of a method's rounds.
-
-        Raises:
-            ValueError: There are none, or their file cannot be read.
-        """
+        """Return the costs of a method's rounds. Raises ValueError: there are none, or their file cannot be read."""
         given = _own(self.costs, method, "costs")
         return PUBLISHED[given] if given in PUBLISHED else CalibratedRounds.load(given)
 
     def traces_of(self, method: str) -> Dense:
-        """Return a method's traces.
-
-        Raises:
-            ValueError: There are none, or their file cannot be read.
-        """
+        """Return a method's traces. Raises ValueError: there are none, or their file cannot be read."""
         return Dense.load(Path(_own(self.traces, method, "traces")))
 
 

@@ -27,11 +27,7 @@ class Study:
 
     @classmethod
     def read(cls, folder: Path) -> "Study":
-        """Return the study in a folder.
-
-        Raises:
-            ValueError: The folder holds none, or none of its runs has ended.
-        """
+        """Return the study in a folder. Raises ValueError: the folder holds none, or none of its runs has ended."""
         manifest, runs = read_manifest(folder), load_runs(folder)
         if not runs:
             raise ValueError(f"{folder} has no results: no run of that study has ended")

@@ -193,11 +193,7 @@ _USUAL = ("EagleDrafter", "PEagleDrafter", "MTPDrafter", "BlockDrafter", "Medusa
 
 
 def class_of(options: Mapping[str, Any]) -> Any:
-    """Return the class that a section ``drafter`` makes, imported.
-
-    Raises:
-        ValueError: There is none.
-    """
+    """Return the class that a section ``drafter`` makes, imported. Raises ValueError: there is none."""
     module, _, name = str(options["_target_"]).removesuffix(".from_pretrained").rpartition(".")
     try:
         return getattr(import_module(module), name)

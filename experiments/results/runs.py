@@ -43,11 +43,7 @@ class Run:
 
 
 def load_run(folder: Path) -> Run:
-    """Read a run.
-
-    Raises:
-        ValueError: The folder holds none, or none with a result, or one of another version.
-    """
+    """Read a run. Raises ValueError: the folder holds none, or none with a result, or one of another version."""
     manifest = read_manifest(folder)
     frame = frame_of(records_of(folder), folder.as_posix())
     try:

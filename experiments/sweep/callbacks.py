@@ -28,11 +28,7 @@ class SweepReport(Callback, ABC):
 
     @abstractmethod
     def report(self, folder: Path, config: DictConfig) -> None:
-        """Report on the jobs below a sweep's folder.
-
-        Raises:
-            ValueError: There is nothing to report on.
-        """
+        """Report on the jobs below a sweep's folder. Raises ValueError: there is nothing to report on."""
 
 
 class CompareJobs(SweepReport):
