@@ -9,11 +9,16 @@ from typing import Any, Unpack
 
 from transformers import PreTrainedModel
 
-from drafters.layers import checked, chosen_parts, layers_of, leave_out, search
+from drafters.layers import checked, chosen_parts, exits_early, layers_of, leave_out, search
 from drafters.own_model import CausalDrafter, Settings, twin_of
 from specdec.arguments import flag, shown
 from specdec.drafting.builders import AnyTree, tree_of
+from specdec.drafting.exit_scorer import ExitScorer
+from specdec.drafting.scored import ScoredSession
+from specdec.drafting.vocabulary import VocabularyMap
+from specdec.interfaces import Sizes
 from specdec.quantization import check_quantization, quantize
+from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 
 SEARCH = "give drafter.search={} to search for it, and write it there"
@@ -22,7 +27,9 @@ SEARCH = "give drafter.search={} to search for it, and write it there"
 class SelfDrafter(CausalDrafter):
     """Drafts with the target itself, without some of its layers, in fewer bits, or both.
 
-    It shares all weights with the target but those that are quantized, which every engine has a copy of.
+    It shares all weights with the target but those that are quantized, which every engine has a copy of. Where only the
+    last layers are left out, it reads and writes the target's cache (early exit: LayerSkip, Elhoushi et al. 2024, arXiv
+    2404.16710); otherwise it has one of its own.
 
     Args:
         skip: The layers and parts of layers that are left out: ``[4, 2.mlp, 8-31]``; layers are counted from 0. Or a
@@ -68,10 +75,35 @@ class SelfDrafter(CausalDrafter):
         """Returns a model of the target's layers, without those that are left out."""
         twin = twin_of(target.model)
         if self.skip is not None:
-            leave_out(twin, chosen_parts(twin, self._chosen(target)))
+            leave_out(twin, self._left_out(target))
         if self.quantization is not None:
             quantize(twin, self.quantization, check=self.quantization_check)
         return twin
+
+    def bind(self, target: Target, sizes: Sizes) -> ScoredSession:
+        """Draft over the target's cache if it has all that is needed; else allocate one."""
+        if not self._shares_cache(target, sizes.runner):
+            return super().bind(target, sizes)
+        assert sizes.runner is not None
+        runner = ModelRunner(
+            self.model_for(target),
+            max_batch_size=sizes.max_batch_size,
+            max_length=sizes.max_length,
+            attention=self.attention,
+            optimize=self.optimize,
+            cache=sizes.runner.cache,
+        )
+        columns = VocabularyMap(runner.vocab_size, target.vocab_size)
+        return ScoredSession(self, ExitScorer(runner), columns, target.device, sizes)
+
+    def _shares_cache(self, target: Target, runner: ModelRunner | None) -> bool:
+        """Returns whether what the model would store is what the target does, at places that its cache has."""
+        as_it_is = self.quantization is None and self.kv_cache is None and self.tree.max_shown <= self.max_nodes
+        stores_alike = as_it_is and runner is not None and runner.cache.states is None
+        return stores_alike and exits_early(target.model, self._left_out(target))
+
+    def _left_out(self, target: Target) -> list[str]:
+        return chosen_parts(target.model, self._chosen(target))
 
     def _chosen(self, target: Target) -> Sequence[str | int]:
         if self.file is None:

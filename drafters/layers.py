@@ -27,7 +27,7 @@ from specdec.requests import GREEDY_BELOW, SamplingParams
 from specdec.sampling import one_hot_argmax
 from specdec.target.target import Target
 
-_RANGE = re.compile(r"(\d+)-(\d+)")
+_RANGE = re.compile(r"(\d+)-(\d*)")
 _STEP = 8
 """A round of the search leaves out an eighth of what is still there."""
 
@@ -73,7 +73,7 @@ def parts_of(model: PreTrainedModel) -> dict[str, nn.Module]:
 
 
 def chosen_parts(model: PreTrainedModel, given: Collection[object]) -> list[str]:
-    """Returns the names of parts that are given by layer (``4``), by some layers (``4-7``) or by name (``2.mlp``).
+    """Returns the names of parts by what is given: a layer (``4``), some (``4-7``, ``4-``), or names (``2.mlp``).
 
     Raises:
         ValueError: There is no such part, or none would be left.
@@ -82,9 +82,10 @@ def chosen_parts(model: PreTrainedModel, given: Collection[object]) -> list[str]
     found = dict[str, None]()
     for entry in map(str, given):
         ends = _RANGE.fullmatch(entry)
-        layers = range(int(ends[1]), int(ends[2]) + 1) if ends else [entry]
+        end = int(ends[2] or last) if ends else last
+        layers = range(int(ends[1]), end + 1) if ends else [entry]
         some = [name for each in layers for name in parts if name == str(each) or name.startswith(f"{each}.")]
-        if not some or (ends and int(ends[2]) > last):
+        if not some or end > last:
             known = ", ".join(name.partition(".")[2] for name in parts if name.startswith("0."))
             raise ValueError(
                 f"skip: the {model.config.model_type} model has no {entry}: give layers from 0 to {last}, such as 2 or "
@@ -94,6 +95,14 @@ def chosen_parts(model: PreTrainedModel, given: Collection[object]) -> list[str]
     if len(found) == len(parts):
         raise ValueError(f"skip={list(given)} leaves nothing of the {last + 1} layers: keep a part of one at least")
     return list(found)
+
+
+def exits_early(model: PreTrainedModel, names: Collection[str]) -> bool:
+    """Returns whether the parts that are left out are those of the last layers, and nothing else."""
+    every = list(parts_of(model))
+    left = len(every) - len(names)
+    layers = [name.partition(".")[0] for name in every[left - 1 :]]
+    return {*every[left:]} == {*names} and layers[0] not in layers[1:]
 
 
 def leave_out(twin: PreTrainedModel, names: Collection[str]) -> None:

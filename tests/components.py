@@ -282,6 +282,9 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
     ),
     "slem": lambda target, distance=DISTANCE: text_drafter(3, **other_vocabulary(target, distance)),
     "self_chain_iid": lambda target, distance=DISTANCE: SelfDrafter(["1.mlp"], 3, sampling="iid"),
+    "exit_tree_without_replacement": lambda target, distance=DISTANCE: SelfDrafter(
+        ["1-"], TREE, sampling="without_replacement"
+    ),
     "quantized_chain_iid": lambda target, distance=DISTANCE: SelfDrafter(quantization="int4", sampling="iid", shape=3),
     "staged_chain_iid": lambda target, distance=DISTANCE: StagedDrafter(
         ModelDrafter(perturbed(target, distance), 3),

@@ -176,8 +176,9 @@ def held_by(engines: Sequence[Engine]) -> Figures:
     theirs = [part for part in drafting if isinstance(part, ModelRunner)]
     seen: set[int] = set()
     copies = {weight: size for each in [*own, *theirs] for weight, size in each.executor.copies().items()}
-    kv, nodes = _cache_bytes(runner.cache for runner in own)
-    drafter_kv, drafter_nodes = _cache_bytes(runner.cache for runner in theirs)
+    caches = [runner.cache for runner in own]
+    kv, nodes = _cache_bytes(caches)
+    drafter_kv, drafter_nodes = _cache_bytes(runner.cache for runner in theirs if runner.cache not in caches)
     found = Figures(
         weights=_bytes((tensor for runner in own for tensor in _tensors(runner.model)), seen),
         drafter=_bytes((t for p in drafting for t in _tensors(p.model if isinstance(p, ModelRunner) else p)), seen),

@@ -46,6 +46,7 @@ class ModelRunner:
         invariant: Give every token the same logits, bit for bit, whatever else is in the forward; slower
             (``specdec.execution.invariant``).
         adapters: The adapters beside the model's weights; None if there are none.
+        cache: The cache of a model of which this one is the first layers; None makes one.
 
     Attributes:
         facts: What is known about the model.
@@ -77,6 +78,7 @@ class ModelRunner:
         paging: Paging | None = None,
         invariant: bool = False,
         adapters: Adapters | None = None,
+        cache: Cache | None = None,
     ):
         check_model("model", model, "AutoModelForCausalLM.from_pretrained")
         max_batch_size = whole("max_batch_size", max_batch_size, least=1)
@@ -102,7 +104,7 @@ class ModelRunner:
             self.facts, self.backend = found.facts, found.backend
             self.attention_name, self.attention_reason = found.name, found.reason
             sizes = {"max_batch_size": max_batch_size, "max_length": max_length, "max_nodes": max_nodes}
-            self.cache = make_cache(self.facts, kv_cache=kv_cache, paging=paging, **sizes)
+            self.cache = make_cache(self.facts, kv_cache=kv_cache, paging=paging, **sizes) if cache is None else cache
             if self.invariant and self.cache.states is not None and self.cache.states.short is not None:
                 raise self.cache.states.short  # tokens that run again do so in pieces, which round in another way
             self.executor = executor_for(model, self.facts, self.backend, optimize=optimize, invariant=self.invariant)

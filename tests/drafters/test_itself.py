@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from drafters.itself import SelfDrafter
 from drafters.layers import leave_out, parts_of, search
 from drafters.own_model import twin_of
 from experiments.measuring.meters import held_by
+from specdec.cache.pages import Paging
 from specdec.engine.engine import Engine
 from specdec.quantization import quantize
 from specdec.quantization.base import QuantizedLinear
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from tests.models import tiny_model
+from tests.verifiers.cases import complete
 from verifiers.rejection import RejectionVerifier
 
 pytestmark = pytest.mark.usefixtures("untried")
@@ -64,6 +67,51 @@ def test_what_is_left_computes_the_rest_with_the_very_same_weights(architecture:
     assert held["drafter"] == 0 and held["drafter_kv"] * (last + 1) == held["kv"]  # one layer keeps something
     outputs, plain = (engine.generate(PROMPTS, GREEDY, speculate=each) for each in (True, False))
     assert [each.token_ids for each in outputs] == [each.token_ids for each in plain]
+
+
+EXITS = {"whole": ["2-"], "a part of the last": ["3.mlp"], "from the middle": ["1", "3"]}
+
+
+def exits(model: PreTrainedModel, skip: list[str], *, over_the_target: bool | None, **options: Any) -> tuple[Any, int]:
+    """What became of every draft of greedy and drawn requests, and the bytes of the drafter's own cache."""
+    drafter = SelfDrafter(skip, (2, 1, 1), sampling="iid")
+    if over_the_target is not None:
+        drafter._shares_cache = lambda *given: over_the_target  # pyright: ignore[reportAttributeAccessIssue]
+    engine = Engine(Target(model), drafter, RejectionVerifier(), max_length=40, max_batch_size=2, **options)
+    wanted = [replace(GREEDY, temperature=number % 2, seed=number) for number in range(4)]
+    outputs = engine.generate([*PROMPTS, [5], PROMPTS[0] * 3], wanted)
+    made = [[(step.token_ids, step.accepted, step.proposed_nodes) for step in each.steps] for each in outputs]
+    return made, held_by([engine])["drafter_kv"]
+
+
+OPTIONS = {"rows": {}, "pages": {"cache": Paging(page_size=4, pages=12, reserve=0.0, shared=True)}}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options"),
+    [
+        complete(architecture, options, strong=(architecture, options) == ("qwen2_mixed_sliding", "pages"))
+        for architecture in ("llama_mqa_tied", "qwen2_mixed_sliding", "gemma3", "gpt2")
+        for options in OPTIONS
+    ],
+)
+def test_an_early_exit_drafts_over_the_target_s_own_cache(architecture: str, options: str) -> None:
+    model = tiny_model(architecture, vocab_size=VOCAB)
+    made, bytes_own = exits(model, EXITS["whole"], over_the_target=None, **OPTIONS[options])
+    alone, bytes_alone = exits(model, EXITS["whole"], over_the_target=False, **OPTIONS[options])
+    assert made == alone and sum(accepted for steps in made for _, accepted, _ in steps) > 5
+    assert bytes_own == 0 < bytes_alone
+
+
+def test_other_layers_have_a_cache_of_their_own_and_would_draft_otherwise_without() -> None:
+    model = tiny_model(vocab_size=VOCAB)
+    for skip in (EXITS["a part of the last"], EXITS["from the middle"]):
+        assert exits(model, skip, over_the_target=None)[1] > 0
+    skip = EXITS["from the middle"]
+    assert exits(model, skip, over_the_target=True)[0] != exits(model, skip, over_the_target=False)[0]
+    for more in ({"quantization": "int8", "quantization_check": False}, {"kv_cache": "int8"}):
+        engine = Engine(Target(model), SelfDrafter(["2-"], 2, **more), RejectionVerifier(), max_length=40)
+        assert held_by([engine])["drafter_kv"] > 0
 
 
 def test_a_quantized_copy_takes_the_memory_of_its_integers_and_verifies_with_the_target() -> None:
@@ -156,6 +204,8 @@ def test_what_was_found_is_written_and_read_again(tmp_path: Path, monkeypatch: p
         ("no.json", {"search": {"token": 3}}, "search.token: there is no such setting, give some of prompts, tokens"),
         (["4"], {}, r"has no 4: give layers from 0 to 3, such as 2 or 2-3, or parts of them \(self_attn, mlp\)"),
         (["2-4"], {}, "has no 2-4"),
+        (["4-"], {}, "has no 4-"),
+        (["0-"], {}, "leaves nothing of the 4 layers"),
         (["1.attn"], {}, "has no 1.attn"),
         (["0-3"], {}, "leaves nothing of the 4 layers"),
         ("no.json", {"search": {"tokens": 4}}, "search.tokens=4: give more than the 4 tokens of a draft"),
