@@ -274,12 +274,12 @@ def test_questions_and_deep_classes_are_noticed() -> None:
 
 # ---------------------------------------------------------------- pages
 
-MOST_WORDS, MOST_PAGES, ALL_WORDS = 3_000, 17, 47_300
+MOST_WORDS, MOST_PAGES, ALL_WORDS = 3_000, 17, 47_400
 LONG = {
     "docs/costs.md": 3_200,
     "docs/drafters.md": 5_450,
     "docs/engine.md": 4_720,
-    "docs/experiments.md": 3_600,
+    "docs/experiments.md": 3_660,
     "docs/measurements.md": 3_850,
     "docs/results.md": 5_250,
     "docs/why-decoding-is-slow.md": 3_950,

@@ -44,7 +44,10 @@ APPLICATIONS = [path.stem for path in YAML if len(path.parts) == 1]
 PROMPTS = ("dataset.file={tmp}/prompts.jsonl",)
 # What a file leaves to the user or has on the hub, where no test goes, and where tiny models stand in.
 GIVEN = {
-    **{("dataset", name): PROMPTS for name in ("jsonl", "spec_bench", "mt_bench", "humaneval", "mbpp", "gsm8k")},
+    **{
+        ("dataset", name): PROMPTS
+        for name in ("jsonl", "spec_bench", "mt_bench", "humaneval", "mbpp", "gsm8k", "math500", "speed_bench")
+    },
     ("target", "hf"): ("target.name={models}/target",),
     ("target", "bundled"): ("target.name={models}/target",),
     ("dataset", "text"): ("dataset.files={conf}/run.yaml",),

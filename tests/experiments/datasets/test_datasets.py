@@ -161,6 +161,13 @@ FORMS: dict[str, list[tuple[dict[str, Any], tuple[str, tuple[str, ...], str, boo
         ({"task_id": 2, "prompt": "Write.", "code": "…"}, ("2", ("Write.",), "mbpp", True)),  # the sanitized form
     ],
     "gsm8k": [({"question": "How many?", "answer": "#### 3"}, ("1", ("How many?",), "gsm8k", True))],
+    "math500": [
+        ({"problem": "Solve x.", "subject": "Algebra", "level": 2}, ("1", ("Solve x.",), "math500", True)),
+        ({"turns": ["Solve y."]}, ("2", ("Solve y.",), "math500", True)),
+    ],
+    "speed_bench": [
+        ({"question_id": "c1", "category": "coding", "turns": ["A", "B"]}, ("c1", ("A", "B"), "coding", True)),
+    ],
 }
 
 

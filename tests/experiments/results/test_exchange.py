@@ -1,0 +1,95 @@
+"""Acceptance in others' files: what is written is read back with its figures, and what is not alike is said."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from experiments.reporting.published import Pair, export, published_table, unlike
+from experiments.results.comparison import make_rows
+from experiments.results.exchange import FORMATS, Published, published
+from experiments.results.runs import records_of
+from tests.experiments.made_runs import loaded
+
+GOLDEN = """\
+# dataset: coding | temperature: 1.0 | output_len: 4096
+bundled-target:
+  thinking_on:
+    1: 1.86
+    2: 2.55
+  thinking_off:
+    2: 2.76
+"""
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_what_is_written_is_read_back(form: str, tmp_path: Path) -> None:
+    """Three prompts with rounds of 2, 1, and 0 or 1 accepted tokens."""
+    run = loaded(tmp_path / "a", "drafter=model", "sampling.temperature=1")
+    (file,) = export(run, form, tmp_path / "out")
+    (found,) = published(str(file))
+    rounds, accepted = 9, 3 * 3 + 1
+    assert found.length == pytest.approx(1 + accepted / rounds, abs=0.005 if form == "inferencex" else 1e-12)
+    assert found.drafted == (None if form == "spec_bench" else 2)
+    assert found.rounds == (None if form == "inferencex" else rounds)
+    assert found.length == pytest.approx(next(r for r in make_rows([run])).method.mean_acceptance_length, abs=0.005)
+
+
+def test_the_fields_are_those_of_the_engines(tmp_path: Path) -> None:
+    run = loaded(tmp_path / "a", "drafter=model")
+    first = {form: export(run, form, tmp_path / "out")[0].read_text() for form in FORMATS}
+    told = json.loads(first["vllm"].splitlines()[0])["metrics"]["speculative_decoding"]
+    assert told == {
+        "mean_acceptance_length": 2.0, "draft_acceptance_rate": 3 / 12, "acceptance_histogram": [1, 1, 1],
+        "num_spec_steps": 3, "num_accepted_draft_tokens": 3, "num_draft_tokens": 12, "num_spec_tokens": 2,
+        "per_step_accepted": [2, 1, 0], "per_step_drafted": [4, 4, 4],
+    }  # fmt: skip
+    (choice,) = json.loads(first["spec_bench"].splitlines()[0])["choices"]
+    assert (choice["accept_lengths"], choice["decoding_steps"]) == ([3, 2, 1], [3]), "the target's token counts"
+    assert yaml.safe_load(first["inferencex"]) == {"target": {"model_T0": {2: 2.11}}}
+    assert "drafter=model" in first["inferencex"].splitlines()[3]
+
+
+def test_golden_curves_are_read_with_their_conditions(tmp_path: Path) -> None:
+    (tmp_path / "golden.yaml").write_text(GOLDEN)
+    found = published(str(tmp_path / "golden.yaml"))
+    assert [(each.name, each.drafted, each.length) for each in found] == [
+        ("bundled-target, thinking_on", 1, 1.86),
+        ("bundled-target, thinking_on", 2, 2.55),
+        ("bundled-target, thinking_off", 2, 2.76),
+    ]
+    assert {(each.temperature, each.category) for each in found} == {(1.0, "coding")}
+
+
+def test_what_is_not_alike_is_said(tmp_path: Path) -> None:
+    run = loaded(tmp_path / "a", "drafter=model")
+    (row,), records = [row for row in make_rows([run]) if row.method.method == "model"], records_of(run.folder)
+    theirs = Published("file", "qwen3.8-27b, thinking_on", 2, 2.52, temperature=1.0, category="coding")
+    assert unlike(Pair(theirs, row, records)) == [
+        "model (ours: bundled/target)", "temperature 1, ours 0", "prompts: coding, ours without a category",
+        "they give no interval",
+    ]  # fmt: skip
+    same = Published("file", "target, mode", 2, 2.1, rounds=9, temperature=0.0, category="")
+    assert unlike(Pair(same, row, [r for r in records if r.method == "model"])) == []
+    table = published_table([row], [records], [theirs, Published("file", "other", 7, 3.0)])
+    text = table.markdown()
+    assert "2.52" in text and "2.11 [2.00, 2.33]" in text
+    assert "no run of ours drafted 7 tokens per round" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("none.yaml", None, "there is no such file"),
+        ("bad.yaml", "a: [", "is no YAML"),
+        ("other.yaml", "a: {b: 3}", "no acceptance in a form that is known"),
+        ("lines.jsonl", '{"a": 1}\n', "no acceptance in a form that is known"),
+        ("broken.jsonl", '{"choices": []}\n{', "line 2 is no JSON"),
+    ],
+)
+def test_files_of_another_form_are_refused(name: str, text: str | None, said: str, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=said):
+        published(str(tmp_path / name))
