@@ -23,11 +23,7 @@ __all__ = ["METHODS", "check_fast", "check_quantization", "quantization_of", "qu
 
 
 def check_quantization(name: str) -> None:
-    """Refuse a name before a model is loaded for it.
-
-    Raises:
-        ValueError: Lists the names that there are.
-    """
+    """Refuse a name that there is not, before a model is loaded for it."""
     if not isinstance(name, str) or name not in METHODS:
         raise ValueError(f"quantization={name!r}: give one of {', '.join(METHODS)}, or leave it out")
 

@@ -141,11 +141,7 @@ def matrices(model: PreTrainedModel, folder: str) -> Matrices:
 
 
 def config_of(folder: str) -> Any:
-    """Returns an adapter's configuration.
-
-    Raises:
-        ValueError: peft is missing, or there is no LoRA.
-    """
+    """Returns an adapter's configuration. Raises ValueError: peft is missing, or there is no LoRA."""
     try:
         from peft import PeftConfig, PeftType
     except ImportError as error:
