@@ -182,7 +182,6 @@ class Corpus:
 
         Args:
             hits: So many places at most; of more, those at equal distances in the suffix array.
-            count: Tokens of each.
         """
         found = match.end - match.begin
         at = np.arange(found) if found <= hits else np.arange(hits) * found // hits

@@ -273,12 +273,10 @@ def search(
 
     Args:
         twin: A model of modules of its own with the target's tensors; it is left as it was.
-        depth: The length of the drafts.
         prompts: Texts or token ids, at least two; None for built-in ones.
         tokens: How many tokens the target writes after each of them.
         temperature: At which it writes and drafts.
         tries: How many choices are tried at most, with one forward over the texts each.
-        seed: Of the texts' random numbers.
 
     Raises:
         ValueError: The target has fewer than two layers, or the texts are too short for drafts of this length.

@@ -141,7 +141,6 @@ class _Nodes:
     Attributes:
         parents: The parent of each; -1 for the root.
         valid: The first so many are valid.
-        depth: The depth of the deepest.
     """
 
     def __init__(self, root: int):

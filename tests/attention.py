@@ -289,7 +289,6 @@ def paged(stored: Stored, table: Tensor, page_size: int, seed: int = 0) -> tuple
     Args:
         stored: One page per slot.
         table: The slots of the rows, ``[batch, 1]``.
-        seed: Seed of the pages' order.
     """
     slots, _, positions, _ = stored.keys.shape
     pages = -(-positions // page_size)

@@ -49,7 +49,6 @@ class WalkedRule(Verifier):
 
     Args:
         walk: ``top_down`` or ``leaf_to_root``.
-        try_children: What it does.
     """
 
     exactness = Exactness.EXACT

@@ -83,9 +83,7 @@ def p_value(
     Args:
         model: The target, of VOCAB tokens.
         drafter: A key of DRAFTERS, or a drafter; None decodes plainly.
-        verifier: The rule to try.
         sampling: What the law is of.
-        samples: Outputs of LENGTH tokens.
         slots: The engine's batch size; default: one slot per sample.
     """
     # A drafter that often disagrees: where it agrees, no rule can go wrong.

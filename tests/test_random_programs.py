@@ -251,7 +251,6 @@ class Player:
     """Plays a program, and keeps everything that comes of it.
 
     Attributes:
-        asked: All requests.
         faults: How many faults have come through.
     """
 

@@ -272,7 +272,6 @@ class _Plan:
         siblings_exist: Where there is such a child.
         even: Whether all of these nodes have equally many children.
         drafted: Which nodes are drafted: all but the root.
-        has_child: Which nodes have a child.
         zero: 0, on the device. A number from Python would be copied there in every round.
     """
 

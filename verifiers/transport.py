@@ -156,8 +156,6 @@ def _tuples(q: np.ndarray, taken: tuple[int, ...], laws: tuple[int, ...]) -> tup
 
     Args:
         q: What they are drawn from.
-        taken: The tokens of earlier siblings.
-        laws: How each sibling is drawn.
     """
     vocab = len(q)
     if vocab ** len(laws) > _MOST_TUPLES:

@@ -22,7 +22,6 @@ class PrefixHead(PlaceHead):
 
     Args:
         hidden_size: Width of embeddings and hidden states.
-        columns: Columns of the logits.
         gru_width: Width of the GRU's state.
         rank: Rows of J.
         free: So many of the first depths are left as they are.

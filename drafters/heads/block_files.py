@@ -298,7 +298,6 @@ def save_block(head: BlockHead, folder: str | Path, *, layout: str = "own", serv
 
     Args:
         folder: Where to; it is made if it is not there.
-        layout: One of ``LAYOUTS``.
         served: The target, which speculators' layout has to name.
 
     Raises:

@@ -186,7 +186,6 @@ def write(
     Args:
         folder: Where to; it is made if need be.
         tensors: The tensors by their public names.
-        config: What ``config.json`` is to say.
         ours: What ``specdec.json`` is to say; None for no such file.
         file: The name of the file of weights.
     """

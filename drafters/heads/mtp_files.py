@@ -100,7 +100,6 @@ def load_mtp(
 
     Args:
         path: The target's own checkpoint, or one with the modules alone: a folder or a name on the hub.
-        module: Which module, from 0.
         hidden_state: Which state of the target the module reads first: ``"after_norm"`` or ``"before_norm"`` (its final
             norm). ``"auto"`` is what ``specdec.json`` says, else before the norm for checkpoints that ``speculators``
             wrote, and after it for others.

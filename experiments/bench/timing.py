@@ -26,8 +26,6 @@ def timed(
     """Time a call.
 
     Args:
-        device: The device to wait for.
-        repeats: Calls that count, at most.
         limit: Seconds for all calls together; at least one counts, however long it takes.
         warm_up: Calls before those that count. Where a single call takes a third of the limit, the first one is all.
 

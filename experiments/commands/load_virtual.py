@@ -160,8 +160,6 @@ def virtual_engine(method: Method, clock: Clock, traces: Dense | None, engine: E
     """Return a method's engine in virtual time.
 
     Args:
-        method: The method by its configuration.
-        clock: Where costs are.
         traces: What is accepted; None for plain decoding.
         engine: A real engine to be like; None for the configuration's settings alone.
     """

@@ -28,8 +28,6 @@ class Process:
 
     Args:
         name: What messages call it.
-        command: The program and its arguments.
-        environment: All environment variables.
         log: Takes what it prints besides.
     """
 

@@ -49,8 +49,6 @@ class Place:
 
     Attributes:
         id: File and line.
-        category: The module.
-        source: The file's text.
         begin: Where the header starts, in characters.
         stop: Where the docstring's last line ends.
     """

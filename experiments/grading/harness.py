@@ -151,7 +151,6 @@ def evaluate(model: SpecdecLM, *, tasks: Sequence[str], include: str | None, see
 
     Args:
         include: A folder with more tasks; None for lm-eval's own alone.
-        options: More arguments of ``lm_eval.simple_evaluate``.
 
     Raises:
         ValueError: There is no such task, or it runs programs, and nobody has allowed that.

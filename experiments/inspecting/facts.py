@@ -41,7 +41,6 @@ def facts_of(
     """Returns facts by their subject.
 
     Args:
-        drafter: One trained model.
         checkpoint: Its files; None if it was not loaded from any.
         frequencies: How probable the target's tokens are in its texts.
     """

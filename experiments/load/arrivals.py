@@ -66,7 +66,6 @@ class Gamma(Arrivals):
     """Gaps between requests with a gamma distribution.
 
     Attributes:
-        rate: Requests per second.
         cv: Coefficient of variation of the gaps: 1 is a Poisson process, more comes in bursts. vLLM's burstiness is
             1 / cv².
     """
@@ -127,8 +126,6 @@ class Ramp(Arrivals):
 
     Attributes:
         rate: Requests per second at the beginning.
-        factor: What it is multiplied by.
-        length: Seconds of the way there.
         exponential: Whether the rate grows by equal factors in equal times; else by equal amounts.
     """
 

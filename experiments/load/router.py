@@ -34,7 +34,6 @@ class Router:
     equals, the replica that was given the fewest requests is taken. Nothing waits in the router.
 
     Args:
-        replicas: How many there are.
         block: Tokens of a block; None where replicas share no beginnings, so that only what there is to do counts.
         margin: Tokens that a replica may have to do beyond the least busy one and still be preferred.
         remembered: Blocks that are remembered of each replica, those used last: what its cache can hold.

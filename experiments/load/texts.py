@@ -33,7 +33,6 @@ class Texts:
 
     Args:
         prompts: The texts; of a conversation, the first turn.
-        rng: Draws the order.
         template: Further arguments of the chat template.
     """
 

@@ -66,7 +66,6 @@ class VirtualEngine:
     Attributes:
         costs: Seconds of its work.
         prefill_chunk: Tokens of a prompt per turn, at most.
-        paging: How its caches are divided.
         scheduler: Plans its turns; None for first come, first served.
         traces: What is accepted; None for plain decoding.
         shape: The tree that is drafted; None for chains.

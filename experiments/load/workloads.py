@@ -20,10 +20,8 @@ class Planned:
     Attributes:
         klass: The class that it is reported under.
         pieces: The parts of its prompt.
-        output_tokens: Tokens of the answer.
         priority: See ``SamplingParams``, like the next two.
         deadline: Seconds.
-        user: Whose request it is.
         fits: Whether the engine has room for it; one that does not fit fails at once.
     """
 
@@ -49,7 +47,6 @@ class Workload(ABC):
         """Return what the first ``count`` requests ask for.
 
         Args:
-            rng: Draws classes and lengths.
             recorded: The trace that they arrive by; None where they come by a process.
         """
 

@@ -107,7 +107,6 @@ def measure_forwards(
 
     Args:
         runner: The target over a cache that is large enough.
-        points: What to time.
         seconds: About how long to measure; at least ``LEAST_PASSES`` passes are made.
         seed: Of the order.
         progress: Called with how far it is.
@@ -206,7 +205,6 @@ def as_graph(runner: ModelRunner, batch: ForwardBatch) -> Callable[[], object] |
     """Return a function that replays a forward as a CUDA graph, as the engine's rounds do; None if it cannot be one.
 
     Args:
-        runner: Runs it.
         batch: A forward whose lengths the host does not know.
     """
     return None if runner.invariant else graphed(lambda: runner.run(batch), runner.device)

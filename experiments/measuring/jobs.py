@@ -25,7 +25,6 @@ class Job:
     """One turn of one sample of one prompt, tokenized; turns and samples are counted from 0.
 
     Attributes:
-        prompt_ids: The engine's input.
         sampling: With the turn's own random stream.
         ingestion: How many seconds it took to make tokens of the text: chat template, tokenizer, check of the length.
     """

@@ -31,7 +31,6 @@ class Contender:
 
     Attributes:
         method: Its name in all results.
-        engine: Where it runs.
         speculate: False for plain decoding, on the same engine.
         accountant: Works out what its calls had to do; None for nothing of the kind.
         reference: The method whose greedy outputs these have to equal: plain decoding of the same target. None where
@@ -76,7 +75,6 @@ def measure(
 
     Args:
         contenders: The baseline first. Those with fewer slots than others decode the same prompts in turns.
-        jobs: What to measure.
         warmup: Prompts that every contender decodes first, without a record; an exception there is not caught.
         write: Takes the records.
         finished: Numbers of batches that an earlier call has measured, and that this one passes over.

@@ -223,9 +223,6 @@ class PeakMeter:
     """Measures the most memory from now on.
 
     On Linux, the process's peak is set back to what it has now. Elsewhere it is that of its whole life.
-
-    Args:
-        device: Where the models run.
     """
 
     def __init__(self, device: torch.device):

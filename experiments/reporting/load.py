@@ -33,10 +33,8 @@ class LoadReport:
     """How runs are reported.
 
     Attributes:
-        title: Model and conditions.
         notes: Sentences below the first table.
         spare: The share of slots and time that should be unused; None where nothing was asked.
-        more: Tables behind the others.
         timelines: Whether every run gets its timeline.
     """
 

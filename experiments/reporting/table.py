@@ -63,10 +63,8 @@ class Cell:
     """A cell that is more than a text.
 
     Attributes:
-        text: What it says.
         more: What belongs to it, such as an interval: below it where the table is narrow, else behind it.
         joint: Stands between these parts on one line.
-        emphasis: How it stands out.
     """
 
     text: str
@@ -90,8 +88,6 @@ class Table:
     """Columns, rows, and what a reader has to know besides.
 
     Attributes:
-        title: What the table is about.
-        rows: Cells of every row.
         sections: Numbers of the rows after which a section ends.
     """
 

@@ -80,7 +80,6 @@ class Bootstrap:
         Args:
             statistic: What is computed from the sums.
             prompts: The prompt that each value belongs to.
-            columns: The values.
         """
         order = list(dict.fromkeys(prompts))
         return self.interval(statistic, [totals(prompts, column, order) for column in columns])

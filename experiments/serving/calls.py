@@ -25,9 +25,7 @@ class Choice:
         begun: Whether an event of it was written.
         spelled: The number of characters of the tokens that were spelled one by one, with their log-probabilities.
         tokens: The number of its output tokens.
-        rounds: The number of its rounds.
         drafts: How often its rounds drafted so deep and had so many tokens accepted.
-        nodes: The number of drafted nodes.
         first: When its first tokens were visible; 0 before.
         last: When its last ones were.
         timestamps: When what happened, once it has ended.
@@ -64,12 +62,10 @@ class Call:
     """A request of a client, until it has its answer.
 
     Attributes:
-        choices: Its requests in the engine.
         pending: Rounds that the client was not sent, in their order.
         running: The number of choices that have not ended.
         news: Set when something has happened.
         gone: Whether the client has left.
-        refusal: The error that ends it.
     """
 
     def __init__(self, asked: Asked, arrived: float):

@@ -72,13 +72,10 @@ class Asked:
 
     Attributes:
         chat: Whether it is answered as a message of a chat.
-        prompts: Its prompts' tokens.
         sampling: The parameters of every choice, ``n`` for each prompt: one sample each, with a stream of its own.
         stream: Whether the answer comes in events.
         usage: Whether a last event says how many tokens there were.
         usage_always: Whether every event does.
-        logprobs: Whether log-probabilities are returned.
-        token_ids: Whether tokens are returned.
     """
 
     chat: bool

@@ -16,7 +16,6 @@ class Front:
     """All open calls, in the event loop's thread.
 
     Args:
-        metrics: Counts what happens.
         most: The number of choices that may be open; what comes on top is told to come again.
 
     Attributes:

@@ -43,8 +43,6 @@ class Server:
     Args:
         engine: The engine; nobody else may use it afterwards.
         defaults: What a request does not say; its seed and stream are not used.
-        name: The model's name to clients.
-        host: The address to listen at.
         port: The port; 0 takes any that is free.
         queue: Requests that may wait on top of those that the engine decodes together.
         drain: Seconds that running requests are given when the server is stopped.

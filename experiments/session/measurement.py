@@ -80,8 +80,6 @@ class Measurement:
 
     Attributes:
         facts: What the manifest says besides.
-        contenders: All methods, the baseline first.
-        report: What is shown.
         title: Title of the tables, and the second line of the pictures' titles.
         mirror: Mirrors the results to a tracker.
         memory: What was planned, what the engines hold, and what measures the peak.

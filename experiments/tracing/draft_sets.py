@@ -20,8 +20,6 @@ class DraftSet:
     Attributes:
         settings: Overrides that tell these drafts from the replay's others.
         method, exactness: The method that ran, and what its rule promises; it has made the contexts.
-        laws: How nodes were drawn.
-        is_chain: No node has two children.
         max_nodes, max_depth: The largest of any tree, root not counted.
         is_paths, has_leaf_probs: As for a ``Drafter``.
         ran: The rule that ran, if it is known.

@@ -33,7 +33,6 @@ class Node:
     Attributes:
         odds: Its token, with its probabilities after its parent; of the root, the token alone.
         parent: Number of its parent in the round's list, -1 for the root.
-        depth: 0 for the root.
     """
 
     odds: Odds

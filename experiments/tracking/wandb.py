@@ -21,7 +21,6 @@ class WandbTracker(Tracker):
     warning, and the run goes on.
 
     Args:
-        project: Where the run belongs.
         group: Runs of one experiment; None for the name of the sweep's folder, if there is a sweep.
         tags: Words to find the run by.
         job_type: What kind of run it is; None for the name of the command.

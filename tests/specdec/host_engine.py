@@ -151,9 +151,7 @@ class HostEngine(Engine):
 
     Args:
         paging: Where entries are.
-        slots: Requests that run together.
         prefill_chunk: See ``Engine``.
-        depth: The depth of drafts.
         alone: Whether a round may begin before the host has read the one before, as on a GPU.
     """
 

@@ -38,7 +38,6 @@ class RunOutputs:
 
     Attributes:
         name: The run's name; empty if there is only one.
-        texts: What their tokens say.
         turns: The turns of every prompt, by id; a prompt that the run has not kept has none.
     """
 

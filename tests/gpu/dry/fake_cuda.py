@@ -88,7 +88,6 @@ def fake_cuda(capability: int = 90, *, compiles: bool = False) -> Iterator[Devic
     """During the ``with`` block, there is a GPU for tensors of ``CUDA``.
 
     Args:
-        capability: Its compute capability.
         compiles: Also launch kernels as Triton would, which somebody has made a mere compilation.
     """
     device = Device(capability=capability, compiles=compiles)

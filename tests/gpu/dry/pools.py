@@ -39,9 +39,6 @@ class Clobbering(Recorder):
 
     Inputs are read and outputs written at fixed addresses. Whoever was captured first knows nothing of the outputs of
     those captured later in the same pool, and a replay writes over all of them.
-
-    Args:
-        pool: The pool of a stage.
     """
 
     runs = True
