@@ -1,5 +1,6 @@
 """Tables of one run: of a method, of several, by category; and what went wrong in it."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console
@@ -94,7 +95,7 @@ def methods_table(summary: Summary, title: str, labels: Mapping[str, str]) -> Ta
         *_incomplete(summary),
         rules_of(methods),
         "a round is one forward of the target; plain decoding emits one token in it",
-        f"brackets: {summary.confidence:.0%} intervals over prompts",
+        f"brackets: {summary.confidence:.0%} intervals over prompts{prompts_needed(methods)}",
         *([BOLD] if any(method.best_in for method in methods) else []),
         *summary.noise.notes,
     ]
@@ -254,6 +255,20 @@ def _notes(summary: Summary) -> list[str]:
         *noise_notes(summary),
         *summary.noise.notes,
     ]
+
+
+def prompts_needed(methods: Sequence[MethodSummary], width: float = 0.1) -> str:
+    """In words, with how many prompts the widest interval of a mean acceptance length would be ± ``width``.
+
+    A half-width falls with the root of the number of prompts.
+    """
+    found = [
+        method.finished * ((bounds[1] - bounds[0]) / 2 / width) ** 2
+        for method in methods
+        if method.method != PLAIN and (bounds := method.mean_acceptance_length_interval) is not None
+    ]
+    most = math.ceil(max(found, default=0))
+    return f"; ±{width:g} tokens per round would take about {most} prompts" if most > 1 else ""
 
 
 def memory_notes(summary: Summary) -> list[str]:

@@ -1,12 +1,14 @@
 """Acceptance in others' files: what is written is read back with its figures, and what is not alike is said."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 import yaml
 
 from experiments.reporting.published import Pair, export, published_table, unlike
+from experiments.reporting.run_tables import prompts_needed
 from experiments.results.comparison import make_rows
 from experiments.results.exchange import FORMATS, Published, published
 from experiments.results.runs import records_of
@@ -93,3 +95,13 @@ def test_files_of_another_form_are_refused(name: str, text: str | None, said: st
         (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=said):
         published(str(tmp_path / name))
+
+
+def test_the_prompts_that_an_interval_would_take_are_said(tmp_path: Path) -> None:
+    """Half of the width needs four times as many."""
+    methods = loaded(tmp_path / "a", "drafter=model").summary.methods
+    low, high = next(m.mean_acceptance_length_interval for m in methods if m.method == "model")
+    wanted = 3 * ((high - low) / 2 / 0.1) ** 2
+    assert f"±0.1 tokens per round would take about {math.ceil(wanted)} prompts" in prompts_needed(methods)
+    assert str(math.ceil(4 * wanted)) in prompts_needed(methods, 0.05)
+    assert prompts_needed([m for m in methods if m.method == "plain"]) == ""
