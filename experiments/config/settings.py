@@ -228,6 +228,14 @@ OWN: dict[str, dict[str, Any]] = {
     "corpus": {"out": Text, "tokenizer": _or_null(Text)},
     "export": {"format": Literal["native", "speculators", "sglang"], "tokens": _or_null(Count)},
     "bundle": {"threads": Count},
+    "parity": {
+        "engines": Section,
+        "dtypes": Several[Literal["float32", "bfloat16", "float16"]],
+        "quantizations": Annotated[list[Text | None], Wanted("a list of schemes, null for none", bool)],
+        "sizes": Several[Two],
+        "tokens": Two,
+        "prompt_tokens": Two,
+    },
 }
 """Where a command differs."""
 
