@@ -182,6 +182,14 @@ KINDS: dict[str, Any] = {
     "vocab_size": Annotated[int, _least(257)],
     "max_length": Annotated[int, _least(4)],
     "overrides": list[str],
+    "function": _or_null(Text),
+    "assistant": Text,
+    "mistakes": Texts,
+    **dict.fromkeys(("horizon", "drafted", "block", "max_samples"), Count),
+    **dict.fromkeys(
+        ("level", "wanted"), Annotated[float, _number("a probability between 0 and 1", lambda x: 0 < x < 1)]
+    ),
+    **dict.fromkeys(("tolerance", "least"), Annotated[float, _number("a total variation", lambda x: 0 <= x < 1)]),
 }
 """The values that a setting may have, by its name."""
 OWN: dict[str, dict[str, Any]] = {
@@ -190,6 +198,7 @@ OWN: dict[str, dict[str, Any]] = {
     "train": {"seed": _or_null(Natural)},
     "compare": {"out": Text},
     "accuracy": {"out": Text},
+    "audit": {"context": Count},
     "report": {"out": Text},
     "show": {"method": Any},
     "replay": {
