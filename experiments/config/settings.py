@@ -237,6 +237,13 @@ OWN: dict[str, dict[str, Any]] = {
     "corpus": {"out": Text, "tokenizer": _or_null(Text)},
     "export": {"format": Literal["native", "speculators", "sglang"], "tokens": _or_null(Count)},
     "bundle": {"threads": Count},
+    "pays": {
+        "context": Count,
+        "nodes": Several[Two],
+        "draft_costs": Several[
+            Annotated[float, _number("a share of a plain step, 0 or above", lambda value: value >= 0)]
+        ],
+    },
     "parity": {
         "engines": Section,
         "dtypes": Several[Literal["float32", "bfloat16", "float16"]],

@@ -1,5 +1,6 @@
 """How long the parts of a round take, from a device's roof or from constants that were fitted to measured steps."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -86,6 +87,34 @@ class AffineRounds:
         if self.drafter is None:
             return seconds
         return seconds + np.where(drafted > 0, self.drafter.each(rows=rows, queries=per_row, context=context), 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedRounds:
+    """Rounds whose verification was timed, and whose drafting takes a share of a plain step, as ``RoundCost`` asks.
+
+    Attributes:
+        nodes: Tokens per row that were timed, root included, ascending from 1. Between them, times lie on lines.
+        seconds: The times, by rows.
+        share: The time of a forward of the drafter over that of a plain step.
+        at_once: Whether one such forward drafts all tokens; else each drafts one.
+    """
+
+    nodes: Sequence[int]
+    seconds: Mapping[int, Sequence[float]]
+    share: float = 0.0
+    at_once: bool = False
+
+    def verify(self, *, batch: int, drafted: int, context: float) -> float:
+        return float(np.interp(drafted + 1, self.nodes, self.seconds[batch]))
+
+    def draft(self, *, batch: int, drafted: int, context: float) -> float:
+        forwards = min(drafted, 1) if self.at_once else drafted
+        return forwards * self.share * self.verify(batch=batch, drafted=0, context=context)
+
+    @property
+    def outside(self) -> float:
+        return 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,6 +50,24 @@ def chain_tokens(acceptance: Acceptance, drafted: int) -> float:
     return tokens_per_round([acceptance[min(place, len(acceptance) - 1)] for place in range(drafted)])
 
 
+def rate_for(tokens: float, drafted: int) -> float | None:
+    """Return the acceptance of every drafted token at which rounds bring so many tokens (``chain_tokens``).
+
+    Of the tokens that a round must bring to pay, the seconds of a round over those of a plain step, it is the
+    break-even acceptance.
+
+    Returns:
+        0 if fewer than the last token suffice; None if not even drafts that are always accepted bring so many.
+    """
+    if tokens > drafted + 1:
+        return None
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if chain_tokens(middle, drafted) < tokens else (low, middle)
+    return high if tokens > 1 else 0.0
+
+
 def speedup_of(cost: RoundCost, acceptance: Acceptance, *, batch: int, drafted: int, context: float) -> float:
     """Return the speed of rounds with chains of so many tokens over plain decoding's, at the same load.
 

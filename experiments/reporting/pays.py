@@ -1,0 +1,193 @@
+"""Whether speculation pays, as tables, sentences and a picture: break-even acceptance, lengths, published heads."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from experiments.inspecting.kinds import USUAL
+from experiments.reporting import style
+from experiments.reporting.cells import percent
+from experiments.reporting.table import Table, left
+from experiments.results.frame import Figures
+from specdec.physics.rounds import TimedRounds, round_seconds
+from specdec.physics.speculation import best_length, rate_for
+
+AT_ONCE = ("block", "Medusa")
+"""How names of heads begin that draft all their tokens in one forward."""
+_SHOWN = (1, 2, 3, 4, 5, 7, 11, 15, 31, 63)
+"""Lengths of drafts that the tables show."""
+
+
+def break_even(rounds: TimedRounds, batch: int, drafted: int, share: float) -> float | None:
+    """The acceptance of every token from which chains of so many pay; None where none does."""
+    cost = replace(rounds, share=share)
+    seconds = round_seconds(cost, batch=batch, drafted=drafted, context=0)
+    return rate_for(seconds / rounds.verify(batch=batch, drafted=0, context=0), drafted)
+
+
+def heads(rounds: TimedRounds, batch: int, share: float) -> list[Figures]:
+    """Published heads here, at the least and the most of what their length is elsewhere.
+
+    Returns:
+        By head: ``name``, ``source``, its published ``lengths`` of chains of ``depth``; and the ``rates`` of
+        acceptance, the best ``drafted`` tokens here and the ``speedups``, each at both ends.
+    """
+    found = []
+    for name, usual in USUAL.items():
+        cost = replace(rounds, share=share, at_once=name.startswith(AT_ONCE))
+        rates = [rate_for(length, usual.depth) for length in usual.lengths]
+        longest = min(usual.depth if cost.at_once else rounds.nodes[-1] - 1, rounds.nodes[-1] - 1)
+        best = [best_length(cost, rate or 0.0, batch=batch, context=0, longest=longest) for rate in rates]
+        figures: dict[str, Any] = {"source": usual.source, "lengths": usual.lengths, "depth": usual.depth}
+        figures |= {"drafted": [each.drafted for each in best], "speedups": [each.speedup for each in best]}
+        found.append(Figures(name=name, rates=rates, **figures))
+    return found
+
+
+def lengths_table(rounds: TimedRounds, batch: int, costs: Sequence[float], about: str) -> Table:
+    """A row per length of drafts: the time of verification, and the acceptance from which it pays."""
+    plain = rounds.verify(batch=batch, drafted=0, context=0)
+    lengths = [drafted for drafted in _SHOWN if drafted < rounds.nodes[-1]]
+    shares = [
+        (f"break-even,\ndrafter {_share(share)}", lambda k, share=share: percent(break_even(rounds, batch, k, share)))
+        for share in costs
+    ]
+    return Table.of(
+        lengths,
+        [
+            ("drafted", str),
+            ("verify\nms", lambda k: f"{1e3 * rounds.verify(batch=batch, drafted=k, context=0):.2f}"),
+            ("plain\nsteps", lambda k: f"{rounds.verify(batch=batch, drafted=k, context=0) / plain:.2f}"),
+            *shares,
+        ],
+        title=f"Acceptance per token from which chains pay, {_rows(batch)}; a plain step {1e3 * plain:.2f} ms: {about}",
+        notes=["a drafter's cost: its time per token over that of a plain step; -: not even perfect drafts pay"],
+    )
+
+
+def heads_table(rounds: TimedRounds, costs: Sequence[float], about: str) -> Table:
+    """A row per published head and batch: its speedup here at the best length, by the drafter's cost."""
+    items = [(batch, name) for batch in rounds.seconds for name in USUAL]
+    known = {
+        (batch, each.name, share): each
+        for batch in rounds.seconds
+        for share in costs
+        for each in heads(rounds, batch, share)
+    }
+
+    def cell(item: tuple[int, str], share: float) -> str:
+        each = known[(*item, share)]
+        return f"{each.speedups[0]:.2f}x-{each.speedups[1]:.2f}x ({each.drafted[0]}-{each.drafted[1]})"
+
+    return Table.of(
+        items,
+        [
+            ("rows", lambda item: str(item[0])),
+            (left("published head"), lambda item: item[1]),
+            (
+                "tokens per round\n(drafted)",
+                lambda item: f"{USUAL[item[1]].lengths[0]}-{USUAL[item[1]].lengths[1]} ({USUAL[item[1]].depth})",
+            ),
+            *(
+                (f"speedup (drafted),\ndrafter {_share(share)}", lambda item, share=share: cell(item, share))
+                for share in costs
+            ),
+        ],
+        title=f"What published heads would bring here, at the best length: {about}",
+        notes=[
+            "as if every token were accepted alike; blocks and Medusa draft all tokens in one forward, others one each",
+            *(f"{name}: {usual.source}" for name, usual in USUAL.items()),
+        ],
+        section=lambda item: item[0],
+    )
+
+
+def verdict(rounds: TimedRounds, costs: Sequence[float], *, passes: int) -> list[str]:
+    """Sentences that a reader of the tables needs."""
+    said = []
+    for batch in rounds.seconds:
+        for share in costs:
+            lengths = [k for k in _SHOWN if k < rounds.nodes[-1]]
+            needed = [(rate, k) for k in lengths if (rate := break_even(rounds, batch, k, share)) is not None]
+            words = "nothing pays, whatever is drafted"
+            if needed:
+                rate, k = min(needed)
+                words = f"pays from an acceptance of {rate:.0%} on, with {k} drafted"
+            said.append(f"{_rows(batch)}, drafter {_share(share)}: {words}.")
+    note = "over random tokens in trees; acceptance and commit are not in these times"
+    return [*said, f"Every forward was timed {passes} times, {note}."]
+
+
+def figures_of(rounds: TimedRounds, costs: Sequence[float]) -> dict[str, Any]:
+    """All figures, for JSON."""
+    lengths = range(1, rounds.nodes[-1])
+    return {
+        "nodes": rounds.nodes,
+        "rows": [
+            {
+                "batch": batch,
+                "seconds": seconds,
+                "costs": [
+                    {
+                        "share": share,
+                        "break_even": {k: break_even(rounds, batch, k, share) for k in lengths},
+                        "heads": heads(rounds, batch, share),
+                    }
+                    for share in costs
+                ],
+            }
+            for batch, seconds in rounds.seconds.items()
+        ],
+    }
+
+
+@style.styled()
+def pays_plot(rounds: TimedRounds, costs: Sequence[float], path: Path, about: str) -> Path:
+    """Draw the time of verification, and the speedup at the best length by acceptance, with what heads have."""
+    figure = style.new_figure(style.PAGE, 3.6)
+    shown = sorted({min(rounds.seconds), max(rounds.seconds)})
+    times, *panels = figure.subplots(1, 1 + len(shown))
+    for index, (batch, seconds) in enumerate(rounds.seconds.items()):
+        times.plot(rounds.nodes, [each / seconds[0] for each in seconds], label=_rows(batch), **style.looks(index))
+    times.set(title="verifying n tokens per row", xlabel="tokens n", ylabel="plain steps", xscale="log", yscale="log")
+    style.plain_log(times.xaxis, [1, 2, 4, 8, 16, 32, 64])
+    style.plain_log(times.yaxis)
+    times.legend()
+    rates = [place / 50 for place in range(15, 49)]
+    for batch, axes in zip(shown, panels, strict=True):
+        for index, share in enumerate(costs):
+            cost = replace(rounds, share=share)
+            speed = [best_length(cost, a, batch=batch, context=0, longest=rounds.nodes[-1] - 1).speedup for a in rates]
+            axes.plot(
+                rates,
+                speed,
+                label=f"a drafted token costs {_share(share, ' of a plain step')}",
+                **{**style.looks(index), "markevery": 6},
+            )
+        style.baseline(axes)
+        top = axes.get_ylim()[1]
+        for index, (name, usual) in enumerate(USUAL.items()):
+            ends = [rate_for(length, usual.depth) or 0.0 for length in usual.lengths]
+            height = top * (1.02 + 0.07 * index)
+            axes.hlines(height, *ends, color=style.FAINT, linewidth=3)
+            style.note(axes, name, (ends[0], height), (-3, 0), ha="right")
+        axes.set(
+            title=f"speedup at the best length, {_rows(batch)}",
+            xlabel="acceptance per token",
+            ylabel="over plain decoding",
+        )
+        axes.set_xlim(0, 1)
+    for axes in (times, *panels):
+        axes.grid()
+    style.legend_of(figure, *panels)
+    style.title(figure, "Does speculation pay here?", f"{about}; bars: acceptance of published heads elsewhere")
+    return style.save(figure, path)
+
+
+def _share(share: float, of: str = "") -> str:
+    return f"{share:.0%}{of}" if share else "nothing" if of else "free"
+
+
+def _rows(batch: int) -> str:
+    return f"{batch} row{'s' * (batch > 1)}"

@@ -1,0 +1,84 @@
+"""Whether speculation pays: formulas against rounds that are played, a mutant, and the command."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from omegaconf import DictConfig
+
+from experiments.inspecting.kinds import USUAL
+from experiments.pays import pays
+from experiments.reporting.pays import AT_ONCE, break_even, heads, verdict
+from specdec.physics.rounds import TimedRounds
+from specdec.physics.speculation import chain_tokens, rate_for
+
+ROUNDS = TimedRounds(nodes=[1, 2, 4, 8, 16], seconds={1: [1.0, 1.1, 1.2, 1.5, 2.4], 4: [2.0, 3.0, 5.0, 11.0, 30.0]})
+
+
+def played(rate: float, drafted: int, seconds: float, plain: float, *, bonus: bool = True) -> tuple[float, float]:
+    """The speed over plain decoding's of 40,000 rounds that are played token by token, and its standard error."""
+    accepted = (np.random.default_rng(0).random((40_000, drafted)) < rate).cumprod(1).sum(1) + bonus
+    speeds = accepted * plain / seconds
+    return float(speeds.mean()), float(speeds.std() / 200)
+
+
+@pytest.mark.parametrize(("batch", "drafted", "share"), [(1, 3, 0.0), (1, 6, 0.2), (1, 15, 0.05), (4, 2, 0.05)])
+def test_rounds_at_the_break_even_acceptance_are_as_fast_as_plain_decoding(
+    batch: int, drafted: int, share: float
+) -> None:
+    rate = break_even(ROUNDS, batch, drafted, share)
+    assert rate is not None
+    plain = ROUNDS.seconds[batch][0]
+    verify = float(np.interp(drafted + 1, ROUNDS.nodes, ROUNDS.seconds[batch]))
+    seconds = verify + drafted * share * plain
+    speed, error = played(rate, drafted, seconds, plain)
+    assert abs(speed - 1) < 5 * error
+    # A mutant that forgets the token behind the accepted ones is far off.
+    wrong, error = played(rate, drafted, seconds, plain, bonus=False)
+    assert abs(wrong - 1) > 20 * error
+
+
+def test_what_never_pays_and_what_always_does_is_said() -> None:
+    assert break_even(ROUNDS, 4, 7, 0.5) is None and rate_for(4.5, 3) is None and rate_for(4, 3) == pytest.approx(1)
+    assert break_even(replace(ROUNDS, seconds={1: [1.0, 0.9, 0.9, 0.9, 0.9]}), 1, 3, 0.0) == 0.0
+    said = verdict(replace(ROUNDS, seconds={1: [1.0, 2.5, 5.0, 10.0, 20.0]}), [0.0], passes=3)
+    assert said[0] == "1 row, drafter free: nothing pays, whatever is drafted."
+    assert (
+        verdict(ROUNDS, [0.2], passes=3)[0] == "1 row, drafter 20%: pays from an acceptance of 30% on, with 1 drafted."
+    )
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_published_heads_have_their_length_and_the_best_of_all_lengths(batch: int) -> None:
+    times = ROUNDS.seconds[batch]
+    for head in heads(ROUNDS, batch, 0.1):
+        usual, at_once = USUAL[head.name], head.name.startswith(AT_ONCE)
+        for end, rate in enumerate(head.rates):
+            assert chain_tokens(rate, usual.depth) == pytest.approx(usual.lengths[end])
+            speeds = [1.0]
+            for drafted in range(1, (usual.depth if at_once else 15) + 1):
+                seconds = np.interp(drafted + 1, ROUNDS.nodes, times) + (1 if at_once else drafted) * 0.1 * times[0]
+                speeds.append(sum(rate**place for place in range(drafted + 1)) * times[0] / seconds)
+            assert head.speedups[end] == pytest.approx(max(speeds)) and speeds[head.drafted[end]] == max(speeds)
+
+
+def test_the_command_times_forwards_and_refuses_what_does_not_fit(
+    configure: Callable[..., DictConfig], saved: Path, tmp_path: Path, capsys: Any
+) -> None:
+    words = [f"target.name={saved / 'target'}", "threads=1", "seconds=0", "batch=[1,2]", "context=16"]
+    words += [f"out={tmp_path}", "nodes=[4,2]"]
+    found = pays(configure("pays", *words))
+    assert found.nodes == [1, 2, 4] and all(min(each) > 0 for each in found.seconds.values())
+    file = json.loads((tmp_path / "pays.json").read_text())
+    assert [row["batch"] for row in file["rows"]] == [1, 2] and file["rows"][0]["seconds"] == found.seconds[1]
+    assert (tmp_path / "pays.png").stat().st_size > 10_000
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "What published heads would bring here" in shown and "timed 3 times" in shown
+    with pytest.raises(ValueError, match="positions, give at most so many together"):
+        pays(configure("pays", *words, "context=100000"))
+    with pytest.raises(ValueError, match="a share of a plain step"):
+        pays(configure("pays", *words, "draft_costs=[-1]"))
