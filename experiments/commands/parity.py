@@ -38,43 +38,51 @@ def parity(config: DictConfig) -> list[Figures]:
     settle(config)
     for section in ("target", "dataset"):
         component_of(config, section)
-    out, began = Path(config.out), time.perf_counter()
+    out = Path(config.out)
     found: list[Figures] = []
     left: list[str] = []
-    facts: dict[str, Any] = {}
+    facts: dict[str, Any] = {"tokens": config.tokens, "threads": torch.get_num_threads(), "versions": versions()}
+    try:
+        for each in _all_ways(config, engines, facts, left):
+            found += each
+    finally:  # Ctrl-C keeps what was measured
+        if found:
+            publish(
+                out,
+                "parity",
+                tables=[parity_table(found, facts)],
+                figures={**facts, "left_out": left, "rows": found},
+                said=remarks(found, left),
+                drawn=lambda: [parity_plot(found, out / PICTURE, facts)],
+            )
+    if not found:
+        raise ValueError(f"nothing was measured: {'; '.join(left)}")
+    return found
 
-    def late() -> bool:
-        return time.perf_counter() - began > 60 * config.max_minutes
 
+def _all_ways(
+    config: DictConfig, engines: dict[str, dict[str, Any] | None], facts: dict[str, Any], left: list[str]
+) -> Iterator[list[Figures]]:
+    """Yields the figures of every way to run the model; adds to the facts, and to what is left out and why."""
+    ends = time.perf_counter() + 60 * config.max_minutes
     with steps_shown("forwards") as say:
         for quantization, dtype in product(config.quantizations, config.dtypes):
-            names = {name: " ".join(filter(None, [name, dtype, quantization])) for name in engines}
-            if late():
-                left += names.values()
-                continue
-            target = _target(config, dtype, quantization)
-            prompts = _prompts(config, target)
-            facts = facts or {"model": target.name, "device": device_name(target.device), "prompts": len(prompts)}
+            target: Target | None = None
             for name, options in engines.items():
-                if late():
-                    left.append(names[name])
-                    continue
-                say(names[name])
                 way = Figures(engine=name, dtype=dtype, quantization=quantization, control=_is_control(options))
+                said = " ".join(filter(None, [name, dtype, quantization]))
+                if time.perf_counter() > ends:
+                    left.append(f"{said} (max_minutes={config.max_minutes:g})")
+                    continue
+                target = target or _target(config, dtype, quantization)
+                prompts = _prompts(config, target)
+                facts.setdefault("model", target.name)
+                facts |= {"device": device_name(target.device), "prompts": len(prompts)}
+                say(said)
                 try:
-                    found += [way | each for each in _measured(config, target, options, prompts)]
+                    yield [way | each for each in _measured(config, target, options, prompts)]
                 except ValueError as error:  # this model cannot be run so; the other ways go on
-                    left.append(f"{names[name]} ({first_sentence(error)})")
-    facts |= {"tokens": config.tokens, "threads": torch.get_num_threads(), "versions": versions()}
-    publish(
-        out,
-        "parity",
-        tables=[parity_table(found, facts)],
-        figures={**facts, "left_out": left, "rows": found},
-        said=remarks(found, left),
-        drawn=lambda: [parity_plot(found, out / PICTURE, facts)],
-    )
-    return found
+                    left.append(f"{said} ({first_sentence(error)})")
 
 
 def engines_of(config: DictConfig) -> dict[str, dict[str, Any] | None]:

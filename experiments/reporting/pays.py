@@ -37,7 +37,7 @@ def heads(rounds: TimedRounds, batch: int, share: float) -> list[Figures]:
     for name, usual in USUAL.items():
         cost = replace(rounds, share=share, at_once=name.startswith(AT_ONCE))
         rates = [rate_for(length, usual.depth) for length in usual.lengths]
-        longest = min(usual.depth if cost.at_once else rounds.nodes[-1] - 1, rounds.nodes[-1] - 1)
+        longest = min(usual.depth, rounds.nodes[-1] - 1)
         best = [best_length(cost, rate or 0.0, batch=batch, context=0, longest=longest) for rate in rates]
         figures: dict[str, Any] = {"source": usual.source, "lengths": usual.lengths, "depth": usual.depth}
         figures |= {"drafted": [each.drafted for each in best], "speedups": [each.speedup for each in best]}
@@ -68,35 +68,33 @@ def lengths_table(rounds: TimedRounds, batch: int, costs: Sequence[float], about
 
 def heads_table(rounds: TimedRounds, costs: Sequence[float], about: str) -> Table:
     """A row per published head and batch: its speedup here at the best length, by the drafter's cost."""
-    items = [(batch, name) for batch in rounds.seconds for name in USUAL]
-    known = {
-        (batch, each.name, share): each
+    items = [
+        (batch, [heads(rounds, batch, share)[index] for share in costs])
         for batch in rounds.seconds
-        for share in costs
-        for each in heads(rounds, batch, share)
-    }
+        for index in range(len(USUAL))
+    ]
 
-    def cell(item: tuple[int, str], share: float) -> str:
-        each = known[(*item, share)]
+    def cell(each: Figures) -> str:
         return f"{each.speedups[0]:.2f}x-{each.speedups[1]:.2f}x ({each.drafted[0]}-{each.drafted[1]})"
+
+    def published(each: Figures) -> str:
+        return f"{each.lengths[0]}-{each.lengths[1]} ({each.depth})"
 
     return Table.of(
         items,
         [
             ("rows", lambda item: str(item[0])),
-            (left("published head"), lambda item: item[1]),
-            (
-                "tokens per round\n(drafted)",
-                lambda item: f"{USUAL[item[1]].lengths[0]}-{USUAL[item[1]].lengths[1]} ({USUAL[item[1]].depth})",
-            ),
+            (left("published head"), lambda item: item[1][0].name),
+            ("tokens per round\n(drafted)", lambda item: published(item[1][0])),
             *(
-                (f"speedup (drafted),\ndrafter {_share(share)}", lambda item, share=share: cell(item, share))
-                for share in costs
+                (f"speedup (drafted),\ndrafter {_share(share)}", lambda item, at=at: cell(item[1][at]))
+                for at, share in enumerate(costs)
             ),
         ],
         title=f"What published heads would bring here, at the best length: {about}",
         notes=[
-            "as if every token were accepted alike; blocks and Medusa draft all tokens in one forward, others one each",
+            "lengths of up to the published depth, as if every token were accepted alike",
+            "blocks and Medusa draft all tokens in one forward, others one each",
             *(f"{name}: {usual.source}" for name, usual in USUAL.items()),
         ],
         section=lambda item: item[0],
@@ -121,25 +119,16 @@ def verdict(rounds: TimedRounds, costs: Sequence[float], *, passes: int) -> list
 
 def figures_of(rounds: TimedRounds, costs: Sequence[float]) -> dict[str, Any]:
     """All figures, for JSON."""
-    lengths = range(1, rounds.nodes[-1])
-    return {
-        "nodes": rounds.nodes,
-        "rows": [
-            {
-                "batch": batch,
-                "seconds": seconds,
-                "costs": [
-                    {
-                        "share": share,
-                        "break_even": {k: break_even(rounds, batch, k, share) for k in lengths},
-                        "heads": heads(rounds, batch, share),
-                    }
-                    for share in costs
-                ],
-            }
-            for batch, seconds in rounds.seconds.items()
-        ],
-    }
+
+    def of_cost(batch: int, share: float) -> dict[str, Any]:
+        rates = {k: break_even(rounds, batch, k, share) for k in range(1, rounds.nodes[-1])}
+        return {"share": share, "break_even": rates, "heads": heads(rounds, batch, share)}
+
+    rows = [
+        {"batch": batch, "seconds": seconds, "costs": [of_cost(batch, share) for share in costs]}
+        for batch, seconds in rounds.seconds.items()
+    ]
+    return {"nodes": rounds.nodes, "rows": rows}
 
 
 @style.styled()
@@ -159,12 +148,8 @@ def pays_plot(rounds: TimedRounds, costs: Sequence[float], path: Path, about: st
         for index, share in enumerate(costs):
             cost = replace(rounds, share=share)
             speed = [best_length(cost, a, batch=batch, context=0, longest=rounds.nodes[-1] - 1).speedup for a in rates]
-            axes.plot(
-                rates,
-                speed,
-                label=f"a drafted token costs {_share(share, ' of a plain step')}",
-                **{**style.looks(index), "markevery": 6},
-            )
+            label = f"a drafted token costs {_share(share, ' of a plain step')}"
+            axes.plot(rates, speed, label=label, markevery=6, **style.looks(index))
         style.baseline(axes)
         top = axes.get_ylim()[1]
         for index, (name, usual) in enumerate(USUAL.items()):
@@ -172,12 +157,8 @@ def pays_plot(rounds: TimedRounds, costs: Sequence[float], path: Path, about: st
             height = top * (1.02 + 0.07 * index)
             axes.hlines(height, *ends, color=style.FAINT, linewidth=3)
             style.note(axes, name, (ends[0], height), (-3, 0), ha="right")
-        axes.set(
-            title=f"speedup at the best length, {_rows(batch)}",
-            xlabel="acceptance per token",
-            ylabel="over plain decoding",
-        )
-        axes.set_xlim(0, 1)
+        axes.set(title=f"speedup at the best length, {_rows(batch)}", xlabel="acceptance per token", xlim=(0, 1))
+        axes.set_ylabel("over plain decoding")
     for axes in (times, *panels):
         axes.grid()
     style.legend_of(figure, *panels)

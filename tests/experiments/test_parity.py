@@ -163,8 +163,14 @@ def test_the_command_measures_every_way_and_says_when_the_control_is_not_zero(
     assert "auto" not in {row.engine for row in rows} and "transformers" in {row.engine for row in rows}
     assert "Left out: auto float32 (llama: not supported" in " ".join(capsys.readouterr().out.split())
 
-    monkeypatch.setattr(command.time, "perf_counter", iter(range(0, 10**6, 100)).__next__)
-    assert run_parity(configure("parity", *words)) == []
+    def interrupt(model: Any) -> Begin:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "through_model", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run_parity(configure("parity", *words))
+    file = json.loads((tmp_path / "out" / "parity.json").read_text())
+    assert {row["engine"] for row in file["rows"]} == {"auto", "eager", "unoptimized"}
 
 
 @pytest.mark.parametrize(
@@ -176,6 +182,7 @@ def test_the_command_measures_every_way_and_says_when_the_control_is_not_zero(
         ("sizes=[1]", "sizes"),
         ("dtypes=[int8]", "dtypes"),
         ("quantizations=[int3]", "int3"),
+        ("max_minutes=1e-9", r"nothing was measured: auto float32 \(max_minutes=1e-09\)"),
     ],
 )
 def test_bad_input_is_refused_in_one_sentence(configure: Configure, words: list[str], wrong: str, said: str) -> None:
