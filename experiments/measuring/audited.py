@@ -1,6 +1,7 @@
 """Outputs of a decoder that is audited, block by block, kept in a file from which an audit goes on."""
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from specdec.requests import SamplingParams
 
 SAMPLES = "samples.jsonl"
 """A line per block: the prompt's number, and the outputs."""
+_NEVER = math.log(1e-12)
 Subject = Callable[[Sequence[int], SamplingParams, Sequence[int]], list[list[int]]]
 """From a prompt, its sampling and the streams to one output per stream, as token ids."""
 
@@ -39,7 +41,7 @@ def of_engine(engine: Engine | OtherEngine, size: int) -> Subject:
         if not getattr(engine, "tells_tokens", True):
             raise ValueError(
                 "the server returns no token ids, and an audit cannot be made of text, which has several spellings: "
-                "vLLM tells them with 'contenders.openai.extra={return_token_ids:true}'"
+                "vLLM tells them with '+contenders.openai.extra={return_token_ids:true}'"
             )
         return found
 
@@ -113,6 +115,12 @@ class Gathered:
                     f"the subject returned {len(output)} tokens where {cells.horizon} are needed, and none that ends "
                     f"an output: return new tokens only, with the end of text, and do not cut them"
                 )
+        likely = self.question.laws[prompt][cells.cell(outputs[0])]
+        if all(list(each) == list(outputs[0]) for each in outputs) and len(outputs) * math.log(likely + 1e-99) < _NEVER:
+            raise ValueError(
+                f"the subject returned one and the same output {len(outputs)} times, which has a probability of "
+                f"{likely:.2g} each time: it ignores the temperature, or the seed that every request has of its own"
+            )
         counts = np.bincount([cells.cell(output) for output in outputs], minlength=cells.count)
         self.wealth.advance(prompt, counts[None])
         self.blocks += 1
@@ -147,6 +155,7 @@ class Gathered:
                 return "interrupted"
             except Exception as error:
                 if not self.blocks:
-                    raise  # nothing has been gathered
+                    file.unlink()  # nothing has been gathered
+                    raise
                 return " ".join(f"{type(error).__name__}: {error}".split())
         return None

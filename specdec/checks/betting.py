@@ -26,7 +26,7 @@ ESTIMATE = "what the outputs look like"
 """The bet without a name."""
 MOST = 4.0
 """The largest ratio of a bet, for one output."""
-FAITH = 4.0
+FAITH = 1.0
 """Outputs per cell that the law counts for in the estimate."""
 
 
