@@ -87,8 +87,15 @@ def audit(config: DictConfig) -> Figures:
         for mistake in names:
             say(f"power against {mistake}")
             powers.append(power(question, mistake, blocks=most, wanted=config.wanted, seed=config.seed))
-    planned = [each.samples or config.max_samples for each in powers if each.distance >= config.least]
-    blocks = min(most, -(-max(planned, default=config.block) // (config.block * len(prompts))))
+        planned = [each.samples or config.max_samples for each in powers if each.distance >= config.least]
+        blocks = min(most, -(-max(planned, default=config.block) // (config.block * len(prompts))))
+        powers = [
+            replace(
+                power(question, each.mistake, blocks=blocks, wanted=config.wanted, seed=config.seed),
+                samples=each.samples,
+            )
+            for each in powers
+        ]
     console = terminal.console()
     terminal.show(console, plan_table(name, target.name, powers, prompts))
     terminal.say(console, *plan_lines(blocks * config.block * len(prompts), question, config.horizon + config.drafted))

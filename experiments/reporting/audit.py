@@ -21,12 +21,13 @@ def plan_table(subject: str, target: str, powers: Sequence[Power], prompts: Sequ
             ("TV", lambda each: f"{each.distance:.3f}"),
             ("needed", lambda each: "—" if each.samples is None else f"{each.samples:,}"),
             ("power", lambda each: f"{each.power:.3f}"),
+            ("by χ²", lambda each: f"{each.chi_square:.3f}"),
         ],
         title=f"what an audit of {subject} with {target} can see",
         notes=[
             "TV: total variation between the laws of the next tokens, where it is largest; needed: outputs "
             "over all prompts after which the e-value has seen the mistake with the wanted power (simulated audits); "
-            "power: within max_samples",
+            "power: within the outputs that are planned; by χ²: the same of the chi-square test",
         ],
     )
 

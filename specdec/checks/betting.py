@@ -132,7 +132,7 @@ class Power:
         distance: Total variation that it makes at its most telling prompt.
         samples: Outputs, over all prompts, after which the e-value has seen it with the wanted power; None if the
             most that are allowed do not do.
-        power: The probability that the e-value sees it within the most that are allowed.
+        power: The probability that the e-value sees it within the most that are allowed, by simulated audits.
         chi_square: The same of the chi-square test.
     """
 
