@@ -274,7 +274,7 @@ def test_questions_and_deep_classes_are_noticed() -> None:
 
 # ---------------------------------------------------------------- pages
 
-MOST_WORDS, MOST_PAGES, ALL_WORDS = 3_000, 17, 47_400
+MOST_WORDS, MOST_PAGES, ALL_WORDS = 3_000, 17, 47_900
 LONG = {
     "docs/costs.md": 3_200,
     "docs/drafters.md": 5_450,

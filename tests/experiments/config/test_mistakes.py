@@ -286,7 +286,7 @@ MISTAKES: dict[str, dict[str, str]] = {
         "target.name=unheard.json": "has no hidden_size",
         "target.name=bundled/target target.inflate=110n": "inflate='110n'",
         "drafter=model": "has a vocabulary of 4,096 tokens",
-        "drafter=merged": "a plan knows model, pard, eagle, peagle, mtp, block, medusa",
+        "drafter=merged": "has a vocabulary of 4,096 tokens",
         "drafter=eagle drafter.name=head70": "a head for hidden states of 8192 numbers",
     },
     "compare": {
@@ -351,8 +351,8 @@ MISTAKES: dict[str, dict[str, str]] = {
         "+drafter@methods.a=model": "methods=['a'] are both given",
     },
     "export": {
-        "drafter.name={models}/uno": "holds an adapter: to export it merged",
-        "drafter.name={models}/medusa drafter.adapter={models}/uno": "drafter.adapter: ",
+        "drafter.name={models}/uno overwrite=true": "holds an adapter: to export it merged",
+        "drafter.name={models}/medusa drafter.adapter={models}/uno overwrite=true": "drafter.adapter: ",
         "drafter.name=a format=vllm": "format='vllm'",
         "": "drafter.name has no value",
         "drafter=eagle": "drafter=eagle",
