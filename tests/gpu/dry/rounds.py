@@ -146,8 +146,8 @@ def _phase(
         device.waits.clear()
         engine.step()
     allowed += any(each.grammar is not None for each in sampling)  # the masks of what is judged
-    if phase == "masked by a grammar" and not getattr(engine.session, "reads_host", True):
-        allowed += 1 + getattr(engine.session, "max_depth", 0)  # the masks of every level
+    if phase == "masked by a grammar" and engine.session is not None and engine.session.models:
+        allowed += 1 + (engine.drafter.max_depth if engine.drafter is not None else 0)  # the masks of every level
     if device.waits.total() > allowed:
         yield f"the host waits {device.waits.total()} times in a round: {dict(device.waits)}"
     if device.captured == before:
