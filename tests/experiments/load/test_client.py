@@ -348,11 +348,14 @@ def test_the_command_plays_servers_beside_our_engine_and_instead_of_it(
 def test_the_generator_is_in_time(server: Server) -> None:
     server.gap = 0.02
     times = np.cumsum(np.random.default_rng(0).exponential(1 / 100, size=300))
-    bare = []
-    begun = time.perf_counter()
-    for moment in times:
-        time.sleep(max(0.0, begun + moment - time.perf_counter()))
-        bare.append(time.perf_counter() - begun - moment)
-    allowed = max(LATE, 3 * float(np.quantile(bare, 0.99)))  # where a thread that only sleeps is late, so is everybody
-    late = min(play(server, [Server.NORMAL] * 300, times=times).late for _ in range(3))
+    found = []
+    for _ in range(3):  # a machine that is busy for a moment is so for both
+        bare, begun = [], time.perf_counter()
+        for moment in times:
+            time.sleep(max(0.0, begun + moment - time.perf_counter()))
+            bare.append(time.perf_counter() - begun - moment)
+        # Where a thread that only sleeps is late, so is everybody.
+        allowed = max(LATE, 3 * float(np.quantile(bare, 0.99)))
+        found.append((play(server, [Server.NORMAL] * 300, times=times).late, allowed))
+    late, allowed = min(found, key=lambda each: each[0] - each[1])
     assert late <= allowed, f"late by {1000 * late:.1f} ms, and {1000 * allowed:.1f} ms are allowed here"
