@@ -122,9 +122,9 @@ def panels(weight: Tensor) -> PanelWeight | None:
 
 def int8_panels(weight: Tensor, scale: Tensor) -> PanelWeight | None:
     """Return int8 weights ``[out, in]``, -127 to 127, and scales ``[out]`` in the inputs' dtype; None as ``panels``."""
-    if (weight == -128).any():  # bfloat16's table has no place for it
-        return None
     if not _readable(weight) or not _readable(scale) or scale.dtype not in (torch.float32, torch.bfloat16):
+        return None
+    if (weight == -128).any():  # bfloat16's table has no place for it
         return None
     with torch.inference_mode():
         paired = _paired(weight.detach())
