@@ -24,7 +24,8 @@ class Pair(NamedTuple):
 
 def report_published(rows: Sequence[Row], found: Sequence[Published], out: Path) -> None:
     """Print published figures beside a comparison's rows, and write them to ``published.md``."""
-    table, console = published_table(rows, [records_of(row.run.folder) for row in rows], found), terminal.console()
+    of = {folder: records_of(folder) for folder in {row.run.folder for row in rows}}
+    table, console = published_table(rows, [of[row.run.folder] for row in rows], found), terminal.console()
     terminal.show(console, table)
     terminal.list_written(console, write_texts(out, {"published.md": table.markdown()}))
 

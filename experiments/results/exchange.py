@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from experiments.results.records import PLAIN, Record
 
 FORMATS = ("vllm", "inferencex", "spec_bench")
@@ -156,8 +158,6 @@ def published(file: str) -> list[Published]:
 
 
 def _of_curve(file: str, text: str) -> list[Published]:
-    import yaml
-
     try:
         models = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -189,17 +189,20 @@ def _of_lines(file: str, text: str) -> list[Published]:
             row = json.loads(line)
         except ValueError as error:
             raise ValueError(f"published={file}, line {number} is no JSON") from error
-        row = row.get("data", row) if isinstance(row, dict) else {}
-        told = (row.get("metrics") or {}).get("speculative_decoding")
-        if told:
-            key = row.get("model", Path(file).stem), told.get("num_spec_tokens"), None
-            sums[key][0] += told["num_accepted_draft_tokens"]
-            sums[key][1] += told["num_spec_steps"]
-        for choice in row.get("choices") or ():
-            lengths = choice.get("accept_lengths") or ()
-            key = row.get("model_id", Path(file).stem), None, row.get("category")
-            sums[key][0] += sum(lengths) - len(lengths)
-            sums[key][1] += len(lengths)
+        try:
+            row = row.get("data", row)
+            told = (row.get("metrics") or {}).get("speculative_decoding")
+            if told:
+                key = row.get("model", Path(file).stem), told.get("num_spec_tokens"), None
+                sums[key][0] += told["num_accepted_draft_tokens"]
+                sums[key][1] += told["num_spec_steps"]
+            for choice in row.get("choices") or ():
+                lengths = choice.get("accept_lengths") or ()
+                key = row.get("model_id", Path(file).stem), None, row.get("category")
+                sums[key][0] += sum(lengths) - len(lengths)
+                sums[key][1] += len(lengths)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"published={file}, line {number} has another form than others of its kind") from error
     return [
         Published(file, model, drafted, 1 + accepted / rounds, rounds, category=category)
         for (model, drafted, category), (accepted, rounds) in sums.items()
