@@ -112,15 +112,23 @@ def test_a_hit_saves_the_prefill_and_a_common_beginning_is_kept_where_prompts_pa
     assert prefilled == [36, 36, 36 - 24]
 
 
-@pytest.mark.parametrize("mutant", ["another beginning's state", "the state of the end"])
-def test_states_of_other_tokens_are_noticed(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if mutant == "another beginning's state":
+WRONG_STATES = ("another beginning's state", "the state of the end")
+
+
+def mistake_states(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make one of the ``WRONG_STATES`` that of every beginning."""
+    if mutant == WRONG_STATES[0]:
         begin = States.begin
         monkeypatch.setattr(
             States, "begin", lambda states, slot, number, length: begin(states, slot, (number + 1) % 16, length)
         )
     else:
         monkeypatch.setattr(States, "save", lambda states, slot: [tensor[:, slot, 0] for tensor in states.tensors])
+
+
+@pytest.mark.parametrize("mutant", WRONG_STATES)
+def test_states_of_other_tokens_are_noticed(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mistake_states(mutant, monkeypatch)
     engine = engine_of("qwen3_next", "recycling", cache=LAYOUTS["pages"])
     assert conversations(engine) != alone("qwen3_next", "recycling")
 

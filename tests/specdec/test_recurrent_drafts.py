@@ -30,6 +30,7 @@ from specdec.topology import Topology
 from tests.architectures import VOCAB, tiny
 from tests.components import DRAFTERS
 from tests.models import tiny_model
+from tests.specdec.test_kept_states import WRONG_STATES, mistake_states
 from tests.specdec.test_pages import Fitting
 from tests.specdec.test_recurrent import run_again
 from tests.specdec.test_recurrent_engine import small
@@ -173,16 +174,10 @@ def test_beginnings_are_shared(target: str, drafter: str, layout: str) -> None:
     assert hits > 0.4
 
 
-@pytest.mark.parametrize("mutant", ["another boundary's state", "the state of the end"])
+@pytest.mark.parametrize("mutant", WRONG_STATES)
 def test_states_of_another_boundary_are_noticed(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _, wanted, _ = conversations("llama", "lfm2")
-    if mutant == "another boundary's state":
-        begin = States.begin
-        monkeypatch.setattr(
-            States, "begin", lambda states, slot, number, length: begin(states, slot, (number + 1) % 16, length)
-        )
-    else:
-        monkeypatch.setattr(States, "save", lambda states, slot: [tensor[:, slot, 0] for tensor in states.tensors])
+    mistake_states(mutant, monkeypatch)
     _, laws, _ = conversations("llama", "lfm2", cache=LAYOUTS["pages"])
     assert laws.shape != wanted.shape or (laws - wanted).abs().max() > 10 * NEAR
 
