@@ -60,7 +60,7 @@ def calibrate(config: DictConfig) -> CalibratedRounds:
 
 
 def plan_of(config: DictConfig, target: Target, drafter: Drafter | None) -> Plan:
-    """Returns what is measured: the grid as far as the model has room for it, the drafter's largest tree included."""
+    """Returns the plan: the grid as far as the model has room for it, the drafter's largest tree included."""
     grid, held_out = plain(config, "grid"), plain(config, "held_out")
     drafted = {*grid["drafted"]} | ({drafter.max_nodes} if drafter is not None else set())
     room = target.max_length - max(*drafted, *held_out["drafted"]) - 1

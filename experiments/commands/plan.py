@@ -42,7 +42,7 @@ def plan(config: DictConfig) -> Plan:
 
 
 def question_of(config: DictConfig) -> Question:
-    """Returns what a configuration asks."""
+    """Returns a configuration's question."""
     target, engine = plain(config, "target"), plain(config, "engine")
     costs = None if config.costs is None else CalibratedRounds.load(config.costs)
     devices = read_devices(TABLE) | ({} if config.devices is None else read_devices(Path(config.devices)))

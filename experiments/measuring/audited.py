@@ -73,7 +73,7 @@ def of_function(function: Callable[..., Any], name: str) -> Subject:
 
 @dataclass
 class Gathered:
-    """What an audit has seen.
+    """The outputs of an audit so far, and the bets on them.
 
     Attributes:
         blocks: Blocks of outputs so far, over all prompts.

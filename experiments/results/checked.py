@@ -32,7 +32,7 @@ _ROOT_MARKS = (FOLDER, ".git", "pyproject.toml")
 _SHIPPED = "verifiers"
 """The package whose public rules are checked by the package's own tests."""
 _CORE = ("specdec", "builtins", "abc", "typing")
-"""What a rule is built on; specdec's version stands for its source."""
+"""Packages that a rule is built on; specdec's version stands for their source."""
 
 
 def stated_exactness(rule: "Verifier") -> str:

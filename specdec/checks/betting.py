@@ -32,7 +32,7 @@ FAITH = 1.0
 
 @dataclass(frozen=True)
 class Question:
-    """What an audit asks, at every prompt.
+    """The laws that an audit compares at every prompt, and how sure it has to be.
 
     Attributes:
         laws: By prompt: the law of the cells that should hold.

@@ -79,7 +79,7 @@ class Intake:
         return self._request(prompt, sampling, arrived, speculate=speculate)
 
     def matcher(self, sampling: SamplingParams, *, speculate: bool) -> Matcher | None:
-        """Returns what follows a request's output in its grammar; None without one."""
+        """Returns a matcher that follows a request's output in its grammar; None without one."""
         if sampling.grammar is None:
             return None
         if speculate and self._can_speculate and not self._exact:
