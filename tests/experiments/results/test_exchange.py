@@ -88,7 +88,6 @@ def test_what_is_not_alike_is_said(tmp_path: Path) -> None:
         ("other.yaml", "a: {b: 3}", "no acceptance in a form that is known"),
         ("lines.jsonl", '{"a": 1}\n', "no acceptance in a form that is known"),
         ("broken.jsonl", '{"choices": []}\n{', "line 2 is no JSON"),
-        ("list.jsonl", "[1, 2]\n", "line 1 has another form"),
         ("older.jsonl", '{"metrics": {"speculative_decoding": {"num_draft_tokens": 3}}}\n', "line 1 has another form"),
         ("words.jsonl", '{"choices": [{"accept_lengths": ["two"]}]}\n', "line 1 has another form"),
     ],
