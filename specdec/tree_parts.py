@@ -3,8 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from specdec.shape import TreeShape
 from specdec.topology import Topology
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
@@ -98,6 +101,39 @@ def bucketed(tree: DraftTree, *, max_nodes: int, max_depth: int) -> DraftTree:
     if (width, depth, children) == (tree.width, tree.max_depth, tree.max_children):
         return tree
     return tree.padded(width, max_depth=max(depth, tree.max_depth), max_children=max(children, tree.max_children))
+
+
+def settled(tree: DraftTree, nodes: int | None = None, *, max_nodes: int, max_depth: int, is_chain: bool) -> DraftTree:
+    """Returns the trees padded to one of very few kinds, for a device to which a few nodes more cost nothing.
+
+    Whatever is drafted on the host, all rounds are then recorded before requests run: chains where the drafter drafts
+    chains alone, other trees, and no drafts at all.
+
+    Args:
+        nodes: For how many drafted nodes there has to be room; None for as many as there are.
+        max_nodes: The drafter's.
+        max_depth: The drafter's.
+        is_chain: Whether it drafts chains alone.
+    """
+    nodes = tree.width - 1 if nodes is None else nodes
+    if not nodes:
+        return tree
+    width = 1 + settled_size(nodes, max_nodes)
+    if not (is_chain and tree.in_line):
+        return tree.padded(width, max_depth=min(max_depth, width - 1), max_children=width - 1)
+    more = width - tree.width
+    return DraftTree.from_shape(
+        TreeShape.chain(width - 1),
+        torch.cat([tree.tokens, tree.tokens[:, :1].expand(-1, more)], dim=1),
+        sampling=pad(tree.law, (0, more)) if tree.only_law is None else tree.only_law,
+        valid=pad(tree.valid, (0, more)),
+        draft_probs=None if tree.draft_probs is None else pad(tree.draft_probs, (0, 0, 0, more)),
+    )
+
+
+def settled_size(nodes: int, most: int) -> int:
+    """Returns the size that batches of ``nodes`` drafted nodes are padded to: 16, 32, 64 …, or ``most``."""
+    return min(max(_power(nodes), _SMALL), most)
 
 
 def size_for(nodes: int) -> int:

@@ -74,7 +74,7 @@ def perturbed(model: PreTrainedModel, amount: float) -> PreTrainedModel:
         if parameter.ndim > 1:
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.data.add_(noise * parameter.data.std() * amount)
-    return twin
+    return twin.to(model.device)  # type: ignore[arg-type]
 
 
 def renumbered(model: PreTrainedModel, tokens: list[int]) -> PreTrainedModel:
@@ -85,7 +85,7 @@ def renumbered(model: PreTrainedModel, tokens: list[int]) -> PreTrainedModel:
     config.vocab_size = len(tokens)
     twin = type(model)(config).float().eval()
     twin.load_state_dict({name: each[tokens] if name in names else each for name, each in model.state_dict().items()})
-    return twin
+    return twin.to(model.device)  # type: ignore[arg-type]
 
 
 def lettered(names: list[str]) -> PreTrainedTokenizerFast:
@@ -161,7 +161,7 @@ def recurrent_head(model: PreTrainedModel, **settings: Any) -> RecurrentHead:
 def corpus(model: PreTrainedModel) -> Corpus:
     """A few documents of what the model says by itself, after every fourth token."""
     vocab = model.get_output_embeddings().weight.shape[0]
-    documents = torch.arange(0, vocab, 4)[:, None]
+    documents = torch.arange(0, vocab, 4, device=model.device)[:, None]
     with torch.no_grad():
         for _ in range(4):
             following = model(documents).logits[:, -1].argmax(-1, keepdim=True)
@@ -177,8 +177,10 @@ def noisy_adapter(model: PreTrainedModel, amount: float) -> Matrices:
     lora = Lora({name: (shape[0], shape[1]) for name, shape in shapes.items()}, rank=2)
     for down, up, (_, m) in zip(lora.down, lora.up, layers, strict=True):
         down.data = torch.randn(down.shape, generator=generator) * down.shape[1] ** -0.5
-        up.data = torch.randn(up.shape, generator=generator) * m.weight.std() * amount * 4
-    return {name: (down.detach(), up.detach()) for name, (down, up) in lora.matrices.items()}
+        up.data = torch.randn(up.shape, generator=generator) * m.weight.std().cpu() * amount * 4
+    return {
+        n: (down.detach().to(model.device), up.detach().to(model.device)) for n, (down, up) in lora.matrices.items()
+    }
 
 
 def block_head(model: PreTrainedModel, **settings: Any) -> BlockHead:
@@ -191,7 +193,7 @@ def block_head(model: PreTrainedModel, **settings: Any) -> BlockHead:
     if head.markov_head is not None:
         vocab = head.config.vocab_size
         with torch.no_grad():
-            logits = model(torch.arange(vocab)[:, None]).logits[:, 0]
+            logits = model(torch.arange(vocab, device=model.device)[:, None]).logits[:, 0]
             head.markov_head.markov_w1.weight.copy_(torch.eye(vocab))
             head.markov_head.markov_w2.weight.copy_(logits.T)
     return head
@@ -356,6 +358,8 @@ VERIFIERS: dict[str, type[Verifier]] = {
     "greedy_multipath": GreedyMultiPathVerifier,
     "shared_noise": SharedNoiseVerifier,
 }
+READS_NODES = ("lookahead", "slem", "staged_chain_iid")
+"""Drafters that need on the host what the target said of their nodes, or what their model wrote or accepted."""
 EVERYWHERE = "rejection"
 """The verifier that is tried with every architecture and sampling; the others with one of each."""
 

@@ -304,7 +304,7 @@ class Engine:
 
         Args:
             nodes: The numbers of drafted nodes, where they are known; None for all that are usual. In recorded rounds
-                they matter for chains that are drafted on the host; None is then the longest, and none.
+                they matter for drafts that are made on the host, which are padded to 16, 32 … nodes or the most.
             sampling: The parameters of the requests that will come. Only what kind they are matters in recorded rounds:
                 greedy or sampled, and which filters.
             positions: The most tokens that a request will have; None for ``max_length``.
@@ -330,13 +330,10 @@ class Engine:
         if self.drafter is not None:
             self.runner.warm_up([1, *(1 + size for size in sizes)], batch=rows, wants=self._speculative.wants)
         kinds = [sampling] if isinstance(sampling, SamplingParams) else sampling
-        chains = sizes if nodes is not None else [most, 0]
-        if self.drafter is None or not self.drafter.is_chain:
-            chains = [0]
         try:
             with torch.inference_mode():
                 modes = dict.fromkeys((self._plain, self._speculative))
-                self._rounds.warm_up(modes, nodes=chains, sampling=kinds, positions=positions)
+                self._rounds.warm_up(modes, nodes=sizes, sampling=kinds, positions=positions)
         except RuntimeError as error:
             if not ran_out(error):
                 raise

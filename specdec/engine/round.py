@@ -40,6 +40,7 @@ class Mode:
         session: The drafting session; None in plain decoding.
         max_nodes: The largest number of drafted nodes in a row.
         max_depth: The largest depth of a node.
+        is_chain: Whether no node has two children.
         check: Looks at every draft; None if nobody does. Every law is looked at then, too.
     """
 
@@ -49,6 +50,7 @@ class Mode:
     session: Session | None = None
     max_nodes: int = 0
     max_depth: int = 0
+    is_chain: bool = True
     check: Check | None = None
 
     @classmethod
@@ -76,6 +78,7 @@ class Mode:
             session=session,
             max_nodes=drafter.max_nodes,
             max_depth=drafter.max_depth,
+            is_chain=drafter.is_chain,
             check=check,
         )
 

@@ -20,8 +20,8 @@ from specdec.forward import ForwardOutput, Wants, bucket_of
 from specdec.interfaces import Session
 from specdec.requests import SamplingParams
 from specdec.target.runner import ModelRunner
-from specdec.tree import DraftTree, TreeShape
-from specdec.tree_parts import TreeKind, bucketed
+from specdec.tree import DraftTree
+from specdec.tree_parts import TreeKind, bucketed, settled, settled_size
 from specdec.types import Outcome, Verdict
 
 Observer = Callable[[DraftTree, Judged], object]
@@ -124,7 +124,7 @@ class Rounds:
 
         Args:
             modes: How they draft and judge.
-            nodes: The sizes of chains that are drafted on the host.
+            nodes: How many nodes are drafted on the host.
             sampling: Parameters of requests, for each of which rounds are recorded.
             positions: The length that attention is recorded up to.
         """
@@ -136,7 +136,9 @@ class Rounds:
             # Large ones first: the others find room in the memory that those have taken.
             for count in reversed(self.table.sizes):
                 for params, mode in ((params, mode) for params in sampling for mode in modes):
-                    drafts = nodes if mode.session is not None and mode.session.reads_host else [0]
+                    drafts = {0: None}
+                    if mode.session is not None and mode.session.reads_host:
+                        drafts |= {settled_size(size, mode.max_nodes): None for size in nodes if size}
                     most = positions + mode.max_depth + mode.max_nodes + 1
                     for bound in reversed(buckets(2 + mode.max_nodes, most)):
                         for size in drafts:
@@ -173,8 +175,11 @@ class Rounds:
             elif session is None:
                 tree = propose(mode, seen)
             else:
-                tree = propose(mode, batch) if nodes is None else _chain(batch.roots, nodes)
-                if self.recordings is not None:
+                tree = propose(mode, batch) if nodes is None else DraftTree.root_only(batch.roots)
+                if self.recordings is not None and self._early:
+                    bounds = {"max_nodes": mode.max_nodes, "max_depth": mode.max_depth, "is_chain": mode.is_chain}
+                    tree = settled(tree, nodes, **bounds)
+                elif self.recordings is not None:
                     tree = bucketed(tree, max_nodes=mode.max_nodes, max_depth=mode.max_depth)
             if session is not None:
                 tree = self._runner.agreement.on_tree(tree, fixed=not session.reads_host)
@@ -382,14 +387,6 @@ def _parts(judged: Judged) -> tuple[Tensor, ...]:
 def _judged(parts: Sequence[Tensor]) -> Judged:
     tokens, valid, packed, *evidence = parts[5:]
     return Judged(evidence[0] if evidence else None, Verdict(*parts[:5]), tokens, valid, packed)
-
-
-def _chain(roots: Tensor, nodes: int) -> DraftTree:
-    """Returns chains whose tokens mean nothing, and of which the host does not know that they are whole."""
-    if not nodes:
-        return DraftTree.root_only(roots)
-    tokens = roots[:, None].repeat(1, 1 + nodes)
-    return DraftTree.from_shape(TreeShape.chain(nodes), tokens, valid=torch.ones_like(tokens, dtype=torch.bool))
 
 
 def _filled(kind: TreeKind, tree: DraftTree, rows: int) -> DraftTree:

@@ -46,9 +46,8 @@ def test_rounds_of_a_warm_engine_are_replayed(drafter: str | None) -> None:
                 given = [[1 + row + place % 40 for place in range(length)] for row in range(rows)]
                 engine.generate(given, sampling)
         after = engine.recording_counts
-        assert not after.refused and after.replayed / after.rounds >= (0.8 if drafter == "ngram" else 0.98)
-        if drafter != "ngram":
-            assert after.stages == before.stages and torch.cuda.memory_reserved() < reserved + 2**27
+        assert not after.refused and after.replayed / after.rounds >= 0.98
+        assert after.stages == before.stages and torch.cuda.memory_reserved() < reserved + 2**27
 
 
 @pytest.mark.parametrize("drafter", [None, *DRAFTERS])
@@ -58,7 +57,7 @@ def test_rows_do_not_notice_those_behind_them(drafter: str | None) -> None:
     outputs = []
     for recording in ("rounds", "off"):
         with engine_of(model, drafter, recording) as engine:
-            longer = [replace(each, max_new_tokens=40) for each in SAMPLING]
+            longer = [replace(each, max_new_tokens=64) for each in SAMPLING]
             found = [engine.generate(prompts()[:5], longer[:5]), engine.generate([*prompts(), *prompts()], longer * 2)]
             outputs.append([each.token_ids for completions in found for each in completions])
             if recording == "rounds":

@@ -266,7 +266,7 @@ def by_sorting(logits: Tensor, top_k: Tensor, top_p: Tensor) -> tuple[Tensor, Te
     vocab = logits.shape[-1]
     rank = torch.arange(vocab)
     dropped = rank >= top_k.where(top_k > 0, vocab)[:, None, None]
-    mass = ordered.masked_fill(dropped, -torch.inf).softmax(-1)
+    mass = ordered.double().masked_fill(dropped, -torch.inf).softmax(-1)
     before = mass.cumsum(-1) - mass
     margin = (before - top_p[:, None, None]).abs().where(~dropped & (rank > 0), 1.0).amin(-1)
     dropped = dropped | ((before >= top_p[:, None, None]) & (rank > 0) & (top_p < 1)[:, None, None])

@@ -33,7 +33,7 @@ from specdec.interfaces import Drafter, Laws, Verifier
 from specdec.requests import Grammar, SamplingParams
 from specdec.target.target import Target
 from specdec.tree import DraftTree
-from tests.components import DRAFTERS, fitting
+from tests.components import DRAFTERS, READS_NODES, fitting
 from tests.gpu.dry.fake_cuda import ROOT, Device, fake_cuda, move
 from tests.models import tiny_model
 from verifiers.rejection import RejectionVerifier
@@ -60,8 +60,6 @@ CHAIN, TREES = "model_chain_iid", ("model_tree_iid", "model_tree_without_replace
 """Drafts that every rule is tried with; of the trees, the first that it takes."""
 ON_THE_HOST = ("transport",)
 """Rules that need numbers on the host, which nothing has here."""
-READS_NODES = ("lookahead", "slem", "staged_chain_iid")
-"""Drafters that need on the host what the target said of their nodes, or what their model wrote or accepted."""
 
 
 @dataclass(frozen=True)
