@@ -7,6 +7,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from experiments.serving.calls import Call, Choice
+from experiments.serving.prompts import Told
 from specdec.types import Step
 
 LEAST_LOGPROB = -9999.0
@@ -78,13 +79,23 @@ class Writer:
             made["token_ids"] = step.token_ids
             if not asked.chat and not choice.begun:
                 made["prompt_token_ids"] = choice.prompt
+        if asked.prompt_logprobs is not None:
+            made["prompt_logprobs"] = [None, *map(self._alternatives, choice.call.told[choice.index // asked.samples])]
         return made
 
+    def _alternatives(self, told: Told) -> dict[str, Any]:
+        """Return the likeliest tokens at a place of the prompt, and its own, in vLLM's form."""
+        return {
+            str(token): {"logprob": _finite(value), "rank": rank, "decoded_token": self._spelled(token)}
+            for token, (value, rank) in told.items()
+        }
+
     def _logprobs(self, choice: Choice, step: Step) -> dict[str, Any]:
-        tokens = [self._spelled(token) for token in step.token_ids]
+        spelled = _numbered if choice.call.asked.spells_ids else self._spelled
+        tokens = [spelled(token) for token in step.token_ids]
         values = [_finite(value) for value in step.raw_logprobs]
         most = [
-            {self._spelled(other): _finite(each) for other, each in pairs} | {token: value}
+            {spelled(other): _finite(each) for other, each in pairs} | {token: value}
             for token, value, pairs in zip(tokens, values, step.top_logprobs, strict=False)  # none without any
         ]
         offsets = []
@@ -95,21 +106,22 @@ class Writer:
 
     def _chat_logprobs(self, choice: Choice, step: Step) -> dict[str, Any]:
         most = step.top_logprobs or [()] * len(step.token_ids)
+        ids = choice.call.asked.spells_ids
         return {
             "content": [
-                self._told(token, value) | {"top_logprobs": [self._told(*pair) for pair in pairs]}
+                self._told(token, value, ids) | {"top_logprobs": [self._told(*pair, ids) for pair in pairs]}
                 for token, value, pairs in zip(step.token_ids, step.raw_logprobs, most, strict=True)
             ]
         }
 
-    def _told(self, token: int, value: float) -> dict[str, Any]:
-        text = self._spelled(token)
+    def _told(self, token: int, value: float, ids: bool) -> dict[str, Any]:
+        text = _numbered(token) if ids else self._spelled(token)
         return {"token": text, "logprob": _finite(value), "bytes": list(text.encode())}
 
     def _spelled(self, token: int) -> str:
         """Return a token's text; its number where it has none of its own, being a part of a character."""
         text = "" if self._tokenizer is None else str(self._tokenizer.decode([token]))
-        return f"token_id:{token}" if "\ufffd" in text or not text else text
+        return _numbered(token) if "\ufffd" in text or not text else text
 
     def _usage(self, call: Call) -> dict[str, Any]:
         prompt, output = sum(map(len, call.asked.prompts)), sum(choice.tokens for choice in call.choices)
@@ -158,6 +170,10 @@ class Writer:
 
 def _index(pair: Sequence[Any]) -> int:
     return pair[0].index
+
+
+def _numbered(token: int) -> str:
+    return f"token_id:{token}"
 
 
 def _finite(value: float) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from experiments.serving.fields import Asked, RequestError
+from experiments.serving.prompts import Told
 from specdec.requests import SamplingParams
 from specdec.types import Step, Timestamps
 
@@ -66,6 +67,7 @@ class Call:
         running: The number of choices that have not ended.
         news: Set when something has happened.
         gone: Whether the client has left.
+        told: The log-probabilities of each prompt's tokens, where they are wanted.
     """
 
     def __init__(self, asked: Asked, arrived: float):
@@ -80,6 +82,7 @@ class Call:
         self.running = len(self.choices)
         self.news = asyncio.Event()
         self.gone = False
+        self.told: list[list[Told]] = []
         self.refusal: RequestError | None = None
 
     def take(self, choice: Choice, step: Step) -> None:

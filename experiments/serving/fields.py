@@ -25,7 +25,10 @@ OF_SAMPLING = {
     "max_completion_tokens": "max_new_tokens",
 }
 """Fields of a request, and the parameter of ``SamplingParams`` that each one sets."""
-READ = {"stream", "stream_options", "logprobs", "top_logprobs", "return_token_ids", "best_of", "response_format"}
+READ = {
+    *("stream", "stream_options", "logprobs", "top_logprobs", "return_token_ids", "best_of", "response_format"),
+    *("prompt_logprobs", "return_tokens_as_token_ids"),
+}
 """Fields that are read here."""
 HARMLESS = {
     *("model", "metadata", "store", "service_tier", "request_id", "safety_identifier", "prompt_cache_key"),
@@ -41,7 +44,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("logit_bias", "chat_template_kwargs"), ({},)),
     **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "add_generation_prompt"), (True,)),
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"), ()),
-    **dict.fromkeys(("allowed_token_ids", "prompt_logprobs", "truncate_prompt_tokens", "reasoning_effort"), ()),
+    **dict.fromkeys(("allowed_token_ids", "truncate_prompt_tokens", "reasoning_effort"), ()),
     **dict.fromkeys(("chat_template", "regex", "json_schema", "ebnf"), ()),
     "parallel_tool_calls": (True, False),
     "modalities": (["text"],),
@@ -76,6 +79,8 @@ class Asked:
         stream: Whether the answer comes in events.
         usage: Whether a last event says how many tokens there were.
         usage_always: Whether every event does.
+        prompt_logprobs: The number of alternatives at every token of the prompts; None for no log-probabilities there.
+        spells_ids: Whether tokens with log-probabilities are spelled ``token_id:5``, which no two tokens share.
     """
 
     chat: bool
@@ -85,7 +90,9 @@ class Asked:
     usage: bool
     usage_always: bool
     logprobs: bool
+    prompt_logprobs: int | None
     token_ids: bool
+    spells_ids: bool
 
     @property
     def samples(self) -> int:
@@ -141,7 +148,9 @@ def understand(
         usage=options.get("include_usage", False),
         usage_always=options.get("continuous_usage_stats", False),
         logprobs=logprobs is not None,
+        prompt_logprobs=_prompt_logprobs(given, chat=chat),
         token_ids=_flag(given, "return_token_ids"),
+        spells_ids=_flag(given, "return_tokens_as_token_ids"),
     )
 
 
@@ -157,8 +166,20 @@ def _logprobs(given: Mapping[str, Any], *, chat: bool) -> int | None:
         raise RequestError("top_logprobs belongs to a chat: give logprobs=COUNT", param="top_logprobs")
     if most is None:
         return 0 if chat else None
+    return _alternatives(name, most)
+
+
+def _prompt_logprobs(given: Mapping[str, Any], *, chat: bool) -> int | None:
+    """Return how many alternatives per token of the prompt are wanted; None for no log-probabilities."""
+    name = "prompt_logprobs"
+    if name in given and (chat or given.get("stream")):
+        raise RequestError(f"{name} belongs to a completion that is not streamed: leave it out", param=name)
+    return _alternatives(name, given[name]) if name in given else None
+
+
+def _alternatives(name: str, given: Any) -> int:
     with _refusing(name):
-        count = whole(name, most, least=0)
+        count = whole(name, given, least=0)
     if count > MOST_LOGPROBS:
         raise RequestError(f"{name}={count}: give at most {MOST_LOGPROBS}", param=name)
     return count

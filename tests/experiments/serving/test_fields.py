@@ -24,7 +24,8 @@ WRONG: dict[str, list[Any]] = {
     "tool_choice": ["required"],
     "typical_p": [0.9],
     "min_tokens": [5],
-    "prompt_logprobs": [1],
+    "prompt_logprobs": [-1, 21, "all"],
+    "return_tokens_as_token_ids": [1],
     "temprature": [1],
     "temperature": ["hot", -1, float("nan"), float("inf"), True],
     "top_p": [0, 1.5],
@@ -60,6 +61,7 @@ WRONG_IN_CHATS: dict[str, list[Any]] = {
     ],
     "top_logprobs": [3],
     "logprobs": [1],
+    "prompt_logprobs": [1],
     "prompt": ["abc"],
 }
 

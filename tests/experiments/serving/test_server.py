@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -171,6 +172,36 @@ def test_logprobs_are_the_models_own(client: openai.OpenAI, reference: Engine) -
     np.testing.assert_allclose(best, [[value for _, value in pairs] for pairs in done.top_logprobs], atol=1e-5)
     told = client.chat.completions.create(**chat, logprobs=True).choices[0].logprobs
     assert told is not None and told.content is not None and told.content[0].top_logprobs == []
+
+
+def test_prompt_logprobs_are_those_of_the_tokens_when_they_were_generated(server: Server, reference: Engine) -> None:
+    (done,) = reference.generate(["abcabc"], replace(GREEDY, logprobs=3))
+    ids = [*done.prompt_ids, *done.token_ids]
+    ask = {
+        "prompt": [ids, ids[:1]],
+        "prompt_logprobs": 3,
+        "max_tokens": 1,
+        "logprobs": 1,
+        "return_tokens_as_token_ids": True,
+    }
+    choices = httpx.post(f"{server.url}/v1/completions", json=ask).json()["choices"]
+    first, *places = choices[0]["prompt_logprobs"]
+    assert first is None and len(places) == len(ids) - 1 and choices[1]["prompt_logprobs"] == [None]
+    for token, place in zip(ids[1:], places, strict=True):
+        assert len(place) in (3, 4) and next(iter(place)) == str(token)
+        assert {1, 2, 3} <= {each["rank"] for each in place.values()}
+    own = zip(done.token_ids, done.raw_logprobs, done.top_logprobs, places[-len(done.token_ids) :], strict=True)
+    for token, value, most, place in own:
+        assert place[str(token)]["logprob"] == pytest.approx(value, abs=1e-4)
+        assert place[str(token)]["rank"] == 1 + [name for name, _ in most].index(token)
+        assert {name: place[str(name)]["logprob"] for name, _ in most} == pytest.approx(dict(most), abs=1e-4)
+    (token,) = choices[0]["logprobs"]["tokens"]
+    assert token.startswith("token_id:") and token in choices[0]["logprobs"]["top_logprobs"][0]
+    chat = {"messages": CHAT, "max_tokens": 1, "logprobs": True, "return_tokens_as_token_ids": True}
+    (told,) = httpx.post(f"{server.url}/v1/chat/completions", json=chat).json()["choices"][0]["logprobs"]["content"]
+    assert told["token"].startswith("token_id:")
+    streamed = httpx.post(f"{server.url}/v1/completions", json=ask | {"stream": True})
+    assert streamed.status_code == 400 and "not streamed" in streamed.text
 
 
 def test_the_bodies_of_load_generators_are_understood(server: Server) -> None:
