@@ -21,12 +21,14 @@ class OtherEngine(ABC):
         exactness: What its authors promise about the output, in the words of ``Record.exactness``.
         tells_tokens: Whether the tokens of its outputs are its own. Else they are made from its text again, and are
             not compared with plain decoding's token for token.
-        about: The packages that it runs on and their versions, for titles; empty for those of this process.
+        about: What it is, and the packages that it runs on, with their versions; empty if it does not say.
+        start_seconds: How long it took to start, which no measured time contains; None for an engine of this process.
     """
 
     exactness: str = DECLARED
     tells_tokens = True
     about = ""
+    start_seconds: float | None = None
     verifier = None
     target: Target
     max_batch_size: int

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import transformers
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
@@ -45,6 +46,7 @@ class HfGenerate(OtherEngine):
         self._drafts = assistant is not None or num_tokens is not None
         if num_tokens is not None and num_tokens < 1:
             raise ValueError(f"num_tokens={num_tokens}: give at least 1")
+        self.about = f"transformers {transformers.__version__}"
         if assistant is not None:
             self._assistant = load(assistant, dtype=dtype, device=device).model
             config = self._assistant.generation_config

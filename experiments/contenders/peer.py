@@ -3,6 +3,7 @@
 import os
 import shutil
 import tempfile
+import time
 import weakref
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -102,20 +103,24 @@ class Peer(OtherEngine):
             "max_batch_size": self.max_batch_size,
             "num_tokens": self.num_tokens,
         }
+        begin = time.perf_counter()
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         command = [str(python), str(_ANSWER), self.WORKER]
         self._process = Process(self.NAME, command, environment | self.environment(python), folder / "log.txt")
         try:
             found = self._process.ask(given, self._start_timeout)
-            ours = {"threads": torch.get_num_threads(), "cores": sorted(os.sched_getaffinity(0))}
-            if {name: found.get(name) for name in ours} != ours:
-                raise PeerError(f"{self.NAME} does not run on our threads and cores, which are {ours}: it has {found}")
             self.about = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
             sampling = SamplingParams(max_new_tokens=_TRIED, ignore_eos=True)
             self._ask([[1] * _TRIED], [sampling])
+            # The threads that decode are there now, and each may be bound to cores of its own.
+            found = {"threads": found.get("threads")} | self._process.ask({}, self._timeout)
+            ours = {"threads": torch.get_num_threads(), "cores": [sorted(os.sched_getaffinity(0))]}
+            if found != ours:
+                raise PeerError(f"{self.NAME} does not run on our threads and cores, which are {ours}: it has {found}")
         except PeerError as error:
             self._process.stop()
             raise ValueError(str(error)) from error
+        self.start_seconds = round(time.perf_counter() - begin, 1)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sequence[SamplingParams], *, speculate: bool = True

@@ -214,6 +214,7 @@ def facts_of(
     template = target.tokenizer is not None and bool(target.tokenizer.chat_template)
     baseline = contenders[0].engine
     assert isinstance(baseline, Engine), "plain decoding runs on our engine"
+    others = {each.method: each.engine for each in contenders if isinstance(each.engine, OtherEngine)}
     return {
         "device": device_name(target.device),
         "dtype": str(target.dtype).removeprefix("torch."),
@@ -229,7 +230,8 @@ def facts_of(
             "kv_bytes_per_position": baseline.runner.bytes_per_token,
         },
         "exactness": {contender.method: contender.exactness for contender in contenders},
-        "contenders": {each.method: each.engine.about for each in contenders if isinstance(each.engine, OtherEngine)},
+        "contenders": {name: other.about for name, other in others.items()},
+        "start_seconds": {name: other.start_seconds for name, other in others.items()},
         "chat_template": template and any(prompt.chat for prompt in prompts),
         "planned": sum(len(prompt.turns) for prompt in prompts) * samplings[0].n,
         "series": len(contenders) * len(samplings),
@@ -238,9 +240,12 @@ def facts_of(
 
 
 def beside(contenders: Sequence[Contender]) -> str:
-    """The versions of engines from other environments, behind the conditions of a run."""
-    found = dict.fromkeys(each.engine.about for each in contenders if isinstance(each.engine, OtherEngine))
-    return "".join(f"; {about}" for about in found if about)
+    """The versions of other engines, behind the conditions of a run, and that their start is not counted."""
+    others = [each.engine for each in contenders if isinstance(each.engine, OtherEngine)]
+    said = list(dict.fromkeys(other.about for other in others if other.about))
+    starts = [other.start_seconds for other in others if other.start_seconds is not None]
+    said += [f"their start ({sum(starts):.0f} s) is not counted"] if starts else []
+    return "".join(f"; {each}" for each in said)
 
 
 def already_complete(folder: Path) -> Summary:

@@ -2,7 +2,8 @@
 
 A request is a line of JSON on standard input, its answer a line on standard output; whatever libraries print goes to
 standard error. The first request is what ``MODULE.load`` takes. It returns the facts that are answered, and the
-function that makes the answers to all further ones. An exception is the answer ``{"error": …}``.
+function that makes the answers to all further ones. An empty request is answered with the ``cores`` that threads of
+this process may use, every different list once. An exception is the answer ``{"error": …}``.
 """
 
 import importlib
@@ -10,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 
@@ -22,12 +24,21 @@ def main() -> None:
             try:
                 if decode is None:
                     answer, decode = importlib.import_module(sys.argv[1]).load(json.loads(line))
-                    answer |= {"cores": sorted(os.sched_getaffinity(0))}
                 else:
-                    answer = decode(json.loads(line))
+                    asked = json.loads(line)
+                    answer = decode(asked) if asked else {"cores": cores()}
             except Exception as error:  # whoever asks says it
                 answer = {"error": f"{type(error).__name__}: {error}"}
             print(json.dumps(answer), file=answers, flush=True)
+
+
+def cores() -> list[list[int]]:
+    """Return the cores that threads of this process may use, every different list once."""
+    found: set[tuple[int, ...]] = set()
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(ProcessLookupError):  # it has just ended
+            found.add(tuple(sorted(os.sched_getaffinity(int(thread)))))
+    return sorted(map(list, found))
 
 
 if __name__ == "__main__":

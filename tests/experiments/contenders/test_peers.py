@@ -1,6 +1,7 @@
 """Engines in other environments, played by a small worker in this one: the protocol, and what can go wrong."""
 
 import json
+import os
 import re
 import signal
 import sys
@@ -25,7 +26,7 @@ from specdec.types import Completion
 
 PROMPTS = [[5, 6, 7, 5, 6, 7], [9, 8], [3, 4, 3]]
 PLAYED = """
-import os, sys, time, json
+import os, sys, time, json, threading
 from pathlib import Path
 
 def load(given):
@@ -33,9 +34,15 @@ def load(given):
     if mood == "broken":
         raise ModuleNotFoundError("No module named 'thing'")
     calls = []
+    def bound():  # as OpenMP binds its threads if it is told to
+        os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+        time.sleep(60)
     def decode(asked):
         print("chatter on standard output")
         calls.append(asked)
+        if mood == "bound":
+            threading.Thread(target=bound, daemon=True).start()
+            time.sleep(0.2)
         length = asked["max_new_tokens"]
         tokens = [known.get(tuple(each), [1] * length)[:length] for each in asked["prompts"]]
         rows = [{"token_ids": each, "rounds": [1] * (len(each) - 3) + [4]} for each in tokens]
@@ -115,7 +122,7 @@ def test_outputs_and_rounds_are_the_workers_and_requests_say_all_that_counts(tar
     sampling = SamplingParams(max_new_tokens=9, ignore_eos=True)
     expected = ours(target, sampling)
     made = bound(target, Played(), expected)
-    assert made.about == "Played 1.2, torch 0"
+    assert made.about == "Played 1.2, torch 0" and made.start_seconds is not None and made.start_seconds > 0
     done = made.generate(PROMPTS, [sampling] * 3)
     assert [(each.token_ids, each.text) for each in done] == [(each.token_ids, each.text) for each in expected]
     # Rounds of 1, 1, 1, 1, 1, 1 and 4 tokens, the last one of them before the cut.
@@ -202,6 +209,7 @@ def test_ctrl_c_leaves_no_process_behind(target: Target) -> None:
 
 def test_what_cannot_work_is_refused_before_the_run(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPECDEC_VLLM_PYTHON", raising=False)
+    several = len(os.sched_getaffinity(0)) > 1
     for said, make in (
         ("method='tree': Played is measured with plain, ngram", lambda: Played(method="tree")),
         ("num_tokens=0: give at least 1", lambda: Played(method="ngram", num_tokens=0)),
@@ -211,6 +219,10 @@ def test_what_cannot_work_is_refused_before_the_run(target: Target, monkeypatch:
         ("'/nowhere' is no Python of one", lambda: bound(target, Played(python="/nowhere"))),
         ("Played failed: ModuleNotFoundError: No module named 'thing'", lambda: bound(target, Played("broken"))),
         ("does not run on our threads and cores", lambda: bound(target, Played("wide"))),
+        *(
+            (r"and cores, .* it has .*\[\[\d+\], \[\d+, ", lambda: bound(target, Played("bound")))
+            for _ in range(several)
+        ),
     ):
         with pytest.raises(ValueError, match=said):
             make()
