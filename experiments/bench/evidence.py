@@ -1,9 +1,9 @@
 """The tables and pictures of the documentation, from runs (``make gallery`` makes those that are pictures alone).
 
 Each study is a command of ``experiments`` in a process of its own, kept in ``work``; what is complete there is not run
-again. Its pictures are copied into ``images``; its table, if it has one, replaces what stands between the study's two
-marks in its page. Use an idle machine: only ``heads``, ``ceiling``, ``markov_trees``, ``grammars``, ``hybrid`` and
-what needs training are about lengths, which do not depend on load.
+again. Its pictures are copied into ``images``; its table replaces what stands between the study's two marks, in README
+and in every page of the documentation that has them. Use an idle machine: only ``heads``, ``ceiling``,
+``markov_trees``, ``grammars``, ``hybrid`` and what needs training are about lengths, which do not depend on load.
 """
 
 import re
@@ -12,17 +12,16 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.bench.options import option, read_options, refuse
+from experiments.reporting.engines import engines_document
 from experiments.reporting.run_tables import methods_document
-from experiments.results.runs import load_run
+from experiments.results.runs import SUMMARY, Run, load_run
 
 ROOT = Path(__file__).parents[2]
-COSTS, FELT, RESULTS = Path("docs/costs.md"), Path("docs/measurements.md"), Path("docs/results.md")
-WHICH = Path("docs/which-drafter.md")
 LENGTHS = "Tokens per round by drafted nodes, a panel per temperature"
 
 
@@ -34,16 +33,14 @@ class Study:
         asked: The command as a reader types it, behind ``python -m``; where it writes is added.
         pictures: Where each picture stands below the study's folder, by its name in the documentation.
         sweep: It is a sweep, whose folder is named differently.
-        page: The page with its table; None if only its pictures are shown.
-        text: The file of the study's folder with what it found, in Markdown; None for the table of a run's methods.
+        text: The file of the study's folder with what it found, in Markdown; or what makes it of the finished run.
         captions: Descriptions of the pictures, in their order.
     """
 
     asked: str
     pictures: dict[str, str]
     sweep: bool = False
-    page: Path | None = None
-    text: str | None = None
+    text: str | Callable[[Run], str] = methods_document
     captions: Sequence[str] = (LENGTHS,)
 
     def command(self, folder: Path) -> list[str]:
@@ -52,15 +49,15 @@ class Study:
         return [sys.executable, "-m", *self.asked.split(), *([f"hydra.sweep.dir={folder}"] if self.sweep else where)]
 
 
-def _experiment(name: str, page: Path, caption: str, *, sweep: bool = False) -> Study:
+def _experiment(name: str, caption: str, *, sweep: bool = False) -> Study:
     """Return an experiment that writes a text and a picture of its own name."""
-    return Study(f"experiments.run experiment={name}", {name: name}, sweep, page, f"{name}.md", [caption])
+    return Study(f"experiments.run experiment={name}", {name: name}, sweep, f"{name}.md", [caption])
 
 
-def _lengths(asked: str, page: Path, caption: str, *, sweep: bool = False) -> Study:
+def _lengths(asked: str, caption: str, *, sweep: bool = False) -> Study:
     """Return an experiment of tokens per round alone (``experiments.reporting.lengths``); of several, the first."""
     name = re.split(r"[\[, \]]+", asked.strip("[]"))[0]
-    return Study(f"experiments.run experiment={asked}", {name: "lengths"}, sweep, page, "lengths.md", [caption])
+    return Study(f"experiments.run experiment={asked}", {name: "lengths"}, sweep, "lengths.md", [caption])
 
 
 GALLERY = {
@@ -81,49 +78,46 @@ GALLERY = {
 }
 """Pictures alone."""
 TRAINED = {
-    "backbone": _lengths("backbone", RESULTS, "Tokens per round of every head on the backbone, by rule and shape"),
-    "data_policy": _lengths("data_policy", RESULTS, "Tokens per round by what a head was trained on"),
-    "losses": _lengths("losses", RESULTS, "Tokens per round by loss and rule"),
+    "backbone": _lengths("backbone", "Tokens per round of every head on the backbone, by rule and shape"),
+    "data_policy": _lengths("data_policy", "Tokens per round by what a head was trained on"),
+    "losses": _lengths("losses", "Tokens per round by loss and rule"),
     "which_drafter": _lengths(
         "[which_drafter,trained_heads]",
-        WHICH,
         "Tokens per round of every drafter, by text and temperature",
         sweep=True,
     ),
 }
 """These need heads that are trained before: their files in ``conf/experiment`` say how."""
+BESIDE = {"engines": Study("experiments.run experiment=engines", {}, text=engines_document, captions=())}
+"""These need the environments of other engines."""
 STUDIES = {
     "drafters": Study(
         "experiments.run experiment=drafters",
         {"drafters": "methods"},
-        page=RESULTS,
         captions=["Tokens per round and speedup of every drafter, with intervals"],
     ),
     **{
-        name: Study(f"experiments.run experiment={name}", {name: "nodes"}, page=RESULTS)
+        name: Study(f"experiments.run experiment={name}", {name: "nodes"})
         for name in ("heads", "ceiling", "markov_trees")
     },
     "calibration": Study(
         "experiments.calibrate target.inflate=110m",
         {"calibration": "predicted"},
-        page=COSTS,
         text="calibration.md",
         captions=["Predicted against measured seconds of every forward, and their ratios"],
     ),
     "batch_sweep": _experiment(
-        "batch_sweep", FELT, "Throughput over one user's time per token, and speedup by batch size", sweep=True
+        "batch_sweep", "Throughput over one user's time per token, and speedup by batch size", sweep=True
     ),
     "quadrants": _experiment(
         "quadrants",
-        RESULTS,
         "How many times better than plain decoding every drafter is, a panel per kind of requests",
         sweep=True,
     ),
-    "ingredients": _experiment(
-        "ingredients", RESULTS, "Tokens per second of every rung, and every ingredient by itself"
-    ),
-    "grammars": _lengths("grammars", RESULTS, "Tokens per round of drafts under a grammar's mask and free", sweep=True),
-    "hybrid": _lengths("hybrid", RESULTS, "Tokens per round on two targets, with either head", sweep=True),
+    "ingredients": _experiment("ingredients", "Tokens per second of every rung, and every ingredient by itself"),
+    "grammars": _lengths("grammars", "Tokens per round of drafts under a grammar's mask and free", sweep=True),
+    "hybrid": _lengths("hybrid", "Tokens per round on two targets, with either head", sweep=True),
+    **BESIDE,
     **TRAINED,
     **GALLERY,
 }
@@ -134,7 +128,9 @@ class Options:
     """The command line."""
 
     only: tuple[str, ...] = option(
-        tuple(name for name in STUDIES if name not in GALLERY | TRAINED), "which studies", choices=tuple(STUDIES)
+        tuple(name for name in STUDIES if name not in BESIDE | TRAINED | GALLERY),
+        "which studies",
+        choices=tuple(STUDIES),
     )
     work: Path = option(Path("outputs/evidence"), "folder of the runs")
     images: Path = option(Path("docs/images"), "folder of the pictures")
@@ -142,22 +138,24 @@ class Options:
 
 
 def run(study: Study, folder: Path) -> float:
-    """Run a study unless its pictures are there; return the seconds that it took.
+    """Run a study unless its files are there; return the seconds that it took.
 
     Raises:
-        ValueError: The command failed, or left a picture out.
+        ValueError: The command failed, or left a file out.
     """
     begin, module = time.perf_counter(), study.asked.split()[0]
-    if not all((folder / f"{picture}.png").exists() for picture in study.pictures.values()):
+    files = [f"{picture}.png" for picture in study.pictures.values()]
+    files += [study.text] if isinstance(study.text, str) else [] if study.pictures else [SUMMARY]
+    if not all((folder / file).exists() for file in files):
         shutil.rmtree(folder, ignore_errors=True)
         command = study.command(folder)
         print(" ".join(["python", *command[1:]]), flush=True)
         done = subprocess.run(command, cwd=ROOT, check=False)
         if done.returncode:
             raise ValueError(f"{module} ended with exit code {done.returncode}: see above")
-    missing = [picture for picture in study.pictures.values() if not (folder / f"{picture}.png").exists()]
+    missing = [file for file in files if not (folder / file).exists()]
     if missing:
-        raise ValueError(f"{module} left no {missing[0]}.png in {folder}")
+        raise ValueError(f"{module} left no {missing[0]} in {folder}")
     return time.perf_counter() - begin
 
 
@@ -165,10 +163,23 @@ def block(study: Study, folder: Path) -> str:
     """Return the part of the page about a finished study: its table, and its pictures."""
     shown = zip(study.pictures, study.captions, strict=True)
     pictures = [f"![{caption}](images/{name}.png)" for name, caption in shown]
-    if study.text is None:
-        return "\n\n".join([methods_document(load_run(folder)).rstrip(), *pictures])
+    if not isinstance(study.text, str):
+        return "\n\n".join([study.text(load_run(folder)).rstrip(), *pictures])
     text = (folder / study.text).read_text(encoding="utf-8").rstrip()
     return "\n\n".join([f"`python -m {shlex.join(study.asked.split())}`: {text}", *pictures])
+
+
+def pages_of(name: str) -> list[Path]:
+    """Return the pages that show what a study found.
+
+    Raises:
+        ValueError: A study of which more than pictures is shown has no place.
+    """
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    found = [page for page in pages if f"<!-- {name}:begin" in page.read_text(encoding="utf-8")]
+    if not found and name not in GALLERY:
+        raise ValueError(f"no page has the marks <!-- {name}:begin … --> and <!-- {name}:end -->: put them in")
+    return found
 
 
 def placed(page: str, name: str, text: str) -> str:
@@ -185,16 +196,18 @@ def main() -> None:
     options = read_options(Options, __doc__)
     options.images.mkdir(parents=True, exist_ok=True)
     try:
+        pages = {name: pages_of(name) for name in options.only}
         # Nothing is written before all have run: every run is then of the same, unchanged commit.
         seconds = {name: run(STUDIES[name], options.work.resolve() / name) for name in options.only}
         for name in options.only:
             study, folder = STUDIES[name], options.work.resolve() / name
-            if study.page is not None:
-                text = placed(study.page.read_text(encoding="utf-8"), name, block(study, folder))
-                study.page.write_text(text, encoding="utf-8")
+            for page in pages[name]:
+                text = placed(page.read_text(encoding="utf-8"), name, block(study, folder))
+                page.write_text(text, encoding="utf-8")
             for shown, picture in study.pictures.items():
                 shutil.copyfile(folder / f"{picture}.{options.format}", options.images / f"{shown}.{options.format}")
-            done = f"{len(study.pictures)} pictures in {options.images}" if study.page is None else study.page
-            print(f"{name}: {done} made after {seconds[name]:.0f} s", flush=True)
+            done = [page.relative_to(ROOT).as_posix() for page in pages[name]]
+            done += [f"{len(study.pictures)} pictures in {options.images}"] if study.pictures else []
+            print(f"{name}: {', '.join(done)} made after {seconds[name]:.0f} s", flush=True)
     except ValueError as error:
         refuse(error)

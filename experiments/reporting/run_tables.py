@@ -119,11 +119,16 @@ def methods_table(summary: Summary, title: str, labels: Mapping[str, str]) -> Ta
 def methods_document(run: Run) -> str:
     """The table of a finished run in Markdown, and the sentences that say what made it."""
     table = methods_table(run.summary, "", run.manifest["config"]["labels"])
-    given = " ".join(each for each in run.manifest["overrides"] if not each.startswith("out="))
     notes = [f"{note[0].upper()}{note[1:]}." for note in table.notes if note.startswith("difference")]
     if run.summary.noise.noisy:
         notes.append("NOISY TIMINGS: other programs ran meanwhile.")
-    return document(f"`python -m experiments.run {given}`: {made_with(run)}", table, "\n".join(notes))
+    return document(commanded(run), table, "\n".join(notes))
+
+
+def commanded(run: Run) -> str:
+    """The command of a run, and its origin as ``made_with`` has it."""
+    given = " ".join(each for each in run.manifest["overrides"] if not each.startswith("out="))
+    return f"`python -m experiments.run {given}`: {made_with(run)}"
 
 
 def made_with(run: Run, *others: Run) -> str:
