@@ -54,6 +54,13 @@ class OtherEngine(ABC):
             ValueError: It cannot decode with this target, or in batches of this size.
         """
 
+    def check_sampling(self, sampling: SamplingParams) -> None:  # noqa: B027 - most have nothing to check
+        """Refuse requests that this engine is known to decode wrongly, before any measurement.
+
+        Raises:
+            ValueError: It does not follow the target with such parameters.
+        """
+
     @abstractmethod
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sequence[SamplingParams], *, speculate: bool = True

@@ -109,6 +109,7 @@ class Peer(OtherEngine):
         self._process = Process(self.NAME, command, environment | self.environment(python), folder / "log.txt")
         try:
             found = self._process.ask(given, self._start_timeout)
+            self._wrong_draws = str(found.get("wrong_draws", ""))
             self.about = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
             sampling = SamplingParams(max_new_tokens=_TRIED, ignore_eos=True)
             self._ask([[1] * _TRIED], [sampling])
@@ -121,6 +122,14 @@ class Peer(OtherEngine):
             self._process.stop()
             raise ValueError(str(error)) from error
         self.start_seconds = round(time.perf_counter() - begin, 1)
+
+    def check_sampling(self, sampling: SamplingParams) -> None:
+        """Refuse to draw at a temperature where the worker says that draws are wrong."""
+        if self._wrong_draws and not sampling.greedy:
+            raise ValueError(
+                f"{self._wrong_draws}, so its outputs at temperature={sampling.temperature:g} are not the target's: "
+                "measure this contender at temperature 0, or with method=plain"
+            )
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sequence[SamplingParams], *, speculate: bool = True

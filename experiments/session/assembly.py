@@ -18,7 +18,7 @@ from experiments.datasets.prompt import Dataset, Prompt, choose, fingerprint, se
 from experiments.measuring.conditions import ingredients_of
 from experiments.measuring.jobs import Fitting, Job, fit, prepare
 from experiments.measuring.measure import Contender, failure, measure, slots_of
-from experiments.measuring.meters import PeakMeter, held_by
+from experiments.measuring.meters import PeakMeter, drafter_bytes_per_position, held_by
 from experiments.reporting.device import memory_facts
 from experiments.reporting.terminal import short
 from experiments.results.manifest import check_facts, device_name, note_resumed, write_manifest
@@ -88,6 +88,9 @@ def measure_methods(
     for each in contenders:
         if isinstance(each.engine, Engine):
             each.engine.check(sampling, speculate=each.speculate)
+        else:
+            for asked in samplings:
+                each.engine.check_sampling(asked)
     template = plain(config, "chat_template")
     fitting = fit(
         chosen,
@@ -228,6 +231,11 @@ def facts_of(
             "bytes_per_weight": round(baseline.runner.bytes_per_weight, 4),
             "kv_cache": baseline.runner.kv_cache,
             "kv_bytes_per_position": baseline.runner.bytes_per_token,
+        },
+        "drafter_kv_bytes_per_position": {
+            each.method: drafter_bytes_per_position(each.engine)
+            for each in contenders
+            if each.speculate and isinstance(each.engine, Engine)
         },
         "exactness": {contender.method: contender.exactness for contender in contenders},
         "contenders": {name: other.about for name, other in others.items()},

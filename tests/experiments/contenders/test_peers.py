@@ -70,7 +70,8 @@ def load(given):
         Path(given["model"], "asked.json").write_text(json.dumps(asked))
         return {"rows": rows}
     versions = {"Played": "1.2", "torch": "0"}
-    return {"versions": versions, "threads": given["threads"] + (mood == "wide")}, decode
+    wrong = "Played 1.2 draws wrongly" if mood == "biased" else ""
+    return {"versions": versions, "threads": given["threads"] + (mood == "wide"), "wrong_draws": wrong}, decode
 """
 
 
@@ -209,6 +210,9 @@ def test_ctrl_c_leaves_no_process_behind(target: Target) -> None:
 
 def test_what_cannot_work_is_refused_before_the_run(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPECDEC_VLLM_PYTHON", raising=False)
+    drawn, biased = SamplingParams(temperature=0.5), bound(target, Played("biased"))
+    biased.check_sampling(SamplingParams())
+    bound(target, Played()).check_sampling(drawn)
     several = len(os.sched_getaffinity(0)) > 1
     for said, make in (
         ("method='tree': Played is measured with plain, ngram", lambda: Played(method="tree")),
@@ -219,6 +223,7 @@ def test_what_cannot_work_is_refused_before_the_run(target: Target, monkeypatch:
         ("'/nowhere' is no Python of one", lambda: bound(target, Played(python="/nowhere"))),
         ("Played failed: ModuleNotFoundError: No module named 'thing'", lambda: bound(target, Played("broken"))),
         ("does not run on our threads and cores", lambda: bound(target, Played("wide"))),
+        ("Played 1.2 draws wrongly, .* at temperature=0.5 .* temperature 0", lambda: biased.check_sampling(drawn)),
         *(
             (r"and cores, .* it has .*\[\[\d+\], \[\d+, ", lambda: bound(target, Played("bound")))
             for _ in range(several)
