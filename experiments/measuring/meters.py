@@ -190,6 +190,13 @@ def held_by(engines: Sequence[Engine]) -> Figures:
     return found | {"total": sum(found.values())}
 
 
+def drafter_bytes_per_position(engine: Engine) -> int:
+    """Return the bytes of a position of a row in the caches of the drafting models, the target's left out."""
+    own = engine.session.models if engine.session is not None else ()
+    caches = {part.cache: part.bytes_per_token for part in own if isinstance(part, ModelRunner)}
+    return sum(size for cache, size in caches.items() if cache is not engine.runner.cache)
+
+
 def _tensors(module: nn.Module) -> Iterator[Tensor]:
     yield from module.parameters()
     yield from module.buffers()
