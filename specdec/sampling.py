@@ -154,7 +154,16 @@ def distribution(
     if usable(logits):
         from specdec.kernels import sampling as kernel
 
-        return kernel.distribution(logits, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+        return kernel.distribution(
+            logits,
+            sampling.temperature,
+            sampling.top_k,
+            sampling.top_p,
+            sampling.min_p,
+            any_top_k=sampling.any_filtered and sampling.largest_top_k != 0,
+            any_top_p=sampling.any_filtered and sampling.any_top_p,
+            any_min_p=sampling.any_min_p,
+        )
     logits = logits.float()
     greedy = sampling.temperature == 0
     result = logits / sampling.temperature.where(~greedy, 1.0)[:, None, None]

@@ -1,10 +1,11 @@
-"""One launch from logits to what tokens are drawn from, without sorting (``specdec.sampling.distribution``).
+"""A few launches from logits to what tokens are drawn from, without sorting (``specdec.sampling.distribution``).
 
-A program takes one row. Which tokens stay is said by two numbers: those above some logit, and of those that equal it
-the ones with the lowest ids. Top-k asks for the smallest logit with fewer than k above it, top-p for the smallest one
-with less than p above it. Both are found by bisection over the bits of a float, where every step jumps to a logit that
-the row has: so it ends when no other one is left between, after about twenty passes over the row, which lies in the
-cache by then. Mass is counted in integers, so that no sum depends on its order.
+Rows are cut into pieces, of which each has a program: a single row fills a GPU. Which tokens stay is said by two
+numbers: those above some logit, and of those that equal it the ones with the lowest ids. Top-k asks for the smallest
+logit with fewer than k above it, top-p for the smallest one with less than p above it. Both are found by a search over
+the bits of a float. A launch looks at fifteen places between the bounds at once, so eight of them find any one of 2^32.
+What a launch has counted, piece by piece, is added up by the programs of the next. Mass is counted in integers, so that
+no such sum depends on its order.
 """
 # ruff: noqa: N803 (a kernel's constants are written in capitals)
 
@@ -16,11 +17,14 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-_BLOCK = 4096
+_PIECE = 4096
+_COLUMNS = 512  # of a piece that are compared with all places at a time
+_STEPS = 8
+_WAYS = tl.constexpr(16)  # parts that a step cuts the bounds into; _WAYS ** _STEPS is 2 ** 32
 _UNIT = tl.constexpr(2.0**40)  # the mass of the most probable token; at most 2**22 of them fit into an integer
 _NEGLIGIBLE = tl.constexpr(29.0)  # a token that is less probable by so many nats has no mass in integers
 _LEAST = tl.constexpr(-(2**31))
-_MOST = tl.constexpr(2**31 - 1)
+_FEW = {"num_warps": 1}
 
 
 def distribution(
@@ -29,20 +33,56 @@ def distribution(
     top_k: Int[Tensor, " batch"],
     top_p: Float[Tensor, " batch"],
     min_p: Float[Tensor, " batch"],
+    *,
+    any_top_k: bool = True,
+    any_top_p: bool = True,
+    any_min_p: bool = True,
 ) -> Float[Tensor, "batch node vocab"]:
     """Returns what tokens are drawn from at every node, in float32: one-hot where the temperature is 0.
 
     A row whose largest logit is not finite, or that has NaN, is NaN throughout.
+
+    Args:
+        any_top_k: Whether any row may use top-k; where none does, the launches for it are left out.
+        any_top_p: The same of top-p.
+        any_min_p: The same of min-p.
     """
     if logits.stride(2) != 1 or logits.dtype == torch.float64:
         logits = logits.float().contiguous()
-    batch, nodes, vocab = logits.shape
-    probs = torch.empty(batch, nodes, vocab, dtype=torch.float32, device=logits.device)
-    block = min(_BLOCK, triton.next_power_of_2(vocab))
-    options: dict[str, Any] = {"BLOCK": block, "num_warps": 16 if block == _BLOCK else 4}
-    _distribution[(batch * nodes,)](
-        logits, temperature, top_k, top_p, min_p, probs, nodes, vocab, logits.stride(0), logits.stride(1), **options
-    )
+    (batch, nodes, vocab), device = logits.shape, logits.device
+    rows, block = batch * nodes, min(_PIECE, triton.next_power_of_2(vocab))
+    pieces = triton.cdiv(vocab, block)
+    probs = torch.empty(batch, nodes, vocab, dtype=torch.float32, device=device)
+    largest, sums = torch.empty(2, rows, pieces, dtype=torch.float32, device=device)
+    first = torch.empty(2, rows, pieces, dtype=torch.int32, device=device)
+    top, row = torch.empty(rows, device=device), torch.empty(rows, 2, dtype=torch.int32, device=device)
+    cut = torch.empty(rows, 2, dtype=torch.int64, device=device)
+    given = logits, temperature, nodes, vocab, logits.stride(0), logits.stride(1)
+    whole: dict[str, Any] = {"PIECE": block, "num_warps": 8 if block == _PIECE else 4}
+    few: dict[str, Any] = {"PIECES": triton.next_power_of_2(pieces), **_FEW}
+    each, of_all = (rows,), (rows, pieces)
+    _tops[of_all](*given, largest, first, pieces, rows, **whole)
+    _begin[each](temperature, largest, first, top, row, cut, nodes, vocab, pieces, rows, **few)
+    chosen = [by_mass for by_mass, wanted in ((False, any_top_k), (True, any_top_p)) if wanted]
+    if chosen:
+        found = torch.empty(2, rows, pieces, _WAYS.value, dtype=torch.int64, device=device)
+        bounds = torch.empty(_STEPS, rows, 3, dtype=torch.int64, device=device)
+        searched = top_k, top_p, top, row, cut, bounds, found
+        equal = torch.empty(rows, pieces, dtype=torch.int32, device=device)
+        sizes = {**whole, "COLUMNS": min(_COLUMNS, block), "PIECES": few["PIECES"]}
+        for by_mass in chosen:
+            for step in range(_STEPS):
+                _narrow[of_all](*given, *searched, step, pieces, rows, BY_MASS=by_mass, **sizes)
+            _settle[each](*searched, _STEPS, nodes, vocab, pieces, rows, BY_MASS=by_mass, **few)
+        _count_equal[of_all](*given, cut, equal, pieces, **whole)
+    else:
+        equal = first  # which nobody reads
+    kept = {**whole, "PIECES": few["PIECES"]}
+    _weigh[of_all](*given, top, row, cut, equal, probs, sums, pieces, FILTERED=bool(chosen), **kept)
+    if any_min_p:
+        _drop[of_all](probs, min_p, sums, largest, nodes, vocab, pieces, **kept)
+        sums = largest
+    _normalize[of_all](probs, sums, row, vocab, pieces, **kept)
     return probs
 
 
@@ -56,158 +96,245 @@ def _key(value):
 
 @triton.jit
 @no_type_check
-def _scaled(row, start, vocab, temperature, BLOCK: tl.constexpr):
-    """Return a block of ids, and the logits at this temperature; minus infinity behind the row's end."""
-    index = start + tl.arange(0, BLOCK)
-    value = tl.load(row + index, mask=index < vocab, other=-float("inf")).to(tl.float32)
-    return index, tl.div_rn(value, temperature)
+def _mass(value, top):
+    """Return the mass of tokens in integers."""
+    return (tl.exp(value - top) * _UNIT + 0.5).to(tl.int64)
 
 
 @triton.jit
 @no_type_check
-def _above(row, vocab, temperature, top, key, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """Return how many tokens, or how much mass, is above a key; the largest of the other keys, and the next one."""
-    total = tl.zeros([BLOCK], tl.int64)
-    below = tl.full([BLOCK], _LEAST, tl.int32)
-    following = tl.full([BLOCK], _MOST, tl.int32)
-    for start in range(0, vocab, BLOCK):
-        index, value = _scaled(row, start, vocab, temperature, BLOCK)
-        keys = _key(value)
-        above = (keys > key) & (index < vocab)
-        if BY_MASS:
-            total += tl.where(above, tl.exp(value - top) * _UNIT + 0.5, 0.0).to(tl.int64)
-        else:
-            total += above.to(tl.int64)
-        below = tl.maximum(below, tl.where(above | (index >= vocab), _LEAST, keys))
-        following = tl.minimum(following, tl.where(above, keys, _MOST))
-    return tl.sum(total), tl.max(below), tl.min(following)
-
-
-@triton.jit
-@no_type_check
-def _least(row, vocab, temperature, top, low, limit, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """Return the smallest key with less than ``limit`` above it, and what is above it. No key up to ``low`` is one."""
-    high = _key(top).to(tl.int64)
-    above = tl.zeros([], tl.int64)
-    low = low.to(tl.int64)
-    while low < high - 1:
-        middle = (low + high) >> 1
-        found, below, following = _above(row, vocab, temperature, top, middle.to(tl.int32), BY_MASS, BLOCK)
-        if found < limit:
-            high, above = below.to(tl.int64), found
-        else:
-            low = following.to(tl.int64) - 1
-    return high.to(tl.int32), above
-
-
-@triton.jit
-@no_type_check
-def _end_of_ties(row, vocab, temperature, key, room, BLOCK: tl.constexpr):
-    """Return an id below which ``room`` tokens have this key; ``vocab`` if no more have it."""
-    end = tl.full([], vocab, tl.int32)
-    before = tl.zeros([], tl.int64)
-    for start in range(0, vocab, BLOCK):
-        index, value = _scaled(row, start, vocab, temperature, BLOCK)
-        equal = ((_key(value) == key) & (index < vocab)).to(tl.int64)
-        number = before + tl.cumsum(equal, 0)
-        end = tl.minimum(end, tl.min(tl.where((equal > 0) & (number > room), index, vocab)))
-        before += tl.sum(equal)
-    return end
-
-
-@triton.jit
-@no_type_check
-def _distribution(
-    logits, temperatures, top_ks, top_ps, min_ps, probs, nodes, vocab, batch_stride, node_stride, BLOCK: tl.constexpr
-):
-    """Write one row's probabilities."""
+def _scaled(logits, temperatures, nodes, vocab, batch_stride, node_stride, start, PIECE: tl.constexpr):
+    """Return ids of this program's row from ``start`` on, and its logits; minus infinity behind the row's end."""
     number = tl.program_id(0).to(tl.int64)
     batch = number // nodes
     row = logits + batch * batch_stride + (number - batch * nodes) * node_stride
-    out = probs + number * vocab
     temperature = tl.load(temperatures + batch)
-    greedy = temperature == 0
-    temperature = tl.where(greedy, 1.0, temperature)
+    index = start + tl.arange(0, PIECE)
+    value = tl.load(row + index, mask=index < vocab, other=-float("inf")).to(tl.float32)
+    return index, tl.div_rn(value, tl.where(temperature == 0, 1.0, temperature))
 
-    # The largest logit, and the first token that has it; NaN counts as larger than all numbers.
-    best = tl.full([BLOCK], -float("inf"), tl.float32)
-    wrong = tl.zeros([BLOCK], tl.int32)
-    for start in range(0, vocab, BLOCK):
-        index, value = _scaled(row, start, vocab, temperature, BLOCK)
-        wrong |= (value != value).to(tl.int32)
-        best = tl.maximum(best, tl.where(value != value, -float("inf"), value))
-    top = tl.max(best)
-    not_a_number = tl.max(wrong) > 0
-    usable = (tl.abs(top) < float("inf")) & (not_a_number == 0)
 
-    if greedy:
-        first = tl.full([], vocab, tl.int32)
-        for start in range(0, vocab, BLOCK):
-            index, value = _scaled(row, start, vocab, temperature, BLOCK)
-            here = tl.where(not_a_number, value != value, value == top) & (index < vocab)
-            first = tl.minimum(first, tl.min(tl.where(here, index, vocab)))
-        for start in range(0, vocab, BLOCK):
-            index = start + tl.arange(0, BLOCK)
-            tl.store(out + index, (index == first).to(tl.float32), mask=index < vocab)
-    elif usable == 0:
-        for start in range(0, vocab, BLOCK):
-            index = start + tl.arange(0, BLOCK)
-            tl.store(out + index, tl.full([BLOCK], float("nan"), tl.float32), mask=index < vocab)
+@triton.jit(do_not_specialize=["pieces", "rows"])
+@no_type_check
+def _tops(
+    logits, temperatures, nodes, vocab, batch_stride, node_stride, largest, first, pieces, rows, PIECE: tl.constexpr
+):
+    """Write a piece's largest logit, the first token that has it, and the first that is not a number."""
+    piece = tl.program_id(1)
+    index, value = _scaled(logits, temperatures, nodes, vocab, batch_stride, node_stride, piece * PIECE, PIECE)
+    best = tl.max(tl.where(value != value, -float("inf"), value))
+    at = tl.program_id(0).to(tl.int64) * pieces + piece
+    tl.store(largest + at, best)
+    tl.store(first + at, tl.min(tl.where((value == best) & (index < vocab), index, vocab)))
+    tl.store(first + rows.to(tl.int64) * pieces + at, tl.min(tl.where(value != value, index, vocab)))
+
+
+@triton.jit(do_not_specialize=["pieces", "rows"])
+@no_type_check
+def _begin(temperatures, largest, first, top, row, cut, nodes, vocab, pieces, rows, PIECES: tl.constexpr):
+    """Write a row's largest logit; what it is and its first token; and that all of its tokens stay.
+
+    It is 0 where the row is greedy, 1 where it is drawn from, and -1 where its logits are of no use. NaN counts as
+    larger than all numbers.
+    """
+    number = tl.program_id(0).to(tl.int64)
+    piece = tl.arange(0, PIECES)
+    at, real = number * pieces + piece, piece < pieces
+    values = tl.load(largest + at, mask=real, other=-float("inf"))
+    best = tl.max(values)
+    index = tl.load(first + at, mask=real, other=vocab)
+    wrong = tl.min(tl.load(first + rows.to(tl.int64) * pieces + at, mask=real, other=vocab))
+    usable = (tl.abs(best) < float("inf")) & (wrong == vocab)
+    greedy = tl.load(temperatures + number // nodes) == 0
+    tl.store(top + number, best)
+    tl.store(row + 2 * number, tl.where(greedy, 0, tl.where(usable, 1, -1)))
+    tl.store(row + 2 * number + 1, tl.where(wrong < vocab, wrong, tl.min(tl.where(values == best, index, vocab))))
+    tl.store(cut + 2 * number, _LEAST)
+    tl.store(cut + 2 * number + 1, vocab)
+
+
+@triton.jit
+@no_type_check
+def _wanted(top_ks, top_ps, row, nodes, vocab, BY_MASS: tl.constexpr):
+    """Return whether this program's row is searched, and for what: its k or p."""
+    number = tl.program_id(0).to(tl.int64)
+    drawn = tl.load(row + 2 * number) == 1
+    if BY_MASS:
+        wanted = tl.load(top_ps + number // nodes)
+        return drawn & (wanted < 1), wanted
     else:
-        key = tl.full([], _LEAST, tl.int32)
-        end = tl.full([], vocab, tl.int32)
-        top_k = tl.load(top_ks + batch)
-        top_p = tl.load(top_ps + batch)
-        ties = tl.zeros([], tl.int64)  # of those that equal the last logit, how many top-k keeps; 0 without top-k
-        if (top_k > 0) & (top_k < vocab):
-            key, above = _least(row, vocab, temperature, top, key, top_k, False, BLOCK)
-            ties = top_k - above
-            end = _end_of_ties(row, vocab, temperature, key, ties, BLOCK)
-        if top_p < 1:
-            whole, _, _ = _above(row, vocab, temperature, top, key, True, BLOCK)
-            low = _key(top - _NEGLIGIBLE)
-            if ties > 0:
-                last = key ^ ((key >> 31) & 0x7FFFFFFF)
-                each = (tl.exp(last.to(tl.float32, bitcast=True) - top) * _UNIT + 0.5).to(tl.int64)
-                whole += each * ties
-                low = tl.maximum(low, key - 1)
-            limit = tl.ceil(top_p.to(tl.float64) * whole.to(tl.float64)).to(tl.int64)
-            last_key, above = _least(row, vocab, temperature, top, low, limit, True, BLOCK)
-            last = last_key ^ ((last_key >> 31) & 0x7FFFFFFF)
-            each = (tl.exp(last.to(tl.float32, bitcast=True) - top) * _UNIT + 0.5).to(tl.int64)
-            room = (limit - above + each - 1) // each
-            if (last_key == key) & (ties > 0):
-                room = tl.minimum(room, ties)
-            key = last_key
-            end = _end_of_ties(row, vocab, temperature, key, room, BLOCK)
-        total = _total(row, vocab, temperature, top, key, end, 0.0, 1.0, BLOCK)
-        min_p = tl.load(min_ps + batch)
-        floor = min_p * tl.div_rn(1.0, total)
-        scale = total
-        if min_p > 0:
-            scale = _total(row, vocab, temperature, top, key, end, floor, total, BLOCK)
-        for start in range(0, vocab, BLOCK):
-            index, weight = _kept(row, start, vocab, temperature, top, key, end, floor, total, BLOCK)
-            tl.store(out + index, tl.div_rn(weight, scale), mask=index < vocab)
+        wanted = tl.load(top_ks + number // nodes)
+        return drawn & (wanted > 0) & (wanted < vocab), wanted
 
 
 @triton.jit
 @no_type_check
-def _kept(row, start, vocab, temperature, top, key, end, floor, total, BLOCK: tl.constexpr):
-    """Return a block of ids and weights: 0 for those that do not stay, or that are less than ``floor`` of ``total``."""
-    index, value = _scaled(row, start, vocab, temperature, BLOCK)
-    keys = _key(value)
-    stays = (keys > key) | ((keys == key) & (index < end))
-    weight = tl.where(stays, tl.exp(value - top), 0.0)
-    return index, tl.where(tl.div_rn(weight, total) >= floor, weight, 0.0)
+def _limit(wanted, above_cut, top, key, room, BY_MASS: tl.constexpr):
+    """Return how many tokens, or how much mass, may be above the logit that is looked for: less than this."""
+    if BY_MASS:
+        cut = key != _LEAST
+        whole = above_cut + tl.where(cut, _mass(tl.where(cut, _number(key), top), top) * room, 0)
+        return tl.ceil(wanted.to(tl.float64) * whole.to(tl.float64)).to(tl.int64)
+    else:
+        return wanted.to(tl.int64)
 
 
 @triton.jit
 @no_type_check
-def _total(row, vocab, temperature, top, key, end, floor, total, BLOCK: tl.constexpr):
-    """Return the sum of the weights that stay."""
-    weights = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, vocab, BLOCK):
-        _, weight = _kept(row, start, vocab, temperature, top, key, end, floor, total, BLOCK)
-        weights += weight
-    return tl.sum(weights)
+def _number(key):
+    """Return the number whose key this is."""
+    bits = key.to(tl.int32)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+@no_type_check
+def _narrowed(wanted, top, cut, bounds, found, step, pieces, rows, BY_MASS: tl.constexpr, PIECES: tl.constexpr):
+    """Return the bounds that ``step`` launches have left, what is above the upper one, and the limit.
+
+    No key up to the lower one has so little above it; the upper one has.
+    """
+    number = tl.program_id(0).to(tl.int64)
+    key, room = tl.load(cut + 2 * number), tl.load(cut + 2 * number + 1)
+    high, above, limit = _key(top).to(tl.int64), tl.zeros([], tl.int64), tl.zeros([], tl.int64)
+    low = tl.full([], _LEAST, tl.int64)
+    if BY_MASS:
+        low = tl.maximum(_key(top - _NEGLIGIBLE).to(tl.int64), tl.where(key == _LEAST, key, key - 1))
+    if step > 0:
+        last = step - 1
+        if last > 0:
+            at = bounds + ((last - 1).to(tl.int64) * rows + number) * 3
+            low, high, above = tl.load(at), tl.load(at + 1), tl.load(at + 2)
+        way, piece = tl.arange(0, _WAYS), tl.arange(0, PIECES)
+        at = found + (((last % 2).to(tl.int64) * rows + number) * pieces + piece[:, None]) * _WAYS + way[None, :]
+        sums = tl.sum(tl.load(at, mask=(piece < pieces)[:, None], other=0), 0)
+        limit = _limit(wanted, tl.sum(tl.where(way == _WAYS - 1, sums, 0)), top, key, room, BY_MASS)
+        chosen = tl.min(tl.where((sums < limit) & (way < _WAYS - 1), way, _WAYS - 1)).to(tl.int64)
+        above = tl.where(chosen < _WAYS - 1, tl.sum(tl.where(way == chosen, sums, 0)), above)
+        size = high - low
+        high = low + (chosen + 1) * size // _WAYS
+        low = low + chosen * size // _WAYS
+    return low, high, above, limit
+
+
+@triton.jit(do_not_specialize=["step", "pieces", "rows"])
+@no_type_check
+def _narrow(
+    logits, temperatures, nodes, vocab, batch_stride, node_stride, top_ks, top_ps, top, row, cut, bounds, found,
+    step, pieces, rows, BY_MASS: tl.constexpr, PIECE: tl.constexpr, COLUMNS: tl.constexpr, PIECES: tl.constexpr,
+):  # fmt: skip
+    """Write how many tokens of a piece, or how much mass, are above places between the bounds, and above the cut."""
+    searched, wanted = _wanted(top_ks, top_ps, row, nodes, vocab, BY_MASS)
+    if searched:
+        number, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
+        best = tl.load(top + number)
+        low, high, above, _ = _narrowed(wanted, best, cut, bounds, found, step, pieces, rows, BY_MASS, PIECES)
+        if (piece == 0) & (step > 0):
+            at = bounds + ((step - 1).to(tl.int64) * rows + number) * 3
+            tl.store(at, low)
+            tl.store(at + 1, high)
+            tl.store(at + 2, above)
+        way = tl.arange(0, _WAYS)
+        places = low + (way + 1).to(tl.int64) * (high - low) // _WAYS
+        places = tl.where(way == _WAYS - 1, tl.load(cut + 2 * number), places).to(tl.int32)
+        total = tl.zeros([_WAYS, COLUMNS], tl.int64)
+        for start in range(0, PIECE, COLUMNS):
+            index, value = _scaled(
+                logits, temperatures, nodes, vocab, batch_stride, node_stride, piece * PIECE + start, COLUMNS
+            )
+            counted = (index < vocab).to(tl.int64)
+            if BY_MASS:
+                counted *= _mass(value, best)
+            total += tl.where(_key(value)[None, :] > places[:, None], counted[None, :], 0)
+        at = found + (((step % 2).to(tl.int64) * rows + number) * pieces + piece) * _WAYS + way
+        tl.store(at, tl.sum(total, 1))
+
+
+@triton.jit(do_not_specialize=["step", "pieces", "rows"])
+@no_type_check
+def _settle(
+    top_ks, top_ps, top, row, cut, bounds, found, step, nodes, vocab, pieces, rows,
+    BY_MASS: tl.constexpr, PIECES: tl.constexpr,
+):  # fmt: skip
+    """Write the last logit that stays, and how many of the tokens that have it do."""
+    searched, wanted = _wanted(top_ks, top_ps, row, nodes, vocab, BY_MASS)
+    if searched:
+        number = tl.program_id(0).to(tl.int64)
+        best = tl.load(top + number)
+        _, key, above, limit = _narrowed(wanted, best, cut, bounds, found, step, pieces, rows, BY_MASS, PIECES)
+        room = limit - above
+        if BY_MASS:
+            each = _mass(_number(key), best)
+            room = (room + each - 1) // each
+            room = tl.where(key == tl.load(cut + 2 * number), tl.minimum(room, tl.load(cut + 2 * number + 1)), room)
+        tl.store(cut + 2 * number, key)
+        tl.store(cut + 2 * number + 1, room)
+
+
+@triton.jit(do_not_specialize=["pieces"])
+@no_type_check
+def _count_equal(
+    logits, temperatures, nodes, vocab, batch_stride, node_stride, cut, equal, pieces, PIECE: tl.constexpr
+):
+    """Write how many tokens of a piece have the last logit that stays."""
+    number, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    index, value = _scaled(logits, temperatures, nodes, vocab, batch_stride, node_stride, piece * PIECE, PIECE)
+    same = (_key(value) == tl.load(cut + 2 * number)) & (index < vocab)
+    tl.store(equal + number * pieces + piece, tl.sum(same.to(tl.int32)))
+
+
+@triton.jit(do_not_specialize=["pieces"])
+@no_type_check
+def _weigh(
+    logits, temperatures, nodes, vocab, batch_stride, node_stride, top, row, cut, equal, probs, sums, pieces,
+    FILTERED: tl.constexpr, PIECE: tl.constexpr, PIECES: tl.constexpr,
+):  # fmt: skip
+    """Write the weights of a piece's tokens, 0 for those that do not stay, and their sum."""
+    number, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    index, value = _scaled(logits, temperatures, nodes, vocab, batch_stride, node_stride, piece * PIECE, PIECE)
+    drawn = tl.load(row + 2 * number) == 1
+    weight = tl.exp(tl.where(drawn, value, 0.0) - tl.where(drawn, tl.load(top + number), 0.0))
+    if FILTERED:
+        key, keys = tl.load(cut + 2 * number), _key(value)
+        other = tl.arange(0, PIECES)
+        before = tl.sum(tl.load(equal + number * pieces + other, mask=other < piece, other=0))
+        same = (keys == key) & (index < vocab)
+        rank = before + tl.cumsum(same.to(tl.int32), 0)
+        weight = tl.where((keys > key) | (same & (rank <= tl.load(cut + 2 * number + 1))), weight, 0.0)
+    tl.store(probs + number * vocab + index, weight, mask=index < vocab)
+    tl.store(sums + number * pieces + piece, tl.sum(weight))
+
+
+@triton.jit
+@no_type_check
+def _of_row(sums, pieces, PIECES: tl.constexpr):
+    """Return the sum over the pieces of this program's row."""
+    piece = tl.arange(0, PIECES)
+    return tl.sum(tl.load(sums + tl.program_id(0).to(tl.int64) * pieces + piece, mask=piece < pieces, other=0.0))
+
+
+@triton.jit(do_not_specialize=["pieces"])
+@no_type_check
+def _drop(probs, min_ps, sums, rest, nodes, vocab, pieces, PIECE: tl.constexpr, PIECES: tl.constexpr):
+    """Take out the tokens with less than min-p of the most probable one's weight, and write the sum of the rest."""
+    number, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    index = piece * PIECE + tl.arange(0, PIECE)
+    weight = tl.load(probs + number * vocab + index, mask=index < vocab, other=0.0)
+    total = _of_row(sums, pieces, PIECES)
+    floor = tl.load(min_ps + number // nodes) * tl.div_rn(1.0, total)
+    weight = tl.where(tl.div_rn(weight, total) >= floor, weight, 0.0)
+    tl.store(probs + number * vocab + index, weight, mask=index < vocab)
+    tl.store(rest + number * pieces + piece, tl.sum(weight))
+
+
+@triton.jit(do_not_specialize=["pieces"])
+@no_type_check
+def _normalize(probs, sums, row, vocab, pieces, PIECE: tl.constexpr, PIECES: tl.constexpr):
+    """Divide the weights of a piece by their sum over the row; write one-hot or NaN where that is what the row is."""
+    number, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    index = piece * PIECE + tl.arange(0, PIECE)
+    kind, first = tl.load(row + 2 * number), tl.load(row + 2 * number + 1)
+    weight = tl.load(probs + number * vocab + index, mask=index < vocab, other=0.0)
+    drawn = tl.div_rn(weight, _of_row(sums, pieces, PIECES))
+    other = tl.where(kind == 0, (index == first).to(tl.float32), float("nan"))
+    tl.store(probs + number * vocab + index, tl.where(kind == 1, drawn, other), mask=index < vocab)

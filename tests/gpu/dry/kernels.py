@@ -228,7 +228,8 @@ def _play(engine: Engine) -> None:
     for temperature in (0.0, 1.0):
         for length in (600, 5):
             engine.submit(
-                [1, 2, 3, 4, 5] * (length // 5), SamplingParams(max_new_tokens=9, temperature=temperature, top_p=0.9)
+                [1, 2, 3, 4, 5] * (length // 5),
+                SamplingParams(max_new_tokens=9, temperature=temperature, top_p=0.9, min_p=0.01),
             )
         while engine.unfinished:
             engine.step()
@@ -248,8 +249,8 @@ MUTANTS = {
 }
 """Tiles that do not suit a Llama's attention, and what is to be said of them."""
 BLOCKS = {
-    "int4_compact, too few warps": ((64, 128, 64, 2, 192), "spills"),
-    "int4_compact, too few channels": ((64, 16, 64, 4, 192), "instructions per byte"),
+    "int4_compact, too few warps": ((64, 128, 64, 2, 3, 192), "spills"),
+    "int4_compact, too few channels": ((64, 16, 64, 4, 3, 192), "instructions per byte"),
 }
 """The same for blocks of a product: registers do not suffice; every warp makes numbers of all weights."""
 
