@@ -28,10 +28,10 @@ def compare(config: DictConfig) -> list[Row] | list[LoadRun]:
             [Study.read(folder) for folder in folders], Path(config.out), allow_mixed=config.allow_mixed
         )
     told = [figure for file in listed(config, "published") for figure in published(file)]
-    runs = [load_run(folder) for folder in folders]
+    runs = [load_run(folder, width=config.width) for folder in folders]
     formats = [str(name) for name in listed(config, "format")]
     out = Path(config.out)
-    rows = report_comparison(runs, out, allow_mixed=config.allow_mixed, formats=formats)
+    rows = report_comparison(runs, out, allow_mixed=config.allow_mixed, formats=formats, difference=config.difference)
     if told:
         report_published(rows, told, out)
     for kind in listed(config, "exports"):

@@ -53,7 +53,7 @@ def _report_on_one(config: DictConfig) -> Report:
 def _report_on_several(config: DictConfig) -> Report:
     labels = {str(name): str(label) for name, label in config.labels.items()}
     return Report(
-        tables=lambda summary, title: [methods_table(summary, title, labels)],
+        tables=lambda summary, title: [methods_table(summary, title, labels), category_table(summary)],
         plots={
             "methods.png": lambda summary, path, title: methods_plot(summary, path, title, labels),
             "nodes.png": lambda summary, path, title: nodes_plot(summary, path, title, labels),

@@ -196,7 +196,7 @@ OWN: dict[str, dict[str, Any]] = {
     "run": {"seed": _or_null(Natural)},
     "demo": {"seed": _or_null(Natural), "temperatures": Temperatures},
     "train": {"seed": _or_null(Natural)},
-    "compare": {"out": Text},
+    "compare": {"out": Text, "difference": _or_null(Text), "width": _or_null(Positive)},
     "accuracy": {"out": Text},
     "audit": {"context": Count},
     "report": {"out": Text},

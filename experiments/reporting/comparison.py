@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments.reporting import style, terminal
+from experiments.reporting.acceptance import report_acceptance
 from experiments.reporting.cells import BOLD, equality, label_cell, length, number, percent, rules_of, speedup
 from experiments.reporting.formats import USUAL, document, write_formats, write_texts
 from experiments.reporting.requests import warnings_of
 from experiments.reporting.run_plots import length_and_speedup
+from experiments.reporting.run_tables import prompts_needed
 from experiments.reporting.table import Cell, Emphasis, Table, left
 from experiments.reporting.terminal import short
 from experiments.reporting.two_way import report_two_way
@@ -31,6 +33,7 @@ def report_comparison(
     allow_mixed: bool = False,
     missing: Sequence[str] = (),
     formats: Sequence[str] = USUAL,
+    difference: str | None = None,
 ) -> list[Row]:
     """Print and write the comparison of runs.
 
@@ -39,6 +42,7 @@ def report_comparison(
         allow_mixed: Compare runs of different targets, datasets or dtypes, too, and say so.
         missing: Sentences about jobs without results, to be listed.
         formats: How the table is written (``experiments.reporting.formats``).
+        difference: The setting whose values are compared prompt by prompt; None for the drafter.
 
     Raises:
         ValueError: The runs are not to be mixed, or there is none.
@@ -58,6 +62,7 @@ def report_comparison(
     figures = [{"name": ", ".join(row.name), "folder": str(row.run.folder), **row.method} for row in rows]
     written = write_texts(out, {"comparison.json": {"title": about, "notes": notes, "rows": figures}})
     noise = [note for note in notes if note.startswith("NOISY")]
+    written += report_acceptance(rows, out, console, setting=difference)
     written += report_two_way(rows, out, subtitle, console, notes=noise)
     for note in notes:
         say_verdict(console, note, bad=NOT_LOSSLESS in note)
@@ -85,8 +90,9 @@ def comparison_table(rows: Sequence[Row], text: str, *, show_best: bool = False,
     spreads = {row.run.folder: row.run.summary.noise.spread for row in rows}.values()
     spread = sorted(each for each in spreads if each)
     varies = " to ".join(dict.fromkeys(f"±{value:.0%}" for value in (*spread[:1], *spread[-1:])))
+    summary = rows[0].run.summary
     about = [
-        f"intervals at {rows[0].run.summary.confidence:.0%}",
+        f"intervals at {summary.confidence:.0%}{prompts_needed([row.method for row in rows], summary.width)}",
         rules_of(row.method for row in rows) or "acceptance rule: none",
         *([BOLD] if any(best.values()) else []),
         *([f"timings vary by {varies} between batches"] if varies else []),

@@ -1,6 +1,5 @@
 """Tables of one run: of a method, of several, by category; and what went wrong in it."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console
@@ -38,12 +37,14 @@ Line = tuple[str, Callable[[MethodSummary], Cell | str]]
 def run_table(summary: Summary, title: str) -> Table:
     """One run: a row per figure, a column per method."""
     methods, level = summary.methods, f"[{summary.confidence:.0%}]"
+    precise = f"  prompts for ±{summary.width:g}"
     lines: list[Line] = [
         ("mean acceptance length", lambda m: number(m.mean_acceptance_length)),
         (
             f"  interval {level}",
             lambda m: NOTHING if m.method == PLAIN else interval(m.mean_acceptance_length_interval),
         ),
+        (precise, lambda m: NOTHING if m.method == PLAIN else number(m.prompts_needed, 0)),
         ("  expected, given the drafts", lambda m: number(m.expected_mean_acceptance_length)),
         ("first token's distance from p: total variation", lambda m: number(m.distance_tv, 4)),
         ("  Kullback-Leibler, nats", lambda m: number(m.distance_kl, 4)),
@@ -55,6 +56,7 @@ def run_table(summary: Summary, title: str) -> Table:
     ]
     for position in range(max((len(m.acceptance_by_position.rounds) for m in methods), default=0)):
         lines.append((f"accepted at {position + 1}: of all; if all before", _accepted_at(position)))
+        lines.append((f"  intervals {level}", _accepted_within(position)))
     for stage in dict.fromkeys(stage for method in methods for stage in method.stage_seconds):
         lines.append((f"{stage}, ms per token", lambda m, stage=stage: number(stage_milliseconds(m, stage), 3)))
     lines += [
@@ -95,7 +97,7 @@ def methods_table(summary: Summary, title: str, labels: Mapping[str, str]) -> Ta
         *_incomplete(summary),
         rules_of(methods),
         "a round is one forward of the target; plain decoding emits one token in it",
-        f"brackets: {summary.confidence:.0%} intervals over prompts{prompts_needed(methods)}",
+        f"brackets: {summary.confidence:.0%} intervals over prompts{prompts_needed(methods, summary.width)}",
         *([BOLD] if any(method.best_in for method in methods) else []),
         *summary.noise.notes,
     ]
@@ -199,6 +201,7 @@ def category_table(summary: Summary) -> Table | None:
             (left("method"), lambda row: method_name(row[1])),
             ("T", lambda row: f"{row[1].temperature:g}"),
             ("prompts", lambda row: str(row[2].prompts)),
+            (f"for ±{summary.width:g}", lambda row: number(row[2].prompts_needed, 0)),
             (
                 "mean acceptance length",
                 lambda row: with_interval(
@@ -262,17 +265,9 @@ def _notes(summary: Summary) -> list[str]:
     ]
 
 
-def prompts_needed(methods: Sequence[MethodSummary], width: float = 0.1) -> str:
-    """In words, with how many prompts the widest interval of a mean acceptance length would be ± ``width``.
-
-    A half-width falls with the root of the number of prompts.
-    """
-    found = [
-        method.finished * ((bounds[1] - bounds[0]) / 2 / width) ** 2
-        for method in methods
-        if method.method != PLAIN and (bounds := method.mean_acceptance_length_interval) is not None
-    ]
-    most = math.ceil(max(found, default=0))
+def prompts_needed(methods: Sequence[MethodSummary], width: float) -> str:
+    """In words, with how many prompts the widest interval of a mean acceptance length would be ± ``width``."""
+    most = max((method.prompts_needed or 0 for method in methods if method.method != PLAIN), default=0)
     return f"; ±{width:g} tokens per round would take about {most} prompts" if most > 1 else ""
 
 
@@ -302,6 +297,22 @@ def _accepted_at(position: int) -> Callable[[MethodSummary], str]:
         if position >= len(by.rounds):
             return NOTHING
         return f"{percent(by.unconditional[position])}; {percent(by.conditional[position])}"
+
+    return cell
+
+
+def _accepted_within(position: int) -> Callable[[MethodSummary], str]:
+    def cell(method: MethodSummary) -> str:
+        by = method.acceptance_by_position
+        ends = [
+            f"{percent(low[position])} to {percent(high[position])}"
+            for low, high in (
+                (by.unconditional_low, by.unconditional_high),
+                (by.conditional_low, by.conditional_high),
+            )
+            if position < len(low) and low[position] is not None
+        ]
+        return "; ".join(ends) or NOTHING
 
     return cell
 

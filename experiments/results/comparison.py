@@ -181,10 +181,10 @@ def grids(rows: Sequence[Row], *, by_category: bool = False) -> list[Grid]:
 
     The two settings with the most values are the rows and the columns. For every combination of the others there is
     a grid of its own: nothing is averaged over settings. ``by_category``
-    puts the prompts' categories into the rows; there is no grid unless every one has several prompts in every run.
+    puts the prompts' categories into the rows, those of a single prompt left out.
     """
-    named = _settings_of(rows)
-    axes = _axes(named)
+    named = settings_of(rows)
+    axes = axes_of(named)
     entries = [(settings, row.method, row, "") for settings, row in zip(named, rows, strict=True)]
     if by_category:
         entries = [
@@ -193,7 +193,8 @@ def grids(rows: Sequence[Row], *, by_category: bool = False) -> list[Grid]:
             for category, found in sorted(method.by_category.items())
         ]
         # One prompt gives no interval, and says nothing of its category.
-        if not axes or any(found.mean_acceptance_length_interval is None for _, found, *_ in entries):
+        entries = [entry for entry in entries if entry[1].mean_acceptance_length_interval is not None]
+        if not axes or len({settings[CATEGORY] for settings, *_ in entries}) < 2:
             return []
         axes = [CATEGORY, *axes]
     if len(axes) < 2 or not entries:
@@ -216,7 +217,7 @@ def grids(rows: Sequence[Row], *, by_category: bool = False) -> list[Grid]:
     return made if sum(len(grid.cells) for grid in made) >= _FILLED * size else []
 
 
-def _settings_of(rows: Sequence[Row]) -> list[dict[str, str]]:
+def settings_of(rows: Sequence[Row]) -> list[dict[str, str]]:
     """For every row, the settings in which any two differ, by name."""
     runs = list({row.run.folder: row.run for row in rows}.values())
     given = distinguishing([run.manifest for run in runs])
@@ -244,7 +245,7 @@ def _value(config: Mapping[str, Any], name: str) -> str:
     return "null" if value is None else str(value).replace(" ", "")
 
 
-def _axes(named: Sequence[Mapping[str, str]]) -> list[str]:
+def axes_of(named: Sequence[Mapping[str, str]]) -> list[str]:
     """Settings of at least two values, the one with the most values first."""
     names = list(dict.fromkeys(name for settings in named for name in settings))
     sizes = {name: len({settings.get(name) for settings in named}) for name in names}

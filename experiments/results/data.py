@@ -39,6 +39,7 @@ float64: temperature
 bool: complete
 int64: planned finished failed tokens rounds
 float64: confidence mean_acceptance_length mean_acceptance_length_low mean_acceptance_length_high
+Int64: prompts_needed
 float64: expected_mean_acceptance_length draft_acceptance_rate proposed_depth_per_round proposed_nodes_per_round
 float64: distance_tv distance_tv_low distance_tv_high distance_kl noise_spread other_cores
 boolean: noisy
@@ -65,7 +66,8 @@ string: overrides
 float64: stage_seconds.* mbu.* mfu.*
 float64: ttft.* engine_ttft.* queue.* tpot.* chunk_gap.* token_gap.* e2e.* phase_share.* stage_share.*
 Int64: finish.*
-float64: acceptance_at.* conditional_acceptance_at.*
+float64: acceptance_at.* acceptance_low_at.* acceptance_high_at.*
+float64: conditional_acceptance_at.* conditional_acceptance_low_at.* conditional_acceptance_high_at.*
 Int64: rounds_at.*
 string: version.* override.*
 any: config.*
@@ -215,8 +217,8 @@ def _prompts(frame: Frame) -> Frame:
 _FAMILIES = (
     (r"_interval\.1$", "_low"),
     (r"_interval\.2$", "_high"),
-    (r"^acceptance_by_position\.unconditional\.", "acceptance_at."),
-    (r"^acceptance_by_position\.conditional\.", "conditional_acceptance_at."),
+    (r"^acceptance_by_position\.unconditional(|_low|_high)\.", r"acceptance\1_at."),
+    (r"^acceptance_by_position\.conditional(|_low|_high)\.", r"conditional_acceptance\1_at."),
     (r"^acceptance_by_position\.rounds\.", "rounds_at."),
     (r"^finish_reasons\.", "finish."),
     (r"^lossless\.(unexplained|largest_margin|tie_bound)$", r"\1"),

@@ -8,9 +8,11 @@ figure that has nothing to be computed from is None.
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas
 
 from experiments.results.frame import Figures, Frame
+from experiments.results.statistics import Bootstrap, Interval
 
 if TYPE_CHECKING:
     from specdec.types import Step  # for types only: results are read where specdec and torch are not installed
@@ -57,27 +59,53 @@ def proposed_per_round(proposed: "pandas.Series") -> float | None:
     return float(proposed.mean()) or None if len(proposed) else None
 
 
-def acceptance_by_position(rounds: Frame) -> Figures:
+def acceptance_by_position(rounds: Frame, bootstrap: Bootstrap | None = None) -> Figures:
     """Acceptance at positions 1, 2, … of the draft, as far as any round proposed; entry 0 is position 1.
 
     Rounds (depth 2, accepted 2), (depth 2, accepted 0), (depth 1, accepted 1): position 1 was accepted in 2 of 3,
     position 2 in 1 of 2; of the rounds that proposed it, only the first had accepted position 1: conditionally 1 of 1.
 
+    Args:
+        rounds: With the column ``prompt`` where intervals are wanted.
+        bootstrap: Settings of the intervals, over prompts; None for none.
+
     Returns:
         ``unconditional``: rounds that accepted at least i tokens, over rounds that proposed a depth of at least i;
         ``conditional``: the same among rounds that accepted at least i-1 tokens, None where there is no such round;
-        ``rounds``: rounds that proposed a depth of at least i.
+        ``rounds``: rounds that proposed a depth of at least i; and the ends of the intervals, ``unconditional_low``,
+        ``unconditional_high``, ``conditional_low`` and ``conditional_high``, None where too few prompts have any.
     """
-    deepest = int(rounds.proposed_depth.max()) if len(rounds) else 0
-    proposed = [rounds.accepted[rounds.proposed_depth >= position] for position in range(1, deepest + 1)]
-    counts = [
-        (len(own), int((own >= place - 1).sum()), int((own >= place).sum())) for place, own in enumerate(proposed, 1)
-    ]
+    depth, accepted = (rounds[name].to_numpy()[:, None] for name in ("proposed_depth", "accepted"))
+    places = np.arange(1, 1 + (int(depth.max()) if len(rounds) else 0))
+    drafted = depth >= places
+    counts = np.concatenate([drafted, drafted & (accepted >= places - 1), drafted & (accepted >= places)], axis=1)
+
+    def shares(sums: np.ndarray) -> np.ndarray:
+        of_all, reached, kept = np.split(sums.astype(np.float64).T, 3)
+        unknown = np.full_like(kept, np.nan)
+        return np.concatenate([np.divide(kept, base, out=unknown.copy(), where=base > 0) for base in (of_all, reached)])
+
+    found = shares(counts.sum(0, keepdims=True))[:, 0]
+    ends: Sequence[Interval | None] | None = None
+    if bootstrap is not None and len(places):
+        by_prompt: Frame = pandas.DataFrame(counts).groupby(rounds.prompt.to_numpy(), sort=False).sum()
+        ends = bootstrap.over_tables(shares, by_prompt.to_numpy())
+    pairs = [each or (None, None) for each in ends or [None] * len(found)]
+    lows, highs = (tuple(each[end] for each in pairs) for end in (0, 1))
+    size = len(places)
     return Figures(
-        unconditional=tuple(accepted / count for count, _, accepted in counts),
-        conditional=tuple(accepted / reached if reached else None for _, reached, accepted in counts),
-        rounds=tuple(count for count, _, _ in counts),
+        unconditional=_known(found[:size]),
+        unconditional_low=lows[:size],
+        unconditional_high=highs[:size],
+        conditional=_known(found[size:]),
+        conditional_low=lows[size:],
+        conditional_high=highs[size:],
+        rounds=tuple(counts[:, :size].sum(0).tolist()),
     )
+
+
+def _known(values: np.ndarray) -> tuple[float | None, ...]:
+    return tuple(None if np.isnan(value) else float(value) for value in values)
 
 
 def stage_seconds(steps: "Iterable[Step]") -> dict[str, float]:

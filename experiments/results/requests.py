@@ -193,13 +193,10 @@ def spread(values: Frame, bootstrap: Bootstrap) -> Figures | None:
         points = np.unique(np.quantile(pooled, places, method="inverted_cdf"))
     below = np.array([np.searchsorted(own, points, side="right") for own in groups], dtype=np.float64)
 
-    def percentiles(drawn: np.ndarray, *, axis: int) -> np.ndarray:
-        # How often each prompt was drawn, and from that how many values do not exceed each point.
-        times = np.stack([np.bincount(row.astype(int), minlength=len(groups)) for row in np.atleast_2d(drawn)])
-        counts = times @ below
+    def percentiles(counts: np.ndarray) -> np.ndarray:  # how many values do not exceed each point
         return np.stack([points[(100 * counts < level * counts[:, -1:]).sum(1)] for level in LEVELS])
 
-    ends = bootstrap.intervals(percentiles, [np.arange(len(groups))]) or [None] * len(LEVELS)
+    ends = bootstrap.over_tables(percentiles, below) or [None] * len(LEVELS)
     return Figures(
         count=len(pooled),
         mean=float(pooled.mean()),

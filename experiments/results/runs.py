@@ -42,8 +42,11 @@ class Run:
         return self.of(method, PLAIN)
 
 
-def load_run(folder: Path) -> Run:
-    """Read a run. Raises ValueError: the folder holds none, or none with a result, or one of another version."""
+def load_run(folder: Path, *, width: float | None = None) -> Run:
+    """Read a run. Raises ValueError: the folder holds none, or none with a result, or one of another version.
+
+    ``width`` is the wanted one of intervals, in place of the run's own.
+    """
     manifest = read_manifest(folder)
     frame = frame_of(records_of(folder), folder.as_posix())
     try:
@@ -51,7 +54,7 @@ def load_run(folder: Path) -> Run:
             frame,
             planned=manifest["planned"],
             series=manifest["series"],
-            bootstrap=Bootstrap(**manifest["config"]["bootstrap"]),
+            bootstrap=Bootstrap(**manifest["config"]["bootstrap"] | ({} if width is None else {"width": width})),
             terms=Terms.of(manifest["config"]),
             compared_with=manifest["config"].get("compared_with"),
             peaks=manifest.get("peaks"),

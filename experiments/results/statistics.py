@@ -5,8 +5,10 @@ turns of one prompt depend on each other and stay together. Two methods that ran
 together.
 """
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas
@@ -26,13 +28,18 @@ class Bootstrap:
     Attributes:
         confidence: Level of the intervals, between 0 and 1.
         resamples: How often the prompts are drawn again, at least 100.
+        width: Wanted half-width of a mean acceptance length's interval, in tokens per round: results say how many
+            prompts it would take.
     """
 
     confidence: float = 0.95
     resamples: int = 5000
     seed: int = 0
+    width: float = 0.1
 
     def __post_init__(self) -> None:
+        if self.width <= 0:
+            raise ValueError(f"bootstrap.width={self.width}: give a number of tokens per round above 0, such as 0.1")
         if not 0 < self.confidence < 1:
             raise ValueError(f"bootstrap.confidence={self.confidence}: give a level between 0 and 1, such as 0.95")
         if self.resamples < 100:
@@ -71,6 +78,35 @@ class Bootstrap:
         """The interval of a single statistic, likewise."""
         found = self.intervals(statistic, columns)
         return None if found is None else found[0]
+
+    def over_tables(
+        self, statistic: Callable[[np.ndarray], np.ndarray], tables: np.ndarray
+    ) -> Sequence[Interval | None] | None:
+        """The intervals of several statistics of counts that are added up over prompts; None with fewer than two.
+
+        A statistic has none, either, where it is not defined (NaN) for some choice of the prompts that was drawn.
+
+        Args:
+            statistic: Computes ``[statistic, resample]`` from the sums ``[resample, count]``.
+            tables: Counts of each prompt: ``[prompt, count]``.
+        """
+
+        def of_drawn(drawn: np.ndarray, *, axis: int) -> np.ndarray:
+            times = [np.bincount(row.astype(int), minlength=len(tables)) for row in np.atleast_2d(drawn)]
+            values = statistic(np.stack(times) @ tables)
+            undefined.append(np.isnan(values).any(-1))
+            return np.nan_to_num(values)
+
+        undefined: list[Any] = []
+        found = self.intervals(of_drawn, [np.arange(len(tables))])
+        return found and [None if bad else each for each, bad in zip(found, np.any(undefined, 0), strict=True)]
+
+    def prompts_needed(self, interval: Interval | None, prompts: int) -> int | None:
+        """How many prompts would make an interval of so many prompts as narrow as ``width``; None without one.
+
+        A half-width falls with the root of the number of prompts.
+        """
+        return None if interval is None else math.ceil(prompts * ((interval[1] - interval[0]) / 2 / self.width) ** 2)
 
     def over_prompts(
         self, statistic: Statistic, prompts: Sequence[Hashable], columns: Sequence[ArrayLike]

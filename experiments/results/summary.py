@@ -17,7 +17,7 @@ from experiments.results.statistics import Bootstrap, mean_of_all, ratio_of_sums
 from experiments.results.timing import gain_over, winner
 from experiments.results.utilization import utilization_of
 
-SCHEMA = 2
+SCHEMA = 3
 """Of ``summary.json``: changes with the names or the meaning of figures."""
 
 Summary = Figures
@@ -50,6 +50,7 @@ def summarize(
 
     Returns:
         ``complete`` (all planned prompts have finished), ``planned``, ``confidence`` (the level of the intervals),
+        ``width`` (the wanted one),
         ``methods`` (see ``_method``; the baseline first), ``noise`` (``noise_of``), ``failed`` records, and the names
         of the methods that are ``not_lossless`` at some temperature. Of every method ``best_in`` has the figures
         (``mean_acceptance_length``, ``speedup``) in which it is the best exact method of the run at its temperature.
@@ -80,6 +81,7 @@ def summarize(
         complete=len(methods) == series and all(method.finished + method.failed == planned for method in methods),
         planned=planned,
         confidence=bootstrap.confidence,
+        width=bootstrap.width,
         methods=methods,
         noise=noise_of(frame, baseline),
         failed=sum(method.failed for method in methods),
@@ -155,7 +157,6 @@ def _method(own: Frame, plain: Frame | None, bootstrap: Bootstrap) -> MethodSumm
         draft_acceptance_rate=metrics.draft_acceptance_rate(rounds),
         proposed_depth_per_round=metrics.proposed_per_round(rounds.proposed_depth),
         proposed_nodes_per_round=metrics.proposed_per_round(rounds.proposed_nodes),
-        acceptance_by_position=metrics.acceptance_by_position(rounds),
         distinct_4_gram_rate=sum(rates) / len(rates) if rates else None,
         finish_reasons=dict(Counter(own.finish_reason)),
         timed_prompts=int(timed.requests.sum()),
@@ -181,9 +182,12 @@ def _method(own: Frame, plain: Frame | None, bootstrap: Bootstrap) -> MethodSumm
 
 def _acceptance(rounds: Frame, bootstrap: Bootstrap) -> dict[str, Any]:
     columns = [1 + rounds.accepted, np.ones(len(rounds))]
+    interval = bootstrap.over_prompts(ratio_of_sums, rounds.prompt, columns)
     return {
         "mean_acceptance_length": metrics.mean_acceptance_length(rounds),
-        "mean_acceptance_length_interval": bootstrap.over_prompts(ratio_of_sums, rounds.prompt, columns),
+        "mean_acceptance_length_interval": interval,
+        "prompts_needed": bootstrap.prompts_needed(interval, rounds.prompt.nunique()),
+        "acceptance_by_position": metrics.acceptance_by_position(rounds, bootstrap),
     }
 
 

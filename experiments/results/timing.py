@@ -107,16 +107,17 @@ def winner(figure: str, entrants: Sequence[Entrant], bootstrap: Bootstrap) -> in
         own, next_one = (each[0].get(f"{figure}_interval") for each in (best, second))
         apart = own is not None and next_one is not None and own[0] > next_one[1]
     else:
-        apart = found[1] is not None and found[1][0] > 0
+        apart = found.interval is not None and found.interval[0] > 0
     return ranked[0] if apart else None
 
 
-def lead(figure: str, first: Entrant, second: Entrant, bootstrap: Bootstrap) -> tuple[float, Interval | None] | None:
+def lead(figure: str, first: Entrant, second: Entrant, bootstrap: Bootstrap) -> Figures | None:
     """The difference of two methods' figures on the prompts that both have finished, with its paired interval.
 
     ``figure`` is ``speedup``, ``tokens_per_second``, ``mean_acceptance_length`` or ``expected_mean_acceptance_length``.
 
     Returns:
+        ``first`` and ``second``, each side's figure on these ``prompts``; their ``difference`` and its ``interval``.
         None if they have no prompt in common.
     """
     sides = [_sums(figure, each) for each in (first, second)]
@@ -131,7 +132,13 @@ def lead(figure: str, first: Entrant, second: Entrant, bootstrap: Bootstrap) -> 
         return statistic(*columns[:count], axis=axis) - statistic(*columns[count:], axis=axis)
 
     columns: list[Any] = [both[name].to_numpy(dtype=np.float64) for name in both]
-    return float(difference(*columns)), bootstrap.interval(difference, columns)
+    return Figures(
+        first=float(statistic(*columns[:count])),
+        second=float(statistic(*columns[count:])),
+        difference=float(difference(*columns)),
+        interval=bootstrap.interval(difference, columns),
+        prompts=len(both),
+    )
 
 
 def _sums(figure: str, entrant: Entrant) -> Frame | None:
@@ -159,7 +166,9 @@ def gain_over(own: Frame, other: Frame, bootstrap: Bootstrap) -> Figures | None:
     """
     one, another = ((Figures(), each, None) for each in (own, other))
     found = lead("expected_mean_acceptance_length", one, another, bootstrap)
-    return None if found is None else Figures(over=other.method.iloc[0], tokens=found[0], interval=found[1])
+    if found is None:
+        return None
+    return Figures(over=other.method.iloc[0], tokens=found.difference, interval=found.interval)
 
 
 def _ratio(numerator: float, denominator: float) -> float | None:

@@ -16,8 +16,8 @@ _NOT_FLAT = {
     *("acceptance_by_position", "gain", "competes", "not_lossless"),
 }
 _VERDICT = ("divergences", "unexplained", "largest_margin", "tie_bound")
-_MANY = re.compile(r"requests/.*_(interval|over_time)\b")
-"""Intervals and series of requests, which would be most of a tracker's names."""
+_MANY = re.compile(r"requests/.*_(interval|over_time)\b|by_category/.*/acceptance_by_position/")
+"""Intervals and series of requests, and positions by category, which would be most of a tracker's names."""
 _FACTS = ("dtype", "device", "prompts", "prompts_hash", "exactness", "overrides", "versions")
 
 

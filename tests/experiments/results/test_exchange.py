@@ -11,8 +11,8 @@ from experiments.reporting.published import Pair, export, published_table, unlik
 from experiments.reporting.run_tables import prompts_needed
 from experiments.results.comparison import make_rows
 from experiments.results.exchange import FORMATS, Published, published
-from experiments.results.runs import records_of
-from tests.experiments.made_runs import loaded
+from experiments.results.runs import load_run, records_of
+from tests.experiments.made_runs import loaded, made
 
 GOLDEN = """\
 # dataset: coding | temperature: 1.0 | output_len: 4096
@@ -101,9 +101,10 @@ def test_files_of_another_form_are_refused(name: str, text: str | None, said: st
 
 def test_the_prompts_that_an_interval_would_take_are_said(tmp_path: Path) -> None:
     """Half of the width needs four times as many."""
-    methods = loaded(tmp_path / "a", "drafter=model").summary.methods
+    folder = made(tmp_path / "a", "drafter=model")
+    methods, narrow = load_run(folder).summary.methods, load_run(folder, width=0.05).summary.methods
     low, high = next(m.mean_acceptance_length_interval for m in methods if m.method == "model")
     wanted = 3 * ((high - low) / 2 / 0.1) ** 2
-    assert f"±0.1 tokens per round would take about {math.ceil(wanted)} prompts" in prompts_needed(methods)
-    assert str(math.ceil(4 * wanted)) in prompts_needed(methods, 0.05)
-    assert prompts_needed([m for m in methods if m.method == "plain"]) == ""
+    assert f"±0.1 tokens per round would take about {math.ceil(wanted)} prompts" in prompts_needed(methods, 0.1)
+    assert str(math.ceil(4 * wanted)) in prompts_needed(narrow, 0.05)
+    assert prompts_needed([m for m in methods if m.method == "plain"], 0.1) == ""
