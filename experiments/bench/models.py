@@ -5,19 +5,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from drafters import ModelDrafter
 from experiments.datasets.prompt import choose
 from experiments.datasets.stdlib import Stdlib
-from specdec.forward import ForwardBatch
 from specdec.machine import choose_dtype
 from specdec.quantization import check_quantization, quantize
 from specdec.quantization.checkpoint import mark
-from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
-from specdec.topology import Topology
 
 BUNDLED = "bundled"
 
@@ -70,16 +67,6 @@ def make_target(
     return Target(_random_llama(config, device, dtype, quantization, seed), name=f"random {shown}")
 
 
-def llama_110m(vocab_size: int = 32000, *, device: torch.device | str = "cpu", **changes: Any) -> LlamaForCausalLM:
-    """Return random weights in bf16: 12 layers of 768 channels, 110 million parameters in all (tied embeddings)."""
-    torch.manual_seed(0)
-    sizes = {**SHAPES["110m"], "vocab_size": vocab_size, **changes}
-    config = LlamaConfig(**sizes, **ENDLESS)
-    model = LlamaForCausalLM(config).to(device=device, dtype=torch.bfloat16).eval()  # pyright: ignore
-    model.generation_config.eos_token_id = None
-    return model
-
-
 def bundled_target(**options: Any) -> Target:
     """Return the bundled target, which ends nowhere: every run makes the same number of tokens."""
     target = Target.from_pretrained("bundled/target", **options)
@@ -91,21 +78,6 @@ def bundled_target(**options: Any) -> Target:
 def small_model(target: Target, shape: int | Sequence[int] = 4, **options: Any) -> ModelDrafter:
     """Return the bundled drafter, on the device of a target."""
     return ModelDrafter.from_pretrained("bundled/drafter", shape=shape, device=target.device, **options)
-
-
-def assistant_of(drafter: ModelDrafter, tokens: int) -> Any:
-    """Return a drafter's model as transformers' assistant that always drafts so many tokens."""
-    config: Any = drafter.model.generation_config
-    config.num_assistant_tokens, config.num_assistant_tokens_schedule = tokens, "constant"
-    config.assistant_confidence_threshold, config.eos_token_id = 0.0, None
-    return drafter.model
-
-
-def hf_generate(model: Any, prompt: list[int], new_tokens: int, **options: Any) -> list[int]:
-    """Return what transformers' greedy ``generate`` emits after a prompt."""
-    ids = torch.tensor([prompt], device=model.device)
-    common = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0}
-    return model.generate(ids, max_new_tokens=new_tokens, **common, **options)[0, len(prompt) :].tolist()
 
 
 def stdlib_prompts(target: Target, count: int, tokens: int = 128) -> list[list[int]]:
@@ -182,20 +154,3 @@ def _materialize(module: nn.Module, device: torch.device, generator: torch.Gener
             nn.init.ones_(parameter)
         else:
             parameter.data.normal_(std=0.02, generator=generator)
-
-
-def chain_scores(runner: ModelRunner, tokens: Tensor, prefix: int) -> Tensor:
-    """Return the logits at a chain of tokens ``[1, node]`` in slot 0, behind ``prefix`` entries of the cache."""
-    batch = ForwardBatch(
-        tokens=tokens,
-        slots=torch.zeros(1, dtype=torch.long, device=runner.device),
-        lengths=torch.full((1,), prefix, device=runner.device),
-        topology=Topology.chain(tokens.shape[1], runner.device),
-        key_bound=prefix + tokens.shape[1],
-    )
-    return runner.run(batch).scores
-
-
-def some_tokens(count: int, vocab: int) -> Tensor:
-    """Return random tokens ``[1, count]``, the same ones for every call with this count."""
-    return torch.randint(0, vocab, (1, count), generator=torch.Generator().manual_seed(count))

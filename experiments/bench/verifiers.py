@@ -19,15 +19,15 @@ from typing import Any
 
 import torch
 
-from experiments.bench.models import chain_scores, llama_110m, some_tokens
+from experiments.bench.engine.steps import Setting, make_runner, measure_step
+from experiments.bench.models import make_target
 from experiments.bench.options import option, read_options
 from experiments.bench.rules import LAWS, NAMES, drafted, fits, make_rules, work_of
 from experiments.bench.rules import SHAPES as COUNTED
-from experiments.bench.timing import NOTHING, missed, show, timed, where
+from experiments.bench.timing import CPU, NOTHING, missed, show, timed, where
 from specdec.acceptance import accept
 from specdec.interfaces import Verifier
 from specdec.random import draw
-from specdec.target.runner import ModelRunner
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling, Noise
 from verifiers import RejectionVerifier
@@ -138,10 +138,8 @@ def accepted_by(rules: Sequence[Verifier], case: Case, *, draws: int, limit: flo
 
 def forward_time(vocab: int, nodes: int, repeats: int) -> float:
     """Return the seconds of a verify forward of a random 110M target in bf16, behind 128 tokens."""
-    runner = ModelRunner(llama_110m(vocab), max_batch_size=1, max_length=256, max_nodes=nodes)
-    tokens = some_tokens(nodes + 1, vocab)
-    chain_scores(runner, some_tokens(128, vocab), 0)
-    return timed(lambda: chain_scores(runner, tokens, 128), repeats=repeats, limit=1e9, warm_up=2)["seconds"]
+    target, setting = make_target("110m", CPU, torch.bfloat16, vocab_size=vocab), Setting(1, nodes + 1, 128)
+    return measure_step(make_runner(target, setting, setting.nodes), setting, repeats=repeats, limit=1e9)["seconds"]
 
 
 def pays(row: dict[str, Any]) -> str:

@@ -12,16 +12,9 @@ from drafters import NGramDrafter
 from drafters.round_costs import now
 from experiments.bench.engine.settings import Options
 from experiments.bench.engine.steps import CAPTURED, Record
-from experiments.bench.models import (
-    BUNDLED,
-    assistant_of,
-    hf_generate,
-    make_target,
-    repetitive,
-    small_model,
-    stdlib_prompts,
-)  # fmt: skip
+from experiments.bench.models import BUNDLED, make_target, repetitive, small_model, stdlib_prompts
 from experiments.bench.timing import Budget
+from experiments.contenders.hf import HfGenerate
 from experiments.measuring.forwards import captured_at_once
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
@@ -67,8 +60,13 @@ def _contests(target: Target, name: str, context: int, options: Options) -> Iter
         engine = Engine(target, *drafting, max_length=max_length)
         return lambda prompt: engine.generate([prompt], sampling)[0].token_ids
 
-    def theirs(**kwargs: Any) -> Decode:
-        return lambda prompt: hf_generate(target.model, prompt, options.tokens, **kwargs)
+    def theirs(assistant: str | None = None, num_tokens: int | None = None, **more: Any) -> Decode:
+        dtype = str(target.dtype).removeprefix("torch.")
+        other = HfGenerate(
+            assistant=assistant, num_tokens=num_tokens, dtype=dtype, device=str(target.device), options=more
+        )
+        other.bind(target, max_batch_size=1, max_length=max_length)
+        return lambda prompt: other.generate([prompt], [sampling])[0].token_ids
 
     ways = {"dynamic cache": theirs(), "static cache": theirs(cache_implementation="static", disable_compile=True)}
     if options.compile_seconds:
@@ -79,10 +77,9 @@ def _contests(target: Target, name: str, context: int, options: Options) -> Iter
     if name != BUNDLED:
         return
     lookup = ours(NGramDrafter(max_draft_tokens=8, branches=1), RejectionVerifier())
-    yield "prompt lookup, 8 tokens", lookup, {"prompt_lookup_num_tokens": theirs(prompt_lookup_num_tokens=8)}
-    drafter, twin = (small_model(target, dtype=target.dtype) for _ in range(2))
-    small = ours(drafter, RejectionVerifier())
-    yield "small model, 4 tokens", small, {"assistant_model": theirs(assistant_model=assistant_of(twin, 4))}
+    yield "prompt lookup, 8 tokens", lookup, {"prompt_lookup_num_tokens": theirs(num_tokens=8)}
+    small = ours(small_model(target, dtype=target.dtype), RejectionVerifier())
+    yield "small model, 4 tokens", small, {"assistant_model": theirs("bundled/drafter", 4)}
 
 
 def _held(
