@@ -251,6 +251,7 @@ OWN: dict[str, dict[str, Any]] = {
         "sizes": Several[Two],
         "tokens": Two,
         "prompt_tokens": Two,
+        "alternatives": Two,
     },
 }
 """Where a command differs."""

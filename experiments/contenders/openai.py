@@ -16,6 +16,10 @@ KEY = "OPENAI_API_KEY"
 """The environment variable that has the server's key, if it wants one."""
 
 
+class RefusedError(RuntimeError):
+    """The server answers a request with an error."""
+
+
 class OpenAIServer(OtherEngine):
     """Sends every prompt as token ids to ``/completions``; the prompts of a batch are sent at once.
 
@@ -92,14 +96,32 @@ class OpenAIServer(OtherEngine):
             return list(pool.map(self._one, prompts, sampling))
 
     def _one(self, prompt: Sequence[int], sampling: SamplingParams) -> Completion:
-        answer = self._client.post("completions", json=self.body(prompt, sampling))
-        if answer.is_error:
-            raise RuntimeError(f"the server at {self.address} refused a request: {answer.text[:300]}")
-        choice = answer.json()["choices"][0]
+        choice = self.ask(self.body(prompt, sampling))
         tokens = choice.get("token_ids")
         if tokens is None:
             tokens, self.tells_tokens = self._tokens(choice, sampling), False
         return self.completion(prompt, sampling, tokens)
+
+    def ask(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a request and return the first choice of its answer.
+
+        Raises:
+            RefusedError: The answer is an error.
+            RuntimeError: There is none, or one of another form.
+        """
+        try:
+            answer = self._client.post("completions", json=body)
+            if answer.is_error:
+                raise RefusedError(f"the server at {self.address} refused a request: {answer.text[:300]}")
+            return dict(answer.json()["choices"][0])
+        except (httpx.HTTPError, KeyError, IndexError, TypeError, ValueError) as error:
+            raise RuntimeError(
+                f"the server at {self.address} gave no answer: {error or type(error).__name__}"
+            ) from error
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
 
     def body(self, prompt: Sequence[int], sampling: SamplingParams) -> dict[str, Any]:
         """The body of a request. Fields beyond OpenAI's own are sent only where they change something."""

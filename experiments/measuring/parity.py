@@ -148,21 +148,29 @@ def compared(plain: Float[Tensor, "row place vocab"], other: Float[Tensor, "row 
     bits = sum(int((some >> bit & 1).sum()) for bit in range(width))
     flips = plain.argmax(-1) != other.argmax(-1)
     top = plain.float().topk(2, -1).values
-    margin = top[..., 0] - top[..., 1]
-    below = [0.0, *MARGINS[:-1]]
-    ranges = [(margin >= low) & (margin < high) for low, high in zip(below, MARGINS, strict=True)]
     distance = (plain.float().softmax(-1) - other.float().softmax(-1)).abs().sum(-1) / 2
     return Figures(
-        places=flips.numel(),
         logits=len(some) / changed.numel(),
         bits=bits / (changed.numel() * width),
         largest=float((plain.float() - other.float()).abs().max()),
-        flips=int(flips.sum()),
-        flipped=float(margin[flips].max()) if flips.any() else None,
+        lost=float(distance.mean()),
+    ) | counted((top[..., 0] - top[..., 1]).tolist(), flips.tolist())
+
+
+def counted(margins: Sequence[Sequence[float]], flips: Sequence[Sequence[bool]]) -> Figures:
+    """Return the figures of flips, by the margins of all places, row by row."""
+    places = [pair for row in zip(margins, flips, strict=True) for pair in zip(*row, strict=True)]
+    below = [0.0, *MARGINS[:-1]]
+    ranges = [
+        [flip for margin, flip in places if low <= margin < high] for low, high in zip(below, MARGINS, strict=True)
+    ]
+    return Figures(
+        places=len(places),
+        flips=sum(flip for _, flip in places),
+        flipped=max((margin for margin, flip in places if flip), default=None),
         by_margin=[
-            Figures(upto=upto, places=int(inside.sum()), flips=int((inside & flips).sum()))
+            Figures(upto=upto, places=len(inside), flips=sum(inside))
             for upto, inside in zip(MARGINS, ranges, strict=True)
         ],
-        lost=float(distance.mean()),
-        parted=[int(row.nonzero()[0]) if row.any() else None for row in flips],
+        parted=[row.index(True) if any(row) else None for row in flips],
     )

@@ -26,12 +26,12 @@ def ways(rows: Sequence[Figures]) -> list[Figures]:
         total = sum(row.places for row in each)
         found.append(
             Figures(
-                name=" ".join(filter(None, [engine, dtype, quantization])),
-                engine=engine,
+                name=" ".join(filter(None, [engine.replace("_", " "), dtype, quantization])),
+                engine=engine.replace("_", " "),
                 numbers=" ".join(filter(None, [dtype, quantization])),
                 control=each[0].control,
                 logits={size: max(row.logits for row in each if row.size == size) for size in {r.size for r in each}},
-                bits=max(row.bits for row in each),
+                bits=max((row.bits for row in each if row.bits is not None), default=None),
                 largest=max(row.largest for row in each),
                 places=total,
                 flips=sum(row.flips for row in each),
@@ -42,7 +42,7 @@ def ways(rows: Sequence[Figures]) -> list[Figures]:
                 ],
                 lost=sum(row.lost * row.places for row in each) / total,
                 parted=[place for row in each for place in row.parted],
-                same=all(not row.bits for row in each),
+                same=all(not row.logits for row in each),
             )
         )
     return found
@@ -68,16 +68,31 @@ def parity_table(rows: Sequence[Figures], facts: Mapping[str, Any]) -> Table:
             ("lost", lambda each: f"{each.lost:.0e}" if each.lost else "0"),
             ("outputs\nparted", lambda each: str(sum(place is not None for place in each.parted))),
         ],
-        title=f"Forwards of several tokens against forwards of one: {_about(facts)}",
+        title=f"{_title(facts)}: {_about(facts)}",
         notes=[
-            "logits at 8: share whose bits differ where 8 tokens of a row go through at once, in the worst batch; "
-            "at 1: in a batch, against a row alone; bits: of all bits of the logits, the share that differs",
+            *_of_columns(facts, sizes[-1]),
             *(f"of {each.places:,} places and {len(each.parted)} outputs" for each in found[:1]),
             "other token: places where another token is the likeliest behind the same text; margin: the largest there "
             "between the two likeliest, in nats",
-            "lost: acceptance of drafts that are drawn from the law of one token at a time, T=1; no drafter loses more",
             "outputs parted: greedy ones, from plain decoding's",
         ],
+    )
+
+
+def _of_columns(facts: Mapping[str, Any], size: int) -> Sequence[str]:
+    lost = (
+        "acceptance of drafts that are drawn from the law of one token at a time, T=1, when the other law judges them"
+    )
+    if _is_server(facts):
+        return (
+            f"logits: of the {facts['alternatives']} largest log-probabilities at every place, the share that differs; "
+            f"at {size}: prompt and output sent as one text; at 1: several requests at once, against one alone",
+            f"lost: {lost}, by the tokens that the server tells: at least so much",
+        )
+    return (
+        f"logits at {size}: share whose bits differ where {size} tokens of a row go through at once, in the worst "
+        "batch; at 1: in a batch, against a row alone; bits: of all bits of the logits, the share that differs",
+        f"lost: {lost}; no drafter loses more",
     )
 
 
@@ -94,11 +109,12 @@ def remarks(rows: Sequence[Figures], left_out: Sequence[str]) -> list[str]:
         )
     elif controls:
         said.append(f"The control ({', '.join(each.name for each in controls)}) gives the same bits, as it must.")
-    else:
+    elif any(each.bits is not None for each in found):
         said.append("There is no control: no way of invariant=true was measured.")
     exact = grouped([each for each in found if each.same and not each.control], found)
     if exact:
-        said.append(f"The same bits however many tokens are in a forward: {exact}.")
+        of = "log-probabilities" if all(each.bits is None for each in found) else "bits"
+        said.append(f"The same {of} however many tokens are in a forward: {exact}.")
     large = [each.name for each in found if each.flipped is not None and each.flipped >= 1]
     if large:
         said.append(f"Tokens changed at margins of 1 nat and more, which rounding rarely explains: {', '.join(large)}.")
@@ -113,7 +129,8 @@ def parity_plot(rows: Sequence[Figures], path: Path, facts: Mapping[str, Any]) -
     from matplotlib.ticker import PercentFormatter
 
     found = ways(rows)
-    same = grouped([each for each in found if each.same], found)
+    same = [each for each in found if each.same]
+    always = [name for name in {each.engine: None for each in same} if all(e.same for e in found if e.engine == name)]
     apart = sorted((each for each in found if not each.same), key=lambda each: (-each.flips, -each.bits))
     figure = style.new_figure(style.PAGE, 3.4)
     panels = figure.subplots(1, 3)
@@ -122,17 +139,21 @@ def parity_plot(rows: Sequence[Figures], path: Path, facts: Mapping[str, Any]) -
     labels = ["<0.01", "0.01\nto 0.1", "0.1\nto 1", "1 or\nmore"]
     series: list[tuple[str, Figures | None]] = [(each.name, each) for each in apart[:_MOST]]
     if same:
-        series.append(("no bit differs", None))
+        series.append((f"no difference: {len(same)} of {len(found)} ways", None))
     for index, (name, each) in enumerate(series):
         looks = style.looks(index) if each is not None else {"color": "black", "marker": "", "linewidth": 2}
-        values = [0.0 if each is None else each.logits[size] for size in sizes]
+        values = [0.0 if each is None else each.logits.get(size) for size in sizes]
         logits.plot(range(len(sizes)), values, label=name, **looks)
         shares = [0.0] * 4 if each is None else [m.flips / m.places if m.places else None for m in each.by_margin]
         flips.plot(range(4), shares, **looks)
         parted = [] if each is None else each.parted
         kept = [_kept(parted, length) for length in range(facts["tokens"] + 1)]
         equal.plot(range(facts["tokens"] + 1), kept, **{**looks, "markevery": max(1, facts["tokens"] // 6)})
-    logits.set(title="logits that differ", xlabel="tokens of a row at once", ylim=(-0.03, 1.03))
+    logits.set(
+        title=f"{'log-probabilities' if _is_server(facts) else 'logits'} that differ",
+        xlabel="tokens of a row at once",
+        ylim=(-0.03, 1.03),
+    )
     logits.set_xticks(range(len(sizes)), list(map(str, sizes)))
     flips.set(title="places with another likeliest token", xlabel="margin of the two likeliest, nats")
     flips.set_xticks(range(4), labels)
@@ -143,10 +164,10 @@ def parity_plot(rows: Sequence[Figures], path: Path, facts: Mapping[str, Any]) -
         axes.yaxis.set_major_formatter(PercentFormatter(1))
         axes.grid()
     style.legend_of(figure, logits)
-    more = f"; no bit differs: {same}" if same else ""
-    more += f"; {len(apart) - _MOST} more ways that differ are in the table" if len(apart) > _MOST else ""
+    more = f"; the same, always: {', '.join(always)}" if always else ""
+    more += f"; {len(apart) - _MOST} more that differ: see the table" if len(apart) > _MOST else ""
     alarm = "THE CONTROL DIFFERS" if any(each.control and not each.same for each in found) else ""
-    style.title(figure, "k + 1 tokens in one forward against one at a time", _about(facts) + more, alarm=alarm)
+    style.title(figure, _title(facts), _about(facts) + more, alarm=alarm)
     return style.save(figure, path)
 
 
@@ -177,6 +198,18 @@ def _share(value: float | None) -> str:
     return "0" if not value else f"{value:.1%}" if value >= 0.001 else "<0.1%"
 
 
+def _is_server(facts: Mapping[str, Any]) -> bool:
+    return "alternatives" in facts
+
+
+def _title(facts: Mapping[str, Any]) -> str:
+    if _is_server(facts):
+        return "A text in one piece against one token at a time"
+    return "k + 1 tokens in one forward against one at a time"
+
+
 def _about(facts: Mapping[str, Any]) -> str:
-    where = f"{facts['model']} on {facts['device']}, {facts['threads']} thread{'s' * (facts['threads'] > 1)}"
+    where = str(facts["model"])
+    if not _is_server(facts):
+        where += f" on {facts['device']}, {facts['threads']} thread{'s' * (facts['threads'] > 1)}"
     return f"{where}, {facts['prompts']} prompts, {facts['tokens']} tokens of output each"

@@ -140,8 +140,8 @@ def words(saved: Path, tmp_path: Path) -> list[str]:
         "prompt_tokens=8",
         "batch=[1,2]",
     ]
-    ways = "engines={auto: {}, transformers: null, invariant: {invariant: true}}"
-    return [*given, ways, "dtypes=[float32]", "quantizations=[null]", "sizes=[2,4]", f"out={tmp_path / 'out'}"]
+    ways = ["~engines.specdec_eager", "~engines.specdec_unoptimized"]
+    return [*given, *ways, "dtypes=[float32]", "quantizations=[null]", "sizes=[2,4]", f"out={tmp_path / 'out'}"]
 
 
 def test_the_command_measures_every_way_and_says_when_the_control_is_not_zero(
@@ -152,17 +152,17 @@ def test_the_command_measures_every_way_and_says_when_the_control_is_not_zero(
     assert [row["bits"] for row in file["rows"]] == [row.bits for row in rows] and file["left_out"] == []
     assert all(row.bits == 0 for row in rows if row.control) and len([row for row in rows if row.control]) == 5
     assert (tmp_path / "out" / "parity.png").stat().st_size > 10_000
-    assert "The control (invariant float32) gives the same bits" in " ".join(capsys.readouterr().out.split())
+    assert "The control (specdec invariant float32) gives the same bits" in " ".join(capsys.readouterr().out.split())
 
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *arguments, **more: None)
     monkeypatch.setattr(command, "through_runner", lambda runner: with_change(through_runner(runner), one_bit_off))
     run_parity(configure("parity", *words))
-    assert "THE CONTROL DIFFERS: invariant float32" in " ".join(capsys.readouterr().out.split())
+    assert "THE CONTROL DIFFERS: specdec invariant float32" in " ".join(capsys.readouterr().out.split())
 
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    rows = run_parity(configure("parity", *words, "+engines.auto.attention=triton"))  # not for a CPU
-    assert "auto" not in {row.engine for row in rows} and "transformers" in {row.engine for row in rows}
-    assert "Left out: auto float32 (" in " ".join(capsys.readouterr().out.split())
+    rows = run_parity(configure("parity", *words, "+engines.specdec.attention=triton"))  # not for a CPU
+    assert "specdec" not in {row.engine for row in rows} and "transformers" in {row.engine for row in rows}
+    assert "Left out: specdec float32 (" in " ".join(capsys.readouterr().out.split())
 
     def interrupt(model: Any) -> Begin:
         raise KeyboardInterrupt
@@ -171,19 +171,19 @@ def test_the_command_measures_every_way_and_says_when_the_control_is_not_zero(
     with pytest.raises(KeyboardInterrupt):
         run_parity(configure("parity", *words))
     file = json.loads((tmp_path / "out" / "parity.json").read_text())
-    assert {row["engine"] for row in file["rows"]} == {"auto", "invariant"}
+    assert {row["engine"] for row in file["rows"]} == {"specdec", "specdec_invariant"}
 
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ("+engines.auto.atention=eager", "engines.auto: there is no atention: did you mean"),
+        ("+engines.specdec.atention=eager", "engines.specdec: there is no atention: did you mean"),
         ("batch=[8]", "a batch needs as many prompts"),
         ("prompt_tokens=4000", "positions, give at most so many together"),
         ("sizes=[1]", "sizes"),
         ("dtypes=[int8]", "dtypes"),
         ("quantizations=[int3]", "int3"),
-        ("max_minutes=1e-9", r"nothing was measured: auto float32 \(max_minutes=1e-09\)"),
+        ("max_minutes=1e-9", r"nothing was measured: specdec float32, .*\(max_minutes=1e-09\)"),
     ],
 )
 def test_bad_input_is_refused_in_one_sentence(configure: Configure, words: list[str], wrong: str, said: str) -> None:
