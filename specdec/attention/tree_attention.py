@@ -114,8 +114,6 @@ def tree_attention(
     dtype = DTYPES[query.dtype]
     # The interpreter multiplies the bit patterns of bfloat16 (triton#11584).
     compute = tl.float32 if INTERPRETED and query.dtype is torch.bfloat16 else dtype
-    if compute == tl.bfloat16 and stored.keys.dtype is torch.float8_e4m3fn:
-        compute = tl.float16  # which an instruction makes of two numbers of 8 bits; bfloat16 takes several
     block_v = max(16, triton.next_power_of_2(value_dim))
     with torch.cuda.device_of(query):  # Triton launches on the current device
         kernel: Any = attend_piece

@@ -162,7 +162,7 @@ def _wanted(top_ks, top_ps, row, nodes, vocab, BY_MASS: tl.constexpr):
     if BY_MASS:
         wanted = tl.load(top_ps + number // nodes)
         return drawn & (wanted < 1), wanted
-    else:
+    else:  # noqa: RET505 (the branch that is not taken is not compiled)
         wanted = tl.load(top_ks + number // nodes)
         return drawn & (wanted > 0) & (wanted < vocab), wanted
 
@@ -175,7 +175,7 @@ def _limit(wanted, above_cut, top, key, room, BY_MASS: tl.constexpr):
         cut = key != _LEAST
         whole = above_cut + tl.where(cut, _mass(tl.where(cut, _number(key), top), top) * room, 0)
         return tl.ceil(wanted.to(tl.float64) * whole.to(tl.float64)).to(tl.int64)
-    else:
+    else:  # noqa: RET505
         return wanted.to(tl.int64)
 
 

@@ -8,7 +8,7 @@ shape and on the number of blocks, and not on the rows in them.
 
 Bits become numbers two at a time, in the halves of a 32-bit word: four bits in the mantissa of a number whose unit is 1
 count up from a power of two, which is then subtracted. The halves of a word hold weights that are not neighbours, so
-the inputs are taken apart in the same order, before: then they go from memory to the tensor cores without a detour.
+the inputs are taken apart in the same order.
 """
 # ruff: noqa: N803 (a kernel's constants are written in capitals)
 
@@ -34,7 +34,6 @@ class _Blocks(NamedTuple):
         channels: More of them, where there are more rows: each program reads its rows' inputs anew.
         bytes: Of weights, per channel and step.
         warps: Groups of 32 threads.
-        stages: Steps whose loads are under way together.
         programs: The number to aim for: two per processor of a large GPU, or more where a program waits for memory.
     """
 
@@ -42,12 +41,11 @@ class _Blocks(NamedTuple):
     channels: int
     bytes: int
     warps: int
-    stages: int
     programs: int
 
 
-_BLOCKS = (_Blocks(16, 64, 128, 4, 3, 256), _Blocks(32, 128, 64, 4, 3, 192), _Blocks(64, 128, 64, 8, 3, 192))
-_MANY_ROWS = _Blocks(128, 128, 64, 8, 3, 192)
+_BLOCKS = (_Blocks(16, 64, 128, 4, 256), _Blocks(32, 128, 64, 4, 192), _Blocks(64, 128, 64, 8, 192))
+_MANY_ROWS = _Blocks(128, 128, 64, 8, 192)
 """For 8-bit weights. With 4-bit ones, its four products would need more tensor memory than sm_100 has."""
 
 
@@ -74,10 +72,7 @@ def multiply(
     (rows, width), out, four_bits = inputs.shape, words.shape[0], scheme == "int4"
     sizes = _BLOCKS if four_bits else (*_BLOCKS, _MANY_ROWS)
     blocks = next((size for size in sizes if rows <= size.rows), sizes[-1])
-    step, planes = (2 * blocks.bytes, 4) if four_bits else (blocks.bytes, 2)
-    if width % planes:
-        inputs, width = F.pad(inputs, (0, -width % planes)), width + -width % planes
-    apart = inputs.view(rows, -1, planes).permute(2, 0, 1).contiguous()
+    step = blocks.bytes * (2 if four_bits else 1)
     grid = triton.cdiv(rows, blocks.rows), triton.cdiv(out, blocks.channels)
     shares = _shares(grid[0] * grid[1], -(-width // step), blocks.programs)
     # One share needs no second kernel.
@@ -90,10 +85,9 @@ def multiply(
         "BLOCK_IN": step,
         "SHARES": shares,
         "num_warps": blocks.warps,
-        "num_stages": blocks.stages,
     }
     groups = scale.shape[1] if four_bits else 1
-    _product[(*grid, shares)](apart, words, scale, sums, rows, width, out, words.shape[1], groups, **constants)
+    _product[(*grid, shares)](inputs, words, scale, sums, rows, width, out, words.shape[1], groups, **constants)
     if shares == 1:
         return sums[0]
     outputs = torch.empty(rows, out, dtype=inputs.dtype, device=inputs.device)
@@ -162,10 +156,9 @@ def _product(
 ):
     """Writes one share's sums for one block of rows and output channels to ``sums[share, row, out]``.
 
-    The inputs are taken apart: those of a plane are every second one, or every fourth one of 4-bit weights. ``WHOLE``
-    says that blocks divide the inputs, so that no load needs a mask for its columns.
+    ``WHOLE`` says that blocks divide the inputs, so that no load needs a mask for its columns.
     """
-    PLANES: tl.constexpr = 4 if SCHEME == "int4" else 2
+    in_word: tl.constexpr = 8 if SCHEME == "int4" else 4
     share = tl.program_id(2)
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     channel = tl.program_id(1) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
@@ -174,34 +167,31 @@ def _product(
     # come near 2^31.
     readable = tl.minimum(channel, out - 1)[:, None]
     weights = words + readable.to(tl.int64) * stored
-    long = width // PLANES
-    plane = rows.to(tl.int64) * long
-    values = inputs + row.to(tl.int64)[:, None] * long
+    values = inputs + row.to(tl.int64)[:, None] * width
     total = tl.zeros((BLOCK_OUT, BLOCK_ROWS), dtype=tl.float32)
     dtype = inputs.dtype.element_ty
     for start in range(share * BLOCK_IN, width, SHARES * BLOCK_IN):
-        word = start // (2 * PLANES) + tl.arange(0, BLOCK_IN // (2 * PLANES))[None, :]
+        column = start + tl.arange(0, BLOCK_IN)[None, :]
+        word = start // in_word + tl.arange(0, BLOCK_IN // in_word)[None, :]
+        block = tl.load(values + column, mask=real_row & (WHOLE | (column < width)), other=0.0)
         bits = tl.load(weights + word, mask=WHOLE | (word < stored), other=0)
-        column = start // PLANES + tl.arange(0, BLOCK_IN // PLANES)[None, :]
-        real = real_row & (WHOLE | (column < long))
-        first = tl.load(values + column, mask=real, other=0.0)
-        second = tl.load(values + plane + column, mask=real, other=0.0)
+        even, odd = tl.split(tl.reshape(block, (BLOCK_ROWS, BLOCK_IN // 2, 2)))
         if SCHEME == "int4":
-            third = tl.load(values + 2 * plane + column, mask=real, other=0.0)
-            fourth = tl.load(values + 3 * plane + column, mask=real, other=0.0)
             group = start // _GROUP + tl.arange(0, BLOCK_IN // _GROUP)[None, :]
             factor = tl.load(scale + readable * groups + group, mask=WHOLE | (group < groups), other=0.0).to(dtype)
             spread = tl.broadcast_to(factor[:, :, None], (BLOCK_OUT, BLOCK_IN // _GROUP, _GROUP // 4))
             factors = tl.reshape(spread, (BLOCK_OUT, BLOCK_IN // 4))
             # A word holds weights 1, 0, 3, 2, 5, 4, 7, 6 from its lowest bits on: halves are four apart. Their products
             # with the scales are exact, because these have five significant bits (specdec/quantization/int4.py).
+            second, fourth = tl.split(tl.reshape(odd, (BLOCK_ROWS, BLOCK_IN // 4, 2)))
             total = tl.dot(_numbers(bits, dtype, SCHEME) * factors, tl.trans(second), total)
             total = tl.dot(_numbers(bits >> 8, dtype, SCHEME) * factors, tl.trans(fourth), total)
+            first, third = tl.split(tl.reshape(even, (BLOCK_ROWS, BLOCK_IN // 4, 2)))
             total = tl.dot(_numbers(bits >> 4, dtype, SCHEME) * factors, tl.trans(first), total)
             total = tl.dot(_numbers(bits >> 12, dtype, SCHEME) * factors, tl.trans(third), total)
         else:
-            total = tl.dot(_numbers(bits, dtype, SCHEME), tl.trans(first), total)
-            total = tl.dot(_numbers(bits >> 8, dtype, SCHEME), tl.trans(second), total)
+            total = tl.dot(_numbers(bits, dtype, SCHEME), tl.trans(even), total)
+            total = tl.dot(_numbers(bits >> 8, dtype, SCHEME), tl.trans(odd), total)
     real_channel = channel[:, None] < out
     if SCHEME != "int4":
         total *= tl.load(scale + readable).to(tl.float32)

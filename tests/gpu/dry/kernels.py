@@ -249,8 +249,8 @@ MUTANTS = {
 }
 """Tiles that do not suit a Llama's attention, and what is to be said of them."""
 BLOCKS = {
-    "int4_compact, too few warps": ((64, 128, 64, 2, 3, 192), "spills"),
-    "int4_compact, too few channels": ((64, 16, 64, 4, 3, 192), "instructions per byte"),
+    "int4_compact, too few warps": ((64, 128, 64, 2, 192), "spills"),
+    "int4_compact, too few channels": ((64, 16, 64, 4, 192), "instructions per byte"),
 }
 """The same for blocks of a product: registers do not suffice; every warp makes numbers of all weights."""
 
