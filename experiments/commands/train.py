@@ -93,6 +93,7 @@ def train(config: DictConfig) -> Path:
         "weights": plain(config, "weights"),
         "documents": len(documents.training),
         "tokens": sum(len(document.tokens) for document in documents.training),
+        "length": fit.length,
         "parameters": sum(p.numel() for p in head.parameters() if p.requires_grad),
         "seed": config.seed,
         "processes": accelerator.num_processes,

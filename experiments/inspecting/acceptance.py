@@ -34,7 +34,7 @@ _MOST_TOKENS = 256
 """The most tokens of a prompt that are used."""
 _ROOTS = 256
 """Distributions from which the unigram baseline is made, at most."""
-_LEAST, _SHARE = 0.03, 0.05
+LEAST, SHARE = 0.03, 0.05
 """A gain counts from so many tokens per round, and from this share of what was accepted before."""
 _SURE, _SURE_BY_PROMPT = 4.0, 2.5
 """… and from so many standard errors over rounds, and over prompts."""
@@ -49,6 +49,7 @@ class Acceptance:
         reached: How likely depth d - 1 was to be accepted, given the drafted tokens.
         unigram: The acceptance at depth 1 of a drafter that knows nothing but how frequent tokens are here.
         frequencies: The mean of p over roots.
+        entropies: The entropy of p at the root, in nats.
     """
 
     rates: Float[Tensor, "round depth"]
@@ -56,6 +57,7 @@ class Acceptance:
     prompts: Int[Tensor, " round"]
     unigram: float
     frequencies: Float[Tensor, " vocab"]
+    entropies: Float[Tensor, " round"]
 
     @property
     def acceptance(self) -> list[float]:
@@ -103,7 +105,7 @@ def gain(new: Acceptance, old: Acceptance) -> Gain:
     sure = mean > _SURE * error
     if len(shared) > 1:
         sure = sure and float(more.mean()) > _SURE_BY_PROMPT * float(more.std()) / math.sqrt(len(shared))
-    return Gain(mean, error, sure and mean > max(_LEAST, _SHARE * (old.length - 1)))
+    return Gain(mean, error, sure and mean > max(LEAST, SHARE * (old.length - 1)))
 
 
 def prompts_of(target: Target, given: Sequence[str] | None, seed: int) -> list[list[int]]:
@@ -131,12 +133,21 @@ def prompts_of(target: Target, given: Sequence[str] | None, seed: int) -> list[l
     return found
 
 
-def play(target: Target, drafter: Drafter, prompts: Sequence[Sequence[int]], *, tokens: int, seed: int) -> Acceptance:
+def play(
+    target: Target,
+    drafter: Drafter,
+    prompts: Sequence[Sequence[int]],
+    *,
+    tokens: int,
+    seed: int,
+    at_once: int | None = None,
+) -> Acceptance:
     """Let the target go on from prompts with a drafter's help, at temperature 1.
 
     Args:
         drafter: Drafts chains.
         tokens: How many tokens are written after each, unless a text ends earlier.
+        at_once: How many are written at a time; None for all. It changes no text.
 
     Raises:
         ValueError: The drafter drafts trees, or the texts are too short for it to draft anything.
@@ -145,19 +156,23 @@ def play(target: Target, drafter: Drafter, prompts: Sequence[Sequence[int]], *, 
     reached: list[Tensor] = []
     roots: list[Tensor] = []
     streams: list[int] = []
+    entropies: list[Tensor] = []
 
     def look(seen: Round) -> None:
         rows = [row for row, request in enumerate(seen.requests) if request is not None]
         streams.extend(request.sampling.stream or 0 for request in seen.requests if request is not None)
         for kept, part in zip((rates, reached), _rates(seen.tree, seen.target_probs), strict=True):
             kept.extend(part[rows].double().cpu())
+        entropies.append(torch.special.entr(seen.target_probs[rows, 0]).sum(-1).double().cpu())
         if len(roots) < _ROOTS:
             roots.extend(seen.target_probs[rows, 0].cpu())
 
     count, longest = len(prompts), max(map(len, prompts)) + tokens
     sampling = SamplingParams(temperature=1.0, max_new_tokens=tokens, seed=seed)
     room = min(longest + 2, target.max_length)
-    with Engine(target, drafter, RejectionVerifier(), max_batch_size=count, max_length=room, optimize=False) as engine:
+    with Engine(
+        target, drafter, RejectionVerifier(), max_batch_size=at_once or count, max_length=room, optimize=False
+    ) as engine:
         engine.on_round = look
         done = engine.generate([list(prompt) for prompt in prompts], sampling)
     errors = [each.error for each in done if each.error is not None]
@@ -169,7 +184,14 @@ def play(target: Target, drafter: Drafter, prompts: Sequence[Sequence[int]], *, 
     tables = [pad_sequence(each, batch_first=True, padding_value=float("nan")) for each in (rates, reached)]
     drafted = ~tables[0][:, 0].isnan()
     p = torch.stack(roots)
-    return Acceptance(tables[0][drafted], tables[1][drafted], torch.tensor(streams)[drafted], _unigram(p), p.mean(0))
+    return Acceptance(
+        rates=tables[0][drafted],
+        reached=tables[1][drafted],
+        prompts=torch.tensor(streams)[drafted],
+        unigram=_unigram(p),
+        frequencies=p.mean(0),
+        entropies=torch.cat(entropies)[drafted],
+    )
 
 
 def _rates(tree: DraftTree, p: Tensor) -> tuple[Tensor, Tensor]:

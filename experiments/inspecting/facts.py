@@ -44,7 +44,7 @@ def facts_of(
         checkpoint: Its files; None if it was not loaded from any.
         frequencies: How probable the target's tokens are in its texts.
     """
-    module: Any = _module(drafter, target)
+    module: Any = module_of(drafter, target)
     reads = layers_of(drafter, target)
     head = getattr(module, "model", module)
     weights, layers = list(module.parameters()), getattr(head, "layers", ())
@@ -141,6 +141,12 @@ def trained_on(checkpoint: Checkpoint) -> str | None:
     return named if isinstance(named, str) and named else None
 
 
+def trained_length(checkpoint: Checkpoint) -> int | None:
+    """Returns the length of the texts that a head was trained on, where its training noted it."""
+    length = (checkpoint.json(_TRAINING) or {}).get("length")
+    return length if isinstance(length, int) else None
+
+
 def same_model(one: str, other: str) -> bool:
     """Returns whether two names surely mean one model: the same name, or the same folder.
 
@@ -154,8 +160,8 @@ def _place(name: str) -> str:
     return str(path.resolve()) if path.is_dir() else name.rstrip("/")
 
 
-def _module(drafter: Drafter, target: Target) -> nn.Module:
-    """The module whose weights were trained."""
+def module_of(drafter: Drafter, target: Target) -> nn.Module:
+    """Returns the module whose weights were trained."""
     if isinstance(drafter, MedusaDrafter):
         return drafter.heads
     if isinstance(drafter, ModelDrafter):
