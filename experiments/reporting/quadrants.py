@@ -68,7 +68,7 @@ def quadrants(runs: Sequence[Run], bootstrap: Bootstrap) -> list[Figures]:
     Raises:
         ValueError: The runs do not have two lengths of each, or two runs have the same.
     """
-    lengths = [(_input(run), int(run.manifest["config"]["sampling"]["max_new_tokens"])) for run in runs]
+    lengths = [(input_of(run, "quadrants"), int(run.manifest["config"]["sampling"]["max_new_tokens"])) for run in runs]
     inputs, outputs = (sorted({pair[side] for pair in lengths}) for side in (0, 1))
     if len(inputs) != 2 or len(outputs) != 2 or len(set(lengths)) < len(lengths):
         these = f"{INPUT}={','.join(map(str, inputs))} and {OUTPUT}={','.join(map(str, outputs))} in {len(runs)} runs"
@@ -86,11 +86,12 @@ def quadrants(runs: Sequence[Run], bootstrap: Bootstrap) -> list[Figures]:
     return sorted(found, key=lambda each: (each.temperature, order.index(each.quadrant)))
 
 
-def _input(run: Run) -> int:
+def input_of(run: Run, study: str) -> int:
+    """Return the tokens of a run's prompts; refuse one whose prompts have no common length, for a study's report."""
     tokens = run.manifest["config"]["dataset"].get("tokens")
     if tokens is None:
         raise ValueError(
-            f"{run.folder} has no {INPUT}: quadrants need a dataset that makes prompts of one length, give "
+            f"{run.folder} has no {INPUT}: {study} need a dataset that makes prompts of one length, give "
             f"dataset=joined or dataset=context"
         )
     return int(tokens)

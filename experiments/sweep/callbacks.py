@@ -94,6 +94,17 @@ class Quadrants(SweepReport):
         report_quadrants(runs, folder, missing)
 
 
+class Contexts(SweepReport):
+    """Shows acceptance, time and caches by the length of the context."""
+
+    def report(self, folder: Path, config: DictConfig) -> None:
+        from experiments.reporting.context import report_contexts
+        from experiments.results.runs import load_run
+
+        runs, missing = collect(folder, load_run)
+        report_contexts(runs, folder, missing)
+
+
 class Lengths(SweepReport):
     """Puts the tokens per round of a run's methods, or of a sweep's jobs, into one table and one picture.
 
