@@ -59,7 +59,7 @@ def parity_table(rows: Sequence[Figures], facts: Mapping[str, Any]) -> Table:
     return Table.of(
         found,
         [
-            (left("way to run the model"), lambda each: _name(each)),
+            (left("way to run the model", fold=True, min_width=16), lambda each: _name(each)),
             *((f"logits\nat {size}", share(size)) for size in sizes),
             ("bits", lambda each: _share(each.bits)),
             ("largest\nchange", lambda each: f"{each.largest:.1g}" if each.largest else "0"),
@@ -131,13 +131,15 @@ def parity_plot(rows: Sequence[Figures], path: Path, facts: Mapping[str, Any]) -
     found = ways(rows)
     same = [each for each in found if each.same]
     always = [name for name in {each.engine: None for each in same} if all(e.same for e in found if e.engine == name)]
-    apart = sorted((each for each in found if not each.same), key=lambda each: (-each.flips, -each.bits))
+    apart = sorted((each for each in found if not each.same), key=lambda each: (-each.flips, -each.lost))
     figure = style.new_figure(style.PAGE, 3.4)
     panels = figure.subplots(1, 3)
     logits, flips, equal = panels
     sizes = sorted({row.size for row in rows})
     labels = ["<0.01", "0.01\nto 0.1", "0.1\nto 1", "1 or\nmore"]
-    series: list[tuple[str, Figures | None]] = [(each.name, each) for each in apart[:_MOST]]
+    series: list[tuple[str, Figures | None]] = [
+        (f"{each.name}: {100 * each.lost:.2g}%", each) for each in apart[:_MOST]
+    ]
     if same:
         series.append((f"no difference: {len(same)} of {len(found)} ways", None))
     for index, (name, each) in enumerate(series):
@@ -151,7 +153,7 @@ def parity_plot(rows: Sequence[Figures], path: Path, facts: Mapping[str, Any]) -
         equal.plot(range(facts["tokens"] + 1), kept, **{**looks, "markevery": max(1, facts["tokens"] // 6)})
     logits.set(
         title=f"{'log-probabilities' if _is_server(facts) else 'logits'} that differ",
-        xlabel="tokens of a row at once",
+        xlabel="tokens per row in a forward",
         ylim=(-0.03, 1.03),
     )
     logits.set_xticks(range(len(sizes)), list(map(str, sizes)))
@@ -164,8 +166,9 @@ def parity_plot(rows: Sequence[Figures], path: Path, facts: Mapping[str, Any]) -
         axes.yaxis.set_major_formatter(PercentFormatter(1))
         axes.grid()
     style.legend_of(figure, logits)
-    more = f"; the same, always: {', '.join(always)}" if always else ""
-    more += f"; {len(apart) - _MOST} more that differ: see the table" if len(apart) > _MOST else ""
+    more = f"; no difference, always: {', '.join(always)}" if always else ""
+    more += "; behind names: acceptance lost" if apart else ""
+    more += f", and {len(apart) - _MOST} that lose less are in the table" if len(apart) > _MOST else ""
     alarm = "THE CONTROL DIFFERS" if any(each.control and not each.same for each in found) else ""
     style.title(figure, _title(facts), _about(facts) + more, alarm=alarm)
     return style.save(figure, path)

@@ -140,7 +140,7 @@ def words(saved: Path, tmp_path: Path) -> list[str]:
         "prompt_tokens=8",
         "batch=[1,2]",
     ]
-    ways = ["~engines.specdec_eager", "~engines.specdec_unoptimized"]
+    ways = ["~engines.specdec_eager", "~engines.specdec_torch"]
     return [*given, *ways, "dtypes=[float32]", "quantizations=[null]", "sizes=[2,4]", f"out={tmp_path / 'out'}"]
 
 
