@@ -86,6 +86,7 @@ def _as_one(group: Sequence[Prompt], tokens: int) -> Prompt:
         category=last.category,
         chat=last.chat,
         last_tokens=tokens,
+        license="; ".join(dict.fromkeys(prompt.license for prompt in group if prompt.license)),
     )
 
 

@@ -28,6 +28,10 @@ class Jsonl(Selection):
         template: What becomes of that text: ``{}`` stands for it.
         category: Category of rows that name none.
         tasks: New names for categories; several may share one. None for no new names.
+        split: The part of the dataset: it stands for ``{split}`` in ``file``.
+        license: Licence of the file. Rows may say their own in ``license``, or name a ``source`` that has one, too.
+        licenses: Licences of sources, by a part of the source's name.
+        placeholder: Beginning of a text that has to be fetched from the row's source first: such rows are refused.
     """
 
     file: str
@@ -36,6 +40,10 @@ class Jsonl(Selection):
     template: str = "{}"
     category: str = ""
     tasks: Mapping[str, str] | None = None
+    split: str = ""
+    license: str = ""
+    licenses: Mapping[str, str] | None = None
+    placeholder: str = ""
 
     def __post_init__(self) -> None:
         if "{}" not in self.template:
@@ -43,13 +51,25 @@ class Jsonl(Selection):
 
     def load(self) -> list[Prompt]:
         """All lines, in order."""
-        prompts = [self._prompt(row, number) for number, row in rows(self.file)]
+        file = self.file.replace("{split}", self.split)
+        prompts = [self._prompt(row, f"{file}, line {number}", number) for number, row in rows(file)]
         if not prompts:
-            raise ValueError(f"{self.file} has no prompts: it is empty")
+            raise ValueError(f"{file} has no prompts: it is empty")
+        wanted = [self.only] if isinstance(self.only, str) else self.only
+        bad = sum(
+            any(self.placeholder and turn.startswith(self.placeholder) for turn in prompt.turns)
+            for prompt in prompts
+            if not wanted or prompt.category in wanted
+        )
+        if bad:
+            raise ValueError(
+                f"{bad} of the {len(prompts)} prompts of {file} are placeholders, whose texts have to be fetched from "
+                f"their sources: run the benchmark's own preparation and give dataset.file=PREPARED, or dataset.only "
+                f"with categories that are complete"
+            )
         return prompts
 
-    def _prompt(self, row: Any, number: int) -> Prompt:
-        where = f"{self.file}, line {number}"
+    def _prompt(self, row: Any, where: str, number: int) -> Prompt:
         if not isinstance(row, dict):
             raise ValueError(f'{where} is not a JSON object: give {{"turns": ["…"]}} or {{"prompt": "…"}}')
         key = next((key for key in ("turns", *self.fields) if key in row), None)
@@ -68,4 +88,13 @@ class Jsonl(Selection):
         category = str(row.get("category") or self.category)
         category = (self.tasks or {}).get(category, category)
         own = next((row[key] for key in _IDS if row.get(key) is not None), number)
-        return Prompt(id=str(own), turns=tuple(turns), category=category, chat=chat)
+        return Prompt(id=str(own), turns=tuple(turns), category=category, chat=chat, license=self._license(row))
+
+    def _license(self, row: Mapping[str, Any]) -> str:
+        if row.get("license"):
+            return str(row["license"])
+        source = str(row.get("source") or "")
+        if not source or not self.license:
+            return self.license
+        own = next((found for name, found in (self.licenses or {}).items() if name in source), "its own licence")
+        return f"{self.license}; {source}: {own}"

@@ -25,6 +25,7 @@ class Prompt:
         chat: The turns are a conversation, for the target's chat template. False: text to be continued.
         last_tokens: The number of tokens at its end that the target is given, of a text to be continued or of what the
             user says first; None: all.
+        license: Licence of its text, if the dataset says it.
     """
 
     id: str
@@ -32,6 +33,7 @@ class Prompt:
     category: str = ""
     chat: bool = False
     last_tokens: int | None = None
+    license: str = ""
 
 
 class Dataset(Protocol):
@@ -140,6 +142,11 @@ def _categories(choice: Selection, prompts: Sequence[Prompt]) -> set[str]:
         hint = f"did you mean {near[0]}?" if near else f"choose among {', '.join(known)}"
         raise ValueError(f"dataset.only: the dataset has no category {name!r}: {hint}")
     return wanted
+
+
+def licenses(prompts: Sequence[Prompt]) -> dict[str, int]:
+    """How many prompts have which licence, the commonest first; empty if the dataset says none."""
+    return dict(Counter(prompt.license for prompt in prompts if prompt.license).most_common())
 
 
 def fingerprint(prompts: Sequence[Prompt]) -> str:

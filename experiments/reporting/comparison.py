@@ -187,6 +187,9 @@ def remarks(runs: Sequence[Run]) -> list[str]:
             room = f"(room for {facts['room']} tokens)"
             notes.append(f"Prompts that were too long: of {facts['of']}, {done} {room}.")
     notes += [f"{short(run.folder)}: {text}" for run in runs for text in warnings_of(run.summary)]
+    for held in (run.manifest.get("licenses") for run in runs):
+        if held:
+            notes.append(f"Licences of the prompts: {'; '.join(f'{name} ({count})' for name, count in held.items())}.")
     failed = sum(run.summary.failed for run in runs)
     if failed:
         notes.append(f"{failed} prompts failed, and count nowhere: see the runs' own tables.")

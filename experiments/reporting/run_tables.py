@@ -56,7 +56,6 @@ def run_table(summary: Summary, title: str) -> Table:
     ]
     for position in range(max((len(m.acceptance_by_position.rounds) for m in methods), default=0)):
         lines.append((f"accepted at {position + 1}: of all; if all before", _accepted_at(position)))
-        lines.append((f"  intervals {level}", _accepted_within(position)))
     for stage in dict.fromkeys(stage for method in methods for stage in method.stage_seconds):
         lines.append((f"{stage}, ms per token", lambda m, stage=stage: number(stage_milliseconds(m, stage), 3)))
     lines += [
@@ -296,23 +295,11 @@ def _accepted_at(position: int) -> Callable[[MethodSummary], str]:
         by = method.acceptance_by_position
         if position >= len(by.rounds):
             return NOTHING
-        return f"{percent(by.unconditional[position])}; {percent(by.conditional[position])}"
-
-    return cell
-
-
-def _accepted_within(position: int) -> Callable[[MethodSummary], str]:
-    def cell(method: MethodSummary) -> str:
-        by = method.acceptance_by_position
-        ends = [
-            f"{percent(low[position])} to {percent(high[position])}"
-            for low, high in (
-                (by.unconditional_low, by.unconditional_high),
-                (by.conditional_low, by.conditional_high),
-            )
-            if position < len(low) and low[position] is not None
-        ]
-        return "; ".join(ends) or NOTHING
+        parts = []
+        for kind in ("unconditional", "conditional"):
+            value, low, high = (by[name][position] for name in (kind, f"{kind}_low", f"{kind}_high"))
+            parts.append(percent(value) + ("" if low is None else f" [{low:.0%}, {high:.0%}]"))
+        return "; ".join(parts)
 
     return cell
 

@@ -14,7 +14,7 @@ from experiments.config import job, ranks
 from experiments.config.pairs import check_files
 from experiments.config.sections import bootstrap_of, build, plain, plain_whole
 from experiments.contenders.base import OtherEngine
-from experiments.datasets.prompt import Dataset, Prompt, choose, fingerprint, selection_of, warmup_texts
+from experiments.datasets.prompt import Dataset, Prompt, choose, fingerprint, licenses, selection_of, warmup_texts
 from experiments.measuring.conditions import ingredients_of
 from experiments.measuring.jobs import Fitting, Job, fit, prepare
 from experiments.measuring.measure import Contender, failure, measure, slots_of
@@ -102,6 +102,7 @@ def measure_methods(
     )
     prompts = fitting.prompts
     facts |= {"prompts": len(prompts), "prompts_hash": fingerprint(prompts), "too_long": fitting.facts}
+    facts["licenses"] = licenses(prompts)
     prepared = [
         prepare(prompts, each, tokenizer, max_length=engine.max_length, template=template) for each in samplings
     ]
@@ -285,6 +286,8 @@ def amount(fitting: Fitting) -> str:
     counts = fitting.facts or {"cut": 0, "skipped": 0}
     more = [f"{counts['cut']} of them shortened"] if counts["cut"] else []
     more += [f"{counts['skipped']} too long ones left out"] if counts["skipped"] else []
+    known = list(licenses(prompts))
+    more += [known[0] if len(known) == 1 else f"{len(known)} licences"] if known else []
     return said + (f" ({', '.join(more)})" if more else "")
 
 

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from experiments.config.sections import build
 from experiments.datasets import files
 from experiments.datasets.jsonl import Jsonl
-from experiments.datasets.prompt import CHARACTERS_PER_TOKEN, Prompt, choose, warmup_texts
+from experiments.datasets.prompt import CHARACTERS_PER_TOKEN, Prompt, choose, licenses, warmup_texts
 from experiments.datasets.sources import HELD_OUT, stdlib_root
 from experiments.datasets.stdlib import Stdlib
 from experiments.datasets.text import Text
@@ -142,7 +142,7 @@ def written(folder: Path, *rows: object) -> str:
     return str(path)
 
 
-# Of every dataset: rows, and what the prompts are: id, turns, category, chat.
+# Of every dataset: rows in the hub's form and others, and what the prompts are: id, turns, category, chat.
 FORMS: dict[str, list[tuple[dict[str, Any], tuple[str, tuple[str, ...], str, bool]]]] = {
     "spec_bench": [
         ({"question_id": 81, "category": "writing", "turns": ["A", "B"]}, ("81", ("A", "B"), "mt_bench", True)),
@@ -166,7 +166,32 @@ FORMS: dict[str, list[tuple[dict[str, Any], tuple[str, tuple[str, ...], str, boo
         ({"turns": ["Solve y."]}, ("2", ("Solve y.",), "math500", True)),
     ],
     "speed_bench": [
-        ({"question_id": "c1", "category": "coding", "turns": ["A", "B"]}, ("c1", ("A", "B"), "coding", True)),
+        (
+            {
+                "question_id": "c1",
+                "category": "coding",
+                "sub_category": "python",
+                "turns": ["A", "B"],
+                "src_id": "7",
+                "source": "https://huggingface.co/datasets/cais/hle",
+                "difficulty": "",
+                "multiturn": True,
+            },
+            ("c1", ("A", "B"), "coding", True),
+        ),
+        (
+            {
+                "question_id": "t1",
+                "category": "low_entropy",
+                "sub_category": "coding",
+                "turns": ["C"],
+                "src_id": "8",
+                "source": "https://github.com/someone/something",
+                "difficulty": "",
+                "multiturn": False,
+            },
+            ("t1", ("C",), "low_entropy", True),
+        ),
     ],
 }
 
@@ -176,6 +201,32 @@ def test_forms(name: str, configure: Configure, tmp_path: Path) -> None:
     path = written(tmp_path, *(row for row, _ in FORMS[name]))
     loaded = build(configure("run", f"dataset={name}", f"dataset.file={path}"), "dataset").load()
     assert [(each.id, each.turns, each.category, each.chat) for each in loaded] == [prompt for _, prompt in FORMS[name]]
+    assert all(each.license for each in loaded), "every benchmark says its licence"
+    table = tmp_path / "rows.parquet"  # as on the hub
+    pandas.DataFrame([row for row, _ in FORMS[name]][:1]).to_parquet(table)
+    assert build(configure("run", f"dataset={name}", f"dataset.file={table}"), "dataset").load() == loaded[:1]
+
+
+def test_licences_of_sources_and_texts_that_are_not_there(configure: Configure, tmp_path: Path) -> None:
+    given = [row for row, _ in FORMS["speed_bench"]]
+    unfetched = given[0] | {
+        "question_id": "c2",
+        "turns": ["FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING"],
+    }
+    path = tmp_path / "throughput_1k" / "test.parquet"
+    path.parent.mkdir()
+    words = ["dataset=speed_bench", f"dataset.file='{tmp_path}/{{split}}/test.parquet'", "dataset.split=throughput_1k"]
+    pandas.DataFrame([*given, unfetched]).to_parquet(path)
+    with pytest.raises(ValueError, match=r"1 of the 3 prompts of .*throughput_1k/test\.parquet are placeholders"):
+        choose(build(configure("run", *words), "dataset"))
+    (prompt,), _ = choose(build(configure("run", *words, "dataset.only=[low_entropy]"), "dataset"))
+    assert prompt.license.endswith("someone/something: its own licence")
+    pandas.DataFrame(given).to_parquet(path)
+    loaded = build(configure("run", *words), "dataset").load()
+    assert loaded[0].license == "NVIDIA Evaluation Dataset License; https://huggingface.co/datasets/cais/hle: MIT"
+    assert licenses(loaded) == {prompt.license: 1 for prompt in loaded}
+    own = Jsonl(file=written(tmp_path, {"prompt": "a", "license": "CC0"}, {"prompt": "b"}), license="MIT").load()
+    assert [prompt.license for prompt in own] == ["CC0", "MIT"]
 
 
 def test_a_template_around_the_text_and_what_a_row_lacks_is_named(tmp_path: Path) -> None:
