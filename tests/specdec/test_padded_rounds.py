@@ -97,7 +97,10 @@ def test_capped_drafts_stay_capped_where_slots_have_gaps() -> None:
     assert not padded.drafting[3] and padded.lengths.tolist() == [2, 2, 2, 1]
 
 
-@pytest.mark.parametrize("drafter", ["model_chain_iid", complete("eagle3_expansion", strong=False)])
+WARM = ("model_chain_iid", "ngram", *(complete(each, strong=False) for each in ("eagle3_expansion", "suffix")))
+
+
+@pytest.mark.parametrize("drafter", WARM)
 def test_rounds_of_a_warm_engine_are_replayed(target, drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy or sampled, plain or not, and whatever the number of rows; more recordings are kept than by default."""
     monkeypatch.setattr(rounds_module, "MOST_RECORDINGS", 1)
