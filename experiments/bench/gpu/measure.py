@@ -154,6 +154,7 @@ def _prefill(outcome: Outcome, case: Case, target: Target, budget: Budget) -> No
         if budget.spent(f"prefill of {tokens}"):
             continue
         with outcome.going_on(f"prefill of {tokens}"), Engine(target, max_length=tokens + 2) as engine:
+            engine.warm_up(positions=tokens + 2)  # or the token that follows would be an eager round's
             prompts = [repetitive(tokens, target.vocab_size)]
             found = timed(lambda e=engine, p=prompts: e.generate(p, once), outcome.device, repeats=5, limit=4.0)
             rate = prefill_work(shape, Precision(), tokens=tokens, logits=0).total.flops / found["seconds"]

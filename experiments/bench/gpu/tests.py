@@ -63,7 +63,8 @@ def _pytest(words: Sequence[str], log: Path, deadline: float) -> int:
 
     A warning of some package in a version of its own is no failure of what is tested.
     """
-    common = ["-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "-o", "filterwarnings=default"]
+    common = ["-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "-o", "filterwarnings=default", "--tb=short"]
+    common += ["-p", "tests.gpu.at_once"]
     print("$ python", " ".join([*common, *words]), flush=True)
     with log.open("a", encoding="utf-8") as file:
         process = subprocess.Popen(
