@@ -190,11 +190,19 @@ def held_by(engines: Sequence[Engine]) -> Figures:
     return found | {"total": sum(found.values())}
 
 
-def drafter_bytes_per_position(engine: Engine) -> int:
-    """Return the bytes of a position of a row in the caches of the drafting models, the target's left out."""
-    own = engine.session.models if engine.session is not None else ()
-    caches = {part.cache: part.bytes_per_token for part in own if isinstance(part, ModelRunner)}
-    return sum(size for cache, size in caches.items() if cache is not engine.runner.cache)
+def drafter_cache(engine: Engine) -> Figures:
+    """Return what the caches of the drafting models hold, the target's left out.
+
+    Returns:
+        ``bytes_per_position`` of a row; ``window``: the most positions that a layer sees, None if one sees them all.
+    """
+    parts = engine.session.models if engine.session is not None else ()
+    own = [part for part in parts if isinstance(part, ModelRunner) and part.cache is not engine.runner.cache]
+    reaches = [reach.window or reach.chunk for part in own for reach in part.facts.distinct_reaches]
+    return Figures(
+        bytes_per_position=sum({part.cache: part.bytes_per_token for part in own}.values()),
+        window=None if None in reaches else max((reach for reach in reaches if reach is not None), default=None),
+    )
 
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:

@@ -31,7 +31,8 @@ def contexts(runs: Sequence[Run], bootstrap: Bootstrap) -> list[Figures]:
     Returns:
         Figures of the run's method and, besides: ``context`` (tokens of the prompts), ``change`` in expected tokens per
         round since the shortest context, on the same prompts, with its interval; seconds of ``draft`` and ``verify``
-        per round; and bytes of a row in the caches of drafter and target at the end of its output.
+        per round; bytes of a row in the caches of drafter and target at the end of its output; and the drafter's
+        ``window``, None where it sees everything.
 
     Raises:
         ValueError: A run's prompts have no length, or a method has fewer than two lengths.
@@ -60,10 +61,8 @@ def _row(
     positions = float((good.prompt_tokens + good.tokens).mean())
     keys = ("method", "label", "exactness", "temperature", "finished", "mean_acceptance_length", "speedup")
     keys += ("mean_acceptance_length_interval", "tokens_per_second", "not_lossless")
-    per_position = {
-        "drafter": run.manifest.get("drafter_kv_bytes_per_position", {}).get(method.method),
-        "target": run.manifest["target"].get("kv_bytes_per_position"),
-    }
+    cache = run.manifest.get("drafter_cache", {}).get(method.method) or {"bytes_per_position": None, "window": None}
+    bytes_of = {"drafter": cache["bytes_per_position"], "target": run.manifest["target"].get("kv_bytes_per_position")}
     return Figures(
         context=context,
         **{key: method[key] for key in keys},
@@ -71,7 +70,8 @@ def _row(
         change_interval=None if gain is None else gain.interval,
         acceptance=method.acceptance_by_position.unconditional,
         **_per_round(good),
-        **{f"{name}_bytes": each and each * positions for name, each in per_position.items()},
+        **{f"{name}_bytes": each and each * positions for name, each in bytes_of.items()},
+        window=cache["window"],
     )
 
 
@@ -160,6 +160,8 @@ def sentences(found: Sequence[Figures]) -> list[str]:
             line += f": {sure} (paired {last.change:+.2f} [{bounds[0]:+.2f}, {bounds[1]:+.2f}])"
         if first.draft and last.draft:
             line += f"; its drafts take {_ms(first.draft)} ms per round, then {_ms(last.draft)}"
+        if last.window and last.window < last.context and last.drafter_bytes:
+            line += f"; it sees {last.window:,} positions, and its cache holds them all ({_mb(last.drafter_bytes)} MB)"
         said.append(line)
     return said
 

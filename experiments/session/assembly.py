@@ -18,7 +18,7 @@ from experiments.datasets.prompt import Dataset, Prompt, choose, fingerprint, li
 from experiments.measuring.conditions import ingredients_of
 from experiments.measuring.jobs import Fitting, Job, fit, prepare
 from experiments.measuring.measure import Contender, failure, measure, slots_of
-from experiments.measuring.meters import PeakMeter, drafter_bytes_per_position, held_by
+from experiments.measuring.meters import PeakMeter, drafter_cache, held_by
 from experiments.reporting.device import memory_facts
 from experiments.reporting.terminal import short
 from experiments.results.manifest import check_facts, device_name, note_resumed, write_manifest
@@ -233,8 +233,8 @@ def facts_of(
             "kv_cache": baseline.runner.kv_cache,
             "kv_bytes_per_position": baseline.runner.bytes_per_token,
         },
-        "drafter_kv_bytes_per_position": {
-            each.method: drafter_bytes_per_position(each.engine)
+        "drafter_cache": {
+            each.method: drafter_cache(each.engine)
             for each in contenders
             if each.speculate and isinstance(each.engine, Engine)
         },

@@ -9,10 +9,20 @@ import pytest
 import torch
 
 from drafters import MedusaDrafter, MergedDrafter, ModelDrafter, NGramDrafter
-from experiments.measuring.meters import Clocks, Counter, EnergyMeter, LoadMeter, PeakMeter, held_by, packages
+from experiments.measuring.meters import (
+    Clocks,
+    Counter,
+    EnergyMeter,
+    LoadMeter,
+    PeakMeter,
+    drafter_cache,
+    held_by,
+    packages,
+)
 from experiments.measuring.peaks import Peaks, measure_peaks
 from experiments.session.engines import better_peaks
 from specdec.engine.engine import Engine
+from specdec.interfaces import Drafter
 from specdec.physics.devices import read_devices, row_of
 from specdec.target.target import Target
 from tests.components import medusa_heads
@@ -88,6 +98,17 @@ def test_what_engines_share_counts_once() -> None:
     held = held_by([Engine(target, drafter, RejectionVerifier(), **SIZES)])
     assert held.drafter == sum(p.numel() * p.element_size() for p in heads.parameters()) > 0
     assert held.drafter_kv == 0, "heads and parts of other drafters count"
+
+
+def test_a_drafters_cache_is_its_own_and_has_its_largest_window() -> None:
+    def cache(drafter: Drafter) -> dict[str, Any]:
+        return drafter_cache(Engine(Target(tiny_model()), drafter, RejectionVerifier(), **SIZES))
+
+    sliding, full = (ModelDrafter(tiny_model(f"mistral_{kind}"), 2) for kind in ("sliding", "full"))
+    bytes_each = Engine(Target(tiny_model("mistral_full")), **SIZES).runner.bytes_per_token
+    assert cache(sliding) == {"bytes_per_position": bytes_each, "window": 7}
+    assert cache(full) == {"bytes_per_position": bytes_each, "window": None}
+    assert cache(NGramDrafter()) == {"bytes_per_position": 0, "window": None}
 
 
 def test_the_peak_is_that_since_the_meter_began() -> None:

@@ -33,7 +33,7 @@ def run_of(folder: Path, tokens: int) -> Run:
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["config"]["dataset"]["tokens"] = tokens
     manifest["target"]["kv_bytes_per_position"] = 1e6
-    manifest["drafter_kv_bytes_per_position"] = {"fast": 1e5}
+    manifest["drafter_cache"] = {"fast": {"bytes_per_position": 1e5, "window": 512}}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     replace_records(folder / "records.jsonl", records(tokens))
     return load_run(folder)
@@ -61,7 +61,8 @@ def test_what_is_written_and_said(runs: list[Run], tmp_path: Path, capsys: pytes
     report_contexts(runs, tmp_path, ["NO RESULT of job 7"])
     said = " ".join(capsys.readouterr().out.split())
     assert "fast: 2.67 tokens per round at 128 tokens of context, 1.33 at 4,096: less (paired -1.33" in said
-    assert "its drafts take 1.00 ms per round, then 5.66" in said and "NO RESULT of job 7" in said
+    assert "its drafts take 1.00 ms per round, then 5.66; it sees 512 positions, and its cache holds them all" in said
+    assert "NO RESULT of job 7" in said
     text = (tmp_path / "context.md").read_text()
     assert "| fast | 4,096 | 1.33 [1.33, 1.33] | -1.33 [-1.33, -1.33] | 0.33 0.00 | 5.66; 10.0 | 410; 4104 |" in text
     assert {path.name for path in tmp_path.iterdir()} == {
