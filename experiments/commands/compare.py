@@ -35,5 +35,5 @@ def compare(config: DictConfig) -> list[Row] | list[LoadRun]:
     if told:
         report_published(rows, told, out)
     for kind in listed(config, "exports"):
-        terminal.list_written(terminal.console(), [path for run in runs for path in export(run, kind, out)])
+        terminal.list_written(terminal.console(), export(runs, kind, out))
     return rows

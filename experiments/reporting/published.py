@@ -1,5 +1,6 @@
 """Acceptance lengths that others have published, beside those of our runs, and what keeps them from being compared."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -9,7 +10,7 @@ from experiments.reporting.cells import length, number
 from experiments.reporting.formats import write_texts
 from experiments.reporting.table import Table, left
 from experiments.results.comparison import Row, dataset_name
-from experiments.results.exchange import Published, drafted_of, exported
+from experiments.results.exchange import Published, curve, drafted_of, exported
 from experiments.results.records import Record
 from experiments.results.runs import Run, records_of
 
@@ -30,20 +31,26 @@ def report_published(rows: Sequence[Row], found: Sequence[Published], out: Path)
     terminal.list_written(console, write_texts(out, {"published.md": table.markdown()}))
 
 
-def export(run: Run, format: str, out: Path) -> list[Path]:
-    """Write a run's acceptance in another project's format into a folder named after the run, and return the files."""
-    facts = {
-        "dataset": dataset_name(run),
-        "dtype": run.manifest["dtype"],
-        "device": run.manifest["device"],
-        "made with": " ".join(run.manifest["overrides"]) or "no overrides",
-    }
-    texts = exported(format, records_of(run.folder), run.manifest["target"]["name"], facts)
-    return write_texts(out / run.folder.name, texts)
+def export(runs: Sequence[Run], format: str, out: Path) -> list[Path]:
+    """Write runs' acceptance in another project's format and return the files: a folder for every run, or one curve."""
+    if format == "inferencex":
+        told = {run.folder.name: (run.manifest["target"]["name"], records_of(run.folder)) for run in runs}
+        facts = {
+            "dataset": "; ".join(dict.fromkeys(map(dataset_name, runs))),
+            "dtype": "; ".join(dict.fromkeys(run.manifest["dtype"] for run in runs)),
+            "device": "; ".join(dict.fromkeys(run.manifest["device"] for run in runs)),
+        } | {f"made with ({run.folder.name})": " ".join(run.manifest["overrides"]) or "no overrides" for run in runs}
+        text = curve(told, facts)
+        return write_texts(out, {"acceptance.yaml": text} if text else {})
+    found = []
+    for run in runs:
+        texts = exported(format, records_of(run.folder), run.manifest["target"]["name"])
+        found += write_texts(out / run.folder.name, texts)
+    return found
 
 
 def published_table(rows: Sequence[Row], records: Sequence[Sequence[Record]], found: Sequence[Published]) -> Table:
-    """A row for every published figure and row of ours that drafted as many tokens; else the figure alone.
+    """A row for every published figure and row of ours that drafted as many tokens, or any if the figure does not say.
 
     Args:
         rows: Of a comparison; those of plain decoding and of engines without rounds are left out.
@@ -59,7 +66,7 @@ def published_table(rows: Sequence[Row], records: Sequence[Sequence[Record]], fo
     pairs = [
         Pair(theirs, *match)
         for theirs in found
-        for match in [each for each in ours if drafted_of(each[1]) == theirs.drafted] or [(None, [])]
+        for match in [each for each in ours if theirs.drafted in (None, drafted_of(each[1]))] or [(None, [])]
     ]
     return Table.of(
         pairs,
@@ -73,8 +80,9 @@ def published_table(rows: Sequence[Row], records: Sequence[Sequence[Record]], fo
         ],
         title="Beside published acceptance lengths",
         notes=[
-            "lengths count the target's own token; a curve is a figure of its model, its prompts and its temperature: "
-            "where one of these differs, the difference says nothing about the drafters"
+            "lengths count the target's own token; where model, prompts or temperature differ, the difference says "
+            "nothing about the drafters; SGLang's --speculative-num-draft-tokens is one more than drafted, "
+            "TensorRT-LLM's number of accepted tokens one less than a length"
         ],
     )
 
@@ -82,11 +90,27 @@ def published_table(rows: Sequence[Row], records: Sequence[Sequence[Record]], fo
 def unlike(pair: Pair) -> list[str]:
     """In words, what differs between a published figure and a row of ours, or is not known."""
     theirs, row = pair.theirs, pair.row
+    found = []
+    if theirs.length < 1:
+        found.append("a length below 1 cannot count the target's own token: add 1")
+    if theirs.drafted is not None and theirs.length > theirs.drafted + 1:
+        found.append(
+            f"{theirs.drafted} drafted tokens give {theirs.drafted + 1} at most: one of the numbers counts more"
+        )
     if row is None:
-        return [f"no run of ours drafted {'as many' if theirs.drafted is None else theirs.drafted} tokens per round"]
-    target, found = str(row.run.manifest["target"]["name"]), []
-    if target.rpartition("/")[2].lower() not in theirs.name.lower():
-        found.append(f"model (ours: {target})")
+        count = "" if theirs.drafted is None else f" {theirs.drafted}"
+        return [*found, f"no run of ours drafted{count} tokens per round"]
+    target = str(row.run.manifest["target"]["name"])
+    ours, said = target.rpartition("/")[2].lower(), theirs.name.lower()
+    if not re.search(rf"(^|/){re.escape(ours)}($|, )", said):
+        found.append(f"model{', perhaps' * (ours in said)} (ours: {target})")
+    if theirs.drafted is None:
+        found.append("their number of drafted tokens is not said")
+    drafted = [depth for record in pair.records for depth in record.proposed_depth]
+    if not theirs.every_round and 0 in drafted:
+        found.append(
+            f"{drafted.count(0) / len(drafted):.0%} of our rounds have no draft, and theirs leave such rounds out"
+        )
     if theirs.temperature is None:
         found.append("their temperature is not said")
     elif theirs.temperature != row.method.temperature:
@@ -94,7 +118,7 @@ def unlike(pair: Pair) -> list[str]:
     categories = sorted({record.category for record in pair.records})
     if theirs.category is None:
         found.append("their prompts are not said")
-    elif categories != [theirs.category]:
+    elif categories != [theirs.category] and not dataset_name(row.run).startswith(f"{theirs.category},"):
         found.append(f"prompts: {theirs.category}, ours {', '.join(filter(None, categories)) or 'without a category'}")
     if theirs.rounds is None:
         found.append("they give no interval")

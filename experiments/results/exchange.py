@@ -3,11 +3,14 @@
 * ``vllm``: a line per response with ``metrics.speculative_decoding``, as a server started with
   ``--per-request-spec-decode-metrics detailed`` returns it (vLLM pull request 48915).
 * ``inferencex``: InferenceX's golden curves, YAML of model, mode and mean acceptance length by
-  ``num_speculative_tokens`` (SemiAnalysisAI/InferenceX, ``golden_al_distribution``).
-* ``spec_bench``: Spec-Bench's answers, JSON Lines (hemingkx/Spec-Bench, ``evaluation/eval.py``).
+  ``num_speculative_tokens`` (SemiAnalysisAI/InferenceX, ``golden_al_distribution/README.md``).
+* ``spec_bench``: Spec-Bench's answers, JSON Lines (hemingkx/Spec-Bench, ``evaluation/eval.py``): a line per question,
+  whose turns are in one choice.
 
-All three count as this project does: the mean acceptance length is emitted tokens per round, the target's own token
-included, over all rounds. TensorRT-LLM's ``TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS`` is one less.
+All three count the target's own token, as this project does: a length is at least 1 and at most one more than the
+number of drafted tokens. The first two leave out rounds without a draft. Elsewhere numbers are off by one:
+TensorRT-LLM's ``TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS`` is one less than the length, and SGLang's
+``--speculative-num-draft-tokens`` counts the root.
 """
 
 import json
@@ -36,6 +39,7 @@ class Published:
         length: Emitted tokens per round.
         rounds: Rounds that it is the mean of; None if the file does not say.
         temperature, category: Of the requests; None if the file does not say.
+        every_round: Rounds without a draft count, too.
     """
 
     file: str
@@ -45,6 +49,7 @@ class Published:
     rounds: int | None = None
     temperature: float | None = None
     category: str | None = None
+    every_round: bool = False
 
 
 def drafted_of(records: Iterable[Record]) -> int:
@@ -53,46 +58,57 @@ def drafted_of(records: Iterable[Record]) -> int:
     return max(depths, key=lambda depth: (depths[depth], depth), default=0)
 
 
-def exported(format: str, records: Sequence[Record], target: str, about: Mapping[str, Any]) -> dict[str, str]:
-    """Return the texts of files in a format, by their names.
+def exported(format: str, records: Sequence[Record], target: str) -> dict[str, str]:
+    """Return the texts of files with a line per response or question, by their names.
 
     Args:
-        format: One of ``FORMATS``.
+        format: ``vllm`` or ``spec_bench``.
         records: Those of one run.
         target: The target's name.
-        about: Sentences for the head of a curve, such as what was decoded.
     """
-    groups: Mapping[tuple[str, float], list[Record]] = defaultdict(list)
-    for record in records:
-        if record.method != PLAIN and record.accepted and not record.failed:
-            groups[record.method, record.temperature].append(record)
-    # An engine that decodes plainly has no acceptance.
-    groups = {key: found for key, found in groups.items() if any(sum(record.accepted) for record in found)}
-    if format == "inferencex":
-        return {"acceptance.yaml": _curve(groups, target, about)} if groups else {}
-    line = _response if format == "vllm" else _answer
+    lines = _responses if format == "vllm" else _answers
     return {
         f"{format}_{method}_T{temperature:g}.jsonl": "".join(
-            json.dumps(line(record, target), ensure_ascii=False) + "\n" for record in found
+            json.dumps(line, ensure_ascii=False) + "\n" for line in lines(found, target)
         )
-        for (method, temperature), found in groups.items()
+        for (method, temperature), found in _groups(records).items()
     }
 
 
+def _groups(records: Iterable[Record]) -> Mapping[tuple[str, float], list[Record]]:
+    """Records with rounds by method and temperature; an engine that decodes plainly has no acceptance."""
+    groups: dict[tuple[str, float], list[Record]] = defaultdict(list)
+    for record in records:
+        if record.method != PLAIN and record.accepted and not record.failed:
+            groups[record.method, record.temperature].append(record)
+    return {key: found for key, found in groups.items() if any(sum(record.accepted) for record in found)}
+
+
+def _drafts(records: Iterable[Record]) -> list[tuple[int, int]]:
+    """Depth and accepted tokens of all rounds with a draft."""
+    rounds = [pair for record in records for pair in zip(record.proposed_depth, record.accepted, strict=True)]
+    return [(depth, accepted) for depth, accepted in rounds if depth]
+
+
+def _responses(records: Sequence[Record], target: str) -> list[dict[str, Any]]:
+    return [_response(record, target) for record in records]
+
+
 def _response(record: Record, target: str) -> dict[str, Any]:
-    """A response of vLLM's server. Drafted tokens of a tree are its nodes: then the rate is lower than a chain's."""
-    histogram = Counter(record.accepted)
-    drafted = sum(record.proposed_nodes)
+    """A response of vLLM's server. A tree counts as its depth."""
+    drafts = _drafts([record])
+    depths, accepted = [depth for depth, _ in drafts], [taken for _, taken in drafts]
+    histogram, deepest = Counter(accepted), drafted_of([record])
     figures = {
-        "mean_acceptance_length": record.mean_acceptance_length,
-        "draft_acceptance_rate": sum(record.accepted) / drafted if drafted else 0.0,
-        "acceptance_histogram": [histogram[n] for n in range(max(drafted_of([record]), *record.accepted) + 1)],
-        "num_spec_steps": len(record.accepted),
-        "num_accepted_draft_tokens": sum(record.accepted),
-        "num_draft_tokens": drafted,
-        "num_spec_tokens": drafted_of([record]),
-        "per_step_accepted": list(record.accepted),
-        "per_step_drafted": list(record.proposed_nodes),
+        "mean_acceptance_length": 1 + sum(accepted) / len(drafts) if drafts else 1.0,
+        "draft_acceptance_rate": sum(accepted) / sum(depths) if drafts else 0.0,
+        "acceptance_histogram": [histogram[n] for n in range(max(deepest, *accepted, 0) + 1)],
+        "num_spec_steps": len(drafts),
+        "num_accepted_draft_tokens": sum(accepted),
+        "num_draft_tokens": sum(depths),
+        "num_spec_tokens": deepest,
+        "per_step_accepted": accepted,
+        "per_step_drafted": depths,
     }
     usage = {"prompt_tokens": record.prompt_tokens, "completion_tokens": len(record.token_ids)}
     usage["total_tokens"] = sum(usage.values())
@@ -106,32 +122,56 @@ def _response(record: Record, target: str) -> dict[str, Any]:
     }
 
 
-def _answer(record: Record, target: str) -> dict[str, Any]:
-    """A line of Spec-Bench's answers, whose lengths count the target's own token."""
-    choice = {
-        "index": record.sample,
-        "turns": [record.text],
-        "decoding_steps": [len(record.accepted)],
-        "new_tokens": [len(record.token_ids)],
-        "wall_time": [record.seconds],
-        "accept_lengths": [accepted + 1 for accepted in record.accepted],
-    }
-    name = f"{target}-{record.method}-temperature-{record.temperature:g}"
-    return {"question_id": record.prompt, "category": record.category, "model_id": name, "choices": [choice]}
+def _answers(records: Sequence[Record], target: str) -> list[dict[str, Any]]:
+    """Lines of Spec-Bench's answers, whose lengths count the target's own token."""
+    lines: dict[str, dict[str, Any]] = {}
+    for record in sorted(records, key=lambda each: (each.sample, each.turn)):
+        name = f"{target}-{record.method}-temperature-{record.temperature:g}"
+        head = {"question_id": record.prompt, "category": record.category, "model_id": name, "choices": []}
+        choices = lines.setdefault(record.prompt, head)["choices"]
+        if not choices or choices[-1]["index"] != record.sample:
+            turns = ("turns", "decoding_steps", "new_tokens", "wall_time", "accept_lengths")
+            choices.append({"index": record.sample} | {name: [] for name in turns})
+        choice = choices[-1]
+        choice["turns"].append(record.text)
+        choice["decoding_steps"].append(len(record.accepted))
+        choice["new_tokens"].append(len(record.token_ids))
+        choice["wall_time"].append(record.seconds)
+        choice["accept_lengths"] += [accepted + 1 for accepted in record.accepted]
+    return list(lines.values())
 
 
-def _curve(groups: Mapping[tuple[str, float], Sequence[Record]], target: str, about: Mapping[str, Any]) -> str:
-    """A golden curve: a mode for every method and temperature, as there is no thinking mode to name."""
+def curve(runs: Mapping[str, tuple[str, Sequence[Record]]], about: Mapping[str, Any]) -> str:
+    """Return runs as one golden curve: a mode for every method and temperature, as there is no thinking mode to name.
+
+    Empty if no run knows its rounds.
+
+    Args:
+        runs: The target's name and the records of each run, by the run's name. Where two runs have the same mode with
+            as many drafted tokens, the later one's mode is called after the run, too.
+        about: Sentences for the head, such as what was decoded.
+    """
+    models: dict[str, dict[str, dict[int, float]]] = {}
+    for run, (target, records) in runs.items():
+        modes = models.setdefault(Path(target).name, {})
+        for (method, temperature), found in _groups(records).items():
+            drafted, drafts = drafted_of(found), _drafts(found)
+            if not drafted:  # another engine, which does not say
+                continue
+            mode = f"{method}_T{temperature:g}"
+            if drafted in modes.get(mode, {}):
+                mode = f"{run}_{mode}"
+            length = 1 + sum(accepted for _, accepted in drafts) / len(drafts)
+            modes.setdefault(mode, {})[drafted] = round(length, 2)
     lines = [f"# {name}: {value}" for name, value in about.items()]
-    lines += ["# key = num_speculative_tokens; value = emitted tokens per round, the target's own included"]
-    lines += [f"{Path(target).name}:"]
-    for (method, temperature), found in groups.items():
-        if not drafted_of(found):  # another engine, which does not say
-            continue
-        accepted = [each for record in found for each in record.accepted]
-        lines.append(f"  {method}_T{temperature:g}:")
-        lines.append(f"    {drafted_of(found)}: {1 + sum(accepted) / len(accepted):.2f}")
-    return "\n".join(lines) + "\n"
+    lines += [
+        "# key = num_speculative_tokens; value = emitted tokens per round with a draft, the target's own included"
+    ]
+    for model, modes in models.items():
+        lines += [f"{json.dumps(model)}:"]
+        for mode, points in modes.items():
+            lines += [f"  {json.dumps(mode)}:", *(f"    {drafted}: {points[drafted]}" for drafted in sorted(points))]
+    return "\n".join(lines) + "\n" if any(models.values()) else ""
 
 
 # ---------------------------------------------------------------- Reading
@@ -163,7 +203,7 @@ def _of_curve(file: str, text: str) -> list[Published]:
     except yaml.YAMLError as error:
         raise ValueError(f"published={file} is no YAML: {str(error).splitlines()[0]}") from error
     comments = "\n".join(line for line in text.splitlines() if line.startswith("#"))
-    temperature = re.search(r"temperature:?\s*=?\s*([\d.]+)", comments)
+    temperature = re.search(r"temperature\W{1,4}([\d.]+)(?![\d.,])", comments)
     category = re.search(r'(?:dataset|"CATEGORY"):?\s*"?(\w+)', comments)
     return [
         Published(
@@ -171,14 +211,18 @@ def _of_curve(file: str, text: str) -> list[Published]:
             f"{model}, {mode}",
             int(drafted),
             float(length),
-            temperature=float(temperature[1].rstrip(".")) if temperature else None,
+            temperature=_number(re.search(r"_T([\d.]+)$", str(mode)) or temperature),
             category=category[1] if category else None,
         )
         for model, modes in (models.items() if isinstance(models, dict) else ())
-        for mode, curve in (modes.items() if isinstance(modes, dict) else ())
-        for drafted, length in (curve.items() if isinstance(curve, dict) else ())
+        for mode, points in (modes.items() if isinstance(modes, dict) else ())
+        for drafted, length in (points.items() if isinstance(points, dict) else ())
         if str(drafted).isdigit() and isinstance(length, (int, float))
     ]
+
+
+def _number(found: re.Match[str] | None) -> float | None:
+    return float(found[1].rstrip(".")) if found else None
 
 
 def _of_lines(file: str, text: str) -> list[Published]:
@@ -204,7 +248,16 @@ def _of_lines(file: str, text: str) -> list[Published]:
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"published={file}, line {number} has another form than others of its kind") from error
     return [
-        Published(file, model, drafted, 1 + accepted / rounds, rounds, category=category)
+        Published(
+            file,
+            model,
+            drafted,
+            1 + accepted / rounds,
+            rounds,
+            temperature=_number(re.search(r"-temp(?:erature)?-([\d.]+)", model)),
+            category=category,
+            every_round=drafted is None,
+        )
         for (model, drafted, category), (accepted, rounds) in sums.items()
         if rounds
     ]

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,10 @@ import yaml
 from experiments.reporting.published import Pair, export, published_table, unlike
 from experiments.reporting.run_tables import prompts_needed
 from experiments.results.comparison import make_rows
-from experiments.results.exchange import FORMATS, Published, published
+from experiments.results.exchange import FORMATS, Published, curve, exported, published
 from experiments.results.runs import load_run, records_of
 from tests.experiments.made_runs import loaded, made
+from tests.experiments.results.outputs import output
 
 GOLDEN = """\
 # dataset: coding | temperature: 1.0 | output_len: 4096
@@ -29,7 +31,7 @@ bundled-target:
 def test_what_is_written_is_read_back(form: str, tmp_path: Path) -> None:
     """Three prompts with rounds of 2, 1, and 0 or 1 accepted tokens."""
     run = loaded(tmp_path / "a", "drafter=model", "sampling.temperature=1")
-    (file,) = export(run, form, tmp_path / "out")
+    (file,) = export([run], form, tmp_path / "out")
     (found,) = published(str(file))
     rounds, accepted = 9, 3 * 3 + 1
     assert found.length == pytest.approx(1 + accepted / rounds, abs=0.005 if form == "inferencex" else 1e-12)
@@ -40,12 +42,12 @@ def test_what_is_written_is_read_back(form: str, tmp_path: Path) -> None:
 
 def test_the_fields_are_those_of_the_engines(tmp_path: Path) -> None:
     run = loaded(tmp_path / "a", "drafter=model")
-    first = {form: export(run, form, tmp_path / "out")[0].read_text() for form in FORMATS}
+    first = {form: export([run], form, tmp_path / "out")[0].read_text() for form in FORMATS}
     told = json.loads(first["vllm"].splitlines()[0])["metrics"]["speculative_decoding"]
     assert told == {
-        "mean_acceptance_length": 2.0, "draft_acceptance_rate": 3 / 12, "acceptance_histogram": [1, 1, 1],
-        "num_spec_steps": 3, "num_accepted_draft_tokens": 3, "num_draft_tokens": 12, "num_spec_tokens": 2,
-        "per_step_accepted": [2, 1, 0], "per_step_drafted": [4, 4, 4],
+        "mean_acceptance_length": 2.0, "draft_acceptance_rate": 3 / 6, "acceptance_histogram": [1, 1, 1],
+        "num_spec_steps": 3, "num_accepted_draft_tokens": 3, "num_draft_tokens": 6, "num_spec_tokens": 2,
+        "per_step_accepted": [2, 1, 0], "per_step_drafted": [2, 2, 2],
     }  # fmt: skip
     (choice,) = json.loads(first["spec_bench"].splitlines()[0])["choices"]
     assert (choice["accept_lengths"], choice["decoding_steps"]) == ([3, 2, 1], [3]), "the target's token counts"
@@ -64,20 +66,51 @@ def test_golden_curves_are_read_with_their_conditions(tmp_path: Path) -> None:
     assert {(each.temperature, each.category) for each in found} == {(1.0, "coding")}
 
 
+def test_curves_of_several_runs_are_one_and_keep_their_temperatures(tmp_path: Path) -> None:
+    runs = [loaded(tmp_path / name, f"sampling.temperature={t}") for name, t in (("a", "0"), ("b", "1"), ("c", "1"))]
+    (file,) = export(runs, "inferencex", tmp_path / "out")
+    assert yaml.safe_load(file.read_text()) == {
+        "target": {"model_T0": {2: 2.11}, "model_T1": {2: 2.11}, "c_model_T1": {2: 2.11}}
+    }
+    assert [each.temperature for each in published(str(file))] == [0, 1, 1]
+    assert curve({"plain": ("target", [output("p", "plain")])}, {}) == ""
+
+
+def test_rounds_without_a_draft_and_turns_are_counted_as_each_project_does() -> None:
+    drafted = {"accepted": (2, 0, 1), "proposed_depth": (2, 0, 2), "proposed_nodes": (2, 0, 2), "tokens": 6}
+    records = [replace(output("p", "ngram", **drafted), turn=turn, temperature=0.5) for turn in (1, 0)]
+    (line,) = map(json.loads, exported("spec_bench", records, "t")["spec_bench_ngram_T0.5.jsonl"].splitlines())
+    (choice,) = line["choices"]
+    assert choice["accept_lengths"] == [3, 1, 2] * 2 and choice["decoding_steps"] == [3, 3]
+    told = json.loads(exported("vllm", records, "t")["vllm_ngram_T0.5.jsonl"].splitlines()[0])
+    told = told["metrics"]["speculative_decoding"]
+    assert (told["num_spec_steps"], told["mean_acceptance_length"]) == (2, 1 + 3 / 2)
+    assert yaml.safe_load(curve({"run": ("t", records)}, {})) == {"t": {"ngram_T0.5": {2: 2.5}}}
+
+
 def test_what_is_not_alike_is_said(tmp_path: Path) -> None:
     run = loaded(tmp_path / "a", "drafter=model")
-    (row,), records = [row for row in make_rows([run]) if row.method.method == "model"], records_of(run.folder)
+    (row,) = (row for row in make_rows([run]) if row.method.method == "model")
+    records = [record for record in records_of(run.folder) if record.method == "model"]
     theirs = Published("file", "qwen3.8-27b, thinking_on", 2, 2.52, temperature=1.0, category="coding")
     assert unlike(Pair(theirs, row, records)) == [
         "model (ours: bundled/target)", "temperature 1, ours 0", "prompts: coding, ours without a category",
         "they give no interval",
     ]  # fmt: skip
     same = Published("file", "target, mode", 2, 2.1, rounds=9, temperature=0.0, category="")
-    assert unlike(Pair(same, row, [r for r in records if r.method == "model"])) == []
-    table = published_table([row], [records], [theirs, Published("file", "other", 7, 3.0)])
+    assert unlike(Pair(same, row, records)) == []
+    for name, said in (("org/target", []), ("target-chat, on", ["model, perhaps (ours: bundled/target)"])):
+        assert unlike(Pair(replace(same, name=name), row, records)) == said
+    some = [replace(record, proposed_depth=(2, 0, 2)) for record in records]
+    left = "33% of our rounds have no draft, and theirs leave such rounds out"
+    assert unlike(Pair(same, row, some)) == [left] and not unlike(Pair(replace(same, every_round=True), row, some))
+    for length, said in ((0.9, "cannot count the target's own token: add 1"), (3.1, "2 drafted tokens give 3 at most")):
+        assert said in unlike(Pair(replace(same, length=length), row, records))[0]
+    unsaid = replace(same, name="unsaid", drafted=None)
+    table = published_table([row], [records], [theirs, replace(same, name="other", drafted=7), unsaid])
     text = table.markdown()
-    assert "2.52" in text and "2.11 [2.00, 2.33]" in text
-    assert "no run of ours drafted 7 tokens per round" in text
+    assert "2.52" in text and text.count("2.11 [2.00, 2.33]") == 2
+    assert "no run of ours drafted 7 tokens per round" in text and "their number of drafted tokens is not said" in text
 
 
 @pytest.mark.parametrize(
