@@ -5,10 +5,13 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from experiments.config.sections import bootstrap_of, build, listed, plain
+from experiments.config.sections import bootstrap_of, build, listed, plain, plain_whole
+from experiments.measuring.jobs import check_arguments_of
 from experiments.measuring.measure import Contender
 from experiments.reporting.accuracy import accuracies, report_accuracy, scores_of
 from experiments.results.frame import Figures
+from experiments.results.manifest import ROOT, git_state, machine, versions
+from experiments.session.assembly import said_of
 from experiments.session.engines import new_engine, settle
 from experiments.session.methods import check_components
 from experiments.session.policies import paced
@@ -34,18 +37,18 @@ def accuracy(config: DictConfig) -> list[Figures]:
         "gen_kwargs": plain(config, "generation") or None,
         "confirm_run_unsafe_code": config.execute,
     }
+    template = plain(config, "chat_template") if config.chat else None
     verifier = build(config, "verifier")
     drafter = paced(build(config, "drafter"), build(config, "policy"))
     with new_engine(config, build(config, "target"), drafter, verifier) as engine:
-        models = {
-            speculate: SpecdecLM(engine, speculate=speculate, max_new_tokens=config.max_new_tokens, seed=config.seed)
-            for speculate in (False, True)
-        }
+        check_arguments_of(str(getattr(engine.target.tokenizer, "chat_template", None) or ""), template)
+        shared = {"max_new_tokens": config.max_new_tokens, "seed": config.seed, "template": template}
+        models = {speculate: SpecdecLM(engine, speculate=speculate, **shared) for speculate in (False, True)}
         results = {
             speculate: evaluate(model, include=config.include, seed=config.seed, **options)
             for speculate, model in models.items()
         }
-        title = f"accuracy: {engine.target.name}, {engine.target.dtype_reason}"
+        title = f"accuracy: {engine.target.name}, {engine.target.dtype_reason}{said_of(template)}"
     found = accuracies(scores_of(results[False]), scores_of(results[True]), bootstrap := bootstrap_of(config))
     if not found:
         raise ValueError(f"tasks={options['tasks']}: no task has a score for single documents, give another one")
@@ -58,5 +61,6 @@ def accuracy(config: DictConfig) -> list[Figures]:
         confidence=bootstrap.confidence,
         formats=[str(name) for name in listed(config, "format")],
         title=title,
+        made={"config": plain_whole(config), "versions": versions(), "git": git_state(ROOT), "machine": machine()},
     )
     return found

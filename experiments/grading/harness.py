@@ -30,17 +30,26 @@ class SpecdecLM(TemplateLM):
     Args:
         engine: The engine; its target needs a tokenizer.
         max_new_tokens: Tokens of an answer, where a task does not say how many.
+        template: More arguments of the chat template, such as ``enable_thinking``.
 
     Attributes:
         steps: All rounds of all answers.
     """
 
-    def __init__(self, engine: Engine, *, speculate: bool = True, max_new_tokens: int = 256, seed: int = 0):
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        speculate: bool = True,
+        max_new_tokens: int = 256,
+        seed: int = 0,
+        template: Mapping[str, Any] | None = None,
+    ):
         super().__init__()
         if engine.target.tokenizer is None:
             raise ValueError(f"the target {engine.target.name} has no tokenizer: lm-eval's tasks are text")
         self.engine, self.speculate = engine, speculate
-        self.max_new_tokens, self.seed = max_new_tokens, seed
+        self.max_new_tokens, self.seed, self.template = max_new_tokens, seed, dict(template or {})
         self.tokenizer: Any = engine.target.tokenizer
         self.steps: list[Step] = []
         self._requests = 0
@@ -81,6 +90,7 @@ class SpecdecLM(TemplateLM):
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=not add_generation_prompt,
+            **self.template,
         )
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:

@@ -1,6 +1,7 @@
 """Jobs: one sample of one prompt each, tokenized turn by turn; and prompts that do not fit into the engine."""
 
 import hashlib
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -126,6 +127,31 @@ def render(
     pairs = zip(answers, said[1:], strict=True)
     ids = tuple(encode_prompt(tokenizer, said[0] + "".join(a + BETWEEN_TURNS + turn for a, turn in pairs)))
     return ids if prompt.last_tokens is None else _last_of(ids, prompt, tokenizer)
+
+
+def template_facts(
+    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, template: Mapping[str, Any] | None
+) -> dict[str, Any] | None:
+    """Return what shapes conversations: a hash of the chat template, and its arguments; None where nothing does.
+
+    Raises:
+        ValueError: The template does not read an argument, which it would ignore.
+    """
+    text = str(tokenizer.chat_template or "")
+    if not text or not any(prompt.chat for prompt in prompts):
+        return None
+    check_arguments_of(text, template)
+    return {"hash": hashlib.blake2b(text.encode(), digest_size=8).hexdigest(), **dict(template or {})}
+
+
+def check_arguments_of(text: str, template: Mapping[str, Any] | None) -> None:
+    """Refuse arguments that a chat template does not read: templates ignore what they do not know."""
+    for name in template or ():
+        if not re.search(rf"\b{re.escape(name)}\b", text):
+            raise ValueError(
+                f"chat_template: the target's template does not read {name!r}, so it would change nothing: leave it "
+                f"out, or give the name that the model's page says"
+            )
 
 
 def _last_of(ids: tuple[int, ...], prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """Comparing runs: which ones may be compared, a named row per method, temperature and run, and two-way grids."""
 
 import itertools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,9 +17,14 @@ _SAME: dict[str, Callable[[Run], str]] = {
     "target": lambda run: run.manifest["target"]["name"],
     "dataset": lambda run: run.manifest["prompts_hash"],
     "dtype": lambda run: run.manifest["dtype"],
+    "chat template": lambda run: json.dumps(run.manifest.get("template"), sort_keys=True),
 }
 """What runs must share, unless they are mixed on purpose."""
-_SHOWN: dict[str, Callable[[Run], str]] = {**_SAME, "dataset": lambda run: dataset_name(run)}
+_SHOWN: dict[str, Callable[[Run], str]] = {
+    **_SAME,
+    "dataset": lambda run: dataset_name(run),
+    "chat template": lambda run: _template_name(run),
+}
 _NOT_SETTINGS = ("out=", "resume=", "hydra.", "experiment=", "tracker", "trace", "progress_every", "title=")
 """Overrides that name no row: they do not change what is measured, or the columns say it already."""
 
@@ -64,6 +70,12 @@ def dataset_name(run: Run) -> str:
     dataset = run.manifest["config"]["dataset"]
     source = dataset.get("file") or dataset.get("_target_", "").rpartition(".")[2].lower()
     return f"{Path(source).name}, {run.manifest['prompts']} prompts, seed {dataset.get('seed')}"
+
+
+def _template_name(run: Run) -> str:
+    """The arguments of the chat template, and its hash."""
+    found = run.manifest.get("template") or {"hash": "none"}
+    return ", ".join(f"{name}={value}" for name, value in sorted(found.items(), key=lambda each: each[0] == "hash"))
 
 
 def title(runs: Sequence[Run]) -> str:

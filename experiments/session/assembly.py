@@ -16,7 +16,7 @@ from experiments.config.sections import bootstrap_of, build, plain, plain_whole
 from experiments.contenders.base import OtherEngine
 from experiments.datasets.prompt import Dataset, Prompt, choose, fingerprint, licenses, selection_of, warmup_texts
 from experiments.measuring.conditions import ingredients_of
-from experiments.measuring.jobs import Fitting, Job, fit, prepare
+from experiments.measuring.jobs import Fitting, Job, fit, prepare, template_facts
 from experiments.measuring.measure import Contender, failure, measure, slots_of
 from experiments.measuring.meters import PeakMeter, drafter_cache, held_by
 from experiments.reporting.device import memory_facts
@@ -102,7 +102,7 @@ def measure_methods(
     )
     prompts = fitting.prompts
     facts |= {"prompts": len(prompts), "prompts_hash": fingerprint(prompts), "too_long": fitting.facts}
-    facts["licenses"] = licenses(prompts)
+    facts |= {"licenses": licenses(prompts), "template": template_facts(prompts, tokenizer, template)}
     prepared = [
         prepare(prompts, each, tokenizer, max_length=engine.max_length, template=template) for each in samplings
     ]
@@ -142,8 +142,8 @@ def measure_methods(
         title=title(
             target,
             samplings,
-            f"{amount(fitting)}, batch {' and '.join(map(str, batches))}{invariant}, {facts['attention']} attention"
-            f"{named_policy(config)}{beside(contenders)}",
+            f"{amount(fitting)}{said_of(facts['template'])}, batch {' and '.join(map(str, batches))}{invariant}, "
+            f"{facts['attention']} attention{named_policy(config)}{beside(contenders)}",
             kv_cache=facts["target"]["kv_cache"],
         ),
         mirror=mirror,
@@ -289,6 +289,11 @@ def amount(fitting: Fitting) -> str:
     known = list(licenses(prompts))
     more += [known[0] if len(known) == 1 else f"{len(known)} licences"] if known else []
     return said + (f" ({', '.join(more)})" if more else "")
+
+
+def said_of(template: Mapping[str, Any] | None) -> str:
+    """The arguments of the chat template, in words; empty without any."""
+    return "".join(f", {name}={value}" for name, value in (template or {}).items() if name != "hash")
 
 
 def title(target: Target, samplings: Sequence[SamplingParams], amount: str, *, kv_cache: str | None = None) -> str:

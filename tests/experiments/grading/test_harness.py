@@ -21,6 +21,7 @@ from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from tests.experiments.conftest import byte_tokenizer
+from tests.experiments.test_thinking import TEMPLATE
 from tests.models import tiny_model
 from verifiers.rejection import RejectionVerifier
 
@@ -135,6 +136,7 @@ def test_a_greedy_exact_method_has_plain_decodings_scores(
     report = json.loads((tmp_path / "out" / "accuracy.json").read_text())
     assert report["exactness"] == "exact"
     assert report["mean_acceptance_length"] >= 1
+    assert report["config"]["limit"] == 2 and report["versions"]["torch"]
     assert [(row["task"], row["documents"], row["difference"], row["worse"]) for row in report["rows"]] == [
         ("sums", 2, 0.0, 0),
         ("code", 2, 0.0, 0),
@@ -153,6 +155,7 @@ def test_a_greedy_exact_method_has_plain_decodings_scores(
         (["tasks=sums", "limit=0"], "limit=0"),
         (["tasks=sums", "generation={num_beams: 4}"], "num_beams=4"),
         ([], "tasks"),
+        (["tasks=sums", "chat=true", "chat_template={enable_thinking: false}"], "'enable_thinking'"),
         (["tasks=sums", "without lm-eval"], "lm-eval"),
     ],
 )
@@ -192,7 +195,10 @@ def test_the_difference_is_paired_by_document() -> None:
     assert found.difference_interval == (-0.375, 0.375)
     same = compared([1, 0, 1, 1], [1, 0, 1, 1])
     assert same.interval is not None and same.interval[0] < same.interval[1]
-    assert (same.difference, same.difference_interval) == (0.0, (0.0, 0.0)), "equal outcomes leave no doubt"
+    assert (same.difference, same.difference_interval, same.p) == (0.0, (0.0, 0.0), 1.0)
+    # But of other documents, of which none in four was worse: the share s with (1 - s)^4 = 0.025.
+    assert same.worse_interval == pytest.approx((0, 1 - 0.025 ** (1 / 4)))
+    assert compared([1] * 12, [1, 1, *[0] * 10]).p == pytest.approx(2 / 2**10), "McNemar: ten heads of ten"
 
 
 def test_a_method_that_spoils_answers_is_found_and_one_that_does_not_is_not() -> None:
@@ -206,12 +212,14 @@ def test_a_method_that_spoils_answers_is_found_and_one_that_does_not_is_not() ->
     plain = (draw.random(300) < 0.6).astype(float)
     spoiled = compared(list(plain), list(plain * (draw.random(300) > 0.1)), fast)
     assert spoiled.difference_interval is not None and spoiled.difference_interval[1] < 0
-    excluded = 0
+    assert spoiled.p < 1e-3 and spoiled.worse_interval[0] > 0.02
+    excluded = alarms = 0
     for _ in range(40):
         first, anew = ((draw.random(300) < 0.6).astype(float) for _ in range(2))
-        low, high = compared(list(first), list(anew), fast).difference_interval or (0, 0)
-        excluded += not low <= 0 <= high
-    assert excluded <= 7
+        found = compared(list(first), list(anew), fast)
+        low, high = found.difference_interval or (0, 0)
+        excluded, alarms = excluded + (not low <= 0 <= high), alarms + (found.p < 0.05)
+    assert excluded <= 7 and alarms <= 7
 
 
 def test_scores_come_from_lm_evals_samples() -> None:
@@ -219,6 +227,18 @@ def test_scores_come_from_lm_evals_samples() -> None:
     strict = {"doc_id": 3, "filter": "strict-match", "metrics": ["exact_match"], "exact_match": np.float64(0.5)}
     found = scores_of({"samples": {"a": [sample], "b": [strict]}})
     assert found == {("a", "acc"): {3: 1.0}, ("b", "exact_match, strict-match"): {3: 0.5}}
+
+
+def test_a_chat_template_gets_its_arguments(engine: Engine) -> None:
+    from experiments.grading.harness import SpecdecLM
+
+    tokenizer: Any = engine.target.tokenizer
+    tokenizer.chat_template = TEMPLATE
+    said = [{"role": "user", "content": "Hi"}]
+    thinking, not_thinking = (
+        SpecdecLM(engine, template={"enable_thinking": each}).apply_chat_template(said) for each in (True, False)
+    )
+    assert not_thinking == thinking + "<think>\n\n</think>\n\n"
 
 
 def test_only_what_both_have_answered_counts() -> None:
