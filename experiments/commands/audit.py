@@ -1,94 +1,200 @@
-"""An audit by a checked configuration: the telling prompts, the plan, the outputs, and the verdict."""
+"""An audit by a checked configuration: the prompts, the plan, the outputs, and the verdict."""
 
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from omegaconf import DictConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from experiments.config.checking import did_you_mean
 from experiments.config.pairs import check_files
 from experiments.config.sections import build, locate, plain_whole
 from experiments.contenders.base import OtherEngine
-from experiments.datasets.prompt import choose
-from experiments.measuring.audited import SAMPLES, Gathered, Subject, of_engine, of_function
+from experiments.datasets.prompt import Prompt, choose
+from experiments.measuring.audited import Subject, of_engine, of_function
+from experiments.measuring.gathered import SAMPLES, AgainstLaw, AgainstReference, Audit, Greedy, Sampled
+from experiments.measuring.jobs import Job
 from experiments.reporting import terminal
-from experiments.reporting.audit import plan_lines, plan_table, verdict, verdict_table
+from experiments.reporting.audit import (
+    differences_table,
+    greedy_verdict,
+    plan_lines,
+    plan_table,
+    shift_table,
+    verdict,
+    verdict_table,
+)
 from experiments.reporting.formats import publish
 from experiments.reporting.progress import steps_shown
+from experiments.reporting.table import Table
 from experiments.results.frame import Figures
 from experiments.results.manifest import write_manifest
 from experiments.session.engines import new_engine, settle
 from experiments.session.methods import check_components
 from experiments.session.policies import paced
 from experiments.session.resume import begun
-from specdec.checks.betting import Power, Question, p_value, power
-from specdec.checks.mistakes import HONEST, MISTAKES
-from specdec.checks.telling import telling
+from specdec import bundled
+from specdec.checks.betting import Power, power
+from specdec.checks.mistakes import MISTAKES
+from specdec.checks.telling import planned, telling
+from specdec.checks.two_samples import smallest_seen
 from specdec.engine.text import encode_prompt
 from specdec.requests import SamplingParams
-from specdec.target.loading import load
+from specdec.target.loading import find_tokenizer, load
 from specdec.target.target import Target
+
+LAW, PLAIN = "law", "plain"
+"""The references that need no other engine: the law by the target's own weights, and our engine without a drafter."""
 
 
 def audit(config: DictConfig) -> Figures:
     """Audit the subject of a checked configuration; a subject that is not lossless is an error."""
-    folder = Path(config.out)
-    before = begun(config, kind="audit", begins=SAMPLES)
+    begun(config, kind="audit", begins=SAMPLES)
     settle(config)
     check_components(config, {"": "drafter"}, ("target", "verifier", "sampling", "dataset"))
-    function = None if config.function is None else locate(config.function, "function")
-    if len(config.contenders) + (function is not None) > 1:
-        raise ValueError("several subjects are given: give one contender, or a function")
-    names = list(config.mistakes or MISTAKES)
-    for name in names:
+    for name in config.mistakes or ():
         if name not in MISTAKES:
             raise ValueError(f"mistakes: there is no {name!r}{did_you_mean(name, MISTAKES)}")
-    length = config.horizon + config.drafted  # so that no round within the horizon drafts less
-    sampling: SamplingParams = replace(build(config, "sampling"), max_new_tokens=length, n=1)
-    if sampling.greedy:
-        raise ValueError("sampling.temperature=0 leaves nothing to chance: experiments.run compares greedy outputs")
+    sampling: SamplingParams = replace(build(config, "sampling"), n=1)
+    if sampling.greedy and config.reference not in (LAW, PLAIN):
+        raise ValueError(
+            f"sampling.temperature=0 with reference={config.reference}: the target's logits tell whether a difference "
+            f"is rounding, so greedy outputs are compared with our engine's: leave the reference out"
+        )
     check_files(config)
-    target: Target = build(config, "target")
-    name, subject = _subject(config, target, function)
+    made = _Made.of(config)
+    horizon = config.horizon or max(2, config.drafted + 1)
+    # The last token of an output is not drafted by every engine.
+    sampling = sampling if sampling.greedy else replace(sampling, max_new_tokens=horizon + 1)
+    ends = frozenset() if sampling.ignore_eos else frozenset(made.target.eos_token_ids)
+    prompts = [
+        (each, tuple(encode_prompt(made.target.tokenizer, each.turns[0])[-config.context :]))
+        for each in choose(build(config, "dataset"))[0]
+    ]
+    if sampling.greedy:
+        return _greedy(config, made, prompts, sampling)
+    if made.reference is None:
+        return _against_law(config, made, prompts, sampling, ends, horizon)
+    return _against_reference(config, made, prompts, sampling, ends, horizon)
+
+
+@dataclass(frozen=True)
+class _Made:
+    """The parts of an audit.
+
+    Attributes:
+        name: What the subject is called.
+        reference: What stands in place of the law; None for the law.
+    """
+
+    target: Target
+    name: str
+    subject: Subject
+    reference: Subject | None
+
+    @classmethod
+    def of(cls, config: DictConfig) -> "_Made":
+        """Load the target, and whatever is compared.
+
+        Raises:
+            ValueError: There are several subjects, or no such reference.
+        """
+        others = {str(name): build(config, f"contenders.{name}") for name in config.contenders}
+        second = others.pop(config.reference, None)
+        function = None if config.function is None else locate(config.function, "function")
+        if len(others) + (function is not None) > 1:
+            raise ValueError("several subjects are given: give one contender, or a function, besides the reference")
+        plain = None
+        if second is None and config.reference not in (LAW, PLAIN):
+            if "." not in config.reference:
+                raise ValueError(
+                    f"reference={config.reference}: give {LAW}, {PLAIN}, the name of a contender or of a function"
+                )
+            plain = locate(config.reference, "reference")
+        apart = [*others.values(), *([] if second is None else [second])]
+        light = config.reference not in (LAW, PLAIN) and bool(others or function is not None)
+        light = light and not any(getattr(each, "needs_weights", True) for each in apart)
+        target: Target = _without_weights(config.target.name) if light else build(config, "target")
+        size = config.engine.max_batch_size
+        for each in apart:
+            each.bind(target, max_batch_size=size, max_length=config.engine.max_length)
+        reference = None
+        if second is not None:
+            reference = of_engine(second, size)
+        elif plain is not None:
+            reference = of_function(plain, config.reference)
+        elif config.reference == PLAIN:
+            reference = of_engine(new_engine(config, target, None, None), size)
+        return cls(target, *_subject(config, target, others, function), reference)
+
+
+def _subject(
+    config: DictConfig, target: Target, others: dict[str, OtherEngine], function: Callable[..., Any] | None
+) -> tuple[str, Subject]:
+    """The subject and what it is called."""
+    size = config.engine.max_batch_size
+    if function is not None:
+        return str(config.function), of_function(function, str(config.function))
+    for name, other in others.items():
+        return name, of_engine(other, size)
+    verifier, drafter = build(config, "verifier"), paced(build(config, "drafter"), build(config, "policy"))
+    engine = new_engine(config, target, drafter, verifier)
+    name = "plain decoding" if drafter is None else f"{type(drafter).__name__} with {type(verifier).__name__}"
+    return name, of_engine(engine, size)
+
+
+def _without_weights(name: str) -> Target:
+    """The target's tokenizer and the tokens that end its output: nothing else is needed where others decode."""
+    folder = bundled.resolve(name)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    try:
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+    except OSError:  # then its configuration says it
+        pass
+    return Target(model, find_tokenizer(name), name=name)
+
+
+def _against_law(
+    config: DictConfig,
+    made: _Made,
+    prompts: Sequence[tuple[Prompt, tuple[int, ...]]],
+    sampling: SamplingParams,
+    ends: frozenset[int],
+    horizon: int,
+) -> Figures:
+    target, names = made.target, list(config.mistakes or MISTAKES)
     assistant = load(config.assistant, dtype=config.target.dtype, device=config.target.device).model
     if assistant.config.vocab_size != target.vocab_size:
         raise ValueError(
             f"assistant={config.assistant} has {assistant.config.vocab_size} tokens, and {target.name} has "
             f"{target.vocab_size}: give a small model with the target's vocabulary"
         )
-    ends = frozenset() if sampling.ignore_eos else frozenset(target.eos_token_ids)
     with steps_shown("laws of the next tokens") as say:
-        prompts = telling(
-            [
-                (each.id, tuple(encode_prompt(target.tokenizer, each.turns[0])[-config.context :]))
-                for each in choose(build(config, "dataset"))[0]
-            ],
+        candidates = telling(
+            [(each.id, ids) for each, ids in prompts],
             target.model,
             assistant,
             sampling,
-            horizon=config.horizon,
+            horizon=horizon,
             drafted=config.drafted,
             ends=ends,
             names=names,
             advance=say,
         )
-        question = Question(
-            laws=[each.laws[HONEST] for each in prompts],
-            mistakes={name: [each.laws[name] for each in prompts] for name in names},
-            level=config.level,
-            tolerance=config.horizon * config.tolerance,
-            block=config.block,
+        chosen, question = planned(
+            candidates, names, level=config.level, tolerance=horizon * config.tolerance, block=config.block
         )
-        most = max(config.max_samples // (config.block * len(prompts)), 1)
-        powers = []
+        most, powers = max(config.max_samples // config.block, 1), []
         for mistake in names:
             say(f"power against {mistake}")
             powers.append(power(question, mistake, blocks=most, wanted=config.wanted, seed=config.seed))
-        planned = [each.samples or config.max_samples for each in powers if each.distance >= config.least]
-        blocks = min(most, -(-max(planned, default=config.block) // (config.block * len(prompts))))
+        needed = [each.samples or config.max_samples for each in powers if each.distance >= config.least]
+        blocks = min(most, -(-max(needed, default=config.block) // config.block))
         powers = [
             replace(
                 power(question, each.mistake, blocks=blocks, wanted=config.wanted, seed=config.seed),
@@ -96,55 +202,163 @@ def audit(config: DictConfig) -> Figures:
             )
             for each in powers
         ]
-    console = terminal.console()
-    terminal.show(console, plan_table(name, target.name, powers, prompts))
-    terminal.say(console, *plan_lines(blocks * config.block * len(prompts), question, config.horizon + config.drafted))
-    folder.mkdir(parents=True, exist_ok=True)
-    if before is None:
-        write_manifest(folder, plain_whole(config))
-    gathered = Gathered(question, prompts, target.vocab_size, ends)
-    with steps_shown("outputs") as say:
-        ended = gathered.gather(subject, sampling, folder, most=blocks, advance=say)
-    return _report(folder, name, gathered, powers, ended, blocks)
-
-
-def _subject(config: DictConfig, target: Target, function: Callable[..., Any] | None) -> tuple[str, Subject]:
-    """The subject and what it is called."""
-    size = config.engine.max_batch_size
-    if function is not None:
-        return str(config.function), of_function(function, str(config.function))
-    for name in config.contenders:
-        other: OtherEngine = build(config, f"contenders.{name}")
-        other.bind(target, max_batch_size=size, max_length=config.engine.max_length)
-        return str(name), of_engine(other, size)
-    verifier, drafter = build(config, "verifier"), paced(build(config, "drafter"), build(config, "policy"))
-    engine = new_engine(config, target, drafter, verifier)
-    name = "plain decoding" if drafter is None else f"{type(drafter).__name__} with {type(verifier).__name__}"
-    return name, of_engine(engine, size)
-
-
-def _report(
-    folder: Path, name: str, gathered: Gathered, powers: list[Power], ended: str | None, blocks: int
-) -> Figures:
-    """Print and write what was found."""
-    complete = gathered.blocks == blocks * len(gathered.prompts)
-    p = p_value(gathered.question, [each[0] for each in gathered.wealth.seen]) if complete else None
-    said, bad = verdict(name, gathered, p, ended)
-    found = Figures(
-        subject=name,
-        verdict="not lossless" if bad else "no sign of a mistake" if ended is None else "no verdict",
-        log10_e=float(gathered.wealth.log_e[0] / np.log(10)),
-        p_value=p,
-        level=gathered.question.level,
-        outputs=gathered.blocks * gathered.question.block,
-        tokens=gathered.tokens,
-        planned=blocks * gathered.question.block * len(gathered.prompts),
-        ended=ended,
-        bets=dict(zip(gathered.question.bets, (gathered.wealth.logs[0] / np.log(10)).tolist(), strict=True)),
-        power=[asdict(each) for each in powers],
-        prompts=[{"id": each.id, "for": each.best_for, "cells": each.cells.count} for each in gathered.prompts],
+    running = AgainstLaw(
+        subject=made.subject,
+        sampling=sampling,
+        prompts=[each.ids for each in chosen],
+        order=question.order(blocks).tolist(),
+        block=config.block,
+        horizon=candidates[0].cells.horizon,
+        vocab=target.vocab_size,
+        ends=ends,
+        question=question,
+        telling=chosen,
     )
-    publish(folder, "audit", tables=[verdict_table(name, powers, gathered, p)], figures=found)
+    plan = [plan_table(made.name, target.name, powers, chosen)]
+    about = [
+        {"id": each.id, "for": each.best_for, "cells": each.cells.count, "share": share}
+        for each, share in zip(chosen, question.shares, strict=True)
+    ]
+    return _sampled(config, made, running, powers, plan, about)
+
+
+def _against_reference(
+    config: DictConfig,
+    made: _Made,
+    prompts: Sequence[tuple[Prompt, tuple[int, ...]]],
+    sampling: SamplingParams,
+    ends: frozenset[int],
+    horizon: int,
+) -> Figures:
+    prompts = prompts[: config.prompts]
+    with steps_shown("power") as say:
+        say("simulated audits")
+        powers, blocks = smallest_seen(
+            config.shift,
+            blocks=max(config.max_samples // (2 * config.block), 1),
+            wanted=config.wanted,
+            seed=config.seed,
+            prompts=len(prompts),
+            horizon=horizon,
+            level=config.level,
+            block=config.block,
+        )
+    running = AgainstReference(
+        subject=made.subject,
+        sampling=sampling,
+        prompts=[ids for _, ids in prompts],
+        order=(np.arange(blocks) % len(prompts)).tolist(),
+        block=config.block,
+        horizon=horizon,
+        vocab=made.target.vocab_size,
+        ends=ends,
+        reference=made.reference or made.subject,
+        level=config.level,
+    )
+    plan = [shift_table(made.name, config.reference, powers)]
+    return _sampled(config, made, running, powers, plan, [{"id": each.id} for each, _ in prompts])
+
+
+def _greedy(
+    config: DictConfig, made: _Made, prompts: Sequence[tuple[Prompt, tuple[int, ...]]], sampling: SamplingParams
+) -> Figures:
+    engine = new_engine(config, made.target, None, None)
+    jobs = [Job(each, 0, ids, sampling) for each, ids in prompts]
+    plain = []
+    with steps_shown("plain decoding") as say:
+        for first in range(0, len(jobs), engine.max_batch_size):
+            say(f"prompt {first + 1} of {len(jobs)}")
+            some = jobs[first : first + engine.max_batch_size]
+            plain += [list(each.token_ids) for each in engine.generate([each.prompt_ids for each in some], sampling)]
+    assistant = load(config.assistant, dtype=config.target.dtype, device=config.target.device).model
+    wrong = _disagreements(assistant, [(job.prompt_ids, tokens) for job, tokens in zip(jobs, plain, strict=True)])
+    console = terminal.console()
+    terminal.say(
+        console,
+        f"{len(jobs)} prompts, {sum(map(len, plain)):,} tokens of {made.name} are compared with plain decoding's; a "
+        f"rule that accepts whatever is drafted could show itself at {wrong:,} of them, where {config.assistant} "
+        f"would draft another token.",
+    )
+    ends = frozenset() if sampling.ignore_eos else frozenset(made.target.eos_token_ids)
+    running = Greedy(made.subject, engine, jobs, plain, ends)
+    ended = _gathered(config, running)
+    said, bad = greedy_verdict(made.name, running, ended)
+    found = Figures(
+        subject=made.name,
+        verdict=_verdict(bad, ended),
+        prompts=running.done,
+        tokens=running.compared,
+        could_show=wrong,
+        differences=running.differences,
+        unexplained=len(running.unexplained),
+        ended=ended,
+    )
+    return _end(config, found, differences_table(made.name, running), said, bad=bad, ended=ended)
+
+
+@torch.inference_mode()
+def _disagreements(assistant: torch.nn.Module, outputs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> int:
+    """Output tokens in place of which a small model would have drafted another one."""
+    wrong = 0
+    for prompt, tokens in outputs:
+        whole = torch.tensor([[*prompt, *tokens]], device=next(assistant.parameters()).device)
+        best = assistant(whole).logits[0, len(prompt) - 1 : -1].argmax(-1)
+        wrong += int((best != whole[0, len(prompt) :]).sum())
+    return wrong
+
+
+def _sampled(
+    config: DictConfig,
+    made: _Made,
+    running: Sampled,
+    powers: list[Power],
+    plan: list[Table],
+    prompts: list[dict[str, Any]],
+) -> Figures:
+    """Show the plan, gather the outputs, and report."""
+    console = terminal.console()
+    for table in plan:
+        terminal.show(console, table)
+    terminal.say(console, *plan_lines(running, config.level))
+    ended = _gathered(config, running)
+    said, bad = verdict(made.name, running, ended, config.level)
+    found = Figures(
+        subject=made.name,
+        reference=config.reference,
+        verdict=_verdict(bad, ended),
+        log10_e=float(running.wealth.log_e[0] / np.log(10)),
+        p_value=running.p_value,
+        level=config.level,
+        outputs=running.outputs,
+        tokens=running.tokens,
+        planned=running.steps * running.block,
+        ended=ended,
+        bets=dict(zip(running.wealth.bets, (running.wealth.logs[0] / np.log(10)).tolist(), strict=True)),
+        power=[asdict(each) for each in powers],
+        prompts=prompts,
+    )
+    return _end(config, found, verdict_table(made.name, powers, running, config.level), said, bad=bad, ended=ended)
+
+
+def _gathered(config: DictConfig, running: Audit) -> str | None:
+    """Ask the subject until the audit ends; returns why it ended early."""
+    folder = Path(config.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / SAMPLES).exists():
+        write_manifest(folder, plain_whole(config))
+    with steps_shown("outputs") as say:
+        return running.gather(folder, advance=say)
+
+
+def _verdict(bad: bool, ended: str | None) -> str:
+    return "not lossless" if bad else "no sign of a mistake" if ended is None else "no verdict"
+
+
+def _end(
+    config: DictConfig, found: Figures, table: Table | None, said: str, *, bad: bool, ended: str | None
+) -> Figures:
+    """Write and print what was found; a bad end is an error."""
+    publish(Path(config.out), "audit", tables=[] if table is None else [table], figures=found)
     if bad or ended is not None:
         raise ValueError(said)
     terminal.say(terminal.console(), said)

@@ -198,7 +198,13 @@ OWN: dict[str, dict[str, Any]] = {
     "train": {"seed": _or_null(Natural)},
     "compare": {"out": Text, "difference": _or_null(Text), "width": _or_null(Positive)},
     "accuracy": {"out": Text},
-    "audit": {"context": Count},
+    "audit": {
+        "context": Count,
+        "horizon": _or_null(Count),
+        "reference": Text,
+        "prompts": Count,
+        "shift": Annotated[float, _number("a probability of at most 0.2", lambda x: 0 < x <= 0.2)],
+    },
     "report": {"out": Text},
     "show": {"method": Any},
     "replay": {

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -33,8 +34,11 @@ class OpenAIServer(OtherEngine):
         base_url: The address up to the version: ``http://127.0.0.1:8000/v1``.
         model: The model's name at the server; None takes the only one that it has.
         timeout: Seconds that one request may take.
+        patience: Seconds that one request may wait in all where the server limits rates (status 429).
         extra: More fields of every request.
     """
+
+    needs_weights = False
 
     def __init__(
         self,
@@ -42,13 +46,14 @@ class OpenAIServer(OtherEngine):
         base_url: str,
         model: str | None = None,
         timeout: float = 300.0,
+        patience: float = 300.0,
         extra: Mapping[str, Any] | None = None,
     ):
         if not base_url.startswith(("http://", "https://")):
             raise ValueError(f"base_url={base_url!r}: give an address such as http://127.0.0.1:8000/v1")
         logging.getLogger("httpx").setLevel(logging.WARNING)  # it has a line for every request
         key = os.environ.get(KEY)
-        self.address, self.timeout = base_url, timeout
+        self.address, self.timeout, self.patience = base_url, timeout, patience
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._client = httpx.Client(base_url=base_url.rstrip("/") + "/", timeout=timeout, headers=self.headers)
         self._model, self._extra = model, dict(extra or {})
@@ -110,7 +115,7 @@ class OpenAIServer(OtherEngine):
             RuntimeError: There is none, or one of another form.
         """
         try:
-            answer = self._client.post("completions", json=body)
+            answer = self._posted(body)
             if answer.is_error:
                 raise RefusedError(f"the server at {self.address} refused a request: {answer.text[:300]}")
             return dict(answer.json()["choices"][0])
@@ -118,6 +123,23 @@ class OpenAIServer(OtherEngine):
             raise RuntimeError(
                 f"the server at {self.address} gave no answer: {error or type(error).__name__}"
             ) from error
+
+    def _posted(self, body: Mapping[str, Any]) -> httpx.Response:
+        """The answer to a request, which is sent again where the server limits rates: as late as it says."""
+        end, pause = time.monotonic() + self.patience, 1.0
+        while True:
+            answer = self._client.post("completions", json=body)
+            if answer.status_code != httpx.codes.TOO_MANY_REQUESTS:
+                return answer
+            after = answer.headers.get("Retry-After", "")
+            pause = float(after) if after.isdecimal() else pause
+            if time.monotonic() + pause > end:
+                raise RefusedError(
+                    f"the server at {self.address} limits rates, and wants {pause:g} more seconds where patience="
+                    f"{self.patience:g} is nearly over: ask less at once (engine.max_batch_size), or give more patience"
+                )
+            time.sleep(pause)
+            pause *= 1 if after else 2
 
     def close(self) -> None:
         """Close the connections."""

@@ -25,7 +25,9 @@ from specdec.checks.goodness import RARE, fits
 ESTIMATE = "what the outputs look like"
 """The bet without a name."""
 MOST = 4.0
-"""The largest ratio of a bet, for one output."""
+"""The largest ratio of the bet without a name, for one output."""
+MOSTS = (MOST, 16.0, 64.0, 256.0, 1024.0)
+"""The largest ratios that a bet on a mistake is tried with: what should never come out may be worth a high stake."""
 FAITH = 1.0
 """Outputs per cell that the law counts for in the estimate."""
 
@@ -39,7 +41,8 @@ class Question:
         mistakes: By name, then by prompt: the law of a mistake.
         level: Largest probability of a false alarm.
         tolerance: Total variation between an honest engine's law and ``laws``, from rounding; no alarm comes of it.
-        block: Outputs of every prompt between two looks.
+        block: Outputs of one prompt between two looks.
+        shares: By prompt: its part of all blocks; empty gives all the same.
     """
 
     laws: Sequence[Float[np.ndarray, " cell"]]
@@ -47,15 +50,36 @@ class Question:
     level: float = 1e-3
     tolerance: float = 1e-5
     block: int = 64
+    shares: Sequence[float] = ()
 
     @property
     def bets(self) -> list[str]:
         return [*self.mistakes, ESTIMATE]
 
-    def ratio(self, prompt: int, other: Float[np.ndarray, "*audit cell"]) -> Float[np.ndarray, "*audit cell"]:
+    def order(self, blocks: int) -> Int[np.ndarray, " block"]:
+        """The prompt of every block: always the one that lacks most of its share."""
+        shares = np.array(self.shares or [1.0] * len(self.laws))
+        shares, given, order = shares / shares.sum(), np.zeros(len(shares)), np.zeros(blocks, dtype=np.int64)
+        for block in range(blocks):
+            order[block] = np.argmax(shares * (block + 1) - given)
+            given[order[block]] += 1
+        return order
+
+    def named(self, prompt: int, name: str) -> Float[np.ndarray, " cell"]:
+        """The logarithm of a mistake's bet in every cell: of all that are tried, the one that it makes grow fastest."""
+        law = self.mistakes[name][prompt]
+        return max((self.ratio(prompt, law, most) for most in MOSTS), key=lambda log: float(law @ log))
+
+    def growth(self, prompt: int, name: str) -> float:
+        """How much the logarithm of a mistake's bet grows per output, if the subject makes the mistake."""
+        return float(self.mistakes[name][prompt] @ self.named(prompt, name))
+
+    def ratio(
+        self, prompt: int, other: Float[np.ndarray, "*audit cell"], most: float = MOST
+    ) -> Float[np.ndarray, "*audit cell"]:
         """The logarithm of a bet's factor in every cell, such that it gains nothing under any law within tolerance."""
         law = self.laws[prompt]
-        factor = np.minimum(np.divide(other, law, out=np.full(other.shape, MOST), where=law > 0), MOST)
+        factor = np.minimum(np.divide(other, law, out=np.full(other.shape, most), where=law > 0), most)
         # A bet that may lose all would lose all to rounding.
         factor = 0.02 + 0.98 * factor
         fair = (factor * law).sum(-1, keepdims=True)
@@ -81,11 +105,15 @@ class Wealth:
         self.logs = np.zeros((self.audits, len(self.question.bets)))
         self.seen = [np.zeros((self.audits, len(law))) for law in self.question.laws]
         self._named = [
-            np.stack([self.question.ratio(prompt, laws[prompt]) for laws in self.question.mistakes.values()])
+            np.stack([self.question.named(prompt, name) for name in self.question.mistakes])
             if self.question.mistakes
             else np.zeros((0, len(law)))
             for prompt, law in enumerate(self.question.laws)
         ]
+
+    @property
+    def bets(self) -> list[str]:
+        return self.question.bets
 
     def estimate(self, prompt: int) -> Float[np.ndarray, "audit cell"]:
         """The law that the outputs so far look like."""
@@ -151,38 +179,46 @@ def first_alarms(
     blocks: int,
     seed: int,
     wealth: Callable[[Question, int], Wealth] = Wealth,
+    rarely: bool = False,
 ) -> tuple[Int[np.ndarray, " audit"], list[Int[np.ndarray, "audit cell"]]]:
     """Returns the block at whose end each of many simulated audits sounds the alarm (``blocks`` + 1: never).
 
     Also the outputs by prompt, for fixed-sample tests; all blocks are played unless every audit has sounded it.
+
+    Args:
+        blocks: Blocks in all, in the order of the question.
+        rarely: Look less often the more blocks there have been, which is faster, and finds nothing earlier.
     """
     generator = np.random.default_rng(seed)
     state, found = wealth(question, audits), np.full(audits, blocks + 1)
     total = [np.zeros((audits, len(law)), dtype=np.int64) for law in laws]
-    for block in range(1, blocks + 1):
-        for prompt, law in enumerate(laws):
-            counts = generator.multinomial(question.block, law / law.sum(), size=audits)
-            state.advance(prompt, counts)
+    order, block = question.order(blocks), 0
+    while block < blocks and not (found <= blocks).all():
+        piece = order[block : block + (1 + block // 64 if rarely else 1)]
+        block += len(piece)
+        for prompt, count in zip(*np.unique(piece, return_counts=True), strict=True):
+            law = laws[prompt]
+            counts = generator.multinomial(int(count) * question.block, law / law.sum(), size=audits)
+            state.advance(int(prompt), counts)
             total[prompt] += counts
         found = np.where(state.alarm & (found > blocks), block, found)
-        if (found <= blocks).all():
-            break
     return found, total
 
 
 def power(question: Question, name: str, *, blocks: int, wanted: float, audits: int = 400, seed: int = 0) -> Power:
-    """Returns how surely a mistake is seen within so many blocks of every prompt, by simulated audits."""
+    """Returns how surely a mistake is seen within so many blocks, by simulated audits."""
     laws = question.mistakes[name]
     distances = [0.5 * float(np.abs(law - other).sum()) for law, other in zip(question.laws, laws, strict=True)]
-    alarms, _ = first_alarms(question, laws, audits=audits, blocks=blocks, seed=seed)
+    alarms, _ = first_alarms(question, laws, audits=audits, blocks=blocks, seed=seed, rarely=True)
     needed = int(np.sort(alarms)[int(np.ceil(wanted * audits)) - 1])
     missed = 1.0
     for prompt, other in enumerate(laws):
-        missed *= 1 - _chi_square_power(question, prompt, other, blocks * question.block)
+        outputs = int((question.order(blocks) == prompt).sum()) * question.block
+        missed *= 1 - _chi_square_power(question, prompt, other, outputs)
     return Power(
         mistake=name,
         distance=max(distances),
-        samples=None if needed > blocks else needed * question.block * len(laws),
+        samples=None if needed > blocks else needed * question.block,
         power=float((alarms <= blocks).mean()),
         chi_square=1 - missed,
     )

@@ -24,7 +24,7 @@ Path = tuple[int, ...]
 Row = Float[np.ndarray, " vocab"]
 
 SMALLEST = 2e-3
-"""Joint probability below which a token has no cell, and a prefix is not opened."""
+"""Joint probability below which a token has no cell, and a prefix is not opened, of every token but the first."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def joint(
         for (prefix, weights), place in zip(level.items(), look(list(level)), strict=True):
             after = {name: _advance(weights[name], rule(place)) for name, rule in rules.items()}
             likely = after[HONEST].sum(0)
-            named = np.flatnonzero(likely >= SMALLEST)
+            named = np.flatnonzero(likely >= SMALLEST * max(horizon - 1, 1))
             of = np.where(place.q > place.p, count + 1, count)
             of[likely == 0] = count + 2  # what cannot come out is a cell of its own
             count += 3

@@ -1,14 +1,25 @@
 """The prompts that tell most: where a mistake would move the law of the next tokens farthest."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from inspect import signature
+from typing import Any
 
 import numpy as np
+import scipy.optimize
 import torch
+from jaxtyping import Float
 from transformers import PreTrainedModel
 
+from specdec.cache.base import cache_argument
+from specdec.checks.betting import Question
 from specdec.checks.mistakes import HONEST, Cells, Path, Place, joint
 from specdec.requests import SamplingParams
+
+NEGLIGIBLE = 1e-6
+"""Growth of a bet per output below which no audit is long enough for a mistake."""
+KEPT = 0.25
+"""The part of all outputs that goes to the mistakes' most telling prompts, whatever the bets gain there."""
 
 
 @dataclass(frozen=True)
@@ -43,30 +54,76 @@ def telling(
     names: Sequence[str],
     advance: Callable[[str], None] = lambda say: None,
 ) -> list[Telling]:
-    """Returns for every mistake the prompt where it shows most, each once, of all candidates (``prompts``)."""
+    """Returns the candidates with the laws of what follows them."""
     found: list[Telling] = []
     for number, (name, ids) in enumerate(prompts):
         advance(f"laws after prompt {number + 1} of {len(prompts)}")
 
-        def look(paths: Sequence[Path], ids: tuple[int, ...] = ids) -> list[Place]:
-            rows = [_next(model, ids, paths) for model in (target, drafter)]
+        models = [_Prefixes(model, ids) for model in (target, drafter)]
+
+        def look(paths: Sequence[Path], models: list[_Prefixes] = models) -> list[Place]:
+            rows = [model.logits(paths) for model in models]
             return [Place.of(p, q, sampling) for p, q in zip(*rows, strict=True)]
 
         cells, laws = joint(look, horizon=horizon, drafted=drafted, ends=ends, names=names)
         found.append(Telling(name, ids, cells, laws))
-    best = {each: max(range(len(found)), key=lambda index: found[index].distance(each)) for each in names}
-    return [
-        Telling(each.id, each.ids, each.cells, each.laws, tuple(name for name in names if best[name] == index))
-        for index, each in enumerate(found)
-        if index in best.values()
+    return found
+
+
+def planned(candidates: Sequence[Telling], names: Sequence[str], **settings: Any) -> tuple[list[Telling], Question]:
+    """Returns the prompts of an audit, and what is asked at each, with its share of the outputs.
+
+    Shares make the bet grow fastest whose mistake is hardest to see (a linear program, the static design of Chernoff
+    1959). Every mistake's most telling prompt keeps a small one, so that a mistake without a name meets more prompts.
+
+    Args:
+        settings: Of ``Question``.
+    """
+    best = {each: max(range(len(candidates)), key=lambda index: candidates[index].distance(each)) for each in names}
+    every = _question(candidates, names, settings)
+    growth = np.array([[every.growth(index, name) for index in range(len(candidates))] for name in names])
+    growth = growth[growth.max(1) > NEGLIGIBLE]
+    fewest = np.bincount(list(best.values()), minlength=len(candidates)) * (KEPT / len(names))
+    shares = fewest
+    if len(growth):
+        # Of the shares and the slowest growth: the growth is to be largest.
+        found = scipy.optimize.linprog(
+            [*np.zeros(len(candidates)), -1.0],
+            A_ub=np.hstack([-growth, np.ones((len(growth), 1))]),
+            b_ub=np.zeros(len(growth)),
+            A_eq=[[*np.ones(len(candidates)), 0.0]],
+            b_eq=[1.0],
+            bounds=[*((least, None) for least in fewest), (None, None)],
+        )
+        shares = found.x[:-1]
+    kept = [index for index, share in enumerate(shares) if share > 1e-3]
+    prompts = [
+        replace(candidates[index], best_for=tuple(name for name in names if best[name] == index)) for index in kept
     ]
+    return prompts, replace(_question(prompts, names, settings), shares=[float(shares[index]) for index in kept])
 
 
-@torch.inference_mode()
-def _next(model: PreTrainedModel, ids: tuple[int, ...], paths: Sequence[Path], rows: int = 64) -> torch.Tensor:
-    """The logits after a prompt and each of some paths of one length, in float32."""
-    found = []
-    for first in range(0, len(paths), rows):
-        batch = torch.tensor([[*ids, *path] for path in paths[first : first + rows]], device=model.device)
-        found.append(model(batch, use_cache=False, logits_to_keep=1).logits[:, -1].float())
-    return torch.cat(found)
+def _question(prompts: Sequence[Telling], names: Sequence[str], settings: dict[str, Any]) -> Question:
+    laws = {name: [each.laws[name] for each in prompts] for name in (HONEST, *names)}
+    return Question(laws.pop(HONEST), laws, **settings)
+
+
+class _Prefixes:
+    """A model after a prompt and ever longer paths, each of which goes on from one of the paths before."""
+
+    def __init__(self, model: PreTrainedModel, ids: tuple[int, ...]):
+        self.model, self.ids = model, ids
+        self._cache: Any = None
+        self._rows: dict[Path, int] = {}
+
+    @torch.inference_mode()
+    def logits(self, paths: Sequence[Path]) -> Float[torch.Tensor, "path vocab"]:
+        """The logits after each of some paths of one length, in float32; they are one token longer at every call."""
+        if self._cache is not None:
+            rows = torch.tensor([self._rows[path[:-1]] for path in paths], device=self.model.device)
+            self._cache.reorder_cache(rows)
+        tokens = torch.tensor([path[-1:] or self.ids for path in paths], device=self.model.device)
+        name = cache_argument(signature(type(self.model).forward).parameters)
+        output = self.model(tokens, use_cache=True, logits_to_keep=1, **{name: self._cache})
+        self._cache, self._rows = getattr(output, name), {path: row for row, path in enumerate(paths)}
+        return output.logits[:, -1].float()

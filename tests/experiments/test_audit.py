@@ -2,28 +2,36 @@
 
 import functools
 import json
+import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 from transformers import Gemma4ForCausalLM
 from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator
 
 from experiments.audit import audit
+from experiments.measuring import divergence
 from experiments.results.frame import Figures
 from specdec.checks.mistakes import Place
+from specdec.checks.ties import Tie
 from specdec.engine.engine import Engine
+from specdec.interfaces import Laws
 from specdec.random import Purpose, uniforms
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
+from specdec.tree import DraftTree
 from tests.components import perturbed
 from tests.experiments.conftest import byte_tokenizer
-from tests.experiments.contenders.test_openai import Server
+from tests.experiments.contenders.test_openai import Handler, Server
 from tests.experiments.runs import Configure
 from tests.gemma4 import KINDS, assistant, sharpened, text
+from verifiers import RejectionVerifier
 
 HERE = "tests.experiments.test_audit"
 models: dict[str, Any] = {}
@@ -72,6 +80,20 @@ def mistaken(ids: list[int], sampling: SamplingParams, n: int) -> list[list[int]
 
 def _drawn(weights: torch.Tensor, u: torch.Tensor) -> int:
     return int(torch.searchsorted(weights.cumsum(0), u * weights.sum(), right=True).clamp(max=len(weights) - 1))
+
+
+def right(ids: list[int], sampling: SamplingParams, n: int) -> list[list[int]]:
+    """Decode without drafts."""
+    generator = torch.Generator().manual_seed(sampling.seed or 0)
+    outputs = []
+    for _ in range(n):
+        tokens: list[int] = []
+        while len(tokens) < sampling.max_new_tokens:
+            logits = _next("target", [*ids, *tokens])
+            law = torch.from_numpy(Place.of(logits, logits, sampling).p)
+            tokens.append(int(torch.multinomial(law, 1, generator=generator)))
+        outputs.append(tokens)
+    return outputs
 
 
 def nonsense(ids: list[int], sampling: SamplingParams, n: int) -> Any:
@@ -139,25 +161,208 @@ def test_nonsense_is_one_sentence(
     assert not (tmp_path / "out" / "audit.json").exists()
 
 
-def test_a_server_that_cannot_be_audited(audited: Callable[..., Figures], saved: Path) -> None:
-    """It returns text alone, decodes greedily whatever it is asked for, or goes away."""
-    server = Server(Target.from_pretrained(str(saved / "target"), dtype="float32"))
+class Endpoint(Server):
+    """Samples as it is asked to, unless something is wrong with it: an error by the number of the request.
+
+    Attributes:
+        limits: Requests that are answered with 429.
+        drops: Requests that get no answer.
+        ignores: Fields that it does not look at.
+    """
+
+    def __init__(self, target: Target):
+        super().__init__(target)
+        self.RequestHandlerClass = Answers
+        self.limits: set[int] = set()
+        self.drops: set[int] = set()
+        self.ignores: set[str] = set()
+        self.retry_after = "0"
+
+
+class Answers(Handler):
+    """The endpoint's answers."""
+
+    server: Endpoint  # type: ignore[assignment]
+
+    def do_POST(self) -> None:  # noqa: N802 - named by http.server
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        given = {name: value for name, value in body.items() if name not in self.server.ignores}
+        with self.server.lock:
+            self.server.seen.append(body)
+            number = len(self.server.seen)
+            if number in self.server.drops:
+                self.connection.close()
+                return
+            if number in self.server.limits:
+                self.send_response(429)
+                self.send_header("Retry-After", self.server.retry_after)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            if body.get("n", 1) > 1:
+                self._answer(400, {"error": "n must be 1"})
+                return
+            sampling = SamplingParams(
+                temperature=given.get("temperature", 0.0),
+                top_p=given.get("top_p", 1.0),
+                seed=given.get("seed", 0),
+                max_new_tokens=body["max_tokens"],
+                ignore_eos=True,
+            )
+            done = self.server.engine.generate([body["prompt"]], sampling)[0]
+        choice: dict[str, Any] = {"text": done.text, "finish_reason": done.finish_reason}
+        if body.get("return_token_ids"):
+            choice["token_ids"] = list(done.token_ids)
+        self._answer(200, {"choices": [choice]})
+
+
+@pytest.fixture
+def endpoint(saved: Path) -> Iterator[tuple[Endpoint, list[str]]]:
+    """A server, and the words with which it is audited."""
+    server = Endpoint(Target.from_pretrained(str(saved / "target"), dtype="float32"))
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     words = ["+contender=openai", f"contenders.openai.base_url={server.url}", "engine.max_batch_size=4", "block=8"]
-    with pytest.raises(ValueError, match="the server returns no token ids"):
-        audited(*words)
-    words.append("+contenders.openai.extra={return_token_ids:true}")
-    with pytest.raises(ValueError, match="it ignores the temperature, or the seed"):
-        audited(*words)
-    server.refuse = True
-    with pytest.raises(RuntimeError, match=r"refused a request: .*no such parameter"):
-        audited(*words)
+    yield server, [*words, "+contenders.openai.extra={return_token_ids:true}"]
     server.shutdown()
     server.server_close()
     thread.join()
-    with pytest.raises(ValueError, match="no OpenAI-compatible server answers"):
+
+
+def test_a_server_that_cannot_be_audited(
+    audited: Callable[..., Figures], endpoint: tuple[Endpoint, list[str]], saved: Path, tmp_path: Path
+) -> None:
+    """It returns text alone, ignores temperature or seeds, or has another vocabulary."""
+    server, words = endpoint
+    with pytest.raises(ValueError, match="the server returns no token ids"):
+        audited(*words[:-1])
+    for ignored in ("temperature", "seed"):
+        server.ignores = {ignored}
+        with pytest.raises(
+            ValueError, match=r"one and the same output 8 times, .* it ignores the temperature, or the seed"
+        ):
+            audited(*words)
+    server.ignores = set()
+    server.engine = Engine(Target.from_pretrained(str(saved / "other"), dtype="float32"), max_length=128)
+    with pytest.raises(ValueError, match=r"and the target has 257 tokens: it has another tokenizer"):
         audited(*words)
+    assert not (tmp_path / "out" / "audit.json").exists() and not (tmp_path / "out" / "samples.jsonl").exists()
+
+
+def test_a_server_that_limits_rates_or_goes_away_is_audited_in_the_end(
+    audited: Callable[..., Figures], endpoint: tuple[Endpoint, list[str]], tmp_path: Path
+) -> None:
+    """It takes one output per request only; what it gave before it went away is kept."""
+    server, words = endpoint
+    words.append("max_samples=96")
+    server.limits, server.drops = {3, 5, 20}, {30, 31, 32}
+    with pytest.raises(
+        ValueError, match=r"no verdict yet, .* after 24 outputs .* resume=true goes on .*gave no answer"
+    ):
+        audited(*words)
+    server.limits, server.retry_after = set(range(1_000)), "600"
+    with pytest.raises(
+        ValueError, match=r"after 24 outputs .*wants 600 more seconds where patience=300 is nearly over"
+    ):
+        audited(*words, "resume=true")
+    server.limits = set()
+    found = audited(*words, "resume=true")
+    assert found.verdict == "no sign of a mistake" and found.outputs == found.planned
+    assert len((tmp_path / "out" / "samples.jsonl").read_text().splitlines()) == found.outputs // 8
+
+
+def test_another_tokenizer_is_told_from_a_mistake(
+    audited: Callable[..., Figures], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shifted(n: int, ids: list[int], sampling: SamplingParams) -> list[list[int]]:
+        return [[(token + 1) % 256 for token in output] for output in right(ids, sampling, n)]
+
+    monkeypatch.setitem(models, "answers", shifted)
+    with pytest.raises(ValueError, match=r"is not lossless: .* of these outputs cannot come from the target: does the"):
+        audited(f"function={HERE}.nonsense")
+
+
+def test_a_server_is_audited_against_another_one_without_weights(
+    audited: Callable[..., Figures], endpoint: tuple[Endpoint, list[str]], saved: Path, tmp_path: Path
+) -> None:
+    """The folder of the target has a configuration and a tokenizer, and nothing else."""
+    server, words = endpoint
+    folder = tmp_path / "light"
+    shutil.copytree(saved / "target", folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    words += [f"target.name={folder}", "+contender@contenders.plain=openai", f"contenders.plain.base_url={server.url}"]
+    words += ["+contenders.plain.extra={return_token_ids:true}", "reference=plain_one", "shift=0.2", "max_samples=320"]
+    words = [word.replace("contenders.plain", "contenders.plain_one") for word in words]
+    found = audited(*words)
+    assert found.verdict == "no sign of a mistake" and found.reference == "plain_one"
+    seeds = [body["seed"] for body in server.seen]
+    assert len(set(seeds)) == len(seeds), "each has noise of its own"
+
+
+def test_a_subject_is_audited_against_its_own_plain_decoding(
+    audited: Callable[..., Figures], tmp_path: Path, capsys: Any
+) -> None:
+    words = ["reference=plain", "shift=0.2", "prompts=2"]
+    found = audited(*words, "max_samples=640")
+    said = " ".join(capsys.readouterr().out.split())
+    assert found.verdict == "no sign of a mistake" and found.outputs == found.planned and found.p_value > 1e-3
+    assert "against plain can see" in said and found.outputs == 320
+    with pytest.raises(ValueError, match=r"mistaken is not lossless: .* what differs most from the reference: f"):
+        audited(f"function={HERE}.mistaken", f"out={tmp_path / 'other'}", *words)
+    assert json.loads((tmp_path / "other" / "audit.json").read_text())["power"][1]["power"] >= 0.99
+
+
+class Careless(RejectionVerifier):
+    """Keeps a draft token that the target finds about as good as its best one, as if it were sampling."""
+
+    def laws(self, tree: DraftTree, target_probs: Tensor) -> Laws:
+        kept = torch.zeros_like(target_probs)
+        kept[:, 0] = F.one_hot(tree.tokens[:, 1], target_probs.shape[-1])
+        drafted = (tree.tokens[:, 1] % 7 == 0)[:, None, None]
+        return super().laws(tree, torch.where(drafted, kept, target_probs))
+
+
+def test_greedy_outputs_are_compared_token_for_token(
+    audited: Callable[..., Figures], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    words = ["sampling.temperature=0", "sampling.max_new_tokens=24"]
+    found = audited(*words)
+    said = " ".join(capsys.readouterr().out.split())
+    assert found.verdict == "no sign of a mistake" and found.tokens == 3 * 24 and not found.differences
+    assert f"could show itself at {found.could_show} of them" in said and found.could_show > 9
+    with pytest.raises(
+        ValueError, match=r"Careless is not lossless: after .*, token \d+ is .* nats below, where rounding"
+    ):
+        audited(*words, f"verifier._target_={HERE}.Careless", f"out={tmp_path / 'other'}")
+    written = json.loads((tmp_path / "other" / "audit.json").read_text())
+    (difference,) = written["differences"]
+    assert difference["margin"] > 100 * difference["tie_bound"] > 0 and written["unexplained"] == 1
+
+
+def test_a_greedy_tie_is_no_mistake(
+    audited: Callable[..., Figures], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two tokens are equally good to within rounding, and the subject takes the other one; then it goes away."""
+    calls = [0]
+
+    def greedy(n: int, ids: list[int], sampling: SamplingParams) -> list[list[int]]:
+        whole = list(ids)
+        for _ in range(sampling.max_new_tokens):
+            whole.append(int(_next("target", whole).argmax()))
+        calls[0] += 1
+        if calls[0] == 3:
+            raise ConnectionError("it went away")
+        return [[*whole[len(ids) : -1], (whole[-1] + 1) % 257]] * n
+
+    def tie(*arguments: Any, **given: Any) -> Tie:
+        return Tie(1e-7, 1e-6)
+
+    monkeypatch.setitem(models, "answers", greedy)
+    monkeypatch.setattr(divergence, "examine", tie)
+    words = ["sampling.temperature=0", "sampling.max_new_tokens=6", f"function={HERE}.nonsense"]
+    with pytest.raises(ValueError, match=r"no verdict yet after 2 of 3 prompts.* resume=true goes on .*it went away"):
+        audited(*words)
+    found = audited(*words, "resume=true")
+    assert found.verdict == "no sign of a mistake" and len(found.differences) == 3 and found.unexplained == 0
 
 
 @pytest.mark.full
@@ -213,7 +418,10 @@ def test_gemma_4_assistants_in_transformers(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["sampling.temperature=0"], "leaves nothing to chance"),
+        (["sampling.temperature=0", "reference=a.b"], "logits tell whether a difference is rounding"),
+        (["reference=other"], "give law, plain, the name of a contender or of a function"),
+        (["reference=nowhere.generate"], "there is no module 'nowhere'"),
+        (["shift=0.3"], "shift=0.3"),
         (["mistakes=[one_hott]"], "did you mean one_hot"),
         (["function=nowhere.generate"], "there is no module 'nowhere'"),
         ([f"function={HERE}.mistaken", "+contender=hf_generate"], "several subjects"),

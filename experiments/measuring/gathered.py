@@ -1,0 +1,323 @@
+"""The outputs of an audit, step by step: judged as they come, and kept in a file from which the audit goes on."""
+
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.measuring.audited import Subject
+from experiments.measuring.divergence import find_divergence
+from experiments.measuring.jobs import Job
+from experiments.results.frame import Figures
+from experiments.results.lossless import EXACT, explained
+from specdec.checks.betting import Question, Wealth, p_value
+from specdec.checks.telling import Telling
+from specdec.checks.two_samples import TwoSamples, homogeneous
+from specdec.engine.engine import Engine
+from specdec.requests import SamplingParams
+
+SAMPLES = "samples.jsonl"
+"""A line per step: what it asked for, and the outputs."""
+NEVER = 1e-12
+"""Probability below which what an honest subject did is taken for a fault of its settings."""
+REFERENCE = 1 << 30
+"""Added to the streams of a reference, whose noise is to be its own."""
+
+Row = dict[str, Any]
+Output = tuple[int, ...]
+
+
+class Audit(ABC):
+    """An audit under way.
+
+    Attributes:
+        steps: Steps that it has in all.
+        done: Steps so far.
+        tokens: Tokens that the subject, and a reference, have returned.
+    """
+
+    steps: int
+    done: int = 0
+    tokens: int = 0
+
+    @property
+    @abstractmethod
+    def alarm(self) -> bool:
+        """Whether it is sure that the subject is not lossless."""
+
+    @property
+    @abstractmethod
+    def progress(self) -> str:
+        """How it stands, in a few words."""
+
+    @abstractmethod
+    def ask(self) -> Row:
+        """Return what the next step asked for, and the outputs, as JSON has it."""
+
+    @abstractmethod
+    def take(self, row: Row) -> None:
+        """Judge what a step returned.
+
+        Raises:
+            ValueError: An output cannot be one of the model's.
+        """
+
+    def gather(self, folder: Path, *, advance: Callable[[str], None]) -> str | None:
+        """Go on until the alarm or the last step; what is in the file comes first.
+
+        Returns:
+            Why it ended early: ``"interrupted"`` or an error's sentence; None if it did not.
+        """
+        file = folder / SAMPLES
+        before = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.exists() else []
+        whole = [line for line in before if line.endswith("\n")]  # a line may have been cut
+        for line in whole:
+            self._take(json.loads(line))
+        with file.open("w", encoding="utf-8") as stream:
+            stream.writelines(whole)
+            stream.flush()
+            try:
+                while not self.alarm and self.done < self.steps:
+                    row = self.ask()
+                    self._take(row)
+                    stream.write(json.dumps(row) + "\n")
+                    stream.flush()
+                    advance(self.progress)
+            except KeyboardInterrupt:
+                return "interrupted"
+            except Exception as error:
+                if not self.done:
+                    file.unlink()  # nothing has been gathered
+                    raise
+                return " ".join(f"{type(error).__name__}: {error}".split())
+        return None
+
+    def _take(self, row: Row) -> None:
+        self.take(row)
+        self.tokens += sum(len(each) for name in ("outputs", "reference") for each in row.get(name, ()))
+        self.done += 1
+
+
+@dataclass
+class Sampled(Audit):
+    """Blocks of outputs of one prompt each.
+
+    Attributes:
+        prompts: The prompts as token ids.
+        order: The prompt of every block.
+        block: Outputs of a block.
+        horizon: Tokens of an output that are looked at.
+        ends: Tokens behind which nothing follows.
+    """
+
+    subject: Subject
+    sampling: SamplingParams
+    prompts: Sequence[tuple[int, ...]]
+    order: Sequence[int]
+    block: int
+    horizon: int
+    vocab: int
+    ends: frozenset[int]
+    _blocks: set[Any] = field(default_factory=set, init=False)
+
+    @property
+    @abstractmethod
+    def wealth(self) -> Wealth | TwoSamples:
+        """The bets on the outputs so far."""
+
+    @property
+    def steps(self) -> int:  # type: ignore[override]
+        return len(self.order)
+
+    @property
+    def alarm(self) -> bool:
+        return bool(self.wealth.alarm[0])
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of the subject so far."""
+        return self.done * self.block
+
+    @property
+    def progress(self) -> str:
+        return f"{self.outputs:,} outputs, log10 e = {self.wealth.log_e[0] / np.log(10):+.2f}"
+
+    @property
+    @abstractmethod
+    def p_value(self) -> float | None:
+        """The fixed-sample test's, after the last block; None before."""
+
+    def ask(self) -> Row:
+        prompt, streams = int(self.order[self.done]), range(self.done * self.block, (self.done + 1) * self.block)
+        outputs = self.subject(self.prompts[prompt], self.sampling, streams)
+        return {"prompt": prompt, "outputs": [list(each) for each in outputs]}
+
+    def check(self, outputs: Sequence[Sequence[int]], whose: str = "subject") -> None:
+        """Refuse outputs that cannot be judged."""
+        for output in outputs:
+            wrong = [token for token in output if not 0 <= token < self.vocab]
+            if wrong:
+                raise ValueError(
+                    f"the {whose} returned token {wrong[0]}, and the target has {self.vocab} tokens: it has another "
+                    f"tokenizer or another model; give both the same"
+                )
+            if len(output) < self.horizon and not self.ends.intersection(output[-1:]):
+                raise ValueError(
+                    f"the {whose} returned {len(output)} tokens where {self.horizon} are needed, and none that ends "
+                    f"an output: return new tokens only, with the end of text, and do not cut them"
+                )
+
+    def check_noise(
+        self, prompt: int, outputs: Sequence[Sequence[int]], likely: Callable[[Sequence[int]], float], whose: str
+    ) -> None:
+        """Refuse outputs that are the same every time.
+
+        Args:
+            likely: The probability of an output.
+        """
+        block = (prompt, whose, *map(tuple, outputs))
+        often = "one and the same output" if len(set(block[2:])) == 1 else "an earlier block's outputs"
+        again = block in self._blocks or len(set(block[2:])) == 1
+        self._blocks.add(block)
+        if again and (odds := math.prod(likely(output) for output in outputs)) < NEVER:
+            raise ValueError(
+                f"the {whose} returned {often} {len(outputs)} times, which has a probability of {odds:.2g}: "
+                f"it ignores the temperature, or the seed that every request has of its own"
+            )
+
+
+@dataclass
+class AgainstLaw(Sampled):
+    """Outputs of a subject whose law is known."""
+
+    question: Question
+    telling: Sequence[Telling]
+
+    def __post_init__(self) -> None:
+        self._wealth, self.impossible = Wealth(self.question), 0
+
+    @property
+    def wealth(self) -> Wealth:
+        return self._wealth
+
+    @property
+    def p_value(self) -> float | None:
+        return p_value(self.question, [each[0] for each in self.wealth.seen]) if self.done == self.steps else None
+
+    def take(self, row: Row) -> None:
+        prompt, outputs = row["prompt"], row["outputs"]
+        self.check(outputs)
+        cells, law = self.telling[prompt].cells, self.question.laws[prompt]
+        self.check_noise(prompt, outputs, lambda output: float(law[cells.cell(output)]), "subject")
+        counts = np.bincount([cells.cell(output) for output in outputs], minlength=cells.count)
+        self.impossible += int(counts[law == 0].sum())
+        self.wealth.advance(prompt, counts[None])
+
+
+@dataclass
+class AgainstReference(Sampled):
+    """Outputs of a subject, and as many of a reference that does not speculate."""
+
+    reference: Subject
+    level: float
+
+    def __post_init__(self) -> None:
+        self._wealth = TwoSamples(len(self.prompts), self.horizon, self.level)
+        self._numbers: list[dict[tuple[int, ...], int]] = [{} for _ in range(len(self.prompts) * self.horizon)]
+        self._lots: list[tuple[list[Output], list[Output]]] = [([], []) for _ in self.prompts]
+
+    @property
+    def wealth(self) -> TwoSamples:
+        return self._wealth
+
+    @property
+    def p_value(self) -> float | None:
+        if self.done < self.steps:
+            return None
+        found = [homogeneous(*lots) for lots in self._lots]
+        return min(1.0, len(found) * min(found))
+
+    def ask(self) -> Row:
+        row = super().ask()
+        streams = range(REFERENCE + self.done * self.block, REFERENCE + (self.done + 1) * self.block)
+        others = self.reference(self.prompts[row["prompt"]], self.sampling, streams)
+        return row | {"reference": [list(each) for each in others]}
+
+    def take(self, row: Row) -> None:
+        prompt, sides, labels = row["prompt"], (row["outputs"], row["reference"]), []
+        lots = self._lots[prompt]
+        for whose, outputs in zip(("subject", "reference"), sides, strict=True):
+            self.check(outputs, whose)
+        cut = [[tuple(output[: self.horizon]) for output in outputs] for outputs in sides]
+        for side, whose in enumerate(("subject", "reference")):
+            other = [*lots[1 - side], *cut[1 - side]]
+            likely = {path: (other.count(path) + 1) / (len(other) + 2) for path in set(cut[side])}
+            self.check_noise(prompt, cut[side], lambda output, likely=likely: likely[tuple(output)], whose)
+        for outputs in cut:
+            numbers = [self._numbers[prompt * self.horizon + length] for length in range(self.horizon)]
+            labels.append([[of.setdefault(path[: k + 1], len(of)) for path in outputs] for k, of in enumerate(numbers)])
+        ours, theirs = (np.array([each]) for each in labels)
+        self.wealth.advance(prompt, ours, theirs)
+        for lot, outputs in zip(lots, cut, strict=True):
+            lot.extend(outputs)
+
+
+@dataclass
+class Greedy(Audit):
+    """Greedy outputs, a prompt at a time, beside plain decoding's on our engine.
+
+    Attributes:
+        ends: Tokens behind which nothing follows.
+        compared: Tokens that were compared: up to the first that differs.
+        differences: Where an output parts from plain decoding's (``find_divergence``), and after which prompt.
+    """
+
+    subject: Subject
+    engine: Engine
+    jobs: Sequence[Job]
+    plain: Sequence[Sequence[int]]
+    ends: frozenset[int] = frozenset()
+    compared: int = 0
+    differences: list[Row] = field(default_factory=list)
+
+    @property
+    def steps(self) -> int:  # type: ignore[override]
+        return len(self.jobs)
+
+    @property
+    def unexplained(self) -> list[Row]:
+        """Differences that rounding does not explain."""
+        return [each for each in self.differences if not explained(Figures(each))]
+
+    @property
+    def alarm(self) -> bool:
+        return bool(self.unexplained)
+
+    @property
+    def progress(self) -> str:
+        return f"{self.compared:,} tokens, {len(self.differences)} differences"
+
+    def ask(self) -> Row:
+        job = self.jobs[self.done]
+        return {"outputs": self.subject(job.prompt_ids, job.sampling, [self.done])}
+
+    def take(self, row: Row) -> None:
+        job, tokens = self.jobs[self.done], row["outputs"][0]
+        vocab = self.engine.target.vocab_size
+        for token in tokens:
+            if not 0 <= token < vocab:
+                raise ValueError(
+                    f"the subject returned token {token}, and the target has {vocab} tokens: it has another tokenizer "
+                    f"or another model; give both the same"
+                )
+        stop = next((index + 1 for index, token in enumerate(tokens) if token in self.ends), None)
+        tokens, plain = tokens[:stop][: job.sampling.max_new_tokens], self.plain[self.done]
+        found = find_divergence(self.engine, job, tokens, plain, exactness=EXACT)
+        self.compared += found.get("divergence", len(plain))
+        if found:
+            self.differences.append({"prompt": job.prompt.id, **found})
