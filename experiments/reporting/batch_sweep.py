@@ -24,7 +24,7 @@ _ABOUT_KNEES = "knee: the largest throughput for its latency (all users' tokens/
 _RING: dict[str, Any] = {"linestyle": "none", "marker": "o", "markerfacecolor": "none", "markeredgecolor": "black"}
 
 
-def report_batch_sweep(runs: Sequence[Run], folder: Path) -> list[Figures]:
+def report_batch_sweep(runs: Sequence[Run], folder: Path, missing: Sequence[str] = ()) -> list[Figures]:
     """Print the table and the sentences, and write them with the picture and the figures into a folder."""
     found = curves(runs)
     if not found:
@@ -33,7 +33,7 @@ def report_batch_sweep(runs: Sequence[Run], folder: Path) -> list[Figures]:
             "give engine.max_batch_size=1,2,4"
         )
     said, about = sentences(found), [*conditions_of(runs, dataset_name), CLOSED]
-    made = table(found, notes=[*about, _ABOUT_KNEES])
+    made = table(found, notes=[*missing, *about, _ABOUT_KNEES])
     publish(
         folder,
         "batch_sweep",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hydra.experimental.callback import Callback
+from hydra.utils import get_method
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.config.launch import ERROR, show
@@ -35,31 +36,26 @@ class CompareJobs(SweepReport):
     """Compares a sweep's jobs, and lists those that left no result.
 
     A sweep over targets, datasets or dtypes is compared all the same, because the user asked for just that.
+
+    Args:
+        loads: The jobs are studies of load, whose runs come into one table.
     """
 
-    def report(self, folder: Path, config: DictConfig) -> None:
-        from experiments.reporting.comparison import report_comparison
-        from experiments.results.runs import load_run
-
-        runs, missing = collect(folder, load_run)
-        _show_failed(folder)
-        if runs:
-            report_comparison(runs, folder, allow_mixed=True, missing=missing)
-        else:
-            print("\n".join([*missing, f"no job of the sweep in {folder} has results, so there is nothing to compare"]))
-
-
-class CompareLoads(SweepReport):
-    """Puts the studies of load of a sweep's jobs into one table, and lists jobs that left no result."""
+    def __init__(self, *, loads: bool = False):
+        self.loads = loads
 
     def report(self, folder: Path, config: DictConfig) -> None:
         from experiments.load.studies import Study
+        from experiments.reporting.comparison import report_comparison
         from experiments.reporting.load_merged import report_studies
+        from experiments.results.runs import load_run
 
-        studies, missing = collect(folder, Study.read)
+        read: Callable[[Path], Any] = Study.read if self.loads else load_run
+        report: Callable[..., object] = report_studies if self.loads else report_comparison
+        found, missing = collect(folder, read)
         _show_failed(folder)
-        if studies:
-            report_studies(studies, folder, allow_mixed=True, missing=missing)
+        if found:
+            report(found, folder, allow_mixed=True, missing=missing)
         else:
             print("\n".join([*missing, f"no job of the sweep in {folder} has results, so there is nothing to compare"]))
 
@@ -73,36 +69,21 @@ def _show_failed(folder: Path) -> None:
         show(ValueError(message))
 
 
-class BatchSweep(SweepReport):
-    """Draws latency against throughput over the batch sizes of a sweep's jobs."""
+class RunsReport(SweepReport):
+    """Gives the runs of a sweep's jobs to a function.
+
+    Args:
+        function: Its dotted name. It takes the runs, the sweep's folder, and a sentence on each job without a result.
+    """
+
+    def __init__(self, function: str):
+        self.function = function
 
     def report(self, folder: Path, config: DictConfig) -> None:
-        from experiments.reporting.batch_sweep import report_batch_sweep
-        from experiments.results.runs import load_run
-
-        report_batch_sweep(collect(folder, load_run)[0], folder)
-
-
-class Quadrants(SweepReport):
-    """Says what each kind of requests is about, over two input and two output lengths, and what drafting does to it."""
-
-    def report(self, folder: Path, config: DictConfig) -> None:
-        from experiments.reporting.quadrants import report_quadrants
         from experiments.results.runs import load_run
 
         runs, missing = collect(folder, load_run)
-        report_quadrants(runs, folder, missing)
-
-
-class Contexts(SweepReport):
-    """Shows acceptance, time and caches by the length of the context."""
-
-    def report(self, folder: Path, config: DictConfig) -> None:
-        from experiments.reporting.context import report_contexts
-        from experiments.results.runs import load_run
-
-        runs, missing = collect(folder, load_run)
-        report_contexts(runs, folder, missing)
+        get_method(self.function)(runs, folder, missing)
 
 
 class Lengths(SweepReport):

@@ -123,10 +123,10 @@ def test_every_study_and_recipe_composes(group: str, name: str, configure: Confi
     settings = {str(key): plain(config, str(key)) for key in config if key not in ("out", "method")}
     check_arguments(settings_of(command), settings | {"out": "."} | ({} if command == "train" else {"method": "m"}))
     if command == "run" and config.methods:
-        named = set(config.methods) | {"plain"}
+        named = {*config.methods, *config.contenders, "plain"}
         assert {*config.labels, *config.rules, *config.setups, *(config.ladder or ())} <= named
-        shown = set(config.ladder or config.methods) - {"plain"}
-        assert not config.labels or set(config.labels) == shown, "every method that is shown has a label"
+        shown = {*(config.ladder or config.methods), *config.contenders} - {"plain"}
+        assert not config.labels or set(config.labels) - {"plain"} == shown, "every method that is shown has a label"
     if name == "medusa_sampled":  # what a study changes; the command line wins
         assert config.sampling.temperature == 1 and config.drafter.name == "bundled/medusa"
         assert configure("run", f"experiment=[{name},quick]", "dataset.count=7").dataset.count == 7
