@@ -18,7 +18,7 @@ _NOT_FLAT = {
 _VERDICT = ("divergences", "unexplained", "largest_margin", "tie_bound")
 _MANY = re.compile(r"requests/.*_(interval|over_time)\b|by_category/.*/acceptance_by_position/")
 """Intervals and series of requests, and positions by category, which would be most of a tracker's names."""
-_FACTS = ("dtype", "device", "prompts", "prompts_hash", "exactness", "overrides", "versions")
+_FACTS = ("dtype", "device", "prompts", "prompts_hash", "exactness", "overrides", "versions", "drafter_cache")
 
 
 def flat_config(manifest: Mapping[str, Any]) -> dict[str, Any]:

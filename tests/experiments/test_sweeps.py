@@ -133,6 +133,26 @@ def test_the_sweep_over_batch_sizes_is_one_command(
 
 
 @pytest.mark.full
+def test_the_sweep_over_contexts_is_one_command(
+    saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A length that does not fit costs its own job alone."""
+    given = [
+        *kept(tiny, "dataset.prompt_tokens"),
+        "experiment=context",
+        f"drafter.name={saved / 'drafter'}",
+        "dataset.tokens=16,48,999",
+    ]
+    given += ["dataset.longest=999", "engine.max_length=128", "dataset.count=2", "warmup_prompts=0"]
+    assert launched(*given, f"hydra.sweep.dir={tmp_path / 'sweep'}", monkeypatch=monkeypatch) == 1
+    short, long = json.loads((tmp_path / "sweep" / "context.json").read_text())["contexts"]
+    assert (short["context"], long["context"], long["finished"]) == (16, 48, 2)
+    assert long["drafter_bytes"] > short["drafter_bytes"] > 0 and long["draft"] > 0 and long["change"] is not None
+    assert "NO RESULT of job 2" in (tmp_path / "sweep" / "context.md").read_text()
+    assert "all lengths go on from the same places" in capsys.readouterr().out
+
+
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
