@@ -115,11 +115,11 @@ def unlike(pair: Pair) -> list[str]:
         found.append("their temperature is not said")
     elif theirs.temperature != row.method.temperature:
         found.append(f"temperature {theirs.temperature:g}, ours {row.method.temperature:g}")
-    categories = sorted({record.category for record in pair.records})
+    categories = ", ".join(sorted({record.category for record in pair.records}))
     if theirs.category is None:
         found.append("their prompts are not said")
-    elif categories != [theirs.category] and not dataset_name(row.run).startswith(f"{theirs.category},"):
-        found.append(f"prompts: {theirs.category}, ours {', '.join(filter(None, categories)) or 'without a category'}")
+    elif categories != theirs.category and not dataset_name(row.run).startswith(f"{theirs.category},"):
+        found.append(f"prompts: {theirs.category or 'without a category'}; ours: {categories or 'without a category'}")
     if theirs.rounds is None:
         found.append("they give no interval")
     return found

@@ -38,7 +38,7 @@ class Published:
         drafted: Drafted tokens per round; None if the file does not say.
         length: Emitted tokens per round.
         rounds: Rounds that it is the mean of; None if the file does not say.
-        temperature, category: Of the requests; None if the file does not say.
+        temperature, category: Of the requests, several categories with commas; None if the file does not say.
         every_round: Rounds without a draft count, too.
     """
 
@@ -53,8 +53,8 @@ class Published:
 
 
 def drafted_of(records: Iterable[Record]) -> int:
-    """Return the depth that most rounds of some records have drafted."""
-    depths = Counter(depth for record in records for depth in record.proposed_depth)
+    """Return the depth of most drafts of some records; 0 if there is none."""
+    depths = Counter(depth for record in records for depth in record.proposed_depth if depth)
     return max(depths, key=lambda depth: (depths[depth], depth), default=0)
 
 
@@ -91,22 +91,22 @@ def _drafts(records: Iterable[Record]) -> list[tuple[int, int]]:
 
 
 def _responses(records: Sequence[Record], target: str) -> list[dict[str, Any]]:
-    return [_response(record, target) for record in records]
+    return [_response(record, target, drafted_of(records)) for record in records]
 
 
-def _response(record: Record, target: str) -> dict[str, Any]:
-    """A response of vLLM's server. A tree counts as its depth."""
+def _response(record: Record, target: str, drafted: int) -> dict[str, Any]:
+    """A response of vLLM's server that drafts so many tokens. A tree counts as its depth."""
     drafts = _drafts([record])
     depths, accepted = [depth for depth, _ in drafts], [taken for _, taken in drafts]
-    histogram, deepest = Counter(accepted), drafted_of([record])
+    histogram = Counter(accepted)
     figures = {
         "mean_acceptance_length": 1 + sum(accepted) / len(drafts) if drafts else 1.0,
         "draft_acceptance_rate": sum(accepted) / sum(depths) if drafts else 0.0,
-        "acceptance_histogram": [histogram[n] for n in range(max(deepest, *accepted, 0) + 1)],
+        "acceptance_histogram": [histogram[n] for n in range(max([drafted, *accepted]) + 1)],
         "num_spec_steps": len(drafts),
         "num_accepted_draft_tokens": sum(accepted),
         "num_draft_tokens": sum(depths),
-        "num_spec_tokens": deepest,
+        "num_spec_tokens": drafted,
         "per_step_accepted": accepted,
         "per_step_drafted": depths,
     }
@@ -226,8 +226,9 @@ def _number(found: re.Match[str] | None) -> float | None:
 
 
 def _of_lines(file: str, text: str) -> list[Published]:
-    """One figure for every model, category and number of drafted tokens."""
-    sums: dict[tuple[str, int | None, str | None], list[int]] = defaultdict(lambda: [0, 0])  # accepted, rounds
+    """One figure for every model and number of drafted tokens."""
+    sums: dict[tuple[str, int | None], list[int]] = defaultdict(lambda: [0, 0])  # accepted, rounds
+    categories: dict[str, set[str]] = defaultdict(set)
     for number, line in enumerate(filter(str.strip, text.splitlines()), 1):
         try:
             row = json.loads(line)
@@ -237,12 +238,13 @@ def _of_lines(file: str, text: str) -> list[Published]:
             row = row.get("data", row)
             told = (row.get("metrics") or {}).get("speculative_decoding")
             if told:
-                key = row.get("model", Path(file).stem), told.get("num_spec_tokens"), None
+                key = row.get("model", Path(file).stem), told.get("num_spec_tokens")
                 sums[key][0] += told["num_accepted_draft_tokens"]
                 sums[key][1] += told["num_spec_steps"]
             for choice in row.get("choices") or ():
                 lengths = choice.get("accept_lengths") or ()
-                key = row.get("model_id", Path(file).stem), None, row.get("category")
+                key = row.get("model_id", Path(file).stem), None
+                categories[key[0]].add(str(row.get("category") or ""))
                 sums[key][0] += sum(lengths) - len(lengths)
                 sums[key][1] += len(lengths)
         except (AttributeError, KeyError, TypeError) as error:
@@ -255,9 +257,9 @@ def _of_lines(file: str, text: str) -> list[Published]:
             1 + accepted / rounds,
             rounds,
             temperature=_number(re.search(r"-temp(?:erature)?-([\d.]+)", model)),
-            category=category,
+            category=", ".join(sorted(categories[model])) if drafted is None else None,
             every_round=drafted is None,
         )
-        for (model, drafted, category), (accepted, rounds) in sums.items()
+        for (model, drafted), (accepted, rounds) in sums.items()
         if rounds
     ]

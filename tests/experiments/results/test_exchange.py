@@ -94,7 +94,7 @@ def test_what_is_not_alike_is_said(tmp_path: Path) -> None:
     records = [record for record in records_of(run.folder) if record.method == "model"]
     theirs = Published("file", "qwen3.8-27b, thinking_on", 2, 2.52, temperature=1.0, category="coding")
     assert unlike(Pair(theirs, row, records)) == [
-        "model (ours: bundled/target)", "temperature 1, ours 0", "prompts: coding, ours without a category",
+        "model (ours: bundled/target)", "temperature 1, ours 0", "prompts: coding; ours: without a category",
         "they give no interval",
     ]  # fmt: skip
     same = Published("file", "target, mode", 2, 2.1, rounds=9, temperature=0.0, category="")
