@@ -107,6 +107,8 @@ def test_every_study_composes_and_has_its_place() -> None:
         assert placed(text, name, "another") == placed(page, name, "another"), "what stood there is gone"
         with pytest.raises(ValueError, match="no marks <!-- other:begin"):
             placed(page, "other", "text")
+    with pytest.raises(ValueError, match="no page has the marks <!-- other:begin"):
+        pages_of("other")
 
 
 def test_a_finished_study_is_not_run_again_and_a_failing_one_is_one_sentence(tmp_path: Path) -> None:
