@@ -116,8 +116,7 @@ def report_contexts(runs: Sequence[Run], folder: Path, missing: Sequence[str] = 
 
 def table(found: Sequence[Figures], *, notes: Sequence[str] = ()) -> Table:
     """A row per method and length."""
-    deepest = max(len(row.acceptance) for row in found)
-    shown = [place for place in (1, 2, 4, 8, 16) if place < deepest] + [deepest]
+    shown = _shown(found)
     return Table.of(
         found,
         [
@@ -136,6 +135,12 @@ def table(found: Sequence[Figures], *, notes: Sequence[str] = ()) -> Table:
         notes=notes,
         section=lambda row: (row.method, row.temperature),
     )  # fmt: skip
+
+
+def _shown(found: Sequence[Figures]) -> list[int]:
+    """The positions of drafts that are named: the first ones, powers of two, and the deepest."""
+    deepest = max(len(row.acceptance) for row in found)
+    return [place for place in (1, 2, 4, 8, 16) if place < deepest] + [deepest]
 
 
 def _name(row: Figures, found: Sequence[Figures]) -> str:
@@ -225,5 +230,6 @@ def _acceptance(axes: "Axes", own: Sequence[Figures], label: str) -> None:
         color = colormaps["viridis"](0.85 * place / max(1, deepest - 1))
         known = [(row.context, row.acceptance[place]) for row in own if place < len(row.acceptance)]
         axes.plot(*zip(*known, strict=True), color=color, marker=".")
-        style.note(axes, f"{place + 1}", known[-1], color=color)
+        if place + 1 in _shown(own):
+            style.note(axes, f"{place + 1}", known[-1], color=color)
     axes.set(title=f"accepted at position 1 to {deepest},\n{label}", ylim=(0, 1))
