@@ -7,7 +7,7 @@ import pandas
 from rich.console import Console
 
 from experiments.reporting import terminal
-from experiments.reporting.cells import number, signed
+from experiments.reporting.cells import number, of_few, signed
 from experiments.reporting.formats import document, write_texts
 from experiments.reporting.table import Table, left
 from experiments.results.comparison import Row, settings_of
@@ -32,6 +32,7 @@ def report_acceptance(rows: Sequence[Row], out: Path, console: Console, *, setti
             "tokens per round, on the prompts that both have finished",
             f"brackets: {summary.confidence:.0%} intervals, prompts drawn in pairs",
             f"prompts needed: for ±{summary.width:g}",
+            *of_few(each.found.prompts for each in found),
             *_seeds(rows),
         ]
         about = f"Differences by {name}"

@@ -15,6 +15,7 @@ from experiments.reporting.cells import (
     length,
     method_name,
     number,
+    of_few,
     percent,
     rules_of,
     signed,
@@ -211,7 +212,7 @@ def category_table(summary: Summary) -> Table | None:
             ("tokens/s", lambda row: number(row[2].tokens_per_second, 1)),
         ],
         title="By category",
-        notes=noise_notes(summary),
+        notes=[*of_few(row[2].prompts for row in rows), *noise_notes(summary)],
         section=lambda row: row[0],
     )
 

@@ -12,7 +12,7 @@ import pandas
 from rich.console import Console
 
 from experiments.reporting import style, terminal
-from experiments.reporting.cells import EMPTY, number, times, with_interval
+from experiments.reporting.cells import EMPTY, number, of_few, times, with_interval
 from experiments.reporting.formats import document, write_texts
 from experiments.reporting.run_plots import FIGURES
 from experiments.reporting.table import Cell, Column, Emphasis, Table, left
@@ -60,6 +60,7 @@ def two_way_table(grid: Grid, confidence: float, *, notes: Sequence[str] = ()) -
         [
             "mean acceptance length, then speedup",
             f"intervals at {confidence:.0%}",
+            *of_few(found.prompts for found in grid.cells.values() if "prompts" in found),
             *([BOLD] if grid.best is not None else []),
             *notes,
         ],
