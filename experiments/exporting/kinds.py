@@ -31,7 +31,6 @@ class Source:
     Attributes:
         name: A folder, a name on the hub, or ``bundled/…``.
         hidden_layers: The target's hidden states that it reads, numbered as in ``Drafter.hidden_layers``.
-        mask_token_id: The mask token.
         embeddings: See ``load_eagle``.
         adapter: A LoRA of a small model, which is merged into its weights.
         dtype: What to cast the weights to; None keeps the files' own.
@@ -56,7 +55,6 @@ class Found:
 
     Attributes:
         kind: One of ``KINDS``.
-        module: Its weights.
         notes: What its files say of its training: target, head, seeds, …
         tokenizer: That of a small LM, if it has one.
     """
@@ -72,7 +70,6 @@ class Kind:
     """A kind of drafter.
 
     Attributes:
-        title: In words.
         formats: What it is written in: as its authors write it, for vLLM in speculators' layout, for SGLang.
         read: Loads its module, in a dtype, for a target.
         write: Writes its module to a folder in a format, for a target that serves it.
@@ -311,7 +308,6 @@ def read(source: Source, kind: str, target: PreTrainedConfig | None = None) -> F
     """A drafter, on the CPU.
 
     Args:
-        source: Where it is.
         kind: What it is, as ``kind_of`` says; it takes DSpark heads for DFlash heads, which is all the same here.
         target: The configuration of its target, whose layers an MTP module's is like; None for the one that is stored
             with the module.

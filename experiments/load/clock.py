@@ -58,10 +58,8 @@ class Both(Clock):
     """Plays a load on the engine, records its traces, plays it in virtual time too, and says how far they are apart.
 
     Args:
-        costs: See ``Clock``.
         shape: The tree that is drafted, in virtual time: what ``TreeShape.of`` takes. None for chains.
         seeds: Times that virtual time is played, with other draws of what is accepted. All make one result.
-        workers: See ``Clock``.
 
     Raises:
         ValueError: Costs are missing, or a number is no count.
@@ -83,12 +81,7 @@ class Virtual(Both):
     """Plays a load in virtual time: no model runs.
 
     Args:
-        costs: See ``Clock``.
-        traces: See ``Clock``.
-        shape: See ``Both``.
         seeds: Times that it is played, with other arrivals, lengths and acceptances. All make one result.
-        mixed: See ``Clock``.
-        workers: See ``Clock``.
 
     Raises:
         ValueError: Costs or traces are missing, or a number is no count.

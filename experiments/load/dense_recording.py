@@ -82,7 +82,6 @@ class _Notes:
 
     Args:
         outputs: The output of every request, by its stream.
-        drafter: What is asked.
         builder: Notes what its scorer would draft; None for its own trees.
     """
 

@@ -118,7 +118,6 @@ class Driver:
         wait: Waits for news of a server, at most so many seconds. What comes from a server is chunks, not rounds, and
             it has a request when the request has left this process. None for an engine, whose ``step`` takes its time.
         clock: What the time is read from.
-        sleep: Waits for so many seconds.
     """
 
     def __init__(

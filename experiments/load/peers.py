@@ -28,11 +28,6 @@ class Lent:
     """What a process with engines tells the one with the queue, once.
 
     Attributes:
-        name: The target's.
-        tokenizer: The target's.
-        device: The name of its device.
-        dtype: The name of its dtype.
-        engines: The sizes of every engine.
         methods: Each method, and whether it drafts, its exactness, and the number of its engine.
     """
 

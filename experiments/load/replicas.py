@@ -104,7 +104,6 @@ class Replicas:
     The random stream of a request is its number in this queue, so its output does not depend on who decodes it.
 
     Args:
-        margin: See ``Router``.
         pause: Waits a moment until a replica has something to say; does nothing where their turns run in ``step``.
     """
 

@@ -64,7 +64,6 @@ class VirtualEngine:
     """An engine as a value: everything that decides what it does and how long that takes.
 
     Attributes:
-        costs: Seconds of its work.
         prefill_chunk: Tokens of a prompt per turn, at most.
         scheduler: Plans its turns; None for first come, first served.
         traces: What is accepted; None for plain decoding.

@@ -23,7 +23,6 @@ def find_divergence(
 
     Args:
         engine: The method's, which has nothing to do at the moment.
-        exactness: What the method's rule promises.
 
     Returns:
         Fields of ``Record``. ``margin``: how far the lower of the two tokens is below the largest logit there, in nats;

@@ -86,7 +86,6 @@ class Forced:
 
     Args:
         drafter: Any that asks for nothing of the target's model. It may have a model of its own.
-        target: Stands in for the target.
         longest: The length of the longest text.
 
     Raises:

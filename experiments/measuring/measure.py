@@ -30,7 +30,6 @@ class Contender:
     """A method as it is measured.
 
     Attributes:
-        method: Its name in all results.
         speculate: False for plain decoding, on the same engine.
         accountant: Works out what its calls had to do; None for nothing of the kind.
         reference: The method whose greedy outputs these have to equal: plain decoding of the same target. None where
@@ -76,7 +75,6 @@ def measure(
     Args:
         contenders: The baseline first. Those with fewer slots than others decode the same prompts in turns.
         warmup: Prompts that every contender decodes first, without a record; an exception there is not caught.
-        write: Takes the records.
         finished: Numbers of batches that an earlier call has measured, and that this one passes over.
         template: Further arguments of the chat template.
         trace: Takes the rounds of all methods that draft.
@@ -146,10 +144,8 @@ class _Answer:
     """The outcome of one turn.
 
     Attributes:
-        job: The engine's input.
         done: The engine's result; None if the call raised or was not made.
         error: Why it counts for nothing.
-        traceback: Where an exception came from.
         row: Its place in the call. The other attributes are of the whole call.
     """
 

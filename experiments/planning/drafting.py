@@ -30,7 +30,6 @@ class Planned:
     """A drafter as far as a plan needs it.
 
     Attributes:
-        title: What it is, in words.
         model: What runs when it drafts; None for a look-up, whose time is not counted.
         weights: Bytes of weights that nobody else has; None for all of the model's.
         helpers: Further drafters, whose memory counts, and whose time is not counted.
@@ -73,7 +72,6 @@ def plan_drafter(
 
     Args:
         options: The section ``drafter`` of the configuration.
-        target: The target's shape.
         formats: The target's. A head computes in the same type, and may use its output layer; it is not quantized.
         target_name: Name of the target, whose files may hold an MTP module.
 

@@ -34,7 +34,6 @@ def choose_formats(config: Mapping[str, Any], *, dtype: str, quantization: str |
     Quantized weights are expanded before they are multiplied, so that products compute in the model's own type.
 
     Args:
-        config: The content of the target's ``config.json``.
         dtype: As ``target.dtype``: a type, or ``auto`` for the one that the configuration names.
         quantization: As ``target.quantization``; None for weights as they are stored.
         kv_cache: As ``engine.kv_cache``.
@@ -67,7 +66,6 @@ def inflated(config: Mapping[str, Any], inflate: str | Mapping[str, int] | None)
     """Return the configuration of a target that is inflated; as it is if it is not.
 
     Args:
-        config: The content of its ``config.json``.
         inflate: As ``target.inflate``.
 
     Raises:

@@ -72,8 +72,6 @@ def device_of(costs: CalibratedRounds, devices: Mapping[str, Device], *, memory:
     """Return the device that costs were measured on: its row of the table, or what the file says of it.
 
     Args:
-        costs: The content of the file.
-        devices: The table.
         memory: Bytes of memory, where the file does not say.
     """
     name, peaks = costs.conditions.device, costs.peaks

@@ -20,9 +20,7 @@ class RunMemory:
         weights_of: What tells the targets of methods apart, by name; empty where all have the same weights.
         own_rows: Slots of those methods' engines that have a number of their own.
         padded: Methods whose engines may have a slot more, for rows that belong to no request.
-        rows: Slots of an engine.
         free: Bytes that the device has left.
-        place: The device, in words.
         copies: Bytes of copies of the weights that this device multiplies faster. They are left out where memory is
             short, so that they are not needed.
         unknown: Methods of whose drafter nothing is known, so that it is not counted.

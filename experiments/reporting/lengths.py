@@ -27,7 +27,6 @@ def report_lengths(
 
     Args:
         runs: One whose labels are "column: row", or a sweep's, of which each is a column.
-        rows: Heading of the rows' names.
         columns: Parts of the names of a sweep's columns, by the overrides that make them, as Hydra writes them.
 
     Raises:

@@ -33,7 +33,6 @@ class LoadReport:
     """How runs are reported.
 
     Attributes:
-        notes: Sentences below the first table.
         spare: The share of slots and time that should be unused; None where nothing was asked.
         timelines: Whether every run gets its timeline.
     """

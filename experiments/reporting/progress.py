@@ -173,7 +173,6 @@ class TrainingProgress(Progress):
     """Shows how far a training is, in a ``with`` block, and a line for every measurement.
 
     Attributes:
-        last: The newest figures, by name.
         best: The best step so far with its figures; None before any measurement.
     """
 

@@ -33,17 +33,12 @@ class Record:
     Attributes:
         prompt, category: Id and category of the prompt.
         turn, sample: Numbers, from 0: a conversation has a record for each turn.
-        method: Name of the method.
         exactness: What its verifier promises (``Exactness``), or "exact (declared)"; None for plain decoding.
-        temperature: The request's temperature.
         batch: Number of the batch that it ran in, equal for all methods; one turn of it is the unit that was timed.
             -1 for a prompt that did not run.
-        prompt_tokens: Length of the prompt.
-        token_ids, text: The output.
         finish_reason: ``"stop"``, ``"length"`` or ``"error"``.
         error, traceback: With ``"error"``: what happened, and where. The record is a failure: its figures count not.
         seconds: Wall time of the batch, from prompts to outputs; None if it failed as a whole.
-        stage_seconds: Time of each stage.
         load: How busy the machine was meanwhile, in cores: ``own`` (this process), ``others`` (all others; of a short
             time it may be below 0), and how many ``cores`` there are. Empty where that is not known.
         joules: Energy; None where no counter tells (``experiments.measuring.meters``).

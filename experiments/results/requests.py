@@ -35,8 +35,6 @@ def request_figures(outputs: Outputs, terms: Terms, bootstrap: Bootstrap) -> Fig
 
     Args:
         outputs: The method's. One that failed counts as arrived, and in no latency.
-        terms: Limits and price.
-        bootstrap: Settings of the intervals.
 
     Returns:
         ``LATENCIES`` (see ``spread``; ``chunk_gap`` over deliveries, ``token_gap`` over tokens), ``requests`` that
@@ -116,8 +114,6 @@ def goodput(requests: Frame, limits: Limits | None, *, arrived: int, seconds: fl
     Args:
         requests: Those whose timestamps are known. One without an end keeps no limit; one of a single token has no
             TPOT, and keeps that limit.
-        limits: What each has to keep.
-        arrived: How many arrived in all.
         seconds: How long all of them took together.
     """
     kept = requests.ttft.notna() & requests.e2e.notna()
@@ -177,7 +173,6 @@ def spread(values: Frame, bootstrap: Bootstrap) -> Figures | None:
 
     Args:
         values: A row per value: the prompt, and the value.
-        bootstrap: Settings of the intervals.
 
     Returns:
         ``count``, ``mean``, ``p50`` to ``p99``, and their intervals (``p50_interval``).

@@ -23,8 +23,6 @@ def revision_of(
     Args:
         name: A folder, a name on the hub, or ``bundled/…``.
         revision: As given when it was loaded, as for all that follow.
-        subfolder: As there.
-        cache_dir: As there.
 
     Returns:
         ``"hub:"`` and the commit of the downloaded files; or ``"files:"`` and a digest of a folder's ``.json`` files

@@ -21,7 +21,6 @@ class Writer:
 
     Args:
         model: The name under which the model is served.
-        tokenizer: Spells single tokens.
         max_depth: The depth of the deepest drafts; 0 for plain decoding.
     """
 

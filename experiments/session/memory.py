@@ -119,7 +119,6 @@ class _Here:
     """A target as it will be on this machine.
 
     Attributes:
-        formats: Bytes of its numbers.
         half: Whether float32 weights are numbers that 16 bits hold, which are then copied in 16 bits.
     """
 

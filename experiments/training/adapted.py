@@ -29,13 +29,7 @@ def adapted(
     """Returns a target with a LoRA in its weights that was trained on texts just now; the same one every time.
 
     Args:
-        name: The target.
         rank: The rank of the LoRA's matrices; 0 leaves the target as it is.
-        files: The texts: paths or patterns.
-        steps: Steps of AdamW.
-        batch_size: Rows per step.
-        length: Tokens per row.
-        lr: The learning rate.
         seed: Seed of the weights and of the rows' order.
         **options: Of ``Target.from_pretrained``.
 

@@ -21,8 +21,6 @@ def make_blank(folder: Path, vocab_size: int, max_length: int) -> None:
 
     Args:
         folder: Takes the model and the tokenizer, a byte-level BPE.
-        vocab_size: Its tokens.
-        max_length: Its positions.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

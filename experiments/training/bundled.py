@@ -51,7 +51,6 @@ def install(name: str, training: Path, out: Path) -> None:
     Args:
         name: The name that it gets; see ``target_for``.
         training: The folder of a training (``experiments.train``).
-        out: The folder of bundled models.
 
     Raises:
         ValueError: The folder holds no such training, or a head that does not work, or the files are too large.
@@ -91,9 +90,7 @@ def card(name: str, facts: Mapping[str, Any], manifest: Mapping[str, Any]) -> st
     """The card of a bundled model, in Markdown.
 
     Args:
-        name: Its name.
         facts: ``training.json`` beside its weights.
-        manifest: What made the training.
     """
     config, versions = manifest["config"], manifest["versions"]
     given = " ".join(text for text in manifest["overrides"] if not text.startswith(_OWN))

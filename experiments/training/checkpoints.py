@@ -15,7 +15,6 @@ class Checkpoints:
     """The checkpoints of one training.
 
     Args:
-        folder: Where they are.
         keep: How many of the newest are kept.
     """
 
@@ -44,12 +43,7 @@ class Checkpoints:
 
 
 def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Write a folder that appears under its name when it is complete, and takes the place of an older one.
-
-    Args:
-        folder: The folder.
-        write: Writes into an empty folder.
-    """
+    """Write a folder that appears under its name when it is complete, and takes the place of an older one."""
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     old = folder.with_name(f".{folder.name}.old")
     for left in (unfinished, old):

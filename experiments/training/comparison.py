@@ -18,7 +18,6 @@ class Places:
     """The findings at every place of the drafts, for the figures. Places that are not valid hold anything.
 
     Attributes:
-        anchors: Where the drafts begin.
         acceptance: α = Σ min(p, q) over the target's whole vocabulary.
         agrees: Whether q's most probable token is p's.
         covered: Whether the head has a column for p's most probable token.
@@ -36,9 +35,6 @@ class Comparison(nn.Module):
     """A head with its loss: from a batch to one number, and what was found on the way.
 
     Args:
-        head: What is trained.
-        loss: The loss at one place.
-        weights: How much each depth counts.
         chunk: How many anchors are compared at a time. With more anchors than that, their logits are computed a second
             time for the gradient, and memory holds those of one piece.
     """
@@ -57,9 +53,6 @@ class Comparison(nn.Module):
         step: of every process, and of every part of the batch.
 
         Args:
-            batch: The rows.
-            states: The target's.
-            anchors: The head's.
             totals: The number of counted places at every depth in the whole step. This batch's sums are divided by it.
             progress: How much of the training is over.
         """

@@ -21,12 +21,7 @@ _GRID = torch.logspace(-1, 1, 81, base=4, dtype=torch.float64)
 
 
 class Tally:
-    """Adds up places, over batches and over processes.
-
-    Args:
-        depths: The depth of drafts.
-        device: Where the sums are.
-    """
+    """Adds up places, over batches and over processes."""
 
     def __init__(self, depths: int, device: torch.device):
         self.depths = depths
@@ -41,7 +36,6 @@ class Tally:
         """Add the places of a batch.
 
         Args:
-            places: They.
             batch: The batch, for heads that predict one depth only.
             autoregressive: Whether deeper drafts are those of later anchors (``TrainedHead.autoregressive``).
         """

@@ -14,17 +14,12 @@ class FitConfig:
     """How long and how fast to train.
 
     Attributes:
-        steps: Optimizer steps.
         batch_size: Rows per step, over all processes.
-        length: Tokens per row.
-        lr: Peak learning rate of AdamW.
         muon_lr: Peak learning rate of Muon (Jordan et al. 2024) for the matrices between embeddings and output layers;
             None leaves them to AdamW.
-        warmup: Steps of linear warm-up.
         decay: ``"linear"`` or ``"cosine"``, down to zero after the warm-up; ``"late"`` stays at the peak
             until the last quarter of the steps and then falls linearly (Hu et al. 2024, arXiv 2404.06395), so that the
             number of steps can be chosen late, too; ``"none"`` stays at the peak.
-        save_every: Steps between checkpoints.
         micro_batch: Rows that a process runs at a time; None for all of its own. It changes memory, not the result.
         weight_decay: AdamW's and Muon's.
         clip: Gradients are scaled down to this norm; 0 for never.
@@ -80,7 +75,6 @@ def optimizers_of(module: nn.Module, config: FitConfig, vocabularies: Iterable[i
     """Muon for matrices, if it is wanted and there are any, and last AdamW for everything else.
 
     Args:
-        module: The module that is trained.
         config: The learning rates, and the decay of weights.
         vocabularies: Widths that mark embeddings and output layers, which are no matrices for Muon.
     """

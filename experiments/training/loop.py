@@ -49,8 +49,6 @@ class Plan:
 
     Attributes:
         folder: Takes the log, the checkpoints and the weights.
-        seed: Seed of everything random.
-        evaluate_every: Steps between measurements.
         held_out: Rows that are only measured with.
         held_out_rows: How many of them are measured.
         serve: Returns the figures of the head in the engine; None for no such trial.
@@ -70,13 +68,7 @@ class Training:
     """A head that is being trained.
 
     Args:
-        comparison: The head with its loss.
         target: What the head drafts for; it may keep its states of the rows.
-        rows: The training text.
-        config: How long and how fast.
-        plan: What else happens.
-        accelerator: Device, precision and processes.
-        watcher: Shows how it goes.
         vocab_size: The width of the target's logits.
         sharded: Whether every process keeps a part of the head (FSDP).
     """

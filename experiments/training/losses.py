@@ -142,12 +142,7 @@ class HybridLK(Loss):
 
 
 class Scheduled(Loss):
-    """One loss at the beginning, another at the end, and between them a mixture that moves linearly.
-
-    Args:
-        first: At the beginning.
-        last: At the end.
-    """
+    """One loss at the beginning, another at the end, and between them a mixture that moves linearly."""
 
     def __init__(self, first: Loss, last: Loss):
         self.first, self.last = first, last
@@ -159,10 +154,6 @@ class Scheduled(Loss):
 
 class WeightedSum(Loss):
     """A sum of losses.
-
-    Args:
-        terms: The losses.
-        weights: A factor for each.
 
     Raises:
         ValueError: There are not as many factors as losses.

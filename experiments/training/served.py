@@ -29,7 +29,6 @@ class ServedConfig:
             first speaks, and is left out if it is longer.
         max_new_tokens: Tokens that are decoded for each.
         temperatures: At which it is tried. The best checkpoint has the highest mean over them.
-        batch_size: Prompts at a time.
     """
 
     prompts: int = 8

@@ -28,7 +28,6 @@ class StoredTarget:
 
     Args:
         frozen: Computes what is missing.
-        rows: The training rows.
         folder: Where the states are kept; it is made if need be.
         main: Whether this process makes the files, and says how large they are. It must come first.
 

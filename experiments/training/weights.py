@@ -18,7 +18,6 @@ class Weights(ABC):
 
         Args:
             cross_entropy: −log q of the text's token.
-            valid: Which places count.
         """
 
 

@@ -18,7 +18,6 @@ class Document:
 
     Attributes:
         name: Where it comes from, such as a file's name and line.
-        tokens: The tokens.
         supervised: Which of them a head learns to predict.
     """
 
@@ -64,7 +63,6 @@ class Source(ABC):
         """Read the documents, with the target's tokenizer.
 
         Args:
-            target: What is trained for.
             unanswered: Whether conversations that end with a question are kept, for the target to answer.
 
         Raises:
@@ -76,7 +74,6 @@ def held_apart(documents: list[Document], share: float) -> Documents:
     """Documents with every so-manieth one held out: at least one, and the same ones every time.
 
     Args:
-        documents: All of them.
         share: How many are held out: 0.02 is every fiftieth one.
 
     Raises:

@@ -26,10 +26,7 @@ class Rows:
     all rows in a random order of its own, so that a resumed training needs no saved state.
 
     Args:
-        documents: The documents.
-        length: Tokens per row.
         batch_size: Rows per step, over all processes.
-        seed: Seed of the order.
 
     Attributes:
         left_out: Pieces without two adjacent supervised tokens, from which nothing is learned.

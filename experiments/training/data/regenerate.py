@@ -26,7 +26,6 @@ class RegenerateConfig:
         temperature: At which the target is sampled.
         greedy: Share of the documents that is decoded greedily instead.
         original: How many tokens of the data's own documents are trained on besides, per token of the new ones.
-        batch_size: Documents at a time.
     """
 
     file: str
@@ -90,7 +89,6 @@ def regenerate(
     Args:
         prompts: From ``prompts_of``.
         engine: The target's, with a drafter or without: the output has the target's distribution either way.
-        config: The settings.
         seed: Seed of the sampling. A document depends on it and on its number, not on what is decoded beside it.
         made_with: What else the responses depend on, such as the target's name, for the file's first line.
         told: Called with the number of finished documents, and of all.
