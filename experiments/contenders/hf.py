@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
+from transformers import AutoModel, GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
+from drafters.assistant import buildable
 from experiments.contenders.base import OtherEngine, seed_of
 from specdec.requests import SamplingParams
 from specdec.target.loading import load, load_tokenizer
@@ -24,10 +25,13 @@ class HfGenerate(OtherEngine):
     """Decodes with ``model.generate``, from the very weights that our engine uses.
 
     Args:
-        assistant: The small model that drafts, for assisted generation: a folder, a name on the hub, or ``bundled/…``.
+        assistant: The model that drafts, for assisted generation: a folder, a name on the hub, or ``bundled/…``. A
+            small model, an assistant of Gemma-4, or with ``options={speculation_type: dflash}`` a DFlash model.
         num_tokens: The number of tokens that are drafted per round: by the assistant (always the same number), or
-            without one by prompt lookup, where the prompt or output has a match. None decodes without drafts.
-        options: More arguments of ``generate``, such as ``{cache_implementation: static}``.
+            without one by prompt lookup, where the prompt or output has a match. None decodes without drafts. DFlash
+            and MTP draft as many as they were trained for.
+        options: More arguments of ``generate``, such as ``{use_mtp: true}``, ``{assistant_early_exit: 2}`` or
+            ``{cache_implementation: static}``.
 
     Raises:
         ValueError: The number is below 1, or the assistant cannot be loaded.
@@ -43,12 +47,16 @@ class HfGenerate(OtherEngine):
         options: dict[str, Any] | None = None,
     ):
         self.options, self._name, self._assistant = dict(options or {}), assistant, None
-        self._drafts = assistant is not None or num_tokens is not None
+        own = {"use_mtp", "assistant_early_exit"} & self.options.keys()
+        self._drafts = assistant is not None or num_tokens is not None or bool(own)
         if num_tokens is not None and num_tokens < 1:
             raise ValueError(f"num_tokens={num_tokens}: give at least 1")
         self.about = f"transformers {transformers.__version__}"
-        if assistant is not None:
-            self._assistant = load(assistant, dtype=dtype, device=device).model
+        if assistant is not None and self.options.get("speculation_type") == "dflash":
+            self.options["assistant_model"] = AutoModel.from_pretrained(assistant, dtype=dtype)
+        elif assistant is not None:
+            with buildable():
+                self._assistant = load(assistant, dtype=dtype, device=device).model
             config = self._assistant.generation_config
             assert config is not None, "every causal LM has one"
             config.num_assistant_tokens = 4 if num_tokens is None else num_tokens
@@ -66,6 +74,8 @@ class HfGenerate(OtherEngine):
                 "leave this contender out, or set engine.max_batch_size=1"
             )
         if self._assistant is None or self._name is None:
+            if self._name is not None:
+                self.options["assistant_model"].to(self.target.device)
             return
         if self._assistant.config.get_text_config(decoder=True).vocab_size != self.target.vocab_size:
             tokenizer = load_tokenizer(self._name)

@@ -1,4 +1,4 @@
-"""llama.cpp on a CPU, in a process of its own, at the target's precision: plain, or by prompt lookup."""
+"""llama.cpp on a CPU, in a process of its own, at the target's precision: plain, by prompt lookup, or with a model."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,24 +13,37 @@ _PRECISIONS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "int8": "
 
 
 class LlamaCpp(Peer):
-    """llama.cpp through llama-cpp-python, at batch 1; for a quantized target from the weights that it was made of.
+    """llama.cpp at batch 1; for a quantized target from the weights that it was made of.
 
-    Below a temperature of 1 its filters come before the temperature, so top-p and min-p keep other tokens than ours.
+    ``method=draft`` is its server with a small model that drafts (``draft-simple``), through xllamacpp; it says nothing
+    of its rounds. All others go through llama-cpp-python. There, below a temperature of 1, filters come before the
+    temperature, so top-p and min-p keep other tokens than ours.
 
     Args:
+        draft: The small model that drafts: a folder, a name on the hub, or ``bundled/…``.
+        probabilistic: It draws its drafts. Else it takes the most probable tokens.
         name: The target's, of which a quantized one is loaded again.
         **start: As in ``Peer``.
     """
 
     NAME, WORKER = "llama.cpp", "llama_cpp_worker"
-    VARIABLE, PACKAGES = "SPECDEC_LLAMACPP_PYTHON", "llama-cpp-python gguf safetensors"
-    NUM_TOKENS: ClassVar = {"plain": 0, "ngram": 8}
+    VARIABLE, PACKAGES = "SPECDEC_LLAMACPP_PYTHON", "llama-cpp-python xllamacpp gguf safetensors"
+    NUM_TOKENS: ClassVar = {"plain": 0, "ngram": 8, "draft": 4}
 
     def __init__(
-        self, *, name: str | None = None, inflate: str | Mapping[str, int] | None = None, **start: Unpack[Start]
+        self,
+        *,
+        name: str | None = None,
+        inflate: str | Mapping[str, int] | None = None,
+        draft: str = "bundled/drafter",
+        probabilistic: bool = False,
+        **start: Unpack[Start],
     ):
         super().__init__(**start)
         self._name, self._inflate = name, inflate
+        self._draft, self._probabilistic = draft, probabilistic
+        if self.method == "draft":
+            self.WORKER = "llama_server_worker"
 
     def prepared(self, folder: Path) -> dict[str, Any]:
         """Write the weights in float32, which the worker stores at the target's precision."""
@@ -47,4 +60,9 @@ class LlamaCpp(Peer):
                 raise ValueError(f"llama.cpp needs the weights that {self.target.name} was made of: give name=FOLDER")
             model = load(self._name, dtype="float32", device="cpu", inflate=self._inflate).model
         model.save_pretrained(folder, state_dict={name: each.float() for name, each in model.state_dict().items()})
-        return {"precision": _PRECISIONS[stored]}
+        given: dict[str, Any] = {"precision": _PRECISIONS[stored]}
+        if self.method == "draft":
+            small = load(self._draft, dtype="float32", device="cpu").model
+            small.save_pretrained(folder / "draft")
+            given |= {"draft": str(folder / "draft"), "probabilistic": self._probabilistic}
+        return given

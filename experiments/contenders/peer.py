@@ -53,7 +53,7 @@ class Peer(OtherEngine):
     """
 
     NAME: ClassVar[str]
-    WORKER: ClassVar[str]
+    WORKER: str
     VARIABLE: ClassVar[str]
     PACKAGES: ClassVar[str]
     NUM_TOKENS: ClassVar[Mapping[str, int]]
@@ -166,7 +166,7 @@ class Peer(OtherEngine):
             for tokens, rounds in told:
                 if len(tokens) != first.max_new_tokens and not (tokens and tokens[-1] in ends):
                     raise ValueError(f"{len(tokens)} tokens of {first.max_new_tokens}, and none that ends an output")
-                if min(rounds) < 1 or not sum(rounds[:-1]) < len(tokens) <= sum(rounds):
+                if rounds and (min(rounds) < 1 or not sum(rounds[:-1]) < len(tokens) <= sum(rounds)):
                     raise ValueError(f"{len(tokens)} tokens in rounds of {rounds}")
                 if min(tokens) < 0 or max(tokens) >= self.target.vocab_size:
                     raise ValueError(f"tokens that the vocabulary of {self.target.vocab_size} has not")

@@ -30,6 +30,7 @@ class VllmCpu(Peer):
         draft: The small model or the head that drafts: a folder, a name on the hub, or ``bundled/…``; None for the
             bundled one. A head is written in the layout that vLLM reads, and widened for an inflated target.
         enforce_eager: Leave compilation out.
+        patched: Replace the kernel in vLLM 0.32 that makes sampled outputs wrong behind drafts.
         options: More of vLLM's ``speculative_config``, such as ``{prompt_lookup_max: 3}``.
         **start: As in ``Peer``.
     """
@@ -43,13 +44,15 @@ class VllmCpu(Peer):
         *,
         draft: str | None = None,
         enforce_eager: bool = False,
+        patched: bool = False,
         options: Mapping[str, Any] | None = None,
         **start: Unpack[Start],
     ):
         super().__init__(**start)
         if draft is not None and self.method not in ("model", "eagle3"):
             raise ValueError(f"draft={draft!r}: method={self.method} drafts without a model: leave it out")
-        self._draft, self._eager, self._options = draft, enforce_eager, dict(options or {})
+        self._draft, self._options = draft, dict(options or {})
+        self._started: dict[str, Any] = {"enforce_eager": enforce_eager, "patched": patched}
 
     def environment(self, python: Path) -> dict[str, str]:
         """Ours, settings for one process that is not bound to other cores, and the OpenMP that vLLM wants on x86."""
@@ -84,9 +87,8 @@ class VllmCpu(Peer):
         speculative = _METHODS[self.method] | {"num_speculative_tokens": self.num_tokens} | model | self._options
         return {
             "dtype": str(self.target.dtype).removeprefix("torch."),
-            "enforce_eager": self._eager,
             "speculative": None if self.method == "plain" else speculative,
-        }
+        } | self._started
 
     def _head(self, folder: Path) -> Path:
         name = self._draft or "bundled/eagle3"

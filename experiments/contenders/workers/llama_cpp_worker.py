@@ -20,14 +20,8 @@ def load(given: dict[str, Any]) -> tuple[dict[str, Any], Callable[[dict[str, Any
     """Load a model as ``given`` says; return versions and threads, and what decodes a batch of one prompt."""
     import llama_cpp  # pyright: ignore[reportMissingImports]
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding  # pyright: ignore[reportMissingImports]
-    from safetensors.numpy import load_file
 
-    folder, threads = Path(given["model"]), given["threads"]
-    weights: dict[str, np.ndarray] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        weights |= load_file(file)
-    config = json.loads((folder / "config.json").read_text())
-    path = write_gguf(config, weights.__getitem__, folder / "model.gguf", given["precision"])
+    path, threads = converted(Path(given["model"]), given["precision"]), given["threads"]
     # Prompt lookup compares as many last tokens as ours does.
     draft = LlamaPromptLookupDecoding(4, given["num_tokens"]) if given["num_tokens"] else None
     kept = llama_cpp.GGML_TYPE_F32 if given["precision"] == "F32" else None
@@ -66,13 +60,32 @@ def load(given: dict[str, Any]) -> tuple[dict[str, Any], Callable[[dict[str, Any
     return {"versions": versions, "threads": llama.context_params.n_threads}, decode
 
 
-def write_gguf(config: Mapping[str, Any], weight: Callable[[str], np.ndarray], path: Path, precision: str) -> Path:
+def converted(folder: Path, precision: str, *, spelled: bool = False) -> Path:
+    """Write what ``write_gguf`` does of a model in transformers' layout, into its folder."""
+    from safetensors.numpy import load_file
+
+    weights: dict[str, np.ndarray] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        weights |= load_file(file)
+    config = json.loads((folder / "config.json").read_text())
+    return write_gguf(config, weights.__getitem__, folder / "model.gguf", precision, spelled=spelled)
+
+
+def write_gguf(
+    config: Mapping[str, Any],
+    weight: Callable[[str], np.ndarray],
+    path: Path,
+    precision: str,
+    *,
+    spelled: bool = False,
+) -> Path:
     """Write a Llama's weights, without a tokenizer, for llama.cpp.
 
     Args:
         config: The model's ``config.json``.
         weight: Returns the weight of a name in float32.
         precision: How the matrices are stored, by ggml's name: F32, F16, BF16, Q8_0, Q4_0.
+        spelled: Spell tokens as their numbers, without an end of text, for programs that want texts.
 
     Raises:
         ValueError: The model is no Llama, or one that is not written yet.
@@ -98,7 +111,9 @@ def write_gguf(config: Mapping[str, Any], weight: Callable[[str], np.ndarray], p
     writer.add_rope_dimension_count(width)
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("no_vocab")
+    writer.add_tokenizer_model("rwkv" if spelled else "no_vocab")
+    if spelled:
+        writer.add_token_list([f" {token}" for token in range(config["vocab_size"])])
     kind = gguf.GGMLQuantizationType[precision]
     names = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
     names |= {} if config["tie_word_embeddings"] else {"output": "lm_head"}

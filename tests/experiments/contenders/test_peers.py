@@ -45,7 +45,8 @@ def load(given):
             time.sleep(0.2)
         length = asked["max_new_tokens"]
         tokens = [known.get(tuple(each), [1] * length)[:length] for each in asked["prompts"]]
-        rows = [{"token_ids": each, "rounds": [1] * (len(each) - 3) + [4]} for each in tokens]
+        told = mood != "silent"
+        rows = [{"token_ids": each, "rounds": ([1] * (len(each) - 3) + [4]) * told} for each in tokens]
         if len(calls) > 1:
             if mood == "dies":
                 sys.exit("the roof is on fire")
@@ -137,6 +138,8 @@ def test_outputs_and_rounds_are_the_workers_and_requests_say_all_that_counts(tar
     }  # fmt: skip
     assert asked["prompts"] == PROMPTS[:2] and set(asked["ends"]) == {17, *target.eos_token_ids}
     assert len(set(asked["seeds"])) == 2
+    silent = bound(target, Played("silent"), expected).generate(PROMPTS, [sampling] * 3)
+    assert [(each.token_ids, each.steps) for each in silent] == [(each.token_ids, ()) for each in expected]
     pid, folder = made._process._process.pid, made.folder
     del made
     assert not psutil.pid_exists(pid) and not folder.exists()
