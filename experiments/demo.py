@@ -1,8 +1,4 @@
-"""Plain decoding, n-grams, a small model and Medusa on the bundled models: ``python -m experiments.demo``.
-
-First plain decoding and one method are shown side by side as live text. Then all methods are measured on several
-prompts, greedy and sampled, and a table and pictures say how they compare.
-"""
+"""Plain decoding, n-grams, a small model and Medusa on the bundled models: ``python -m experiments.demo``."""
 
 from experiments.config.launch import Command
 

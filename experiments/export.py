@@ -1,9 +1,4 @@
-"""A trained drafter for a serving engine: ``python -m experiments.export drafter.name=FOLDER format=… out=FOLDER``.
-
-``format=speculators`` is what vLLM serves, ``format=sglang`` what SGLang serves, and ``format=native`` is the layout of
-the drafter's authors. The kind of drafter is told by its files. What was written is read back and compared before it
-takes its place, and the command that serves it is printed.
-"""
+"""A trained drafter for a serving engine: ``python -m experiments.export drafter.name=FOLDER format=… out=FOLDER``."""
 
 from experiments.config.launch import Command
 

@@ -1,9 +1,4 @@
-"""Look-ups on texts whose answers are known: ``python -m experiments.replay_text texts=spec_bench.jsonl``.
-
-Drafters that need nothing of a target's model are given every prompt, and then its answer, round by round. What they
-draft is compared with the answer, and the answer is what is emitted (*teacher forcing*). So the mean acceptance length
-is that of a greedy target that would answer exactly so: any target whose answers are in a file, without its weights.
-"""
+"""Look-ups on texts whose answers are known: ``python -m experiments.replay_text texts=spec_bench.jsonl``."""
 
 from experiments.config.launch import Command
 

@@ -1,9 +1,4 @@
-"""Runs as one HTML file: ``python -m experiments.report outputs/run/… out=report.html``.
-
-The file needs no server and no network. It has the verdict on every method, figures that can be sorted and filtered by
-category, what made them, pictures, and every output token by token, with the draft trees of runs made with
-``trace=true``.
-"""
+"""Runs as one HTML file: ``python -m experiments.report outputs/run/… out=report.html``."""
 
 from functools import partial
 

@@ -1,8 +1,4 @@
-"""An endpoint for standard clients: ``python -m experiments.serve drafter=model engine.max_batch_size=8 port=8000``.
-
-It speaks OpenAI's protocol (completions and chats) over HTTP, for research: no keys, no encryption, one engine. A
-signal lets running requests end, and then stops it.
-"""
+"""An endpoint for standard clients: ``python -m experiments.serve drafter=model engine.max_batch_size=8 port=8000``."""
 
 from experiments.config.launch import Command
 

@@ -1,8 +1,4 @@
-"""One output on the terminal, token by token: ``python -m experiments.show outputs/run/… prompt=3``.
-
-Tokens are colored by where they came from: accepted from the draft, recovered, bonus. ``round=5`` draws that round's
-draft tree, with p and q, where the run was made with ``trace=true``. Without ``prompt`` the prompts are listed.
-"""
+"""One output on the terminal, token by token: ``python -m experiments.show outputs/run/… prompt=3``."""
 
 from functools import partial
 

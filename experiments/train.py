@@ -1,10 +1,4 @@
-"""Train a drafter for a target: ``python -m experiments.train head=medusa target.name=… data=chat data.file=…``.
-
-The same command trains a small model, Medusa heads, EAGLE-3, MTP modules and block drafters: ``head=`` chooses. From
-time to time the head drafts for held-out prompts in the engine, and the weights with the greatest mean acceptance
-length are kept. ``torchrun --nproc_per_node=N -m experiments.train …`` divides the rows among N processes, on as many
-GPUs if there are any, and ``resume=true out=FOLDER`` goes on with a training that was interrupted.
-"""
+"""Train a drafter for a target: ``python -m experiments.train head=medusa target.name=… data=chat data.file=…``."""
 
 from experiments.config.launch import Command
 
