@@ -67,7 +67,7 @@ def audit(config: DictConfig) -> Figures:
         )
     check_files(config)
     made = _Made.of(config)
-    horizon = config.horizon or max(2, config.drafted + 1)
+    horizon = config.horizon or max(2, config.undrafted + config.drafted + 1)
     # The last token of an output is not drafted by every engine.
     sampling = sampling if sampling.greedy else replace(sampling, max_new_tokens=horizon + 1)
     ends = frozenset() if sampling.ignore_eos else frozenset(made.target.eos_token_ids)
@@ -182,8 +182,10 @@ def _against_law(
             sampling,
             horizon=horizon,
             drafted=config.drafted,
+            undrafted=config.undrafted,
             ends=ends,
             names=names,
+            tolerance=config.tolerance,
             advance=say,
         )
         chosen, question = planned(

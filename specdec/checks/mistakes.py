@@ -26,6 +26,9 @@ Row = Float[np.ndarray, " vocab"]
 SMALLEST = 2e-3
 """Joint probability below which a token has no cell, and a prefix is not opened, of every token but the first."""
 
+EDGE = 2e-6
+"""Cumulative probability by which engines that compute in float32 may differ at the edge of a nucleus."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -35,6 +38,8 @@ class Place:
         p, q: The target's and the drafter's, after all processing.
         whole_p, whole_q: The same without top-p.
         raw_p, raw_q: The same at temperature 1.
+        edges: The target's, with slightly less and slightly more in the nucleus (top-p, min-p): where a token lies so
+            near its edge that rounding decides, they differ from p.
     """
 
     p: Row
@@ -43,6 +48,7 @@ class Place:
     whole_q: Row
     raw_p: Row
     raw_q: Row
+    edges: tuple[Row, Row]
 
     @classmethod
     def of(cls, target: Float[Tensor, " vocab"], drafter: Float[Tensor, " vocab"], sampling: SamplingParams) -> "Place":
@@ -56,7 +62,19 @@ class Place:
             return row / row.sum()
 
         ways = sampling, replace(sampling, top_p=1.0), replace(sampling, temperature=1.0)
-        return cls(*(law(logits, how) for how in ways for logits in (target, drafter)))
+        laws = [law(logits, how) for how in ways for logits in (target, drafter)]
+        if sampling.top_p == 1 and sampling.min_p == 0:
+            return cls(*laws, edges=(laws[0], laws[0]))
+        less, more = (
+            replace(sampling, top_p=min(sampling.top_p + by, 1.0), min_p=max(sampling.min_p * (1 - by), 0.0))
+            for by in (-EDGE, EDGE)
+        )
+        return cls(*laws, edges=(law(target, less), law(target, more)))
+
+    @property
+    def undrafted(self) -> "Place":
+        """The same where nothing is drafted, so that no mistake with q shows."""
+        return replace(self, q=self.p, whole_q=self.whole_p, raw_q=self.raw_p)
 
 
 @dataclass(frozen=True)
@@ -116,6 +134,11 @@ def _plain(law: Row) -> Parts:
 
 
 HONEST = "honest"
+EDGES: dict[str, Callable[[Place], Parts]] = {
+    "less": lambda at: _plain(at.edges[0]),
+    "more": lambda at: _plain(at.edges[1]),
+}
+"""Laws that rounding may make of the right one."""
 MISTAKES: dict[str, Callable[[Place], Parts]] = {
     "one_hot": _one_hot,
     "residual_from_p": lambda at: _round(at.p, at.q, residual=at.p),
@@ -172,16 +195,25 @@ Look = Callable[[Sequence[Path]], Sequence[Place]]
 
 
 def joint(
-    look: Look, *, horizon: int, drafted: int, ends: frozenset[int] = frozenset(), names: Sequence[str] = ()
+    look: Look,
+    *,
+    horizon: int,
+    drafted: int,
+    undrafted: int = 0,
+    ends: frozenset[int] = frozenset(),
+    names: Sequence[str] = (),
 ) -> tuple[Cells, dict[str, Float[np.ndarray, " cell"]]]:
     """Returns the cells of the next ``horizon`` tokens, and the laws of the right rule (``HONEST``) and of mistakes.
 
+    Beside them are the laws that rounding may make of the right one (``EDGES``).
+
     Args:
         drafted: Tokens of a round's chain.
+        undrafted: The first tokens, which come without drafts.
         ends: Tokens behind which nothing follows.
         names: The mistakes; by default all.
     """
-    rules = {HONEST: _honest} | {name: MISTAKES[name] for name in names or MISTAKES}
+    rules = {HONEST: _honest} | EDGES | {name: MISTAKES[name] for name in names or MISTAKES}
     opened: dict[Path, np.ndarray] = {}
     pieces: dict[str, list[float]] = {name: [] for name in rules}
     # By prefix and rule: the probability that the prefix comes out, by how many drafts of the round stayed so far.
@@ -190,7 +222,10 @@ def joint(
     for length in range(1, horizon + 1):
         below: dict[Path, dict[str, np.ndarray]] = {}
         for (prefix, weights), place in zip(level.items(), look(list(level)), strict=True):
-            after = {name: _advance(weights[name], rule(place)) for name, rule in rules.items()}
+            if length <= undrafted:
+                after = {name: _undrafted(weights[name], rule(place.undrafted)) for name, rule in rules.items()}
+            else:
+                after = {name: _advance(weights[name], rule(place)) for name, rule in rules.items()}
             likely = after[HONEST].sum(0)
             named = np.flatnonzero(likely >= SMALLEST * max(horizon - 1, 1))
             of = np.where(place.q > place.p, count + 1, count)
@@ -218,3 +253,8 @@ def _advance(weights: np.ndarray, parts: Parts) -> Float[np.ndarray, "state voca
     after[1:] = weights[:-1, None] * parts.stays
     after[0] = weights[:-1].sum() * parts.recovered + weights[-1] * parts.bonus
     return after
+
+
+def _undrafted(weights: np.ndarray, parts: Parts) -> Float[np.ndarray, "state vocab"]:
+    """The same where the token comes without drafts, and a round begins behind it."""
+    return np.outer(np.eye(1, len(weights))[0], weights.sum() * parts.bonus)

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from specdec.cache.base import cache_argument
 from specdec.checks.betting import Question
-from specdec.checks.mistakes import HONEST, Cells, Path, Place, joint
+from specdec.checks.mistakes import EDGES, HONEST, Cells, Path, Place, joint
 from specdec.requests import SamplingParams
 
 NEGLIGIBLE = 1e-6
@@ -50,11 +50,16 @@ def telling(
     *,
     horizon: int,
     drafted: int,
+    undrafted: int = 0,
     ends: frozenset[int],
     names: Sequence[str],
+    tolerance: float = 1e-5,
     advance: Callable[[str], None] = lambda say: None,
 ) -> list[Telling]:
-    """Returns the candidates with the laws of what follows them."""
+    """Returns the candidates (``prompts``) with the laws of what follows them.
+
+    Left out are those where rounding at the edge of top-p or min-p could move the law by more than ``tolerance``.
+    """
     found: list[Telling] = []
     for number, (name, ids) in enumerate(prompts):
         advance(f"laws after prompt {number + 1} of {len(prompts)}")
@@ -65,8 +70,15 @@ def telling(
             rows = [model.logits(paths) for model in models]
             return [Place.of(p, q, sampling) for p, q in zip(*rows, strict=True)]
 
-        cells, laws = joint(look, horizon=horizon, drafted=drafted, ends=ends, names=names)
-        found.append(Telling(name, ids, cells, laws))
+        cells, laws = joint(look, horizon=horizon, drafted=drafted, undrafted=undrafted, ends=ends, names=names)
+        made = Telling(name, ids, cells, laws)
+        if max(map(made.distance, EDGES)) < tolerance:
+            found.append(made)
+    if prompts and not found:
+        raise ValueError(
+            "after every prompt some token lies so near the edge of top-p or min-p that rounding decides whether it is "
+            "drawn: give another top_p, another min_p or more prompts"
+        )
     return found
 
 

@@ -9,7 +9,7 @@ import scipy.stats
 import torch
 
 from specdec.checks.betting import ESTIMATE, Question, Wealth, first_alarms, p_value, power
-from specdec.checks.mistakes import HONEST, MISTAKES, Cells, Place, joint
+from specdec.checks.mistakes import EDGES, HONEST, MISTAKES, Cells, Place, joint
 from specdec.checks.telling import KEPT, Telling, planned
 from specdec.requests import SamplingParams
 
@@ -30,7 +30,7 @@ def question(vocab: int = VOCAB, drafted: int = 1, horizon: int = 2) -> tuple[Ce
     cells, laws = joint(
         lambda paths: [at[path[-1] if path else vocab] for path in paths], horizon=horizon, drafted=drafted
     )
-    return cells, Question([laws.pop(HONEST)], {name: [law] for name, law in laws.items()}, level=LEVEL, block=32)
+    return cells, Question([laws[HONEST]], {name: [laws[name]] for name in MISTAKES}, level=LEVEL, block=32)
 
 
 Numbers = Callable[..., float]
@@ -226,6 +226,40 @@ def test_a_mistake_without_a_name_is_seen() -> None:
     for block in np.random.default_rng(0).multinomial(32, law / law.sum(), size=400):
         state.advance(0, block[None])
     assert state.alarm[0] and asked.bets[int(state.logs[0].argmax())] == ESTIMATE
+
+
+def test_a_place_where_rounding_decides_what_is_drawn_is_known() -> None:
+    """The nucleus ends within a rounding error: its laws differ by the token that is in one of them only."""
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+    for top_p, moved in ((0.8, True), (0.8 + 1e-4, False), (1.0, False)):
+        at = Place.of(logits, logits, SamplingParams(temperature=1.0, top_p=top_p))
+        _, laws = joint(lambda paths, at=at: [at] * len(paths), horizon=2, drafted=1, names=["one_hot"])
+        assert (max(np.abs(laws[name] - laws[HONEST]).sum() for name in EDGES) > 0.1) == moved
+
+
+def test_mistakes_show_from_the_first_token_that_may_be_a_draft() -> None:
+    """Behind a token without drafts the laws are those of a round that begins there."""
+    at = places(6)
+
+    def laws(first: int, horizon: int, undrafted: int) -> dict[str, np.ndarray]:
+        def look(paths: Sequence[tuple[int, ...]]) -> list[Place]:
+            return [at[path[-1] if path else first] for path in paths]
+
+        return joint(look, horizon=horizon, drafted=1, undrafted=undrafted)[1]
+
+    def distance(laws: dict[str, np.ndarray], name: str) -> float:
+        return 0.5 * float(np.abs(laws[name] - laws[HONEST]).sum())
+
+    plain, drafted = laws(6, 1, 1), laws(6, 1, 0)
+    both, behind = laws(6, 2, 1), [laws(token, 1, 0) for token in range(6)]
+    for name in MISTAKES:
+        if name in ("temperature_ignored", "top_p_ignored"):
+            assert distance(plain, name) == pytest.approx(distance(drafted, name)) and distance(plain, name) > 0.01
+        else:
+            assert distance(plain, name) == 0
+            due = float(sum(p * distance(each, name) for p, each in zip(at[6].p, behind, strict=True)))
+            assert distance(both, name) == pytest.approx(due)
+    assert distance(both, "one_hot") > 0.05
 
 
 def test_rounding_is_no_mistake() -> None:
