@@ -28,7 +28,6 @@ def option(default: Any, text: str, *, least: int | None = None, choices: Sequen
 
     Args:
         default: Its value if it is not given.
-        text: Its line in ``--help``.
         least: The smallest value that is allowed (for a list: of every entry).
         choices: The only values that are allowed (for a list: the only entries).
     """

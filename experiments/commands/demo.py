@@ -109,7 +109,6 @@ def fit_to_machine(config: DictConfig, pace: Pace, prompts: int, besides: float)
 
     Args:
         config: ``dataset.count`` and ``sampling.max_new_tokens`` are made smaller where that is needed.
-        prompts: The prompts that were asked for.
         besides: The seconds that all takes besides the measurement.
 
     Returns:

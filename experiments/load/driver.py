@@ -109,15 +109,12 @@ class Driver:
     by is kept apart (``LoadRun.late``).
 
     Args:
-        engine: The engine, without requests.
-        asked: The requests, in the order in which they come.
         times: When they arrive, in seconds; in a closed loop, how long their user thinks before them.
         loop: ``OPEN`` or ``CLOSED``.
         users: In a closed loop, how many requests are there at a time.
         in_process: Whether ``step`` is a turn of the engine itself, for which arrivals wait.
         wait: Waits for news of a server, at most so many seconds. What comes from a server is chunks, not rounds, and
             it has a request when the request has left this process. None for an engine, whose ``step`` takes its time.
-        clock: What the time is read from.
     """
 
     def __init__(

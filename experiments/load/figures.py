@@ -46,7 +46,6 @@ def figures_of(run: LoadRun, terms: Terms, bootstrap: Bootstrap, *, slots: int |
     """Return the figures of a run.
 
     Args:
-        bootstrap: Settings of the intervals, over requests.
         slots: Requests that the engine decodes together; None where nobody knows.
 
     Returns:

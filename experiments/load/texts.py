@@ -33,7 +33,6 @@ class Texts:
 
     Args:
         prompts: The texts; of a conversation, the first turn.
-        template: Further arguments of the chat template.
     """
 
     def __init__(

@@ -42,7 +42,6 @@ class Plan:
         ranges: The most tokens of every range but the last one; None for those of the device's kernels.
         seconds: For the target's forwards.
         rounds: How many rounds of every kind are timed for the other parts; 0 leaves them out.
-        seed: Of the order and the tokens.
     """
 
     grid: Grid
@@ -81,8 +80,6 @@ def calibrate(
         drafter: The drafter; None fits plain decoding and verification alone.
         verifier: The acceptance rule; needed with a drafter.
         prompt: Tokens that prompts are made of.
-        sampling: Parameters of the requests in the rounds.
-        progress: Called with how far it is.
         options: For ``Engine`` and its runner: ``attention``, ``optimize``, ``kv_cache``, ``invariant``.
 
     Raises:

@@ -108,8 +108,6 @@ def measure_forwards(
     Args:
         runner: The target over a cache that is large enough.
         seconds: About how long to measure; at least ``LEAST_PASSES`` passes are made.
-        seed: Of the order.
-        progress: Called with how far it is.
     """
     fill(runner)
     random = np.random.default_rng(seed)

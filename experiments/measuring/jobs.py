@@ -109,8 +109,6 @@ def render(
 
     Args:
         prompt: The prompt, of more turns than there are answers.
-        answers: Texts of the answers so far.
-        template: Further arguments of the chat template, such as ``enable_thinking``.
     """
     said = prompt.turns[: len(answers) + 1]
     if prompt.chat and tokenizer.chat_template:
@@ -216,7 +214,6 @@ def fit(
         sampling: For the length of the outputs.
         max_length: Tokens that the engine has for a request.
         policy: ``"skip"``, ``"cut"`` or ``"fail"``.
-        template: Further arguments of the chat template.
 
     Raises:
         ValueError: No prompt is left.

@@ -76,7 +76,6 @@ def measure(
         contenders: The baseline first. Those with fewer slots than others decode the same prompts in turns.
         warmup: Prompts that every contender decodes first, without a record; an exception there is not caught.
         finished: Numbers of batches that an earlier call has measured, and that this one passes over.
-        template: Further arguments of the chat template.
         trace: Takes the rounds of all methods that draft.
     """
     size = slots_of(contenders)

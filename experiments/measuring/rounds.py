@@ -46,8 +46,6 @@ def measure_rounds(
         verifier: The acceptance rule; needed with a drafter.
         prompt: Tokens, which are repeated to the length of a context.
         rounds: How many rounds of every kind are timed.
-        sampling: Parameters of the requests, but for their length.
-        progress: Called with how far it is.
     """
     paced = None if drafter is None else AdaptiveDrafter(drafter, FixedLength(0))
     depths = [0] if drafter is None else sorted({round(drafter.max_depth * share / 5) for share in range(6)})
@@ -90,7 +88,6 @@ def measure_follows(
         drafter: Follows the prompt with its own model.
         prompt: Tokens, which are repeated.
         rounds: How often each is timed, with and without the drafter in turn.
-        sampling: Parameters of the requests, but for their length.
     """
     longest = max(chunks)
     made = {**options, "max_length": min(longest + 2, target.max_length), "prefill_chunk": longest, "timing": True}
@@ -148,7 +145,6 @@ def measure_tree_costs(
         make: Makes an engine whose drafter drafts a tree of this shape. One engine lives at a time.
         prompts: Token ids to go on from, at least one.
         rounds: How many rounds of each tree are timed.
-        progress: Called with what is being measured.
 
     Raises:
         ValueError: An engine refuses the shape or the prompts, or leaves no room for rounds.

@@ -36,7 +36,6 @@ def choose_formats(config: Mapping[str, Any], *, dtype: str, quantization: str |
     Args:
         dtype: As ``target.dtype``: a type, or ``auto`` for the one that the configuration names.
         quantization: As ``target.quantization``; None for weights as they are stored.
-        kv_cache: As ``engine.kv_cache``.
     """
     computes = _dtype_of(config) if dtype == "auto" else dtype
     if computes not in ("float32", "float16", "bfloat16"):
@@ -64,9 +63,6 @@ def choose_formats(config: Mapping[str, Any], *, dtype: str, quantization: str |
 
 def inflated(config: Mapping[str, Any], inflate: str | Mapping[str, int] | None) -> dict[str, Any]:
     """Return the configuration of a target that is inflated; as it is if it is not.
-
-    Args:
-        inflate: As ``target.inflate``.
 
     Raises:
         ValueError: There is no such shape, or the model is no Llama model.

@@ -41,14 +41,12 @@ class Question:
     """The question of a plan.
 
     Attributes:
-        precision: Bytes of the target's numbers.
         formats: The target's formats in words.
         roof: What the device does at best, in the type that the target computes in.
         measured: Whether the roof is a measured one.
         context: Positions per row: the length of a slot, and what a step reads.
         output: How many of them are output; the others are the prompt.
         acceptance: How often drafted tokens are accepted.
-        longest: The longest draft to consider.
         usable: Bytes of the device's memory that may be used.
         prefill_chunk: Prompt tokens per forward, at most.
         page: Positions per page of a paged cache.

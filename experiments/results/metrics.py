@@ -67,7 +67,6 @@ def acceptance_by_position(rounds: Frame, bootstrap: Bootstrap | None = None) ->
 
     Args:
         rounds: With the column ``prompt`` where intervals are wanted.
-        bootstrap: Settings of the intervals, over prompts; None for none.
 
     Returns:
         ``unconditional``: rounds that accepted at least i tokens, over rounds that proposed a depth of at least i;

@@ -31,7 +31,6 @@ class Record:
     monotonic clock; None for an engine that does not tell.
 
     Attributes:
-        prompt, category: Id and category of the prompt.
         turn, sample: Numbers, from 0: a conversation has a record for each turn.
         exactness: What its verifier promises (``Exactness``), or "exact (declared)"; None for plain decoding.
         batch: Number of the batch that it ran in, equal for all methods; one turn of it is the unit that was timed.

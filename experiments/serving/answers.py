@@ -20,7 +20,6 @@ class Writer:
     """Writes what clients read.
 
     Args:
-        model: The name under which the model is served.
         max_depth: The depth of the deepest drafts; 0 for plain decoding.
     """
 

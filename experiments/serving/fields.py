@@ -106,7 +106,6 @@ def understand(
     """Return a request from the JSON of its body.
 
     Args:
-        tokenizer: Makes tokens of texts and messages.
         defaults: Parameters that the request says nothing about.
         chat: Whether there are messages in it, or else a prompt.
         most: The number of choices that it may have.

@@ -43,7 +43,6 @@ class Metrics(Collector):
 
     Args:
         prefix: Stands before every name: ``specdec``, or ``vllm`` for what looks for that.
-        model: The label ``model_name``.
         state: Returns gauges, and counters of the engine, by name.
     """
 

@@ -59,11 +59,8 @@ class Report:
     """What a measurement shows.
 
     Attributes:
-        tables: Makes the tables, of the summary and a title.
-        plots: Functions that draw the pictures, by file name.
         opening: Called with all contenders when they are loaded. It may show something, refuse them, or make
             ``dataset.count`` and ``sampling.max_new_tokens`` of the configuration smaller.
-        studies: Make more tables and files at the end.
         memory: Whether the memory that is planned and held is shown; the manifest has it in any case.
     """
 
@@ -79,9 +76,7 @@ class Measurement:
     """A measurement: takes records as they come, and writes and shows everything at its end.
 
     Attributes:
-        facts: What the manifest says besides.
         title: Title of the tables, and the second line of the pictures' titles.
-        mirror: Mirrors the results to a tracker.
         memory: What was planned, what the engines hold, and what measures the peak.
         before: Records of prompts that cannot run, which are written first.
         kept: Records that an earlier attempt left in the file; None if this run does not go on from one.

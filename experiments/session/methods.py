@@ -27,7 +27,6 @@ class Method:
     Attributes:
         config: The whole configuration as this method has it: with its own settings of target and engine.
         drafter: The section of its drafter; None for plain decoding as the baseline.
-        is_set_up: Whether it has settings of its own.
     """
 
     name: str

@@ -29,7 +29,6 @@ class Recorded:
     """Acceptance by depth and rank in the drafts of a trace.
 
     Attributes:
-        shape: The static tree that was drafted.
         prompts: The prompts, in the order of the first axis of the following two.
         accepted: For every prompt, depth and rank, the expected number of accepted nodes.
         offered: The expected number of accepted nodes of the depth above for which a child of this rank was drafted

@@ -31,7 +31,6 @@ class TraceKey:
 
     Attributes:
         method, exactness, temperature: As in ``Record``, of the method that ran.
-        prompt, turn, sample, category: As in ``Record``.
         round: Number of the request's round, from 0.
         accepted, expected_accepted: What the rule that ran accepted, and its expectation given the draft.
         stop: The node where the accepted path ends, 0 for the root.
@@ -80,9 +79,6 @@ _OF_KEY = [field.name for field in fields(TraceKey)]
 
 class TraceWriter:
     """Writes rounds into a run's folder, shard by shard; a shard has its name when it is complete.
-
-    Args:
-        dropped: See ``experiments.tracing.compressed``.
 
     Attributes:
         tokens: Ids of all tokens that were drafted, or that are likely under p somewhere.

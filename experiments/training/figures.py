@@ -136,9 +136,7 @@ def sequential_temperatures(
     this product decides how much is drafted.
 
     Args:
-        logits: The confidence head's z.
         reached: The probability of getting to each depth.
-        valid: Which places count.
     """
     temperatures, errors = [], []
     above = torch.ones_like(logits[:, 0])

@@ -49,7 +49,6 @@ class Plan:
 
     Attributes:
         folder: Takes the log, the checkpoints and the weights.
-        held_out: Rows that are only measured with.
         held_out_rows: How many of them are measured.
         serve: Returns the figures of the head in the engine; None for no such trial.
         facts: What is known about the training, for the file beside the weights.

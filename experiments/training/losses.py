@@ -22,7 +22,6 @@ class Compared:
     """Two distributions at some places, and the token that the text has there.
 
     Attributes:
-        log_q: The head's log-probabilities.
         log_p: The target's, over the same columns (renormalized where the head's vocabulary is a part of the target's).
         labels: The column of the text's token; -1 where the head has no such column.
         progress: How much of the training is over, from 0 to 1.

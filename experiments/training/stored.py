@@ -27,7 +27,6 @@ class StoredTarget:
     Processes on one machine share a folder, and so do trainings with the same target, text, row length and layers.
 
     Args:
-        frozen: Computes what is missing.
         folder: Where the states are kept; it is made if need be.
         main: Whether this process makes the files, and says how large they are. It must come first.
 

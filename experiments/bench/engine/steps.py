@@ -35,7 +35,6 @@ class Setting:
     Attributes:
         nodes: Nodes per row, root included; 1 is a plain step.
         context: Tokens in the cache of every row.
-        attention: Name of the backend.
         optimize: Whether the runner may use its fast executor.
         invariant: Whether a token's logits may depend on nothing but the tokens that it sees.
     """

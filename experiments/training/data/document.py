@@ -51,9 +51,6 @@ class Source(ABC):
     def check(self, *, unanswered: bool = False) -> None:  # noqa: B027
         """Refuse what can be seen to be wrong before the target is loaded.
 
-        Args:
-            unanswered: See ``load``.
-
         Raises:
             ValueError: Files are missing, or the like.
         """

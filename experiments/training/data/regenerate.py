@@ -87,7 +87,6 @@ def regenerate(
     """Let the target answer, and return its documents.
 
     Args:
-        prompts: From ``prompts_of``.
         engine: The target's, with a drafter or without: the output has the target's distribution either way.
         seed: Seed of the sampling. A document depends on it and on its number, not on what is decoded beside it.
         made_with: What else the responses depend on, such as the target's name, for the file's first line.
