@@ -81,7 +81,7 @@ FEW_PROMPTS = 10
 
 def of_few(prompts: Iterable[int]) -> list[str]:
     """The note on intervals over few prompts, if there are any."""
-    said = f"intervals over fewer than {FEW_PROMPTS} prompts are too narrow: at 95%, those of 3 miss the truth in 1 of 4 cases"
+    said = f"intervals over fewer than {FEW_PROMPTS} prompts are too narrow: of 3, they miss the truth in 1 of 4 cases"
     return [said] if any(count < FEW_PROMPTS for count in prompts) else []
 
 
