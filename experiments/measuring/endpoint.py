@@ -83,10 +83,11 @@ def generated(server: OpenAIServer, prompt: Sequence[int], count: int, alternati
     if not places:
         raise ValueError(f"the server at {server.address} returns no log-probabilities of what it generates")
     named = choice.get("token_ids") or _ids(choice["logprobs"])
-    if len(named) != len(places):
+    missing = choice.get("finish_reason") == "length" and len(named) < count  # llama.cpp: parts of characters
+    if len(named) != len(places) or missing:
         raise ValueError(
-            f"the server at {server.address} returns no token ids, so the same tokens cannot be given back to it: vLLM "
-            f"returns them, as does experiments.serve"
+            f"the server at {server.address} does not return the ids of all tokens, so the same tokens cannot be given "
+            f"back to it: vLLM returns them, as does experiments.serve"
         )
     for token, place in zip(named, places, strict=True):
         if len(place) < 2:
@@ -100,7 +101,7 @@ def generated(server: OpenAIServer, prompt: Sequence[int], count: int, alternati
 
 
 def rescored(server: OpenAIServer, prompt: Sequence[int], output: Sequence[int], alternatives: int) -> list[Place]:
-    """Return what the server says of an output's places when it is given prompt and output as one text.
+    """Return what the server says of an output's places when it is given what stands before each as one text.
 
     Raises:
         ValueError: It tells no log-probabilities of a prompt.
@@ -114,6 +115,10 @@ def rescored(server: OpenAIServer, prompt: Sequence[int], output: Sequence[int],
         except RefusedError as error:
             said = f" ({error})"
             continue
+        if "content" in (choice.get("logprobs") or {}):  # llama.cpp tells of no prompt: a request for every place
+            again = body | {"logprobs": alternatives, "cache_prompt": False}
+            texts = [whole[:end] for end in range(first, len(whole))]
+            return [_places(server, server.ask(again | {"prompt": text}))[0] for text in texts]
         told = choice.get("prompt_logprobs")
         if told is not None:
             choice = {"logprobs": {"top_logprobs": [_of_ranks(each) for each in told]}}

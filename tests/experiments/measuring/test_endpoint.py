@@ -28,7 +28,7 @@ class Server(ThreadingHTTPServer):
 
     Attributes:
         change: Changes the law at a place of a text that comes in one piece, given the text up to there.
-        lacks: What it does not say or do.
+        lacks: What it does not say or do; without ``openai`` it is like llama.cpp's.
         left: Requests that it still answers.
     """
 
@@ -48,11 +48,13 @@ class Server(ThreadingHTTPServer):
         text, logprobs = list(body["prompt"]), body.get("logprobs")
         places: list[dict[str, float] | None] = []
         whole = [None, *(self.change(text[:at], LAWS[text[at - 1]]) for at in range(1, len(text)))]
-        if body.get("echo"):
+        if body.get("echo") and "openai" not in self.lacks:
             places = [None if law is None else self.likeliest(law, logprobs) for law in whole]
         tokens = []
         for _ in range(body["max_tokens"]):
             law = LAWS[(text + tokens)[-1]]
+            if body.get("cache_prompt") is False:
+                law = self.change(text, law)
             tokens.append(int(law.topk(2).indices[-1 if "temperature" in self.lacks else 0]))
             if logprobs is not None:
                 places.append(self.likeliest(law, 1 if "alternatives" in self.lacks else logprobs))
@@ -60,7 +62,12 @@ class Server(ThreadingHTTPServer):
         if "logprobs" not in self.lacks:
             names = [f"token_id:{token}" if "ids" not in self.lacks else "?" for token in tokens]
             choice["logprobs"] = {"tokens": names, "top_logprobs": places}
-        if "ids" not in self.lacks:
+        if "openai" in self.lacks and logprobs is not None:
+            told = [[{"id": int(name[9:]), "logprob": value} for name, value in (at or {}).items()] for at in places]
+            several = zip(tokens, told, strict=True)
+            content = [{"id": token, "top_logprobs": most} for token, most in several]
+            choice["logprobs"] = {"content": content[: -1 if "characters" in self.lacks else None]}
+        elif "ids" not in self.lacks:
             choice["token_ids"] = tokens
         if (most := body.get("prompt_logprobs")) is not None and "prompt_logprobs" not in self.lacks:
             told = [{} if law is None else self.likeliest(law, most) for law in whole]
@@ -133,10 +140,11 @@ def outputs() -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("form", ["prompt_logprobs", "echo"])
-def test_what_differs_is_counted_exactly(fake: Server, form: str) -> None:
-    if form == "echo":
-        fake.lacks = {"prompt_logprobs"}
+@pytest.mark.parametrize(
+    "lacks", [set(), {"prompt_logprobs"}, {"prompt_logprobs", "openai"}], ids=["vllm", "echo", "llama.cpp"]
+)
+def test_what_differs_is_counted_exactly(fake: Server, lacks: set[str]) -> None:
+    fake.lacks = lacks
     # Groups of two prompts; in each: two at once against one alone, and both ways re-scored.
     assert [(row.batch, row.size) for row in rows(fake.url)] == [(2, 1), (1, 9), (2, 9)] * 2
     assert all(row.logits == row.lost == row.flips == 0 and row.parted == [None] * 2 for row in rows(fake.url))
@@ -205,7 +213,8 @@ def test_the_command_keeps_what_was_gathered(
     ("lacks", "said"),
     [
         ("logprobs", "returns no log-probabilities of what it generates"),
-        ("ids", "returns no token ids"),
+        ("ids", "does not return the ids of all tokens"),
+        ("openai characters", "does not return the ids of all tokens"),
         ("alternatives", "of the likeliest token alone"),
         ("temperature", "does not take the likeliest token at temperature=0"),
     ],
@@ -213,7 +222,7 @@ def test_the_command_keeps_what_was_gathered(
 def test_a_server_that_does_not_say_enough_is_one_sentence(
     configure: Callable[..., DictConfig], words: list[str], fake: Server, lacks: str, said: str
 ) -> None:
-    fake.lacks = {lacks}
+    fake.lacks = set(lacks.split())
     with pytest.raises(ValueError, match=f"nothing was measured: openai .*{said}"):
         run_parity(configure("parity", *words))
 
