@@ -58,6 +58,7 @@ from experiments.audit import audit
 FOLDER = Path("outputs/tiny")
 AUDIT = [
     "engine.max_batch_size=1",
+    "undrafted=1",
     "dataset.count=8",
     "max_samples=1280",
     "sampling.ignore_eos=true",

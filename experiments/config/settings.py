@@ -201,6 +201,7 @@ OWN: dict[str, dict[str, Any]] = {
     "audit": {
         "context": Count,
         "horizon": _or_null(Count),
+        "undrafted": Natural,
         "reference": Text,
         "prompts": Count,
         "shift": Annotated[float, _number("a probability of at most 0.2", lambda x: 0 < x <= 0.2)],

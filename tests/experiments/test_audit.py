@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import Gemma4ForCausalLM
 from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator
 
 from experiments.audit import audit
@@ -26,11 +25,8 @@ from specdec.random import Purpose, uniforms
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from specdec.tree import DraftTree
-from tests.components import perturbed
-from tests.experiments.conftest import byte_tokenizer
 from tests.experiments.contenders.test_openai import Handler, Server
 from tests.experiments.runs import Configure
-from tests.gemma4 import KINDS, assistant, sharpened, text
 from verifiers import RejectionVerifier
 
 HERE = "tests.experiments.test_audit"
@@ -366,52 +362,23 @@ def test_a_greedy_tie_is_no_mistake(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("mended", [False, True])
+@pytest.mark.parametrize("patched", [False, True])
 def test_gemma_4_assistants_in_transformers(
-    audited: Callable[..., Figures], saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mended: bool
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patched: bool
 ) -> None:
-    """They draft the most probable token and hand over the logits as q (5.23, candidate_generator.py, line 1350).
-
-    With logits of 0 at that token and -inf elsewhere, as it was chosen without randomness, the audit passes.
-    """
-    torch.manual_seed(3)
-    sizes: dict[str, Any] = {"vocab_size": 257, "vocab_size_per_layer_input": 257}
-    config = text(
-        **sizes, hidden_size=32, num_hidden_layers=4, layer_types=KINDS * 2, num_kv_shared_layers=2,
-        hidden_size_per_layer_input=8,
-    )  # fmt: skip
-    model, drafts = sharpened(Gemma4ForCausalLM(config)), assistant(vocab_size=257)
-    model.save_pretrained(tmp_path / "target")
-    byte_tokenizer().save_pretrained(tmp_path / "target")
-    perturbed(model, 0.3).save_pretrained(tmp_path / "other")
-    drafts.generation_config.num_assistant_tokens = 1
-    original = SinglePositionMultiTokenCandidateGenerator.get_candidates
-
-    def one_hot(self: Any, input_ids: Any, **given: Any) -> Any:
-        ids, logits = original(self, input_ids, **given)
-        chosen = ids[:, input_ids.shape[1] :, None]
-        return ids, logits if logits is None else torch.full_like(logits, -torch.inf).scatter(-1, chosen, 0.0)
-
-    if mended:
-        monkeypatch.setattr(SinglePositionMultiTokenCandidateGenerator, "get_candidates", one_hot)
-
-    def generate(n: int, ids: list[int], sampling: SamplingParams) -> list[list[int]]:
-        given = {"do_sample": True, "temperature": sampling.temperature, "top_k": 0, "max_new_tokens": 3}
-        one = torch.tensor([ids])
-        torch.manual_seed(sampling.seed)
-        made = [
-            model.generate(one, assistant_model=drafts, pad_token_id=0, eos_token_id=None, **given) for _ in range(n)
-        ]
-        return [each[0, len(ids) :].tolist() for each in made]
-
-    monkeypatch.setitem(models, "answers", generate)
-    words = [f"target.name={tmp_path / 'target'}", f"assistant={tmp_path / 'other'}", f"function={HERE}.nonsense"]
-    words += ["sampling.temperature=1", "sampling.top_p=1", "max_samples=1000", "dataset.count=16"]
-    if mended:
-        assert audited(*words).verdict == "no sign of a mistake"
+    """They draft the most probable token and hand over the logits as q: examples/audit_transformers.py says where."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
+    example = __import__("audit_transformers")
+    torch.manual_seed(0)
+    words = [*example.gemma4(tmp_path / "made"), *example.AUDIT, f"target.name={tmp_path / 'made'}", "context=4"]
+    words += [f"assistant={tmp_path / 'made' / 'similar'}", "dataset.count=3", f"out={tmp_path / 'out'}"]
+    if patched:
+        drafts = SinglePositionMultiTokenCandidateGenerator
+        monkeypatch.setattr(drafts, "get_candidates", example.patched(drafts.get_candidates))
+        assert audit(configure("audit", *words)).verdict == "no sign of a mistake"
         return
-    with pytest.raises(ValueError, match="is not lossless"):
-        audited(*words)
+    with pytest.raises(ValueError, match=r"is not lossless: .* it looks most like one_hot"):
+        audit(configure("audit", *words))
     assert json.loads((tmp_path / "out" / "audit.json").read_text())["tokens"] <= 2_000
 
 
