@@ -126,7 +126,7 @@ def _servers(config: DictConfig, facts: dict[str, Any]) -> Iterator[Way]:
     def rows(contender: str) -> Iterator[Figures]:
         server = build(config, f"contenders.{contender}")
         if not isinstance(server, OpenAIServer):
-            raise ValueError("it is no server: start it as one, and give +contender=openai")
+            raise ValueError(f"contenders.{contender} is no server: start it as one, and give +contender=openai")
         server.bind(text, max_batch_size=max(listed(config, "batch")), max_length=_ANY)
         prompts = _prompts(config, text, server.max_length - 1)  # a server generates one token more to rescore
         where = f"{server.model} at {server.address}"

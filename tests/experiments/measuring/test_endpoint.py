@@ -233,7 +233,7 @@ def test_a_server_that_does_not_say_enough_is_one_sentence(
         ("contenders.openai.base_url=http://127.0.0.1:9/v1", "no OpenAI-compatible server answers at"),
         ("tokens=56", "has 63 positions"),
         ("alternatives=1", "alternatives"),
-        ("+contender=hf_generate", "it is no server"),
+        ("+contender=hf_generate", "contenders.hf_generate is no server"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_sent(
