@@ -5,15 +5,16 @@
     python examples/audit_transformers.py dflash
     python examples/audit_transformers.py mtp
 
-Further words go to ``experiments.audit``. transformers 5.23.0: DFlash and MTP pass; Gemma-4's assistants do not, with
-``do_sample=True``:
+Further words go to ``experiments.audit``. transformers 5.23.0: DFlash and MTP pass. Gemma-4's assistants do not, with
+``do_sample=True``; the audit needs about 100 outputs to see it.
 
-Where: ``generation/candidate_generator.py``, ``SinglePositionMultiTokenCandidateGenerator.get_candidates``. Line 1343
+Where: ``generation/candidate_generator.py``, ``SinglePositionMultiTokenCandidateGenerator.get_candidates``. Line 1344
 drafts the most probable token, ``outputs.logits.argmax(dim=-1)``, without a draw and without the logits processors.
-Lines 1346 and 1355 return ``outputs.logits`` beside it, and ``_speculative_sampling`` (``generation/utils.py``, line
+Lines 1347 and 1354 return ``outputs.logits`` beside it, and ``_speculative_sampling`` (``generation/utils.py``, line
 4450) takes their softmax for the law q that the token x was drawn from. The token was drawn from a law that has all its
 mass at x. So x stays with probability min(1, p(x) / q(x)) where it should with p(x), and what comes instead of it is
-from max(p - q, 0): likely drafts come out too often.
+from max(p - q, 0). An assistant that knows its target well makes sampling nearly greedy: here the law of the first
+drafted token is off by a total variation of 0.53 (temperature 0.8, top-p 0.95; mean after 30 random prompts).
 
 A patch: say that nothing was drawn. Without logits ``_assisted_decoding`` keeps a draft that a draw from p equals::
 
