@@ -4,7 +4,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from experiments.results.lossless import DECLARED
+from experiments.results.records import DECLARED
 from specdec.engine.text import Detokenizer
 from specdec.requests import SamplingParams
 from specdec.target.target import Target

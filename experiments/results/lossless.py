@@ -7,11 +7,8 @@ from typing import Any
 import pandas
 
 from experiments.results.frame import Figures, Frame, Outputs, frame_of
+from experiments.results.records import DECLARED, EXACT
 
-EXACT = "exact"
-"""What a rule promises whose output follows the target, where a check has confirmed it."""
-DECLARED = "exact (declared)"
-"""The same promise, where no check has confirmed it yet (``experiments.results.checked``)."""
 OTHER_TARGET = "another target"
 """What is said of plain decoding with other weights or another cache than the run's own plain decoding."""
 THERE = f" for {OTHER_TARGET}"

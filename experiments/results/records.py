@@ -13,6 +13,10 @@ RECORDS = "records.jsonl"
 
 PLAIN = "plain"
 """The name of plain decoding, the baseline, in all results."""
+EXACT = "exact"
+"""What a rule promises whose output follows the target, where a check has confirmed it."""
+DECLARED = "exact (declared)"
+"""The same promise, where no check has confirmed it yet (``experiments.results.checked``)."""
 
 MEMORY = ("reused", "preemptions", "recomputed", "swapped", "swap_seconds", "preempted")
 """What caches and preemption did for a request (``specdec.types.Timestamps``): tokens found in a cache, slots lost,
