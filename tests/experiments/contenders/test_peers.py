@@ -7,14 +7,18 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar
 
 import psutil
 import pytest
+import torch
 
 from experiments.contenders import peer as module
+from experiments.contenders.llamacpp import LlamaCpp
 from experiments.contenders.peer import Peer
 from experiments.contenders.vllm_cpu import VllmCpu
+from experiments.contenders.workers import vllm_worker
 from experiments.datasets.prompt import Prompt
 from experiments.measuring.jobs import Job
 from experiments.measuring.measure import Contender, measure
@@ -234,3 +238,38 @@ def test_what_cannot_work_is_refused_before_the_run(target: Target, monkeypatch:
     ):
         with pytest.raises(ValueError, match=said):
             make()
+
+
+def test_vllm_is_patched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernel fills a copy of its output; the patched one gives every draft its request's temperature."""
+    kernels = ModuleType("vllm.utils.cpu_triton_utils")
+    kernels._expand_kernel_impl = lambda output, *_: output.long().fill_(1)  # type: ignore[attr-defined]
+    for name, made in (
+        ("vllm", ModuleType("vllm")),
+        ("vllm.utils", ModuleType("vllm.utils")),
+        (kernels.__name__, kernels),
+    ):
+        monkeypatch.setitem(sys.modules, name, made)
+    sys.modules["vllm.utils"].cpu_triton_utils = kernels  # type: ignore[attr-defined]
+    monkeypatch.setattr(vllm_worker, "version", lambda name: "0.32")
+    assert "vLLM 0.32 divides" in vllm_worker.wrong_draws()
+    vllm_worker.patch()
+    assert vllm_worker.wrong_draws() == ""
+    drawn = torch.zeros(5)
+    kernels._expand_kernel_impl(drawn, torch.tensor([0.0, 0.5]), torch.tensor([2, 5], dtype=torch.int32), 0, 1)
+    assert drawn.tolist() == [1.0, 1.0, 0.5, 0.5, 0.5]
+
+
+def test_workers_are_told_what_drafts(target: Target, saved: Path, tmp_path: Path) -> None:
+    for made, told in (
+        (VllmCpu(patched=True), {"patched": True, "enforce_eager": False, "speculative": None}),
+        (
+            LlamaCpp(method="draft", draft=str(saved / "drafter"), probabilistic=True),
+            {"probabilistic": True, "draft": str(tmp_path / "draft"), "precision": "F32"},
+        ),
+    ):
+        made.target, made.max_batch_size = target, 1
+        given = made.prepared(tmp_path)
+        assert {name: given[name] for name in told} == told
+    assert (tmp_path / "draft" / "model.safetensors").exists()
+    assert (LlamaCpp(method="draft").WORKER, LlamaCpp().WORKER) == ("llama_server_worker", "llama_cpp_worker")
