@@ -17,7 +17,7 @@ from transformers.generation.candidate_generator import SinglePositionMultiToken
 from experiments.audit import audit
 from experiments.measuring import divergence
 from experiments.results.frame import Figures
-from specdec.checks.mistakes import Place
+from specdec.checks.mistakes import MISTAKES, Place
 from specdec.checks.ties import Tie
 from specdec.engine.engine import Engine
 from specdec.interfaces import Laws
@@ -113,6 +113,18 @@ def test_a_mistake_that_shipped_is_found_within_2000_tokens(audited: Callable[..
         audited(f"function={HERE}.mistaken")
     found = json.loads((tmp_path / "out" / "audit.json").read_text())
     assert found["tokens"] <= 2_000 and found["log10_e"] > 3.3 and found["verdict"] == "not lossless"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("drafted", [1, 4])
+def test_every_mistake_is_found_within_2000_tokens_of_the_bundled_pair(
+    configure: Configure, tmp_path: Path, drafted: int
+) -> None:
+    found = audit(configure("audit", f"drafter.shape={drafted}", f"drafted={drafted}", f"out={tmp_path / 'out'}"))
+    assert found.verdict == "no sign of a mistake" and len(found.power) == len(MISTAKES)
+    for each in found.power:
+        assert each["distance"] >= 0.02 and each["power"] >= 0.99
+        assert each["samples"] * (max(2, drafted + 1) + 1) <= 2_000
 
 
 def test_an_interrupted_audit_goes_on(
