@@ -268,7 +268,7 @@ def test_a_server_that_limits_rates_or_goes_away_is_audited_in_the_end(
         ValueError, match=r"no verdict yet, .* after 24 outputs .* resume=true goes on .*gave no answer"
     ):
         audited(*words)
-    server.limits, server.retry_after = set(range(1_000)), "600"
+    server.drops, server.limits, server.retry_after = set(), set(range(1_000)), "600"
     with pytest.raises(
         ValueError, match=r"after 24 outputs .*wants 600 more seconds where patience=300 is nearly over"
     ):
