@@ -110,7 +110,7 @@ def settled(tree: DraftTree, nodes: int | None = None, *, max_nodes: int, max_de
     chains alone, other trees, and no drafts at all.
 
     Args:
-        nodes: For how many drafted nodes there has to be room; None for as many as there are.
+        nodes: The least number of drafted nodes that there is room for; None for as many as there are.
         max_nodes: The drafter's.
         max_depth: The drafter's.
         is_chain: Whether it drafts chains alone.

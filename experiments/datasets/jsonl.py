@@ -94,7 +94,7 @@ class Jsonl(Selection):
         if row.get("license"):
             return str(row["license"])
         source = str(row.get("source") or "")
-        if not source or not self.license:
+        if not source or not (self.license or self.licenses):
             return self.license
         own = next((found for name, found in (self.licenses or {}).items() if name in source), "its own licence")
-        return f"{self.license}; {source}: {own}"
+        return "; ".join([*([self.license] if self.license else []), f"{source}: {own}"])

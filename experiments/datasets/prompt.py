@@ -145,7 +145,7 @@ def _categories(choice: Selection, prompts: Sequence[Prompt]) -> set[str]:
 
 
 def licenses(prompts: Sequence[Prompt]) -> dict[str, int]:
-    """How many prompts have which licence, the commonest first; empty if the dataset says none."""
+    """The number of prompts by licence, the commonest first; empty if the dataset says none."""
     return dict(Counter(prompt.license for prompt in prompts if prompt.license).most_common())
 
 

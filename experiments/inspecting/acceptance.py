@@ -147,7 +147,7 @@ def play(
     Args:
         drafter: Drafts chains.
         tokens: How many tokens are written after each, unless a text ends earlier.
-        at_once: How many are written at a time; None for all. It changes no text.
+        at_once: The number of texts that are written at a time; None for all. It changes no text.
 
     Raises:
         ValueError: The drafter drafts trees, or the texts are too short for it to draft anything.

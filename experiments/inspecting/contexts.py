@@ -144,7 +144,8 @@ def play_at(
         limits: What the drafter's files say, which a cause is named by.
 
     Raises:
-        ValueError: There are fewer than two lengths or three prompts, or a prompt is too short; or as ``play``.
+        ValueError: There are fewer than two lengths, or three prompts that have drafts at all of them; or a prompt is
+            too short; or as ``play``.
     """
     lengths = sorted(set(lengths))
     if len(lengths) < 2 or lengths[0] < 2:
@@ -159,7 +160,13 @@ def play_at(
         progress(f"{length:,} tokens of context")
         cut = [prompt[-length:] for prompt in prompts]
         found.append(play(target, drafter, cut, tokens=tokens, seed=seed, at_once=1))
-    return Curve(lengths, found, limits)
+    curve = Curve(lengths, found, limits)
+    if len(curve.prompts) < 3:
+        raise ValueError(
+            f"of {len(prompts)} prompts, {len(curve.prompts)} have drafts at all of contexts={lengths}, which tell no "
+            f"difference from chance: give more places, or more tokens"
+        )
+    return curve
 
 
 def cause_of(curve: Curve, seed: int = 0) -> Explanation:

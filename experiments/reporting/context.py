@@ -35,13 +35,19 @@ def contexts(runs: Sequence[Run], bootstrap: Bootstrap) -> list[Figures]:
         ``window``, None where it sees everything.
 
     Raises:
-        ValueError: A run's prompts have no length, or a method has fewer than two lengths.
+        ValueError: A run's prompts have no length, or a method has fewer than two lengths, or one of them twice.
     """
     found: dict[tuple[float, str], dict[int, tuple[Run, MethodSummary]]] = {}
     for run in runs:
         for method in run.summary.methods:
             if method.method != PLAIN and method.finished:
-                found.setdefault((method.temperature, method.method), {})[input_of(run, "contexts")] = run, method
+                own, context = found.setdefault((method.temperature, method.method), {}), input_of(run, "contexts")
+                if context in own:
+                    raise ValueError(
+                        f"two runs of {method.method} have {context} tokens of context, {own[context][0].folder} and "
+                        f"{run.folder}: sweep over dataset.tokens, drafters and temperatures alone"
+                    )
+                own[context] = run, method
     if not found or any(len(own) < 2 for own in found.values()):
         raise ValueError("contexts need runs of every method at two lengths or more: give dataset.tokens=128,512")
     return [
@@ -140,7 +146,7 @@ def table(found: Sequence[Figures], *, notes: Sequence[str] = ()) -> Table:
 def _shown(found: Sequence[Figures]) -> list[int]:
     """The positions of drafts that are named: the first ones, powers of two, and the deepest."""
     deepest = max(len(row.acceptance) for row in found)
-    return [place for place in (1, 2, 4, 8, 16) if place < deepest] + [deepest]
+    return [place for place in (1, 2, 4, 8, 16) if place < deepest] + ([deepest] if deepest else [])
 
 
 def _name(row: Figures, found: Sequence[Figures]) -> str:

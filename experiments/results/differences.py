@@ -68,7 +68,8 @@ def paired_differences(rows: Sequence[Row], setting: str | None = None) -> tuple
     ]
     if found:
         return setting, found
-    pairs = [[row for row in rows if row.method.temperature == at] for at in {row.method.temperature for row in rows}]
+    temperatures = sorted({row.method.temperature for row in rows})
+    pairs = [[row for row in rows if row.method.temperature == at] for at in temperatures]
     return METHOD, [
         difference
         for first, second in (pair for pair in pairs if len(pair) == 2)

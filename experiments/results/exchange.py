@@ -34,11 +34,11 @@ class Published:
 
     Attributes:
         file: Where it stands.
-        name: Of what: a model, with its mode or category.
+        name: The model, with its mode or category.
         drafted: Drafted tokens per round; None if the file does not say.
         length: Emitted tokens per round.
         rounds: Rounds that it is the mean of; None if the file does not say.
-        temperature, category: Of the requests, several categories with commas; None if the file does not say.
+        temperature, category: The requests' own, several categories with commas; None if the file does not say.
         every_round: Rounds without a draft count, too.
     """
 
@@ -76,12 +76,16 @@ def exported(format: str, records: Sequence[Record], target: str) -> dict[str, s
 
 
 def _groups(records: Iterable[Record]) -> Mapping[tuple[str, float], list[Record]]:
-    """Records with rounds by method and temperature; an engine that decodes plainly has no acceptance."""
+    """Records with rounds by method and temperature; an engine that decodes plainly drafts and accepts nothing."""
     groups: dict[tuple[str, float], list[Record]] = defaultdict(list)
     for record in records:
         if record.method != PLAIN and record.accepted and not record.failed:
             groups[record.method, record.temperature].append(record)
-    return {key: found for key, found in groups.items() if any(sum(record.accepted) for record in found)}
+    return {
+        key: found
+        for key, found in groups.items()
+        if any(sum(record.accepted) + sum(record.proposed_depth) for record in found)
+    }
 
 
 def _drafts(records: Iterable[Record]) -> list[tuple[int, int]]:
@@ -167,11 +171,12 @@ def curve(runs: Mapping[str, tuple[str, Sequence[Record]]], about: Mapping[str, 
     lines += [
         "# key = num_speculative_tokens; value = emitted tokens per round with a draft, the target's own included"
     ]
+    models = {model: modes for model, modes in models.items() if modes}
     for model, modes in models.items():
         lines += [f"{json.dumps(model)}:"]
         for mode, points in modes.items():
             lines += [f"  {json.dumps(mode)}:", *(f"    {drafted}: {points[drafted]}" for drafted in sorted(points))]
-    return "\n".join(lines) + "\n" if any(models.values()) else ""
+    return "\n".join(lines) + "\n" if models else ""
 
 
 # ---------------------------------------------------------------- Reading

@@ -102,7 +102,7 @@ class Bootstrap:
         return found and [None if bad else each for each, bad in zip(found, np.any(undefined, 0), strict=True)]
 
     def prompts_needed(self, interval: Interval | None, prompts: int) -> int | None:
-        """How many prompts would make an interval of so many prompts as narrow as ``width``; None without one.
+        """The number of prompts at which an interval over ``prompts`` would be as narrow as ``width``, if there is one.
 
         A half-width falls with the root of the number of prompts.
         """

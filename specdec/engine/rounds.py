@@ -124,7 +124,7 @@ class Rounds:
 
         Args:
             modes: How they draft and judge.
-            nodes: How many nodes are drafted on the host.
+            nodes: The numbers of nodes that are drafted on the host.
             sampling: Parameters of requests, for each of which rounds are recorded.
             positions: The length that attention is recorded up to.
         """
@@ -136,12 +136,12 @@ class Rounds:
             # Large ones first: the others find room in the memory that those have taken.
             for count in reversed(self.table.sizes):
                 for params, mode in ((params, mode) for params in sampling for mode in modes):
-                    drafts = {0: None}
+                    drafts = [0]
                     if mode.session is not None and mode.session.reads_host:
-                        drafts |= {settled_size(size, mode.max_nodes): None for size in nodes if size}
+                        drafts = sorted({0, *(settled_size(size, mode.max_nodes) for size in nodes if size)})
                     most = positions + mode.max_depth + mode.max_nodes + 1
                     for bound in reversed(buckets(2 + mode.max_nodes, most)):
-                        for size in drafts:
+                        for size in reversed(drafts):
                             for _ in range(_WARM):
                                 batch = self.table.idle(count, params)
                                 self._play(mode, batch, None, bound=bound, recorded=True, nodes=size)

@@ -227,6 +227,8 @@ def test_licences_of_sources_and_texts_that_are_not_there(configure: Configure, 
     assert licenses(loaded) == {prompt.license: 1 for prompt in loaded}
     own = Jsonl(file=written(tmp_path, {"prompt": "a", "license": "CC0"}, {"prompt": "b"}), license="MIT").load()
     assert [prompt.license for prompt in own] == ["CC0", "MIT"]
+    path = written(tmp_path, {"prompt": "a", "source": "some/where"}, {"prompt": "b"})
+    assert [each.license for each in Jsonl(file=path, licenses={"some/": "MIT"}).load()] == ["some/where: MIT", ""]
 
 
 def test_a_template_around_the_text_and_what_a_row_lacks_is_named(tmp_path: Path) -> None:

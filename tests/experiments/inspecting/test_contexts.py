@@ -6,6 +6,7 @@ differs. Draws of curves without a fall are called falls in fewer than 1 of 100 
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -227,6 +228,19 @@ def test_lengths_that_cannot_be_compared() -> None:
         play(texts(2), 16, 32)
     with pytest.raises(ValueError, match=r"a prompt has 256 tokens, and contexts=\[16, 512\] asks for 512"):
         play(texts(), 16, 512)
+
+
+def test_texts_that_end_before_a_draft_leave_too_few_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = iter([curve_of([0.5], Limits(), seed=seed).found[0] for seed in range(2)])
+
+    def played(*_: object, **__: object) -> Acceptance:
+        whole = next(given)
+        return replace(whole, prompts=whole.prompts.clamp(max=1))
+
+    monkeypatch.setattr("experiments.inspecting.contexts.play", played)
+    target, drafter = Target(model(), name="toy"), ModelDrafter(near, 2, sampling="iid")
+    with pytest.raises(ValueError, match=r"of 8 prompts, 2 have drafts at all of contexts=\[16, 32\]"):
+        play_at(drafter, target, texts(), [16, 32], Limits(), tokens=8)
 
 
 def test_a_window_counts_where_no_layer_sees_everything() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.reporting.context import contexts, report_contexts
+from experiments.reporting.context import contexts, contexts_plot, report_contexts, table
 from experiments.results.records import Record, replace_records
 from experiments.results.runs import Run, load_run
 from experiments.results.statistics import Bootstrap
@@ -70,7 +70,15 @@ def test_what_is_written_and_said(runs: list[Run], tmp_path: Path, capsys: pytes
     }
 
 
+def test_a_drafter_that_never_drafts(runs: list[Run], tmp_path: Path) -> None:
+    found = [row | {"acceptance": ()} for row in contexts(runs, QUICK)]
+    assert [row[4].text for row in table(found).rows] == ["", ""]
+    assert contexts_plot(found, tmp_path / "context.png", "").exists()
+
+
 def test_one_length_and_prompts_of_any_length_are_refused(runs: list[Run], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"two runs of fast have 128 tokens of context, .*: sweep over"):
+        contexts([*runs, runs[-1]], QUICK)
     with pytest.raises(ValueError, match=r"at two lengths or more: give dataset\.tokens="):
         contexts(runs[:1], QUICK)
     with pytest.raises(ValueError, match=r"has no dataset.tokens: contexts need a dataset that makes prompts of one"):

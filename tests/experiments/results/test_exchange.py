@@ -73,7 +73,10 @@ def test_curves_of_several_runs_are_one_and_keep_their_temperatures(tmp_path: Pa
         "target": {"model_T0": {2: 2.11}, "model_T1": {2: 2.11}, "c_model_T1": {2: 2.11}}
     }
     assert [each.temperature for each in published(str(file))] == [0, 1, 1]
-    assert curve({"plain": ("target", [output("p", "plain")])}, {}) == ""
+    plain = "plain", [output("p", "plain")]
+    assert curve({"plain": plain}, {}) == ""
+    bad = "target", [output("p", accepted=(0, 0), proposed_depth=(3, 3))]
+    assert yaml.safe_load(curve({"bad": bad, "plain": plain}, {})) == {"target": {"fast_T0": {3: 1.0}}}
 
 
 def test_rounds_without_a_draft_and_turns_are_counted_as_each_project_does() -> None:
