@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from omegaconf import DictConfig
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from experiments.config.checking import did_you_mean
 from experiments.config.pairs import check_files
@@ -49,6 +49,8 @@ from specdec.target.target import Target
 
 LAW, PLAIN = "law", "plain"
 """The references that need no other engine: the law by the target's own weights, and our engine without a drafter."""
+UNKNOWN = ("repetition_penalty", "logits_processor", "grammar", "adapter")
+"""Settings of the sampling that change the target's law, and that ``Place.of`` leaves out."""
 
 
 def audit(config: DictConfig) -> Figures:
@@ -60,26 +62,37 @@ def audit(config: DictConfig) -> Figures:
         if name not in MISTAKES:
             raise ValueError(f"mistakes: there is no {name!r}{did_you_mean(name, MISTAKES)}")
     sampling: SamplingParams = replace(build(config, "sampling"), n=1)
-    if sampling.greedy and config.reference not in (LAW, PLAIN):
-        raise ValueError(
-            f"sampling.temperature=0 with reference={config.reference}: the target's logits tell whether a difference "
-            f"is rounding, so greedy outputs are compared with our engine's: leave the reference out"
-        )
+    _check_sampling(config, sampling)
     check_files(config)
     made = _Made.of(config)
     horizon = config.horizon or max(2, config.undrafted + config.drafted + 1)
     # The last token of an output is not drafted by every engine.
     sampling = sampling if sampling.greedy else replace(sampling, max_new_tokens=horizon + 1)
-    ends = frozenset() if sampling.ignore_eos else frozenset(made.target.eos_token_ids)
+    ends = frozenset(sampling.stop_token_ids).union(() if sampling.ignore_eos else made.target.eos_token_ids)
     prompts = [
         (each, tuple(encode_prompt(made.target.tokenizer, each.turns[0])[-config.context :]))
         for each in choose(build(config, "dataset"))[0]
     ]
     if sampling.greedy:
-        return _greedy(config, made, prompts, sampling)
+        return _greedy(config, made, prompts, sampling, ends)
     if made.reference is None:
         return _against_law(config, made, prompts, sampling, ends, horizon)
     return _against_reference(config, made, prompts, sampling, ends, horizon)
+
+
+def _check_sampling(config: DictConfig, sampling: SamplingParams) -> None:
+    """Refuse requests that cannot be compared with the reference."""
+    if sampling.greedy and config.reference not in (LAW, PLAIN):
+        raise ValueError(
+            f"sampling.temperature=0 with reference={config.reference}: the target's logits tell whether a difference "
+            f"is rounding, so greedy outputs are compared with our engine's: leave the reference out"
+        )
+    beyond = [name for name in UNKNOWN if getattr(sampling, name) != getattr(SamplingParams(), name)]
+    if beyond and config.reference == LAW and not sampling.greedy:
+        raise ValueError(
+            f"sampling.{beyond[0]}={getattr(sampling, beyond[0])} with reference={LAW}: the law is computed without "
+            f"it, so leave it out, or give reference={PLAIN}"
+        )
 
 
 @dataclass(frozen=True)
@@ -159,6 +172,25 @@ def _without_weights(name: str) -> Target:
     return Target(model, find_tokenizer(name), name=name)
 
 
+def _assistant(config: DictConfig, target: Target, *, padded: bool = False) -> PreTrainedModel:
+    """The small model that the mistakes are worked out with.
+
+    Args:
+        padded: Its vocabulary may have another number of unused tokens at the end.
+
+    Raises:
+        ValueError: It has another vocabulary than the target.
+    """
+    assistant = load(config.assistant, dtype=config.target.dtype, device=config.target.device).model
+    size = assistant.config.vocab_size
+    if size < len(target.tokenizer or ()) if padded else size != target.vocab_size:
+        raise ValueError(
+            f"assistant={config.assistant} has {size} tokens, and {target.name} has "
+            f"{target.vocab_size}: give a small model with the target's vocabulary"
+        )
+    return assistant
+
+
 def _against_law(
     config: DictConfig,
     made: _Made,
@@ -168,12 +200,7 @@ def _against_law(
     horizon: int,
 ) -> Figures:
     target, names = made.target, list(config.mistakes or MISTAKES)
-    assistant = load(config.assistant, dtype=config.target.dtype, device=config.target.device).model
-    if assistant.config.vocab_size != target.vocab_size:
-        raise ValueError(
-            f"assistant={config.assistant} has {assistant.config.vocab_size} tokens, and {target.name} has "
-            f"{target.vocab_size}: give a small model with the target's vocabulary"
-        )
+    assistant = _assistant(config, target)
     with steps_shown("laws of the next tokens") as say:
         candidates = telling(
             [(each.id, ids) for each, ids in prompts],
@@ -210,7 +237,7 @@ def _against_law(
         prompts=[each.ids for each in chosen],
         order=question.order(blocks).tolist(),
         block=config.block,
-        horizon=candidates[0].cells.horizon,
+        horizon=horizon,
         vocab=target.vocab_size,
         ends=ends,
         question=question,
@@ -262,8 +289,13 @@ def _against_reference(
 
 
 def _greedy(
-    config: DictConfig, made: _Made, prompts: Sequence[tuple[Prompt, tuple[int, ...]]], sampling: SamplingParams
+    config: DictConfig,
+    made: _Made,
+    prompts: Sequence[tuple[Prompt, tuple[int, ...]]],
+    sampling: SamplingParams,
+    ends: frozenset[int],
 ) -> Figures:
+    assistant = _assistant(config, made.target, padded=True)
     engine = new_engine(config, made.target, None, None)
     jobs = [Job(each, 0, ids, sampling) for each, ids in prompts]
     plain = []
@@ -272,7 +304,6 @@ def _greedy(
             say(f"prompt {first + 1} of {len(jobs)}")
             some = jobs[first : first + engine.max_batch_size]
             plain += [list(each.token_ids) for each in engine.generate([each.prompt_ids for each in some], sampling)]
-    assistant = load(config.assistant, dtype=config.target.dtype, device=config.target.device).model
     wrong = _disagreements(assistant, [(job.prompt_ids, tokens) for job, tokens in zip(jobs, plain, strict=True)])
     console = terminal.console()
     terminal.say(
@@ -281,7 +312,6 @@ def _greedy(
         f"rule that accepts whatever is drafted could show itself at {wrong:,} of them, where {config.assistant} "
         f"would draft another token.",
     )
-    ends = frozenset() if sampling.ignore_eos else frozenset(made.target.eos_token_ids)
     running = Greedy(made.subject, engine, jobs, plain, ends)
     ended = _gathered(config, running)
     said, bad = greedy_verdict(made.name, running, ended)

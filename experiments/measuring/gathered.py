@@ -64,7 +64,7 @@ class Audit(ABC):
         """Judge what a step returned.
 
         Raises:
-            ValueError: An output cannot be one of the model's.
+            ValueError: An output cannot be one of the model's, or belongs to another audit's prompt.
         """
 
     def gather(self, folder: Path, *, advance: Callable[[str], None]) -> str | None:
@@ -74,13 +74,12 @@ class Audit(ABC):
             Why it ended early: ``"interrupted"`` or an error's sentence; None if it did not.
         """
         file = folder / SAMPLES
-        before = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.exists() else []
-        whole = [line for line in before if line.endswith("\n")]  # a line may have been cut
+        before = file.read_bytes().splitlines(keepends=True) if file.exists() else []
+        whole = [line for line in before if line.endswith(b"\n")]  # the last line may have been cut
         for line in whole:
             self._take(json.loads(line))
-        with file.open("w", encoding="utf-8") as stream:
-            stream.writelines(whole)
-            stream.flush()
+        with file.open("a", encoding="utf-8", newline="\n") as stream:
+            stream.truncate(sum(map(len, whole)))
             try:
                 while not self.alarm and self.done < self.steps:
                     row = self.ask()
@@ -155,17 +154,21 @@ class Sampled(Audit):
     def ask(self) -> Row:
         prompt, streams = int(self.order[self.done]), range(self.done * self.block, (self.done + 1) * self.block)
         outputs = self.subject(self.prompts[prompt], self.sampling, streams)
-        return {"prompt": prompt, "outputs": [list(each) for each in outputs]}
+        return {"prompt": prompt, "ids": list(self.prompts[prompt]), "outputs": [list(each) for each in outputs]}
+
+    def check_prompt(self, row: Row) -> None:
+        """Refuse an earlier attempt's outputs if the plan is another one now."""
+        prompt = int(self.order[self.done])
+        if (row["prompt"], row["ids"]) != (prompt, list(self.prompts[prompt])):
+            raise ValueError(
+                f"{SAMPLES} has outputs of other prompts than are planned now, as another machine or version may plan "
+                f"them: begin anew with another out"
+            )
 
     def check(self, outputs: Sequence[Sequence[int]], whose: str = "subject") -> None:
         """Refuse outputs that cannot be judged."""
         for output in outputs:
-            wrong = [token for token in output if not 0 <= token < self.vocab]
-            if wrong:
-                raise ValueError(
-                    f"the {whose} returned token {wrong[0]}, and the target has {self.vocab} tokens: it has another "
-                    f"tokenizer or another model; give both the same"
-                )
+            _check_tokens(output, self.vocab, whose)
             if len(output) < self.horizon and not self.ends.intersection(output[-1:]):
                 raise ValueError(
                     f"the {whose} returned {len(output)} tokens where {self.horizon} are needed, and none that ends "
@@ -181,13 +184,14 @@ class Sampled(Audit):
             likely: The probability of an output.
         """
         block = (prompt, whose, *map(tuple, outputs))
-        often = "one and the same output" if len(set(block[2:])) == 1 else "an earlier block's outputs"
-        again = block in self._blocks or len(set(block[2:])) == 1
+        same = len(set(block[2:])) == 1
+        often = f"one and the same output {len(outputs)} times" if same else "an earlier block's outputs again"
+        again = block in self._blocks or same
         self._blocks.add(block)
         if again and (odds := math.prod(likely(output) for output in outputs)) < NEVER:
             raise ValueError(
-                f"the {whose} returned {often} {len(outputs)} times, which has a probability of {odds:.2g}: "
-                f"it ignores the temperature, or the seed that every request has of its own"
+                f"the {whose} returned {often}, which has a probability of {odds:.2g}: it ignores the "
+                f"temperature, or the seed that every request has of its own"
             )
 
 
@@ -211,6 +215,7 @@ class AgainstLaw(Sampled):
 
     def take(self, row: Row) -> None:
         prompt, outputs = row["prompt"], row["outputs"]
+        self.check_prompt(row)
         self.check(outputs)
         cells, law = self.telling[prompt].cells, self.question.laws[prompt]
         self.check_noise(prompt, outputs, lambda output: float(law[cells.cell(output)]), "subject")
@@ -250,6 +255,7 @@ class AgainstReference(Sampled):
 
     def take(self, row: Row) -> None:
         prompt, sides, labels = row["prompt"], (row["outputs"], row["reference"]), []
+        self.check_prompt(row)
         lots = self._lots[prompt]
         for whose, outputs in zip(("subject", "reference"), sides, strict=True):
             self.check(outputs, whose)
@@ -308,16 +314,19 @@ class Greedy(Audit):
 
     def take(self, row: Row) -> None:
         job, tokens = self.jobs[self.done], row["outputs"][0]
-        vocab = self.engine.target.vocab_size
-        for token in tokens:
-            if not 0 <= token < vocab:
-                raise ValueError(
-                    f"the subject returned token {token}, and the target has {vocab} tokens: it has another tokenizer "
-                    f"or another model; give both the same"
-                )
+        _check_tokens(tokens, self.engine.target.vocab_size, "subject")
         stop = next((index + 1 for index, token in enumerate(tokens) if token in self.ends), None)
         tokens, plain = tokens[:stop][: job.sampling.max_new_tokens], self.plain[self.done]
         found = find_divergence(self.engine, job, tokens, plain, exactness=EXACT)
         self.compared += found.get("divergence", len(plain))
         if found:
             self.differences.append({"prompt": job.prompt.id, **found})
+
+
+def _check_tokens(output: Sequence[int], vocab: int, whose: str) -> None:
+    wrong = [token for token in output if not 0 <= token < vocab]
+    if wrong:
+        raise ValueError(
+            f"the {whose} returned token {wrong[0]}, and the target has {vocab} tokens: it has another tokenizer or "
+            f"another model; give both the same"
+        )

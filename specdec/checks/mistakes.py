@@ -24,7 +24,7 @@ Path = tuple[int, ...]
 Row = Float[np.ndarray, " vocab"]
 
 SMALLEST = 2e-3
-"""Joint probability below which a token has no cell, and a prefix is not opened, of every token but the first."""
+"""A token has no cell of its own, and opens no prefix, below this joint probability times the horizon less one."""
 
 EDGE = 2e-6
 """Cumulative probability by which engines that compute in float32 may differ at the edge of a nucleus."""
@@ -175,15 +175,13 @@ class Cells:
     Attributes:
         opened: By opened prefix: the cell of every next token, -1 where that token opens another prefix.
         count: The number of cells.
-        horizon: The length of the longest outputs that it tells apart.
     """
 
     opened: Mapping[Path, np.ndarray]
     count: int
-    horizon: int
 
     def cell(self, tokens: Sequence[int]) -> int:
-        """Returns the cell of an output, which has ``horizon`` tokens or ends before."""
+        """Returns the cell of an output, which has all tokens of the horizon or ends before."""
         length = 1
         while (found := int(self.opened[tuple(tokens[: length - 1])][tokens[length - 1]])) < 0:
             length += 1
@@ -244,7 +242,7 @@ def joint(
         level = below
         if not level:
             break
-    return Cells(opened, count, horizon), {name: np.array(each) for name, each in pieces.items()}
+    return Cells(opened, count), {name: np.array(each) for name, each in pieces.items()}
 
 
 def _advance(weights: np.ndarray, parts: Parts) -> Float[np.ndarray, "state vocab"]:

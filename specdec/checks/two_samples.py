@@ -24,6 +24,7 @@ from specdec.checks.goodness import RARE
 PRIORS = (1.0, 8.0)
 """Outputs of each side that an estimate begins with: few learn fast, many lose less where every output is rare."""
 OFTEN = 48
+"""Classes of outputs by how often they had come before: each ends at twice the count of the one below."""
 TOKENS = 64
 """Tokens of the law that power is tried with, whose probabilities are as 1 / rank."""
 
@@ -122,7 +123,7 @@ def homogeneous(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) 
     for length in range(max(map(len, counts), default=0), 0, -1):
         for path in [each for each in counts if len(each) == length and counts[each].sum() < 2 * RARE]:
             counts[path[:-1]] = counts.get(path[:-1], np.zeros(2)) + counts.pop(path)
-    return _independent(np.array(list(counts.values())))
+    return _independent(np.array(list(counts.values())).reshape(-1, 2))
 
 
 def _independent(table: Float[np.ndarray, "label side"]) -> float:

@@ -146,6 +146,12 @@ def test_an_interrupted_audit_goes_on(
         file.write('{"prompt": 0, "outp')  # it was killed while it wrote
     with pytest.raises(ValueError, match=r"ConnectionError: it went away"):
         audited("resume=true")
+    samples = tmp_path / "out" / "samples.jsonl"
+    kept = samples.read_bytes()
+    samples.write_bytes(kept.replace(b'"ids": [', b'"ids": [1, '))
+    with pytest.raises(ValueError, match="outputs of other prompts than are planned now"):
+        audited("resume=true")
+    samples.write_bytes(kept)
     found = audited("resume=true")
     assert found.bets == whole.bets and found.outputs == whole.outputs
 
@@ -405,6 +411,11 @@ def test_gemma_4_assistants_in_transformers(
         (["function=nowhere.generate"], "there is no module 'nowhere'"),
         ([f"function={HERE}.mistaken", "+contender=hf_generate"], "several subjects"),
         (["assistant={saved}/other"], "has 757 tokens, and .* has 257"),
+        (
+            [f"function={HERE}.right", "target.name=bundled/target", "sampling.temperature=0"],
+            "has 257 tokens, and .* has",
+        ),
+        (["sampling.repetition_penalty=1.2"], "repetition_penalty=1.2 with reference=law: the law is computed without"),
         (["level=2"], "level=2"),
     ],
 )

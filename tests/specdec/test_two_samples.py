@@ -70,4 +70,5 @@ def test_the_p_values_of_two_of_one_law_are_uniform() -> None:
     lots = random.choice(30, size=(300, 2, 200, 2), p=law)
     found = [homogeneous(*each.tolist()) for each in lots]
     assert scipy.stats.kstest(found, "uniform").pvalue > 1e-3
+    assert homogeneous([], []) == 1, "an audit may have more prompts than blocks"
     assert homogeneous(lots[0, 0].tolist(), [[first, first] for first, _ in lots[0, 1].tolist()]) < 1e-6
