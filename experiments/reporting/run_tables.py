@@ -136,10 +136,9 @@ def commanded(run: Run) -> str:
 def made_with(run: Run, *others: Run) -> str:
     """The origin of a run, or of several of other targets and prompts, and what brackets are, in two sentences."""
     manifest, config = run.manifest, run.manifest["config"]
-    cost = f" at the cost of a {config['target']['inflate']} model" if config["target"].get("inflate") else ""
     names = dict.fromkeys(each.manifest["target"]["name"] for each in (run, *others))
     facts = [
-        f"{' and '.join(names)}{cost}",
+        " and ".join(names),
         manifest["dtype"],
         _together([*dict.fromkeys(map(dataset_name, (run, *others)))]),
         f"{config['sampling']['max_new_tokens']} new tokens",

@@ -14,7 +14,7 @@ FACTS: dict[str, Any] = {
     "config": {
         "dataset": {"_target_": "experiments.datasets.stdlib.Stdlib", "seed": 0}, "labels": LABELS,
         "bootstrap": {"confidence": 0.95, "resamples": 100, "seed": 0}, "engine": {"max_batch_size": 1},
-        "target": {"inflate": "110m"}, "sampling": {"max_new_tokens": 6},
+        "sampling": {"max_new_tokens": 6},
     },
     "versions": {"specdec": "0.1.0"}, "contenders": {"their": "Theirs 1.2, torch 2", "fast": "Theirs 1.2, torch 2"},
     "start_seconds": {"their": 3.1, "fast": 20.4}, "threads": 2, "series": 4,
@@ -30,7 +30,7 @@ def test_every_engine_has_a_row_with_its_version_and_what_is_not_counted_is_said
             ended: dict[str, Any] = {"error": "gone", "finish_reason": "error"} if number == 2 else {}
             writer.write(output(f"p{number}", "fast", seconds=1.0, accepted=(2, 2), **shared, **ended))
     text = engines_document(load_run(folder))
-    assert text.startswith("`python -m experiments.run experiment=engines`: bundled/target at the cost of a 110m model")
+    assert text.startswith("`python -m experiments.run experiment=engines`: bundled/target, ")
     assert "| T | engine | plain | small model |" in text
     ours, theirs = (line for line in text.splitlines() if line.startswith("| 0 |"))
     assert ours.startswith("| 0 | specdec 0.1.0 | 3 | 5; 1.82x [")

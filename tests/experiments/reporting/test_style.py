@@ -80,18 +80,16 @@ def test_the_table_and_the_document_say_what_was_measured() -> None:
     manifest: dict[str, Any] = {
         "config": {
             "labels": LABELS,
-            "target": {"inflate": "110m"},
             "dataset": {"_target_": "x.Stdlib", "seed": 0},
             "sampling": {"max_new_tokens": 10},
             "engine": {"max_batch_size": 1},
         },
-        "target": {"name": "bundled/target"}, "prompts": 4, "dtype": "bfloat16", "device": "a processor", "threads": 2,
+        "target": {"name": "bundled/target inflated to 110m"}, "prompts": 4, "dtype": "bfloat16", "threads": 2,
+        "device": "a processor",
         "git": {"commit": "0123456789abcdef", "dirty": False}, "overrides": ["experiment=drafters", "out=elsewhere"],
     }  # fmt: skip
     text = methods_document(Run(Path("x"), manifest, summary(compared_with="fast")))
-    assert text.startswith(
-        "`python -m experiments.run experiment=drafters`: bundled/target at the cost of a 110m model"
-    )
+    assert text.startswith("`python -m experiments.run experiment=drafters`: bundled/target inflated to 110m, bfloat16")
     assert "2 threads of a processor, commit 0123456789." in text
     assert "| 0 | model: tree of 6 | **3.00 [3.00, 3.00]** | +0.75 [+0.75, +0.75] | 9.0 | 25% |" in text
     assert text.rstrip().endswith("Difference: from model: chain of 3 on the same prompts, given the drafts.")
