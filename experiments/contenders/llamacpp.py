@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Unpack
 
 from experiments.contenders.peer import Peer, Start
 from specdec.quantization import quantization_of
+from specdec.requests import SamplingParams
 from specdec.target.loading import load
 
 _PRECISIONS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "int8": "Q8_0", "int4": "Q4_0"}
@@ -44,6 +45,15 @@ class LlamaCpp(Peer):
         self._draft, self._probabilistic = draft, probabilistic
         if self.method == "draft":
             self.WORKER = "llama_server_worker"
+
+    def check_sampling(self, sampling: SamplingParams) -> None:
+        """Refuse a repetition penalty, which its workers do not pass on."""
+        if sampling.repetition_penalty != 1:
+            raise ValueError(
+                f"llama.cpp is measured without a repetition penalty, and sampling.repetition_penalty="
+                f"{sampling.repetition_penalty:g}: leave this contender out"
+            )
+        super().check_sampling(sampling)
 
     def prepared(self, folder: Path) -> dict[str, Any]:
         """Write the weights in float32, which the worker stores at the target's precision."""

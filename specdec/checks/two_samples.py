@@ -151,11 +151,11 @@ def smallest_seen(
         settings: Of ``first_alarms``.
     """
 
-    def alarms(shift: float, blocks: int) -> tuple[np.ndarray, np.ndarray]:
+    def alarms(shift: float, blocks: int, *, whole: bool = True) -> tuple[np.ndarray, np.ndarray]:
         laws = shifted(shift), shifted(0.0)
-        return first_alarms(laws, blocks=blocks, audits=audits, seed=seed, **settings)
+        return first_alarms(laws, blocks=blocks, audits=audits, seed=seed, whole=whole, **settings)
 
-    first, _ = alarms(shift, blocks)
+    first, _ = alarms(shift, blocks, whole=False)
     blocks = min(int(np.sort(first)[int(np.ceil(wanted * audits)) - 1]), blocks)
     found = []
     for each in (2 * shift, shift, shift / 2):
@@ -184,16 +184,20 @@ def first_alarms(
     audits: int,
     seed: int,
     kind: type[TwoSamples] = TwoSamples,
+    whole: bool = True,
 ) -> tuple[Int[np.ndarray, " audit"], Float[np.ndarray, " audit"]]:
     """Returns the block at whose end each of many simulated audits sounds the alarm, and the chi-square p-values.
 
     The first tokens follow the laws of both sides, all later ones the second. Looks become rarer the more blocks there
     have been.
+
+    Args:
+        whole: Play all blocks, which the p-values are of, even if every audit has sounded the alarm before.
     """
     generator = np.random.default_rng(seed)
     state, found, done = kind(prompts, horizon, level, audits), np.full(audits, blocks + 1), 0
     totals = np.zeros((prompts, audits, 2, len(laws[0])))
-    while done < blocks and not (found <= blocks).all():
+    while done < blocks and (whole or not (found <= blocks).all()):
         looks = min(prompts * (1 + done // (64 * prompts)), blocks - done)
         for prompt in range(min(prompts, looks)):
             pairs = block * len(range(prompt, looks, prompts))

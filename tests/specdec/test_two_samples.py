@@ -57,6 +57,7 @@ def test_power_is_what_is_said() -> None:
     assert 0.5 * np.abs(shifted(0.2) - law).sum() == pytest.approx(0.2) and blocks < 400
     said = {each.distance: each for each in powers}
     assert said[0.2].power >= 0.99 and said[0.2].samples == 2 * 32 * blocks and said[0.1].samples is None
+    assert said[0.4].power == said[0.4].chi_square == 1, "also where the alarm comes long before the last block"
     for shift in (0.2, 0.1):
         alarms, p_values = first_alarms((shifted(shift), law), audits=400, blocks=blocks, seed=9, **settings)
         assert abs((alarms <= blocks).mean() - said[shift].power) < 4 * (0.25 / 100 + 0.25 / 400) ** 0.5
