@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,15 +62,17 @@ def _own_settings(runs: Sequence[Run]) -> list[str]:
     settings = [run.manifest["config"].get("dataset") or {} for run in runs]
     names = [name for name in settings[0] if len({str(each.get(name)) for each in settings}) > 1]
     # What the dataset's name says already is not repeated.
-    names = [name for name in names if name not in ("file", "seed", "count", "_target_")]
+    names = [name for name in names if name not in ("file", "split", "seed", "count", "_target_")]
     return ["".join(f", {name}={each.get(name)}" for name in names) for each in settings]
 
 
 def dataset_name(run: Run) -> str:
-    """The dataset in words."""
+    """The dataset in words: a file by its name, one of the hub by its repository's, with the dataset's split."""
     dataset = run.manifest["config"]["dataset"]
     source = dataset.get("file") or dataset.get("_target_", "").rpartition(".")[2].lower()
-    return f"{Path(source).name}, {run.manifest['prompts']} prompts, seed {dataset.get('seed')}"
+    hub = re.match(r"hf://datasets/[^/]+/([^/]+)", source)
+    name = " ".join(filter(None, [hub[1] if hub else Path(source).name, dataset.get("split")]))
+    return f"{name}, {run.manifest['prompts']} prompts, seed {dataset.get('seed')}"
 
 
 def _template_name(run: Run) -> str:
