@@ -58,7 +58,7 @@ class Limits:
 
     @classmethod
     def of(cls, module: nn.Module, trained: int | None = None) -> "Limits":
-        """Returns what a head's or a model's configuration says."""
+        """Returns the limits in a head's or a model's configuration, and the given length of its training texts."""
         config: Any = getattr(module, "config", None)
         text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
         window, kinds = getattr(text, "sliding_window", None), set(getattr(text, "layer_types", None) or ["sliding"])
@@ -73,8 +73,8 @@ class Curve:
 
     Attributes:
         lengths: Tokens of the prompts, the shortest first.
-        found: What is accepted at each of them.
-        limits: What the drafter's files say.
+        found: The acceptance at each of them.
+        limits: The lengths that the drafter's files name.
     """
 
     lengths: Sequence[int]
@@ -141,7 +141,7 @@ def play_at(
     Args:
         drafter: Drafts chains.
         prompts: Each at least as long as the largest length.
-        limits: What the drafter's files say, which a cause is named by.
+        limits: The lengths that the drafter's files name, by which a cause is named.
 
     Raises:
         ValueError: There are fewer than two lengths, or three prompts that have drafts at all of them; or a prompt is

@@ -156,7 +156,7 @@ def _name(row: Figures, found: Sequence[Figures]) -> str:
 
 
 def sentences(found: Sequence[Figures]) -> list[str]:
-    """What each method loses from the shortest to the longest context, and whether chance explains it."""
+    """The loss of each method from the shortest to the longest context, and whether chance explains it."""
     said = []
     for key in dict.fromkeys((row.method, row.temperature) for row in found):
         own = [row for row in found if (row.method, row.temperature) == key]

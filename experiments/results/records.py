@@ -14,7 +14,7 @@ RECORDS = "records.jsonl"
 PLAIN = "plain"
 """The name of plain decoding, the baseline, in all results."""
 EXACT = "exact"
-"""What a rule promises whose output follows the target, where a check has confirmed it."""
+"""The promise of a rule whose output follows the target, where a check has confirmed it."""
 DECLARED = "exact (declared)"
 """The same promise, where no check has confirmed it yet (``experiments.results.checked``)."""
 
