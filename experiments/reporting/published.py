@@ -33,20 +33,33 @@ def report_published(rows: Sequence[Row], found: Sequence[Published], out: Path)
 
 def export(runs: Sequence[Run], format: str, out: Path) -> list[Path]:
     """Write runs' acceptance in another project's format and return the files: a folder for every run, or one curve."""
+    named = dict(zip(_names(runs), runs, strict=True))
     if format == "inferencex":
-        told = {run.folder.name: (run.manifest["target"]["name"], records_of(run.folder)) for run in runs}
+        told = {name: (run.manifest["target"]["name"], records_of(run.folder)) for name, run in named.items()}
         facts = {
             "dataset": "; ".join(dict.fromkeys(map(dataset_name, runs))),
             "dtype": "; ".join(dict.fromkeys(run.manifest["dtype"] for run in runs)),
             "device": "; ".join(dict.fromkeys(run.manifest["device"] for run in runs)),
-        } | {f"made with ({run.folder.name})": " ".join(run.manifest["overrides"]) or "no overrides" for run in runs}
+        } | {
+            f"made with ({name})": " ".join(run.manifest["overrides"]) or "no overrides" for name, run in named.items()
+        }
         text = curve(told, facts)
         return write_texts(out, {"acceptance.yaml": text} if text else {})
     found = []
-    for run in runs:
+    for name, run in named.items():
         texts = exported(format, records_of(run.folder), run.manifest["target"]["name"])
-        found += write_texts(out / run.folder.name, texts)
+        found += write_texts(out / name, texts)
     return found
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    """The runs' folders by name, with as many of those above as tell them apart: runs of two sweeps are both ``0``."""
+    paths = [run.folder.resolve().parts for run in runs]
+    names, deep = [path[-1] for path in paths], 1
+    while len(set(names)) < len(set(paths)) and deep < max(map(len, paths)):
+        deep += 1
+        names = ["_".join(path[-deep:]) for path in paths]
+    return names
 
 
 def published_table(rows: Sequence[Row], records: Sequence[Sequence[Record]], found: Sequence[Published]) -> Table:

@@ -79,6 +79,14 @@ def test_curves_of_several_runs_are_one_and_keep_their_temperatures(tmp_path: Pa
     assert yaml.safe_load(curve({"bad": bad, "plain": plain}, {})) == {"target": {"fast_T0": {3: 1.0}}}
 
 
+def test_runs_of_two_sweeps_are_told_apart(tmp_path: Path) -> None:
+    runs = [loaded(tmp_path / sweep / "0", "drafter=model") for sweep in ("a", "b")]
+    files = export(runs, "vllm", tmp_path / "out")
+    assert [file.parent.name for file in files] == ["a_0", "b_0"] and all(file.exists() for file in files)
+    (file,) = export(runs, "inferencex", tmp_path / "out")
+    assert yaml.safe_load(file.read_text()) == {"target": {"model_T0": {2: 2.11}, "b_0_model_T0": {2: 2.11}}}
+
+
 def test_rounds_without_a_draft_and_turns_are_counted_as_each_project_does() -> None:
     drafted = {"accepted": (2, 0, 1), "proposed_depth": (2, 0, 2), "proposed_nodes": (2, 0, 2), "tokens": 6}
     records = [replace(output("p", "ngram", **drafted), turn=turn, temperature=0.5) for turn in (1, 0)]
