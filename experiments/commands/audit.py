@@ -49,6 +49,8 @@ from specdec.target.target import Target
 
 LAW, PLAIN = "law", "plain"
 """The references that need no other engine: the law by the target's own weights, and our engine without a drafter."""
+Encoded = tuple[Prompt, tuple[int, ...]]
+"""A prompt with its tokens."""
 UNKNOWN = ("repetition_penalty", "logits_processor", "grammar", "adapter")
 """Settings of the sampling that change the target's law, and that ``Place.of`` leaves out."""
 
@@ -173,20 +175,13 @@ def _without_weights(name: str) -> Target:
 
 
 def _assistant(config: DictConfig, target: Target, *, padded: bool = False) -> PreTrainedModel:
-    """The small model that the mistakes are worked out with.
-
-    Args:
-        padded: Its vocabulary may have another number of unused tokens at the end.
-
-    Raises:
-        ValueError: It has another vocabulary than the target.
-    """
+    """The small model that the mistakes are worked out with; ``padded``: the vocabularies' unused ends may differ."""
     assistant = load(config.assistant, dtype=config.target.dtype, device=config.target.device).model
     size = assistant.config.vocab_size
     if size < len(target.tokenizer or ()) if padded else size != target.vocab_size:
         raise ValueError(
-            f"assistant={config.assistant} has {size} tokens, and {target.name} has "
-            f"{target.vocab_size}: give a small model with the target's vocabulary"
+            f"assistant={config.assistant} has {size} tokens, and {target.name} has {target.vocab_size}: give a small "
+            f"model with the target's vocabulary"
         )
     return assistant
 
@@ -194,7 +189,7 @@ def _assistant(config: DictConfig, target: Target, *, padded: bool = False) -> P
 def _against_law(
     config: DictConfig,
     made: _Made,
-    prompts: Sequence[tuple[Prompt, tuple[int, ...]]],
+    prompts: Sequence[Encoded],
     sampling: SamplingParams,
     ends: frozenset[int],
     horizon: int,
@@ -254,7 +249,7 @@ def _against_law(
 def _against_reference(
     config: DictConfig,
     made: _Made,
-    prompts: Sequence[tuple[Prompt, tuple[int, ...]]],
+    prompts: Sequence[Encoded],
     sampling: SamplingParams,
     ends: frozenset[int],
     horizon: int,
@@ -289,11 +284,7 @@ def _against_reference(
 
 
 def _greedy(
-    config: DictConfig,
-    made: _Made,
-    prompts: Sequence[tuple[Prompt, tuple[int, ...]]],
-    sampling: SamplingParams,
-    ends: frozenset[int],
+    config: DictConfig, made: _Made, prompts: Sequence[Encoded], sampling: SamplingParams, ends: frozenset[int]
 ) -> Figures:
     assistant = _assistant(config, made.target, padded=True)
     engine = new_engine(config, made.target, None, None)

@@ -49,10 +49,7 @@ class LlamaCpp(Peer):
     def check_sampling(self, sampling: SamplingParams) -> None:
         """Refuse a repetition penalty, which its workers do not pass on."""
         if sampling.repetition_penalty != 1:
-            raise ValueError(
-                f"llama.cpp is measured without a repetition penalty, and sampling.repetition_penalty="
-                f"{sampling.repetition_penalty:g}: leave this contender out"
-            )
+            raise ValueError("llama.cpp is measured without a repetition penalty: leave it out")
         super().check_sampling(sampling)
 
     def prepared(self, folder: Path) -> dict[str, Any]:

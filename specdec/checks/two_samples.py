@@ -189,10 +189,7 @@ def first_alarms(
     """Returns the block at whose end each of many simulated audits sounds the alarm, and the chi-square p-values.
 
     The first tokens follow the laws of both sides, all later ones the second. Looks become rarer the more blocks there
-    have been.
-
-    Args:
-        whole: Play all blocks, which the p-values are of, even if every audit has sounded the alarm before.
+    have been. Unless ``whole``, the blocks after the last alarm of all are left out, and p-values are of fewer.
     """
     generator = np.random.default_rng(seed)
     state, found, done = kind(prompts, horizon, level, audits), np.full(audits, blocks + 1), 0

@@ -273,5 +273,5 @@ def test_workers_are_told_what_drafts(target: Target, saved: Path, tmp_path: Pat
         assert {name: given[name] for name in told} == told
     assert (tmp_path / "draft" / "model.safetensors").exists()
     assert (LlamaCpp(method="draft").WORKER, LlamaCpp().WORKER) == ("llama_server_worker", "llama_cpp_worker")
-    with pytest.raises(ValueError, match=r"without a repetition penalty, and sampling.repetition_penalty=1\.2"):
+    with pytest.raises(ValueError, match="measured without a repetition penalty"):
         LlamaCpp().check_sampling(SamplingParams(repetition_penalty=1.2))
