@@ -162,10 +162,8 @@ def play_at(
         found.append(play(target, drafter, cut, tokens=tokens, seed=seed, at_once=1))
     curve = Curve(lengths, found, limits)
     if len(curve.prompts) < 3:
-        raise ValueError(
-            f"of {len(prompts)} prompts, {len(curve.prompts)} have drafts at all of contexts={lengths}, which tell no "
-            f"difference from chance: give more places, or more tokens"
-        )
+        few = f"of {len(prompts)} prompts, {len(curve.prompts)} have drafts at all of contexts={lengths}"
+        raise ValueError(f"{few}, which tells no difference from chance: give more places, or more tokens")
     return curve
 
 

@@ -43,10 +43,8 @@ def contexts(runs: Sequence[Run], bootstrap: Bootstrap) -> list[Figures]:
             if method.method != PLAIN and method.finished:
                 own, context = found.setdefault((method.temperature, method.method), {}), input_of(run, "contexts")
                 if context in own:
-                    raise ValueError(
-                        f"two runs of {method.method} have {context} tokens of context, {own[context][0].folder} and "
-                        f"{run.folder}: sweep over dataset.tokens, drafters and temperatures alone"
-                    )
+                    what = f"{method.method} at {context} tokens of context"
+                    raise ValueError(f"two runs have {what}: sweep over dataset.tokens, drafter and temperature alone")
                 own[context] = run, method
     if not found or any(len(own) < 2 for own in found.values()):
         raise ValueError("contexts need runs of every method at two lengths or more: give dataset.tokens=128,512")

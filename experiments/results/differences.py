@@ -68,8 +68,7 @@ def paired_differences(rows: Sequence[Row], setting: str | None = None) -> tuple
     ]
     if found:
         return setting, found
-    temperatures = sorted({row.method.temperature for row in rows})
-    pairs = [[row for row in rows if row.method.temperature == at] for at in temperatures]
+    pairs = [[row for row in rows if row.method.temperature == t] for t in sorted({r.method.temperature for r in rows})]
     return METHOD, [
         difference
         for first, second in (pair for pair in pairs if len(pair) == 2)

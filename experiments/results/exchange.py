@@ -81,11 +81,7 @@ def _groups(records: Iterable[Record]) -> Mapping[tuple[str, float], list[Record
     for record in records:
         if record.method != PLAIN and record.accepted and not record.failed:
             groups[record.method, record.temperature].append(record)
-    return {
-        key: found
-        for key, found in groups.items()
-        if any(sum(record.accepted) + sum(record.proposed_depth) for record in found)
-    }
+    return {key: found for key, found in groups.items() if any(any(r.accepted + r.proposed_depth) for r in found)}
 
 
 def _drafts(records: Iterable[Record]) -> list[tuple[int, int]]:

@@ -109,7 +109,7 @@ def test_unlike_runs_are_refused_unless_told_to(facts: dict[str, Any], message: 
 )
 def test_a_dataset_of_the_hub_is_named_by_its_repository(dataset: dict[str, Any], name: str, tmp_path: Path) -> None:
     run = loaded(tmp_path / "a")
-    run.manifest["config"]["dataset"] = {"seed": 0, **dataset}
+    run.manifest["config"]["dataset"] = dataset | {"seed": 0}
     assert dataset_name(run) == f"{name}, 3 prompts, seed 0"
 
 

@@ -198,9 +198,8 @@ def test_settled_trees_are_judged_alike_and_come_in_few_kinds(shape: TreeShape, 
     tokens = torch.randint(4, (2, nodes), generator=generator)
     valid = torch.ones_like(tokens, dtype=torch.bool)
     valid[1, -1] = False
-    drawn = DraftTree.from_shape(
-        shape, tokens, sampling=DraftSampling.IID, draft_probs=q[:, :nodes].contiguous(), valid=valid
-    )
+    law = DraftSampling.IID
+    drawn = DraftTree.from_shape(shape, tokens, sampling=law, draft_probs=q[:, :nodes].contiguous(), valid=valid)
     bounds: Any = {"max_nodes": most, "max_depth": shape.max_depth, "is_chain": chain}
     made = settled(drawn, **bounds)
     assert (made.width, made.in_line) == (width, chain)
