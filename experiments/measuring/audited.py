@@ -30,8 +30,9 @@ def of_engine(engine: Engine | OtherEngine, size: int) -> Subject:
             found += [list(each.token_ids) for each in done]
         if not getattr(engine, "tells_tokens", True):
             raise ValueError(
-                "the server returns no token ids, and an audit cannot be made of text, which has several spellings: "
-                "vLLM tells them with '+contenders.openai.extra={return_token_ids:true}'"
+                "the tokens cannot be judged: a server has to return token ids, as text has several spellings "
+                "(vLLM: '+contenders.openai.extra={return_token_ids:true}'), and engines in processes of their own "
+                "need target.dtype=float32"
             )
         return found
 
