@@ -174,7 +174,8 @@ def _limit(wanted, above_cut, top, key, room, BY_MASS: tl.constexpr):
     if BY_MASS:
         cut = key != _LEAST
         whole = above_cut + tl.where(cut, _mass(tl.where(cut, _number(key), top), top) * room, 0)
-        return tl.ceil(wanted.to(tl.float64) * whole.to(tl.float64)).to(tl.int64)
+        limit = tl.ceil(wanted.to(tl.float64) * whole.to(tl.float64)).to(tl.int64)
+        return tl.maximum(limit, 1)  # p may be so small that it is 0 in float32
     else:  # noqa: RET505
         return wanted.to(tl.int64)
 

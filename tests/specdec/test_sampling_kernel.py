@@ -83,6 +83,10 @@ def test_the_same_tokens_stay_as_by_sorting() -> None:
         -3e38 * torch.ones(1, 1, 2),
     ):
         check_kept(values, torch.tensor([0]), close, "cpu")
+    none = kernel.distribution(
+        torch.tensor([[[0.0, 1.0, 1.0]]]), torch.ones(1), torch.zeros(1).long(), torch.zeros(1), torch.zeros(1)
+    )
+    assert none.tolist() == [[[0.0, 1.0, 0.0]]], "the most probable token stays, whatever p is in float32"
     # p that is next to 1, and a tail of 80 tokens that has less than that together: mass is counted to 2^-40.
     tail = torch.full((1, 1, 81), -20.0)
     tail[0, 0, 7] = 0
