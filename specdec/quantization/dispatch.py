@@ -37,9 +37,9 @@ KERNEL_ROWS_FLOAT32 = 8
 COMPACT_ROWS = 64
 """The same where no copy is kept: full precision's product must dequantize first."""
 CUDA_ROWS = 1024
-"""Rows up to which the Triton kernel is taken to be faster on a GPU than dequantizing first, which by its bytes takes an
-H100 17 ms (fp8) to 29 ms (int4) for an 8B. Measured there, 72 rows take 1.12 to 1.27 of full precision's time; that 1,024
-take less than 17 ms more is by counts of instructions."""
+"""Rows up to which the Triton kernel is taken to be faster on a GPU than dequantizing first, which by its bytes takes
+an H100 17 ms (fp8) to 29 ms (int4) for an 8B. Measured there, 72 rows take 1.12 to 1.27 of full precision's time; that
+1,024 take less than 17 ms more is by counts of instructions."""
 OLDEST_GPU = (8, 0)
 """The lowest compute capability whose tensor cores Triton uses."""
 
