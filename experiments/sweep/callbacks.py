@@ -6,7 +6,7 @@ Hydra makes a callback before any job starts, so what its end needs is imported 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, cast, TypeVar
 
 from hydra.experimental.callback import Callback
 from hydra.utils import get_method
@@ -50,8 +50,10 @@ class CompareJobs(SweepReport):
         from experiments.reporting.load_merged import report_studies
         from experiments.results.runs import load_run
 
-        read: Callable[[Path], Any] = Study.read if self.loads else load_run
-        report: Callable[..., object] = report_studies if self.loads else report_comparison
+        read, report = cast(
+            tuple[Callable[[Path], Any], Callable[..., object]],
+            (Study.read, report_studies) if self.loads else (load_run, report_comparison),
+        )
         found, missing = collect(folder, read)
         _show_failed(folder)
         if found:
