@@ -6,7 +6,7 @@ Hydra makes a callback before any job starts, so what its end needs is imported 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast, TypeVar
+from typing import Any, TypeVar, cast
 
 from hydra.experimental.callback import Callback
 from hydra.utils import get_method
