@@ -121,7 +121,7 @@ class Peer(OtherEngine):
         except PeerError as error:
             self._process.stop()
             raise ValueError(str(error)) from error
-        self.start_seconds = round(time.perf_counter() - begin, 1)
+        self.start_seconds = time.perf_counter() - begin
 
     def check_sampling(self, sampling: SamplingParams) -> None:
         """Refuse to draw at a temperature where the worker says that draws are wrong."""

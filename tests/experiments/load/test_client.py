@@ -23,6 +23,7 @@ from experiments.load.figures import LATE, figures_of
 from experiments.load.run import CLOSED, DONE, DROPPED, FAILED, OPEN, LoadRun
 from experiments.load.texts import Asked
 from experiments.load.workloads import Planned
+from experiments.results.frame import Figures
 from experiments.results.limits import Terms
 from experiments.results.statistics import Bootstrap
 from specdec.requests import SamplingParams
@@ -174,6 +175,11 @@ def bound(server: Server, **options: Any) -> OpenAIServer:
     return made
 
 
+def in_time(found: Figures) -> list[str]:
+    """The warnings but for the one that this machine was too busy to send in time."""
+    return [each for each in found.warnings if not each.startswith("LATE")]
+
+
 def requests_of(kinds: Sequence[int]) -> list[Asked]:
     planned = Planned(klass="a", pieces=((0, 3),), output_tokens=7)
     return [
@@ -237,7 +243,7 @@ def test_speculation_is_what_the_server_counts(server: Server) -> None:
     assert run.facts["server"]["acceptance_at"] == [1.5] and run.facts["server"]["tokens_per_round"] == 28 / 16
     found = figures_of(run, terms, bootstrap)
     assert found.mean_acceptance_length == 2.5 and found.wasted.rejected_nodes == 20
-    assert not found.warnings, "Little's law holds for what the client saw"
+    assert not in_time(found), "Little's law holds for what the client saw"
     server.has_metrics = False
     run = play(server, [Server.NORMAL] * 4)
     assert (run.totals.rounds, run.totals.drafted, run.totals.accepted) == (12, 36, 16), "the answers' own figures"
@@ -262,7 +268,7 @@ def test_a_request_fails_alone_and_says_why(server: Server) -> None:
     assert reasons[Server.NO_JSON].startswith("this is no answer in OpenAI's form")
     assert reasons[Server.ABORTED] == "the server ended the answer with 'abort'"
     assert list(run.requests.output_tokens) == [7, 4, 4, 0, 0, 4, 6, 7], "what had come stays counted, apart"
-    said = figures_of(run, Terms(limits=None), Bootstrap(resamples=100, confidence=0.9, seed=0)).warnings
+    said = in_time(figures_of(run, Terms(limits=None), Bootstrap(resamples=100, confidence=0.9, seed=0)))
     assert len(said) == 4 and said[3] == "3 requests failed for other reasons"
 
 
