@@ -174,7 +174,7 @@ def _of_composition(error: BaseException) -> str | None:
     prefix = full.removesuffix(str(cause.key))
     known = [str(key) for key in there if key not in ("hydra", "_target_")]
     if not known:
-        return f"{prefix.rstrip('.')} is empty: give '{prefix.rstrip('.')}={{{cause.key}:…}}'"
+        return f"{prefix.rstrip('.')} is empty: give '+{prefix.rstrip('.')}={{{cause.key}:…}}'"
     sections = [name for name in known if OmegaConf.is_dict(there._get_node(name)) and cause.key in there[name]]
     if sections:  # temperature=1 for sampling.temperature=1
         return f"there is no {full}: did you mean {' or '.join(f'{prefix}{name}.{cause.key}' for name in sections)}?"

@@ -163,7 +163,7 @@ MISTAKES: dict[str, dict[str, str]] = {
         "engine.kv_cache=int4": "engine.kv_cache='int4': give one of int8, fp8, fp8_e5m2, or null",
         "engine.kv_cache=int8 +contender=hf_generate": "engine.kv_cache=int8",
         "engine.scheduler=fifo": "engine.scheduler='fifo'",
-        "engine.scheduler._target_=x.Y": "engine.scheduler is empty",
+        "engine.scheduler._target_=x.Y": "engine.scheduler is empty: give '+engine.scheduler={_target_:…}'",
         "engine.scheduler={{_target_:own_parts.Rule}}": "scheduler is a Rule",
         "sla.ttft=0": "sla.ttft=0",
         "+sla.itl=1": "sla.itl",
