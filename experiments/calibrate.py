@@ -1,4 +1,4 @@
-"""What steps cost on this machine: ``python -m experiments.calibrate target.inflate=110m``."""
+"""The cost of steps on this machine: ``python -m experiments.calibrate target.inflate=110m``."""
 
 from experiments.config.launch import Command
 

@@ -1,4 +1,4 @@
-"""What will a model cost on a device? ``python -m experiments.plan target.name=… device=h100``."""
+"""The cost of a model on a device, before it is there: ``python -m experiments.plan target.name=… device=h100``."""
 
 from experiments.config.launch import Command
 

@@ -130,13 +130,18 @@ class Wealth:
     @property
     def log_e(self) -> Float[np.ndarray, " audit"]:
         """The logarithm of the e-value."""
-        highest = self.logs.max(1, keepdims=True)
-        return highest[:, 0] + np.log(np.exp(self.logs - highest).mean(1))
+        return log_mean(self.logs)
 
     @property
     def alarm(self) -> np.ndarray:
         """Whether the e-value has reached its bound."""
         return self.log_e >= np.log(2.0 / self.question.level)
+
+
+def log_mean(logs: Float[np.ndarray, "audit bet"]) -> Float[np.ndarray, " audit"]:
+    """Returns the logarithm of the mean over the bets, from the logarithms of their wealth."""
+    highest = logs.max(1, keepdims=True)
+    return highest[:, 0] + np.log(np.exp(logs - highest).mean(1))
 
 
 def p_value(question: Question, seen: Sequence[Num[np.ndarray, " cell"]]) -> float:

@@ -18,7 +18,7 @@ import numpy as np
 import scipy.stats
 from jaxtyping import Float, Int
 
-from specdec.checks.betting import Power
+from specdec.checks.betting import Power, log_mean
 from specdec.checks.goodness import RARE
 
 PRIORS = (1.0, 8.0)
@@ -80,8 +80,7 @@ class TwoSamples:
     @property
     def log_e(self) -> Float[np.ndarray, " audit"]:
         """The logarithm of the e-value."""
-        highest = self.logs.max(1, keepdims=True)
-        return highest[:, 0] + np.log(np.exp(self.logs - highest).mean(1))
+        return log_mean(self.logs)
 
     @property
     def alarm(self) -> np.ndarray:

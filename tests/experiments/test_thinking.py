@@ -21,7 +21,7 @@ TEMPLATE = (
     "{%- if add_generation_prompt %}<|im_start|>assistant\n"
     "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif -%}"
 )
-"""Of the kind of Qwen3's: without thinking, the answer begins with an empty thought."""
+"""A template like Qwen3's: without thinking, the answer begins with an empty thought."""
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from experiments.contenders.openai import KEY, OpenAIServer
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
+from tests.experiments.answering import AnsweringHandler
 from tests.experiments.conftest import byte_tokenizer
 
 PROMPTS = [[5, 6, 7, 5, 6, 7], [9, 8], [3, 4, 3]]
@@ -41,13 +42,13 @@ class Server(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}/v1"
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(AnsweringHandler, BaseHTTPRequestHandler):
     """Two endpoints."""
 
     server: Server
 
     def do_GET(self) -> None:
-        self._answer(200, {"data": [{"id": name} for name in self.server.models]})
+        self.answer(200, {"data": [{"id": name} for name in self.server.models]})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -55,24 +56,14 @@ class Handler(BaseHTTPRequestHandler):
             self.server.seen.append(body)
             self.server.keys.append(self.headers.get("Authorization"))
             if self.server.refuse:
-                self._answer(400, {"error": "no such parameter"})
+                self.answer(400, {"error": "no such parameter"})
                 return
             sampling = SamplingParams(max_new_tokens=body["max_tokens"], ignore_eos=body.get("ignore_eos", False))
             done = self.server.engine.generate([body["prompt"]], sampling)[0]
         choice: dict[str, Any] = {"text": done.text, "finish_reason": done.finish_reason}
         if body.get("return_token_ids"):
             choice["token_ids"] = list(done.token_ids)
-        self._answer(200, {"choices": [choice], "usage": {"completion_tokens": len(done.token_ids)}})
-
-    def _answer(self, status: int, body: dict[str, Any]) -> None:
-        text = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Silent."""
+        self.answer(200, {"choices": [choice], "usage": {"completion_tokens": len(done.token_ids)}})
 
 
 @pytest.fixture

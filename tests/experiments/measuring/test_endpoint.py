@@ -16,6 +16,7 @@ from experiments.contenders.openai import OpenAIServer
 from experiments.measuring.endpoint import through_server
 from experiments.parity import parity as run_parity
 from experiments.results.frame import Figures
+from tests.experiments.answering import AnsweringHandler
 from tests.experiments.serving.conftest import engine, serving
 
 VOCAB, TOKENS, TOP = 300, 6, 5
@@ -81,13 +82,13 @@ class Server(ThreadingHTTPServer):
         return {f"token_id:{token}": value for token, value in zip(tokens.tolist(), values.tolist(), strict=True)}
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(AnsweringHandler, BaseHTTPRequestHandler):
     """Its two paths."""
 
     server: Server
 
     def do_GET(self) -> None:
-        self._answer(200, {"data": [{"id": "tiny", "max_model_len": 64}]})
+        self.answer(200, {"data": [{"id": "tiny", "max_model_len": 64}]})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -97,19 +98,9 @@ class Handler(BaseHTTPRequestHandler):
         if self.server.left < 0:
             self.close_connection = True
         elif refused:
-            self._answer(400, {"error": "no log-probabilities of prompts here"})
+            self.answer(400, {"error": "no log-probabilities of prompts here"})
         else:
-            self._answer(200, {"choices": [self.server.answer(body)]})
-
-    def _answer(self, status: int, body: dict[str, Any]) -> None:
-        text = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Silent."""
+            self.answer(200, {"choices": [self.server.answer(body)]})
 
 
 @pytest.fixture
