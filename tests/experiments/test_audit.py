@@ -214,7 +214,7 @@ class Answers(Handler):
                 self.end_headers()
                 return
             if body.get("n", 1) > 1:
-                self._answer(400, {"error": "n must be 1"})
+                self.answer(400, {"error": "n must be 1"})
                 return
             sampling = SamplingParams(
                 temperature=given.get("temperature", 0.0),
@@ -227,7 +227,7 @@ class Answers(Handler):
         choice: dict[str, Any] = {"text": done.text, "finish_reason": done.finish_reason}
         if body.get("return_token_ids"):
             choice["token_ids"] = list(done.token_ids)
-        self._answer(200, {"choices": [choice]})
+        self.answer(200, {"choices": [choice]})
 
 
 @pytest.fixture
