@@ -62,13 +62,11 @@ class PagedCache(SlotCache):
         check_memory(kept, self._most, self._size, 0, device)
 
     def place(self, placement: Placement) -> None:
-        """See ``Cache.place``."""
         slot, pages = placement.slot, torch.tensor(placement.pages, dtype=torch.long)
         self._table[slot] = self._rings[slot]
         self._table[slot, : len(pages)] = pages.to(self._table.device, non_blocking=True)
 
     def vacate(self, slot: int) -> None:
-        """See ``Cache.vacate``."""
         super().vacate(slot)
         self._table[slot] = self._rings[slot]
 
@@ -109,11 +107,9 @@ class PagedCache(SlotCache):
         return kept[self._seen.to(kept.device)].flatten(1, 2).narrow(1, 0, self.length)
 
     def pages(self, slots: Int[Tensor, " batch"]) -> Int[Tensor, "batch page"]:
-        """See ``Cache.pages``."""
         return self._table[slots]
 
     def cells(self, stored: Tensor, slot: int, positions: slice | Int[Tensor, " key"]) -> Tensor:
-        """See ``Cache.cells``."""
         if isinstance(positions, slice):
             positions = self._cells[positions]
         pages = self._table[slot][positions // self._size]

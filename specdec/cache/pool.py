@@ -55,7 +55,6 @@ class Pool(Pages):
     def enter(
         self, tokens: Sequence[int], slots: Sequence[int], *, positions: int, drafted: bool, again: int | None
     ) -> Placement:
-        """See ``Pages.enter``."""
         slot, found = slots[0], list[int]()
         wanted = np.asarray(tokens[:-1], dtype=np.int64)
         if self.shared and again is not None:
@@ -78,7 +77,6 @@ class Pool(Pages):
         return Placement(slot, reused, None, pages, state, most)
 
     def grow(self, slot: int, positions: int) -> Sequence[int]:
-        """See ``Pages.grow``."""
         pages = self._rows[slot].pages
         more = -(-positions // self.page_size) - len(pages)
         if more > len(self._free):
@@ -120,16 +118,13 @@ class Pool(Pages):
                 self._page_of[key], self._key_of[page] = page, key
 
     def kept(self, slot: int) -> int:
-        """See ``Pages.kept``."""
         return len(self._rows[slot].keys) * self.page_size
 
     def own(self, slot: int) -> int:
-        """See ``Pages.own``."""
         users = self._users[self._rows[slot].pages]
         return int((users > 1).sum()) * self.page_size  # others use a beginning
 
     def leave(self, slot: int) -> None:
-        """See ``Pages.leave``."""
         row, self._rows[slot] = self._rows[slot], _Row()
         for page in reversed(row.pages):
             self._users[page] -= 1
@@ -138,7 +133,6 @@ class Pool(Pages):
                 self._free.move_to_end(page, last=page in self._key_of)
 
     def forget(self, slot: int) -> None:
-        """See ``Pages.forget``."""
         row = self._rows[slot]
         row.keys.clear()
         for page in row.pages:
@@ -146,7 +140,6 @@ class Pool(Pages):
                 self._unname(page)
 
     def forget_all(self) -> None:
-        """See ``Pages.forget_all``."""
         super().forget_all()
         self._page_of.clear()
         self._key_of.clear()

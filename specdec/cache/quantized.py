@@ -65,36 +65,29 @@ class QuantizedSlotCache(Cache):
         self.segments: tuple[Segment, ...] = ()
 
     def place(self, placement: Placement) -> None:
-        """See ``Cache.place``."""
         for part in self._parts:
             part.place(placement)
 
     def vacate(self, slot: int) -> None:
-        """See ``Cache.vacate``."""
         super().vacate(slot)
         for part in self._parts:
             part.vacate(slot)
 
     def save(self, slot: int, count: int) -> list[Tensor]:
-        """See ``Cache.save``."""
         return [saved for part in self._parts for saved in part.save(slot, count)]
 
     def load(self, slot: int, saved: Sequence[Tensor]) -> None:
-        """See ``Cache.load``."""
         codes = len(self._codes.tensors)
         self._codes.load(slot, saved[:codes])
         self._scales.load(slot, saved[codes:])
 
     def pages(self, slots: Int[Tensor, " batch"]) -> Int[Tensor, "batch page"]:
-        """See ``Cache.pages``."""
         return self._codes.pages(slots)
 
     def cells(self, stored: Tensor, slot: int, positions: slice | Int[Tensor, " key"]) -> Tensor:
-        """See ``Cache.cells``."""
         return self._codes.cells(stored, slot, positions)
 
     def aim(self, batch: ForwardBatch) -> None:
-        """See ``Cache.aim``."""
         for part in self._parts:
             part.aim(batch)
         self.segments = self._codes.segments
@@ -123,7 +116,6 @@ class QuantizedSlotCache(Cache):
         return keys, values
 
     def stored(self, layer: int) -> Stored:
-        """See ``Cache.stored``."""
         codes, scales = self._codes.stored(layer), self._scales.stored(layer)
         dtype = self.format.dtype
         return Stored(codes.keys.view(dtype), codes.values.view(dtype), scales.keys[..., 0], scales.values[..., 0])
@@ -148,6 +140,5 @@ class QuantizedSlotCache(Cache):
             part.move(slots, lengths, path)
 
     def clear(self, slot: int, *, start: int = 0, stop: int | None = None) -> None:
-        """See ``Cache.clear``."""
         for part in self._parts:
             part.clear(slot, start=start, stop=stop)

@@ -30,7 +30,6 @@ class Rows(Pages):
 
     @property
     def free(self) -> None:
-        """See ``Pages.free``."""
         return None
 
     def enter(
@@ -61,12 +60,10 @@ class Rows(Pages):
         return ()
 
     def hold(self, slot: int, tokens: Int[np.ndarray, " position"], *, drafted: bool) -> None:
-        """See ``Pages.hold``."""
         if self.shared:
             self._tokens[slot], self._drafted[slot] = tokens.copy(), drafted
 
     def kept(self, slot: int) -> int:
-        """See ``Pages.kept``."""
         return len(self._tokens[slot])
 
     def own(self, slot: int) -> int:
@@ -74,15 +71,12 @@ class Rows(Pages):
         return 0
 
     def leave(self, slot: int) -> None:
-        """See ``Pages.leave``."""
         self._left.move_to_end(slot)
 
     def forget(self, slot: int) -> None:
-        """See ``Pages.forget``."""
         self._tokens[slot] = _NOTHING
 
     def forget_all(self) -> None:
-        """See ``Pages.forget_all``."""
         super().forget_all()
         self._tokens = [_NOTHING] * len(self._tokens)
 

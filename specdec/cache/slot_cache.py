@@ -111,11 +111,9 @@ class SlotCache(Cache):
                 tensor[:, placement.slot, : placement.reused] = tensor[:, placement.source, : placement.reused]
 
     def save(self, slot: int, count: int) -> list[Tensor]:
-        """See ``Cache.save``."""
         return [tensor[:, *self._run(tensor, slot, 0, count)].to("cpu", copy=True) for tensor in self.tensors]
 
     def load(self, slot: int, saved: Sequence[Tensor]) -> None:
-        """See ``Cache.load``."""
         for tensor, kept in zip(self.tensors, saved, strict=True):
             tensor[:, *self._run(tensor, slot, 0, kept.shape[1])] = kept.to(tensor.device)
 
@@ -191,7 +189,6 @@ class SlotCache(Cache):
             kept_values[tuple(index)] = values.transpose(1, 2)
 
     def destination(self, layer: int) -> Destination | None:
-        """See ``Cache.destination``."""
         return self._destination(layer) if self._start < 0 else None
 
     def _destination(self, layer: int) -> Destination:
@@ -212,7 +209,6 @@ class SlotCache(Cache):
         return torch.cat([keys for keys, _ in parts]), torch.cat([values for _, values in parts])
 
     def stored(self, layer: int) -> Stored:
-        """See ``Cache.stored``."""
         stack, place = self._where[layer]
         return Stored(self.keys[stack][place].transpose(1, 2), self.values[stack][place].transpose(1, 2))
 
@@ -250,7 +246,6 @@ class SlotCache(Cache):
     def move(
         self, slots: Int[Tensor, " batch"], lengths: Int[Tensor, " batch"], path: Int[Tensor, "batch depth"]
     ) -> None:
-        """See ``Cache.move``."""
         depth = path.shape[1]
         goal = lengths[:, None] + self._cells[1 : depth + 1]
         # Padding moves a position onto itself; length + depth <= (max_length - 1) + max_nodes is inside the row.
@@ -264,7 +259,6 @@ class SlotCache(Cache):
             tensor[:, rows, goal] = tensor[:, others, source]
 
     def clear(self, slot: int, *, start: int = 0, stop: int | None = None) -> None:
-        """See ``Cache.clear``."""
         for tensor in self.tensors:
             tensor[:, *self._run(tensor, slot, start, self.positions if stop is None else stop)] = 0
 

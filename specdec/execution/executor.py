@@ -156,7 +156,6 @@ class EagerExecutor(Executor):
     """Calls the model's ``forward`` with our cache, masks and positions, on its own weights."""
 
     def run(self, batch: ForwardBatch, cache: Cache) -> ForwardOutput:
-        """See ``Executor.run``."""
         self.check_recordable()
         view = self.prepare(batch, cache)
         with plain_weights():

@@ -60,12 +60,10 @@ class FusedExecutor(Executor):
         self.recordings = Recordings(rewriter, after=1, most=MOST_CAPTURED, what=f"forwards of {facts.model_type}")
 
     def read_again(self, facts: Facts) -> None:
-        """See ``Executor.read_again``."""
         super().read_again(facts)
         self.recordings.clear()
 
     def run(self, batch: ForwardBatch, cache: Cache) -> ForwardOutput:
-        """See ``Executor.run``."""
         self.check_recordable()
         view = self._now.view = self.prepare(batch, cache)
         inputs, wants = inputs_of(batch, cache), batch.wants
@@ -96,7 +94,6 @@ class _Now(Now):
         return Layers(self.attend, self.write, self.turn)
 
     def turn(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-        """See ``Layers.turn``."""
         assert self.view is not None
         cache = self.view.cache
         destination = cache.destination(layer)
@@ -116,7 +113,6 @@ class _Rewriter(Recorder):
         self._told = False
 
     def record(self, name: str, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording | str, Sequence[Tensor]]:
-        """See ``Recorder.record``."""
         expected = stage(*inputs)
         try:
             program = self.program(stage, inputs)

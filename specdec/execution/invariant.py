@@ -49,17 +49,14 @@ class InvariantExecutor(Executor):
         self._packed = packed_linears(model) if optimize and on_cpu else None
 
     def read_again(self, facts: Facts) -> None:
-        """See ``Executor.read_again``."""
         super().read_again(facts)
         if self._packed is not None:
             self._packed.refresh(epoch())
 
     def copies(self) -> dict[int, int]:
-        """See ``Executor.copies``."""
         return {} if self._packed is None else self._packed.bytes_by_weight()
 
     def run(self, batch: ForwardBatch, cache: Cache) -> ForwardOutput:
-        """See ``Executor.run``."""
         if recording_now():
             raise UnrecordableError("the order of the keys is found by the host, forward by forward")
         nodes = Nodes(batch, cache)

@@ -69,7 +69,6 @@ class PackedWeight(StoredWeight):
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS)
 
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        """See ``StoredWeight.multiply``."""
         return torch.ops.mkldnn._linear_pointwise.default(inputs, self._packed, bias, "none", [], "")
 
 

@@ -58,7 +58,6 @@ class PanelWeight(StoredWeight):
         self.bytes = sum(each.numel() * each.element_size() for each in (panels, scales) if each is not None)
 
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        """See ``StoredWeight.multiply``."""
         inputs = inputs.contiguous()
         width = inputs.shape[-1]
         outputs = inputs.new_empty((*inputs.shape[:-1], self.out))

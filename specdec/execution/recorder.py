@@ -103,7 +103,6 @@ class TapeRecorder(Recorder):
     """
 
     def record(self, name: str, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording | str, Sequence[Tensor]]:
-        """See ``Recorder.record``."""
         with torch.inference_mode(), without_looking(), _while_recording(), noted() as work:
             outputs = stage(*inputs)
         if any(step.function is torch.ops.aten.lift_fresh.default for step in work.steps):

@@ -66,18 +66,15 @@ class ReplayExecutor(Executor):
 
     @property
     def replays_at_once(self) -> bool:
-        """See ``Executor.replays_at_once``."""
         return self.captures and self.frozen.known and self.backend.replays
 
     def read_again(self, facts: Facts) -> None:
-        """See ``Executor.read_again``."""
         super().read_again(facts)
         self._packed.refresh(epoch())
         self.recordings.clear()
 
     @contextmanager
     def at_first_sight(self) -> Iterator[None]:
-        """See ``Executor.at_first_sight``."""
         self._at_first_sight = True
         try:
             yield
@@ -85,11 +82,9 @@ class ReplayExecutor(Executor):
             self._at_first_sight = False
 
     def copies(self) -> dict[int, int]:
-        """See ``Executor.copies``."""
         return self._packed.bytes_by_weight()
 
     def run(self, batch: ForwardBatch, cache: Cache) -> ForwardOutput:
-        """See ``Executor.run``."""
         self.check_recordable()
         view = self._now.view = self.prepare(batch, cache)
         # The C reads them by the strides that they had when the forward was captured.

@@ -104,13 +104,11 @@ class GroupAgreement(Agreement):
         )
 
     def on_numbers(self, numbers: Tensor) -> Tensor:
-        """See ``Agreement.on_numbers``."""
         sent = numbers.clone(memory_format=torch.contiguous_format)
         torch.distributed.broadcast(sent, group=self._group, group_src=0)
         return sent
 
     def on_marks(self, marks: Bool[Tensor, "..."]) -> Bool[Tensor, "..."]:
-        """See ``Agreement.on_marks``."""
         return self.on_numbers(marks.long()).bool()
 
 

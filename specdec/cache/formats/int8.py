@@ -17,5 +17,4 @@ class EightBitIntegers(Format):
         return scaled.round_().to(torch.int8)
 
     def numbers(self, codes: Int8[Tensor, "*shape dim"]) -> Float[Tensor, "*shape dim"]:
-        """See ``Format.numbers``."""
         return codes.float()
