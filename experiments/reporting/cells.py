@@ -75,7 +75,7 @@ def speedup(method: MethodSummary, *, best: bool | None = None) -> Cell:
     return with_interval(times(method.speedup), method.speedup_interval, best=best)
 
 
-FEW_PROMPTS = 10
+FEW_PROMPTS = 5
 """Prompts from which on a bootstrap interval is nearly as wide as it says (a test draws some)."""
 
 

@@ -23,7 +23,12 @@ Statistic = Callable[..., np.ndarray | np.floating]
 
 @dataclass(frozen=True, kw_only=True)
 class Bootstrap:
-    """Percentile bootstrap over prompts.
+    """Percentile bootstrap over prompts, made wider for few of them.
+
+    The prompts that were drawn vary less than those that they stand for, so percentiles of the resamples alone cover
+    too little: 85 % for 95 % at five prompts. They are taken further out, to where a normal interval becomes
+    Student's (the expanded percentiles of Hesterberg, arXiv 1411.5279). No interval reaches beyond what single prompts
+    give, which is too narrow below five.
 
     Attributes:
         confidence: Level of the intervals, between 0 and 1.
@@ -59,6 +64,8 @@ class Bootstrap:
             raise ValueError(f"paired columns of different lengths: {[len(column) for column in data]}")
         if len(data[0]) < 2:
             return None  # one prompt says nothing about the others
+        count = len(data[0])
+        tail = stats.norm.cdf(-math.sqrt(count / (count - 1)) * stats.t.ppf((1 + self.confidence) / 2, count - 1))
         # BCa would be closer for skewed data, but it is undefined where the statistic cannot vary (all prompts alike).
         result = stats.bootstrap(
             data,
@@ -67,7 +74,7 @@ class Bootstrap:
             vectorized=True,
             method="percentile",
             n_resamples=self.resamples,
-            confidence_level=self.confidence,
+            confidence_level=1 - 2 * float(tail),
             rng=np.random.default_rng(self.seed),
             batch=1000,
         )

@@ -191,8 +191,8 @@ def test_the_difference_is_paired_by_document() -> None:
     found = compared([1, 0.5, 0, 1], [1, 0, 0.5, 1])
     assert (found.plain, found.accuracy, found.difference) == (5 / 8, 5 / 8, 0.0)
     assert (found.better, found.worse, found.documents) == (1, 1, 4)
-    # The differences are 0, -1/2, 1/2, 0. An unpaired interval would be several times as wide.
-    assert found.difference_interval == (-0.375, 0.375)
+    # The differences are 0, -1/2, 1/2, 0. Unpaired, the interval would go from -1 to 1.
+    assert found.difference_interval == (-0.5, 0.5)
     same = compared([1, 0, 1, 1], [1, 0, 1, 1])
     assert same.interval is not None and same.interval[0] < same.interval[1]
     assert (same.difference, same.difference_interval, same.p) == (0.0, (0.0, 0.0), 1.0)
