@@ -117,7 +117,8 @@ class Command:
     def _for_hydra(self, arguments: list[str]) -> list[str]:
         """The words of the command line as Hydra takes them."""
         rewritten = arguments if self.rewrite is None else self.rewrite(arguments)
-        return ranks.arguments(words.without_nulls(words.with_home(words.overrides_first(rewritten))))
+        taken = words.without_nulls(words.with_home(words.overrides_first(rewritten)))
+        return ranks.arguments(words.multirun_as_chosen(taken))
 
 
 def show(error: BaseException) -> None:

@@ -9,6 +9,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+
 from experiments.config.sections import CONF
 
 _FOLDER = ("--config-dir", "-cd")
@@ -92,6 +95,20 @@ def with_home(words: Sequence[str]) -> list[str]:
     """``target.name=~/models`` with the user's home, which a shell puts only at the beginning of a word."""
     home = os.path.expanduser("~")
     return [re.sub(r"(?<=[=\[,:])~(?=/)", lambda _: home, word) if "=" in word else word for word in words]
+
+
+def multirun_as_chosen(arguments: Sequence[str]) -> list[str]:
+    """A command line with ``-m`` where a chosen experiment sweeps by itself, as in ``experiment=context drafter=a,b``.
+
+    Hydra learns from the file that it sweeps (``hydra.mode: MULTIRUN``) after it has refused words with several values.
+    """
+    overrides, flags = split(arguments)
+    chosen = [CONF / "experiment" / f"{word.partition('=')[2]}.yaml" for word in overrides if "experiment=" in word]
+    sweeps = any(path.is_file() and OmegaConf.select(OmegaConf.load(path), "hydra.mode") for path in chosen)
+    if not sweeps or set(flags) & set(_MULTIRUN):
+        return list(arguments)
+    several = any(each.is_sweep_override() for each in OverridesParser.create().parse_overrides(overrides))
+    return [*arguments, "-m"] if several else list(arguments)
 
 
 def without_nulls(arguments: Sequence[str]) -> list[str]:

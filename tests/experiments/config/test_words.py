@@ -15,7 +15,7 @@ from experiments.config.checking import Wanted, check_arguments
 from experiments.config.groups import option_names, sections
 from experiments.config.sections import CONF, build, check_settings
 from experiments.config.settings import Count, OneOrMore
-from experiments.config.words import completable, with_folders, with_home, without_nulls
+from experiments.config.words import completable, multirun_as_chosen, with_folders, with_home, without_nulls
 from tests.models import tiny_model
 
 
@@ -55,6 +55,17 @@ def test_hydra_reads_the_very_name_of_a_folder(tmp_path: Path, monkeypatch: pyte
 def test_null_stands_for_none_only_where_a_group_is_chosen() -> None:
     given = ["-m", "drafter=null,ngram", "experiment=null", "seed=null", "drafter.shape=null", "+a=null", "x"]
     assert without_nulls(given) == ["-m", "drafter=none,ngram", *given[2:]]
+
+
+def test_an_experiment_that_sweeps_takes_several_values() -> None:
+    """As the comments in its file say, without ``-m``."""
+    assert multirun_as_chosen(["experiment=context", "drafter=ngram,eagle"])[-1] == "-m"
+    for alone in (
+        ["experiment=context", "drafter=ngram", "dataset.files=[a,b]"],
+        ["experiment=quick", "drafter=ngram,eagle"],
+        ["-m", "experiment=context", "drafter=ngram,eagle"],
+    ):
+        assert multirun_as_chosen(alone) == alone
 
 
 def test_the_home_is_found_wherever_a_path_begins(monkeypatch: pytest.MonkeyPatch) -> None:
