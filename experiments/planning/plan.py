@@ -7,9 +7,10 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from experiments.planning.drafting import Planned
-from experiments.planning.measured import ChainCosts
+from experiments.planning.measured import longest_chain, prefill_seconds
 from experiments.results.origin import Figures
 from specdec.physics.bounds import Roof
+from specdec.physics.calibrated import CalibratedRounds
 from specdec.physics.capacity import Served, kv_bytes_per_position
 from specdec.physics.devices import Device
 from specdec.physics.precision import Precision
@@ -52,7 +53,7 @@ class Question:
         page: Positions per page of a paged cache.
         overhead: Seconds per forward that are not in the roof.
         price: Price of the device per hour; None if it is not asked for.
-        costs: What rounds were measured to cost on the device; None to plan with the least times.
+        costs: What rounds with chains were measured to cost on the device; None to plan with the least times.
     """
 
     name: str
@@ -73,7 +74,7 @@ class Question:
     page: int
     overhead: float
     price: float | None
-    costs: ChainCosts | None = None
+    costs: CalibratedRounds | None = None
 
     @property
     def prompt(self) -> int:
@@ -112,7 +113,7 @@ class Plan:
         return Served(
             shape=asked.shape,
             precision=asked.precision,
-            helpers=() if drafter is None else drafter.memory_of([self.longest] * len(drafter.running)),
+            drafting=() if drafter is None else drafter.memory_of([self.longest] * len(drafter.running)),
             drafted=0 if asked.drafter is None else self.longest,
             prefill_chunk=asked.prefill_chunk,
         )
@@ -123,7 +124,7 @@ class Plan:
         asked = self.asked
         limits = [asked.longest]
         limits += [asked.drafter.longest] if asked.drafter is not None and asked.drafter.longest else []
-        limits += [asked.costs.longest] if asked.costs is not None and asked.drafter is not None else []
+        limits += [longest_chain(asked.costs)] if asked.costs is not None and asked.drafter is not None else []
         return min(limits)
 
     @cached_property
@@ -243,11 +244,11 @@ class Plan:
         limit, batches = self.asked.shape.max_length, BATCHES
         contexts = tuple(each for each in CONTEXTS if limit is None or each <= limit) or (limit or 1,)
         if self.asked.costs is not None:  # a little beyond what is known, to show that it ends
-            box = self.asked.costs.rounds.box
+            box = self.asked.costs.box
             batches = tuple(each for each in batches if each <= 2 * box.batch[1])
             contexts = tuple(each for each in contexts if box.context[0] / 2 < each <= 2 * box.context[1])
         best = [[self._best(batch, context) for context in contexts] for batch in batches]
-        most = MOST if self.asked.costs is None else self.asked.costs.most_rows
+        most = MOST if self.asked.costs is None else self.asked.costs.box.batch[1]
         even = [self._break_even(context, most) for context in contexts]
         return Figures(
             batches=batches,
@@ -315,7 +316,7 @@ class Plan:
         asked = self.asked
         if asked.costs is None:
             return self._prefill(batch).by_parts(asked.roof) + asked.overhead
-        return _known(asked.costs.prefill, batch=batch, prompt=asked.prompt, chunk=asked.prefill_chunk)
+        return _known(prefill_seconds, asked.costs, batch=batch, prompt=asked.prompt, chunk=asked.prefill_chunk)
 
     def _speculation(self, batch: int) -> Figures | None:
         cost, context = self.cost, self.asked.context
@@ -338,11 +339,10 @@ class Plan:
 
     def _prefill(self, batch: int) -> StepWork:
         """Return the work of a batch's prompts, chunk by chunk: every chunk reads the weights again."""
-        asked, work, done = self.asked, StepWork(), 0
-        while done < asked.prompt:
+        asked, work = self.asked, StepWork()
+        for done in range(0, asked.prompt, asked.prefill_chunk):
             tokens = min(asked.prefill_chunk, asked.prompt - done)
             work += prefill_work(asked.shape, asked.precision, tokens=tokens, context=done, batch=batch, logits=0)
-            done += tokens
         return work
 
     def _phase(

@@ -172,7 +172,7 @@ class _Here:
         served = Served(
             shape=self.shape,
             precision=self.formats.precision,
-            helpers=models,
+            drafting=models,
             drafted=nodes if nodes >= 0 else longest,
             states=cache.get("states", Paging.states) if cache.get("shared") else 0,
             prefill_chunk=plain(config, "engine")["prefill_chunk"],

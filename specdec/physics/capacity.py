@@ -112,11 +112,8 @@ class Served:
     Attributes:
         shape: The target.
         precision: Bytes of its numbers.
-        drafter: The drafting model; None without one.
-        drafter_precision: Bytes of its numbers; None for the target's.
-        helpers: Further models that draft.
+        drafting: All models that draft.
         drafted: Drafted nodes per row: positions that a row of the cache has beyond its length.
-        shown: The same for the drafter's cache; None for as many.
         states: States that are kept for shared beginnings; with any, every row has one more, at its last page boundary.
         again: Whether accepted tokens go through recurrent layers again, so that nodes have the states of one layer.
         prefill_chunk: Prompt tokens per forward, at most.
@@ -126,11 +123,8 @@ class Served:
 
     shape: ModelShape
     precision: Precision
-    drafter: ModelShape | None = None
-    drafter_precision: Precision | None = None
-    helpers: tuple[Drafting, ...] = ()
+    drafting: tuple[Drafting, ...] = ()
     drafted: int = 0
-    shown: int | None = None
     states: int = 0
     again: bool = False
     prefill_chunk: int = 512
@@ -138,12 +132,7 @@ class Served:
     overhead: float = 0.0
 
     def memory(self, *, rows: int, length: int) -> "Memory":
-        """Return what rows of the same length take, each in a slot of its own.
-
-        Args:
-            rows: Rows, which is how many slots there are.
-            length: Committed positions of a row, at most.
-        """
+        """Return what rows of at most ``length`` committed positions take, each in a slot of its own."""
         slots = [self.slots, *(each.slots for each in self.drafting)]
         kept, *drafting = (replace(each, drafted=0).bytes(rows=rows, length=length) for each in slots)
         held = sum(each.bytes(rows=rows, length=length) for each in slots)
@@ -174,49 +163,22 @@ class Served:
         )
 
     @property
-    def drafting(self) -> tuple[Drafting, ...]:
-        """All models that draft."""
-        if self.drafter is None:
-            return self.helpers
-        first = Drafting(
-            shape=self.drafter,
-            precision=self.drafter_precision or self.precision,
-            shown=self.drafted if self.shown is None else self.shown,
-        )
-        return first, *self.helpers
-
-    @property
     def per_position(self) -> float:
         """Bytes of a position of a row, in all caches."""
         return self.slots.per_position + sum(each.slots.per_position for each in self.drafting)
 
     def most_rows(self, memory: float, *, length: int) -> int:
-        """Return how many slots of a length there is room for; 0 if there is none.
-
-        Args:
-            memory: Bytes that may be used.
-            length: Committed positions of a row, at most.
-        """
+        """Return how many slots of a length there is room for in so many bytes; 0 if there is none."""
         return largest(lambda rows: self.memory(rows=rows, length=length).total <= memory)
 
     def longest(self, memory: float, *, rows: int) -> int:
-        """Return how long so many slots can be; 0 if there is no room.
-
-        Args:
-            memory: Bytes that may be used.
-            rows: Slots.
-        """
+        """Return how long so many slots can be in so many bytes; 0 if there is no room."""
         return largest(lambda length: self.memory(rows=rows, length=length).total <= memory)
 
     def most_paged_rows(self, memory: float, *, mean_length: float, page: int = PAGE) -> int:
         """Return how many rows there is room for whose lengths differ, if the cache is given out in pages.
 
-        The last page of a row is half empty on average.
-
-        Args:
-            memory: Bytes that may be used.
-            mean_length: Committed positions of a row, on average.
-            page: Positions per page.
+        The last page of a row, of ``page`` positions, is half empty on average.
         """
         positions = mean_length + self.drafted + 1 + (page - 1) / 2
         per_row = positions * self.per_position + self.slots.per_row
@@ -257,9 +219,6 @@ class Memory:
         return sum(getattr(self, part.name) for part in fields(self))
 
 
-_MOST = 1 << 40
-
-
-def largest(fits: Callable[[int], bool]) -> int:
-    """Return the largest number that fits, if all smaller ones do; 0 if not even 1 does."""
-    return bisect_left(range(1, _MOST), True, key=lambda number: not fits(number))
+def largest(fits: Callable[[int], bool], most: int = 1 << 40) -> int:
+    """Return the largest number below ``most`` that fits, if all smaller ones do; 0 if not even 1 does."""
+    return bisect_left(range(1, most), True, key=lambda number: not fits(number))

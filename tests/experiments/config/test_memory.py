@@ -18,7 +18,7 @@ from experiments.planning.memory import RunMemory
 from experiments.session.memory import plan_memory
 from specdec.cache.formats import FORMATS
 from specdec.engine.engine import Engine
-from specdec.physics.capacity import Served
+from specdec.physics.capacity import Drafting, Served
 from specdec.physics.precision import Precision
 from specdec.physics.shape import nominal
 from specdec.target.target import Target
@@ -150,8 +150,9 @@ def test_the_settings_know_all_formats() -> None:
 
 KV = 131_072
 SMALL = nominal(1_000_000_000, layers=32, heads=32, kv_heads=8)
-DRAFTING = Served(shape=ROUND_8B, precision=Precision(), drafter=SMALL, drafted=4, shown=3, activations=1e9)
 ALONE = Served(shape=ROUND_8B, precision=Precision(), activations=2e9)
+HELPER = Drafting(shape=SMALL, precision=Precision(), shown=3)
+DRAFTING = replace(ALONE, drafting=(HELPER,), drafted=4, activations=1e9)
 RUN = RunMemory(target="m", methods={"a": DRAFTING}, rows=2, length=1000, free=40e9, place="cpu (a chip)")
 
 

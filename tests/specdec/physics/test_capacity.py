@@ -15,6 +15,7 @@ from specdec.cache.pages import Paging
 from specdec.cache.quantized import QuantizedSlotCache
 from specdec.physics import heads
 from specdec.physics.capacity import (
+    Drafting,
     Memory,
     Served,
     activation_bytes,
@@ -246,7 +247,7 @@ def test_what_memory_adds_up_to_and_a_drafter_takes() -> None:
     parts = {"weights": 1, "drafter": 2, "kv": 4, "drafter_kv": 8, "scratch": 16, "activations": 32, "overhead": 64}
     assert Memory(**parts).total == 127
     alone = Served(shape=ROUND_8B, precision=Precision(), activations=0.0)
-    drafting = Served(shape=ROUND_8B, precision=Precision(), drafter=ROUND_8B, drafted=4, activations=0.0, overhead=0.0)
+    drafting = replace(alone, drafting=(Drafting(shape=ROUND_8B, precision=Precision(), shown=4),), drafted=4)
     memory = drafting.memory(rows=2, length=100)
     assert memory.drafter == memory.weights == 16e9
     assert memory.drafter_kv == memory.kv == 200 * 131_072
