@@ -1,6 +1,7 @@
 """A plan for a checked configuration: what it asks, and what is printed and written about it."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -8,7 +9,7 @@ from omegaconf import DictConfig
 from experiments.config.sections import listed, plain
 from experiments.planning.drafting import drafter_class, plan_drafter
 from experiments.planning.formats import choose_formats, inflated
-from experiments.planning.measured import ChainCosts, check_file, device_of
+from experiments.planning.measured import check_file, device_of
 from experiments.planning.plan import Plan, Question
 from experiments.planning.sources import read_config, shape_of
 from experiments.reporting import terminal
@@ -97,7 +98,7 @@ def question_of(config: DictConfig) -> Question:
         page=config.page,
         overhead=config.overhead,
         price=config.price,
-        costs=None if costs is None else ChainCosts(costs),
+        costs=None if costs is None else replace(costs, depths=()),  # a chain has a level for every node
     )
 
 

@@ -1,7 +1,6 @@
 """Costs that were measured with ``experiments.calibrate``, in a plan: is a file about what is planned, what it says."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from specdec.physics.calibrated import CalibratedRounds, Conditions
 from specdec.physics.capacity import kv_bytes_per_position
@@ -14,58 +13,29 @@ OUTSIDE = "outside what was measured"
 """What stands where a file says nothing."""
 
 
-@dataclass(frozen=True)
-class ChainCosts:
-    """Calibrated costs of rounds with chains, as ``specdec.physics.rounds.RoundCost`` asks for them.
+def longest_chain(costs: CalibratedRounds) -> int:
+    """Return the longest chain whose costs are known; 0 if those of no drafts are."""
+    return min(costs.box.drafted[1], costs.deepest)
 
-    Whatever is outside of the file's box raises a ``ValueError``.
+
+def prefill_seconds(costs: CalibratedRounds, *, batch: int, prompt: int, chunk: int) -> float:
+    """Return the seconds of a batch's prompts, chunk by chunk.
+
+    Pieces of prompts are measured in one row, so that those of several rows count as one piece that is as long.
+
+    Raises:
+        ValueError: A piece is outside of what was measured.
     """
-
-    rounds: CalibratedRounds
-
-    def verify(self, *, batch: int, drafted: int, context: float) -> float:
-        """Return the seconds of the target's forward."""
-        return self.rounds.verify(batch=batch, drafted=drafted, context=context)
-
-    def draft(self, *, batch: int, drafted: int, context: float) -> float:
-        """Return what a chain adds to a round besides the target's forward."""
-        return self.rounds.draft(batch=batch, drafted=drafted, context=context, depth=drafted)
-
-    @property
-    def outside(self) -> float:
-        """Seconds of everything else in a round."""
-        return self.rounds.outside
-
-    @property
-    def longest(self) -> int:
-        """The longest chain that it can predict; 0 if it knows of no drafts."""
-        return min(self.rounds.box.drafted[1], self.rounds.deepest)
-
-    @property
-    def most_rows(self) -> int:
-        """The most rows that it can predict."""
-        return self.rounds.box.batch[1]
-
-    def prefill(self, *, batch: int, prompt: int, chunk: int) -> float:
-        """Return the seconds of a batch's prompts, chunk by chunk.
-
-        Pieces of prompts are measured in one row, so that those of several rows count as one piece that is as long.
-
-        Raises:
-            ValueError: A piece is outside of what was measured.
-        """
-        cost, box = self.rounds.prefill, self.rounds.box
-        if cost is None:
-            raise ValueError("no prompts were measured")
-        total, done = 0.0, 0
-        while done < prompt:
-            tokens = min(chunk, prompt - done)
-            box.check(chunk=batch * tokens)
-            if done:
-                box.check(context=max(done, box.context[0]))  # prompts are also measured behind nothing
-            total += cost.seconds(StepSize.of(rows=batch, queries=tokens, context=done))
-            done += tokens
-        return total
+    if costs.prefill is None:
+        raise ValueError("no prompts were measured")
+    total, box = 0.0, costs.box
+    for done in range(0, prompt, chunk):
+        tokens = min(chunk, prompt - done)
+        box.check(chunk=batch * tokens)
+        if done:
+            box.check(context=max(done, box.context[0]))  # prompts are also measured behind nothing
+        total += costs.prefill.seconds(StepSize.of(rows=batch, queries=tokens, context=done))
+    return total
 
 
 def device_of(costs: CalibratedRounds, devices: Mapping[str, Device], *, memory: float) -> Device:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from experiments.planning.drafting import short_count
-from experiments.planning.measured import OUTSIDE
+from experiments.planning.measured import OUTSIDE, longest_chain
 from experiments.planning.plan import Plan
 from experiments.reporting.table import NOTHING, Cell, Emphasis, Table, left
 from experiments.results.origin import Figures
@@ -240,13 +240,13 @@ def _times_in_words(plan: Plan) -> str:
             "Times are the least that the device allows: no engine is faster; good ones reach 60 to 85 % of these "
             "speeds."
         )
-    rounds = plan.asked.costs.rounds
+    rounds = plan.asked.costs
     box, held = rounds.box, rounds.errors.get("target", {}).get("held_out")
     error = "" if held is None else f", with a median error of {held.median:.1%} at sizes that were held out"
     return (
         f"Times are predicted by costs measured on {rounds.conditions.device}{error}. They hold for "
         f"{between(box.batch)} rows, {between(box.context)} positions and {between(box.drafted)} drafted nodes per "
-        f"row, chains of up to {plan.asked.costs.longest}, and pieces of prompts of {between(box.chunk)} tokens; a "
+        f"row, chains of up to {longest_chain(rounds)}, and pieces of prompts of {between(box.chunk)} tokens; a "
         f"dash is {OUTSIDE}."
     )
 
@@ -275,11 +275,11 @@ def _slower(batch: int | None, most: int | None) -> str:
 def _prefill_unknown(plan: Plan) -> list[str]:
     """The settings with which costs could predict a prefill, if they do not predict any."""
     costs = plan.asked.costs
-    if costs is None or plan.phases[0].predicted_seconds is not None or costs.rounds.prefill is None:
+    if costs is None or plan.phases[0].predicted_seconds is not None or costs.prefill is None:
         return []
     return [
-        f"pieces of prompts of {between(costs.rounds.box.chunk)} tokens were measured, all rows together: give "
-        f"engine.prefill_chunk={costs.rounds.box.chunk[1]} and a prompt of whole pieces, or calibrate larger ones"
+        f"pieces of prompts of {between(costs.box.chunk)} tokens were measured, all rows together: give "
+        f"engine.prefill_chunk={costs.box.chunk[1]} and a prompt of whole pieces, or calibrate larger ones"
     ]
 
 
@@ -339,7 +339,7 @@ def figures_of(plan: Plan) -> dict[str, Any]:
             "longest": plan.longest,
             "usable": asked.usable,
             "price": asked.price,
-            "costs": None if asked.costs is None else asked.costs.rounds.conditions,
+            "costs": None if asked.costs is None else asked.costs.conditions,
         },
         "memory": plan.rooms,
         "most_rows": plan.most_rows,
