@@ -4,7 +4,7 @@ A benchmark needs the bundled models or random weights, and neither hydra nor wa
 """
 
 NAMES = {
-    "engine": "how close the engine is to its device's limits; beside transformers and llama.cpp",
+    "engine": "how close the engine is to its device's limits; beside llama.cpp",
     "speed": "speculation beside plain decoding; or this checkout beside another one: against=PATH",
     "verifiers": "what a rule costs and brings; operations per round",
     "load": "what schedules and pages cost, what a shared beginning and pages save",

@@ -4,8 +4,7 @@ Two sides take turns on the same prompts, after a warm-up. Printed are the ratio
 per-repeat ratios. Without ``against`` a ratio above 1 means that speculation is faster than plain decoding on the same
 engine; the bars are those of two CPU cores. ``against=PATH`` compares with another checkout of this project: each has a
 process of its own, and a ratio above 1 means that this checkout is the faster one. Use all cores (or a GPU:
-``device=cuda``) and an otherwise idle machine. transformers and llama.cpp stand beside the engine in the benchmark
-``engine``.
+``device=cuda``) and an otherwise idle machine. Other engines stand beside this one in ``experiment=engines``.
 """
 
 import statistics

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModel, GenerationConfig, LogitsProcessorList, PreTrainedModel
+from transformers import AutoModel, CompileConfig, GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from drafters.assistant import buildable
@@ -31,7 +31,7 @@ class HfGenerate(OtherEngine):
             without one by prompt lookup, where the prompt or output has a match. None decodes without drafts. DFlash
             and MTP draft as many as they were trained for.
         options: More arguments of ``generate``, such as ``{use_mtp: true}``, ``{assistant_early_exit: 2}`` or
-            ``{cache_implementation: static}``.
+            ``{cache_implementation: static, compile_config: {}}``, which compiles on CPUs, too.
 
     Raises:
         ValueError: The number is below 1, or the assistant cannot be loaded.
@@ -51,6 +51,9 @@ class HfGenerate(OtherEngine):
         self._drafts = assistant is not None or num_tokens is not None or bool(own)
         if num_tokens is not None and num_tokens < 1:
             raise ValueError(f"num_tokens={num_tokens}: give at least 1")
+        if (given := self.options.get("compile_config")) is not None:
+            self.options["compile_config"] = config = CompileConfig(**given)
+            config._compile_all_devices = True  # pyright: ignore[reportAttributeAccessIssue] (else GPUs only)
         self.about = f"transformers {transformers.__version__}"
         if assistant is not None and self.options.get("speculation_type") == "dflash":
             self.options["assistant_model"] = AutoModel.from_pretrained(assistant, dtype=dtype)
@@ -99,9 +102,7 @@ class HfGenerate(OtherEngine):
         # A row's own first token: transformers up to 5.17 counts padding as something that must not be repeated.
         padding = [[prompt[0]] * (width - len(prompt)) for prompt in prompts]
         ids = torch.tensor([[*pad, *prompt] for pad, prompt in zip(padding, prompts, strict=True)], device=model.device)
-        mask = torch.ones_like(ids)
-        for row, pad in enumerate(padding):
-            mask[row, : len(pad)] = 0
+        mask = torch.tensor([[0] * len(pad) + [1] * (width - len(pad)) for pad in padding], device=model.device)
         watch = _Rounds()
         options = dict(self.options)
         if first.logits_processor is not None:

@@ -35,7 +35,7 @@ def test_a_replayed_step_is_the_step(nodes: int) -> None:
 
 
 def test_a_small_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["model=tiny", "device=cuda", "tokens=8", "repeats=1", "seconds=60", "compile_seconds=0", f"out={tmp_path}"]
+    words = ["model=tiny", "device=cuda", "tokens=8", "repeats=1", "seconds=60", f"out={tmp_path}"]
     grid = ["nodes=[1,5]", "batch=[1,2]", "context=[64,32]", "schemes=[]"]
     monkeypatch.setattr(sys, "argv", ["experiments.bench.engine", *words, *grid])
     command.main()

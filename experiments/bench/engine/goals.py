@@ -48,13 +48,6 @@ def goals(results: Results) -> list[dict[str, Any]]:
     found: list[tuple[str, float, float | None, bool]] = []
     if results["device"]["type"] == "cpu":  # a GPU has figures of its own, in experiments/bench/gpu/expected.py
         is_110m = name == "110m"
-        for what, least, method, target in (
-            ("plain / transformers generate, 110M", 1.5, "plain", "110m"),
-            ("plain / transformers generate, bundled", 1.4, "plain", "bundled"),
-            ("prompt lookup / transformers' own, bundled", 1.8, "prompt lookup", "bundled"),
-            ("small model / transformers' own, bundled", 2.0, "small model", "bundled"),
-        ):
-            found.append((what, least, _peer(results, method, target), False))
         found.append(("share of a round outside its forwards (110M)", 0.05, outside if is_110m else None, True))
         for scheme, least in (("int8", 1.4), ("int4", 1.8)):
             ratio = _scheme(results, scheme) if is_110m else None
@@ -97,9 +90,3 @@ def best_steps(steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _scheme(results: Results, scheme: str) -> float | None:
     found = [r["ratio"] for r in results.get("weights", []) if r["nodes"] == 1 and r["scheme"].startswith(scheme)]
     return max(found, default=None)
-
-
-def _peer(results: Results, method: str, target: str) -> float | None:
-    """Return our speed over the fastest peer's."""
-    found = [r for r in results.get("peers", []) if r["target"] == target and r["method"].startswith(method)]
-    return min((r["ratio"] for r in found if "ratio" in r), default=None)

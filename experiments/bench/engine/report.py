@@ -66,15 +66,6 @@ _TABLES: dict[str, tuple[str, dict[str, str], tuple[str, ...]]] = {
         },
         ("predicted from the tokens per round that were measured", "as plain: outputs equal to plain decoding's"),
     ),
-    "peers": (
-        "Whole requests beside transformers' generate, prefill included",
-        {
-            "target": "target", "method": "method", "transformers": "peer", "tokens/s:\ntheirs": "rate",
-            "ours": "own_rate", "times\nas fast": "ratio", "least": "least", "most": "most",
-            "same\ntokens": "same_tokens", "error": "error",
-        },
-        (),
-    ),
     "llama_cpp": (
         "Beside llama.cpp; 0 tokens: a whole plain token with everything around its forward",
         {
@@ -101,7 +92,7 @@ def _cell(record: Record, key: str) -> str | Text:
     """Return a value of a record as text: seconds in milliseconds, shares in percent."""
     value = record.get(key)
     if value is None:
-        return NOTHING if key != "error" else ""
+        return NOTHING
     if key in _SECONDS:
         return ms(value)
     if key in _SHARES:
@@ -133,7 +124,7 @@ def _prepared(results: Results) -> dict[str, list[Record]]:
     def of(section: str) -> list[Record]:
         return [dict(record) for record in results.get(section, [])]
 
-    made = {section: of(section) for section in ("steps", "prefill", "weights", "rounds", "ways", "synthetic", "peers")}
+    made = {section: of(section) for section in ("steps", "prefill", "weights", "rounds", "ways", "synthetic")}
     made |= {"llama_cpp": of("llama_cpp"), "left_out": _gathered(results["left_out"]), "goals": goals(results)}
     group = ("batch", "context", "backend", "executor")
     made["steps"].sort(key=lambda step: (*(step[name] for name in group), step["nodes"]))
@@ -154,10 +145,6 @@ def _prepared(results: Results) -> dict[str, list[Record]]:
         each["rate"] = each["tokens"] / each["seconds"]
     for each in made["synthetic"]:
         each |= {"accept_rate": each["accept"], "outside_seconds": each["outside"]}
-    for each in made["peers"]:
-        if "ratio" in each:
-            each |= {"rate": each["tokens"] / each["seconds"], "own_rate": each["tokens"] / each["ours"]}
-            each |= {"least": min(each["ratios"]), "most": max(each["ratios"])}
     for each in made["goals"]:
         each["bound"] = f"{'≤' if each['at_most'] else '≥'} {each['wanted']:g}"
     made["memory"] = []

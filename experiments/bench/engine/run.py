@@ -2,8 +2,8 @@
 
 It measures the device's bandwidth and arithmetic first. Then come forwards over the cache by nodes, rows, context,
 attention backend and executor; quantized weights; rounds by stage; the speedup of drafts with a given acceptance,
-beside the one that the costs predict; transformers' generate and llama.cpp on the same weights; and memory. It prints
-tables, and writes results.json and two pictures. It needs neither hydra nor wandb. Use an otherwise idle machine.
+beside the one that the costs predict; llama.cpp on the same weights; and memory. It prints tables, and writes
+results.json and two pictures. It needs neither hydra nor wandb. Use an otherwise idle machine.
 """
 
 import json
@@ -17,7 +17,6 @@ import transformers
 
 from experiments.bench.engine.goals import Results, goals, with_utilization
 from experiments.bench.engine.llamacpp import measure_llama_cpp, why_not
-from experiments.bench.engine.peers import measure_peers
 from experiments.bench.engine.report import device_lines, draw, print_tables
 from experiments.bench.engine.rounds import cells, measure_acceptance, measure_rounds
 from experiments.bench.engine.settings import SHARES, Grid, Options
@@ -113,10 +112,9 @@ def _measure(
     elif section == "peers":
         reason = why_not(target, name) or ("the model is quantized already" if options.quantization else None)
         if reason is None:
-            results["llama_cpp"] = measure_llama_cpp(target, name, context, options, budget.share(budget.left / 3))
+            results["llama_cpp"] = measure_llama_cpp(target, name, context, options, budget)
         else:
             budget.skip("llama.cpp", reason)
-        results["peers"] = measure_peers(target, name, context, options, budget)
     else:
         steps = results.get("steps") or [{"once": None}]
         results["memory"] = {**measure_memory(target, grid), "once": steps[0]["once"]}

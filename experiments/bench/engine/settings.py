@@ -10,7 +10,7 @@ from experiments.bench.options import option
 from specdec.engine.recording import RECORDING
 from specdec.quantization import METHODS
 
-SHARES = {"steps": 0.32, "weights": 0.14, "rounds": 0.16, "synthetic": 0.1, "peers": 0.24, "memory": 0.04}
+SHARES = {"steps": 0.4, "weights": 0.18, "rounds": 0.2, "synthetic": 0.1, "peers": 0.08, "memory": 0.04}
 """The sections, in their order, and how the time is divided; what one does not need is left for the others."""
 SECTIONS = tuple(SHARES)
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -41,7 +41,6 @@ class Options:
     accept: float = option(0.8, "probability that a synthetic draft is right", least=0)
     depth: int = option(4, "tokens per draft", least=1)
     seconds: int = option(420, "time for everything; grids are cut to it, and it is said where", least=1)
-    compile_seconds: int = option(90, "time for torch.compile in transformers' generate; 0 leaves it out", least=0)
     recordings: tuple[str, ...] = option(
         ("off", "decisions", "rounds"), "ways of recording rounds to compare", choices=RECORDING[1:]
     )

@@ -137,3 +137,10 @@ def test_what_cannot_work_is_refused_before_the_run(target: Target, saved: Path)
     ):
         with pytest.raises(ValueError, match=said):
             make()
+
+
+def test_a_static_cache_is_compiled_on_a_cpu_too(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampling, asked = SamplingParams(max_new_tokens=6, ignore_eos=True), []
+    monkeypatch.setattr(target.model, "get_compiled_call", lambda config: asked.append(config) or target.model)
+    made = bound(target, made=HfGenerate(options={"cache_implementation": "static", "compile_config": {}}))
+    assert made.generate(PROMPTS[:1], [sampling])[0].token_ids == plain(target, sampling)[0] and asked
