@@ -45,10 +45,7 @@ LENGTH, EDGE = 3, 4
 _ROUNDS = 4  # of every request
 _SLOTS = 64
 _SHORT = 8  # tokens: in a shorter prompt, prompt lookup finds nothing
-_NO_TEST = {
-    DEEPER: "fewer than two levels were drawn often enough",
-    SIBLINGS: "it draws no siblings, or too rarely",
-}
+_NO_TEST = {DEEPER: "fewer than two levels were drawn often enough", SIBLINGS: "it draws no siblings, or too rarely"}
 
 Path = tuple[int, ...]
 """Sibling ranks from the root's child downwards."""

@@ -46,13 +46,7 @@ class SharedOutcome:
 
 
 def check_shared(
-    verifier: Verifier,
-    tables: Tables,
-    shape: TreeShape,
-    law: DraftSampling,
-    *,
-    samples: int = 20_000,
-    seed: int = 0,
+    verifier: Verifier, tables: Tables, shape: TreeShape, law: DraftSampling, *, samples: int = 20_000, seed: int = 0
 ) -> SharedOutcome:
     """Compares one round with plain decoding of as many tokens, for each of ``samples`` streams of a seed.
 

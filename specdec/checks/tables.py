@@ -55,9 +55,7 @@ class Tables:
 
     @classmethod
     def from_rows(
-        cls,
-        p: Mapping[tuple[int, ...], Sequence[float]],
-        q: Mapping[tuple[int, ...], Sequence[float]] | None,
+        cls, p: Mapping[tuple[int, ...], Sequence[float]], q: Mapping[tuple[int, ...], Sequence[float]] | None
     ) -> "Tables":
         """Return tables from one row per prefix; the dictionaries may be in any order.
 

@@ -1,10 +1,11 @@
 """Costs of rounds that were fitted to measurements, as a file: with what was measured, where, and how well it fits."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from jaxtyping import Shaped
@@ -69,6 +70,7 @@ class CalibratedRounds:
         note: What should be known about the measurement; empty for nothing.
     """
 
+    padded: ClassVar[bool] = True  # drafts of one size were measured, to which the engine pads the others
     conditions: Conditions
     box: Box
     target: StepCost
@@ -101,11 +103,7 @@ class CalibratedRounds:
     def draft(self, *, batch: int, drafted: int, context: float, depth: float | None = None) -> float:
         """Return what a draft adds to a round besides the target's forward: drafting, and deciding about it.
 
-        Args:
-            batch: Rows.
-            drafted: Drafted nodes per row.
-            context: Positions in a row's cache.
-            depth: Of the drafts; None for that of the drafter's own trees of this size.
+        ``depth`` None is that of the drafter's own trees of this size.
 
         Raises:
             ValueError: The size is outside of the box, or such deep drafts were not measured.
@@ -113,12 +111,9 @@ class CalibratedRounds:
         self.box.check(batch=batch, context=context, drafted=drafted)
         if not drafted:
             return 0.0
-        levels = self.depth_of(drafted) if depth is None else depth
-        if levels > self.deepest:
-            raise ValueError(
-                f"drafts {levels:g} deep are outside of what was measured (to {self.deepest}): calibrate with a "
-                f"drafter that drafts as deep"
-            )
+        nodes, depths = self._trees
+        levels = float(np.interp(drafted, nodes, depths)) if depth is None else depth
+        self.check_depth(levels)
         size = {"levels": levels, "tokens": batch * drafted, "positions": batch * context}
         drafting = 0.0 if self.drafting is None else self.drafting.seconds(**size)
         return drafting + self.judging.seconds(**size) - self.judging.fixed
@@ -137,35 +132,30 @@ class CalibratedRounds:
         verify = self.verify(batch=batch, drafted=drafted, context=context)
         return verify + self.draft(batch=batch, drafted=drafted, context=context, depth=depth) + self.outside
 
-    def depth_of(self, drafted: float) -> float:
-        """Return how deep a draft of so many nodes is."""
-        nodes, depths = zip((0, 0), *self.depths, strict=True)
-        return float(np.interp(drafted, nodes, depths)) if self.depths else drafted
+    @cached_property
+    def _trees(self) -> tuple[Sequence[int], Sequence[int]]:
+        """Numbers of nodes and the depths of such drafts, between which others lie on lines."""
+        nodes, depths = zip((0, 0), *(self.depths or [(1 << 30, 1 << 30)]), strict=True)
+        return nodes, depths
 
-    def nodes_at(self, depth: float) -> float:
-        """Return how many nodes a draft of this depth has."""
-        nodes, depths = zip((0, 0), *self.depths, strict=True)
-        return float(np.interp(depth, depths, nodes)) if self.depths else depth
+    def _nodes_at(self, depth: int) -> int:
+        nodes, depths = self._trees
+        return round(float(np.interp(depth, depths, nodes)))
 
     # ---------------------------------------------------------------- as RaggedCosts
 
-    @property
-    def padded(self) -> bool:
-        """Rounds were measured with drafts of one size, to which the engine pads the others."""
-        return True
-
-    def check_depth(self, depth: int) -> None:
+    def check_depth(self, depth: float) -> None:
         """Refuse deeper drafts than were measured."""
         if depth > self.deepest:
             raise ValueError(
-                f"the costs of rounds were calibrated to depth {self.deepest}, and drafts are {depth} deep: calibrate "
-                f"with this drafter"
+                f"the costs of rounds were calibrated to depth {self.deepest}, and drafts are {depth:g} deep: "
+                f"calibrate with this drafter"
             )
 
     def ragged(self, rows: int, positions: float, *, drafted: Sizes, deepest: Shaped[np.ndarray, "*#size"]) -> Sizes:
         """Return the seconds of rounds by their deepest drafts, also outside of the box; see ``RaggedCosts``."""
-        nodes, depths = zip((0, 0), *self.depths, strict=True)
-        nodes = np.interp(deepest, depths, nodes) if self.depths else deepest
+        nodes, depths = self._trees
+        nodes = np.interp(deepest, depths, nodes)
         size = {"levels": deepest, "tokens": rows * nodes, "positions": positions}
         drafting = self.judging.each(**size)
         if self.drafting is not None:
@@ -188,13 +178,13 @@ class CalibratedRounds:
         least, most = self.box.batch
         rows = sorted({least, most, *(2**power for power in range(12) if least <= 2**power <= most)})
         at = {"context": sum(self.box.context) / 2}
-        largest = min(round(self.nodes_at(self.deepest)), self.box.drafted[1])
+        largest = min(self._nodes_at(self.deepest), self.box.drafted[1])
         nodes = tuple(sorted({*range(min(4, largest) + 1), *range(0, largest, 4), largest})) if by_nodes else None
         if nodes is not None:
             whole = {row: self.draft(batch=row, drafted=largest, **at) + self.outside for row in rows}
             table = [[self.verify(batch=row, drafted=node, **at) + whole[row] for node in nodes] for row in rows]
         else:
-            sizes = [(round(self.nodes_at(depth)), depth) for depth in range(self.deepest + 1)]
+            sizes = [(self._nodes_at(depth), depth) for depth in range(self.deepest + 1)]
             sizes = [(size, depth) for size, depth in sizes if size <= self.box.drafted[1]]
             table = [
                 [self.round_seconds(batch=row, drafted=size, depth=depth, **at) for size, depth in sizes]
@@ -234,16 +224,12 @@ class CalibratedRounds:
             threads=self.conditions.threads,
         )
 
-    def _tables(self) -> dict[str, Any]:
-        if not self.deepest:
-            return {}
-        return {name: asdict(self.rounds(by_nodes=name == "nodes")) for name in ("depth", "nodes")}
-
     # ---------------------------------------------------------------- as a file
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON, with the tables that policies read (``RoundCosts.load``) if a drafter was calibrated."""
-        text = json.dumps({"kind": KIND, **asdict(self), "tables": self._tables()}, indent=1)
+        tables = {name: asdict(self.rounds(by_nodes=name == "nodes")) for name in ("depth", "nodes") if self.deepest}
+        text = json.dumps({"kind": KIND, **asdict(self), "tables": tables}, indent=1)
         Path(path).write_text(text + "\n", encoding="utf-8")
 
     @classmethod

@@ -92,12 +92,7 @@ def meanings(
 
 
 def check_possible(
-    cost: StepCost,
-    sizes: Sequence[StepSize],
-    least: LeastWork,
-    roof: Roof,
-    *,
-    cache_bytes: float,
+    cost: StepCost, sizes: Sequence[StepSize], least: LeastWork, roof: Roof, *, cache_bytes: float
 ) -> None:
     """Refuse constants that are faster than physics; arguments are those of ``meanings``.
 

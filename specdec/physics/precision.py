@@ -6,14 +6,7 @@ from typing import Any
 
 from specdec.physics.shape import Attention
 
-BYTES = {
-    "float32": 4.0,
-    "bfloat16": 2.0,
-    "float16": 2.0,
-    "fp8": 1.0,
-    "int8": 1.0,
-    "int4": 0.5,
-}
+BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
 """Bytes of a number, without factors that belong to it."""
 
 

@@ -21,6 +21,3 @@ What they say and what they leave out:
 * The simulator multiplies the drafter's constant per token by the tokens of one row. Here it is by those of all rows,
   which adds 0.4 ms to a round of 128 rows with 4 tokens each.
 """
-
-LLAMA_8B_H100_POSITIONS = 411_529
-"""Positions that its cache has room for: 90 % of 80 GB, less the weights and 2 GB for everything else."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Shaped
@@ -46,6 +46,7 @@ class AffineRounds:
         deepest: The deepest drafts that the constants hold for; None for any.
     """
 
+    padded: ClassVar[bool] = False  # every token costs, and none that is not there: rows are packed
     target: StepCost
     drafter: StepCost | None = None
     outside: float = 0.0
@@ -59,17 +60,8 @@ class AffineRounds:
             return 0.0
         return self.drafter.seconds(StepSize.of(rows=batch, queries=drafted, context=context))
 
-    @property
-    def padded(self) -> bool:
-        """Every token costs, and none that is not there: rows are packed."""
-        return False
-
     def check_depth(self, depth: int) -> None:
-        """Refuse drafts that are deeper than the constants hold for.
-
-        Raises:
-            ValueError: They are.
-        """
+        """Refuse drafts that are deeper than the constants hold for."""
         if self.deepest is not None and depth > self.deepest:
             raise ValueError(
                 f"the costs of rounds hold for drafts of up to {self.deepest} tokens, and drafts are {depth} deep: "
@@ -104,6 +96,7 @@ class TimedRounds:
     seconds: Mapping[int, Sequence[float]]
     share: float = 0.0
     at_once: bool = False
+    outside: ClassVar[float] = 0.0
 
     def verify(self, *, batch: int, drafted: int, context: float) -> float:
         return float(np.interp(drafted + 1, self.nodes, self.seconds[batch]))
@@ -111,10 +104,6 @@ class TimedRounds:
     def draft(self, *, batch: int, drafted: int, context: float) -> float:
         forwards = min(drafted, 1) if self.at_once else drafted
         return forwards * self.share * self.verify(batch=batch, drafted=0, context=context)
-
-    @property
-    def outside(self) -> float:
-        return 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +151,7 @@ class RoofRounds:
     roof: Roof
     drafter: DraftModel | None = None
     overhead: float = 0.0
+    outside: ClassVar[float] = 0.0
 
     def verify(self, *, batch: int, drafted: int, context: float) -> float:
         work = step_work(self.shape, self.precision, batch=batch, context=context, drafted=drafted)
@@ -173,10 +163,6 @@ class RoofRounds:
         forwards = 1 if self.drafter.at_once else drafted
         work = self.drafter.work(batch=batch, drafted=drafted, context=context)
         return work.by_parts(self.roof) + forwards * self.overhead
-
-    @property
-    def outside(self) -> float:
-        return 0.0
 
 
 def round_seconds(cost: RoundCost, *, batch: int, drafted: int, context: float) -> float:

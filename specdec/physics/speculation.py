@@ -1,7 +1,10 @@
 """What speculation brings: tokens per round from acceptance, and speedup from tokens and costs."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 
 from specdec.physics.rounds import RoundCost, round_seconds
 
@@ -14,11 +17,7 @@ def tokens_per_round(acceptance: Sequence[float]) -> float:
     Args:
         acceptance: The probability that each position is accepted, given that all before it were.
     """
-    total, reached = 1.0, 1.0
-    for rate in acceptance:
-        reached *= rate
-        total += reached
-    return total
+    return sum(accumulate(acceptance, mul, initial=1.0))
 
 
 def speedup(tokens: float, *, plain: float, verify: float, draft: float = 0.0, outside: float = 0.0) -> float:
@@ -41,9 +40,7 @@ Acceptance = float | Sequence[float]
 def chain_tokens(acceptance: Acceptance, drafted: int) -> float:
     """Return the expected number of tokens of a round with a chain of so many drafted tokens.
 
-    Args:
-        acceptance: One probability, or one by position. A position beyond the last one has the last one's.
-        drafted: Drafted tokens.
+    A position beyond the last one of ``acceptance`` has the last one's probability.
     """
     if isinstance(acceptance, float | int):
         return tokens_per_round([acceptance] * drafted)
@@ -69,15 +66,7 @@ def rate_for(tokens: float, drafted: int) -> float | None:
 
 
 def speedup_of(cost: RoundCost, acceptance: Acceptance, *, batch: int, drafted: int, context: float) -> float:
-    """Return the speed of rounds with chains of so many tokens over plain decoding's, at the same load.
-
-    Args:
-        cost: How long the parts of a round take.
-        acceptance: How often drafted tokens are accepted.
-        batch: Rows.
-        drafted: Drafted tokens per row.
-        context: Positions in a row's cache.
-    """
+    """Return the speed of rounds with chains of so many tokens over plain decoding's, at the same load."""
     plain = round_seconds(cost, batch=batch, drafted=0, context=context)
     seconds = round_seconds(cost, batch=batch, drafted=drafted, context=context)
     return chain_tokens(acceptance, drafted) * plain / seconds
@@ -147,10 +136,7 @@ def break_even_batch(
     while high > 1 and not pays(high // 2):
         high //= 2
     low = high // 2  # it pays at low and not at high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if pays(middle) else (low, middle)
-    return low
+    return low + bisect_left(range(low + 1, high), True, key=lambda batch: not pays(batch))
 
 
 def critical_context(

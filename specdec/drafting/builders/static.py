@@ -145,10 +145,7 @@ def _children(
 
 
 def drawn(
-    q: Float[Tensor, "batch parent vocab"],
-    level: Level,
-    uniform: Float[Tensor, "batch child"],
-    law: DraftSampling,
+    q: Float[Tensor, "batch parent vocab"], level: Level, uniform: Float[Tensor, "batch child"], law: DraftSampling
 ) -> tuple[Int[Tensor, "batch child"], Bool[Tensor, "batch child"] | None]:
     """Return every parent's children, drawn at random (``IID`` or ``WITHOUT_REPLACEMENT``).
 

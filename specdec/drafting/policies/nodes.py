@@ -51,12 +51,7 @@ class NodePolicy(ABC):
     """
 
     def __init__(
-        self,
-        *,
-        source: str = "auto",
-        calibration: str | Path | None = None,
-        learn: bool = True,
-        explore: int = 32,
+        self, *, source: str = "auto", calibration: str | Path | None = None, learn: bool = True, explore: int = 32
     ):
         if source not in SOURCES:
             raise ValueError(f"source={source!r}: give one of {', '.join(SOURCES)}")
