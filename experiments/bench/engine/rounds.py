@@ -176,10 +176,9 @@ def _rounds_of(
             invariant=way.invariant,
         )  # fmt: skip
 
-    own = getattr(drafter, "runner", None)
     with playing(way.recording) as engine, captured_at_once(CAPTURED):
         recorded = engine.recording == "rounds"
-        runners = [engine.runner, *([own] if isinstance(own, ModelRunner) else [])]
+        runners = _runners(engine)
         begin(engine, prompts, streams(sampling, batch))
         play(engine, most=WARM_UP, limit=limit / 4)
         timed = play(engine, most=count, limit=limit / 2)
@@ -199,7 +198,7 @@ def _rounds_of(
         with playing("decisions") as engine, captured_at_once(CAPTURED):
             begin(engine, prompts, streams(sampling, batch))
             play(engine, most=WARM_UP, limit=limit / 4)
-            with runs_wrapped([engine.runner, *runners[1:]], counting), counted() as whole:
+            with runs_wrapped(_runners(engine), counting), counted() as whole:
                 engine.step()
     return {
         "rounds": len(timed),
@@ -211,6 +210,12 @@ def _rounds_of(
         "launches_outside": whole.launches - models.launches,
         "reads": whole.synchronizations - models.synchronizations,
     }
+
+
+def _runners(engine: Engine) -> list[ModelRunner]:
+    """Return the target's runner, and those of the models that draft."""
+    own = () if engine.session is None else engine.session.models
+    return [engine.runner, *(each for each in own if isinstance(each, ModelRunner))]
 
 
 def _single(runner: ModelRunner, setting: Setting, target: Target) -> float:
