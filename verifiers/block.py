@@ -29,7 +29,6 @@ class BlockVerifier(Verifier):
     chain_only = True
 
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
-        """Return what follows from trying all positions of every chain, the last one first."""
         return _laws(tree, target_probs)
 
 
@@ -52,7 +51,6 @@ class TraversalVerifier(Verifier):
     walks_greedily = True
 
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
-        """Return what follows from trying all nodes in post-order."""
         return _laws(tree, target_probs)
 
 

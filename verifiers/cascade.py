@@ -102,7 +102,6 @@ class CascadeVerifier(Verifier):
         return self._mixture(target_probs, draft_probs, target_probs, draft_probs)
 
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
-        """Return the laws of rejection sampling towards π."""
         return self._rule.laws(tree, self._stated(tree, target_probs))
 
     def _stated(

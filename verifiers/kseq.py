@@ -39,7 +39,6 @@ class KSeqVerifier(Verifier):
     walks_greedily = True
 
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
-        """Return what follows from trying all children of every node against one p."""
         return top_down(tree, target_probs, _try_runs, together=True)
 
 

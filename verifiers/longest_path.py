@@ -36,7 +36,6 @@ class TypicalVerifier(Verifier):
         self.delta = epsilon**0.5 if delta is None else delta
 
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
-        """Return the laws of the longest path of tokens above the threshold at their parent."""
         entropy = -torch.xlogy(target_probs, target_probs).sum(-1)
         threshold = (self.delta * torch.exp(-entropy)).clamp(max=self.epsilon)
         p = target_probs.flatten(1).gather(1, entries(tree, target_probs.shape[2]))
@@ -57,7 +56,6 @@ class RelaxedTopKVerifier(Verifier):
         self.k = whole("k", k, least=1)
 
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
-        """Return the laws of the longest path of tokens that are among the first k."""
         ids = target_probs.sort(dim=-1, descending=True, stable=True).indices[..., : self.k]
         among = torch.zeros_like(target_probs, dtype=torch.bool).scatter_(-1, ids, True)
         entry = entries(tree, target_probs.shape[2])

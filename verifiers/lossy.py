@@ -38,7 +38,6 @@ class LenientVerifier(Verifier):
         self.lenience = lenience
 
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
-        """Return the laws of rejection sampling, with larger chances."""
         return top_down(tree, target_probs, self._try_children)
 
     def _try_children(self, family: Family, weight: Float[Tensor, "batch some"]) -> Tried:
@@ -71,7 +70,6 @@ class ThresholdVerifier(Verifier):
         self.single, self.accumulated = single, accumulated
 
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
-        """Return the law of the walk with thresholds; the next token is a draw from p that is none of the children."""
         stop = top_down(tree, target_probs, self._try_children, together=True, walks=False).stop
         return Laws(stop, lambda nodes: after_walk(tree, target_probs, nodes))
 
@@ -112,7 +110,6 @@ class FuzzyVerifier(Verifier):
         self._rule = RejectionVerifier()
 
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
-        """Return the laws of rejection sampling towards q where it is close, and towards p elsewhere."""
         return self._rule.laws(tree, self._trusted(tree, target_probs))
 
     def _trusted(

@@ -33,7 +33,6 @@ class RejectionVerifier(Verifier):
     walks_greedily = True
 
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
-        """Return what follows from trying all children of every node in turn."""
         if has_thresholds(tree):
             return laws_by_thresholds(tree, target_probs, leaf_to_root=False)
         return top_down(tree, target_probs)

@@ -26,7 +26,6 @@ class TargetWalkVerifier(Verifier):
     walks_greedily = True
 
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
-        """Draws from p lead down to a node and not further; the draw that is none of its children is emitted."""
         return laws_of_walk(tree, target_probs)
 
 

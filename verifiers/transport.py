@@ -47,7 +47,6 @@ class TransportVerifier(Verifier):
     is_reference = True
 
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
-        """Solve a program for every node that has children."""
         return top_down(tree, target_probs, try_by_program)
 
 

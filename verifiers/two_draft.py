@@ -30,7 +30,6 @@ class TwoDraftVerifier(Verifier):
     walks_greedily = True
 
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
-        """Return what follows from trying the children of every node in pairs."""
         return top_down(tree, target_probs, try_in_pairs)
 
 

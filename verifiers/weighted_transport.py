@@ -44,5 +44,4 @@ class WeightedTransportVerifier(Verifier):
         self.solver = solver
 
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
-        """Return what follows from trying all children of a node together."""
         return leaf_to_root(tree, target_probs, SOLVERS[self.solver])

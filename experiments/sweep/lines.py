@@ -43,11 +43,9 @@ class JobLines(Callback):
         print(f"{count} into {config.hydra.sweep.dir}", flush=True)
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Start its clock."""
         self._job_began, self._started = time.monotonic(), time.time()
 
     def on_job_end(self, config: DictConfig, job_return: Any, **kwargs: Any) -> None:
-        """Say what came of it."""
         if not in_sweep():
             return
         from experiments.reporting.progress import duration

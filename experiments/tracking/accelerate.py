@@ -74,7 +74,6 @@ class AccelerateTracker(Tracker):
         self._guard.call(lambda: self._tracker.store_init_configuration(self._settings | _allowed(words)))
 
     def finish(self, exit_code: int) -> None:
-        """End the run."""
         self._guard.call(lambda: self._tracker.finish(), self._guard.timeout * 10)
         self._guard.is_open = False
         self._tracker = None

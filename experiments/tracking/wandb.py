@@ -76,7 +76,6 @@ class WandbTracker(Tracker):
             self._guard.warn(f"{trouble}. The run is recorded offline, and `wandb sync` can upload it.")
 
     def progress(self, figures: Mapping[str, float], prompts: int) -> None:
-        """Log figures over the number of prompts."""
         self._guard.call(lambda: self._log("prompts_done", prompts, figures))
 
     def curve(self, axis: str, lines: Mapping[str, Mapping[int, float]]) -> None:
@@ -91,12 +90,9 @@ class WandbTracker(Tracker):
         self._guard.call(log)
 
     def summary(self, figures: Figures) -> None:
-        """Set the run's summary metrics."""
         self._guard.call(lambda: self._run.summary.update(dict(figures)))
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Log a table."""
-
         def log() -> None:
             import wandb
 

@@ -51,7 +51,7 @@ class Loss(ABC):
 
     @abstractmethod
     def __call__(self, compared: Compared) -> Float[Tensor, " place"]:
-        """A loss per place, with a gradient to ``log_q``."""
+        """A loss per place, logarithms in nats, with a gradient to ``log_q``."""
 
 
 class CrossEntropy(Loss):
@@ -71,7 +71,6 @@ class CrossEntropy(Loss):
         self.token = token
 
     def __call__(self, compared: Compared) -> Float[Tensor, " place"]:
-        """Returns it in nats."""
         labels = compared.labels if self.token == "text" else compared.log_p.argmax(-1)
         chosen = compared.log_q.gather(-1, labels.clamp(min=0)[:, None])[:, 0]
         return -chosen.where(labels >= 0, 0.0)
@@ -81,7 +80,6 @@ class ForwardKL(Loss):
     """KL(p ‖ q) = Σ p (log p − log q)."""
 
     def __call__(self, compared: Compared) -> Float[Tensor, " place"]:
-        """Returns it in nats."""
         # As inner products, because differences of whole rows would be written to memory and read again.
         entropy = torch.linalg.vecdot(compared.p, compared.log_p.clamp(min=_LEAST))
         return entropy - torch.linalg.vecdot(compared.p, compared.log_q)
@@ -91,7 +89,6 @@ class ReverseKL(Loss):
     """KL(q ‖ p) = Σ q (log q − log p)."""
 
     def __call__(self, compared: Compared) -> Float[Tensor, " place"]:
-        """Returns it in nats."""
         return (compared.q * (compared.log_q.clamp(min=_LEAST) - compared.log_p.clamp(min=_LEAST))).sum(-1)
 
 
@@ -99,7 +96,6 @@ class TotalVariation(Loss):
     """½ Σ |p − q| = 1 − α: what rejection sampling rejects (Leviathan et al. 2023, Theorem 3.5)."""
 
     def __call__(self, compared: Compared) -> Float[Tensor, " place"]:
-        """A number from 0 to 1."""
         return 0.5 * (compared.p - compared.q).abs().sum(-1)
 
 
@@ -116,7 +112,6 @@ class NegativeLogAcceptance(Loss):
         self.least = least
 
     def __call__(self, compared: Compared) -> Float[Tensor, " place"]:
-        """Returns it in nats."""
         return -compared.acceptance.clamp(min=self.least).log()
 
 
@@ -135,7 +130,6 @@ class HybridLK(Loss):
         self.sharpness = sharpness
 
     def __call__(self, compared: Compared) -> Float[Tensor, " place"]:
-        """Returns it."""
         share = (-self.sharpness * compared.acceptance.detach()).exp()
         return share * ForwardKL()(compared) + (1 - share) * TotalVariation()(compared)
 
@@ -147,7 +141,6 @@ class Scheduled(Loss):
         self.first, self.last = first, last
 
     def __call__(self, compared: Compared) -> Float[Tensor, " place"]:
-        """The mixture for the present progress."""
         return (1 - compared.progress) * self.first(compared) + compared.progress * self.last(compared)
 
 
@@ -164,7 +157,6 @@ class WeightedSum(Loss):
         self.terms, self.weights = list(terms), list(weights)
 
     def __call__(self, compared: Compared) -> Float[Tensor, " place"]:
-        """The sum."""
         total = torch.zeros_like(compared.log_q[:, 0])
         for weight, term in zip(self.weights, self.terms, strict=True):
             total = total + weight * term(compared)

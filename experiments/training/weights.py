@@ -35,7 +35,6 @@ class Power(Weights):
         self.base, self.normalized = base, normalized
 
     def __call__(self, cross_entropy: Table, valid: Bool[Tensor, "anchor depth"]) -> Table:
-        """The same for every anchor."""
         values = [self.base**index for index in range(valid.shape[1])]
         total = sum(values) if self.normalized else 1.0
         return cross_entropy.new_tensor([value / total for value in values]).expand_as(cross_entropy)
@@ -54,7 +53,6 @@ class Exponential(Weights):
         self.power = Power(math.exp(-1 / gamma))
 
     def __call__(self, cross_entropy: Table, valid: Bool[Tensor, "anchor depth"]) -> Table:
-        """The same for every anchor."""
         return self.power(cross_entropy, valid)
 
 
@@ -74,7 +72,6 @@ class DPace(Weights):
         self.smoothing = smoothing
 
     def __call__(self, cross_entropy: Table, valid: Bool[Tensor, "anchor depth"]) -> Table:
-        """Weights that depend on the head's own probabilities."""
         smooth = (1 - self.smoothing) * (-cross_entropy.detach()).exp() + self.smoothing
         reached = smooth.where(valid, 0.0).cumprod(1)
         return reached.flip(1).cumsum(1).flip(1)

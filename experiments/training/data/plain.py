@@ -25,11 +25,9 @@ class TextFiles(Source):
         self.held_out = held_out
 
     def check(self, *, unanswered: bool = False) -> None:
-        """Refuse patterns without a file."""
         self._paths()
 
     def load(self, target: Target, *, unanswered: bool = False) -> Documents:
-        """Read and tokenize all files."""
         root = Path.cwd()
         paths = self._paths()
         names = [str(path.relative_to(root)) if path.is_relative_to(root) else str(path) for path in paths]
@@ -54,7 +52,6 @@ class StdlibSources(Source):
         self.count = count
 
     def load(self, target: Target, *, unanswered: bool = False) -> Documents:
-        """Read and tokenize the files."""
         made = []
         for paths in (training_files()[: self.count], held_out_files()):
             names = [str(path.relative_to(stdlib_root())) for path in paths]
