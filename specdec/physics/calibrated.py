@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import numpy as np
 from jaxtyping import Shaped
@@ -70,7 +70,7 @@ class CalibratedRounds:
         note: What should be known about the measurement; empty for nothing.
     """
 
-    padded: ClassVar[bool] = True  # drafts of one size were measured, to which the engine pads the others
+    padded = True  # drafts of one size were measured, to which the engine pads the others
     conditions: Conditions
     box: Box
     target: StepCost

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Shaped
@@ -46,7 +46,8 @@ class AffineRounds:
         deepest: The deepest drafts that the constants hold for; None for any.
     """
 
-    padded: ClassVar[bool] = False  # every token costs, and none that is not there: rows are packed
+    padded = False  # every token costs, and none that is not there: rows are packed
+    follows = scattered = 0.0  # see ``CalibratedRounds``
     target: StepCost
     drafter: StepCost | None = None
     outside: float = 0.0
@@ -96,7 +97,7 @@ class TimedRounds:
     seconds: Mapping[int, Sequence[float]]
     share: float = 0.0
     at_once: bool = False
-    outside: ClassVar[float] = 0.0
+    outside = 0.0
 
     def verify(self, *, batch: int, drafted: int, context: float) -> float:
         return float(np.interp(drafted + 1, self.nodes, self.seconds[batch]))
@@ -151,7 +152,7 @@ class RoofRounds:
     roof: Roof
     drafter: DraftModel | None = None
     overhead: float = 0.0
-    outside: ClassVar[float] = 0.0
+    outside = 0.0
 
     def verify(self, *, batch: int, drafted: int, context: float) -> float:
         work = step_work(self.shape, self.precision, batch=batch, context=context, drafted=drafted)
