@@ -43,7 +43,6 @@ class AdaptiveDrafter(CombinedDrafter):
         self.has_leaf_probs = drafter.has_leaf_probs
 
     def bind(self, target: Target, sizes: Sizes) -> "AdaptiveSession":
-        """Begin a session of the drafter, and the policy anew."""
         return AdaptiveSession(self, self.drafter.bind(target, sizes), sizes)
 
 
@@ -69,7 +68,6 @@ class AdaptiveSession(CombinedSession):
 
     @torch.inference_mode()
     def propose(self, batch: Batch) -> DraftTree:
-        """Draft no deeper than the policy says."""
         host = batch.on_host
         wanted = self.policy.depths(host.slots, host.lengths)
         room = np.where(host.drafting, np.minimum(wanted, host.max_depth), 0)

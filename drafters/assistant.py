@@ -48,10 +48,7 @@ class AssistantDrafter(OwnModelDrafter):
     Args:
         assistant: A ``Gemma4AssistantForCausalLM``, or its twin for unified models. ``bind`` does not change it.
         shape: What ``TreeShape.of`` takes, or a tree builder.
-        sampling: See ``Options``, also for the others.
-        temperature: See there.
-        name: See there.
-        optimize: See there.
+        sampling, temperature, name, optimize: See ``Options``.
 
     Raises:
         ValueError: It is no assistant, or an argument is out of its range.

@@ -135,7 +135,6 @@ class BlockDrafter(HeadDrafter):
         return cls.loaded(path, load, shape, {**options, "block_size": block_size, "passes": passes})
 
     def bind(self, target: Target, sizes: Sizes) -> ScoredSession:
-        """Check that the head fits the target, and allocate its cache."""
         head = self.beside(self.head, self.hidden_layers, target, sizes)
         self._check_block(head, target)
         block = head.config.block(self.block_size, target.device)
@@ -329,11 +328,7 @@ class TrainedBlock(TrainedHead):
             self.options["causal_in_windows"] = causal_in_windows
 
     def begin(self, target: Target, counts: Int[Tensor, " vocab"] | None) -> None:
-        """Make or load the head, in float32.
-
-        Raises:
-            ValueError: A loaded head has blocks of another kind, or a mask token is not one of the target's.
-        """
+        """Make or load the head, in float32. Raises ValueError: it has other blocks, or no such mask token."""
         mask = self.options["mask_token_id"]
         if mask is not None and not 0 <= mask < target.vocab_size:
             raise ValueError(

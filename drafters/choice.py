@@ -70,7 +70,6 @@ class ChoiceSession(CombinedSession):
         self._by_model = np.zeros(rows, dtype=bool)
 
     def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
-        """Begin with the mean that all requests begin with."""
         super().admit(slot, prompt_ids, sampling)
         self._mean[slot], self._trust[slot] = self._start, 1.0
 

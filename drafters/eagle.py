@@ -131,7 +131,6 @@ class TrainedEagle3(TrainedFeatureHead):
         return EagleDrafter(self.copied(), self.depths, optimize=False)
 
     def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        """Write the head in bfloat16, in EAGLE's own layout."""
         save_eagle(self.copied().to(torch.bfloat16), folder, notes=facts)
 
 

@@ -40,7 +40,6 @@ class FeatureDrafter(HeadDrafter):
         self._head, self._layers = head, layers_given(hidden_layers)
 
     def bind(self, target: Target, sizes: Sizes) -> ScoredSession:
-        """Check that the head fits the target, and allocate its cache."""
         given = self.head_for(target)
         layers = self.layers_for(given, target)
         head = self.beside(given, layers, target, sizes)

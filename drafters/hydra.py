@@ -81,7 +81,7 @@ class HydraHeads(Heads):
             elif name.startswith("lm_head.") and name.endswith("weight"):
                 parameter.copy_(output.weight)
 
-    def parts(self, name: str) -> tuple[int, int]:
+    def parts(self, name: str) -> tuple[int, ...]:
         """The first block of head i reads i + 2 states and embeddings side by side."""
         kind, head, layer, *rest = name.split(".")
         first = kind == "mlp" and int(layer) == (self.prefix is not None) and rest[-1] == "weight"
@@ -129,7 +129,6 @@ class HydraHeads(Heads):
 
     @classmethod
     def load(cls, path: str | Path, **where: Unpack[Where]) -> "HydraHeads":
-        """Returns the heads of a checkpoint of the published code."""
         checkpoint = Checkpoint(path, weights=FILES, **where)
         name, stored, tensors = checkpoint.name, checkpoint.config, checkpoint.tensors(lambda key: key not in _UNUSED)
         tensors = {key: tensor for key, tensor in tensors.items() if not key.endswith(".rotary_emb.inv_freq")}

@@ -72,7 +72,6 @@ class SelfDrafter(CausalDrafter):
         self.quantization_check = flag("quantization_check", quantization_check)
 
     def model_for(self, target: Target) -> PreTrainedModel:
-        """Returns a model of the target's layers, without those that are left out."""
         twin = twin_of(target.model)
         if self.skip is not None:
             leave_out(twin, self._left_out(target))

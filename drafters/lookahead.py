@@ -69,7 +69,6 @@ class LookaheadDrafter(Drafter):
             )
 
     def bind(self, target: Target, sizes: Sizes) -> "LookaheadSession":
-        """Begin without windows; this drafter fits every target."""
         return LookaheadSession(self, sizes)
 
     def columns(self, rows: int) -> int:

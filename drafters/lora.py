@@ -139,5 +139,4 @@ class TrainedLora(TrainedLM):
         return ModelDrafter(model, self.depths, optimize=False)
 
     def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        """Write the adapter in bfloat16, in peft's layout."""
         write_adapter(folder, self.head.matrices, base=str(self.name))

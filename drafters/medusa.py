@@ -270,7 +270,6 @@ class MedusaScorer(LastStateScorer):
     per_depth = True
 
     def all_logits(self, batch: Batch, depth: int) -> Float[Tensor, "batch depth vocab"]:
-        """Return the logits of the first ``depth`` heads."""
         return self.heads(self.newest[batch.slots], depth).transpose(0, 1)
 
 

@@ -57,7 +57,6 @@ class MergedSession(CombinedSession):
         self._width = 1  # of the model's trees in the last round
 
     def observe(self, outcome: Outcome) -> None:
-        """Show both what became final."""
         self.show(1, outcome, first=1, width=self._width - 1)
         # What the look-up is shown never depends on which of its nodes the model has drafted, too. It finds its own
         # nodes where they were in its own tree, and the model's behind them.
@@ -65,7 +64,6 @@ class MergedSession(CombinedSession):
 
     @torch.inference_mode()
     def propose(self, batch: Batch) -> DraftTree:
-        """Let both draft, and put the trees together."""
         drafted, found = self.ask(1, batch), self.ask(0, batch)
         self._width = drafted.width
         if found.width == 1:

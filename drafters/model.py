@@ -6,7 +6,7 @@ shares, Daliri et al. 2024 (arXiv 2408.07978); distilled from the target, Distil
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
 import torch
 from jaxtyping import Float, Int
@@ -44,6 +44,10 @@ class ModelFiles(Where, total=False):
     max_memory: Mapping[Any, Any] | None
     trust_remote_code: bool
     adapter: str | None
+    dtype: str | torch.dtype
+    device: str | torch.device
+    quantization: str | None
+    quantization_check: bool
 
 
 class LoadedModel(ModelFiles, Settings, total=False):
@@ -76,30 +80,13 @@ class ModelDrafter(CausalDrafter):
         self.model, self.tokenizer = model, tokenizer
 
     @classmethod
-    def from_pretrained(
-        cls,
-        name_or_path: str,
-        *,
-        shape: AnyTree = 4,
-        dtype: str | torch.dtype = "auto",
-        device: str | torch.device = "auto",
-        quantization: str | None = None,
-        quantization_check: bool = True,
-        **options: Unpack[LoadedModel],
-    ) -> "ModelDrafter":
+    def from_pretrained(cls, name_or_path: str, *, shape: AnyTree = 4, **options: Unpack[LoadedModel]) -> Self:
         """Load the model and its tokenizer; arguments as for ``Target.from_pretrained``, ``Where`` and ``Settings``."""
         given: dict[str, Any] = dict(options)
         files = {key: given.pop(key) for key in ModelFiles.__annotations__ if key in given}
-        files = {name: value for name, value in files.items() if value not in (None, False)}
+        files = {key: each for key, each in files.items() if each not in (None, False) or key == "quantization_check"}
         check_format(given.get("kv_cache"))  # before the model is loaded
-        model = load_model(
-            name_or_path,
-            dtype=dtype,
-            device=device,
-            quantization=quantization,
-            quantization_check=quantization_check,
-            **files,
-        )
+        model = load_model(name_or_path, **files)
         try:
             tokenizer = load_tokenizer(name_or_path, **files)
         except ValueError:
@@ -107,7 +94,6 @@ class ModelDrafter(CausalDrafter):
         return cls(model, shape, tokenizer=tokenizer, name=name_or_path, **given)
 
     def model_for(self, target: Target) -> PreTrainedModel:
-        """Returns the model; refuses a target of another vocabulary, or on another device."""
         output = self.model.get_output_embeddings()
         if output is not None:  # without one, the runner says so
             check_same_vocabulary(self.name, self.tokenizer, output_width(output), target)
@@ -157,11 +143,7 @@ class TrainedLM(TrainedHead):
         self.tokenizer: PreTrainedTokenizerBase | None = None
 
     def begin(self, target: Target, counts: Int[Tensor, " vocab"] | None) -> None:
-        """Make or load the model, in float32.
-
-        Raises:
-            ValueError: The loaded model's vocabulary is not the target's.
-        """
+        """Make or load the model, in float32. Raises ValueError: its vocabulary is not the target's."""
         self.head = self._made(target)
         self.packs = masks_suffice(self.head, self._hidden)
 

@@ -35,10 +35,6 @@ from specdec.types import DraftSampling
 class TextModel(ModelFiles, total=False):
     """Settings of a model that is loaded for its text; see ``ModelDrafter.from_pretrained``."""
 
-    dtype: str | torch.dtype
-    device: str | torch.device
-    quantization: str | None
-    quantization_check: bool
     attention: str
     optimize: bool
     kv_cache: str | None
@@ -80,11 +76,7 @@ class TLIDrafter(ModelDrafter):
         return source.common(own)
 
     def bind(self, target: Target, sizes: Sizes) -> ScoredSession:
-        """Find the common tokens, and allocate the cache.
-
-        Raises:
-            ValueError: A tokenizer is missing, too few tokens are common, or the model is on another device.
-        """
+        """Find the common tokens. Raises ValueError: they are too few, or a tokenizer is missing."""
         source, own = _spellings(self, target, self.target_tokenizer)
         pairs = source.common(own)
         if len(pairs) < self.tree.ranks:
@@ -140,11 +132,7 @@ class SLEMDrafter(Drafter):
         return cls(ModelDrafter.from_pretrained(name_or_path, shape=shape, **given))
 
     def bind(self, target: Target, sizes: Sizes) -> "SLEMSession":
-        """Read the vocabularies, and allocate the cache.
-
-        Raises:
-            ValueError: A tokenizer is missing, or the model is on another device.
-        """
+        """Read the vocabularies. Raises ValueError: a tokenizer is missing, or the model is on another device."""
         source, own = _spellings(self.drafter, target, self.target_tokenizer)
         return SLEMSession(self, _scorer(self.drafter, target, sizes, source, own), source, own)
 

@@ -24,6 +24,7 @@ from specdec.drafting.vocabulary import VocabularyMap
 from specdec.interfaces import Sizes
 from specdec.quantization import METHODS, check_fast, check_quantization
 from specdec.quantization.base import replace_linears
+from specdec.target.adapters import Adapters
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 from specdec.types import DraftSampling
@@ -119,7 +120,9 @@ class OwnModelDrafter(ScoredDrafter):
         # A model with recurrent layers is shown the last token above the root.
         return 2 * (tree.max_depth + 1) if cls.at_once else 1 + tree.max_shown
 
-    def runner_for(self, model: PreTrainedModel, kind: str, sizes: Sizes, *, max_nodes: int) -> ModelRunner:
+    def runner_for(
+        self, model: PreTrainedModel, kind: str, sizes: Sizes, *, max_nodes: int, adapters: Adapters | None = None
+    ) -> ModelRunner:
         """Return a runner of the model for one engine.
 
         Args:
@@ -139,6 +142,7 @@ class OwnModelDrafter(ScoredDrafter):
                 optimize=self.optimize,
                 kv_cache=self.kv_cache,
                 paging=sizes.paging,
+                adapters=adapters,
             )
         except ValueError as error:
             raise ValueError(f"the {kind} {self.name}: {error}") from error
@@ -225,7 +229,6 @@ class CausalDrafter(OwnModelDrafter):
         """Returns the model that drafts for a target. Raises ValueError: none does."""
 
     def bind(self, target: Target, sizes: Sizes) -> ScoredSession:
-        """Allocate the model's cache."""
         runner = self.runner_for(self.model_for(target), "drafter", sizes, max_nodes=self.shown(self.tree))
         vocabulary = VocabularyMap(runner.vocab_size, target.vocab_size)
         scorer = self.scorer_of(runner, max_batch_size=sizes.max_batch_size, to_model=vocabulary.to_drafter)

@@ -1,7 +1,7 @@
 """PARD: a small causal LM that was adapted to fill masks drafts all tokens in one forward (arXiv 2504.18583)."""
 
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
 import torch
 from jaxtyping import Int
@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from drafters.heads.eagle_files import mask_of
-from drafters.heads.parallel import Masked, check_drop, dropped, mask_token
+from drafters.heads.parallel import FillsMasks, Masked, mask_token
 from drafters.heads.training import Anchors, Prediction, TargetStates, TextBatch, additive, frozen_copy
 from drafters.model import ModelDrafter, ModelFiles, TrainedLM
 from drafters.own_model import Options, Settings
@@ -79,45 +79,27 @@ class PARDDrafter(ModelDrafter):
 
     @classmethod
     def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride] (one more setting is taken)
-        cls,
-        name_or_path: str,
-        *,
-        shape: AnyTree = TOKENS,
-        dtype: str | torch.dtype = "auto",
-        device: str | torch.device = "auto",
-        quantization: str | None = None,
-        quantization_check: bool = True,
-        **options: Unpack[LoadedMasks],
-    ) -> "PARDDrafter":
+        cls, name_or_path: str, *, shape: AnyTree = TOKENS, **options: Unpack[LoadedMasks]
+    ) -> Self:
         """Load a model in the layout of its authors: transformers' own, with ``pard_token`` in its ``config.json``.
 
         Arguments are those of ``ModelDrafter.from_pretrained`` and of the class.
         """
         own: Any = options
-        made: Any = super().from_pretrained(
-            name_or_path,
-            shape=shape,
-            dtype=dtype,
-            device=device,
-            quantization=quantization,
-            quantization_check=quantization_check,
-            **own,
-        )
-        return made
+        return super().from_pretrained(name_or_path, shape=shape, **own)
 
     def scorer_of(self, runner: ModelRunner, **common: Any) -> ParallelScorer:
         return ParallelScorer(runner, mask_token=self.mask_token_id, window=self.max_depth + 1, **common)
 
 
-class TrainedPARD(TrainedLM):
+class TrainedPARD(FillsMasks, TrainedLM):
     """A small model that learns to fill masks, while it stays a causal LM at the first depth.
 
     The other arguments are those of ``TrainedLM``.
 
     Args:
         depths: Tokens of a draft.
-        keeps: The share of drafts that reach the second depth, of those the share that reach the third, and so on.
-        keeps_least: The least share at any depth.
+        keeps, keeps_least: See ``FillsMasks``.
         mask_token_id: The token of masks, one that the text does not have; None for the loaded model's own, else the
             target's last id.
     """
@@ -137,8 +119,8 @@ class TrainedPARD(TrainedLM):
         mask_token_id: int | None = None,
     ):
         super().__init__(name=name, architecture=architecture, config=config, depths=depths)
-        check_drop(keeps, keeps_least)
-        self.keeps, self.keeps_least, self.mask_token_id = keeps, keeps_least, mask_token_id
+        self.drop(keeps, keeps_least)
+        self.mask_token_id = mask_token_id
 
     def begin(self, target: Target, counts: Int[Tensor, " vocab"] | None) -> None:
         """Make or load the model, in float32, and note the mask token in its configuration."""
@@ -148,11 +130,6 @@ class TrainedPARD(TrainedLM):
         own = None if self.mask_token_id is not None else mask_of(self.name or "head.config", config.to_dict())
         self.mask = last if own is None else own
         config.pard_token, config.spd_type = self.mask, "pard"  # as its authors' training does
-
-    def anchors(self, batch: TextBatch, generator: torch.Generator) -> Anchors:
-        """Everywhere; while training, with fewer drafts at every depth."""
-        every = Anchors.everywhere(batch, self.depths, before=0)
-        return dropped(every, batch, self.keeps, self.keeps_least, generator) if self.training else every
 
     def forward(self, batch: TextBatch, states: TargetStates, anchors: Anchors) -> Prediction:
         """Runs the text of all rows, and all masks behind it."""
@@ -164,8 +141,7 @@ class TrainedPARD(TrainedLM):
             position_ids=masked.positions,
             use_cache=False,
         )
-        hidden = output.last_hidden_state.flatten(0, 1)
-        return Prediction([hidden[places] for places in masked.predicts.unbind(1)])
+        return masked.prediction(output.last_hidden_state)
 
     def drafter(self) -> Drafter:
         return PARDDrafter(frozen_copy(self.head), self.depths, optimize=False)

@@ -12,13 +12,12 @@ from drafters.eagle import FromEagleFiles, NewEagle3, columns_of, eagle3_for
 from drafters.feature import FeatureDrafter
 from drafters.heads.eagle import Eagle3Head, EagleHead
 from drafters.heads.eagle_files import TOKENS, save_eagle
-from drafters.heads.parallel import Masked, check_drop, dropped, mask_token
+from drafters.heads.parallel import FillsMasks, Masked, mask_token
 from drafters.heads.training import (
     Anchors,
     Prediction,
     TargetStates,
     TextBatch,
-    TrainedHead,
     additive,
     borrowed,
     frozen_copy,
@@ -79,15 +78,14 @@ class PEagleDrafter(FromEagleFiles, FeatureDrafter):
         return ParallelScorer(runner, mask_token=self.mask_token_id, mask_feature=feature, **window)
 
 
-class TrainedPEagle(TrainedHead):
+class TrainedPEagle(FillsMasks):
     """P-EAGLE's head: all depths are trained in one forward, over masks that are fewer from depth to depth.
 
     The other arguments are those of ``NewEagle3``, with four layers by default.
 
     Args:
         depths: Tokens of a draft.
-        keeps: The share of drafts that reach the second depth, of those the share that reach the third, and so on.
-        keeps_least: The least share at any depth.
+        keeps, keeps_least: See ``FillsMasks``.
         mask_token_id: The token of masks; None for the target's last id.
         trains_embeddings: Whether the head has embeddings of its own, which begin as the target's.
 
@@ -95,7 +93,7 @@ class TrainedPEagle(TrainedHead):
         ValueError: An argument is out of its range.
     """
 
-    title = "P-EAGLE head"
+    title, before = "P-EAGLE head", 1
     head: Eagle3Head
     _borrowed: tuple[Any, Any]
 
@@ -110,17 +108,13 @@ class TrainedPEagle(TrainedHead):
         **given: Unpack[NewEagle3],
     ):
         super().__init__(depths)
-        check_drop(keeps, keeps_least)
-        self.keeps, self.keeps_least, self.mask_token_id = keeps, keeps_least, mask_token_id
+        self.drop(keeps, keeps_least)
+        self.mask_token_id = mask_token_id
         self.given, self.draft_columns = NewEagle3(**{"layers": 4, **given}), columns_of(given)
         self.trains_embeddings = trains_embeddings
 
     def begin(self, target: Target, counts: Int[Tensor, " vocab"] | None) -> None:
-        """Make or load the head, in float32.
-
-        Raises:
-            ValueError: The settings do not fit the target, or a loaded head is not P-EAGLE's.
-        """
+        """Make or load the head, in float32. Raises ValueError: a loaded head is not P-EAGLE's, or it does not fit."""
         token, name = mask_token(target.name, target.vocab_size, self.mask_token_id), self.given.get("name")
         masks = {"owns_embeddings": self.trains_embeddings, "tokens": self.depths, "mask_token_id": token}
         head = eagle3_for(target, self.given, most_frequent(counts, self.draft_columns), **masks)
@@ -132,11 +126,6 @@ class TrainedPEagle(TrainedHead):
             own.weight.data.copy_(target.model.get_input_embeddings().weight)
         self.hidden_layers = tuple(head.hidden_layers or ())
         self._borrowed = borrowed(head, target)
-
-    def anchors(self, batch: TextBatch, generator: torch.Generator) -> Anchors:
-        """Everywhere; while training, with fewer drafts at every depth."""
-        every = Anchors.everywhere(batch, self.depths)
-        return dropped(every, batch, self.keeps, self.keeps_least, generator) if self.training else every
 
     def forward(self, batch: TextBatch, states: TargetStates, anchors: Anchors) -> Prediction:
         """Runs the pairs of all rows, and all masks behind them."""
@@ -151,8 +140,7 @@ class TrainedPEagle(TrainedHead):
             attention_mask=additive(masked.seen, features.dtype),
             position_ids=masked.positions,
         )
-        hidden = output.last_hidden_state.flatten(0, 1)
-        return Prediction([hidden[places] for places in masked.predicts.unbind(1)])
+        return masked.prediction(output.last_hidden_state)
 
     def logits(
         self, states: Float[Tensor, "place width"], previous: Int[Tensor, " place"], depth: int
@@ -163,5 +151,4 @@ class TrainedPEagle(TrainedHead):
         return PEagleDrafter(frozen_copy(self.head), self.depths, optimize=False)
 
     def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        """Write the head in bfloat16, in EAGLE's own layout."""
         save_eagle(frozen_copy(self.head, torch.bfloat16), folder, notes=facts)

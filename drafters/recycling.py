@@ -91,11 +91,7 @@ class TokenRecyclingDrafter(Drafter):
         self.is_paths = self.shape.is_paths
 
     def bind(self, target: Target, sizes: Sizes) -> "RecyclingSession":
-        """Make empty tables.
-
-        Raises:
-            ValueError: The shape takes more successors than the target has tokens.
-        """
+        """Make empty tables. Raises ValueError: the shape takes more successors than the target has tokens."""
         if self.successors > target.vocab_size:
             raise ValueError(
                 f"the tree shape takes the {self.successors} most probable tokens of a vocabulary of "

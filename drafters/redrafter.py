@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from drafters.heads.assemble import fill, needed
+from drafters.heads.bound import widened
 from drafters.heads.files import Checkpoint, Where, write
 from drafters.heads.last_state import Heads, LastStateDrafter, LastStateScorer, TrainedHeads
 from drafters.heads.training import Anchors, Borrowed, Prediction, TargetStates, TextBatch
@@ -88,28 +89,21 @@ class RecurrentHead(Heads):
         return self.lm_head[-1](self.features(hidden, state)), state
 
     def widened(self, hidden_size: int) -> "RecurrentHead":
-        """The same head for wider hidden states, of which only the first channels carry signal."""
-        old, projects = self.hidden_size, self.input_proj is not None
+        factor = hidden_size / self.hidden_size
         larger = RecurrentHead(
             rnn=self.rnn,
-            exit_size=round(self.exit_size * hidden_size / old) if projects else None,
+            exit_size=None if self.input_proj is None else round(self.exit_size * factor),
             hidden_size=hidden_size,
             vocab_size=self.vocab_size,
             num_layers=self.num_layers,
             base_model=self.base_model,
         )
-        one = torch.arange(old)
-        both = torch.cat([one, hidden_size + one])  # two states side by side
-        exits = torch.arange(self.exit_size) if projects else both
-        with torch.no_grad():
-            for name, new in larger.named_parameters():
-                recurrent, output = name.startswith("rnn_"), name == f"lm_head.{self.num_layers}.weight"
-                rows = torch.arange(self.vocab_size) if output else one if recurrent else exits
-                columns = one if recurrent else both if name.startswith("input_proj.") else exits
-                new.zero_()
-                new[(rows,) if new.ndim == 1 else (rows[:, None], columns)] = self.get_parameter(name).cpu().float()
-        first = next(self.parameters())
-        return larger.requires_grad_(False).eval().to(first.device, first.dtype)
+        return widened(self, larger, factor, self.parts)
+
+    def parts(self, name: str) -> tuple[int, ...]:
+        """Two states stand side by side in front of the projection, or of all that is behind without one."""
+        pair = name == "input_proj.weight" or (self.input_proj is None and name.startswith("lm_head."))
+        return 1 + pair, 0, 1 + (pair and name.endswith(".linear.weight"))
 
     def save_pretrained(self, path: str | Path) -> None:
         """Write ``config.json`` and ``model.safetensors`` as the published code has them."""
@@ -126,7 +120,6 @@ class RecurrentHead(Heads):
 
     @classmethod
     def load(cls, path: str | Path, **where: Unpack[Where]) -> "RecurrentHead":
-        """Returns the head of a checkpoint of the published code."""
         checkpoint = Checkpoint(path, **where)
         name, tensors = checkpoint.name, checkpoint.tensors()
         parts = [key.split(".") for key in tensors]

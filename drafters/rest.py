@@ -67,11 +67,7 @@ class RestDrafter(RatedDrafter):
         self.corpus = corpus if isinstance(corpus, Corpus) else Corpus.open(corpus)
 
     def bind(self, target: Target, sizes: Sizes) -> "RestSession":
-        """Begin a session.
-
-        Raises:
-            ValueError: The corpus has the tokens of another tokenizer.
-        """
+        """Begin a session. Raises ValueError: the corpus has the tokens of another tokenizer."""
         self.corpus.check(target)
         return RestSession(self, sizes)
 

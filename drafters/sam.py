@@ -81,11 +81,7 @@ class SamDrafter(RatedDrafter):
         self.is_chain = not self.corpus_tree
 
     def bind(self, target: Target, sizes: Sizes) -> "SamSession":
-        """Begin without any text.
-
-        Raises:
-            ValueError: The corpus has the tokens of another tokenizer.
-        """
+        """Begin without any text. Raises ValueError: the corpus has the tokens of another tokenizer."""
         if self.corpus is not None:
             self.corpus.check(target)
         return SamSession(self, sizes)

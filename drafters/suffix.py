@@ -100,7 +100,6 @@ class SuffixDrafter(RatedDrafter):
         self.is_chain = mode == "path"
 
     def bind(self, target: Target, sizes: Sizes) -> "SuffixSession":
-        """Begin with empty trees; this drafter fits every target."""
         return SuffixSession(self, sizes)
 
     def budget(self, match: int) -> int:
@@ -142,7 +141,6 @@ class SuffixSession(LookUpSession):
                 self._outputs.tree.extend(request.output, emitted.tolist())
 
     def read(self, slot: int, sequence: np.ndarray) -> None:
-        """Add what is new of a sequence to the trees."""
         request = self._of(slot)
         request.tree.extend(request.text, sequence[len(request.text.tokens) :].tolist())
         if self._outputs is not None:

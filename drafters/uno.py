@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from drafters.heads.parallel import Masked, check_drop, dropped
-from drafters.heads.training import Anchors, Borrowed, Prediction, TargetStates, TextBatch, TrainedHead, output_of
+from drafters.heads.parallel import FillsMasks, Masked
+from drafters.heads.training import Anchors, Borrowed, Prediction, TargetStates, TextBatch, output_of
 from drafters.lora import LAYERS, Lora, widths, write_adapter
 from drafters.own_model import Options, OwnModelDrafter, Settings, twin_of
 from specdec.arguments import shown, whole
@@ -29,7 +29,6 @@ from specdec.drafting.vocabulary import VocabularyMap
 from specdec.interfaces import Drafter, Sizes
 from specdec.random import Purpose, uniforms
 from specdec.target.adapters import Adapters, Matrices
-from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 
 TOKENS = 8
@@ -98,17 +97,7 @@ class UnoDrafter(OwnModelDrafter):
             )
         twin = twin_of(target.model)
         adapters = Adapters(twin, {"uno": self.adapter})
-        runner = ModelRunner(
-            twin,
-            max_batch_size=sizes.max_batch_size,
-            max_length=sizes.max_length,
-            max_nodes=self.shown(self.tree),
-            attention=self.attention,
-            optimize=self.optimize,
-            kv_cache=self.kv_cache,
-            paging=sizes.paging,
-            adapters=adapters,
-        )
+        runner = self.runner_for(twin, "drafter", sizes, max_nodes=self.shown(self.tree), adapters=adapters)
 
         def noise(batch: Batch, count: int) -> Int[Tensor, "batch place"]:
             numbers = uniforms(batch.keys, batch.lengths, Purpose.LOOK_AHEAD, count)
@@ -130,14 +119,14 @@ def _folder(given: Path) -> str:
     return str(inner if inner.is_dir() else given)
 
 
-class TrainedUno(TrainedHead):
+class TrainedUno(FillsMasks):
     """An adapter of the target that learns to fill places of noise; the first place is the target's own.
 
     Args:
         depths: Tokens of a draft.
         rank: The rank of its matrices.
         layers: The names that the linear layers end with.
-        keeps, keeps_least: See ``TrainedPARD``.
+        keeps, keeps_least: See ``FillsMasks``.
         noise_below: See ``UnoDrafter``.
     """
 
@@ -155,16 +144,12 @@ class TrainedUno(TrainedHead):
         noise_below: int | None = None,
     ):
         super().__init__(depths)
-        check_drop(keeps, keeps_least)
+        self.drop(keeps, keeps_least)
         self.rank, self.names = whole("head.rank", rank, least=1), tuple(layers)
-        self.keeps, self.keeps_least, self.noise_below, self._seed = keeps, keeps_least, noise_below, 0
+        self.noise_below, self._seed = noise_below, 0
 
     def begin(self, target: Target, counts: Int[Tensor, " vocab"] | None) -> None:
-        """Make an adapter that changes nothing yet.
-
-        Raises:
-            ValueError: The target has no linear layers of these names.
-        """
+        """Make an adapter that changes nothing yet. Raises ValueError: the target has no such linear layers."""
         twin = twin_of(target.model)
         self.head, self.base = Lora(widths(twin, self.names, f"the target {target.name}"), self.rank), target.name
         adapters = Adapters(twin, {"uno": self.head.matrices})
@@ -174,10 +159,8 @@ class TrainedUno(TrainedHead):
         self._below = target.vocab_size if self.noise_below is None else self.noise_below
 
     def anchors(self, batch: TextBatch, generator: torch.Generator) -> Anchors:
-        """Everywhere; while training, with fewer drafts at every depth."""
         self._seed = int(torch.randint(2**62, (), generator=generator))
-        every = Anchors.everywhere(batch, self.depths, before=0)
-        return dropped(every, batch, self.keeps, self.keeps_least, generator) if self.training else every
+        return super().anchors(batch, generator)
 
     def forward(self, batch: TextBatch, states: TargetStates, anchors: Anchors) -> Prediction:
         """Runs the text of all rows by the base weights, and the noise behind it through the adapter."""
@@ -199,8 +182,7 @@ class TrainedUno(TrainedHead):
             use_cache=False,
         )
         self._choice.clear()
-        hidden = output.last_hidden_state.flatten(0, 1)
-        return Prediction([hidden[places] for places in masked.predicts.unbind(1)])
+        return masked.prediction(output.last_hidden_state)
 
     def logits(
         self, states: Float[Tensor, "place width"], previous: Int[Tensor, " place"], depth: int
@@ -214,5 +196,4 @@ class TrainedUno(TrainedHead):
         return UnoDrafter(copies, self.depths, noise_below=self.noise_below, optimize=False)
 
     def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        """Write the adapter in bfloat16, in peft's layout."""
         write_adapter(folder, self.head.matrices, base=self.base)

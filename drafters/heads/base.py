@@ -167,14 +167,10 @@ class FeatureHead(DraftHead):
         logits_to_keep: int = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Runs pairs.
+        """Runs pairs; the other arguments are those of ``FeatureBackbone.forward``, such as ``features``.
 
         Args:
-            input_ids: See ``FeatureBackbone.forward``, also for the others.
-            position_ids: See there.
-            past_key_values: See there.
             logits_to_keep: How many of the last pairs get logits; 0 for all.
-            **kwargs: Such as ``features``.
 
         Returns:
             Logits ``[batch, node, column]``, and hidden states if asked for.

@@ -419,7 +419,6 @@ class BlockHead(DraftHead):
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def widened(self, width: int) -> "BlockHead":
-        """Returns the same head for wider hidden states of the target; see ``bound.widened``."""
         factor = width / self.captured_width
         config = wider_config(self.config, factor)
         config.target_hidden_size, rank = width, self.config.markov_rank

@@ -61,5 +61,4 @@ class PrefixHead(PlaceHead):
     def read(
         self, logits: Float[Tensor, "*shared column"], note: Float[Tensor, "*some rank"]
     ) -> Float[Tensor, "*some column"]:
-        """Returns the logits with C's part."""
         return logits + self.columns(note)

@@ -85,7 +85,6 @@ class Refiner(PlaceHead):
     def read(
         self, logits: Float[Tensor, "*shared column"], note: Float[Tensor, "*some rank"]
     ) -> Float[Tensor, "*some column"]:
-        """Returns the logits with what is read out."""
         return logits + self.readout(note)
 
     def along(

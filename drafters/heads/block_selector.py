@@ -129,8 +129,6 @@ class CandidateSelector(PlaceHead):
         """Returns the candidates' scores, and -inf for all other tokens.
 
         Args:
-            logits: See ``PlaceHead.read``.
-            note: See there.
             whole: Whether other tokens keep their logits, so that training has a gradient where the right token is no
                 candidate.
         """

@@ -62,7 +62,7 @@ class DraftHead(PreTrainedModel):
         return bound(self, target)
 
     def widened(self, width: int) -> Self:
-        """Return the same head for wider hidden states of the target, where there is one; else itself."""
+        """Return the same head for wider hidden states of the target (``widened``), where there is one; else itself."""
         return self
 
 
@@ -175,7 +175,7 @@ def wider_config(config: Any, factor: float) -> Any:
 
 
 def widened(
-    head: nn.Module, larger: _Head, factor: float, parts: Callable[[str], tuple[int, int]] = lambda name: (1, 0)
+    head: nn.Module, larger: _Head, factor: float, parts: Callable[[str], tuple[int, ...]] = lambda name: (1, 0)
 ) -> _Head:
     """Fill a larger head so that it computes the same from hidden states of which only the first channels count.
 
@@ -186,7 +186,8 @@ def widened(
         head: The head; it is not changed.
         larger: A head of the same kind for a larger width.
         factor: How much wider it is.
-        parts: What a weight reads, by its name: how many equal states side by side, and how many more channels behind.
+        parts: What a weight reads, by its name: how many equal states side by side, and how many more channels behind;
+            if it makes several states side by side, also how many.
     """
     epsilon = getattr(getattr(head, "config", None), "rms_norm_eps", None)
     with torch.no_grad():
@@ -197,12 +198,14 @@ def widened(
                     setattr(owner, "variance_epsilon", epsilon)  # noqa: B010
                 else:
                     old = old * factor**-0.5
-            count, behind = parts(name)
+            count, behind, *made = parts(name)
+            rows = made[0] if made else 1
             new.zero_()
             rooms = new.split((new.shape[-1] - behind, behind), dim=-1)
             for part, room in zip(old.split((old.shape[-1] - behind, behind), dim=-1), rooms, strict=True):
-                for each, place in zip(part.chunk(count, dim=-1), room.chunk(count, dim=-1), strict=True):
-                    place[tuple(slice(size) for size in each.shape)] = each
+                for read, space in zip(part.chunk(count, dim=-1), room.chunk(count, dim=-1), strict=True):
+                    for each, place in zip(read.chunk(rows), space.chunk(rows), strict=True):
+                        place[tuple(slice(size) for size in each.shape)] = each
     first = next(head.parameters())
     return move(larger.requires_grad_(False), first.device, first.dtype).eval()
 

@@ -51,7 +51,6 @@ class EagleHead(FeatureHead):
         return cls(config_for(target, layers=layers), fusion_bias=fusion_bias)
 
     def widened(self, width: int) -> "EagleHead":
-        """The same head for wider hidden states of the target; see ``bound.widened``."""
         factor = width / self.captured_width
         larger = EagleHead(
             wider_config(self.config, factor), fusion_bias=self.fusion_bias, owns_embeddings=self.owns_embeddings
@@ -167,7 +166,6 @@ class Eagle3Head(FeatureHead):
         return cls(config, hidden_layers=chosen, captured=len(chosen), **options)
 
     def widened(self, width: int) -> "Eagle3Head":
-        """The same head for wider hidden states of the target; see ``bound.widened``."""
         factor = width / self.captured_width
         options = {name: getattr(self, name) for name in inspect.signature(Eagle3Head).parameters}
         config = wider_config(self.config, factor)

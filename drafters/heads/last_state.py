@@ -91,7 +91,7 @@ class Heads(nn.Module):
         """The same heads with the target's output layer, if they borrow it."""
         return self
 
-    def parts(self, name: str) -> tuple[int, int]:
+    def parts(self, name: str) -> tuple[int, ...]:
         """See ``bound.widened``."""
         return 1, 0
 
@@ -266,7 +266,6 @@ class LastStateDrafter(ScoredDrafter):
         return {"heads": caller, "max_batch_size": sizes.max_batch_size, "dtype": dtype, "device": target.device}
 
     def bind(self, target: Target, sizes: Sizes) -> ScoredSession:
-        """Check the widths, put heads where the target is, and make room for one hidden state per slot."""
         output = target.model.get_output_embeddings()
         assert output is not None, "the engine refuses models without an output layer"
         width, heads = input_width(output), self.heads

@@ -68,7 +68,6 @@ class MarkovHead(PlaceHead):
     def read(
         self, logits: Float[Tensor, "*shared column"], note: Float[Tensor, "*some rank"]
     ) -> Float[Tensor, "*some column"]:
-        """Returns the logits with W2's part."""
         return logits + self.markov_w2(note)
 
 

@@ -1,12 +1,13 @@
 """Training of models that fill masks: packed text with the masks of many drafts behind it, fewer at every depth."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from drafters.heads.training import Anchors, TextBatch
+from drafters.heads.training import Anchors, Prediction, TextBatch, TrainedHead
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +64,10 @@ class Masked:
             predicts=predicts,
         )
 
+    def prediction(self, hidden: Float[Tensor, "row element width"]) -> Prediction:
+        """The states of all drafts, of those of all elements."""
+        return Prediction([hidden.flatten(0, 1)[places] for places in self.predicts.unbind(1)])
+
 
 def dropped(anchors: Anchors, batch: TextBatch, ratio: float, least: float, generator: torch.Generator) -> Anchors:
     """Conditional drop (COD; PARD, arXiv 2504.18583, section 3.3): a share of the drafts ends at every depth.
@@ -86,11 +91,29 @@ def dropped(anchors: Anchors, batch: TextBatch, ratio: float, least: float, gene
     return Anchors(anchors.index, kept, kept)
 
 
-def check_drop(ratio: float, least: float) -> None:
-    """Refuse shares that are none."""
-    for name, share in (("keeps", ratio), ("keeps_least", least)):
-        if not 0 < share <= 1:
-            raise ValueError(f"head.{name}={share}: give a share above 0, and at most 1")
+class FillsMasks(TrainedHead):
+    """A head whose drafts are masks, of which there are fewer at every depth while it is trained.
+
+    Attributes:
+        keeps: The share of drafts that reach the second depth, of those the share that reach the third, and so on.
+        keeps_least: The least share at any depth.
+        before: See ``Masked.behind``.
+    """
+
+    before: ClassVar[int] = 0
+    keeps: float
+    keeps_least: float
+
+    def drop(self, keeps: float, least: float) -> None:
+        """Note the shares. Raises ValueError: they are none."""
+        for name, share in (("keeps", keeps), ("keeps_least", least)):
+            if not 0 < share <= 1:
+                raise ValueError(f"head.{name}={share}: give a share above 0, and at most 1")
+        self.keeps, self.keeps_least = keeps, least
+
+    def anchors(self, batch: TextBatch, generator: torch.Generator) -> Anchors:
+        every = Anchors.everywhere(batch, self.depths, before=self.before)
+        return dropped(every, batch, self.keeps, self.keeps_least, generator) if self.training else every
 
 
 def mask_token(target_name: str, vocab_size: int, given: int | None) -> int:

@@ -52,7 +52,6 @@ class PrefixAttention(FeatureHead):
         return layer
 
     def widened(self, width: int) -> "PrefixAttention":
-        """The same layer for wider states of the target; see ``bound.widened``."""
         factor = width / self.captured_width
         return widened(self, PrefixAttention(wider_config(self.config, factor), stated=self.stated), factor)
 
