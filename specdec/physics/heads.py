@@ -21,7 +21,6 @@ def eagle3(
     """Return the shape of an EAGLE-3 head: a layer over embedding and state side by side, and a small output layer.
 
     Args:
-        target: The model whose hidden states it reads.
         layers: Its decoder layers, of which all but the first are ordinary ones (P-EAGLE has some).
         layer: What they are like; None for the target's.
         draft_vocab: Tokens that it drafts; None for ``DRAFT_VOCAB``, or all of the target's if these are fewer.
@@ -66,9 +65,7 @@ def block(
     """Return the shape of a block drafter: a few layers over places and hidden states, the target's output layer.
 
     Args:
-        target: The model whose hidden states it reads.
-        layers: Its layers.
-        layer: What they are like; None for layers like the target's.
+        layer: What its layers are like; None for layers like the target's.
         hidden_layers: How many of the target's hidden states it reads; None for as many as it has layers.
         markov_rank: Of the matrices that add to a place's logits what follows from the token before it (DSpark): a row
             of one is looked up, and multiplied with the other.
@@ -88,13 +85,7 @@ def block(
 
 
 def medusa(target: ModelShape, *, heads: int = 4, layers: int = 1) -> ModelShape:
-    """Return the shape of Medusa's heads: each some layers of a square matrix, and an output layer of its own.
-
-    Args:
-        target: The model whose last hidden state they read.
-        heads: How many tokens are drafted.
-        layers: Square matrices per head.
-    """
+    """Return the shape of Medusa's heads, one per drafted token: square matrices, and an output layer of its own."""
     output = heads * target.hidden * target.vocab
     return _shape("medusa", target, (), other=heads * layers * target.hidden**2, output=output)
 

@@ -2,23 +2,12 @@
 
 
 def latency(first: float, per_token: float, tokens: int) -> float:
-    """Return the seconds from a request's arrival to its last token: TTFT + (N - 1) · TPOT.
-
-    Args:
-        first: Seconds to the first token.
-        per_token: Seconds per token after it.
-        tokens: Output tokens, the first one included.
-    """
+    """Return the seconds from a request's arrival to the last of its output ``tokens``: TTFT + (N - 1) · TPOT."""
     return first + (tokens - 1) * per_token
 
 
 def price_per_million(price: float, tokens_per_second: float) -> float:
-    """Return the price of a million tokens.
-
-    Args:
-        price: Price of the device per hour.
-        tokens_per_second: What it makes, over all rows.
-    """
+    """Return the price of a million tokens of a device, from its price per hour and what it makes over all rows."""
     return price * 1e6 / (3600 * tokens_per_second)
 
 
@@ -28,10 +17,8 @@ def all_reduce_seconds(
     """Return the seconds of one sum over devices that share a model; a layer needs two.
 
     Args:
-        devices: How many there are.
         tokens: Tokens of the step.
-        hidden: Width of the residual stream.
-        number_bytes: Bytes of a number in it.
+        hidden: Width of the residual stream, whose numbers have ``number_bytes``.
         bandwidth: Bytes per second of the link.
         latency: Seconds until the first byte arrives.
     """

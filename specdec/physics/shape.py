@@ -111,22 +111,15 @@ class Mlp:
         return self.weights + self.chosen * self.expert_weights
 
     def hit(self, tokens: float) -> float:
-        """Return how many of the experts' weights a step with so many tokens reads.
+        """Return how many of the experts' weights a step with so many tokens reads, if all are equally likely.
 
-        A token is taken to choose every expert with the same probability. Real routers have favourites, so that a
-        step hits fewer experts than this.
+        Real routers have favourites, so that a step hits fewer experts than this.
         """
         return experts_hit(tokens, experts=self.experts, chosen=self.chosen) * self.expert_weights
 
 
 def experts_hit(tokens: float, *, experts: int, chosen: int) -> float:
-    """Return how many of a layer's experts are used by at least one of so many tokens, if all are equally likely.
-
-    Args:
-        tokens: Tokens of a step, over all rows.
-        experts: How many experts there are.
-        chosen: How many of them a token uses.
-    """
+    """Return how many of a layer's experts are used by at least one of so many tokens, if all are equally likely."""
     return experts * (1 - (1 - chosen / experts) ** tokens) if experts else 0.0
 
 
@@ -240,14 +233,8 @@ def nominal(parameters: int, *, layers: int, heads: int, kv_heads: int, head_dim
     It has no table and no output layer, so that a forward reads every parameter once. That is how round numbers are
     worked out by hand; ``specdec.physics.reading.read_shape`` counts what a real model reads.
 
-    Args:
-        parameters: Their number, a multiple of ``layers``.
-        heads: Query heads of a layer.
-        kv_heads: Heads of its keys and values.
-        head_dim: Numbers in a head.
-
     Raises:
-        ValueError: The parameters cannot be given out equally.
+        ValueError: The parameters are no multiple of the layers.
     """
     each, rest = divmod(parameters, layers)
     if rest:

@@ -21,14 +21,9 @@ def tokens_per_round(acceptance: Sequence[float]) -> float:
 
 
 def speedup(tokens: float, *, plain: float, verify: float, draft: float = 0.0, outside: float = 0.0) -> float:
-    """Return the speed of speculation over plain decoding's.
+    """Return the speed of speculation over plain decoding's, from tokens per round and seconds of a round's parts.
 
-    Args:
-        tokens: Tokens per round.
-        plain: Seconds of a round of plain decoding.
-        verify: Seconds of the forward that verifies.
-        draft: Seconds of drafting, per round.
-        outside: Seconds of everything else in a round: acceptance, commit, the host.
+    ``plain`` is a whole round of plain decoding; ``outside`` is acceptance, commit and the host.
     """
     return tokens * plain / (verify + draft + outside)
 
@@ -83,12 +78,7 @@ def target_efficiency(cost: RoundCost, *, batch: int, drafted: int, context: flo
 
 @dataclass(frozen=True)
 class BestLength:
-    """The draft length that is fastest.
-
-    Attributes:
-        drafted: Drafted tokens per row; 0 where plain decoding is the fastest.
-        speedup: Its speed over plain decoding's.
-    """
+    """The drafted tokens per row that are fastest, 0 for plain decoding, and their speed over plain decoding's."""
 
     drafted: int
     speedup: float

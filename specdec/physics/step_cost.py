@@ -46,10 +46,7 @@ class StepSize:
     def of(cls, *, rows: float, queries: float, context: float) -> "StepSize":
         """Return the size of a forward of ``queries`` tokens in each of some rows, behind ``context`` positions.
 
-        Args:
-            rows: Rows of the batch.
-            queries: Tokens per row: the nodes of a tree, root included, or a piece of a prompt.
-            context: Positions in a row's cache, on average.
+        The tokens of a row are the nodes of a tree, root included, or a piece of a prompt.
         """
         tokens = rows * queries
         return cls(tokens=tokens, positions=rows * context, pairs=tokens * (context + (queries + 1) / 2))
@@ -173,14 +170,7 @@ class PartCost:
 
 @dataclass(frozen=True, kw_only=True)
 class Errors:
-    """How far predictions are from measurements, relative to them.
-
-    Attributes:
-        median: The median of the absolute relative errors.
-        p95: Their 95th percentile.
-        worst: The largest one.
-        points: How many points there were.
-    """
+    """Absolute errors of so many predictions relative to the measurements: median, 95th percentile, the largest one."""
 
     median: float
     p95: float
@@ -227,7 +217,6 @@ def fit_part(sizes: Sequence[Mapping[str, float]], seconds: Sequence[float], *, 
 
     Args:
         sizes: Of every round, as ``PartCost.seconds`` takes them.
-        seconds: How long the part took in each.
         ends: The most tokens of a level of every range but the last one; see ``fit_step``.
 
     Raises:

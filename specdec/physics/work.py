@@ -73,14 +73,7 @@ class StepWork:
 
 
 def step_work(shape: ModelShape, precision: Precision, *, batch: int, context: float, drafted: float = 0) -> StepWork:
-    """Return the work of a decoding step, or of one that verifies a draft.
-
-    Args:
-        precision: Bytes of its numbers.
-        batch: Rows.
-        context: Positions in a row's cache, before the step.
-        drafted: Drafted nodes of a row, a chain; 0 for plain decoding.
-    """
+    """Return the work of a decoding step, or of one that verifies a chain, behind so many positions in every row."""
     nodes = drafted + 1
     # A node sees the cache, itself and its ancestors, which are half the nodes on average.
     visible = context + 1 + drafted / 2
@@ -99,13 +92,10 @@ def step_work(shape: ModelShape, precision: Precision, *, batch: int, context: f
 def prefill_work(
     shape: ModelShape, precision: Precision, *, tokens: float, context: float = 0, batch: int = 1, logits: int = 1
 ) -> StepWork:
-    """Return the work of a prompt's prefill, or of one chunk of it.
+    """Return the work of a prompt's prefill, or of one chunk of it, behind ``context`` positions.
 
     Args:
-        precision: Bytes of its numbers.
         tokens: Tokens of the prompt, or of the chunk, per row.
-        context: Positions in a row's cache, before it.
-        batch: Rows.
         logits: Tokens per row whose logits are computed: the last one, or none.
     """
     return _forward(

@@ -10,7 +10,7 @@ from specdec.drafting.policies.goodput import best_depths
 from specdec.physics.bounds import Roof
 from specdec.physics.precision import Precision
 from specdec.physics.published import LLAMA_8B_H100 as FITTED
-from specdec.physics.rounds import DraftModel, RoofRounds, round_seconds
+from specdec.physics.rounds import DraftModel, RoofRounds, TimedRounds, round_seconds
 from specdec.physics.shape import Attention, Layer, Mlp, ModelShape, nominal
 from specdec.physics.speculation import (
     best_length,
@@ -29,39 +29,21 @@ H100 = Roof(bandwidth=3.35e12, flops=989.4e12)
 HALF = Precision()
 
 
-def test_tokens_per_round_by_the_closed_form_and_by_enumeration() -> None:
-    for rate, length in ((0.8, 4), (0.5, 7), (0.0, 3), (0.9, 1)):
+def test_tokens_per_round_by_enumeration_and_with_a_rate_per_position() -> None:
+    for rate, length in ((0.8, 4), (0.5, 7), (0.0, 3), (0.9, 1), (1.0, 2), (0.5, 0)):
         expected = sum(
             rate ** sum(flags) * (1 - rate) ** (length - sum(flags)) * (1 + len(list(itertools.takewhile(bool, flags))))
             for flags in itertools.product((True, False), repeat=length)
         )
         assert tokens_per_round([rate] * length) == pytest.approx(expected)
-        assert tokens_per_round([rate] * length) == pytest.approx((1 - rate ** (length + 1)) / (1 - rate))
-
-
-def test_tokens_per_round_with_a_rate_per_position() -> None:
-    assert tokens_per_round([]) == 1
-    assert tokens_per_round([1.0, 1.0]) == 3
-    assert tokens_per_round([0.5, 0.2]) == pytest.approx(1 + 0.5 + 0.1)
     assert chain_tokens([0.5, 0.2], 1) == pytest.approx(1.5)
     assert chain_tokens([0.5, 0.2], 3) == pytest.approx(1 + 0.5 + 0.1 + 0.02), "the last rate goes on"
 
 
 def test_best_length_where_verifying_is_free() -> None:
-    class Free:
-        outside = 0.0
-
-        def __init__(self, cost: float):
-            self.cost = cost
-
-        def verify(self, *, batch: int, drafted: int, context: float) -> float:
-            return 1.0
-
-        def draft(self, *, batch: int, drafted: int, context: float) -> float:
-            return self.cost * drafted
-
     for rate, cost, length, best in ((0.6, 0.1, 3, 1.674), (0.8, 0.05, 8, 3.092), (0.9, 0.02, 19, 6.365)):
-        found = best_length(Free(cost), rate, batch=1, context=0, longest=30)
+        free = TimedRounds(nodes=[1, 31], seconds={1: [1.0, 1.0]}, share=cost)
+        found = best_length(free, rate, batch=1, context=0, longest=30)
         assert (found.drafted, found.speedup) == (length, pytest.approx(best, abs=5e-4))
 
 

@@ -1,5 +1,6 @@
 """Costs of forwards: planted constants come back, files are kept, and what is refused."""
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -15,15 +16,7 @@ from specdec.physics.bounds import Roof
 from specdec.physics.calibrated import Box, CalibratedRounds, is_calibrated
 from specdec.physics.plausible import LeastWork, check_possible, meanings
 from specdec.physics.rounds import round_seconds
-from specdec.physics.step_cost import (
-    Errors,
-    PartCost,
-    StepCost,
-    StepSize,
-    TokenRange,
-    fit_part,
-    fit_step,
-)
+from specdec.physics.step_cost import Errors, PartCost, StepCost, StepSize, TokenRange, fit_part, fit_step
 
 PLANTED = StepCost(
     ranges=(
@@ -36,9 +29,7 @@ PLANTED = StepCost(
 )
 SIZES = [
     StepSize.of(rows=rows, queries=queries, context=context)
-    for rows in (1, 2, 4, 8)
-    for queries in (1, 2, 4, 8, 16)
-    for context in (64, 256, 960)
+    for rows, queries, context in itertools.product((1, 2, 4, 8), (1, 2, 4, 8, 16), (64, 256, 960))
 ]
 
 
@@ -76,31 +67,21 @@ def test_the_fit_recovers_planted_constants() -> None:
 
 def test_no_constant_is_below_zero_where_least_squares_without_bounds_finds_one() -> None:
     """Attention here costs nothing per position: noise would make it negative."""
-    planted = StepCost(ranges=(TokenRange(upto=None, fixed=1e-2, per_token=1e-4),), per_position=0.0, per_pair=1e-6)
     columns = np.array([[1, size.tokens, size.positions, size.pairs] for size in SIZES])
-    seconds = np.array(timed(planted, noise=0.03, seed=5))
+    seconds = np.array(timed(cost(1e-2, 1e-4, 0.0, 1e-6), noise=0.03, seed=5))
     unbounded = np.linalg.lstsq(columns / seconds[:, None], np.ones(len(seconds)), rcond=None)[0]
     assert unbounded.min() < 0, "the mutant: least squares of the same errors, unbounded"
     with pytest.raises(ValueError, match="no number of seconds from 0 on"):
-        StepCost(
-            ranges=(TokenRange(upto=None, fixed=unbounded[0], per_token=unbounded[1]),),
-            per_position=unbounded[2],
-            per_pair=unbounded[3],
-        )
+        cost(*unbounded)
     assert min(constants(fit_step(SIZES, seconds.tolist()))) >= 0
 
 
 def test_the_fit_of_a_part_recovers_planted_constants() -> None:
-    alone, together = (
-        TokenRange(upto=1, fixed=2e-4, per_token=0.0),
-        TokenRange(upto=None, fixed=3e-4, per_token=2e-5),
-    )
-    planted = PartCost(fixed=2e-3, levels=(alone, together), per_position=1e-7)
+    levels = TokenRange(upto=1, fixed=2e-4, per_token=0.0), TokenRange(upto=None, fixed=3e-4, per_token=2e-5)
+    planted = PartCost(fixed=2e-3, levels=levels, per_position=1e-7)
     sizes = [
-        {"levels": levels, "tokens": rows * levels, "positions": rows * context}
-        for levels in (1, 2, 4)
-        for rows in (1, 4, 8)
-        for context in (16, 500)
+        {"levels": depth, "tokens": rows * depth, "positions": rows * context}
+        for depth, rows, context in itertools.product((1, 2, 4), (1, 4, 8), (16, 500))
     ]
     found = fit_part(sizes, [planted.seconds(**size) for size in sizes], ends=(1, 16))
     assert [each.upto for each in found.levels] == [1, None]
@@ -209,13 +190,11 @@ def test_costs_of_other_conditions_are_refused() -> None:
 
 
 def test_policies_get_the_costs_of_rounds(file: Path) -> None:
-    costs = RoundCosts.load(file)
+    costs = CostAwareLength(file).costs
+    assert isinstance(costs, RoundCosts)
     assert costs.rows == (1, 2, 4, 8) and costs.max_depth == 8 and costs.conditions == HERE
     expected = [COSTS.round_seconds(batch=4, drafted=depth, context=488) for depth in range(9)]
     assert costs.seconds(4, 8) == pytest.approx(expected)
-    policy = CostAwareLength(file)
-    policy.bind(max_batch_size=2, max_depth=8)
-    assert policy.costs == costs
     # Those of nodes pay for the whole draft, and trees what their rounds cost.
     seconds = RoundCosts.load(file, by_nodes=True).by_nodes(2, 8)
     whole = COSTS.draft(batch=2, drafted=8, context=488) + COSTS.outside
@@ -239,9 +218,7 @@ LEAST = LeastWork(weight_bytes=1e9, kv_bytes=1e5, token_flops=1e9, pair_flops=1e
 ROOF = Roof(bandwidth=1e11, flops=1e13)
 FORWARDS = [
     StepSize.of(rows=rows, queries=queries, context=context)
-    for rows in (1, 8, 64)
-    for queries in (1, 32)
-    for context in (100, 4000)
+    for rows, queries, context in itertools.product((1, 8, 64), (1, 32), (100, 4000))
 ]
 DELTA, GAMMA, ALPHA = 1e-2, 1e-4, 1e-6
 
