@@ -1,14 +1,12 @@
 """The engine: requests in, steps and completions out, round by round."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import TracebackType
 
 import torch
 
 from specdec.arguments import flag, instance, whole
-from specdec.attributes import check_drafter_attributes, check_session, check_verifier_attributes
+from specdec.attributes import check_session
 from specdec.cache.pages import PageCounts, Paging
-from specdec.cache.pool import pages_for
 from specdec.engine.clock import StageTimer
 from specdec.engine.delivery import Delivery
 from specdec.engine.inspection import Inspector
@@ -17,7 +15,7 @@ from specdec.engine.out_of_memory import beside_cache_of, explained
 from specdec.engine.output import Outputs, completion
 from specdec.engine.parts import check_parts
 from specdec.engine.prompts import Prompt
-from specdec.engine.recording import RecordingCounts, as_on_gpu, check_recording, recorded_as
+from specdec.engine.recording import RecordingCounts, as_on_gpu, recorded_as
 from specdec.engine.round import Mode
 from specdec.engine.rounds import rounds_for
 from specdec.engine.running import RunningRequests
@@ -25,7 +23,6 @@ from specdec.engine.scheduler import FirstCome, Scheduler, View, Work
 from specdec.engine.slot_table import SlotTable, row_sizes, spare_slots
 from specdec.engine.turns import Turns
 from specdec.interfaces import Drafter, Round, Session, Sizes, Verifier
-from specdec.memory import ran_out
 from specdec.origin import described
 from specdec.requests import Request, SamplingParams
 from specdec.target.runner import ModelRunner
@@ -94,7 +91,6 @@ class Engine:
         cache: Paging | None = None,
     ):
         check_parts(target, drafter, verifier, scheduler)
-        check_recording(recording)
         max_batch_size = whole("max_batch_size", max_batch_size, least=1)
         prefill_chunk = whole("prefill_chunk", prefill_chunk, least=1)
         timing, optimize, check = flag("timing", timing), flag("optimize", optimize), flag("check", check)
@@ -103,9 +99,8 @@ class Engine:
             few = "give at least 2, one token of prompt and one of output"
             max_length = whole("max_length", max_length, least=2, few=few)
         self.target, self.drafter, self.verifier = target, drafter, verifier
-        self.max_batch_size = max_batch_size
+        self.max_batch_size, self.prefill_chunk = max_batch_size, prefill_chunk
         self.max_length = max_length or min(target.max_length, DEFAULT_MAX_LENGTH)
-        self.prefill_chunk = prefill_chunk
         paging = Paging() if cache is None else cache
         instance("cache", paging, Paging, "Paging(shared=True), or None")
         self.paging = paging.filled_in(slots=max_batch_size, max_length=self.max_length)
@@ -120,12 +115,6 @@ class Engine:
         sizes = sizes if recorded == "rounds" else ()
         slots = max_batch_size + spare_slots(sizes)
         self._plain = self._speculative = Mode.plain(verifier)
-        if drafter is not None:
-            if verifier is None:
-                raise ValueError(f"{type(drafter).__name__} needs a verifier: pass for example RejectionVerifier()")
-            check_drafter_attributes(drafter)
-            check_verifier_attributes(verifier)
-            verifier.check(drafter)
         # Outside of inference mode, even if the caller is in it: the state is written in both modes.
         with torch.inference_mode(False):
             self.runner = ModelRunner(
@@ -153,7 +142,8 @@ class Engine:
                     self.session = drafter.bind(target, room)
                 check_session(self.session, drafter, layers=target.num_layers)
                 if check:
-                    self._speculative = Inspector(drafter, self.session, verifier, self._request_in).mode()
+                    looking = Inspector(drafter, self.session, verifier, lambda slot: self._running.by_slot[slot])
+                    self._speculative = looking.mode()
                 else:
                     self._speculative = Mode.speculative(drafter, self.session, verifier)
         self.timer = StageTimer(target.device, enabled=timing)
@@ -161,18 +151,8 @@ class Engine:
         self._rounds = rounds_for(self.runner, self._slots, self.timer, recorded=recorded, as_on_gpu=padded)
         exact = verifier is None or verifier.exactness is Exactness.EXACT
         self._intake = Intake(target, max_length=self.max_length, can_speculate=drafter is not None, exact=exact)
-        self._outputs = Outputs(target.tokenizer)
-        caches = self.runner.cache, *(() if self.session is None else self.session.caches)
-        self._pages = pages_for(self.paging, max_batch_size, *(cache.states is not None for cache in caches))
-        self._running = RunningRequests(
-            self.runner,
-            self._slots,
-            self._outputs,
-            self.session,
-            self._pages,
-            max_batch_size=max_batch_size,
-            swap=self.paging.swap,
-        )
+        outputs = Outputs(target.tokenizer)
+        self._running = RunningRequests(self.runner, self._slots, outputs, self.session, self.paging)
         self._delivery = Delivery()
         self._turns = Turns(
             (FirstCome() if scheduler is None else scheduler).bind(),
@@ -265,7 +245,7 @@ class Engine:
 
     def abort(self, request_id: int) -> None:
         """Drop a request that waits or runs; unknown and finished ids are ignored."""
-        self._abort({request_id})
+        self._turns.abort({request_id})
 
     @property
     def unfinished(self) -> int:
@@ -275,7 +255,7 @@ class Engine:
     @property
     def page_counts(self) -> PageCounts:
         """How many tokens were found in the caches and not prefilled, and what preemption and eviction cost so far."""
-        return self._pages.counts
+        return self._running.pages.counts
 
     @property
     def recording(self) -> str:
@@ -321,23 +301,17 @@ class Engine:
         positions = self.max_length if positions is None else whole("positions", positions, least=1)
         if positions > self.max_length:
             raise ValueError(f"positions={positions}: this engine's max_length is {self.max_length}, give no more")
-        rows, most = self.max_batch_size, 0 if self.drafter is None else self.drafter.max_nodes
+        most = self._speculative.max_nodes
         sizes = common_sizes(most) if nodes is None else [whole("nodes", size, least=0) for size in nodes]
         if max(sizes, default=0) > most:
             raise ValueError(f"nodes={max(sizes)}: drafts of this engine have at most {most} nodes, give no more")
         self._running.forget()  # forwards that warm up write into the slots
-        self.runner.warm_up([1], batch=rows, wants=self._plain.wants)
-        if self.drafter is not None:
-            self.runner.warm_up([1, *(1 + size for size in sizes)], batch=rows, wants=self._speculative.wants)
+        modes = dict.fromkeys((self._plain, self._speculative))
+        for mode in modes:
+            counts = [1, *(1 + size for size in sizes if mode.session is not None)]
+            self.runner.warm_up(counts, batch=self.max_batch_size, wants=mode.wants)
         kinds = [sampling] if isinstance(sampling, SamplingParams) else sampling
-        try:
-            with torch.inference_mode():
-                modes = dict.fromkeys((self._plain, self._speculative))
-                self._rounds.warm_up(modes, nodes=sizes, sampling=kinds, positions=positions)
-        except RuntimeError as error:
-            if not ran_out(error):
-                raise
-            self._rounds.make_room(error)
+        self._rounds.warm_up(modes, nodes=sizes, sampling=kinds, positions=positions)
         if self.target.device.type == "cuda":
             torch.cuda.synchronize(self.target.device)
         self.timer.take()  # a step's times are of its own round
@@ -353,15 +327,13 @@ class Engine:
 
     def close(self) -> None:
         """Drop all requests; nothing may be asked of this engine afterwards."""
-        self._abort({*self._waiting, *(request.id for request in self._running)})
+        self._turns.abort({*self._waiting, *(request.id for request in self._running)})
         self._closed = True
 
     def __enter__(self) -> "Engine":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # ---------------------------------------------------------------- the loop
@@ -402,8 +374,6 @@ class Engine:
             return
         self._delivery.put(steps)
 
-    # ---------------------------------------------------------------- requests
-
     def _drain(self, requests: list[Request]) -> Iterator[Step]:
         """Yields the steps of these requests until they have ended. In any case, none of them stays in the engine."""
         self._check_open()
@@ -420,26 +390,9 @@ class Engine:
                     self._advance()
         finally:
             try:
-                self._abort(listener.ids)
+                self._turns.abort(listener.ids)
             finally:
                 self._delivery.leave(listener)
-
-    def _abort(self, ids: Iterable[int]) -> None:
-        ids, failed = set(ids), None
-        for request in [self._waiting.pop(waiting) for waiting in ids & self._waiting.keys()]:
-            self._outputs.end(request)  # it may have been preempted
-            self._running.dropped(request.id)
-        for request in [request for request in self._running if request.id in ids]:
-            try:
-                self._running.leave(request)
-            except Exception as error:  # the others are to leave all the same
-                failed = failed or error
-        self._delivery.forget(ids)
-        if failed is not None:
-            raise failed
-
-    def _request_in(self, slot: int) -> Request | None:
-        return self._running.by_slot[slot]
 
     def _check_open(self) -> None:
         if self._closed:

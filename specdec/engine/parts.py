@@ -6,13 +6,14 @@ from typing import Any
 from torch import nn
 
 from specdec.arguments import instance
+from specdec.attributes import check_drafter_attributes, check_verifier_attributes
 from specdec.engine.scheduler import Scheduler
 from specdec.interfaces import Drafter, Verifier
 from specdec.target.target import Target
 
 
 def check_parts(target: Any, drafter: Any, verifier: Any, scheduler: Any) -> None:
-    """Refuse what an engine cannot be made of."""
+    """Refuse what an engine cannot be made of, and a drafter and a rule that do not fit each other."""
     if isinstance(target, str | Path):
         raise ValueError(f"target is the text {str(target)!r}: give Target.from_pretrained({str(target)!r})")
     if isinstance(target, nn.Module):
@@ -22,6 +23,12 @@ def check_parts(target: Any, drafter: Any, verifier: Any, scheduler: Any) -> Non
     check_verifier(verifier)
     if scheduler is not None:
         instance("scheduler", scheduler, Scheduler, "a Scheduler, or None for first come, first served")
+    if drafter is not None:
+        if verifier is None:
+            raise ValueError(f"{type(drafter).__name__} needs a verifier: pass for example RejectionVerifier()")
+        check_drafter_attributes(drafter)
+        check_verifier_attributes(verifier)
+        verifier.check(drafter)
 
 
 def check_drafter(drafter: Any) -> None:

@@ -6,21 +6,9 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel
 
 from specdec.interfaces import Verifier
-from specdec.placement import is_spread, main_device
-from specdec.target.agreement import agreement_for
-from specdec.target.parallel import group_of
+from specdec.placement import is_shared, is_spread, main_device
 
 RECORDING = ("auto", "rounds", "decisions", "off")
-
-
-def check_recording(recording: object) -> None:
-    """Refuse what is no way of recording.
-
-    Raises:
-        ValueError: Lists the ways.
-    """
-    if recording not in RECORDING:
-        raise ValueError(f"recording={recording!r}: give one of {', '.join(RECORDING)}")
 
 
 def recorded_as(recording: str, model: PreTrainedModel, *, optimize: bool, invariant: bool) -> str:
@@ -28,10 +16,14 @@ def recorded_as(recording: str, model: PreTrainedModel, *, optimize: bool, invar
 
     Nothing is recorded for a model that is spread over devices or shared by processes: hooks move its weights and its
     tensors, and processes agree on every round before the next one begins.
+
+    Raises:
+        ValueError: There is no such way of recording; lists the ways.
     """
+    if recording not in RECORDING:
+        raise ValueError(f"recording={recording!r}: give one of {', '.join(RECORDING)}")
     device = main_device(model).type
-    shared = agreement_for(group_of(model)).shared
-    if recording == "off" or not optimize or is_spread(model) or shared or device not in ("cpu", "cuda"):
+    if recording == "off" or not optimize or is_spread(model) or is_shared(model) or device not in ("cpu", "cuda"):
         return "off"
     return "rounds" if records_rounds(recording, device, invariant=invariant) else "decisions"
 

@@ -226,7 +226,7 @@ def judge(
     # NaN wins every maximum: a largest logit tells whether its node went wrong.
     peaks = logits.amax(-1) if peaks is None else peaks
     valid, packed = pack(tree, verdict, nodes, tokens, logits, peaks, target_probs, batch.alternatives)
-    return Judged(evidence, verdict, tokens, agreement.on_marks(valid), agreement.on_numbers(packed))
+    return Judged(evidence, verdict, tokens, agreement.on_numbers(valid), agreement.on_numbers(packed))
 
 
 def repeatable(played: Played) -> np.ndarray:

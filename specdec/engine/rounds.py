@@ -18,6 +18,7 @@ from specdec.execution.executor import autocast_of
 from specdec.execution.recorder import CudaGraphRecorder, Recorder, Recordings, Stage, TapeRecorder
 from specdec.forward import ForwardOutput, Wants, bucket_of
 from specdec.interfaces import Session
+from specdec.memory import ran_out
 from specdec.requests import SamplingParams
 from specdec.target.runner import ModelRunner
 from specdec.tree import DraftTree
@@ -44,9 +45,6 @@ class Rounds:
     tensors that stay where they are. So each can be recorded by itself, which keeps their times apart.
 
     Args:
-        runner: Runs the target.
-        table: The state of all slots.
-        timer: Measures the stages.
         recorder: Records stages; None plays every round as it is.
         whole: Also record what runs models: draft and verify. Their attention then reads a number of positions that is
             rounded up (``bucket_of``). Without it, only accept and commit are recorded.
@@ -77,9 +75,7 @@ class Rounds:
     @property
     def recorded(self) -> str:
         """What is recorded when it comes often: ``"rounds"``, ``"decisions"`` or ``"off"``."""
-        if self.recordings is None:
-            return "off"
-        return "rounds" if self._whole else "decisions"
+        return "off" if self.recordings is None else "rounds" if self._whole else "decisions"
 
     @property
     def counts(self) -> RecordingCounts:
@@ -117,6 +113,7 @@ class Rounds:
         self._replayed += recordings.replays - replays == self._taken - taken
         return played
 
+    @torch.inference_mode()
     def warm_up(
         self, modes: Iterable[Mode], *, nodes: Sequence[int], sampling: Sequence[SamplingParams], positions: int
     ) -> None:
@@ -145,6 +142,10 @@ class Rounds:
                             for _ in range(_WARM):
                                 batch = self.table.idle(count, params)
                                 self._play(mode, batch, None, bound=bound, recorded=True, nodes=size)
+        except RuntimeError as error:
+            if not ran_out(error):
+                raise
+            self.make_room(error)
         finally:
             recordings.after = after
 

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from specdec.batch import Batch
-from specdec.cache.pages import Pages, Placement
+from specdec.cache.pages import Paging, Placement
+from specdec.cache.pool import pages_for
 from specdec.cache.states import States
 from specdec.engine.output import Outputs
 from specdec.engine.round import Played
@@ -27,15 +28,12 @@ class RunningRequests:
     """The requests in the slots, from entry to end.
 
     Args:
-        runner: Runs the target, and has its cache.
-        slots: The state per slot.
-        outputs: Makes steps and text.
         session: Observes requests that speculate; None without a drafter.
-        pages: Where requests are in the caches.
-        swap: Bytes of host memory for what preempted requests have in the caches.
+        paging: The memory of all caches, ``filled_in``.
 
     Attributes:
         by_slot: The request in every slot; None where a slot is free.
+        pages: Where requests are in the caches.
     """
 
     def __init__(
@@ -44,20 +42,17 @@ class RunningRequests:
         slots: SlotTable,
         outputs: Outputs,
         session: Session | None,
-        pages: Pages,
-        *,
-        max_batch_size: int,
-        swap: int,
+        paging: Paging,
     ):
         self._runner, self._slots, self.outputs, self._session = runner, slots, outputs, session
-        self.by_slot: list[Request | None] = [None] * max_batch_size
-        self._free_slots = list(range(max_batch_size))  # ascending
+        self.by_slot: list[Request | None] = [None] * len(slots)
+        self._free_slots = list(range(len(slots)))  # ascending
         self._drafted_for: set[int] = set()  # requests that the session has admitted
-        self.pages = pages
         self._caches = [runner.cache, *(session.caches if session is not None else ())]
-        self._reach = np.zeros(max_batch_size, dtype=np.int64)  # how far prompts were written, padding included
-        self._stops: list[tuple[int, ...]] = [()] * max_batch_size  # where pieces of prompts end, to keep their states
-        self._swap = Swap(swap)
+        self.pages = pages_for(paging, len(slots), *(cache.states is not None for cache in self._caches))
+        self._reach = np.zeros(len(slots), dtype=np.int64)  # how far prompts were written, padding included
+        self._stops: list[tuple[int, ...]] = [()] * len(slots)  # where pieces of prompts end, to keep their states
+        self._swap = Swap(paging.swap)
         self._stale: set[int] = set()  # requests that were running when the weights changed
 
     def __iter__(self) -> Iterator[Request]:
@@ -361,9 +356,10 @@ class RunningRequests:
         self._swap.clear()
         self._stale = {request.id for request in self}
 
-    def dropped(self, request_id: int) -> None:
-        """Note that a preempted request will not come back."""
-        self._swap.take(request_id)
+    def drop(self, request: Request) -> None:
+        """Forget what is left of a request that waits, and may have been preempted: it will not come back."""
+        self.outputs.end(request)
+        self._swap.take(request.id)
 
     def fail(self, error: BaseException, message: str) -> list[Step]:
         """End all requests, whose state is unknown after an error; returns their last steps.

@@ -1,7 +1,7 @@
 """One turn after another: preempt, admit and prefill as the scheduler plans, play a round, and read it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 import numpy as np
 
@@ -60,6 +60,20 @@ class Turns:
     def drop_round(self) -> None:
         """Forget the round in flight, whose rows have failed."""
         self._in_flight = None
+
+    def abort(self, ids: Set[int]) -> None:
+        """End requests that wait or run, without another step; other ids are ignored."""
+        ids, failed = set(ids), None
+        for request in [self.waiting.pop(waiting) for waiting in ids & self.waiting.keys()]:
+            self._running.drop(request)
+        for request in [request for request in self._running if request.id in ids]:
+            try:
+                self._running.leave(request)
+            except Exception as error:  # the others are to leave all the same
+                failed = failed or error
+        self._delivery.forget(ids)
+        if failed is not None:
+            raise failed
 
     def play(self, look: Look | None, note: Note | None = None) -> list[Step]:
         """Run one turn; returns its steps, those of a round that was begun a turn before.

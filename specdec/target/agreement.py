@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.distributed
-from jaxtyping import Bool
 from torch import Tensor
 
 from specdec.topology import Topology
@@ -23,50 +22,28 @@ from specdec.types import Verdict
 
 
 class Agreement:
-    """For a model that this process has for itself: there is nothing to agree on.
+    """What the processes that share a model agree on: whatever the first of them has.
+
+    Args:
+        group: The processes, a group of ``torch.distributed``; None for a model that this process has for itself, where
+            there is nothing to agree on.
 
     Attributes:
         shared: Whether other processes take part in every forward.
     """
 
-    shared = False
+    def __init__(self, group: Any | None = None):
+        self.shared, self._group = group is not None, group
+        self._leads = group is None or torch.distributed.get_rank(group) == 0
 
     def on_tree(self, tree: DraftTree, *, fixed: bool) -> DraftTree:
-        """Return the trees that all processes verify.
+        """Return the trees that all processes verify. Laws and q stay a process's own.
 
         Unless the trees of all processes have ``fixed`` sizes, the first process sends its sizes first, and the others
         wait for these numbers.
         """
-        return tree
-
-    def on_verdict(self, verdict: Verdict) -> Verdict:
-        """Return the verdict that all processes commit."""
-        return verdict
-
-    def on_numbers(self, numbers: Tensor) -> Tensor:
-        """Return the first process's numbers, for a tensor that has the same shape in all processes."""
-        return numbers
-
-    def on_marks(self, marks: Bool[Tensor, "..."]) -> Bool[Tensor, "..."]:
-        """Return the first process's marks, likewise."""
-        return marks
-
-
-ALONE = Agreement()
-"""How a process agrees with itself."""
-
-
-class GroupAgreement(Agreement):
-    """For a model that several processes share, a group of ``torch.distributed``."""
-
-    shared = True
-
-    def __init__(self, group: Any):
-        self._group = group
-        self._leads = torch.distributed.get_rank(group) == 0
-
-    def on_tree(self, tree: DraftTree, *, fixed: bool) -> DraftTree:
-        """See ``Agreement.on_tree``. Laws and q stay a process's own: only the first one's verdict counts."""
+        if not self.shared:
+            return tree
         if fixed:
             parents = [] if tree.is_static else [tree.parents]
             tokens, valid, *parents = self.on_numbers(torch.stack([tree.tokens, tree.valid.long(), *parents]))
@@ -89,29 +66,25 @@ class GroupAgreement(Agreement):
         return replace(tree, tokens=tokens, topology=topology, valid=valid)
 
     def on_verdict(self, verdict: Verdict) -> Verdict:
-        """See ``Agreement.on_verdict``; all numbers of a row travel together."""
-        fields = (verdict.num_accepted, verdict.next_token, verdict.valid, verdict.expected_accepted)
-        mine = torch.cat([verdict.path.double(), *[field.double()[:, None] for field in fields]], dim=1)
-        theirs = self.on_numbers(mine)
-        path, rest = theirs[:, :-4], theirs[:, -4:]
-        return replace(
-            verdict,
-            path=path.to(verdict.path.dtype),
-            num_accepted=rest[:, 0].to(verdict.num_accepted.dtype),
-            next_token=rest[:, 1].to(verdict.next_token.dtype),
-            valid=rest[:, 2].to(verdict.valid.dtype),
-            expected_accepted=rest[:, 3].to(verdict.expected_accepted.dtype),
-        )
+        """Return the verdict that all processes commit; all numbers of a row travel together."""
+        if not self.shared:
+            return verdict
+        names = ("num_accepted", "next_token", "valid", "expected_accepted")
+        numbers = {name: getattr(verdict, name) for name in names}
+        mine = torch.cat([verdict.path.double(), *[each.double()[:, None] for each in numbers.values()]], dim=1)
+        path, *theirs = self.on_numbers(mine).split([verdict.path.shape[1], *[1] * len(numbers)], dim=1)
+        agreed = {name: new[:, 0].to(old.dtype) for (name, old), new in zip(numbers.items(), theirs, strict=True)}
+        return replace(verdict, path=path.to(verdict.path.dtype), **agreed)
 
     def on_numbers(self, numbers: Tensor) -> Tensor:
-        sent = numbers.clone(memory_format=torch.contiguous_format)
+        """Return the first process's numbers or marks, for a tensor that has the same shape in all processes."""
+        if not self.shared:
+            return numbers
+        marks = numbers.dtype is torch.bool
+        sent = (numbers.long() if marks else numbers).clone(memory_format=torch.contiguous_format)
         torch.distributed.broadcast(sent, group=self._group, group_src=0)
-        return sent
-
-    def on_marks(self, marks: Bool[Tensor, "..."]) -> Bool[Tensor, "..."]:
-        return self.on_numbers(marks.long()).bool()
+        return sent.bool() if marks else sent
 
 
-def agreement_for(group: Any | None) -> Agreement:
-    """Return how the processes of a group agree; for None, without asking anybody."""
-    return ALONE if group is None else GroupAgreement(group)
+ALONE = Agreement()
+"""How a process agrees with itself."""

@@ -18,7 +18,7 @@ from specdec.memory import one_sentence_if_short
 from specdec.placement import main_device
 from specdec.quantization.base import WeightsRead, weights_read
 from specdec.target.adapters import Adapters
-from specdec.target.agreement import agreement_for
+from specdec.target.agreement import Agreement
 from specdec.target.facts import find, make_cache
 from specdec.target.invariance import settle
 from specdec.target.parallel import group_of
@@ -108,7 +108,7 @@ class ModelRunner:
             if self.invariant and self.cache.states is not None and self.cache.states.short is not None:
                 raise self.cache.states.short  # tokens that run again do so in pieces, which round in another way
             self.executor = executor_for(model, self.facts, self.backend, optimize=optimize, invariant=self.invariant)
-            self.agreement = agreement_for(group_of(model))
+            self.agreement = Agreement(group_of(model))
             self._version = 0
             self._settle()
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from specdec.cache.pages import Paging, Placement
-from specdec.cache.pool import pages_for
 from specdec.engine.clock import StageTimer
 from specdec.engine.delivery import Delivery
 from specdec.engine.engine import Engine
@@ -171,10 +170,8 @@ class HostEngine(Engine):
         self._slots = SlotTable(slots, max_length, VOCAB, CPU)
         self._rounds: Any = HostRounds(cache, self._slots, alone=alone)
         self._intake = Intake(target, max_length=max_length, can_speculate=True)
-        self._outputs, self._pages, self._delivery = Outputs(None), pages_for(self.paging, slots), Delivery()
-        self._running = RunningRequests(
-            self.runner, self._slots, self._outputs, None, self._pages, max_batch_size=slots, swap=paging.swap
-        )
+        self._delivery = Delivery()
+        self._running = RunningRequests(self.runner, self._slots, Outputs(None), None, self.paging)
         plain, modes = Mode.plain(None), {"max_depth": depth, "max_nodes": depth}
         self._turns = Turns(
             scheduler.bind(), plain, Mode(verifier=plain.verifier, evidence=plain.evidence, wants=plain.wants, **modes),

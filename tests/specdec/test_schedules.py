@@ -270,7 +270,7 @@ class Played:
 
     def conserved(self) -> None:
         """Look at the engine between two turns."""
-        engine, pool = self.engine, self.engine._pages
+        engine, pool = self.engine, self.engine._running.pages
         running = [each for each in engine._running.by_slot if each is not None]
         for request in running:
             self.check(engine._running.by_slot[request.slot] is request, "a slot of another")
