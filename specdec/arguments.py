@@ -2,7 +2,7 @@
 
 import numbers
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,14 @@ WHOLE = "give a whole number, without a decimal point"
 _LONGEST = 80
 
 
-def number(name: str, value: object, remedy: str = "give a number") -> float:
-    """Returns the value as a Python number; numpy's numbers are accepted, booleans and text are not."""
+def number(
+    name: str, value: object, remedy: str = "give a number", test: Callable[[float], bool] = lambda value: True
+) -> float:
+    """Returns the value as a Python number; numpy's numbers are accepted, booleans and text are not.
+
+    Args:
+        test: Whether a number is right.
+    """
     # bool and numpy's integers register as numbers.Real, numpy's booleans do not.
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ValueError(f"{name}={shown(value)}: {remedy}")
@@ -20,6 +26,8 @@ def number(name: str, value: object, remedy: str = "give a number") -> float:
         converted = float(value)
     except OverflowError as error:
         raise ValueError(f"{name}={value}: give a number that a float can hold") from error
+    if not test(converted):
+        raise ValueError(f"{name}={value}: {remedy}")
     return value if type(value) is int else converted  # 1 stays 1 in messages and records
 
 

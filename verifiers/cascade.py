@@ -1,5 +1,6 @@
 """Speculative cascades: rejection sampling towards a mixture of drafter and target. EXACT_WRT that mixture."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -90,11 +91,8 @@ class CascadeVerifier(Verifier):
     def __init__(self, *, deferral: str | Deferral = "opt", alpha: float = 0.1):
         if not (deferral in DEFERRALS if isinstance(deferral, str) else callable(deferral)):
             raise ValueError(f"deferral={deferral!r}: choose {', '.join(DEFERRALS)}, or give a function")
-        alpha = number("alpha", alpha)
-        if alpha != alpha:
-            raise ValueError(f"alpha={alpha}: give a number")
         self.deferral = DEFERRALS[deferral] if isinstance(deferral, str) else deferral
-        self.alpha = alpha
+        self.alpha = number("alpha", alpha, test=lambda value: not math.isnan(value))
         self._rule = RejectionVerifier()
 
     def stated_law(self, target_probs: _Rows, draft_probs: _Rows) -> _Rows:

@@ -38,9 +38,7 @@ class FLyVerifier(Verifier):
 
     def __init__(self, *, threshold: float = 0.3, window: int = 6, top: int = 3):
         remedy = "give a normalized entropy in [0, 1]; 1 keeps no mismatch"
-        if not 0 <= number("threshold", threshold, remedy) <= 1:
-            raise ValueError(f"threshold={threshold}: {remedy}")
-        self.threshold = threshold
+        self.threshold = number("threshold", threshold, remedy, lambda value: 0 <= value <= 1)
         self.window = whole("window", window, least=1)
         self.top = whole("top", top, least=2)
 

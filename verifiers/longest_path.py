@@ -25,15 +25,9 @@ class TypicalVerifier(Verifier):
     samplings = frozenset(DraftSampling)
 
     def __init__(self, *, epsilon: float = 0.09, delta: float | None = None):
-        remedy = "give a probability in (0, 1)"
-        epsilon = number("epsilon", epsilon, remedy)
-        if not 0 < epsilon < 1:
-            raise ValueError(f"epsilon={epsilon}: {remedy}")
+        self.epsilon = number("epsilon", epsilon, "give a probability in (0, 1)", lambda value: 0 < value < 1)
         remedy = "give a positive factor, or None for the square root of epsilon"
-        if delta is not None and not number("delta", delta, remedy) > 0:
-            raise ValueError(f"delta={delta}: {remedy}")
-        self.epsilon = epsilon
-        self.delta = epsilon**0.5 if delta is None else delta
+        self.delta = self.epsilon**0.5 if delta is None else number("delta", delta, remedy, lambda value: value > 0)
 
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
         entropy = -torch.xlogy(target_probs, target_probs).sum(-1)

@@ -32,10 +32,7 @@ class LenientVerifier(Verifier):
 
     def __init__(self, *, lenience: float = 0.8):
         remedy = "give a factor in (0, 1]; 1 is rejection sampling"
-        lenience = number("lenience", lenience, remedy)
-        if not 0 < lenience <= 1:
-            raise ValueError(f"lenience={lenience}: {remedy}")
-        self.lenience = lenience
+        self.lenience = number("lenience", lenience, remedy, lambda value: 0 < value <= 1)
 
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
         return top_down(tree, target_probs, self._try_children)
@@ -64,9 +61,7 @@ class ThresholdVerifier(Verifier):
 
     def __init__(self, *, single: float = 1.0, accumulated: float = 1.0):
         for name, value in (("single", single), ("accumulated", accumulated)):
-            remedy = "give a threshold in (0, 1]; 1 switches it off"
-            if not 0 < number(name, value, remedy) <= 1:
-                raise ValueError(f"{name}={value}: {remedy}")
+            number(name, value, "give a threshold in (0, 1]; 1 switches it off", lambda value: 0 < value <= 1)
         self.single, self.accumulated = single, accumulated
 
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
@@ -100,13 +95,10 @@ class FuzzyVerifier(Verifier):
     samplings = _SAMPLED
 
     def __init__(self, *, threshold: float = 0.1, divergence: str = "jensen_shannon"):
-        remedy = "give a divergence of at least 0"
-        threshold = number("threshold", threshold, remedy)
-        if not threshold >= 0:
-            raise ValueError(f"threshold={threshold}: {remedy}")
         if divergence not in ("total_variation", "kl", "jensen_shannon"):
             raise ValueError(f"divergence={divergence!r}: choose total_variation, kl or jensen_shannon")
-        self.threshold, self.divergence = threshold, divergence
+        self.threshold = number("threshold", threshold, "give a divergence of at least 0", lambda value: value >= 0)
+        self.divergence = divergence
         self._rule = RejectionVerifier()
 
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from specdec.arguments import number, whole
+
 
 @dataclass(frozen=True, kw_only=True)
 class FitConfig:
@@ -44,16 +46,13 @@ class FitConfig:
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "length", "warmup", "save_every", "chunk", "log_every", "micro_batch"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"fit.{name}={value}: give at least 1")
+            if (value := getattr(self, name)) is not None:
+                whole(f"fit.{name}", value, least=1)
         for name in ("lr", "muon_lr"):
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise ValueError(f"fit.{name}={value}: give a number above 0")
+            if (value := getattr(self, name)) is not None:
+                number(f"fit.{name}", value, "give a number above 0", lambda value: 0 < value < math.inf)
         for name in ("weight_decay", "clip"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"fit.{name}={getattr(self, name)}: give a number of at least 0")
+            number(f"fit.{name}", getattr(self, name), "give a number of at least 0", lambda value: value >= 0)
         if self.length < 4:
             raise ValueError(f"fit.length={self.length}: give at least 4, so that a draft has something to follow")
         if self.warmup > self.steps:

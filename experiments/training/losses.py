@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from specdec.arguments import number
+
 _LEAST = -1e4
 """Stands for the logarithm of zero, where 0 · log 0 is to be 0."""
 
@@ -107,9 +109,7 @@ class NegativeLogAcceptance(Loss):
     """
 
     def __init__(self, least: float = 1e-4):
-        if not 0 < least < 1:
-            raise ValueError(f"loss.least={least}: give a probability between 0 and 1")
-        self.least = least
+        self.least = number("loss.least", least, "give a probability between 0 and 1", lambda value: 0 < value < 1)
 
     def __call__(self, compared: Compared) -> Float[Tensor, " place"]:
         return -compared.acceptance.clamp(min=self.least).log()
@@ -125,9 +125,7 @@ class HybridLK(Loss):
     """
 
     def __init__(self, sharpness: float = 3.0):
-        if not sharpness >= 0:
-            raise ValueError(f"loss.sharpness={sharpness}: give a number of at least 0")
-        self.sharpness = sharpness
+        self.sharpness = number("loss.sharpness", sharpness, "give a number of at least 0", lambda value: value >= 0)
 
     def __call__(self, compared: Compared) -> Float[Tensor, " place"]:
         share = (-self.sharpness * compared.acceptance.detach()).exp()

@@ -12,6 +12,7 @@ import torch
 from drafters.heads.training import TrainedHead
 from experiments.results import metrics
 from experiments.training.data.document import Document
+from specdec.arguments import whole
 from specdec.engine.engine import Engine
 from specdec.interfaces import Verifier
 from specdec.requests import SamplingParams
@@ -39,8 +40,7 @@ class ServedConfig:
 
     def __post_init__(self) -> None:
         for name, least in (("prompts", 0), ("prompt_tokens", 2), ("max_new_tokens", 1), ("batch_size", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"served.{name}={getattr(self, name)}: give at least {least}")
+            whole(f"served.{name}", getattr(self, name), least=least)
         if self.prompts and not self.temperatures:
             raise ValueError("served.temperatures=[]: give at least one, or served.prompts=0 for no trial")
 

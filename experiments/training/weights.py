@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from specdec.arguments import number
+
 Table = Float[Tensor, "anchor depth"]
 
 
@@ -30,9 +32,8 @@ class Power(Weights):
     """
 
     def __init__(self, base: float = 0.8, normalized: bool = False):
-        if not base > 0:
-            raise ValueError(f"weights.base={base}: give a number above 0")
-        self.base, self.normalized = base, normalized
+        self.base = number("weights.base", base, "give a number above 0", lambda value: value > 0)
+        self.normalized = normalized
 
     def __call__(self, cross_entropy: Table, valid: Bool[Tensor, "anchor depth"]) -> Table:
         values = [self.base**index for index in range(valid.shape[1])]
@@ -48,8 +49,7 @@ class Exponential(Weights):
     """
 
     def __init__(self, gamma: float = 4.0):
-        if not gamma > 0:
-            raise ValueError(f"weights.gamma={gamma}: give a number above 0")
+        number("weights.gamma", gamma, "give a number above 0", lambda value: value > 0)
         self.power = Power(math.exp(-1 / gamma))
 
     def __call__(self, cross_entropy: Table, valid: Bool[Tensor, "anchor depth"]) -> Table:
@@ -67,9 +67,8 @@ class DPace(Weights):
     """
 
     def __init__(self, smoothing: float = 0.5):
-        if not 0 <= smoothing <= 1:
-            raise ValueError(f"weights.smoothing={smoothing}: give a number from 0 to 1")
-        self.smoothing = smoothing
+        remedy = "give a number from 0 to 1"
+        self.smoothing = number("weights.smoothing", smoothing, remedy, lambda value: 0 <= value <= 1)
 
     def __call__(self, cross_entropy: Table, valid: Bool[Tensor, "anchor depth"]) -> Table:
         smooth = (1 - self.smoothing) * (-cross_entropy.detach()).exp() + self.smoothing

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from experiments.training.data.document import Document
+from specdec.arguments import number, whole
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
 
@@ -39,14 +40,11 @@ class RegenerateConfig:
 
     def __post_init__(self) -> None:
         for name in ("documents", "prompt_tokens", "max_new_tokens", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"regenerate.{name}={value}: give at least 1")
-        if not 0 <= self.greedy <= 1:
-            raise ValueError(f"regenerate.greedy={self.greedy}: give a share from 0 to 1")
+            if (value := getattr(self, name)) is not None:
+                whole(f"regenerate.{name}", value, least=1)
+        number("regenerate.greedy", self.greedy, "give a share from 0 to 1", lambda value: 0 <= value <= 1)
         for name in ("temperature", "original"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"regenerate.{name}={getattr(self, name)}: give a number of at least 0")
+            number(f"regenerate.{name}", getattr(self, name), "give a number of at least 0", lambda value: value >= 0)
 
 
 def prompts_of(documents: Sequence[Document], config: RegenerateConfig, seed: int) -> list[Document]:
