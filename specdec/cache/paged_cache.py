@@ -30,26 +30,16 @@ class PagedCache(SlotCache):
     """
 
     def __init__(
-        self,
-        shapes: Mapping[int, LayerShape],
-        paging: Paging,
-        *,
-        max_batch_size: int,
-        max_length: int,
-        max_nodes: int,
-        device: torch.device,
-        indexers: Mapping[int, LayerShape] | None = None,
+        self, shapes: Mapping[int, LayerShape], paging: Paging, *, max_batch_size: int, max_nodes: int, **others: Any
     ):
         assert paging.page_size is not None and paging.pages is not None, "filled in"
-        self._size = paging.page_size
-        self._ring = -(-max(max_nodes, 1) // paging.page_size) + 1
-        self._most = max_batch_size * self._ring + paging.pages
-        sizes = {"max_batch_size": max_batch_size, "max_length": max_length, "max_nodes": max_nodes}
-        super().__init__(shapes, device=device, indexers=indexers, **sizes)
+        self._size, ring = paging.page_size, -(-max(max_nodes, 1) // paging.page_size) + 1
+        self._most = max_batch_size * ring + paging.pages
+        super().__init__(shapes, max_batch_size=max_batch_size, max_nodes=max_nodes, **others)
         width = -(-self.positions // self._size)
         with torch.inference_mode(False):
-            rings = paging.pages + torch.arange(max_batch_size * self._ring, device=device).view(-1, self._ring)
-            self._rings = rings.repeat(1, -(-width // self._ring))[:, :width].contiguous()
+            rings = paging.pages + torch.arange(max_batch_size * ring, device=self._cells.device).view(-1, ring)
+            self._rings = rings.repeat(1, -(-width // ring))[:, :width].contiguous()
             self._table = self._rings.clone()
         self._seen = self._table[:0]
 
