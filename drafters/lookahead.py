@@ -11,6 +11,7 @@ from jaxtyping import Int
 
 from specdec.arguments import flag, whole
 from specdec.batch import Batch
+from specdec.drafting.lookup import Draft, trees
 from specdec.interfaces import Drafter, Session, Sizes
 from specdec.requests import SamplingParams
 from specdec.shape import MOST_NODES
@@ -107,55 +108,17 @@ class LookaheadSession(Session):
     @torch.inference_mode()
     def propose(self, batch: Batch) -> DraftTree:
         host = batch.on_host
-        lines: list[_Nodes] = []
-        for row, slot in enumerate(host.slots.tolist()):
-            request, room = self._requests[slot], int(host.max_depth[row])
-            if request is None or room < 1 or not host.drafting[row]:
-                lines.append(_Nodes(int(batch.on_host.tokens[row, host.lengths[row]])))
-            else:
-                lines.append(request.nodes(host.tokens[row, : host.lengths[row] + 1], room))
-        width = max(len(line.tokens) for line in lines)
-        if width == 1:
+        drafts, valid = [Draft()] * len(batch), [0] * len(batch)
+        for row in np.flatnonzero(host.drafting & (host.max_depth > 0)).tolist():
+            request = self._requests[int(host.slots[row])]
+            if request is not None:
+                sequence, room = host.tokens[row, : host.lengths[row] + 1], int(host.max_depth[row])
+                drafts[row], valid[row] = request.nodes(sequence, room)
+        if not any(draft.tokens for draft in drafts):
             return DraftTree.root_only(batch.roots)
-        # Tokens, parents and validity in one array, which is one copy to the device.
-        packed = np.zeros((3, len(lines), width), dtype=np.int64)
-        for row, line in enumerate(lines):
-            count = len(line.tokens)
-            packed[0, row] = line.tokens[0]  # padding has the root's token, as a child of the root
-            packed[0, row, :count], packed[1, row, :count] = line.tokens, line.parents
-            packed[2, row, : line.valid] = 1
-        tokens, parents, valid = torch.from_numpy(packed).to(batch.device, non_blocking=True).unbind()
-        return DraftTree.build(
-            tokens,
-            parents,
-            valid=valid.bool(),
-            max_depth=max(line.depth for line in lines),
-            max_children=max(int(np.bincount(line.parents[1 : line.valid], minlength=1).max()) for line in lines),
-        )
-
-
-class _Nodes:
-    """The nodes of one row: the root, those of n-grams, then those of the window.
-
-    Attributes:
-        parents: The parent of each; -1 for the root.
-        valid: The first so many are valid.
-    """
-
-    def __init__(self, root: int):
-        self.tokens, self.parents, self.depths = [root], [-1], [0]
-        self.valid = 1
-
-    @property
-    def depth(self) -> int:
-        return max(self.depths)
-
-    def add(self, token: int, parent: int) -> int:
-        """Add a node, and return its number."""
-        self.tokens.append(token)
-        self.parents.append(parent)
-        self.depths.append(self.depths[parent] + 1)
-        return len(self.tokens) - 1
+        roots = host.tokens[np.arange(len(batch)), host.lengths]
+        nodes = [draft.tokens for draft in drafts], [draft.parents for draft in drafts]
+        return trees(roots, *nodes, batch.device, valid)
 
 
 class _Request:
@@ -176,31 +139,23 @@ class _Request:
         self.pool: dict[int, dict[tuple[int, ...], None]] = {}
         self.root, self.asked, self.read = 0, range(0), 0
 
-    def nodes(self, sequence: Int[np.ndarray, " position"], room: int) -> _Nodes:
-        """Return the tree that follows a sequence, with drafts at most ``room`` deep."""
+    def nodes(self, sequence: Int[np.ndarray, " position"], room: int) -> tuple[Draft, int]:
+        """Return the nodes that follow a sequence, and how many are drafts, at most ``room`` deep; then the window."""
         if self._drafter.from_prompt:
             self._read(sequence)
         self.root = int(sequence[-1])
-        tree = _Nodes(self.root)
-        known: dict[tuple[int, int], int] = {}
-        for rest in reversed(self.pool.get(self.root, {})):
-            node = 0
-            for token in rest[:room]:
-                if (node, token) not in known:
-                    known[node, token] = tree.add(token, node)
-                node = known[node, token]
-        tree.valid = len(tree.tokens)
-        self.asked = range(0)
+        tree = Draft.merged(rest[:room] for rest in reversed(self.pool.get(self.root, {})))
+        valid, self.asked = len(tree.tokens), range(0)
         columns = self._drafter.columns(len(self.rows) - 1)
         if columns + len(self.rows) - 2 <= room:  # or else the engine would take out the deeper nodes
-            above = [0]
+            above = [-1]
             for token in self.rows[0]:
                 above.append(tree.add(token, above[-1]))
-            self.asked = range(above[1], above[-1] + 1)
+            last = above[1:]
             for row in self.rows[1:]:
-                above = [tree.add(token, parent) for token, parent in zip(row, above, strict=True)]
-                self.asked = range(above[0], above[-1] + 1)
-        return tree
+                last = above = [tree.add(token, parent) for token, parent in zip(row, above, strict=True)]
+            self.asked = range(1 + last[0], 2 + last[-1])  # the root is node 0
+        return tree, valid
 
     def move_on(self, said: Int[np.ndarray, " node"]) -> None:
         """Take note of what the target said after every node of the last round's tree."""

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from drafters.heads.block_places import PlaceHead
+from drafters.heads.block_places import Above, PlaceHead
 
 NAMES = (
     ("prefix_head.gru_input.weight", "prefix_gru.weight_ih_l0"),
@@ -38,22 +38,17 @@ class PrefixHead(PlaceHead):
         self.columns = nn.Linear(rank, columns, bias=False)
 
     def note(
-        self,
-        tokens: Int[Tensor, "*some"],
-        depth: int,
-        *,
-        hidden: Float[Tensor, "*some hidden"] | None = None,
-        state: Float[Tensor, "*some state"] | None = None,
-        embeds: Float[Tensor, "*some hidden"] | None = None,
+        self, tokens: Int[Tensor, "*some"], depth: int, above: Above
     ) -> tuple[Float[Tensor, "*some rank"], Float[Tensor, "*some state"]]:
         """Returns silu(J [h; s]), and s. In the first depths it returns zeros."""
+        hidden, embeds = above.hidden, above.embeds
         assert hidden is not None and embeds is not None, "it reads both"
-        above = hidden.new_zeros(*embeds.shape[:-1], self.state_width) if state is None else state
+        state = hidden.new_zeros(*embeds.shape[:-1], self.state_width) if above.state is None else above.state
         reset, update, new = self.gru_input(embeds).chunk(3, dim=-1)
-        own_reset, own_update, own_new = self.gru_state(above).chunk(3, dim=-1)
+        own_reset, own_update, own_new = self.gru_state(state).chunk(3, dim=-1)
         update = torch.sigmoid(update + own_update)
         candidate = torch.tanh(new + torch.sigmoid(reset + own_reset) * own_new)
-        below = (1 - update) * candidate + update * above
+        below = (1 - update) * candidate + update * state
         if depth < self.free:
             return hidden.new_zeros(*embeds.shape[:-1], self.joined.out_features), below
         return nn.functional.silu(self.joined(torch.cat([hidden, below], dim=-1))), below

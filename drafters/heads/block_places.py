@@ -1,10 +1,26 @@
 """The common form of heads that make a place of a block depend on the tokens drawn before it."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+
+
+@dataclass(frozen=True, eq=False)
+class Above:
+    """What else a place is told besides the token before it.
+
+    Attributes:
+        hidden: What ``prepare`` made of the place's hidden state; only if ``reads_hidden``.
+        state: The state above the token; only with ``state_width``. None for zero.
+        embeds: The token's embedding; only if ``reads_embeddings``.
+    """
+
+    hidden: Float[Tensor, "*some width"] | None = None
+    state: Float[Tensor, "*some state"] | None = None
+    embeds: Float[Tensor, "*some hidden"] | None = None
 
 
 class PlaceHead(nn.Module, ABC):
@@ -43,21 +59,12 @@ class PlaceHead(nn.Module, ABC):
 
     @abstractmethod
     def note(
-        self,
-        tokens: Int[Tensor, "*some"],
-        depth: int,
-        *,
-        hidden: Float[Tensor, "*some width"] | None = None,
-        state: Float[Tensor, "*some state"] | None = None,
-        embeds: Float[Tensor, "*some hidden"] | None = None,
+        self, tokens: Int[Tensor, "*some"], depth: int, above: Above
     ) -> tuple[Float[Tensor, "*some note"], Float[Tensor, "*some state"] | None]:
         """Return what ``read`` is told of the places behind some tokens, and the states below these tokens.
 
         Args:
             tokens: The tokens in front, as the target's ids; those of the root at depth 0.
-            hidden: What ``prepare`` made of the hidden states of the places behind them; only if ``reads_hidden``.
-            state: The states above the tokens; only with ``state_width``. None for zero.
-            embeds: Their embeddings; only if ``reads_embeddings``.
         """
 
     @abstractmethod
@@ -70,7 +77,7 @@ class PlaceHead(nn.Module, ABC):
         self, logits: Tensor, tokens: Tensor, depth: int, **above: Tensor | None
     ) -> tuple[Float[Tensor, "*some column"], Float[Tensor, "*some state"] | None]:
         """Return the logits of places behind some tokens, and the states below; see ``note`` and ``read``."""
-        note, below = self.note(tokens, depth, **above)
+        note, below = self.note(tokens, depth, Above(**above))
         return self.read(logits, note), below
 
     def along(
@@ -80,11 +87,11 @@ class PlaceHead(nn.Module, ABC):
         state: Float[Tensor, "row state"] | None,
         embeds: Float[Tensor, "row depth hidden"] | None = None,
     ) -> Float[Tensor, "row depth note"]:
-        """Return the notes of all places down one path of tokens per row; arguments as for ``note``."""
+        """Return the notes of all places down one path of tokens per row; for the arguments see ``Above``."""
         notes = []
         for depth in range(tokens.shape[1]):
             given = None if embeds is None else embeds[:, depth]
-            note, state = self.note(tokens[:, depth], depth, hidden=hidden[:, depth], state=state, embeds=given)
+            note, state = self.note(tokens[:, depth], depth, Above(hidden[:, depth], state, given))
             notes.append(note)
         return torch.stack(notes, dim=1)
 

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from drafters.heads.block_places import PlaceHead, rows_of
+from drafters.heads.block_places import Above, PlaceHead, rows_of
 from specdec.filters import first_largest
 
 
@@ -65,19 +65,13 @@ class Refiner(PlaceHead):
         return known[:, hidden.shape[1] - tokens :], state
 
     def note(
-        self,
-        tokens: Int[Tensor, "*some"],
-        depth: int,
-        *,
-        hidden: Float[Tensor, "*some width"] | None = None,
-        state: Float[Tensor, "*some state"] | None = None,
-        embeds: Tensor | None = None,
+        self, tokens: Int[Tensor, "*some"], depth: int, above: Above
     ) -> tuple[Float[Tensor, "*some rank"], Float[Tensor, "*some state"]]:
         """Returns a place's inner state, mixed; the state has those of all places so far, side by side."""
-        assert hidden is not None and state is not None, "prepare makes both"
+        assert above.hidden is not None and above.state is not None, "prepare makes both"
         place = depth + (not self.shifted)
-        own = self._inner(hidden, tokens)
-        parts = state.unflatten(-1, (self.places, self.rank))
+        own = self._inner(above.hidden, tokens)
+        parts = above.state.unflatten(-1, (self.places, self.rank))
         parts = torch.cat([parts[..., :place, :], own[..., None, :], parts[..., place + 1 :, :]], dim=-2)
         mixed = own + (parts[..., : place + 1, :] * self.mix_l[:, place, : place + 1].T).sum(-2)
         return self._through(mixed), parts.flatten(-2)

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from drafters.heads.block_places import PlaceHead, rows_of
+from drafters.heads.block_places import Above, PlaceHead, rows_of
 from specdec.filters import largest
 
 
@@ -111,17 +111,9 @@ class CandidateSelector(PlaceHead):
         for table in (self.predecessor_codebook, self.successor_codebook):
             nn.init.normal_(table, std=0.02)
 
-    def note(
-        self,
-        tokens: Int[Tensor, "*some"],
-        depth: int,
-        *,
-        hidden: Float[Tensor, "*some hidden"] | None = None,
-        state: Tensor | None = None,
-        embeds: Tensor | None = None,
-    ) -> tuple[Float[Tensor, "*some rank"], None]:
+    def note(self, tokens: Int[Tensor, "*some"], depth: int, above: Above) -> tuple[Float[Tensor, "*some rank"], None]:
         """Returns A[token before] * P h."""
-        return rows_of(self.predecessor_codebook, tokens) * self.hidden_projection(hidden), None
+        return rows_of(self.predecessor_codebook, tokens) * self.hidden_projection(above.hidden), None
 
     def read(
         self, logits: Float[Tensor, "*shared column"], note: Float[Tensor, "*some rank"], *, whole: bool = False

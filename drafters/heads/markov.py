@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from drafters.heads.block_places import PlaceHead, rows_of
+from drafters.heads.block_places import Above, PlaceHead, rows_of
 
 KINDS = ("vanilla", "gated", "rnn")
 
@@ -45,22 +45,16 @@ class MarkovHead(PlaceHead):
         return rows_of(self.markov_w1.weight, tokens)
 
     def note(
-        self,
-        tokens: Int[Tensor, "*some"],
-        depth: int,
-        *,
-        hidden: Float[Tensor, "*some hidden"] | None = None,
-        state: Float[Tensor, "*some rank"] | None = None,
-        embeds: Tensor | None = None,
+        self, tokens: Int[Tensor, "*some"], depth: int, above: Above
     ) -> tuple[Float[Tensor, "*some rank"], Float[Tensor, "*some rank"] | None]:
         """Returns what W2 is multiplied with, and the states below the tokens."""
-        known = self.embed(tokens)
+        known, hidden = self.embed(tokens), above.hidden
         if self.kind == "vanilla":
             return known, None
         assert hidden is not None, "this kind of Markov head reads hidden states"
         if self.kind == "gated":
             return torch.sigmoid(self.gate_proj(torch.cat([hidden, known], dim=-1))) * known, None
-        state = torch.zeros_like(known) if state is None else state
+        state = torch.zeros_like(known) if above.state is None else above.state
         gate, candidate, output = self.joint_proj(torch.cat([state, known, hidden], dim=-1)).chunk(3, dim=-1)
         gate = torch.sigmoid(gate)
         return torch.tanh(output), gate * state + (1 - gate) * torch.tanh(candidate)

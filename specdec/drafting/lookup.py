@@ -1,7 +1,7 @@
 """For drafters that look up: draft trees from the host, and sessions that know how good a draft is before its round."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -36,6 +36,24 @@ class Draft:
     def path(cls, tokens: list[int], *, score: float, match: int) -> "Draft":
         """Return tokens of which each follows the one before it."""
         return cls(tokens, list(range(-1, len(tokens) - 1)), score, match)
+
+    @classmethod
+    def merged(cls, branches: Iterable[Iterable[int]]) -> "Draft":
+        """Return branches that share common beginnings: ``5 6 7``, ``5 8`` and ``9`` have the tokens ``5 6 7 8 9``."""
+        draft, known = cls(), dict[tuple[int, int], int]()
+        for branch in branches:
+            node = -1
+            for token in branch:
+                if (node, token) not in known:
+                    known[node, token] = draft.add(token, node)
+                node = known[node, token]
+        return draft
+
+    def add(self, token: int, parent: int) -> int:
+        """Add a node, and return its place."""
+        self.tokens.append(token)
+        self.parents.append(parent)
+        return len(self.tokens) - 1
 
 
 _chain = lru_cache(maxsize=256)(TreeShape.chain)
@@ -141,6 +159,7 @@ def trees(
     tokens: Sequence[Sequence[int]],
     parents: Sequence[Sequence[int]],
     device: torch.device,
+    valid: Sequence[int] | None = None,
 ) -> DraftTree:
     """Return one tree per row, in as few columns as the rows need, on a device.
 
@@ -152,22 +171,26 @@ def trees(
     Args:
         tokens: The drafted tokens of every row, parents before children.
         parents: The parent of each: a place in the row's tokens, or -1 for the root.
+        valid: How many of each row's tokens may be accepted, the first ones; None for all.
     """
     sizes = np.array([len(row) for row in tokens])
-    drafted = np.arange(int(sizes.max())) < sizes[:, None]
+    counts = sizes if valid is None else np.array(valid)
+    columns = np.arange(int(sizes.max()))
+    drafted = columns < sizes[:, None]
     # Tokens, parents and validity in one array, which is one copy to the device.
     packed = np.zeros((3, len(tokens), 1 + drafted.shape[1]), dtype=np.int64)
     packed[0, :, 1:][drafted] = np.concatenate([np.asarray(row, dtype=np.int64) for row in tokens])
     packed[1, :, 1:][drafted] = 1 + np.concatenate([np.asarray(row, dtype=np.int64) for row in parents])
-    packed[2, :, 1:] = drafted
+    packed[2, :, 1:] = columns < counts[:, None]
     packed[0, :, 0], packed[1, :, 0], packed[2, :, 0] = roots, -1, 1
-    ids, above, valid = torch.from_numpy(packed).to(device, non_blocking=True).unbind()
+    ids, above, accepted = torch.from_numpy(packed).to(device, non_blocking=True).unbind()
+    drafts = [row[:count] for row, count in zip(parents, counts, strict=True) if count]
     return DraftTree.build(
         ids,
         above,
-        valid=valid.bool(),
+        valid=accepted.bool(),
         max_depth=max((_depth(row) for row in parents), default=0),
-        max_children=int(max(np.bincount(1 + np.asarray(row)).max() for row in parents if len(row))),
+        max_children=int(max((np.bincount(1 + np.asarray(row)).max() for row in drafts), default=0)),
     )
 
 

@@ -13,6 +13,7 @@ from transformers import DynamicCache
 from drafters.block import BlockDrafter
 from drafters.heads.block import BlockHead, default_layers
 from drafters.heads.block_domino import PrefixHead
+from drafters.heads.block_places import Above
 from drafters.heads.block_refiner import Refinement, Refiner
 from drafters.heads.block_selector import CandidateSelector
 from drafters.heads.markov import MarkovHead
@@ -256,7 +257,7 @@ def test_a_selector_scores_candidates_by_the_token_before() -> None:
         wanted = logits[0, token] + known @ w["successor_codebook"][token] if token in candidates else -np.inf
         np.testing.assert_allclose(found[0, token], wanted, atol=1e-12)
     # Training leaves the others as they are, so that what is drafted is the same law over the candidates alone.
-    whole = head.read(logits, head.note(torch.tensor([4]), 0, hidden=hidden)[0], whole=True)
+    whole = head.read(logits, head.note(torch.tensor([4]), 0, Above(hidden))[0], whole=True)
     assert torch.equal(whole.where(found.isfinite(), -torch.inf), found)
     assert torch.equal(whole.where(~found.isfinite(), 0), logits.where(~found.isfinite(), 0))
 

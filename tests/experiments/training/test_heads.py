@@ -13,6 +13,7 @@ from drafters.block import TrainedBlock
 from drafters.eagle import TrainedEagle3
 from drafters.heads.base import FeatureHead
 from drafters.heads.block import BlockHead
+from drafters.heads.block_places import Above
 from drafters.heads.block_refiner import Refinement
 from drafters.heads.mtp import MTPHead
 from drafters.heads.training import Anchors, Prediction, TextBatch, TrainedHead
@@ -187,8 +188,7 @@ def block_slowly(head: BlockHead, batch: TextBatch, frozen: FrozenTarget, root: 
         more = {"whole": True} if config.selector_rank else {}
         for place in range(known):
             token = own.tokens[:, at + place]
-            above = {"hidden": hidden[:, place], "state": state, "embeds": embeds(token)}
-            note, state = places.note(token, place, **above)
+            note, state = places.note(token, place, Above(hidden[:, place], state, embeds(token)))
             found[:, place] = places.read(found[:, place].clone(), note, **more)
     return found[0]
 
