@@ -20,7 +20,7 @@ from drafters.heads.eagle_files import load_eagle, save_eagle
 from drafters.heads.files import ServedFor
 from drafters.heads.mtp import MTPHead
 from drafters.heads.mtp_files import load_mtp, save_mtp
-from drafters.hydra import HydraDrafter, HydraHeads
+from drafters.hydra import PREFIX, HydraDrafter, HydraHeads, TrainedHydra
 from drafters.marginals import MarginalDrafter
 from drafters.medusa import MedusaDrafter, MedusaHeads
 from drafters.merged import MergedDrafter
@@ -28,12 +28,13 @@ from drafters.model import ModelDrafter
 from drafters.mtp import MTPDrafter
 from drafters.ngram import NGramDrafter
 from drafters.recycling import TokenRecyclingDrafter
+from drafters.redrafter import RecurrentHead, ReDrafter
 from drafters.suffix import SuffixDrafter
 from experiments.bench.synthetic import SyntheticDrafter
-from specdec.drafting.builders import ExpansionTree
+from specdec.drafting.builders import BeamSearchTree, ExpansionTree
 from specdec.interfaces import Sizes
 from specdec.target.target import Target
-from tests.components import block_head, eagle3_head, eagle_head, hydra_heads, markov_head, medusa_heads
+from tests.components import block_head, eagle3_head, eagle_head, hydra_heads, markov_head, medusa_heads, recurrent_head
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
 
@@ -76,6 +77,12 @@ MISTAKES: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], str]] 
     (MedusaDrafter, (medusa_heads(MODEL), 4), {}, "4 deep and there are 3 Medusa heads"),
     (MedusaDrafter, (medusa_heads(MODEL), [17]), {}, "17 most probable tokens of a vocabulary of 16"),
     (HydraDrafter, (hydra_heads(MODEL), 4), {}, "4 deep and there are 3 Hydra heads"),
+    (TrainedHydra, (), {"dropout": 0.1}, r"head\.dropout=0\.1"),
+    (BeamSearchTree, (0,), {}, "width=0"),
+    (BeamSearchTree, (8,), {"among": 4}, "among=4"),
+    (ReDrafter, (recurrent_head(MODEL),), {"sampling": "iid"}, "sampling=iid"),
+    (ReDrafter, ("there",), {}, r"ReDrafter\.from_pretrained"),
+    (RecurrentHead, (), {"exit_size": 0, "hidden_size": 4, "vocab_size": 4}, "exit_size=0"),
     (EagleDrafter, ("there",), {}, r"EagleDrafter\.from_pretrained"),
     (EagleDrafter, (eagle3_head(MODEL),), {"sampling": "iid"}, "sampling=iid"),
     (EagleDrafter, (eagle_head(MODEL),), {"hidden_layers": 3}, "^hidden_layers=3"),
@@ -156,6 +163,12 @@ SAVED: dict[str, tuple[Callable[[PreTrainedModel, Path], object], Callable[..., 
     ),
     "medusa": (lambda model, folder: medusa_heads(model).save_pretrained(folder), MedusaHeads.from_pretrained),
     "hydra": (lambda model, folder: hydra_heads(model).save_pretrained(folder), HydraHeads.from_pretrained),
+    "hydra++": (
+        lambda model, folder: hydra_heads(model, prefix=True).save_pretrained(folder), HydraHeads.from_pretrained
+    ),
+    "redrafter": (
+        lambda model, folder: recurrent_head(model).save_pretrained(folder), RecurrentHead.from_pretrained
+    ),
     "mtp": (lambda model, folder: save_mtp(MTPHead.for_target(model), folder), load_mtp),
 }  # fmt: skip
 
@@ -240,10 +253,22 @@ def as_deepspec(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         ("medusa", without("1.0.linear.bias"), r"1\.0\.linear\.bias is missing"),
         ("medusa", without("0.1.weight", "2.1.weight"), r"0\.1\.weight, 2\.1\.weight are missing"),
         ("medusa", spoilt("0.0.linear.bias"), r"0\.0\.linear\.bias holds NaN or infinity"),
+        ("medusa", has("0.0.linear.weight_scale", 1), "quantized weights"),
+        ("medusa", says(mapping={"tp_size": 2}), "split for 2 devices"),
+        ("medusa", has("3.0.linear.bias", 1), r"3\.0\.linear\.weight"),
         ("medusa", has("blocks.0.layers.0.weight", 4, 4), r"holds the tensors 0\.0\.linear\.bias"),
         ("hydra", without("hydra_mlp.1.0.linear.bias"), r"hydra_mlp\.1\.0\.linear\.bias is missing"),
         ("hydra", has("prefix_embeding_layer.norm.weight", 1), r"hydra_lm_head\.0\.1\.weight is missing"),
         ("hydra", has("hydra_lm_head.0.bias", 3), r"hydra_lm_head\.0\.bias has the shape \[3\]"),
+        ("hydra++", says(hydra_head_arch="eagle-attn"), "the kind 'eagle-attn'"),
+        ("hydra++", says(hidden_state_offset=1), "hidden_state_offset"),
+        ("hydra++", has("hydra_mlp.0.1.linear.weight", 32, 32), "grounded_heads: false"),
+        ("hydra++", without(f"{PREFIX}layers.0.mlp.up_proj.weight"), r"layers\.0\.mlp\.up_proj\.weight is missing$"),
+        ("hydra++", has(f"{PREFIX}layers.1.mlp.up_proj.weight", 1), r"holds the tensor prefix_embeding_layer\.lay"),
+        ("redrafter", without("rnn_u.bias"), r"rnn_u\.bias is missing$"),
+        ("redrafter", without("lm_head.1.weight"), r"lm_head\.1\.weight is missing$"),
+        ("redrafter", has("fc.weight", 2, 2), r"holds the tensor fc\.weight"),
+        ("redrafter", has("rnn_w.weight", 3, 3), r"rnn_w\.weight has the shape \[3, 3\]"),
         ("mtp", without("mtp.layers.0.mlp.up_proj.weight"), r"mtp\.layers\.0\.mlp\.up_proj\.weight is missing$"),
         ("mtp", spoilt("mtp.fc.weight"), r"mtp\.fc\.weight holds NaN or infinity"),
         ("mtp", cut("mtp.norm.weight"), r"mtp\.norm\.weight has the shape \[31\]"),

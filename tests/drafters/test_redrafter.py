@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from drafters.heads.training import Anchors, TargetStates, TextBatch
-from drafters.redrafter import RecurrentHead, ReDrafter, TrainedRecurrent
+from drafters.redrafter import ReDrafter, TrainedRecurrent
 from specdec.drafting.builders import BeamSearchTree
 from specdec.drafting.scored import ScoredSession
 from specdec.interfaces import Sizes
@@ -20,7 +20,6 @@ from specdec.types import DraftSampling
 from tests.components import recurrent_head
 from tests.forwards import drafted, inner_paths, outcome_of, slots_of
 from tests.models import tiny_model
-from tests.shapes import shapes_unchecked
 
 HIDDEN, VOCAB = 32, 64
 KINDS = [{}, {"rnn": False}, {"exit_size": 48}, {"num_layers": 0}]
@@ -148,26 +147,6 @@ def test_a_checkpoint_comes_back_as_it_was(target: Target, kind: dict[str, objec
         assert torch.equal(again.heads.state_dict()[name], tensor), name
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda tensors: tensors.pop("rnn_u.bias"), r"rnn_u\.bias is missing$"),
-        (lambda tensors: tensors.pop("lm_head.1.weight"), r"lm_head\.1\.weight is missing$"),
-        (lambda tensors: tensors.update({"fc.weight": torch.ones(2, 2)}), r"holds the tensor fc\.weight"),
-        (lambda tensors: tensors.update({"rnn_w.weight": torch.ones(3, 3)}), r"rnn_w\.weight has the shape \[3, 3\]"),
-    ],
-)
-def test_files_that_contradict_themselves(
-    target: Target, change: Callable[..., object], words: str, tmp_path: Path
-) -> None:
-    recurrent_head(target.model).save_pretrained(tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    change(tensors)
-    save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=words):
-        RecurrentHead.from_pretrained(tmp_path)
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("kind", KINDS[:2])
 def test_it_is_trained_as_it_is_served(target: Target, kind: dict[str, object]) -> None:
@@ -194,18 +173,3 @@ def test_a_new_head_says_what_the_output_layer_says(target: Target) -> None:
         hidden, embeds = torch.randn(2, 3, HIDDEN)
         wanted = target.model.get_output_embeddings()(hidden)
         torch.testing.assert_close(head.head(hidden, embeds)[0], wanted, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda head: BeamSearchTree(0), "width=0"),
-        (lambda head: BeamSearchTree(8, among=4), "among=4"),
-        (lambda head: ReDrafter(head, sampling="iid"), "sampling=iid"),
-        (lambda head: RecurrentHead(exit_size=0, hidden_size=4, vocab_size=4), "exit_size=0"),
-        (lambda head: ReDrafter("there"), r"ReDrafter\.from_pretrained"),
-    ],
-)
-def test_it_is_refused_by_name(target: Target, make: Callable[..., object], words: str) -> None:
-    with shapes_unchecked(), pytest.raises(ValueError, match=words):
-        make(recurrent_head(target.model))
