@@ -30,9 +30,9 @@ def of_engine(engine: Engine | OtherEngine, size: int) -> Subject:
             found += [list(each.token_ids) for each in done]
         if not getattr(engine, "tells_tokens", True):
             raise ValueError(
-                "the tokens cannot be judged: a server has to return token ids, as text has several spellings "
-                "(vLLM: '+contenders.openai.extra={return_token_ids:true}'), and engines in processes of their own "
-                "need target.dtype=float32"
+                "the tokens cannot be judged: a server has to return token ids, as text has several spellings (recent "
+                "vLLM, SGLang and llama.cpp do; where another one needs a field: '+contenders.openai.extra="
+                "{return_token_ids:true}'), and engines in processes of their own need target.dtype=float32"
             )
         return found
 

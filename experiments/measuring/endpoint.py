@@ -11,21 +11,21 @@ from dataclasses import dataclass
 from math import exp, inf
 from typing import Any
 
-from experiments.contenders.openai import OpenAIServer, RefusedError
+from experiments.contenders.openai import ID, OpenAIServer, RefusedError
 from experiments.measuring.parity import counted
 from experiments.results.frame import Figures
 from specdec.requests import SamplingParams
 
 Place = dict[str, float]
-"""Log-probabilities of the likeliest tokens at a place, by ``token_id:5``."""
-_ID = "token_id:"
+"""Log-probabilities of the likeliest tokens at a place, by ``token_id:5``, or by their texts (SGLang)."""
 
 
 @dataclass(frozen=True)
 class Output:
-    """A greedy output and what its tokens were chosen from."""
+    """A greedy output, what the server calls its tokens, and what they were chosen from."""
 
     tokens: list[int]
+    names: list[str]
     places: list[Place]
 
 
@@ -82,22 +82,21 @@ def generated(server: OpenAIServer, prompt: Sequence[int], count: int, alternati
     places = _places(server, choice)
     if not places:
         raise ValueError(f"the server at {server.address} returns no log-probabilities of what it generates")
-    named = choice.get("token_ids") or _ids(choice["logprobs"])
-    missing = choice.get("finish_reason") == "length" and len(named) < count  # llama.cpp: parts of characters
-    if len(named) != len(places) or missing:
+    tokens, names = choice["token_ids"] or [], _names(choice["logprobs"])
+    if not len(tokens) == len(names) == len(places):
         raise ValueError(
             f"the server at {server.address} does not return the ids of all tokens, so the same tokens cannot be given "
-            f"back to it: vLLM returns them, as does experiments.serve"
+            f"back to it: vLLM, SGLang and experiments.serve return them, llama.cpp none of a character's parts"
         )
-    for token, place in zip(named, places, strict=True):
+    for name, place in zip(names, places, strict=True):
         if len(place) < 2:
             raise ValueError(
-                f"the server at {server.address} tells of the likeliest token alone, and a margin needs two: let it "
-                f"tell more (vLLM: --max-logprobs 20)"
+                f"the server at {server.address} does not tell of two tokens at every place, as a margin needs: let it "
+                f"tell more (vLLM: --max-logprobs 20), or start it without speculation (llama.cpp)"
             )
-        if place.get(_key(token), -inf) < max(place.values()):
+        if place.get(name, -inf) < max(place.values()):
             raise ValueError(f"the server at {server.address} does not take the likeliest token at temperature=0")
-    return Output(named, places)
+    return Output(tokens, names, places)
 
 
 def rescored(server: OpenAIServer, prompt: Sequence[int], output: Sequence[int], alternatives: int) -> list[Place]:
@@ -141,7 +140,7 @@ def told_apart(pairs: Sequence[tuple[Output, Sequence[Place]]]) -> Figures:
     for output, other in pairs:
         margins.append([])
         flips.append([])
-        for token, one, two in zip(output.tokens, output.places, other, strict=False):
+        for own, one, two in zip(output.names, output.places, other, strict=False):
             both = [(value, two[name]) for name, value in one.items() if name in two]
             told, changed = told + len(both), changed + sum(a != b for a, b in both)
             largest = max([largest, *(abs(a - b) for a, b in both)])
@@ -150,7 +149,7 @@ def told_apart(pairs: Sequence[tuple[Output, Sequence[Place]]]) -> Figures:
             lost += (sum(abs(p - q) for p, q in zip(*kept, strict=True)) + abs(rest[0] - rest[1])) / 2
             first, second = sorted(one.values(), reverse=True)[:2]
             margins[-1].append(first - second)
-            flips[-1].append(two.get(_key(token), -inf) < max(two.values()))
+            flips[-1].append(two.get(own, -inf) < max(two.values()))
     if not told:
         raise ValueError("the server spells the tokens of a prompt otherwise than those that it generates")
     figures = counted(margins, flips)
@@ -181,13 +180,10 @@ def _of_ranks(place: Mapping[str, Any] | None) -> dict[str, Any]:
     return {_key(int(token)): each["logprob"] for token, each in (place or {}).items()}
 
 
-def _ids(told: Mapping[str, Any]) -> list[int]:
-    """The generated tokens, where they are named beside their log-probabilities."""
-    if "content" in told:
-        return [int(at["id"]) for at in told["content"]]
-    spelled = [str(name) for name in told.get("tokens") or ()]
-    return [int(name.removeprefix(_ID)) for name in spelled if name.startswith(_ID)]
+def _names(told: Mapping[str, Any]) -> list[str]:
+    """The generated tokens, as they are called beside their log-probabilities."""
+    return [_key(at["id"]) for at in told["content"]] if "content" in told else list(map(str, told.get("tokens") or ()))
 
 
 def _key(token: int) -> str:
-    return f"{_ID}{token}"
+    return f"{ID}{token}"

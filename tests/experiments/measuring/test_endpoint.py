@@ -29,7 +29,8 @@ class Server(ThreadingHTTPServer):
 
     Attributes:
         change: Changes the law at a place of a text that comes in one piece, given the text up to there.
-        lacks: What it does not say or do; without ``openai`` it is like llama.cpp's.
+        lacks: What it does not say or do; without ``openai`` it is like llama.cpp's, without ``numbers`` like
+            SGLang's, which calls tokens by their texts beside log-probabilities.
         left: Requests that it still answers.
     """
 
@@ -63,6 +64,9 @@ class Server(ThreadingHTTPServer):
         if "logprobs" not in self.lacks:
             names = [f"token_id:{token}" if "ids" not in self.lacks else "?" for token in tokens]
             choice["logprobs"] = {"tokens": names, "top_logprobs": places}
+            if "numbers" in self.lacks:
+                texts = [at and {name[9:]: value for name, value in at.items()} for at in places]
+                choice["logprobs"] = {"tokens": [name[9:] for name in names], "top_logprobs": texts}
         if "openai" in self.lacks and logprobs is not None:
             told = [[{"id": int(name[9:]), "logprob": value} for name, value in (at or {}).items()] for at in places]
             several = zip(tokens, told, strict=True)
@@ -100,7 +104,8 @@ class Handler(AnsweringHandler, BaseHTTPRequestHandler):
         elif refused:
             self.answer(400, {"error": "no log-probabilities of prompts here"})
         else:
-            self.answer(200, {"choices": [self.server.answer(body)]})
+            usage = {"completion_tokens": body["max_tokens"]}
+            self.answer(200, {"choices": [self.server.answer(body)], "usage": usage})
 
 
 @pytest.fixture
@@ -132,7 +137,9 @@ def outputs() -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    "lacks", [set(), {"prompt_logprobs"}, {"prompt_logprobs", "openai"}], ids=["vllm", "echo", "llama.cpp"]
+    "lacks",
+    [set(), {"prompt_logprobs"}, {"prompt_logprobs", "numbers"}, {"prompt_logprobs", "openai"}],
+    ids=["vllm", "echo", "sglang", "llama.cpp"],
 )
 def test_what_differs_is_counted_exactly(fake: Server, lacks: set[str]) -> None:
     fake.lacks = lacks
@@ -206,7 +213,7 @@ def test_the_command_keeps_what_was_gathered(
         ("logprobs", "returns no log-probabilities of what it generates"),
         ("ids", "does not return the ids of all tokens"),
         ("openai characters", "does not return the ids of all tokens"),
-        ("alternatives", "of the likeliest token alone"),
+        ("alternatives", "does not tell of two tokens at every place"),
         ("temperature", "does not take the likeliest token at temperature=0"),
     ],
 )
