@@ -68,18 +68,20 @@ def audit(config: DictConfig) -> Figures:
     check_files(config)
     made = _Made.of(config)
     horizon = config.horizon or max(2, config.undrafted + config.drafted + 1)
-    # The last token of an output is not drafted by every engine.
-    sampling = sampling if sampling.greedy else replace(sampling, max_new_tokens=horizon + 1)
-    ends = frozenset(sampling.stop_token_ids).union(() if sampling.ignore_eos else made.target.eos_token_ids)
-    prompts = [
-        (each, tuple(encode_prompt(made.target.tokenizer, each.turns[0])[-config.context :]))
-        for each in choose(build(config, "dataset"))[0]
-    ]
+    asked = _Asked(
+        # The last token of an output is not drafted by every engine.
+        sampling if sampling.greedy else replace(sampling, max_new_tokens=horizon + 1),
+        [
+            (each, tuple(encode_prompt(made.target.tokenizer, each.turns[0])[-config.context :]))
+            for each in choose(build(config, "dataset"))[0]
+        ],
+        horizon,
+        frozenset(sampling.stop_token_ids).union(() if sampling.ignore_eos else made.target.eos_token_ids),
+    )
     if sampling.greedy:
-        return _greedy(config, made, prompts, sampling, ends)
-    if made.reference is None:
-        return _against_law(config, made, prompts, sampling, ends, horizon)
-    return _against_reference(config, made, prompts, sampling, ends, horizon)
+        return _greedy(config, made, asked)
+    against = _against_law if made.reference is None else _against_reference
+    return _sampled(config, made, *against(config, made, asked))
 
 
 def _check_sampling(config: DictConfig, sampling: SamplingParams) -> None:
@@ -147,6 +149,21 @@ class _Made:
         return cls(target, *_subject(config, target, others, function), reference)
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """What the subject is asked for.
+
+    Attributes:
+        horizon: The tokens of an output that are looked at.
+        ends: The tokens that end an output.
+    """
+
+    sampling: SamplingParams
+    prompts: list[Encoded]
+    horizon: int
+    ends: frozenset[int]
+
+
 def _subject(
     config: DictConfig, target: Target, others: dict[str, OtherEngine], function: Callable[..., Any] | None
 ) -> tuple[str, Subject]:
@@ -186,32 +203,29 @@ def _assistant(config: DictConfig, target: Target, *, padded: bool = False) -> P
     return assistant
 
 
-def _against_law(
-    config: DictConfig,
-    made: _Made,
-    prompts: Sequence[Encoded],
-    sampling: SamplingParams,
-    ends: frozenset[int],
-    horizon: int,
-) -> Figures:
+_Plan = tuple[Sampled, list[Power], Table, list[dict[str, Any]]]
+"""A sampled audit before it begins: its power, as a table too, and what is noted of its prompts."""
+
+
+def _against_law(config: DictConfig, made: _Made, asked: _Asked) -> _Plan:
     target, names = made.target, list(config.mistakes or MISTAKES)
     assistant = _assistant(config, target)
     with steps_shown("laws of the next tokens") as say:
         candidates = telling(
-            [(each.id, ids) for each, ids in prompts],
+            [(each.id, ids) for each, ids in asked.prompts],
             target.model,
             assistant,
-            sampling,
-            horizon=horizon,
+            asked.sampling,
+            horizon=asked.horizon,
             drafted=config.drafted,
             undrafted=config.undrafted,
-            ends=ends,
+            ends=asked.ends,
             names=names,
             tolerance=config.tolerance,
             advance=say,
         )
         chosen, question = planned(
-            candidates, names, level=config.level, tolerance=horizon * config.tolerance, block=config.block
+            candidates, names, level=config.level, tolerance=asked.horizon * config.tolerance, block=config.block
         )
         most, powers = max(config.max_samples // config.block, 1), []
         for mistake in names:
@@ -228,33 +242,25 @@ def _against_law(
         ]
     running = AgainstLaw(
         subject=made.subject,
-        sampling=sampling,
+        sampling=asked.sampling,
         prompts=[each.ids for each in chosen],
         order=question.order(blocks).tolist(),
         block=config.block,
-        horizon=horizon,
+        horizon=asked.horizon,
         vocab=target.vocab_size,
-        ends=ends,
+        ends=asked.ends,
         question=question,
         telling=chosen,
     )
-    plan = [plan_table(made.name, target.name, powers, chosen)]
     about = [
         {"id": each.id, "for": each.best_for, "cells": each.cells.count, "share": share}
         for each, share in zip(chosen, question.shares, strict=True)
     ]
-    return _sampled(config, made, running, powers, plan, about)
+    return running, powers, plan_table(made.name, target.name, powers, chosen), about
 
 
-def _against_reference(
-    config: DictConfig,
-    made: _Made,
-    prompts: Sequence[Encoded],
-    sampling: SamplingParams,
-    ends: frozenset[int],
-    horizon: int,
-) -> Figures:
-    prompts = prompts[: config.prompts]
+def _against_reference(config: DictConfig, made: _Made, asked: _Asked) -> _Plan:
+    prompts = asked.prompts[: config.prompts]
     with steps_shown("power") as say:
         say("simulated audits")
         powers, blocks = smallest_seen(
@@ -263,38 +269,37 @@ def _against_reference(
             wanted=config.wanted,
             seed=config.seed,
             prompts=len(prompts),
-            horizon=horizon,
+            horizon=asked.horizon,
             level=config.level,
             block=config.block,
         )
     running = AgainstReference(
         subject=made.subject,
-        sampling=sampling,
+        sampling=asked.sampling,
         prompts=[ids for _, ids in prompts],
         order=(np.arange(blocks) % len(prompts)).tolist(),
         block=config.block,
-        horizon=horizon,
+        horizon=asked.horizon,
         vocab=made.target.vocab_size,
-        ends=ends,
+        ends=asked.ends,
         reference=made.reference or made.subject,
         level=config.level,
     )
-    plan = [shift_table(made.name, config.reference, powers)]
-    return _sampled(config, made, running, powers, plan, [{"id": each.id} for each, _ in prompts])
+    about = [{"id": each.id} for each, _ in prompts]
+    return running, powers, shift_table(made.name, config.reference, powers), about
 
 
-def _greedy(
-    config: DictConfig, made: _Made, prompts: Sequence[Encoded], sampling: SamplingParams, ends: frozenset[int]
-) -> Figures:
+def _greedy(config: DictConfig, made: _Made, asked: _Asked) -> Figures:
     assistant = _assistant(config, made.target, padded=True)
     engine = new_engine(config, made.target, None, None)
-    jobs = [Job(each, 0, ids, sampling) for each, ids in prompts]
+    jobs = [Job(each, 0, ids, asked.sampling) for each, ids in asked.prompts]
     plain = []
     with steps_shown("plain decoding") as say:
         for first in range(0, len(jobs), engine.max_batch_size):
             say(f"prompt {first + 1} of {len(jobs)}")
             some = jobs[first : first + engine.max_batch_size]
-            plain += [list(each.token_ids) for each in engine.generate([each.prompt_ids for each in some], sampling)]
+            done = engine.generate([each.prompt_ids for each in some], asked.sampling)
+            plain += [list(each.token_ids) for each in done]
     wrong = _disagreements(assistant, [(job.prompt_ids, tokens) for job, tokens in zip(jobs, plain, strict=True)])
     console = terminal.console()
     terminal.say(
@@ -303,7 +308,7 @@ def _greedy(
         f"rule that accepts whatever is drafted could show itself at {wrong:,} of them, where {config.assistant} "
         f"would draft another token.",
     )
-    running = Greedy(made.subject, engine, jobs, plain, ends)
+    running = Greedy(made.subject, engine, jobs, plain, asked.ends)
     ended = _gathered(config, running)
     said, bad = greedy_verdict(made.name, running, ended)
     found = Figures(
@@ -335,13 +340,12 @@ def _sampled(
     made: _Made,
     running: Sampled,
     powers: list[Power],
-    plan: list[Table],
+    plan: Table,
     prompts: list[dict[str, Any]],
 ) -> Figures:
     """Show the plan, gather the outputs, and report."""
     console = terminal.console()
-    for table in plan:
-        terminal.show(console, table)
+    terminal.show(console, plan)
     terminal.say(console, *plan_lines(running, config.level))
     ended = _gathered(config, running)
     said, bad = verdict(made.name, running, ended, config.level)
