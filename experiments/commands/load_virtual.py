@@ -184,8 +184,6 @@ def virtual_engine(method: Method, clock: Clock, traces: Dense | None, engine: E
         shape=clock.tree if traces is not None else None,
         policy=policy,
         mixed=clock.mixed,
-        follows=0.0 if traces is None else getattr(costs, "follows", 0.0),
-        scattered=getattr(costs, "scattered", 0.0),
     )
 
 

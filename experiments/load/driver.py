@@ -2,7 +2,7 @@
 
 import heapq
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -14,11 +14,11 @@ from experiments.load.run import (
     DONE,
     DROPPED,
     FAILED,
+    REQUESTS,
     TURNS,
     UNFINISHED,
     LoadRun,
     Totals,
-    columns,
     typed,
 )
 from experiments.load.texts import Asked
@@ -78,9 +78,56 @@ class Overload:
             raise ValueError(f"overload.spare={self.spare}: give a share between 0 and 1, or null")
 
 
+class Entrance:
+    """Says who arrives when, who is turned away and who loses patience: for engines, servers and virtual time alike.
+
+    Args:
+        times: When requests arrive, in seconds; in a closed loop, how long their user thinks before them.
+        loop: ``OPEN`` or ``CLOSED``.
+        users: In a closed loop, how many requests are there at a time.
+
+    Attributes:
+        due: A heap of moments and the numbers of requests that come then. In a closed loop it has the first request of
+            every user, and others are put there by answers.
+        silent: Requests without a token, and when they arrived.
+    """
+
+    def __init__(self, asked: Sequence[Asked], times: Times, loop: str, users: int, overload: Overload):
+        self.loop, self._asked, self._times, self._overload = loop, asked, times, overload
+        first = len(asked) if loop != CLOSED else min(users, len(asked))
+        self.due = [(float(times[number]), number) for number in range(first)]
+        heapq.heapify(self.due)
+        self._later = iter(range(first, len(asked)))
+        self.silent: dict[int, float] = {}
+
+    def arrivals(self, now: Callable[[], float]) -> Iterator[tuple[int, float, str, str]]:
+        """Yield the number and moment of everyone who has come, and of who is turned away the outcome and why."""
+        limit = self._overload.waiting
+        while self.due and self.due[0][0] <= now():
+            arrived, number = heapq.heappop(self.due)
+            if not self._asked[number].planned.fits:
+                yield number, arrived, FAILED, "it is too long"
+            elif limit is not None and len(self.silent) >= limit:
+                yield number, arrived, DROPPED, "too many waited"
+            else:
+                self.silent[number] = arrived
+                yield number, arrived, "", ""
+
+    def impatient(self, now: float) -> list[int]:
+        """Return who has waited too long for a first token."""
+        patience = self._overload.patience
+        return [] if patience is None else [each for each, at in self.silent.items() if now - at > patience]
+
+    def ended(self, number: int, at: float) -> None:
+        """Take note of an end, after which a user of a closed loop thinks and comes again."""
+        self.silent.pop(number, None)
+        if (following := next(self._later, None)) is not None:
+            heapq.heappush(self.due, (at + float(self._times[following]), following))
+
+
 @dataclass
 class _Seen:
-    """What was seen of one request, in seconds on the driver's clock."""
+    """What was seen of one request, by the names of the columns; seconds are on the driver's clock."""
 
     arrived: float
     submitted: float = np.nan
@@ -95,10 +142,10 @@ class _Seen:
     drafted: int = 0
     nodes: int = 0
     accepted: int = 0
-    reused: int = 0
+    reused_tokens: int = 0
+    recomputed_tokens: int = 0
     preemptions: int = 0
-    preempted: float = 0.0
-    recomputed: int = 0
+    preempted_seconds: float = 0.0
 
 
 class Driver:
@@ -109,9 +156,7 @@ class Driver:
     by is kept apart (``LoadRun.late``).
 
     Args:
-        times: When they arrive, in seconds; in a closed loop, how long their user thinks before them.
-        loop: ``OPEN`` or ``CLOSED``.
-        users: In a closed loop, how many requests are there at a time.
+        times: See ``Entrance``, like loop and users.
         in_process: Whether ``step`` is a turn of the engine itself, for which arrivals wait.
         wait: Waits for news of a server, at most so many seconds. What comes from a server is chunks, not rounds, and
             it has a request when the request has left this process. None for an engine, whose ``step`` takes its time.
@@ -132,17 +177,11 @@ class Driver:
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], object] = time.sleep,
     ):
-        self._engine, self._asked, self._times = engine, asked, times
-        self._loop, self._overload, self._speculate, self._in_process = loop, overload, speculate, in_process
+        self._engine, self._asked, self._speculate, self._in_process = engine, asked, speculate, in_process
         self._wait, self._clock, self._sleep = wait, clock, sleep
-        # Who comes when. In a closed loop the first request of every user, and others are put here by answers.
-        first = len(asked) if loop != CLOSED else min(users, len(asked))
-        self._due = [(float(times[index]), index) for index in range(first)]
-        heapq.heapify(self._due)
-        self._next = first
+        self._entrance = Entrance(asked, times, loop, users, overload)
         self._seen: dict[int, _Seen] = {}
         self._live: dict[int, int] = {}  # the number of a request by the engine's id
-        self._silent: dict[int, float] = {}  # requests without a token, and when they arrived
         self._turns: list[dict[str, Any]] = []
         self._own_delays: list[float] = []
         self._notes: list[tuple[View, Work]] = []  # one where the scheduler was asked in this turn
@@ -155,12 +194,12 @@ class Driver:
         if isinstance(self._engine, Engine):
             self._engine.on_turn = self._noted
         try:
-            while self._due or self._live:
+            while self._entrance.due or self._live:
                 self._submit_due()
                 self._lose_patience()
                 if self._engine.unfinished:
                     self._turn()
-                elif self._due:
+                elif self._entrance.due:
                     self._sleep(self._until_due())
         finally:
             if isinstance(self._engine, Engine):
@@ -173,19 +212,17 @@ class Driver:
         return self._clock() - self._begun
 
     def _until_due(self) -> float:
-        due = self._due[0][0] - self._now() if self._due else LONGEST_SLEEP
+        due = self._entrance.due[0][0] - self._now() if self._entrance.due else LONGEST_SLEEP
         return max(0.0, min(due, LONGEST_SLEEP))
 
     def _noted(self, view: View, work: Work) -> None:
         self._notes.append((view, work))
 
     def _submit_due(self) -> None:
-        while self._due and self._due[0][0] <= self._now():
-            arrived, number = heapq.heappop(self._due)
-            seen = self._seen[number] = _Seen(arrived)
-            asked, limit = self._asked[number], self._overload.waiting
-            if not asked.planned.fits or (limit is not None and len(self._silent) >= limit):
-                outcome, reason = (DROPPED, "too many waited") if asked.planned.fits else (FAILED, "it is too long")
+        for number, arrived, outcome, reason in self._entrance.arrivals(self._now):
+            seen, asked = _Seen(arrived), self._asked[number]
+            self._seen[number] = seen
+            if outcome:
                 self._end(number, outcome, self._now(), reason)
                 continue
             identity = self._engine.submit(
@@ -195,14 +232,10 @@ class Driver:
             free_from = max(arrived, self._last_end) if self._in_process else arrived
             self._own_delays.append(seen.submitted - free_from)
             self._live[identity] = number
-            self._silent[number] = arrived
 
     def _lose_patience(self) -> None:
-        patience = self._overload.patience
-        if patience is None:
-            return
         now = self._now()
-        gone = {number for number, arrived in self._silent.items() if now - arrived > patience}
+        gone = set(self._entrance.impatient(now))
         for identity in [identity for identity, number in self._live.items() if number in gone]:
             self._engine.abort(identity)
             self._end(self._live.pop(identity), DROPPED, now, "it had waited too long")
@@ -247,15 +280,15 @@ class Driver:
         seen.nodes += step.proposed_nodes
         seen.accepted += step.accepted
         if step.token_ids:
-            self._silent.pop(number, None)
+            self._entrance.silent.pop(number, None)
             seen.emissions.append((visible, len(step.token_ids)))
             seen.tokens += step.token_ids
         if np.isnan(seen.admitted):
             seen.admitted = visible - step.elapsed
         if step.timestamps is not None:
             seen.prefilled = step.timestamps.prefilled - self._begun
-            seen.reused, seen.recomputed = step.timestamps.reused, step.timestamps.recomputed
-            seen.preemptions, seen.preempted = step.timestamps.preemptions, step.timestamps.preempted
+            seen.reused_tokens, seen.recomputed_tokens = step.timestamps.reused, step.timestamps.recomputed
+            seen.preemptions, seen.preempted_seconds = step.timestamps.preemptions, step.timestamps.preempted
         if step.finish_reason is not None:
             del self._live[step.request]
             self._end(number, FAILED if step.finish_reason == "error" else DONE, visible, step.error or "")
@@ -263,10 +296,7 @@ class Driver:
     def _end(self, number: int, outcome: str, at: float, reason: str = "") -> None:
         seen = self._seen[number]
         seen.outcome, seen.finished, seen.reason = outcome, at, "" if outcome == DONE else reason
-        self._silent.pop(number, None)
-        if self._loop == CLOSED and self._next < len(self._asked):
-            heapq.heappush(self._due, (at + float(self._times[self._next]), self._next))
-            self._next += 1
+        self._entrance.ended(number, at)
 
     def _counts(self) -> Totals:
         counts = getattr(self._engine, "page_counts", None)
@@ -281,28 +311,11 @@ class Driver:
             planned, emissions = self._asked[number].planned, seen.emissions
             rows.append(
                 {
+                    **vars(seen),
                     "request": number,
-                    "klass": planned.klass,
-                    "user": planned.user,
-                    "priority": planned.priority,
-                    "outcome": seen.outcome,
-                    "reason": seen.reason,
-                    "arrived": seen.arrived,
-                    "submitted": seen.submitted,
-                    "admitted": seen.admitted,
-                    "prefilled": seen.prefilled,
+                    **{name: getattr(planned, name) for name in ("klass", "user", "priority", "prompt_tokens")},
                     "first_token": emissions[0][0] if emissions else np.nan,
-                    "finished": seen.finished,
-                    "prompt_tokens": planned.prompt_tokens,
-                    "reused_tokens": seen.reused,
                     "output_tokens": sum(count for _, count in emissions),
-                    "recomputed_tokens": seen.recomputed,
-                    "rounds": seen.rounds,
-                    "drafted": seen.drafted,
-                    "nodes": seen.nodes,
-                    "accepted": seen.accepted,
-                    "preemptions": seen.preemptions,
-                    "preempted_seconds": seen.preempted,
                 }
             )
         after = vars(self._counts())
@@ -312,13 +325,13 @@ class Driver:
         delays = self._own_delays
         if self._wait is not None:
             delays = [seen.admitted - seen.arrived for seen in self._seen.values() if seen.admitted == seen.admitted]
-        requests = typed(rows, columns())
+        requests = typed(rows, REQUESTS)
         requests["emissions"] = [self._seen[number].emissions for number in requests.request]
         requests["tokens"] = [self._seen[number].tokens for number in requests.request]
         return LoadRun(
             method=method,
             rate=rate,
-            loop=self._loop,
+            loop=self._entrance.loop,
             seconds=max(ends, default=self._ended) if whole else self._ended,
             requests=requests,
             turns=typed(self._turns, TURNS),

@@ -23,18 +23,15 @@ COUNTS = ("rounds", "drafted", "nodes", "accepted", "preemptions")
 WORDS = ("klass", "user", "outcome", "reason")
 
 
-def columns() -> dict[str, str]:
-    """The columns of ``LoadRun.requests`` and their types."""
-    return {
-        "request": "int64",
-        **dict.fromkeys(WORDS, "object"),
-        "priority": "int64",
-        **dict.fromkeys(MOMENTS, "float64"),
-        **dict.fromkeys((*TOKENS, *COUNTS), "int64"),
-        "preempted_seconds": "float64",
-    }
-
-
+REQUESTS = {
+    "request": "int64",
+    **dict.fromkeys(WORDS, "object"),
+    "priority": "int64",
+    **dict.fromkeys(MOMENTS, "float64"),
+    **dict.fromkeys((*TOKENS, *COUNTS), "int64"),
+    "preempted_seconds": "float64",
+}
+"""The columns of ``LoadRun.requests`` and their types."""
 TURNS = {
     **dict.fromkeys(("begin", "seconds"), "float64"),
     **dict.fromkeys(("prefill_tokens", "rows", "nodes", "depth", "committed"), "int64"),
@@ -78,7 +75,7 @@ class LoadRun:
         rate: Requests per second that were planned; in a closed loop the number of users.
         loop: ``OPEN`` or ``CLOSED``.
         seconds: From the first planned arrival to the last token.
-        requests: A row per request that arrived (``columns()``), times in seconds since the run began, NaN for what
+        requests: A row per request that arrived (``REQUESTS``), times in seconds since the run began, NaN for what
             never happened.
         turns: A row per turn of the engine (``TURNS``); ``running`` requests have a slot during it, and
             ``waiting`` ones none; ``free_pages`` is -1 where every slot has its own row.

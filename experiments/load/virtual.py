@@ -5,58 +5,31 @@ dense traces (``experiments.load.dense``), and how long it takes from costs. So 
 here, and the result is a ``LoadRun`` like any other.
 """
 
-import copy
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
+from experiments.load.acceptance import Acceptance
 from experiments.load.arrivals import Times
 from experiments.load.dense import Dense
-from experiments.load.driver import Overload
-from experiments.load.run import CLOSED, DONE, DROPPED, FAILED, TURNS, UNFINISHED, LoadRun, Totals, columns, typed
+from experiments.load.driver import Entrance, Overload
+from experiments.load.run import DONE, DROPPED, REQUESTS, TURNS, UNFINISHED, LoadRun, Totals, typed
 from experiments.load.texts import Asked
 from specdec.cache.pages import Paging
 from specdec.cache.pool import pages_for
 from specdec.drafting.policies.lengths import LengthPolicy
 from specdec.engine.scheduler import FirstCome, Scheduler, View, Work
+from specdec.physics.calibrated import CalibratedRounds
+from specdec.physics.rounds import AffineRounds
 from specdec.physics.step_cost import StepSize
 from specdec.requests import Request
 from specdec.shape import TreeShape
 
-_MOST_COPIES = 32
-NO_OVERLOAD = Overload()
-"""Everything waits."""
-_BY_COUNT = ("rounds", "drafted", "nodes", "accepted", "preemptions", "recomputed_tokens")
-
-
-class Costs(Protocol):
-    """Seconds of an engine's work: calibrated, published, or anything else that can be asked so."""
-
-    @property
-    def padded(self) -> bool:
-        """Whether rows are padded to the longest: drafts to the deepest, pieces of prompts to the largest."""
-        ...
-
-    def check_depth(self, depth: int) -> None:
-        """Refuse drafts that are deeper than the costs know."""
-        ...
-
-    def ragged(self, rows: int, positions: float, *, drafted: Any, deepest: Any) -> Float[np.ndarray, "*size"]:
-        """Return the seconds of rounds (``RaggedCosts``)."""
-        ...
-
-    def prefill_seconds(self, size: StepSize) -> float:
-        """Return the seconds of a forward over pieces of prompts."""
-        ...
-
-    @property
-    def outside(self) -> float:
-        """Seconds of everything else in a turn; those of a round have it."""
-        ...
+Costs = AffineRounds | CalibratedRounds
+"""Seconds of an engine's work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +42,6 @@ class VirtualEngine:
         traces: What is accepted; None for plain decoding.
         shape: The tree that is drafted; None for chains.
         policy: How deep drafts are; None for as deep as the traces go.
-        follows: What the drafter adds to every forward over a prompt, relative to the target's seconds.
-        scattered: Seconds that every row but one adds to a round, because rows are of different lengths.
         slower: The seconds of all work are multiplied by this.
         mixed: Whether pieces of prompts share a forward with the round, as in vLLM; then the weights are read once.
 
@@ -87,8 +58,6 @@ class VirtualEngine:
     traces: Dense | None = None
     shape: TreeShape | None = None
     policy: LengthPolicy | None = None
-    follows: float = 0.0
-    scattered: float = 0.0
     slower: float = 1.0
     mixed: bool = False
 
@@ -121,7 +90,7 @@ class VirtualEngine:
         *,
         loop: str,
         users: int = 0,
-        overload: Overload = NO_OVERLOAD,
+        overload: Overload | None = None,
         seed: int = 0,
         method: str = "",
         rate: float = 0.0,
@@ -131,49 +100,38 @@ class VirtualEngine:
         Args:
             asked: The requests. Their tokens matter where beginnings are shared alone. Request i has the acceptance of
                 trace i, or of one of the traces again where there are fewer.
-            loop: ``OPEN`` or ``CLOSED``.
-            users: In a closed loop, how many requests are there at a time.
+            times: See ``Entrance``, like loop and users.
             seed: Draws what is accepted, where that is not certain.
         """
-        return _Play(self, asked, times, loop, users, overload, seed).run(method, rate)
+        entrance = Entrance(asked, times, loop, users, overload or Overload())
+        return _Play(self, asked, entrance, seed).run(method, rate)
 
 
 class _Play:
     """One play. Requests are numbered as they are asked; what changes in every round stands in arrays over them."""
 
-    def __init__(
-        self,
-        engine: VirtualEngine,
-        asked: Sequence[Asked],
-        times: Times,
-        loop: str,
-        users: int,
-        overload: Overload,
-        seed: int,
-    ):
-        self.engine, self.asked, self.times, self.loop, self.overload = engine, asked, times, loop, overload
+    def __init__(self, engine: VirtualEngine, asked: Sequence[Asked], entrance: Entrance, seed: int):
+        self.engine, self.asked, self.entrance = engine, asked, entrance
         count, slots = len(asked), engine.slots
         self.scheduler = (FirstCome() if engine.scheduler is None else engine.scheduler).bind()
         self.paging = engine.paging.filled_in(slots=slots, max_length=engine.max_length)
         self.pages = pages_for(self.paging, slots)
-        self.policy = copy.copy(engine.policy)
+        table = typed({"request": np.arange(count)}, REQUESTS)
+        self.found = {name: table[name].to_numpy(copy=True) for name in REQUESTS}
+        self.found["outcome"][:] = UNFINISHED
+        for name in ("klass", "user", "priority", "prompt_tokens"):
+            self.found[name][:] = [getattr(each.planned, name) for each in asked]
+        self.prompt, self.output = self.found["prompt_tokens"], self.found["output_tokens"]
+        self.left = np.array([each.planned.output_tokens for each in asked], dtype=np.int64)
+        self.slot = np.full(count, -1)
+        self.drafts = None
+        if engine.traces is not None:
+            rng = np.random.default_rng(seed)
+            self.drafts = Acceptance(engine.traces, self.left, engine.shape, engine.policy, rng)
+        self.policy = None if self.drafts is None else self.drafts.policy
         if self.policy is not None:
             self.policy.bind(max_batch_size=slots, max_depth=engine.depth)
-        self.prompt = np.array([each.planned.prompt_tokens for each in asked], dtype=np.int64)
-        self.left = np.array([each.planned.output_tokens for each in asked], dtype=np.int64)
-        self.output = np.zeros(count, dtype=np.int64)
-        self.slot = np.full(count, -1)
-        self.moments = {name: np.full(count, np.nan) for name in ("arrived", "submitted", "admitted", "prefilled")}
-        self.first, self.finished = np.full(count, np.nan), np.full(count, np.nan)
-        self.outcome = np.full(count, UNFINISHED, dtype=object)
-        self.counts = {name: np.zeros(count, dtype=np.int64) for name in _BY_COUNT}
-        self.reused, self.lost = np.zeros(count, dtype=np.int64), np.zeros(count)
-        self.most_nodes: int | None = None
-        self._begin_traces(np.random.default_rng(seed))
-        first = count if loop != CLOSED else min(users, count)
-        self.due = [(float(times[number]), number) for number in range(first)]
-        heapq.heapify(self.due)
-        self.next, self.now = first, 0.0
+        self.now = 0.0
         self.requests: dict[int, Request] = {}  # those that wait or run
         self.waiting: dict[int, Request] = {}
         self.prefilling = 0  # running requests whose prompt is not in the cache
@@ -181,78 +139,41 @@ class _Play:
         self.free = list(range(slots - 1, -1, -1))
         self.fresh: list[int] = []  # in rows, without a token
         self.turns: list[tuple[Any, ...]] = []
-        self.silent: dict[int, float] = {}
-        self.preempted = self.queried = 0
-
-    def _begin_traces(self, rng: np.random.Generator) -> None:
-        traces = self.engine.traces
-        if traces is None:
-            return
-        count, own = len(self.asked), len(traces.lengths)
-        if self.engine.shape is None:
-            self.accepted = traces.accepted(rng, min(-(-count // own), _MOST_COPIES))
-        else:
-            self.accepted = traces.accepted_in(self.engine.shape)
-        copies = len(self.accepted)
-        self.accepted = np.ascontiguousarray(self.accepted).ravel()
-        place = np.arange(count) % own
-        # Where an output is longer than its trace, it goes on from the front, and leaves out the end, where drafts
-        # were cut because the output was about to end.
-        lengths = traces.lengths[place]
-        self.around = np.where(self.left > lengths, np.maximum(lengths - traces.depth, 1), np.maximum(lengths, 1))
-        self.begin = traces.begins[place]
-        self.copy = (np.arange(count) // own % copies) * len(traces.proposed)
-        if self.engine.shape is None:
-            self.nodes = traces.nodes
-        else:
-            depths = np.array(self.engine.shape.depths[1:])
-            wide = [(depths <= level + 1).sum() for level in range(traces.depth)]
-            self.nodes = np.broadcast_to(wide, traces.nodes.shape)
-        self.most_nodes = int(self.nodes.max(initial=0))
-
-    # ---------------------------------------------------------------- the loop
+        self.queried = 0
 
     def run(self, method: str, rate: float) -> LoadRun:
-        while self.due or self.requests:
+        due = self.entrance.due
+        while due or self.requests:
             self._arrive()
             if self.requests:
                 self._turn()
-            elif self.due:
-                self.now = max(self.now, self.due[0][0])
+            elif due:
+                self.now = max(self.now, due[0][0])
         return self._result(method, rate)
 
     def _arrive(self) -> None:
-        patience, limit = self.overload.patience, self.overload.waiting
-        while self.due and self.due[0][0] <= self.now:
-            arrived, number = heapq.heappop(self.due)
-            each = self.asked[number]
-            self.moments["arrived"][number] = arrived
-            if not each.planned.fits or (limit is not None and len(self.silent) >= limit):
-                self._end(number, DROPPED if each.planned.fits else FAILED)
+        for number, arrived, outcome, _ in self.entrance.arrivals(lambda: self.now):
+            self.found["arrived"][number] = arrived
+            if outcome:
+                self._end(number, outcome)
                 continue
-            self.moments["submitted"][number] = self.now
-            prompt, speculate = range(int(self.prompt[number])), self.engine.traces is not None
-            request = Request(number, prompt, each.sampling, speculate, frozenset(), arrived=arrived)
+            self.found["submitted"][number] = self.now
+            prompt, speculate = range(int(self.prompt[number])), self.drafts is not None
+            request = Request(number, prompt, self.asked[number].sampling, speculate, frozenset(), arrived=arrived)
             self.requests[number] = self.waiting[number] = request
-            self.silent[number] = arrived
-        if patience is not None:
-            for number in [each for each, arrived in self.silent.items() if self.now - arrived > patience]:
-                request = self.requests.pop(number)
-                if self.waiting.pop(number, None) is None:
-                    self._leave(request)
-                self._end(number, DROPPED)
+        for number in self.entrance.impatient(self.now):
+            request = self.requests.pop(number)
+            if self.waiting.pop(number, None) is None:
+                self._leave(request)
+            self._end(number, DROPPED)
 
     def _end(self, number: int, outcome: str) -> None:
-        self.outcome[number], self.finished[number] = outcome, self.now
-        self.silent.pop(number, None)
-        if self.loop == CLOSED and self.next < len(self.asked):
-            heapq.heappush(self.due, (self.now + float(self.times[self.next]), self.next))
-            self.next += 1
+        self.found["outcome"][number], self.found["finished"][number] = outcome, self.now
+        self.entrance.ended(number, self.now)
 
     def _turn(self) -> None:
-        begin, prefill_tokens, preempted = self.now, 0, 0
-        depth, rows = self.engine.depth, self.rows
-        seconds = 0.0
+        begin, depth, rows = self.now, self.engine.depth, self.rows
+        seconds, prefill_tokens, preempted = 0.0, 0, 0
         if self.waiting or self.prefilling or not self._have_room():
             view, work = self._plan()
             preempted = len(work.preempt)
@@ -275,7 +196,6 @@ class _Play:
             (begin, self.now - begin, prefill_tokens, len(rows), nodes, deepest, committed,
              inside - waiting, waiting, free, preempted)
         )  # fmt: skip
-        self.preempted += preempted
 
     # ---------------------------------------------------------------- what the scheduler plans
 
@@ -293,13 +213,10 @@ class _Play:
             reserve=self.paging.reserve,
             prefill_chunk=self.engine.prefill_chunk,
             max_depth=self.engine.depth,
-            max_nodes=self.most_nodes,
-            shared=self._shared,
+            max_nodes=None if self.drafts is None else self.drafts.most_nodes,
+            shared=lambda request: self.pages.own(request.slot) // self.pages.page_size,
         )
         return view, self.scheduler.plan(view)
-
-    def _shared(self, request: Request) -> int:
-        return self.pages.own(request.slot) // self.pages.page_size
 
     def _have_room(self) -> bool:
         """Return whether all rows have pages for this round and another one."""
@@ -317,7 +234,7 @@ class _Play:
         return True
 
     def _enter(self, request: Request, view: View) -> bool:
-        positions, drafted = view.positions(request), self.engine.traces is not None
+        positions, drafted = view.positions(request), self.drafts is not None
         try:
             placement = self.pages.enter(
                 self._tokens(request), sorted(self.free), positions=positions, drafted=drafted, again=0
@@ -330,10 +247,10 @@ class _Play:
         request.prefilled, request.to_prefill = placement.reused, request.length - 1 - placement.reused
         self.slot[number] = placement.slot
         if request.preemptions:
-            self.lost[number] += self.now - request.preempted_at
+            self.found["preempted_seconds"][number] += self.now - request.preempted_at
         else:
-            self.moments["admitted"][number] = self.now
-            self.reused[number], request.admitted = placement.reused, self.now
+            self.found["admitted"][number] = self.now
+            self.found["reused_tokens"][number], request.admitted = placement.reused, self.now
             self.queried += (request.length - 1) * self.paging.shared
         if self.policy is not None:
             self.policy.admit(placement.slot)
@@ -366,10 +283,12 @@ class _Play:
                 positions=float(before.sum()),
                 pairs=float((counts * (before + (counts + 1) / 2)).sum()),
             )
-            seconds = self.engine.costs.prefill_seconds(size) * (1 + self.engine.follows)
+            seconds = self.engine.costs.prefill_seconds(size)
+            if self.drafts is not None:
+                seconds *= 1 + self.engine.costs.follows
         for request, count in pieces:
             again = min(count, max(request.computed - request.prefilled, 0))
-            self.counts["recomputed_tokens"][request.id] += again
+            self.found["recomputed_tokens"][request.id] += again
             request.prefilled += count
             request.to_prefill -= count
             if not request.to_prefill:
@@ -379,8 +298,8 @@ class _Play:
     def _start(self, request: Request, seconds: float) -> None:
         number = request.id
         self.prefilling -= 1
-        if np.isnan(self.moments["prefilled"][number]):
-            self.moments["prefilled"][number] = self.now + seconds
+        if np.isnan(self.found["prefilled"][number]):
+            self.found["prefilled"][number] = self.now + seconds
         if not self.output[number]:
             self.fresh.append(number)
         self.rows = np.insert(self.rows, np.searchsorted(self.rows, number), number)
@@ -389,10 +308,10 @@ class _Play:
     def _hold(self, request: Request) -> None:
         if self.paging.shared:
             tokens = np.asarray(self._tokens(request))[: request.prefilled]
-            self.pages.hold(request.slot, tokens, drafted=self.engine.traces is not None)
+            self.pages.hold(request.slot, tokens, drafted=self.drafts is not None)
 
     def _preempt(self, request: Request) -> None:
-        self.counts["preemptions"][request.id] += 1
+        self.found["preemptions"][request.id] += 1
         done = int(self.prompt[request.id] + self.output[request.id]) - 1
         request.computed = max(request.computed, request.prefilled if request.to_prefill else done)
         request.preemptions, request.preempted_at = request.preemptions + 1, self.now
@@ -424,30 +343,17 @@ class _Play:
         lengths = self.prompt[rows] + self.output[rows] - 1
         drafted = deepest = 0
         accepted: Any = 0
-        if self.engine.traces is not None:
-            slots, place = self.slot[rows], self.begin[rows] + self.output[rows] % self.around[rows]
+        if self.drafts is not None:
             most = np.minimum(left - 1, depth)
-            able = self.accepted[self.copy[rows] + place]
-            if self.policy is not None:
-                if self.policy.foresees == "accepted":
-                    self.policy.foresee(slots, np.minimum(able, most))
-                elif self.policy.foresees == "margins":
-                    self.policy.foresee(slots, self.engine.traces.margin[place])
-                most = np.minimum(self.policy.depths(slots, lengths), most)
-            proposed = np.minimum(most, self.engine.traces.proposed[place])
-            accepted = np.minimum(able, proposed)
-            nodes = np.where(proposed > 0, self.nodes[place, proposed - 1], 0)
+            proposed, nodes, accepted = self.drafts.round(rows, self.slot[rows], lengths, self.output[rows], most)
             drafted, deepest = int(nodes.sum()), int(proposed.max())
             for name, values in (("drafted", proposed), ("nodes", nodes), ("accepted", accepted)):
-                self.counts[name][rows] += values
-            if self.policy is not None:
-                self.policy.note(slots, proposed, accepted)
+                self.found[name][rows] += values
         emitted = np.minimum(accepted + 1, left)
         size = {"drafted": np.array([drafted]), "deepest": np.array([deepest])}
         seconds = float(self.engine.costs.ragged(len(rows), float(lengths.sum()), **size)[0])
-        if self.engine.scattered and len(rows) > 1:
-            seconds += self.engine.scattered * (len(rows) - 1)
-        self.counts["rounds"][rows] += 1
+        seconds += self.engine.costs.scattered * (len(rows) - 1)
+        self.found["rounds"][rows] += 1
         self.output[rows] += emitted
         self.left[rows] = left - emitted
         return seconds, drafted, deepest, int(emitted.sum())
@@ -456,44 +362,30 @@ class _Play:
         """Note at the end of a turn what has become visible in it."""
         if self.fresh:
             seen = [number for number in self.fresh if self.output[number]]
-            self.first[seen] = self.now
+            self.found["first_token"][seen] = self.now
             self.fresh = [number for number in self.fresh if not self.output[number]]
             for number in seen:
-                self.silent.pop(number, None)
+                self.entrance.silent.pop(number, None)
         for number in rows[self.left[rows] == 0].tolist():
             self._leave(self.requests.pop(number))
             self._end(number, DONE)
 
     def _result(self, method: str, rate: float) -> LoadRun:
-        came = np.flatnonzero(~np.isnan(self.moments["arrived"]))
-        planned = [self.asked[number].planned for number in came.tolist()]
-        table = {
-            "request": came,
-            "klass": [each.klass for each in planned],
-            "user": [each.user for each in planned],
-            "priority": [each.priority for each in planned],
-            "outcome": self.outcome[came],
-            "first_token": self.first[came],
-            "finished": self.finished[came],
-            "prompt_tokens": self.prompt[came],
-            "output_tokens": self.output[came],
-            "reused_tokens": self.reused[came],
-            "preempted_seconds": self.lost[came],
-            **{name: values[came] for name, values in {**self.moments, **self.counts}.items()},
-        }
+        came = np.flatnonzero(~np.isnan(self.found["arrived"]))
+        table = {name: values[came] for name, values in self.found.items()}
         totals = Totals(
             queried=self.queried,
-            reused=int(self.reused.sum()),
-            recomputed=int(self.counts["recomputed_tokens"].sum()),
-            preempted=self.preempted,
+            reused=int(self.found["reused_tokens"].sum()),
+            recomputed=int(self.found["recomputed_tokens"].sum()),
+            preempted=int(self.found["preemptions"].sum()),
         )
-        done = self.finished[self.outcome == DONE]
+        done = self.found["finished"][self.found["outcome"] == DONE]
         return LoadRun(
             method=method,
             rate=rate,
-            loop=self.loop,
+            loop=self.entrance.loop,
             seconds=float(done.max()) if len(done) else self.now,
-            requests=typed(table, columns()),
+            requests=typed(table, REQUESTS),
             turns=typed(dict(zip(TURNS, zip(*self.turns, strict=True), strict=True)), TURNS),
             totals=totals,
             facts={
