@@ -12,12 +12,7 @@ STAGES = ("prefill", "draft", "verify", "accept", "commit", COMPLETION)
 
 
 class StageTimer:
-    """Adds up the time of stages until ``take`` is called.
-
-    Args:
-        device: Where the work runs.
-        enabled: Whether to measure anything.
-    """
+    """Adds up the time of stages until ``take`` is called, if it is ``enabled``."""
 
     def __init__(self, device: torch.device, *, enabled: bool):
         self.enabled = enabled

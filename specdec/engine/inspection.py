@@ -20,7 +20,6 @@ class Inspector:
 
     Args:
         drafter: What it announced is compared with what its session proposes.
-        session: Its session.
         request_in: The request that runs in a slot.
     """
 

@@ -35,12 +35,7 @@ class Intake:
         *,
         speculate: bool,
     ) -> list[Request]:
-        """Returns the requests of a call, in the prompts' order, the samples of a prompt side by side.
-
-        Args:
-            prompts: Any number of prompts, or a single one.
-            sampling: One for all prompts, or one per prompt.
-            speculate: False decodes plainly.
+        """Returns the requests of an ``Engine.generate``, in the prompts' order, the samples of a prompt side by side.
 
         Raises:
             ValueError: A prompt or its parameters do not fit; names the prompt.

@@ -49,8 +49,7 @@ class Outputs:
         """Returns what a round did for a request, and adds the tokens to the request.
 
         Args:
-            read: The round's results.
-            row: The request's row in them.
+            row: The request's row in the round's results.
             seconds: The round's times, by stage.
             visible: When the round's results had been read (``Step.visible``).
             may_repeat: If the round decided nothing for this row, the next one may go on from the same root.

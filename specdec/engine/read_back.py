@@ -69,7 +69,6 @@ class ReadBack:
         """Returns what ``pack`` has put into one table.
 
         Args:
-            packed: The table.
             width: Columns of tokens: the root and the longest path.
             alternatives: As ``pack`` was given them.
         """
@@ -101,12 +100,8 @@ def pack(
     """Returns which rows were decided, and all that the host needs of a round, in one table in float64.
 
     Args:
-        tree: What was proposed.
-        verdict: What became of it.
-        nodes: The root and the accepted path.
-        tokens: Their tokens.
-        logits: The model's.
-        peaks: The largest of every node's, or NaN.
+        nodes, tokens: The root and the accepted path, and their tokens.
+        peaks: The largest of every node's logits, or NaN.
         target_probs: p; None if all of it is on the emitted tokens.
         alternatives: The number of most probable tokens to tell at every place; None leaves all of ``raw`` out.
     """

@@ -63,14 +63,7 @@ class Mode:
     def speculative(
         cls, drafter: Drafter, session: Session, verifier: Verifier, *, check: Check | None = None
     ) -> "Mode":
-        """Returns speculative decoding.
-
-        Args:
-            drafter: The drafter.
-            session: Its session in this engine.
-            verifier: The acceptance rule.
-            check: Called with every tree as the session proposed it, and with the batch it was made for.
-        """
+        """Returns speculative decoding; ``check`` is called with every tree as the session proposed it."""
         return cls(
             verifier=verifier,
             evidence=evidence_for(verifier, speculating=True),
@@ -164,12 +157,7 @@ def verify(mode: Mode, tree: DraftTree, batch: Batch, runner: ModelRunner) -> Fo
 
 
 class Asked:
-    """What the host is asked of the grammars between a draft and its judgement; the device verifies meanwhile.
-
-    Args:
-        tree: What was drafted.
-        batch: The rows.
-    """
+    """What the host is asked of the grammars between a draft and its judgement; the device verifies meanwhile."""
 
     def __init__(self, tree: DraftTree, batch: Batch):
         self._matchers, self._device = batch.matchers, batch.device
@@ -196,11 +184,6 @@ def judge(
     Greedy rows need no laws where the rule says so: all of p is on one token.
 
     Args:
-        mode: The rule, and what it is shown.
-        tree: What was drafted.
-        logits: The target's.
-        batch: The rows.
-        agreement: Of the processes that share the target.
         masks: The tokens that grammars allow (``Asked``); None without grammars.
         observed: Whether somebody looks at the rule's evidence.
     """
@@ -277,12 +260,10 @@ def outcome_of(
     """Returns what a round has made final in the rows that speculate, before the batch moves on.
 
     Args:
-        batch: The rows.
         wants: What the session asked for.
         nodes: The token of every node that was verified.
         drafted: Which of these nodes the tree has.
         output: What the target returned at these nodes.
-        verdict: What the rule decided.
         tokens: The root and the accepted path.
         valid: False where nothing was decided.
         in_line: Whether the trees are chains, so that every path is its nodes from the root on.

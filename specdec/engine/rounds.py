@@ -97,8 +97,6 @@ class Rounds:
         """Do a round on the device: when this returns, the next one could begin, and the host knows nothing yet.
 
         Args:
-            mode: How to draft and judge.
-            batch: The rows.
             observer: Sees the decision before it is made final.
             ahead: How many tokens a row may be longer than the host knows, because the host has yet to read a round.
         """
@@ -120,7 +118,6 @@ class Rounds:
         """Record whole rounds, as on a GPU, for every number of rows that they are padded to.
 
         Args:
-            modes: How they draft and judge.
             nodes: The numbers of nodes that are drafted on the host.
             sampling: Parameters of requests, for each of which rounds are recorded.
             positions: The length that attention is recorded up to.
@@ -159,20 +156,19 @@ class Rounds:
         recorded: bool,
         nodes: int | None = None,
     ) -> Played:
-        take, session = self._take if recorded else None, mode.session
-        seen, whole, count = batch, recorded and self._whole, len(batch)
+        session, seen, whole, count = mode.session, batch, recorded and self._whole, len(batch)
         if whole:
             self._look()
             seen = batch if observer is not None else self.table.padded(batch)
         # What a session on tensors alone does is recorded with the rest.
-        inside = whole and session is not None and not session.reads_host
+        inside = session if whole and session is not None and not session.reads_host else None
         key: Hashable = None
         with self.timer.stage("draft"):
-            if inside and session is not None:
-                key = session.prepare(seen)
+            if inside is not None:
+                key = inside.prepare(seen)
             seen = seen.recorded(bound) if whole else seen
-            if inside and session is not None:
-                tree = self._draft(mode, key, session, seen)
+            if inside is not None:
+                tree = self._draft(mode, key, inside, seen)
             elif session is None:
                 tree = propose(mode, seen)
             else:
@@ -189,16 +185,16 @@ class Rounds:
             tree = _filled(kind, tree, len(seen))
         with self.timer.stage("verify"):
             asked = Asked(tree, seen) if seen.has_grammars else None
-            output = self._verify(take, mode, kind, tree, seen)
+            output = self._verify(mode, kind, tree, seen, whole=whole)
         with self.timer.stage("accept"):
             masks, observed = None if asked is None else asked.masks(), observer is not None
-            judged = self._judge(take, mode, kind, tree, output.scores, masks, seen, observed=observed)
+            judged = self._judge(mode, kind, tree, output.scores, masks, seen, recorded=recorded, observed=observed)
             fetch = Fetch(judged.packed[:count])  # before other stages may use the memory again
         if observer is not None:
             observer(tree, judged)
         with self.timer.stage("commit"):
-            outcome = self._commit(take, mode, tree, judged, output, seen, key, inside=inside, count=count)
-        alone = whole and self._early and (session is None or inside) and not seen.has_grammars
+            outcome = self._commit(mode, tree, judged, output, seen, key, recorded=recorded, inside=inside, count=count)
+        alone = whole and self._early and session is inside and not seen.has_grammars
         return Played(tree, judged, outcome, fetch, batch.alternatives, alone=alone)
 
     def make_room(self, error: BaseException) -> None:
@@ -247,10 +243,8 @@ class Rounds:
             parts = self._take("draft", key, stage, [])
         return session.trimmed(self._kinds[key].tree(parts)[0])
 
-    def _verify(
-        self, take: "Replayer | None", mode: Mode, kind: TreeKind, tree: DraftTree, seen: Batch
-    ) -> ForwardOutput:
-        if take is None or not self._whole:
+    def _verify(self, mode: Mode, kind: TreeKind, tree: DraftTree, seen: Batch, *, whole: bool) -> ForwardOutput:
+        if not whole:
             return verify(mode, tree, seen, self._runner)
 
         def stage(*parts: Tensor) -> tuple[Tensor, ...]:
@@ -258,12 +252,11 @@ class Rounds:
             return (output.scores, *_states(mode.wants, output))
 
         key = mode.wants, kind, seen.key_bound, seen.place
-        logits, *states = take("verify", key, stage, kind.parts(tree))
+        logits, *states = self._take("verify", key, stage, kind.parts(tree))
         return _output(mode.wants, states, logits)
 
     def _judge(
         self,
-        take: "Replayer | None",
         mode: Mode,
         kind: TreeKind,
         tree: DraftTree,
@@ -271,9 +264,10 @@ class Rounds:
         masks: Int32[Tensor, "batch node word"] | None,
         seen: Batch,
         *,
+        recorded: bool,
         observed: bool,
     ) -> Judged:
-        if take is None:
+        if not recorded:
             return judge(mode, tree, logits, seen, self._runner.agreement, masks=masks, observed=observed)
 
         def stage(*inputs: Tensor) -> tuple[Tensor, ...]:
@@ -282,11 +276,10 @@ class Rounds:
 
         key = id(mode), traits(mode.verifier), kind, observed, seen.kind
         inputs = [*kind.parts(tree), logits, *([] if masks is None else [masks])]
-        return _judged(take("judge", key, stage, inputs))
+        return _judged(self._take("judge", key, stage, inputs))
 
     def _commit(
         self,
-        take: "Replayer | None",
         mode: Mode,
         tree: DraftTree,
         judged: Judged,
@@ -294,7 +287,8 @@ class Rounds:
         seen: Batch,
         prepared: Hashable,
         *,
-        inside: bool,
+        recorded: bool,
+        inside: Session | None,
         count: int,
     ) -> Outcome | None:
         """Make the accepted path final: in the cache, for the session, and in the slots.
@@ -305,7 +299,7 @@ class Rounds:
         moves = tree.width > 1 and not tree.in_line  # in a chain everything stands in its final place already
         verdict, session, wants, cache = judged.verdict, mode.session, mode.wants, self._runner.cache
         later = None
-        if session is not None and not inside:
+        if session is not None and inside is None:
             outcome = outcome_of(
                 seen, wants, tree.tokens, tree.valid, output, verdict, judged.tokens, judged.valid, in_line=tree.in_line
             )
@@ -316,33 +310,29 @@ class Rounds:
             else:
                 session.observe(outcome)
         inputs = [verdict.path, judged.tokens, verdict.num_accepted, verdict.next_token, judged.valid]
-        inputs += [tree.tokens, tree.valid, *_states(wants, output)] if inside else []
+        inputs += [tree.tokens, tree.valid, *_states(wants, output)] if inside is not None else []
 
         def stage(
             path: Tensor, tokens: Tensor, num_accepted: Tensor, next_token: Tensor, valid: Tensor, *rest: Tensor
         ) -> tuple[()]:
             if moves or cache.states is not None:
                 cache.commit(seen.slots, seen.lengths, path, (num_accepted + 1) * valid)
-            if inside and session is not None:
+            if inside is not None:
                 nodes, drafted, *parts = rest
                 decided = replace(verdict, path=path, num_accepted=num_accepted, next_token=next_token)
                 said = _output(wants, parts)
-                session.observe(
+                inside.observe(
                     outcome_of(seen, wants, nodes, drafted, said, decided, tokens, valid, in_line=tree.in_line)
                 )
             self.table.advance(seen, tokens, num_accepted, next_token, valid)
             return ()
 
-        if take is None:
-            stage(*inputs)
-        else:
+        if recorded:
             key = id(mode), moves, prepared, seen.place, seen.sampling.seen is None
-            take("commit", key, stage, inputs)
+            self._take("commit", key, stage, inputs)
+        else:
+            stage(*inputs)
         return later
-
-
-Replayer = Callable[[str, Hashable, Stage, Sequence[Tensor]], Sequence[Tensor]]
-"""``take(name, key, stage, inputs)`` runs a stage that depends on ``key``, or replays it."""
 
 
 def buckets(least: int, most: int) -> list[int]:

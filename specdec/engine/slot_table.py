@@ -33,7 +33,6 @@ class SlotTable:
         max_batch_size: The number of slots.
         max_length: The number of positions in a slot.
         vocab_size: The width of the target's logits.
-        device: The target's device.
         sizes: The numbers of rows that ``padded`` returns, ascending; the last one is the number of slots.
     """
 
@@ -94,9 +93,7 @@ class SlotTable:
         """Give a slot to a request that has its seed and stream; nothing of it is in the cache yet.
 
         Args:
-            slot: The slot.
             tokens: The request's prompt, and its output so far.
-            sampling: Its parameters.
             speculate: Whether it wants drafts.
             remaining: Tokens still wanted; None for all.
             rounds: The number of its rounds so far. It goes on counting, so that a request that was preempted draws
@@ -157,11 +154,6 @@ class SlotTable:
         self._penalized.discard(slot)
         if not self._penalized:
             self._seen = None
-
-    @property
-    def running(self) -> np.ndarray:
-        """Batch that take part in rounds, ascending."""
-        return np.flatnonzero(self._running)
 
     @property
     def counts_by_itself(self) -> bool:
@@ -308,7 +300,6 @@ class SlotTable:
         """End a round on the device.
 
         Args:
-            rows: The rows of this round.
             tokens: The root and the accepted path, padded with the root.
             num_accepted: The length of the path.
             next_token: The new root.
@@ -352,7 +343,6 @@ class SlotTable:
         """End a round on the host.
 
         Args:
-            rows: The rows of this round.
             emitted: The tokens that each row emits; the last one is the new root.
             counts: How many they are; 0 where the round decided nothing.
         """

@@ -25,14 +25,10 @@ class Turns:
     """The turns of one engine.
 
     Args:
-        scheduler: Plans them.
         plain: How rounds are played in which no row speculates.
         speculative: How all others are played.
-        running: The requests in the slots.
-        rounds: Plays rounds on the device.
         delivery: Takes the steps of a turn that fails at its end.
-        prefill_chunk: The most tokens of one request that a forward may prefill.
-        reserve: See ``View``.
+        prefill_chunk, reserve: See ``View``.
 
     Attributes:
         waiting: The requests without a slot by id, in the order in which they came.

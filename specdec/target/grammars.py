@@ -30,10 +30,6 @@ _PLACE = re.compile(r"\[[\d:]+\] \S+?:\d+: (?:Check failed: \(.*?\) is false: )?
 class Grammars:
     """The grammars of one target.
 
-    Args:
-        tokenizer: The target's.
-        vocab_size: The width of its logits.
-
     Attributes:
         compiled: Returns a grammar that ends with one of some tokens, ready for matchers; the last ones are kept.
     """
@@ -89,12 +85,7 @@ class Grammars:
 
 
 class GrammarMatcher(Matcher):
-    """The matcher of one request.
-
-    Args:
-        compiled: The grammar.
-        mask_drafts: See ``Grammar``.
-    """
+    """The matcher of one request in a grammar that was ``compiled``."""
 
     def __init__(self, compiled: Any, *, mask_drafts: bool = True):
         import xgrammar

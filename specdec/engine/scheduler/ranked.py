@@ -59,10 +59,7 @@ class Ranked(Scheduler):
     def by_rank(self, view: View, rank: Rank, waiting: Sequence[Request] | None = None) -> Work:
         """Return the plan that serves requests in this order.
 
-        Args:
-            view: The state of the engine.
-            rank: The order.
-            waiting: The first requests that wait, in order; None to find them by their ranks.
+        ``waiting`` are the first requests that wait, in order; None to find them by their ranks.
         """
         stay, leave = within_memory(view, sorted(view.running, key=rank))
         new: list[Request] = []
