@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from omegaconf import DictConfig
 
 from experiments.config.sections import plain
 from experiments.optimize_tree import optimize_tree
@@ -21,10 +19,8 @@ from experiments.run import run
 from specdec.drafting.costs import TreeCosts
 from specdec.shape import TreeShape
 from specdec.tree import DraftTree
-from tests.experiments.runs import local
+from tests.experiments.runs import Configure, local
 from tests.experiments.traced import traced
-
-Configure = Callable[..., DictConfig]
 
 
 @pytest.fixture

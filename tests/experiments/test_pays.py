@@ -1,20 +1,19 @@
 """Whether speculation pays: formulas against rounds that are played, a mutant, and the command."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from omegaconf import DictConfig
 
 from experiments.inspecting.kinds import USUAL
 from experiments.pays import pays
 from experiments.reporting.pays import AT_ONCE, break_even, heads, verdict
 from specdec.physics.rounds import TimedRounds
 from specdec.physics.speculation import chain_tokens, rate_for
+from tests.experiments.runs import Configure
 
 ROUNDS = TimedRounds(nodes=[1, 2, 4, 8, 16], seconds={1: [1.0, 1.1, 1.2, 1.5, 2.4], 4: [2.0, 3.0, 5.0, 11.0, 30.0]})
 
@@ -67,7 +66,7 @@ def test_published_heads_have_their_length_and_the_best_of_all_lengths(batch: in
 
 
 def test_the_command_times_forwards_and_refuses_what_does_not_fit(
-    configure: Callable[..., DictConfig], saved: Path, tmp_path: Path, capsys: Any
+    configure: Configure, saved: Path, tmp_path: Path, capsys: Any
 ) -> None:
     words = [f"target.name={saved / 'target'}", "threads=1", "seconds=0", "batch=[1,2]", "context=16"]
     words += [f"out={tmp_path}", "nodes=[4,2]"]

@@ -2,12 +2,10 @@
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import DictConfig
 
 from experiments.demo import demo
 from experiments.results.records import read_records
@@ -244,7 +242,7 @@ def test_the_four_kinds_of_requests_are_one_command(
 
 @pytest.mark.usefixtures("no_pictures")
 def test_contenders_are_interleaved_with_ours(
-    configure: Callable[..., DictConfig], saved: Path, tiny: list[str], tmp_path: Path
+    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path
 ) -> None:
     config = configure(
         "run", *tiny, "dataset.count=2", "warmup_prompts=0", "drafter=ngram", "method=ngram", "target.dtype=float32",

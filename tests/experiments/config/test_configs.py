@@ -3,7 +3,6 @@
 import itertools
 import json
 import re
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from specdec.engine.scheduler import Priority, Scheduler
 from specdec.interfaces import Drafter, Verifier
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
+from tests.experiments.runs import Configure
 
 YAML = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml"))
 OPTIONS = [(path.parent.as_posix(), path.stem) for path in YAML if len(path.parts) == 2 and path.parts[0] != "pair"]
@@ -48,30 +48,22 @@ GIVEN = {
         ("dataset", name): PROMPTS
         for name in ("jsonl", "spec_bench", "mt_bench", "humaneval", "mbpp", "gsm8k", "math500", "speed_bench")
     },
-    ("target", "hf"): ("target.name={models}/target",),
-    ("target", "bundled"): ("target.name={models}/target",),
+    **{("target", name): ("target.name={models}/target",) for name in ("hf", "bundled")},
     ("dataset", "text"): ("dataset.files={conf}/run.yaml",),
     ("data", "text"): ("data.files={conf}/run.yaml",),
     ("data", "chat"): ("data.file={tmp}/prompts.jsonl",),
     ("regenerate", "target"): ("regenerate.file={tmp}/answers.jsonl",),
     ("drafter", "model"): ("drafter.name={models}/drafter",),
-    ("drafter", "medusa"): ("drafter.name={models}/medusa",),
-    ("drafter", "hydra"): ("drafter.name={models}/hydra",),
-    ("drafter", "assistant"): ("drafter.name={models}/assistant",),
-    ("drafter", "redrafter"): ("drafter.name={models}/redrafter",),
+    **{
+        ("drafter", name): (f"drafter.name={{models}}/{name}",)
+        for name in ("medusa", "hydra", "assistant", "redrafter", "eagle", "peagle", "pard", "uno", "block")
+    },
+    **{("drafter", name): ("drafter.name={models}/other",) for name in ("tli", "slem")},
+    **{("drafter", name): ("drafter.model.name={models}/drafter",) for name in ("choice", "merged")},
     ("drafter", "rest"): ("drafter.corpus={models}/text.corpus",),
-    ("drafter", "eagle"): ("drafter.name={models}/eagle",),
-    ("drafter", "peagle"): ("drafter.name={models}/peagle",),
-    ("drafter", "pard"): ("drafter.name={models}/pard",),
-    ("drafter", "tli"): ("drafter.name={models}/other",),
-    ("drafter", "slem"): ("drafter.name={models}/other",),
     ("drafter", "staged"): ("drafter.helper.name={models}/drafter",),
-    ("drafter", "uno"): ("drafter.name={models}/uno",),
-    ("drafter", "block"): ("drafter.name={models}/block",),
-    ("drafter", "choice"): ("drafter.model.name={models}/drafter",),
     ("clock", "both"): ("clock.costs=llama_8b_h100",),
     ("clock", "virtual"): ("clock.costs=llama_8b_h100", "clock.traces=traces.safetensors"),
-    ("drafter", "merged"): ("drafter.model.name={models}/drafter",),
     ("contender", "hf_assisted"): ("contenders.hf_assisted.assistant={models}/drafter",),
 }
 TRAINING = {"head": TrainedHead, "loss": Loss, "weights": Weights, "data": Source}
@@ -89,8 +81,6 @@ MADE: dict[str, Any] = TRAINING | {
 """What the options of a group make, but for ``none``."""
 WHOLE = ("experiment", "recipe")
 """Groups whose options set several sections, which this test makes one by one; here: that nothing is missing."""
-
-Configure = Callable[..., DictConfig]
 
 
 def composed(group: str, name: str, configure: Configure) -> tuple[DictConfig, str]:

@@ -1,12 +1,11 @@
 """The demo takes as many prompts and tokens as this machine can in the time that a reader has, on the same target."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from omegaconf import DictConfig
 
 from experiments.commands import demo as pace
 from experiments.commands.demo import LEAST_PROMPTS, LEAST_TOKENS, Pace, fit_to_machine, pace_of
@@ -14,8 +13,8 @@ from experiments.datasets.prompt import Prompt
 from experiments.demo import demo
 from experiments.measuring.jobs import Job
 from specdec.requests import SamplingParams
+from tests.experiments.runs import Configure
 
-Configure = Callable[..., DictConfig]
 BESIDES = 50.0
 
 

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,7 @@ import pytest
 
 from experiments.results.records import read_records
 from experiments.run import run
-from specdec.engine.engine import Engine
-from tests.experiments.runs import Configure, launched
+from tests.experiments.runs import Configure, Stop, launched
 from tests.models import tiny_model
 
 TIMES = (
@@ -22,26 +20,6 @@ TIMES = (
 
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
-
-
-@pytest.fixture
-def stop_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
-    """Presses Ctrl-C at the n-th call of ``Engine.generate`` that speculates; returns the calls, counted."""
-
-    def stop(at: int) -> list[int]:
-        original = Engine.generate
-        calls = [0]
-
-        def generate(engine: Engine, *arguments: Any, speculate: bool = True) -> Any:
-            calls[0] += speculate
-            if speculate and calls[0] == at:
-                raise KeyboardInterrupt
-            return original(engine, *arguments, speculate=speculate)
-
-        monkeypatch.setattr(Engine, "generate", generate)
-        return calls
-
-    return stop
 
 
 def timeless(value: Any) -> Any:
@@ -76,7 +54,7 @@ NGRAM = ["drafter=ngram", "method=ngram"]
     ],
 )
 def test_the_result_is_the_uninterrupted_one(
-    more: list[str], at: int, configure: Configure, tiny: list[str], tmp_path: Path, capsys: Any, stop_at: Any,
+    more: list[str], at: int, configure: Configure, tiny: list[str], tmp_path: Path, capsys: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Bit for bit, at every temperature; and what cannot be resumed is said. A complete run is left alone."""
@@ -85,20 +63,20 @@ def test_the_result_is_the_uninterrupted_one(
         own = [text for text in tiny if not text.startswith("dataset.")]
         given = [*own, *NGRAM, *chats(tmp_path / "p.jsonl", 1, 2, 1, 2)]
     run(configure("run", *given, f"out={tmp_path / 'whole'}"))
-    calls = stop_at(at)
+    stop = Stop(monkeypatch, KeyboardInterrupt(), {at})
     with pytest.raises(KeyboardInterrupt):
         run(configure("run", *given))
     before = read_records(tmp_path / "out" / "records.jsonl")
     refused(configure, given, tmp_path)
     with (tmp_path / "out" / "records.jsonl").open("a") as file:
         file.write('{"prompt": "half a li')  # as a crash would leave it
-    done = calls[0]
+    done = stop.calls
     summary = run(configure("run", *given, "resume=true"))
     assert summary.complete
     assert results(tmp_path / "out") == results(tmp_path / "whole")
     # What was finished did not run again: only the warm-up and the rest.
     whole = len(read_records(tmp_path / "whole" / "records.jsonl")) // 2
-    assert calls[0] - done < whole + 1
+    assert stop.calls - done < whole + 1
     assert read_records(tmp_path / "out" / "records.jsonl")[0].seconds == before[0].seconds
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["config"]["resume"] is False and len(manifest["resumed"]) == 1
@@ -128,7 +106,7 @@ def refused(configure: Configure, given: list[str], folder: Path) -> None:
 
 
 def test_other_prompts_or_weights_are_not_gone_on_with(
-    configure: Configure, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    configure: Configure, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The manifest has digests of the models, and the commit of the user's own code."""
     mine = tmp_path / "mine"
@@ -165,16 +143,16 @@ def sweep(monkeypatch: pytest.MonkeyPatch, folder: Path, *arguments: str) -> int
 
 @pytest.mark.full
 def test_a_sweep_goes_on_after_its_finished_jobs_and_prompts(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, stop_at: Any
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     given = [text for text in tiny if not text.startswith("out=")] + [*NGRAM, "drafter.branches=1,2,3"]
     assert sweep(monkeypatch, tmp_path / "whole", *given) == 0
-    calls = stop_at(7)  # a warm-up and three prompts each: in the second job
+    stop = Stop(monkeypatch, KeyboardInterrupt(), {7})  # a warm-up and three prompts each: in the second job
     assert sweep(monkeypatch, tmp_path / "part", *given) == 130
     assert not (tmp_path / "part" / "2").exists()
     capsys.readouterr()
     assert sweep(monkeypatch, tmp_path / "part", *given, "resume=true") == 0
-    assert calls[0] == 7 + 3 + 4, "the second job's warm-up and two prompts, and all of the third"
+    assert stop.calls == 7 + 3 + 4, "the second job's warm-up and two prompts, and all of the third"
     for job in "012":
         assert results(tmp_path / "part" / job) == results(tmp_path / "whole" / job)
     # It ends with the comparison, as the first did.

@@ -1,6 +1,6 @@
 """Words of the command line, the options of a group, and settings, which are checked by their annotations."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -9,13 +9,14 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from experiments.config.checking import Wanted, check_arguments
 from experiments.config.groups import option_names, sections
 from experiments.config.sections import CONF, build, check_settings
 from experiments.config.settings import Count, OneOrMore
 from experiments.config.words import completable, multirun_as_chosen, with_folders, with_home, without_nulls
+from tests.experiments.runs import Configure
 from tests.models import tiny_model
 
 
@@ -172,7 +173,7 @@ def test_paths_of_a_file_may_begin_with_the_home(monkeypatch: pytest.MonkeyPatch
     assert config == {"one": {"name": "/home/me/m"}, "several": ["/home/me/a", "b"], "other": "a~/b"}
 
 
-def test_a_target_may_borrow_a_tokenizer(configure: Callable[..., DictConfig], saved: Path, tmp_path: Path) -> None:
+def test_a_target_may_borrow_a_tokenizer(configure: Configure, saved: Path, tmp_path: Path) -> None:
     tiny_model(vocab_size=257).save_pretrained(tmp_path / "bare")
     named = f"target.name={tmp_path / 'bare'}"
     assert build(configure("run", named), "target").tokenizer is None

@@ -1,14 +1,12 @@
 """Prompts: where they come from, which are chosen, what is wrong with a file; the benchmarks' files as they ship."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pandas
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
-from omegaconf import DictConfig
 
 from experiments.config.sections import build
 from experiments.datasets import files
@@ -17,6 +15,7 @@ from experiments.datasets.prompt import CHARACTERS_PER_TOKEN, Prompt, choose, li
 from experiments.datasets.sources import HELD_OUT, stdlib_root
 from experiments.datasets.stdlib import Stdlib
 from experiments.datasets.text import Text
+from tests.experiments.runs import Configure
 
 
 @pytest.fixture(scope="module")
@@ -100,11 +99,9 @@ def test_turns_and_prompts(tmp_path: Path) -> None:
     ]
 
 
-BAD: list[tuple[type[Text | Jsonl], bytes | None, str]] = [
-    (Text, None, "no file matches"),
+BAD: list[tuple[type[Text | Jsonl], bytes, str]] = [
     (Text, b" \n", "is empty"),
     (Text, b"\xff\xfe\x00", "not a UTF-8 text file"),
-    (Jsonl, None, "there is no file"),
     (Jsonl, b"\n", "no prompts"),
     (Jsonl, b'{"prompt": "\xff"}\n', "not UTF-8"),
     (Jsonl, b'{"turns": ["fine"]}\n{"turns": ["a"\n', "line 2 is not JSON"),
@@ -114,10 +111,9 @@ BAD: list[tuple[type[Text | Jsonl], bytes | None, str]] = [
 
 
 @pytest.mark.parametrize(("kind", "content", "message"), BAD)
-def test_bad_files(kind: type[Text | Jsonl], content: bytes | None, message: str, tmp_path: Path) -> None:
+def test_bad_files(kind: type[Text | Jsonl], content: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "a"
-    if content is not None:
-        path.write_bytes(content)
+    path.write_bytes(content)
     with pytest.raises(ValueError, match=message):
         (Text(files=str(path)) if kind is Text else Jsonl(file=str(path))).load()
 
@@ -125,15 +121,10 @@ def test_bad_files(kind: type[Text | Jsonl], content: bytes | None, message: str
 def test_bad_choices() -> None:
     with pytest.raises(ValueError, match="prompt_tokens=2"):
         Text(files="x", prompt_tokens=2)
-    with pytest.raises(ValueError, match=r"dataset\.count=0"):
-        choose(Numbers(5, 0))
     twice = Numbers(3, None)
     twice.load = lambda: Numbers(3, None).load() * 2  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="same id"):
         choose(twice)
-
-
-Configure = Callable[..., DictConfig]
 
 
 def written(folder: Path, *rows: object) -> str:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import DictConfig
 
 from drafters.heads.block import BlockHead
 from drafters.heads.eagle import Eagle3Head
@@ -16,9 +15,9 @@ from experiments.export import export
 from specdec.target.target import Target
 from tests.components import eagle_head, markov_head, medusa_heads, perturbed, wide
 from tests.drafters.test_mtp import head_of
+from tests.experiments.runs import Configure
 from tests.models import tiny_model
 
-Configure = Callable[..., DictConfig]
 Export = Callable[..., Path]
 
 

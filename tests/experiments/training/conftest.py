@@ -1,14 +1,13 @@
 """A tiny training: byte tokens, a target of random weights, and a text file that repeats itself."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import DictConfig
 
 from specdec.target.target import Target
 from tests.experiments.conftest import VOCAB_SIZE, byte_tokenizer
+from tests.experiments.runs import Configure
 from tests.models import tiny_model
 
 LM = "{hidden_size: 16, intermediate_size: 24, num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 1}"
@@ -38,7 +37,7 @@ def tiny_training(saved: Path, tmp_path: Path) -> list[str]:
 
 
 @pytest.fixture
-def training(configure: Callable[..., DictConfig], tiny_training: list[str]) -> Callable[..., DictConfig]:
+def training(configure: Configure, tiny_training: list[str]) -> Configure:
     """Composes that configuration, with more overrides."""
     return lambda *overrides: configure("train", *tiny_training, *overrides)
 

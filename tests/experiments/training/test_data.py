@@ -1,12 +1,10 @@
 """Text becomes documents: files, conversations with what the assistant says marked, and the target's own answers."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import DictConfig
 
 from experiments.training.data.chat import Chat
 from experiments.training.data.document import Document, held_apart
@@ -20,7 +18,6 @@ from specdec.target.target import Target
 from tests.experiments.conftest import VOCAB_SIZE, byte_tokenizer
 from tests.models import tiny_model
 
-Compose = Callable[..., DictConfig]
 TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'assistant' %}A:{% generation %}{{ m['content'] }}!{% endgeneration %}"
     "{% else %}U:{{ m['content'] }};{% endif %}{% endfor %}{% if add_generation_prompt %}A:{% endif %}"

@@ -2,17 +2,14 @@
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig
 
 from drafters.block import BlockDrafter
 from drafters.eagle import EagleDrafter
-from drafters.heads.eagle_files import load_eagle
 from drafters.hydra import HydraDrafter
 from drafters.medusa import MedusaDrafter, MedusaHeads
 from drafters.model import ModelDrafter
@@ -27,75 +24,59 @@ from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
+from tests.experiments.runs import Configure
 from tests.experiments.training.conftest import LM
 from verifiers.rejection import RejectionVerifier
 
-Compose = Callable[..., DictConfig]
-Load = Callable[[Path], Drafter]
-HEADS: dict[str, tuple[list[str], Load]] = {
-    "lm": (
-        [f"head.config={LM}", "head.depths=3"],
-        lambda path: ModelDrafter.from_pretrained(str(path), dtype="float32"),
-    ),
-    "lora": (
-        ["head.name={saved}/drafter", "head.rank=4", "head.depths=3"],
-        lambda path: ModelDrafter.from_pretrained(
-            json.loads((path / "adapter_config.json").read_text())["base_model_name_or_path"],
-            adapter=str(path),
-            dtype="float32",
-        ),
-    ),
-    "medusa": (["head.depths=3"], lambda path: MedusaDrafter.from_pretrained(str(path), shape=3)),
-    "hydra": (["head.depths=3"], lambda path: HydraDrafter.from_pretrained(str(path), shape=3)),
-    "hydra, prefixed": (
-        ["head.depths=3", "head.prefix_attention=true"],
-        lambda path: HydraDrafter.from_pretrained(str(path), shape=3),
-    ),
-    "redrafter": (["head.depths=3"], lambda path: ReDrafter.from_pretrained(str(path))),
-    "eagle3": (
-        ["head.depths=3", "head.draft_vocabulary=64", "head.hidden_layers=[1,2,3]"],
-        lambda path: EagleDrafter(load_eagle(path), 3),
-    ),
+HEADS: dict[str, tuple[list[str], Any, dict[str, Any]]] = {
+    "lm": ([f"head.config={LM}", "head.depths=3"], ModelDrafter, {"dtype": "float32"}),
+    "lora": (["head.name={saved}/drafter", "head.rank=4", "head.depths=3"], ModelDrafter, {"dtype": "float32"}),
+    "medusa": (["head.depths=3"], MedusaDrafter, {"shape": 3}),
+    "hydra": (["head.depths=3"], HydraDrafter, {"shape": 3}),
+    "hydra, prefixed": (["head.depths=3", "head.prefix_attention=true"], HydraDrafter, {"shape": 3}),
+    "redrafter": (["head.depths=3"], ReDrafter, {}),
+    "eagle3": (["head.depths=3", "head.draft_vocabulary=64", "head.hidden_layers=[1,2,3]"], EagleDrafter, {"shape": 3}),
     "peagle": (
         ["head.depths=3", "head.layers=2", "head.hidden_layers=[1,2,3]", "head.draft_vocabulary=64"],
-        lambda path: PEagleDrafter.from_pretrained(path),
+        PEagleDrafter,
+        {},
     ),
-    "pard": (
-        [f"head.config={LM}", "head.depths=3"],
-        lambda path: PARDDrafter.from_pretrained(str(path), shape=3, dtype="float32"),
-    ),
-    "uno": (["head.depths=3", "head.rank=4"], lambda path: UnoDrafter.from_pretrained(path, shape=3)),
-    "mtp": (["head.depths=2"], lambda path: MTPDrafter.from_pretrained(path, shape=2)),
-    "dflash": (["head.block_size=4", "head.anchors=8"], lambda path: BlockDrafter.from_pretrained(str(path))),
+    "pard": ([f"head.config={LM}", "head.depths=3"], PARDDrafter, {"shape": 3, "dtype": "float32"}),
+    "uno": (["head.depths=3", "head.rank=4"], UnoDrafter, {"shape": 3}),
+    "mtp": (["head.depths=2"], MTPDrafter, {"shape": 2}),
+    "dflash": (["head.block_size=4"], BlockDrafter, {}),
     "dflash2": (
-        ["head.block_size=4", "head.anchors=8", "head.config.selector_rank=8", "head.config.conv_group_size=8"],
-        lambda path: BlockDrafter.from_pretrained(str(path)),
+        ["head.block_size=4", "head.config.selector_rank=8", "head.config.conv_group_size=8"],
+        BlockDrafter,
+        {},
     ),
-    "domino": (
-        ["head.block_size=3", "head.anchors=8", "head.config.gru_hidden_dim=8", "head.config.emb_dim=8"],
-        lambda path: BlockDrafter.from_pretrained(str(path)),
-    ),
-    "xpress": (
-        ["head.block_size=4", "head.anchors=8", "head.config.xpress_rank=8"],
-        lambda path: BlockDrafter.from_pretrained(str(path)),
-    ),
-    "dspark": (
-        ["head.block_size=3", "head.anchors=8", "head.markov_rank=8"],
-        lambda path: BlockDrafter.from_pretrained(str(path)),
-    ),
+    "domino": (["head.block_size=3", "head.config.gru_hidden_dim=8", "head.config.emb_dim=8"], BlockDrafter, {}),
+    "xpress": (["head.block_size=4", "head.config.xpress_rank=8"], BlockDrafter, {}),
+    "dspark": (["head.block_size=3", "head.markov_rank=8"], BlockDrafter, {}),
 }
+"""The overrides of its training, its drafter, and how that is loaded."""
+
+
+def drafter_of(name: str, path: Path) -> Drafter:
+    """The drafter of a finished training; a LoRA's is its base, with the adapter."""
+    _, kind, options = HEADS[name]
+    if name == "lora":
+        options = options | {"adapter": str(path)}
+        path = json.loads((path / "adapter_config.json").read_text())["base_model_name_or_path"]
+    return kind.from_pretrained(str(path), **options)
 
 
 @pytest.mark.parametrize(
     "name", [name if name == "dspark" else pytest.param(name, marks=pytest.mark.full) for name in HEADS]
 )
 def test_a_head_learns_and_loads(
-    name: str, configure: Compose, tiny_training: list[str], saved: Path, tmp_path: Path
+    name: str, configure: Configure, tiny_training: list[str], saved: Path, tmp_path: Path
 ) -> None:
     """The loss falls on a text that repeats itself; the finished drafter loads, and is lossless."""
-    overrides, load = HEADS[name]
+    overrides, kind, _ = HEADS[name]
     given = [each for each in tiny_training if not each.startswith("head.")]
     overrides = [each.replace("{saved}", str(saved)) for each in overrides]
+    overrides += ["head.anchors=8"] * (kind is BlockDrafter)
     more = ["fit.steps=60", "fit.decay=none", "fit.muon_lr=null", "fit.lr=3e-3", "evaluate_every=60", "loss=kl"]
     best = train(configure("train", f"head={name.partition(',')[0]}", *given, *overrides, *more))
     log: list[dict[str, Any]] = [json.loads(line) for line in (tmp_path / "out" / LOG).read_text().splitlines()]
@@ -107,7 +88,7 @@ def test_a_head_learns_and_loads(
     assert ("held_out/calibration_error_scaled" in measured) == (name == "dspark")
     target = Target.from_pretrained(str(saved / "target"), device="cpu", dtype="float32")
     prompts, sampling = [[5, 6, 7], [8, 9]], SamplingParams(max_new_tokens=10, ignore_eos=True)
-    with Engine(target, load(best), RejectionVerifier(), max_batch_size=2, max_length=64) as engine:
+    with Engine(target, drafter_of(name, best), RejectionVerifier(), max_batch_size=2, max_length=64) as engine:
         drafted = engine.generate(prompts, sampling)
         plain = engine.generate(prompts, sampling, speculate=False)
     assert [each.token_ids for each in drafted] == [each.token_ids for each in plain]
@@ -119,9 +100,7 @@ PROJECT = Path(__file__).parents[3] / "examples" / "project"
 
 
 @pytest.mark.full
-def test_a_head_of_ones_own(
-    configure: Callable[..., DictConfig], tiny_training: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_head_of_ones_own(configure: Configure, tiny_training: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(PROJECT))
     given = [each for each in tiny_training if not each.startswith("head.config")]
     try:

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,7 +14,6 @@ import torch
 import yaml
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
-from omegaconf import DictConfig
 
 from drafters.model import TrainedLM
 from experiments.train import train
@@ -31,10 +29,10 @@ from experiments.training.states import FrozenTarget
 from experiments.training.weights import Power
 from specdec.target.target import Target
 from tests.experiments.conftest import VOCAB_SIZE
+from tests.experiments.runs import Configure
 from tests.experiments.training.conftest import LM
 from tests.models import tiny_model
 
-Compose = Callable[..., DictConfig]
 ROOT = Path(__file__).parents[3]
 
 
@@ -54,7 +52,7 @@ def equal(first: Any, second: Any) -> bool:
 
 @pytest.mark.parametrize("stop", [6, pytest.param(8, marks=pytest.mark.full)])
 def test_a_resumed_training_ends_as_the_uninterrupted_one(
-    stop: int, training: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stop: int, training: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Interrupted where it is measured next, and right after a checkpoint."""
     train(training(f"out={tmp_path / 'whole'}"))
@@ -78,7 +76,7 @@ def test_a_resumed_training_ends_as_the_uninterrupted_one(
         assert weights[0] == weights[1]
 
 
-def test_sigterm_saves_a_checkpoint(training: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sigterm_saves_a_checkpoint(training: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     step, before = Training._step, signal.getsignal(signal.SIGTERM)
 
     def ended(self: Training, number: int) -> None:
@@ -95,7 +93,7 @@ def test_sigterm_saves_a_checkpoint(training: Compose, tmp_path: Path, monkeypat
 
 
 def test_a_loss_that_is_not_finite_stops_and_names_the_batch(
-    training: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    training: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forward = Comparison.forward
     calls = []
@@ -113,7 +111,7 @@ def test_a_loss_that_is_not_finite_stops_and_names_the_batch(
     assert not (tmp_path / "out" / "checkpoints" / "step-00000008.pt").exists()
 
 
-def test_parts_of_a_batch_give_the_gradient_of_the_whole(training: Compose, tmp_path: Path) -> None:
+def test_parts_of_a_batch_give_the_gradient_of_the_whole(training: Configure, tmp_path: Path) -> None:
     """Rows of unequal length, one at a time or together, and logits in pieces or at once: the same weights."""
     for name, more in (("a", []), ("b", ["fit.micro_batch=1", "fit.chunk=7"])):
         given = ["served.prompts=0", "fit.steps=3", "fit.muon_lr=null"]  # Muon rounds gradients to bfloat16
@@ -123,7 +121,7 @@ def test_parts_of_a_batch_give_the_gradient_of_the_whole(training: Compose, tmp_
         torch.testing.assert_close(parts[name], value, rtol=1e-4, atol=1e-6)
 
 
-def test_a_folder_of_another_training_is_refused(training: Compose, tmp_path: Path) -> None:
+def test_a_folder_of_another_training_is_refused(training: Configure, tmp_path: Path) -> None:
     given = ["fit.steps=2", "served.prompts=0"]
     train(training(*given))
     for more, message in (
@@ -136,7 +134,7 @@ def test_a_folder_of_another_training_is_refused(training: Compose, tmp_path: Pa
 
 
 def test_the_best_weights_are_those_of_the_greatest_served_length(
-    training: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    training: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lengths = iter([1.5, 2.5, 2.0])
     monkeypatch.setattr("experiments.commands.train.served", lambda *_, **__: {"served_length": next(lengths)})

@@ -1,13 +1,11 @@
 """States of the target from a disk: the gradients of states that are computed anew, and files of others are refused."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from omegaconf import DictConfig
 from torch import Tensor
 
 from drafters.eagle import TrainedEagle3
@@ -22,6 +20,7 @@ from experiments.training.stored import STATES, StoredTarget
 from experiments.training.weights import Power
 from specdec.target.target import Target
 from tests.experiments.conftest import VOCAB_SIZE
+from tests.experiments.runs import Configure
 
 NUMBERS = [2, 0]
 
@@ -102,7 +101,7 @@ def test_the_size_is_said_and_a_full_disk_and_other_states_are_refused(
             StoredTarget(other, text, tmp_path)
 
 
-def test_a_training_over_stored_states_ends_as_one_without(training: Callable[..., DictConfig], tmp_path: Path) -> None:
+def test_a_training_over_stored_states_ends_as_one_without(training: Configure, tmp_path: Path) -> None:
     """Several epochs, in parts of batches; the rows were computed in other batches, which rounds differently."""
     weights = []
     for name, more in (("a", []), ("b", [f"states={tmp_path / 'states'}", "fit.micro_batch=1"])):
