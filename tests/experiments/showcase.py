@@ -14,6 +14,7 @@ from specdec.acceptance import path_to
 from specdec.interfaces import Round
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Verdict
+from tests.experiments.made_runs import manifest_of
 
 HOSTILE = "</script><img src=x onerror=document.title=1>"
 VOCAB = 8
@@ -39,19 +40,11 @@ def write_run(folder: Path, *, prompts: int = 3, trace: bool = True, temperature
 
     With ``temperature=0`` the model's first output leaves plain decoding where no tie explains it, its second at a tie.
     """
-    manifest: dict[str, Any] = {
-        "config": {
-            "dataset": {"_target_": "x.Stdlib", "seed": 0},
-            "bootstrap": {"confidence": 0.95, "resamples": 100, "seed": 0},
-            "engine": {"max_batch_size": 1},
-        },
-        "target": {"name": "nobody/nothing", "parameters": 1_500_000},
-        "prompts": prompts, "prompts_hash": "abc", "dtype": "float32", "device": "a processor", "threads": 1,
-        "planned": prompts, "series": 2, "overrides": [f"out={folder}"],
-        "git": {"commit": "0123456789abcdef", "dirty": True},
-    }  # fmt: skip
+    own: dict[str, Any] = {"target": {"name": "nobody/nothing", "parameters": 1_500_000}, "threads": 1}
+    own |= {"planned": prompts, "git": {"commit": "0123456789abcdef", "dirty": True}}
+    manifest = manifest_of(f"out={folder}", prompts=prompts, **own | facts)
     folder.mkdir(parents=True)
-    (folder / "manifest.json").write_text(json.dumps(manifest | facts))
+    (folder / "manifest.json").write_text(json.dumps(manifest))
     (folder / TOKENS).write_text(json.dumps({str(token): text for token, text in TEXTS.items()}))
     ids = [f"p{number}" for number in range(prompts - 1)] + [f"last {HOSTILE}"]
     write_prompts(folder, [_Prompt(name, f"say {name}") for name in ids])

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,12 +10,9 @@ from experiments.reporting.batch_sweep import curve, curves, report_batch_sweep,
 from experiments.results.frame import Figures
 from experiments.results.records import Record
 from experiments.results.runs import Run
-from experiments.results.statistics import Bootstrap
-from experiments.results.summary import summarize
-from tests.experiments.made_runs import made
+from tests.experiments.made_runs import loaded
 from tests.experiments.results.outputs import moments, output
 
-QUICK = Bootstrap(resamples=100)
 BATCHES = (1, 2, 4, 8)
 # Seconds per round by batch size: the fixed part is shared up to 4 rows, then every row costs its own. Speculation
 # emits two tokens per round, which costs 1.2 times as much at batch 1 and ever more above.
@@ -35,11 +33,9 @@ def records(batch: int) -> list[Record]:
 
 
 def run_at(folder: Path, batch: int) -> Run:
-    manifest = json.loads((made(folder / str(batch)) / "manifest.json").read_text())
-    manifest["config"]["engine"]["max_batch_size"] = batch
-    manifest["overrides"] = [f"engine.max_batch_size={batch}"]
-    listed = records(batch)
-    return Run(folder / str(batch), manifest, summarize(listed, planned=2 * batch, bootstrap=QUICK))
+    setting = f"engine.max_batch_size={batch}"
+    facts: dict[str, Any] = {"planned": 2 * batch, "config": {"engine": {"max_batch_size": batch}}}
+    return loaded(folder / str(batch), setting, records=records(batch), **facts)
 
 
 @pytest.fixture(scope="module")

@@ -1,18 +1,18 @@
 """Acceptance, time and caches by length of the context: figures by hand, what is said and drawn, what is refused."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from experiments.reporting.context import contexts, contexts_plot, report_contexts, table
-from experiments.results.records import Record, replace_records
-from experiments.results.runs import Run, load_run
+from experiments.results.records import Record
+from experiments.results.runs import Run
 from experiments.results.statistics import Bootstrap
-from tests.experiments.made_runs import made
+from tests.experiments.made_runs import loaded
 from tests.experiments.results.outputs import output
 
 QUICK = Bootstrap(resamples=100)
+TARGET = {"name": "bundled/target", "kv_bytes_per_position": 1e6}
 ACCEPTED = {128: (2, 2, 1), 4096: (1, 0, 0)}
 
 
@@ -29,14 +29,8 @@ def records(tokens: int) -> list[Record]:
 
 
 def run_of(folder: Path, tokens: int) -> Run:
-    made(folder, prompts=4)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["config"]["dataset"]["tokens"] = tokens
-    manifest["target"]["kv_bytes_per_position"] = 1e6
-    manifest["drafter_cache"] = {"fast": {"bytes_per_position": 1e5, "window": 512}}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    replace_records(folder / "records.jsonl", records(tokens))
-    return load_run(folder)
+    facts = {"drafter_cache": {"fast": {"bytes_per_position": 1e5, "window": 512}}, "target": TARGET}
+    return loaded(folder, prompts=4, records=records(tokens), config={"dataset": {"tokens": tokens}}, **facts)
 
 
 @pytest.fixture(scope="module")
@@ -82,4 +76,4 @@ def test_one_length_and_prompts_of_any_length_are_refused(runs: list[Run], tmp_p
     with pytest.raises(ValueError, match=r"at two lengths or more: give dataset\.tokens="):
         contexts(runs[:1], QUICK)
     with pytest.raises(ValueError, match=r"has no dataset.tokens: contexts need a dataset that makes prompts of one"):
-        contexts([load_run(made(tmp_path / "run"))], QUICK)
+        contexts([loaded(tmp_path / "run")], QUICK)

@@ -11,11 +11,7 @@ from tests.experiments.results.outputs import output
 
 LABELS = {"plain": "ours: plain", "model": "ours: small model", "their": "Theirs: plain", "fast": "Theirs: small model"}
 FACTS: dict[str, Any] = {
-    "config": {
-        "dataset": {"_target_": "experiments.datasets.stdlib.Stdlib", "seed": 0}, "labels": LABELS,
-        "bootstrap": {"confidence": 0.95, "resamples": 100, "seed": 0}, "engine": {"max_batch_size": 1},
-        "sampling": {"max_new_tokens": 6},
-    },
+    "config": {"labels": LABELS, "sampling": {"max_new_tokens": 6}},
     "versions": {"specdec": "0.1.0"}, "contenders": {"their": "Theirs 1.2, torch 2", "fast": "Theirs 1.2, torch 2"},
     "start_seconds": {"their": 3.1, "fast": 20.4}, "threads": 2, "series": 4,
 }  # fmt: skip

@@ -90,10 +90,7 @@ def test_the_headline_falls_into_what_keeps_the_law_and_what_does_not(ladder: Fi
 
 def test_what_is_written(tmp_path: Path) -> None:
     facts: dict[str, Any] = {"ingredients": {name: each for name, (each, _) in METHODS.items()}}
-    folder = made(tmp_path / "run", **facts)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["config"]["sampling"] = {"max_new_tokens": TOKENS}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    folder = made(tmp_path / "run", config={"sampling": {"max_new_tokens": TOKENS}}, **facts)
     tables, files = report_ingredients(folder, records(), ORDER, {"all": "+ a batch"}, QUICK)
     assert len(tables) == 3 and all(file.exists() for file in files)
     assert [file.name for file in files] == ["ingredients.md", "ingredients.json", "ingredients.png"]

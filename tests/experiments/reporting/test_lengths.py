@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from experiments.results.records import RecordWriter
 from experiments.sweep.callbacks import Lengths
+from tests.experiments.made_runs import made
 from tests.experiments.results.outputs import output
 
 LABELS = {"a": "chain: none", "b": "chain: Markov", "c": "drawn tree: none"}
@@ -20,27 +20,17 @@ def run(job: Path, *overrides: str, more: int = 0) -> None:
     (job / ".hydra").mkdir(parents=True)
     (job / ".hydra" / "config.yaml").write_text("out: ${hydra:runtime.output_dir}\n")
     (job / ".hydra" / "overrides.yaml").write_text(json.dumps(overrides))
-    manifest = {
-        "config": {
-            "dataset": {"_target_": "experiments.datasets.stdlib.Stdlib", "seed": more},
-            "sampling": {"max_new_tokens": 4},
-            "bootstrap": {"confidence": 0.95, "resamples": 100, "seed": 0}, "engine": {"max_batch_size": 1},
-            "target": {}, "labels": LABELS,
-        },
-        "target": {"name": "bundled/target"}, "prompts": 3, "dtype": "float32", "device": "a processor", "threads": 1,
-        "planned": 3, "series": 8, "overrides": overrides, "git": {"commit": "0123456789abcdef", "dirty": False},
-    }  # fmt: skip
-    (job / "manifest.json").write_text(json.dumps(manifest))
-    with RecordWriter(job / "records.jsonl") as writer:
-        for number in range(3):
-            writer.write(output(f"p{number}", "plain", accepted=(0,) * 4))
-            writer.write(output(f"p{number}", "plain", accepted=(0,) * 4, temperature=1.0))
-            for method, accepted in ACCEPTED.items():
-                drafted: Any = {"proposed_depth": (2, 2), "proposed_nodes": (4, 2)}
-                writer.write(output(f"p{number}", method, accepted=tuple(more + a for a in accepted), **drafted))
-                # Only the last prompt's second round accepts anything more here: not enough to tell methods apart.
-                last = (0, int(number == 2 and method != "a"))
-                writer.write(output(f"p{number}", method, accepted=last, temperature=1.0, **drafted))
+    records = []
+    for number in range(3):
+        records += [output(f"p{number}", "plain", accepted=(0,) * 4, temperature=at) for at in (0.0, 1.0)]
+        for method, accepted in ACCEPTED.items():
+            drafted: Any = {"proposed_depth": (2, 2), "proposed_nodes": (4, 2)}
+            records.append(output(f"p{number}", method, accepted=tuple(more + a for a in accepted), **drafted))
+            # Only the last prompt's second round accepts anything more here: not enough to tell methods apart.
+            last = (0, int(number == 2 and method != "a"))
+            records.append(output(f"p{number}", method, accepted=last, temperature=1.0, **drafted))
+    config: Any = {"dataset": {"seed": more}, "sampling": {"max_new_tokens": 4}, "target": {}, "labels": LABELS}
+    made(job, *overrides, records=records, config=config, threads=1, series=8)
 
 
 def test_families_are_columns_and_differences_are_from_the_first_row(tmp_path: Path) -> None:

@@ -8,20 +8,21 @@ import pytest
 from experiments.reporting.quadrants import quadrants, report_quadrants, table
 from experiments.reporting.table import Emphasis
 from experiments.results.frame import Figures
-from experiments.results.records import Record, replace_records
-from experiments.results.runs import Run, load_run
+from experiments.results.records import Record
+from experiments.results.runs import Run
 from experiments.results.statistics import Bootstrap
-from tests.experiments.made_runs import made
+from tests.experiments.made_runs import loaded
 from tests.experiments.results.outputs import moments, output
 
 QUICK = Bootstrap(resamples=100)
+TARGET = {"name": "bundled/target", "kv_bytes_per_position": 1e6}
 INPUTS, OUTPUTS = (10, 100), (4, 40)
 # Drafting waits longer for the first token, and takes half the time for every further one.
 FIRST = {"plain": 1.0, "fast": 1.25}
 FURTHER = {"plain": 0.1, "fast": 0.05}
 
 
-def records(tokens: int, most: int, written: int) -> list[Record]:
+def records(tokens: int, written: int) -> list[Record]:
     """Two batches of two requests, of which the second one starts where its slot is free."""
     found = []
     for number in range(4):
@@ -35,14 +36,8 @@ def records(tokens: int, most: int, written: int) -> list[Record]:
 
 
 def run_of(folder: Path, tokens: int, most: int, *, written: int | None = None) -> Run:
-    made(folder)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["config"]["dataset"]["tokens"] = tokens
-    manifest["config"]["sampling"] = {"max_new_tokens": most}
-    manifest["target"]["kv_bytes_per_position"] = 1e6
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    replace_records(folder / "records.jsonl", records(tokens, most, written or most))
-    return load_run(folder)
+    config = {"dataset": {"tokens": tokens}, "sampling": {"max_new_tokens": most}}
+    return loaded(folder, records=records(tokens, written or most), config=config, target=TARGET)
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +98,5 @@ def test_three_quadrants_are_shown_and_other_runs_refused(runs: list[Run], tmp_p
         quadrants([run for run in runs if run.manifest["config"]["dataset"]["tokens"] == 10], QUICK)
     with pytest.raises(ValueError, match="each pair once"):
         quadrants([*runs, runs[0]], QUICK)
-    folder = made(tmp_path / "run")
     with pytest.raises(ValueError, match=r"has no dataset.tokens: .*give dataset=joined or dataset=context"):
-        quadrants([load_run(folder)], QUICK)
+        quadrants([loaded(tmp_path / "run")], QUICK)

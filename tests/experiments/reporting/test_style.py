@@ -14,6 +14,7 @@ from experiments.reporting.run_tables import methods_document, methods_table
 from experiments.results.runs import Run
 from experiments.results.statistics import Bootstrap
 from experiments.results.summary import Summary, summarize
+from tests.experiments.made_runs import manifest_of
 from tests.experiments.results.test_summary import PAIRS, record, summary_of
 
 
@@ -77,17 +78,9 @@ def test_the_table_and_the_document_say_what_was_measured() -> None:
     assert cells[1] == ["0", "model: chain of 3", "2.00 [2.00, 2.00]", "6.0", "25%", "2.00x [2.00, 2.00]", "10.0"]
     assert cells[2] == ["0", "model: tree of 6", "3.00 [3.00, 3.00]", "9.0", "25%", "4.00x [4.00, 4.00]", "20.0"]
     assert "INCOMPLETE" not in shown
-    manifest: dict[str, Any] = {
-        "config": {
-            "labels": LABELS,
-            "dataset": {"_target_": "x.Stdlib", "seed": 0},
-            "sampling": {"max_new_tokens": 10},
-            "engine": {"max_batch_size": 1},
-        },
-        "target": {"name": "bundled/target inflated to 110m"}, "prompts": 4, "dtype": "bfloat16", "threads": 2,
-        "device": "a processor",
-        "git": {"commit": "0123456789abcdef", "dirty": False}, "overrides": ["experiment=drafters", "out=elsewhere"],
-    }  # fmt: skip
+    facts: Any = {"config": {"labels": LABELS, "sampling": {"max_new_tokens": 10}}, "dtype": "bfloat16", "threads": 2}
+    facts["target"] = {"name": "bundled/target inflated to 110m"}
+    manifest = manifest_of("experiment=drafters", "out=elsewhere", prompts=4, **facts)
     text = methods_document(Run(Path("x"), manifest, summary(compared_with="fast")))
     assert text.startswith("`python -m experiments.run experiment=drafters`: bundled/target inflated to 110m, bfloat16")
     assert "2 threads of a processor, commit 0123456789." in text
