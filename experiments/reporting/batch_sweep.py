@@ -207,5 +207,4 @@ def batch_sweep_plot(found: Sequence[Figures], path: Path, subtitle: str) -> Pat
     style.legend_of(figure, left_, right)
     bad = [each.method for each in found if any(point.not_lossless for point in each.points)]
     text = "Latency and throughput by batch size, and where speculation pays, with intervals over prompts"
-    style.title(figure, text, subtitle, alarm=warning(bad))
-    return style.save(figure, path)
+    return style.finish(figure, path, text, subtitle, alarm=warning(bad))

@@ -349,8 +349,7 @@ def tree_plot(optimized: Optimized, path: Path, subtitle: str) -> Path:
     figure.colorbar(points, ax=axes, pad=0.01, aspect=30).set_label("accepted with all above it")
     tokens = f"{shape.num_nodes} nodes, {optimized.best.tokens:.2f} tokens per round predicted"
     about = f"{tokens}; siblings by rank from the left; {subtitle}"
-    style.title(figure, f"The best tree at T = {optimized.temperature:g}", about)
-    return style.save(figure, path)
+    return style.finish(figure, path, f"The best tree at T = {optimized.temperature:g}", about)
 
 
 def _places(shape: TreeShape) -> list[float]:
@@ -393,5 +392,4 @@ def sizes_plot(optimized: Optimized, path: Path, subtitle: str) -> Path:
         speed = costs.rows / costs.plain
         panels[1].axhline(speed, color="black", linewidth=0.9, linestyle="--", label="plain decoding")
     style.legend_of(figure, panels[-1])
-    style.title(figure, f"The best tree of every size at T = {optimized.temperature:g}", subtitle)
-    return style.save(figure, path)
+    return style.finish(figure, path, f"The best tree of every size at T = {optimized.temperature:g}", subtitle)

@@ -203,5 +203,6 @@ def predicted_plot(found: CalibratedRounds, path: Path) -> Path:
     where = found.conditions
     held = found.errors.get("target", {}).get("held_out")
     errors = "" if held is None else f"; held out: median error {held.median:.1%}, 95 % within {held.p95:.1%}"
-    style.title(figure, "Predicted and measured forwards", f"{where.model} in {where.dtype} on {where.device}{errors}")
-    return style.save(figure, path)
+    return style.finish(
+        figure, path, "Predicted and measured forwards", f"{where.model} in {where.dtype} on {where.device}{errors}"
+    )

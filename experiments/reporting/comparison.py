@@ -239,8 +239,9 @@ def acceptance_lines(rows: Sequence[Row], path: Path, subtitle: str) -> Path | N
         style.positions(panel, label="position in the draft")
     panels[temperatures[0]].set_ylabel("rounds that accepted so far,\nof those that drafted so far")
     style.legend_of(figure, *panels.values())
-    style.title(figure, "Acceptance by position in the draft (1 = first drafted token)", subtitle, alarm=_alarm(rows))
-    return style.save(figure, path)
+    return style.finish(
+        figure, path, "Acceptance by position in the draft (1 = first drafted token)", subtitle, alarm=_alarm(rows)
+    )
 
 
 def _alarm(rows: Sequence[Row]) -> str:

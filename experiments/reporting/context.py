@@ -221,8 +221,7 @@ def contexts_plot(found: Sequence[Figures], path: Path, subtitle: str) -> Path:
     style.plain_log(caches.yaxis)
     style.legend_of(figure, length)
     alarm = warning(list(dict.fromkeys(row.method for row in found if row.not_lossless)))
-    style.title(figure, f"{TITLE}: all lengths go on from the same places", subtitle, alarm=alarm)
-    return style.save(figure, path)
+    return style.finish(figure, path, f"{TITLE}: all lengths go on from the same places", subtitle, alarm=alarm)
 
 
 def _acceptance(axes: "Axes", own: Sequence[Figures], label: str) -> None:

@@ -331,8 +331,7 @@ def ingredients_plot(ladder: Figures, path: Path, subtitle: str, labels: Mapping
     }
     style.legend(figure, list(handles.values()), list(handles), ncols=2)
     headline = "" if ladder.headline is None else f": {ladder.headline.value:.1f}x in all"
-    style.title(figure, f"{TITLE}{headline}", subtitle)
-    return style.save(figure, path)
+    return style.finish(figure, path, f"{TITLE}{headline}", subtitle)
 
 
 def _rungs(axes: "Axes", ladder: Figures, labels: Mapping[str, str]) -> None:

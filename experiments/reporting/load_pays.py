@@ -131,5 +131,6 @@ def pays_plot(rows: Sequence[Figures], path: Path, subtitle: str, x: str) -> Pat
             style.plain_log(axes.xaxis)
         axes.grid()
     style.legend_of(figure, panels[0], ncols=min(4, len(methods)))
-    style.title(figure, "Above the line speculation is faster than plain decoding under the same load", subtitle)
-    return style.save(figure, path)
+    return style.finish(
+        figure, path, "Above the line speculation is faster than plain decoding under the same load", subtitle
+    )

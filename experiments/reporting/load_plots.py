@@ -55,8 +55,7 @@ def knee_plot(
     style.legend_of(figure, panels[0], ncols=5 if many else 2)
     beside = f"; numbers beside the medians: {X[figures[0].loop]}"
     about = "Median latency over throughput" if many else f"Latency over throughput{beside}"
-    style.title(figure, about, subtitle)
-    return style.save(figure, path)
+    return style.finish(figure, path, about, subtitle)
 
 
 @style.styled()
@@ -93,8 +92,7 @@ def latency_plot(
         panels[0][0].set_xticks([])
     style.legend_of(figure, panels[0][0], panels[1][0])
     about = "" if several else f", at {figures[0].rate:.3g} {X[figures[0].loop]}"
-    style.title(figure, f"Percentiles over requests, with their intervals{about}", subtitle)
-    return style.save(figure, path)
+    return style.finish(figure, path, f"Percentiles over requests, with their intervals{about}", subtitle)
 
 
 @style.styled()
@@ -130,8 +128,7 @@ def goodput_plot(
     left.grid()
     right.grid()
     style.legend_of(figure, left, right, ncols=5 if many else 2)
-    style.title(figure, f"Goodput: requests with {terms.limits}", subtitle)
-    return style.save(figure, path)
+    return style.finish(figure, path, f"Goodput: requests with {terms.limits}", subtitle)
 
 
 @style.styled()
@@ -171,8 +168,7 @@ def concurrency_plot(
     for axes in panels[-1]:
         axes.set_xlabel("seconds")
     style.legend_of(figure, panels[0][0], ncols=2)
-    style.title(figure, "Requests in the engine over time", subtitle)
-    return style.save(figure, path)
+    return style.finish(figure, path, "Requests in the engine over time", subtitle)
 
 
 @style.styled()
@@ -202,8 +198,7 @@ def classes_plot(classes: Sequence[tuple[LoadRun, Mapping[str, Figures]]], path:
     style.name_rows(panels[0], names, 20)
     style.legend_of(figure, panels[0])
     loop = X[shown[0][0].loop]
-    style.title(figure, f"Median to 99th percentile by class, at {highest:.3g} {loop}", subtitle)
-    return style.save(figure, path)
+    return style.finish(figure, path, f"Median to 99th percentile by class, at {highest:.3g} {loop}", subtitle)
 
 
 def _limit(axes: "Axes", terms: Terms, name: str, unit: float = 1.0) -> None:

@@ -203,5 +203,4 @@ def _picture(pairs: Sequence[Pair], path: Path, subtitle: str) -> Path:
         axes.set(xlabel=f"real {text}", ylabel="in virtual time")
         axes.grid()
     style.legend_of(figure, panels[0], ncols=len(methods))
-    style.title(figure, "Virtual time over real time; grey: within the tolerance", subtitle)
-    return style.save(figure, path)
+    return style.finish(figure, path, "Virtual time over real time; grey: within the tolerance", subtitle)

@@ -162,8 +162,9 @@ def pays_plot(rounds: TimedRounds, costs: Sequence[float], path: Path, about: st
     for axes in (times, *panels):
         axes.grid()
     style.legend_of(figure, *panels)
-    style.title(figure, "Does speculation pay here?", f"{about}; bars: acceptance of published heads elsewhere")
-    return style.save(figure, path)
+    return style.finish(
+        figure, path, "Does speculation pay here?", f"{about}; bars: acceptance of published heads elsewhere"
+    )
 
 
 def _share(share: float, of: str = "") -> str:

@@ -70,8 +70,7 @@ def roofline(plan: Plan, path: Path) -> Path:
         f"{asked.context:,} positions per row; numbers at the points are rows. A point below the roof has a part bound "
         f"by memory and one by compute, which take turns"
     )
-    style.title(figure, f"Forwards of {_short(asked.name)} under the roof", about)
-    return style.save(figure, path)
+    return style.finish(figure, path, f"Forwards of {_short(asked.name)} under the roof", about)
 
 
 @style.styled()
@@ -118,8 +117,7 @@ def pays(plan: Plan, path: Path) -> Path:
         f"{_short(asked.name)} on {asked.device.title}; {asked.drafter.title}; acceptance {acceptance_in_words(plan)}; "
         f"drafts of up to {plan.longest} tokens; {'least times' if asked.costs is None else 'times as measured'}"
     )
-    style.title(figure, "How long to draft, and what that brings", about)
-    return style.save(figure, path)
+    return style.finish(figure, path, "How long to draft, and what that brings", about)
 
 
 def _break_even(axes: Axes, plan: Plan) -> object | None:

@@ -319,8 +319,9 @@ def quadrants_plot(found: Sequence[Figures], path: Path, subtitle: str, labels: 
         axes.set_xlabel("times better than plain decoding")
     handles = [Line2D([], [], color=color, marker=marker) for color, marker in _LOOKS.values()]
     style.legend(figure, handles, ["better than plain decoding", "worse", "cannot be told: the interval holds 1"])
-    style.title(figure, "Four kinds of requests: what counts for each, and what drafting does to it", subtitle)
-    return style.save(figure, path)
+    return style.finish(
+        figure, path, "Four kinds of requests: what counts for each, and what drafting does to it", subtitle
+    )
 
 
 def _panel(axes: "Axes", quadrant: Figures, names: Sequence[str]) -> None:

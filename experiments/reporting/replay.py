@@ -185,8 +185,7 @@ def gain_plot(done: Sequence[Figures], path: Path, subtitle: str, *, baseline: s
     bar = figure.colorbar(image, ax=list(panels), shrink=0.6, pad=0.01)
     bar.set_label(f"gain over {baseline}\n(accepted tokens per round)")
     about = f"one-round expectations on identical contexts; * the interval of the gain excludes zero; {subtitle}"
-    style.title(figure, "Expected accepted tokens per round, by rule and drafts", about)
-    return style.save(figure, path)
+    return style.finish(figure, path, "Expected accepted tokens per round, by rule and drafts", about)
 
 
 @style.styled()
@@ -211,8 +210,7 @@ def reach_plot(each: Figures, path: Path, subtitle: str) -> Path:
     style.positions(axes)
     axes.set_ylabel("rounds that accepted so far")
     style.legend_of(figure, axes, ncols=1)
-    style.title(figure, f"{each.drafts}, T = {each.temperature:g}", subtitle)
-    return style.save(figure, path)
+    return style.finish(figure, path, f"{each.drafts}, T = {each.temperature:g}", subtitle)
 
 
 def _sure(row: Figures) -> bool:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from experiments.reporting import style
 from experiments.reporting.cells import NOTHING, label_cell, names_of, number, percent, three_digits
-from experiments.reporting.run_plots import plot_title
+from experiments.reporting.run_plots import finish
 from experiments.reporting.table import Cell, Column, Table, left
 from experiments.results.frame import Figures
 from experiments.results.requests import LEVELS
@@ -142,8 +142,7 @@ def requests_plot(summary: Summary, path: Path, subtitle: str) -> Path | None:
         axes.set_xlabel(text)
     style.name_rows(panels[0], names_of([method for method, _ in known]), 26)
     style.legend(figure, *panels[0].get_legend_handles_labels(), ncols=5)
-    plot_title(figure, f"{TITLE}: percentiles over requests; {CLOSED}", subtitle, summary)
-    return style.save(figure, path)
+    return finish(figure, path, f"{TITLE}: percentiles over requests; {CLOSED}", subtitle, summary)
 
 
 @style.styled()
@@ -167,8 +166,7 @@ def in_flight_plot(summary: Summary, path: Path, subtitle: str) -> Path | None:
     axes.set_ylim(bottom=0)
     axes.grid(axis="y")
     style.legend(figure, *axes.get_legend_handles_labels(), ncols=4)
-    plot_title(figure, f"Requests in flight over time; {CLOSED}", subtitle, summary)
-    return style.save(figure, path)
+    return finish(figure, path, f"Requests in flight over time; {CLOSED}", subtitle, summary)
 
 
 def _panel(axes: "Axes", spreads: Sequence[Figures | None]) -> None:

@@ -69,8 +69,7 @@ def acceptance_plot(summary: Summary, path: Path, subtitle: str) -> Path | None:
         handles.append(Line2D([], [], linestyle="none"))
         labels.append(f"faint, with their number: of fewer than {FEW} rounds")
     style.legend(figure, handles, labels)
-    plot_title(figure, "Acceptance by position, of all rounds that drafted this far", subtitle, summary)
-    return style.save(figure, path)
+    return finish(figure, path, "Acceptance by position, of all rounds that drafted this far", subtitle, summary)
 
 
 def _diamond(color: str) -> dict[str, Any]:
@@ -115,8 +114,7 @@ def time_plot(summary: Summary, path: Path, subtitle: str) -> Path | None:
     axes.set_xlabel("wall time per emitted token (ms)")
     axes.grid(axis="x")
     style.legend_of(figure, axes, ncols=4)
-    plot_title(figure, "Where the time goes", subtitle, summary)
-    return style.save(figure, path)
+    return finish(figure, path, "Where the time goes", subtitle, summary)
 
 
 def speedup_plot(summary: Summary, path: Path, subtitle: str) -> Path | None:
@@ -231,13 +229,12 @@ def nodes_plot(summary: Summary, path: Path, subtitle: str, labels: Mapping[str,
     own = [families.index(name.partition(FAMILY)[0]) for name in names]
     handles = [Line2D([], [], linestyle="none", **style.looks(index)) for index in own]
     style.legend(figure, handles, [f"{number}  {name}" for number, name in enumerate(names, start=1)])
-    plot_title(figure, f"What drafted nodes bring, with {summary.confidence:.0%} intervals", subtitle, summary)
-    return style.save(figure, path)
+    return finish(figure, path, f"What drafted nodes bring, with {summary.confidence:.0%} intervals", subtitle, summary)
 
 
-def plot_title(figure: "Figure", title: str, subtitle: str, summary: Summary) -> None:
-    """Title a picture: what it shows, the run's conditions, the kind of rule, and whether the run is complete."""
-    style.title(figure, title, conditions(subtitle, summary), alarm=warning(summary.not_lossless))
+def finish(figure: "Figure", path: Path, text: str, subtitle: str, summary: Summary) -> Path:
+    """``style.finish`` with the run's conditions, the kind of rule, and whether the run is complete."""
+    return style.finish(figure, path, text, conditions(subtitle, summary), alarm=warning(summary.not_lossless))
 
 
 def conditions(subtitle: str, summary: Summary) -> str:

@@ -147,6 +147,12 @@ def save(figure: "Figure", path: Path) -> Path:
     return path
 
 
+def finish(figure: "Figure", path: Path, text: str, subtitle: str, *, alarm: str = "") -> Path:
+    """Title a picture and write it; returns the PNG's path."""
+    title(figure, text, subtitle, alarm=alarm)
+    return save(figure, path)
+
+
 # ---------------------------------------------------------------- kinds of pictures
 
 
@@ -207,8 +213,7 @@ def rows_plot(
             axes.axhline(row + 0.5, color=SEPARATOR, linewidth=0.6)
     name_rows(drawn[0], names, 34)
     legend_of(figure, drawn[0])
-    title(figure, about, subtitle, alarm=alarm)
-    return save(figure, path)
+    return finish(figure, path, about, subtitle, alarm=alarm)
 
 
 def matrix(

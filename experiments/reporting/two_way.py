@@ -128,8 +128,7 @@ def heat_map(listed: Sequence[Grid], path: Path, subtitle: str, confidence: floa
         column[-1].set_xlabel(first.column)
         label = FIGURES[field] + ("; 1 is white" if field == "speedup" else "")
         figure.colorbar(image, ax=list(column), location="bottom", shrink=0.8, aspect=40).set_label(label)
-    style.title(figure, f"{first.row} by {first.column}, with {confidence:.0%} intervals", subtitle)
-    return style.save(figure, path)
+    return style.finish(figure, path, f"{first.row} by {first.column}, with {confidence:.0%} intervals", subtitle)
 
 
 def _value(found: MethodSummary | None, field: str) -> float:
