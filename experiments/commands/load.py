@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig
 
-from experiments.commands.load_plan import Load, plan_loads, summary_of
+from experiments.commands.load_plan import Load, asked_for, plan_loads, reported
 from experiments.commands.load_servers import check_servers, clients_of, is_server, server_alone
 from experiments.commands.load_virtual import beside, check_beside, play_virtual
 from experiments.config import job, ranks
@@ -27,8 +27,7 @@ from experiments.load.run import LoadRun, load_runs
 from experiments.load.texts import Asked, Texts, ask
 from experiments.load.workloads import Lengths, Planned
 from experiments.measuring.conditions import recordings_of
-from experiments.reporting.load import LoadReport, report_load
-from experiments.reporting.load_validation import report_validation
+from experiments.reporting.load import LoadReport
 from experiments.reporting.progress import Progress
 from experiments.results.limits import Terms
 from experiments.results.lossless import DECLARED
@@ -68,7 +67,7 @@ def load(config: DictConfig) -> list[LoadRun]:
     ranks.check_replicas(config.replicas)
     folder = Path(config.out)
     before = begun(config, kind="load study", begins=MANIFEST)
-    asked_for = plain_whole(config)
+    given = plain_whole(config)
     if config.replicas > 1:
         config.threads = config.threads or max(1, recommended_threads() // config.replicas)
     settle(config)
@@ -123,7 +122,7 @@ def load(config: DictConfig) -> list[LoadRun]:
     }
     kept: dict[tuple[str, float], LoadRun] = {}
     if before is None:
-        before = write_manifest(folder, asked_for, **facts)
+        before = write_manifest(folder, given, **facts)
     else:
         check_facts(before, folder, **facts)
         note_resumed(folder, before)
@@ -139,26 +138,14 @@ def load(config: DictConfig) -> list[LoadRun]:
     )
     runs: list[LoadRun] = []
     virtual: list[LoadRun] = []
-    exit_code = 1
-    try:
+    with reported(runs, report, tracker, virtual):
         for run in _played(loads if clock.mode != RECORD else (), asked, warmup, contenders, overload, kept):
             if (run.method, run.rate) not in kept:
                 run = _compared(run, runs, asked, contenders)
                 run.save(folder / f"{run.method}_{run.rate:g}")
             runs.append(run)
         if clock.mode != REAL:
-            virtual = beside(config, clock, methods, drafting, loads, asked, runs)
-        exit_code = 0
-    except KeyboardInterrupt:
-        exit_code = 130
-        raise
-    finally:
-        if runs:
-            figures, written = report_load(runs, report)
-            written += report_validation(runs, virtual, report) if virtual else []
-            tracker.summary(summary_of(figures))
-            tracker.files("results", [path for path in written if path.parent == folder])
-        tracker.finish(exit_code)
+            virtual += beside(config, clock, methods, drafting, loads, asked, runs)
     return runs
 
 
@@ -330,16 +317,11 @@ def _check_limits(terms: Terms, contenders: Sequence[Entrant], warmup: Sequence[
 
 def _title(config: DictConfig, served: Lent, contenders: Sequence[Entrant], planned: Sequence[Planned]) -> str:
     """Return model, device and conditions, for tables and pictures."""
-    groups = ("arrival", "workload", "overload", "clock")
-    words = [f"{name} {job.choice(name) or type(build(config, name)).__name__}" for name in groups]
-    sizes = [np.mean([getattr(each, name) for each in planned]) for name in ("prompt_tokens", "output_tokens")]
+    about = asked_for(config, planned, "arrival", "workload", "overload", "clock")
     rows = sorted({each.engine.max_batch_size for each in contenders if not isinstance(each.engine, Client)})
     slots = f"; {' and '.join(map(str, rows))} slots" if rows else ""
     times = f"{config.replicas} times " if config.replicas > 1 else ""
-    return (
-        f"{served.name} on {times}{served.device}; {', '.join(words)}; {len(planned)} requests of {sizes[0]:.0f} "
-        f"tokens in and {sizes[1]:.0f} out on average{slots}"
-    )
+    return f"{served.name} on {times}{served.device}; {about}{slots}"
 
 
 def _conditions(config: DictConfig, contenders: Sequence[Entrant]) -> list[str]:

@@ -1,17 +1,22 @@
-"""The arrivals of a study of load by its configuration, at every rate, and what the requests ask for."""
+"""What real and virtual studies of load share: arrivals at every rate, what requests ask for, and the report."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 from omegaconf import DictConfig
 
+from experiments.config import job
 from experiments.config.sections import build
 from experiments.load.arrivals import Arrivals, Times, arriving
 from experiments.load.recorded import Trace
+from experiments.load.run import LoadRun
 from experiments.load.workloads import Planned, Workload
-from experiments.results.frame import Figures
+from experiments.reporting.load import LoadReport, report_load
+from experiments.reporting.load_validation import report_validation
 from experiments.results.origin import flatten
+from experiments.tracking.base import Tracker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +57,38 @@ def plan_loads(config: DictConfig, seed: int) -> tuple[list[Load], list[Planned]
     return loads, workload.plan(np.random.default_rng([seed, 1]), most, recorded)
 
 
-def summary_of(figures: Sequence[Figures]) -> dict[str, float]:
-    """Return single figures by method, rate and name, for a tracker."""
-    found = {
-        f"{each.method}/{each.rate:g}/{name}": value
-        for each in figures
-        for name, value in flatten(each, joint="/").items()
-    }
-    return {name: value for name, value in found.items() if isinstance(value, int | float)}
+def asked_for(config: DictConfig, planned: Sequence[Planned], *groups: str, times: str = "") -> str:
+    """Return what was chosen of some groups, and the sizes of the requests, for tables and pictures."""
+    words = [f"{name} {job.choice(name) or type(build(config, name)).__name__}" for name in groups]
+    sizes = [np.mean([getattr(each, name) for each in planned]) for name in ("prompt_tokens", "output_tokens")]
+    return (
+        f"{', '.join(words)}; {len(planned)} requests{times} of {sizes[0]:.0f} tokens in and {sizes[1]:.0f} out on "
+        f"average"
+    )
+
+
+@contextmanager
+def reported(
+    runs: Sequence[LoadRun], report: LoadReport, tracker: Tracker, virtual: Sequence[LoadRun] = ()
+) -> Iterator[None]:
+    """Report at the end of the ``with`` block, however it ends, the runs that are there by then.
+
+    Args:
+        virtual: The same in virtual time, to be compared.
+    """
+    exit_code = 1
+    try:
+        yield
+        exit_code = 0
+    except KeyboardInterrupt:
+        exit_code = 130
+        raise
+    finally:
+        if runs:
+            figures, written = report_load(runs, report)
+            written += report_validation(runs, virtual, report) if virtual else []
+            found = {f"{each.method}/{each.rate:g}": flatten(each, joint="/") for each in figures}
+            single = {f"{run}/{name}": value for run, own in found.items() for name, value in own.items()}
+            tracker.summary({name: value for name, value in single.items() if isinstance(value, int | float)})
+            tracker.files("results", [path for path in written if path.parent == report.folder])
+        tracker.finish(exit_code)

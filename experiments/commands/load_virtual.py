@@ -1,18 +1,19 @@
 """Loads in virtual time: without a model by recorded traces, or beside a real run to see how far they are apart."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig
 
-from experiments.commands.load_plan import Load, plan_loads, summary_of
+from experiments.commands.load_plan import Load, asked_for, plan_loads, reported
 from experiments.config import job
 from experiments.config.sections import bootstrap_of, build, plain, plain_whole, typed
-from experiments.load.arrivals import Times
 from experiments.load.clock import RECORD, Clock, with_costs
 from experiments.load.dense import Dense
 from experiments.load.dense_recording import record
@@ -23,7 +24,7 @@ from experiments.load.virtual import VirtualEngine
 from experiments.load.workloads import Lengths
 from experiments.measuring.conditions import conditions_of
 from experiments.reporting import terminal
-from experiments.reporting.load import LoadReport, report_load
+from experiments.reporting.load import LoadReport
 from experiments.reporting.load_validation import traces_table
 from experiments.reporting.progress import Progress
 from experiments.results.limits import Terms
@@ -73,21 +74,10 @@ def play_virtual(config: DictConfig, clock: Clock, methods: Mapping[str, str]) -
     notes = [f"virtual time: {_said(clock)}", *_wraps(engines, [each.output_tokens for each in planned])]
     report = LoadReport(folder=folder, terms=terms, bootstrap=bootstrap, title=title, notes=notes, spare=overload.spare)
     runs: list[LoadRun] = []
-    exit_code = 1
-    try:
+    with reported(runs, report, tracker):
         for run in virtual_runs(engines, seeded, overload, clock):
             run.save(folder / f"{run.method}_{run.rate:g}")
             runs.append(run)
-        exit_code = 0
-    except KeyboardInterrupt:
-        exit_code = 130
-        raise
-    finally:
-        if runs:
-            figures, written = report_load(runs, report)
-            tracker.summary(summary_of(figures))
-            tracker.files("results", [path for path in written if path.parent == folder])
-        tracker.finish(exit_code)
     return runs
 
 
@@ -99,23 +89,6 @@ def _asked(config: DictConfig, seed: int, engines: Mapping[str, VirtualEngine]) 
     return loads, ask(fitted, numbers, build(config, "sampling"))
 
 
-@dataclass(frozen=True)
-class _Job:
-    """One play, which another process may do."""
-
-    engine: VirtualEngine
-    asked: Sequence[Asked]
-    times: Times
-    options: Mapping[str, Any]
-
-    def __call__(self) -> LoadRun:
-        return self.engine.play(self.asked, self.times, **self.options)
-
-
-def _play(job: _Job) -> LoadRun:
-    return job()
-
-
 def virtual_runs(
     engines: Mapping[str, VirtualEngine],
     seeded: Sequence[tuple[Sequence[Load], Sequence[Asked]]],
@@ -123,37 +96,27 @@ def virtual_runs(
     clock: Clock,
 ) -> Iterator[LoadRun]:
     """Yield a run for every rate and method, with all seeds in it."""
-
-    def jobs(name: str, place: int) -> list[_Job]:
-        return [
-            _job(engines[name], loads[place], asked, overload, number, name)
-            for number, (loads, asked) in enumerate(seeded)
-        ]
-
-    cases = [jobs(name, place) for place in range(len(seeded[0][0])) for name in engines]
-    with Progress(len(cases), "virtual runs") as progress:
-        if clock.workers == 1:
-            for number, own in enumerate(cases):
-                yield pooled([each() for each in own])
-                progress.update(number + 1)
-            return
-        with ProcessPoolExecutor(clock.workers) as pool:
-            pending = [[pool.submit(_play, each) for each in own] for own in cases]
-            for number, own in enumerate(pending):
-                yield pooled([each.result() for each in own])
-                progress.update(number + 1)
+    cases: list[list[Callable[[], LoadRun]]] = [
+        [_play(engines[name], loads[place], asked, overload, seed, name) for seed, (loads, asked) in enumerate(seeded)]
+        for place in range(len(seeded[0][0]))
+        for name in engines
+    ]
+    with Progress(len(cases), "virtual runs") as progress, ExitStack() as open_until:
+        if clock.workers > 1:
+            pool = open_until.enter_context(ProcessPoolExecutor(clock.workers))
+            cases = [[pool.submit(each).result for each in own] for own in cases]
+        for number, own in enumerate(cases):
+            yield pooled([each() for each in own])
+            progress.update(number + 1)
 
 
-def _job(engine: VirtualEngine, load: Load, asked: Sequence[Asked], overload: Overload, seed: int, method: str) -> _Job:
-    options = {
-        "loop": load.loop,
-        "users": int(min(load.rate, len(asked))),
-        "overload": overload,
-        "seed": seed,
-        "method": method,
-        "rate": load.rate,
-    }
-    return _Job(engine, asked[: len(load.times)], load.times, options)
+def _play(
+    engine: VirtualEngine, load: Load, asked: Sequence[Asked], overload: Overload, seed: int, method: str
+) -> Callable[[], LoadRun]:
+    """Return one play, which another process may do."""
+    users = int(min(load.rate, len(asked)))
+    given = {"loop": load.loop, "users": users, "overload": overload, "seed": seed, "method": method, "rate": load.rate}
+    return partial(engine.play, asked[: len(load.times)], load.times, **given)
 
 
 def virtual_engine(method: Method, clock: Clock, traces: Dense | None, engine: Engine | None = None) -> VirtualEngine:
@@ -235,15 +198,10 @@ def _title(config: DictConfig, engines: Mapping[str, VirtualEngine], planned: Se
     costs: Any = engines[PLAIN].costs
     conditions = getattr(costs, "conditions", None)
     device = str(clock.costs) if conditions is None else f"{conditions.model} on {conditions.device}"
-    groups = ("arrival", "workload", "overload")
-    words = [f"{name} {job.choice(name) or type(build(config, name)).__name__}" for name in groups]
-    sizes = [np.mean([getattr(each, name) for each in planned]) for name in ("prompt_tokens", "output_tokens")]
-    rows = sorted({each.slots for each in engines.values()})
     times = f", {clock.seeds} times" if clock.seeds > 1 else ""
-    return (
-        f"VIRTUAL TIME, {device}; {', '.join(words)}; {len(planned)} requests{times} of {sizes[0]:.0f} tokens in and "
-        f"{sizes[1]:.0f} out on average; {' and '.join(map(str, rows))} slots"
-    )
+    about = asked_for(config, planned, "arrival", "workload", "overload", times=times)
+    rows = sorted({each.slots for each in engines.values()})
+    return f"VIRTUAL TIME, {device}; {about}; {' and '.join(map(str, rows))} slots"
 
 
 def _said(clock: Clock) -> str:
@@ -309,7 +267,7 @@ def beside(
     for run in (each for each in runs if each.method in made):
         engine = replace(made[run.method], slower=_slower(run, made[run.method]))
         load = next(each for each in loads if each.rate == run.rate)
-        plays = [_job(engine, load, asked, overload, seed, run.method)() for seed in range(clock.seeds)]
+        plays = [_play(engine, load, asked, overload, seed, run.method)() for seed in range(clock.seeds)]
         found.append(pooled(plays))
     return found
 
