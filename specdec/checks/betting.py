@@ -14,13 +14,13 @@ All is done for many audits at once (the leading axis), so the same lines judge 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import scipy.stats
 from jaxtyping import Float, Int, Num
 
-from specdec.checks.goodness import RARE, fits
+from specdec.checks.goodness import cells, fits
 
 ESTIMATE = "what the outputs look like"
 """The bet without a name."""
@@ -87,33 +87,46 @@ class Question:
         return np.log(factor / np.maximum(fair + self.tolerance * spread, 1e-300))
 
 
-@dataclass
-class Wealth:
+class Bets:
     """The wealth of every bet, in audits that go on at the same time.
 
     Attributes:
-        logs: Its logarithm.
+        bets: What they are on.
+        logs: The logarithm of the wealth.
+        level: Largest probability of a false alarm, half of which is theirs.
+    """
+
+    bets: list[str]
+    logs: Float[np.ndarray, "audit bet"]
+    level: float
+
+    @property
+    def log_e(self) -> Float[np.ndarray, " audit"]:
+        """The logarithm of the e-value, which is the mean over the bets."""
+        highest = self.logs.max(1, keepdims=True)
+        return highest[:, 0] + np.log(np.exp(self.logs - highest).mean(1))
+
+    @property
+    def alarm(self) -> np.ndarray:
+        """Whether the e-value has reached its bound."""
+        return self.log_e >= np.log(2.0 / self.level)
+
+
+class Wealth(Bets):
+    """Bets on the answers to a question.
+
+    Attributes:
         seen: By prompt: the outputs so far, by cell.
     """
 
-    question: Question
-    audits: int = 1
-    logs: Float[np.ndarray, "audit bet"] = field(init=False)
-    seen: list[Float[np.ndarray, "audit cell"]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.logs = np.zeros((self.audits, len(self.question.bets)))
-        self.seen = [np.zeros((self.audits, len(law))) for law in self.question.laws]
+    def __init__(self, question: Question, audits: int = 1):
+        self.question, self.bets, self.level = question, question.bets, question.level
+        self.logs = np.zeros((audits, len(self.bets)))
+        self.seen: list[Float[np.ndarray, "audit cell"]] = [np.zeros((audits, len(law))) for law in question.laws]
         self._named = [
-            np.stack([self.question.named(prompt, name) for name in self.question.mistakes])
-            if self.question.mistakes
-            else np.zeros((0, len(law)))
-            for prompt, law in enumerate(self.question.laws)
+            np.array([question.named(prompt, name) for name in question.mistakes]).reshape(-1, len(law))
+            for prompt, law in enumerate(question.laws)
         ]
-
-    @property
-    def bets(self) -> list[str]:
-        return self.question.bets
 
     def estimate(self, prompt: int) -> Float[np.ndarray, "audit cell"]:
         """The law that the outputs so far look like."""
@@ -126,22 +139,6 @@ class Wealth:
         estimated = (counts * self.question.ratio(prompt, self.estimate(prompt))).sum(1, keepdims=True)
         self.seen[prompt] = self.seen[prompt] + counts
         self.logs += np.concatenate([named, estimated], 1)
-
-    @property
-    def log_e(self) -> Float[np.ndarray, " audit"]:
-        """The logarithm of the e-value."""
-        return log_mean(self.logs)
-
-    @property
-    def alarm(self) -> np.ndarray:
-        """Whether the e-value has reached its bound."""
-        return self.log_e >= np.log(2.0 / self.question.level)
-
-
-def log_mean(logs: Float[np.ndarray, "audit bet"]) -> Float[np.ndarray, " audit"]:
-    """Returns the logarithm of the mean over the bets, from the logarithms of their wealth."""
-    highest = logs.max(1, keepdims=True)
-    return highest[:, 0] + np.log(np.exp(logs - highest).mean(1))
 
 
 def p_value(question: Question, seen: Sequence[Num[np.ndarray, " cell"]]) -> float:
@@ -230,13 +227,11 @@ def power(question: Question, name: str, *, blocks: int, wanted: float, audits: 
 
 
 def _chi_square_power(question: Question, prompt: int, other: np.ndarray, samples: int) -> float:
-    law, order = _possible(question, prompt), np.argsort(-_possible(question, prompt), kind="stable")
-    law, other = law[order], other[order]
-    cells = int((samples * law >= RARE).sum())
-    cells += bool(samples * law[cells:].sum() >= RARE)
-    if cells < 2:
+    law = _possible(question, prompt)
+    order, starts = cells(samples * law)
+    if len(starts) < 2:
         return 0.0
-    law, other = (np.add.reduceat(each, np.arange(cells)) for each in (law, other))
-    limit = scipy.stats.chi2.isf(question.level / 2 / len(question.laws), cells - 1)
+    law, other = (np.add.reduceat(each[order], starts) for each in (law, other))
+    limit = scipy.stats.chi2.isf(question.level / 2 / len(question.laws), len(starts) - 1)
     shift = samples * float(((other - law) ** 2 / law).sum())
-    return float(scipy.stats.ncx2.sf(limit, cells - 1, shift)) if shift > 0 else 0.0
+    return float(scipy.stats.ncx2.sf(limit, len(starts) - 1, shift)) if shift > 0 else 0.0

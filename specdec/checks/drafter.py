@@ -154,16 +154,10 @@ def check_drafter(
 
 
 def assert_conforms(make: Callable[[], Drafter], target: Target, **options: Any) -> None:
-    """Tries a drafter against the whole contract.
-
-    Args:
-        make: Makes a new drafter, every time it is called.
-        target: The target, in float32.
-        **options: More arguments of ``check_drafter``.
+    """Tries a drafter against the whole contract; arguments are those of ``check_drafter``.
 
     Raises:
         AssertionError: A check failed. Names all that did, with what is wrong.
-        ValueError: See ``check_drafter``.
     """
     wrong = [finding for finding in check_drafter(make, target, **options) if finding.failed]
     if wrong:
@@ -183,8 +177,8 @@ def _checks(trials: Trials) -> Iterator[dict[str, Callable[[], str]]]:
     yield {"shared beginnings": trials.shared_beginnings}
     yield {"no drift": trials.drift}
     yield {"recorded rounds": trials.recorded_rounds}
-    drawn = {check: partial(trials.drawn, check) for check in (q.FIRST, q.DEEPER, q.SIBLINGS, q.INDEPENDENT)}
-    yield {**drawn, q.CHOSEN: trials.chosen}
+    draws = q.FIRST, q.DEEPER, q.SIBLINGS, q.INDEPENDENT, q.CHOSEN
+    yield {check: partial(trials.drawn, check) for check in draws}
     yield {"NaN logits": trials.nan_logits}
     yield {"q at the leaves": trials.leaves}
     for rule in trials.rules:
@@ -193,14 +187,11 @@ def _checks(trials: Trials) -> Iterator[dict[str, Callable[[], str]]]:
 
 def _finding(check: str, tried: Callable[[], str]) -> Finding:
     """Return how a check ended; an exception of the drafter is a failure."""
+    ends = {Broken: Status.FAILED, NotApplicable: Status.NOT_APPLICABLE, NotTried: Status.NOT_TRIED}
     try:
         return Finding(check, Status.PASSED, tried())
-    except Broken as wrong:
-        return Finding(check, Status.FAILED, str(wrong))
-    except NotApplicable as why:
-        return Finding(check, Status.NOT_APPLICABLE, str(why))
-    except NotTried as why:
-        return Finding(check, Status.NOT_TRIED, str(why))
+    except tuple(ends) as end:
+        return Finding(check, ends[type(end)], str(end))
     except MalformedError:
         return Finding(check, Status.NOT_TRIED, "a malformed tree ended it")
     except Exception as error:

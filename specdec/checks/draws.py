@@ -225,6 +225,8 @@ class Draws:
 
     def check(self, check: str) -> str:
         """Return what was found by one of the checks of draws."""
+        if check == CHOSEN:
+            return self._check_chosen()
         if not self.drawn:
             words = " and ".join(DraftSampling(law).name for law in sorted(self.laws)) or "never there"
             raise NotApplicable(f"its drafts are {words}: there is no q that they were drawn from")
@@ -236,7 +238,7 @@ class Draws:
         wrong = "are not independent" if check == INDEPENDENT else "are not drawn from the q that is given"
         return _judged(tests[check], _limit(tests), "draws", f"draws {wrong}")
 
-    def check_chosen(self) -> str:
+    def _check_chosen(self) -> str:
         """Return whether drafts that are declared as chosen are the same under all seeds."""
         if self.laws != {int(DraftSampling.DETERMINISTIC)}:
             raise NotApplicable("its drafts are drawn" if self.laws else "it drafted nothing")

@@ -45,13 +45,19 @@ def fits(counts: np.ndarray, law: np.ndarray) -> float:
     """Return the p-value of a chi-square test of counts following a law; 0 if something impossible was counted."""
     if counts[law == 0].any():
         return 0.0
-    order = np.argsort(-law, kind="stable")
-    observed, expected = counts[order], law[order] * (counts.sum() / law.sum())
-    # The last cell takes the rare outcomes, and the rarest of the others if these are too few together.
-    cells = int((expected >= RARE).sum())
-    if expected[cells:].sum() >= RARE:
-        cells += 1
-    if cells < 2:
+    expected = law * (counts.sum() / law.sum())
+    order, starts = cells(expected)
+    if len(starts) < 2:
         return 1.0
-    starts = np.arange(cells)
-    return float(scipy.stats.chisquare(np.add.reduceat(observed, starts), np.add.reduceat(expected, starts)).pvalue)
+    observed, expected = (np.add.reduceat(each[order], starts) for each in (counts, expected))
+    return float(scipy.stats.chisquare(observed, expected).pvalue)
+
+
+def cells(expected: Float[np.ndarray, " outcome"]) -> tuple[Int[np.ndarray, " outcome"], Int[np.ndarray, " cell"]]:
+    """Return outcomes by falling expected counts, and where cells begin: the last one takes what is rare.
+
+    If rare outcomes are too few together, it takes the rarest of the others, too.
+    """
+    order = np.argsort(-expected, kind="stable")
+    count = int((expected >= RARE).sum())
+    return order, np.arange(count + bool(expected[order][count:].sum() >= RARE))

@@ -164,10 +164,6 @@ WORDS = {
 }
 
 
-def _honest(at: Place) -> Parts:
-    return _round(at.p, at.q)
-
-
 @dataclass(frozen=True)
 class Cells:
     """A partition of the next tokens.
@@ -211,7 +207,7 @@ def joint(
         ends: Tokens behind which nothing follows.
         names: The mistakes; by default all.
     """
-    rules = {HONEST: _honest} | EDGES | {name: MISTAKES[name] for name in names or MISTAKES}
+    rules = {HONEST: lambda at: _round(at.p, at.q), **EDGES, **{name: MISTAKES[name] for name in names or MISTAKES}}
     opened: dict[Path, np.ndarray] = {}
     pieces: dict[str, list[float]] = {name: [] for name in rules}
     # By prefix and rule: the probability that the prefix comes out, by how many drafts of the round stayed so far.

@@ -120,11 +120,7 @@ class WatchedSession(Session):
         self.inner.release(slot)
 
     def propose(self, batch: Batch) -> DraftTree:
-        """Return the session's proposal, after a look at it.
-
-        Raises:
-            MalformedError: The engine could not go on with this tree.
-        """
+        """Return the session's proposal after a look at it; ``MalformedError`` where no engine could go on with it."""
         before = _arrays(batch)
         self.inner.prepare(batch)
         tree = self.inner.propose(batch)
@@ -226,7 +222,6 @@ class Job:
 
     @property
     def kind(self) -> str:
-        """How it is decoded, in a word."""
         return "greedy" if self.sampling.greedy else "sampled"
 
 
@@ -253,11 +248,9 @@ class Stage:
     """Where a drafter is tried: how to make it, and what it works with.
 
     Attributes:
-        make: Makes a new drafter.
         verifier: An acceptance rule that takes its drafts.
         log: Takes what all of its trees show.
-        max_depth: As the drafter announced.
-        adapts: As the drafter announced.
+        max_depth, adapts: As the drafter announced.
         options: More arguments of the engines.
     """
 
@@ -307,10 +300,7 @@ def run(
         rows_of_q: The number of nodes after which q is kept, which takes memory; None for all.
         on_round: Called with every round that speculates.
         watch: Whether drafts are kept; nobody may look at rounds that are to be recorded.
-        may_fail: Whether a failed request is no error here.
-
-    Raises:
-        ValueError: A request failed that may not.
+        may_fail: Whether a failed request is no error here; else it is a ``ValueError``.
     """
     runs: dict[int, Run] = {}
 

@@ -1,13 +1,12 @@
 """The trials of a drafter. Each returns what it found, or raises ``Broken``, ``NotApplicable`` or ``NotTried``."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from itertools import takewhile, zip_longest
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from specdec.acceptance import Plain
 from specdec.cache.pages import Paging
@@ -116,10 +115,10 @@ class Trials:
         where = f"{len(compared)} outputs in a ragged batch of 3 slots, refilled, with prompts in pieces of 7"
         ties = 0
         for job, drafted, alone in compared:
-            pairs = zip(drafted.tokens, alone.tokens, strict=False)
-            same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
             if drafted.tokens == alone.tokens:
                 continue
+            pairs = enumerate(zip_longest(drafted.tokens, alone.tokens))
+            same = next(at for at, (one, other) in pairs if one != other)
             far = "" if shared else _unexplained(stage, job, drafted.tokens, alone.tokens, same)
             if shared or far:
                 raise Broken(f"an output differs from plain decoding's from token {same} on{far} ({where})")
@@ -164,9 +163,7 @@ class Trials:
     def _compare(self, runs: Sequence[Run], so: str) -> None:
         """Refuse drafts that are not those of the requests alone, up to the first round that differs."""
         for job, mine, wanted in zip(self._pair, runs, self._alone, strict=True):
-            difference = _first_difference(mine, wanted)
-            if difference is not None:
-                number, words = difference
+            for number, words in _differences(mine, wanted):
                 raise Broken(f"in round {number} of a {job.kind} request, {so}: {words}")
 
     def same_seed(self) -> str:
@@ -181,14 +178,10 @@ class Trials:
     def company(self) -> str:
         """Decode both requests in one batch with others, one of which does not speculate."""
         self._need_comparable()
-        mates = [
-            Job(
-                prompt,
-                replace(self._pair[number % 2].sampling, max_new_tokens=7 + 3 * number, stream=50 + number),
-                speculate=number != 1,
-            )
-            for number, prompt in enumerate(self.prompts)
-        ]
+        mates = []
+        for number, prompt in enumerate(self.prompts):
+            own = replace(self._pair[number % 2].sampling, max_new_tokens=7 + 3 * number, stream=50 + number)
+            mates.append(Job(prompt, own, speculate=number != 1))
         jobs = [mates[0], self._pair[0], *mates[1:], self._pair[1]]
         runs = run(self.stage.engine(slots=len(jobs)), jobs)
         batch = f"in a batch of {len(jobs)} requests"
@@ -220,9 +213,8 @@ class Trials:
             raise NotApplicable("its session does not say lookback, so that its requests share nothing")
         for _ in range(2):
             runs = [run(engine, [job])[0] for job in self._pair]
-        self._compare(
-            runs, "where the caches hold the beginning of a prompt, it drafts otherwise (see Session.lookback)"
-        )
+        so = "where the caches hold the beginning of a prompt, it drafts otherwise (see Session.lookback)"
+        self._compare(runs, so)
         return f"with {engine.page_counts.reused} tokens from the caches it drafts as without"
 
     def drift(self) -> str:
@@ -281,19 +273,12 @@ class Trials:
         return f"{len(self._mixed)} requests go as in rounds that are not recorded"
 
     def drawn(self, check: str) -> str:
-        """Return what many draws show about q and their independence."""
+        """Return what many draws show about q and their independence, and whether chosen drafts are drawn after all."""
         if check == q.FIRST:
             self._draws = q.played(self.stage, self.prompts, self.sampling, self._by_rule, self._num_draws)
-        return self._counted().check(check)
-
-    def chosen(self) -> str:
-        """Return whether drafts that are declared as chosen are the same under all seeds."""
-        return self._counted().check_chosen()
-
-    def _counted(self) -> q.Draws:
         if self._draws is None:
             raise NotTried(f"“{q.FIRST}” failed")
-        return self._draws
+        return self._draws.check(check)
 
     def nan_logits(self) -> str:
         """Decode two requests beside others that have NaN in their context, and once more in the slots of these.
@@ -303,7 +288,8 @@ class Trials:
         """
         # A row without numbers may get any tree that the engine can run, so it is not among the checks of trees.
         apart = replace(self.stage, log=Log(spoiled=True))
-        good, model, vocab = self._pair, self.stage.target.model, self.stage.target.vocab_size
+        good, vocab = self._pair, self.stage.target.vocab_size
+        embeddings = self.stage.target.model.get_input_embeddings()
         used = {token for job in good for token in job.prompt}
 
         def note(module: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -311,7 +297,7 @@ class Trials:
 
         # Everything that is forwarded: rejected nodes and those that are not valid, and a head's mask token.
         first = apart.engine(slots=2)
-        with _hooked(model, note):
+        with embeddings.register_forward_hook(note):
             alone = run(first, good)
         used.update(token for done in alone for token in done.tokens)
         bad = next((token for token in reversed(range(vocab)) if token not in used), None)
@@ -328,7 +314,7 @@ class Trials:
         ]
         engine = apart.engine(slots=4)
         try:
-            with _hooked(model, nan):
+            with embeddings.register_forward_hook(nan):
                 beside = run(engine, [spoiled[0], good[0], spoiled[1], good[1]], may_fail=True)
                 after = run(engine, [*good, *good], may_fail=True)  # in all slots
         except MalformedError as error:
@@ -341,10 +327,8 @@ class Trials:
                 raise Broken(f"{where}, another request fails: {mine.error}")
             if self._rounds_apart is None:
                 wanted = alone[number % 2]
-                difference = _first_difference(mine, wanted)
-                if difference is not None:
-                    what = f"drafts otherwise than alone in round {difference[0]}: {difference[1]}"
-                    raise Broken(f"{where}, another request {what}")
+                for at, words in _differences(mine, wanted):
+                    raise Broken(f"{where}, another request drafts otherwise than alone in round {at}: {words}")
                 if mine.tokens != wanted.tokens:
                     raise Broken(f"{where}, another request has another output than alone")
         return "requests with NaN in their context end with an error; beside them and in their slots, others go on"
@@ -356,10 +340,8 @@ class Trials:
             raise NotApplicable("the drafter says has_leaf_probs=False")
         rule = _ReadsLeaves(self.stage.verifier, frozenset(drafter.laws))
         log = Log()
-        try:
+        with suppress(MalformedError):  # it is in the log
             run(replace(self.stage, log=log, verifier=rule).engine(slots=3), self._mixed, rows_of_q=0)
-        except MalformedError:
-            pass  # it is in the log
         for flaw in log.flaws.values():
             raise Broken(f"bound with leaf_probs=True: node {flaw.node}: {flaw.what}")
         return f"bound with leaf_probs=True, q is given at every node of {log.trees} trees"
@@ -382,13 +364,11 @@ class _ReadsLeaves(Plain):
         self.exactness, self.samplings = like.exactness, like.samplings | drafter_laws
 
 
-def _first_difference(mine: Run, wanted: Run) -> tuple[int, str] | None:
-    """Return the first round whose drafts differ, and how; None if none does."""
+def _differences(mine: Run, wanted: Run) -> Iterator[tuple[int, str]]:
+    """Yields the rounds whose drafts differ, and how."""
     for number, (draft, other) in enumerate(zip(mine.drafts, wanted.drafts, strict=False)):
-        difference = draft.difference(other, ROUNDING)
-        if difference is not None:
-            return number, difference
-    return None
+        if (difference := draft.difference(other, ROUNDING)) is not None:
+            yield number, difference
 
 
 def _apart(late: Draft, new: Draft) -> str | None:
@@ -414,13 +394,3 @@ def _unexplained(stage: Stage, job: Job, drafted: Sequence[int], alone: Sequence
     if tie.margin <= tie.bound:
         return ""
     return f", where its token is {tie.margin:.2g} nats below the best, and the dtype explains {tie.bound:.2g}"
-
-
-@contextmanager
-def _hooked(model: PreTrainedModel, look: Callable[..., Tensor | None]) -> Iterator[None]:
-    """Has a function see, or change, what the input embeddings give; the weights are left alone."""
-    hook = model.get_input_embeddings().register_forward_hook(look)
-    try:
-        yield
-    finally:
-        hook.remove()

@@ -11,14 +11,13 @@ A fixed-sample chi-square test of homogeneity stands beside it, Bonferroni over 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import scipy.stats
 from jaxtyping import Float, Int
 
-from specdec.checks.betting import Power, log_mean
+from specdec.checks.betting import Bets, Power
 from specdec.checks.goodness import RARE
 
 PRIORS = (1.0, 8.0)
@@ -29,36 +28,26 @@ TOKENS = 64
 """Tokens of the law that power is tried with, whose probabilities are as 1 / rank."""
 
 
-@dataclass
-class TwoSamples:
-    """The wealth of every bet, in audits that go on at the same time.
+class TwoSamples(Bets):
+    """Bets on which of two subjects an output comes from.
 
-    Attributes:
+    Args:
         prompts: The number of prompts.
         horizon: Tokens of an output that are compared.
-        logs: The logarithm of every bet's wealth.
     """
 
-    prompts: int
-    horizon: int
-    level: float = 1e-3
-    audits: int = 1
-    logs: Float[np.ndarray, "audit bet"] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.logs = np.zeros((self.audits, len(self.bets)))
-        self._came = [[np.zeros((self.audits, 2, 1))] * self.horizon for _ in range(self.prompts)]
-        self._often = np.zeros((self.horizon, self.audits, 2, OFTEN))
-
-    @property
-    def bets(self) -> list[str]:
-        tokens = [f"first {length} tokens" if length > 1 else "first token" for length in range(1, self.horizon + 1)]
-        return [
+    def __init__(self, prompts: int, horizon: int, level: float = 1e-3, audits: int = 1):
+        self.horizon, self.level = horizon, level
+        tokens = [f"first {length} tokens" if length > 1 else "first token" for length in range(1, horizon + 1)]
+        self.bets = [
             f"{bet}, prior {prior:g}"
             for each in tokens
             for bet in (each, f"frequency of the {each}")
             for prior in PRIORS
         ]
+        self.logs = np.zeros((audits, len(self.bets)))
+        self._came = [[np.zeros((audits, 2, 1))] * horizon for _ in range(prompts)]
+        self._often = np.zeros((horizon, audits, 2, OFTEN))
 
     def advance(
         self, prompt: int, ours: Int[np.ndarray, "audit length output"], theirs: Int[np.ndarray, "audit length output"]
@@ -76,16 +65,6 @@ class TwoSamples:
             self._came[prompt][length] = _counted(came, labels)
             self._often[length] = _counted(self._often[length], bins)
         self.logs += np.stack(gains, 1)
-
-    @property
-    def log_e(self) -> Float[np.ndarray, " audit"]:
-        """The logarithm of the e-value."""
-        return log_mean(self.logs)
-
-    @property
-    def alarm(self) -> np.ndarray:
-        """Whether the e-value has reached its bound."""
-        return self.log_e >= np.log(2.0 / self.level)
 
 
 def _at(
