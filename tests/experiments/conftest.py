@@ -5,6 +5,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -16,7 +17,9 @@ from transformers import PreTrainedTokenizerFast
 
 from drafters.heads.eagle_files import save_eagle
 from drafters.lora import write_adapter
+from experiments.config.launch import Command
 from experiments.config.sections import CONF
+from experiments.config.words import with_home, without_nulls
 from experiments.datasets.prompt import Prompt
 from experiments.datasets.stdlib import Stdlib
 from experiments.measuring.peaks import brief_peaks
@@ -139,6 +142,12 @@ def composed(name: str, *overrides: str) -> DictConfig:
     config = copy.deepcopy(_composed(name, tuple(itertools.compress(overrides, is_option))))
     ConfigLoaderImpl._apply_overrides_to_config([e for e, o in zip(parsed, is_option, strict=True) if not o], config)
     return config
+
+
+def called(command: Command, *words: str) -> Any:
+    """The result of a command with the words of its command line, in this process."""
+    given = list(words) if command.rewrite is None else command.rewrite(list(words))
+    return command(composed(command.name, *without_nulls(with_home(given))))
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,13 @@ from experiments.results.comparison import dataset_name
 from experiments.results.records import read_records, replace_records
 from experiments.results.runs import find_folders, load_run
 from tests.experiments.made_runs import loaded, made
+from tests.experiments.runs import launched
 
 
 def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *words: str) -> None:
     """The command line, with results in ``out``."""
     words = (*words, f"out={tmp_path / 'out'}", f"hydra.run.dir={tmp_path / 'hydra'}")
-    monkeypatch.setattr(sys, "argv", ["compare.py", *words])
-    main()
+    assert launched(*words, monkeypatch=monkeypatch, main=main) == 0
 
 
 def test_the_table_the_files_and_the_pictures(

@@ -54,13 +54,10 @@ def test_a_corpus_is_made_and_read_again(tmp_path: Path, capsys: pytest.CaptureF
     made(files=f"{tmp_path}/*.txt", out=str(out), overwrite=True)
 
 
-def test_tokens_need_no_tokenizer_and_text_does(tmp_path: Path) -> None:
+def test_tokens_need_no_tokenizer(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.array([7, 8]))
     read = made(files=f"{tmp_path}/a.npy", out=str(tmp_path / "a.corpus"), tokenizer=None)
     assert read.tokens.tolist() == [7, 8, -1] and not read.notes
-    (tmp_path / "b.txt").write_text("text")
-    with pytest.raises(ValueError, match="tokenizer=None: files have text"):
-        made(files=f"{tmp_path}/b.txt", out=str(tmp_path / "b.corpus"), tokenizer=None)
 
 
 def test_an_entry_of_a_list_of_drafters_may_name_a_corpus() -> None:
@@ -76,7 +73,6 @@ def test_an_entry_of_a_list_of_drafters_may_name_a_corpus() -> None:
         ("a.jsonl", b"{", "line 1 is not JSON"),
         ("a.npy", b"text", "cannot be read as an array"),
         ("a.txt", b"\xff", "is not a UTF-8 text file"),
-        ("b.txt", b"text", "no file matches"),
     ],
 )
 def test_what_is_no_document_is_refused(tmp_path: Path, name: str, content: bytes, sentence: str) -> None:

@@ -15,7 +15,7 @@ from experiments.reporting.report.figures import findings
 from experiments.results.records import read_records
 from experiments.results.runs import load_run
 from experiments.results.texts import TOKENS
-from tests.experiments.conftest import composed
+from tests.experiments.conftest import called
 from tests.experiments.showcase import HOSTILE, OUTPUT, write_run
 
 
@@ -50,12 +50,11 @@ def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def page_of(tmp_path: Path, *words: str) -> Page:
     path = tmp_path / "report.html"
-    assert report.rewrite is not None
-    report(composed("report", *report.rewrite([*words, f"out={path}"])))
+    called(report, *words, f"out={path}")
     return Page(path.read_text(encoding="utf-8"))
 
 
-def test_hostile_texts_stay_texts(tmp_path: Path, capsys: Any) -> None:
+def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", device=HOSTILE, dtype_reason=HOSTILE, overrides=[HOSTILE])
     page = page_of(tmp_path, str(folder))
     assert page.text.count(HOSTILE) >= 3, "where facts are shown, as text"
@@ -68,7 +67,7 @@ def test_hostile_texts_stay_texts(tmp_path: Path, capsys: Any) -> None:
     assert "<" not in page.data
 
 
-def test_nothing_is_asked_of_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_nothing_is_asked_of_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the command line, with all texts and pictures."""
     monkeypatch.undo()
     path = tmp_path / "report.html"
@@ -100,7 +99,7 @@ def test_what_the_page_says(tmp_path: Path, capsys: Any) -> None:
     assert "wrote" in capsys.readouterr().out
 
 
-def test_the_data_of_an_output(tmp_path: Path, capsys: Any) -> None:
+def test_the_data_of_an_output(tmp_path: Path) -> None:
     data = json.loads(page_of(tmp_path, str(write_run(tmp_path / "run"))).data)
     output = next(each for each in data["runs"][0]["outputs"] if each["method"] == "model")
     assert tuple(output["k"]) == OUTPUT
@@ -114,7 +113,7 @@ def test_the_data_of_an_output(tmp_path: Path, capsys: Any) -> None:
     assert 0 < output["rounds"][1]["p"][1] < 1
 
 
-def test_runs_side_by_side_and_the_limit_of_prompts(tmp_path: Path, capsys: Any) -> None:
+def test_runs_side_by_side_and_the_limit_of_prompts(tmp_path: Path) -> None:
     write_run(tmp_path / "sweep" / "0", prompts=4, trace=False, temperature=0.0)
     write_run(tmp_path / "sweep" / "1", prompts=4, overrides=["drafter=ngram"], dtype="bfloat16")
     page = page_of(tmp_path, str(tmp_path / "sweep"), "max_prompts=2")
@@ -145,7 +144,7 @@ def test_every_verdict_has_its_kind(more: dict[str, Any], kind: str, tmp_path: P
     assert found.kind == kind
 
 
-def test_a_run_leaves_what_the_report_needs(traced_out: Path, tmp_path: Path, capsys: Any) -> None:
+def test_a_run_leaves_what_the_report_needs(traced_out: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     shutil.copytree(traced_out, folder)
     data = json.loads(page_of(tmp_path, str(folder)).data)

@@ -111,9 +111,7 @@ def test_what_users_felt(
 
 
 @pytest.mark.full
-def test_several_policies_in_one_run(
-    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any
-) -> None:
+def test_several_policies_in_one_run(configure: Configure, saved: Path, tiny: list[str], tmp_path: Path) -> None:
     """Each is a method, costs and calibrations are kept by method, and a table says what the policies lose."""
     policies = ["fixed", "cost_aware", "confidence", "cost_aware_nodes"]
     chosen = [f"+policy@policies.{name}={name}" for name in policies]

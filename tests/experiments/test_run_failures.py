@@ -32,7 +32,7 @@ def test_ctrl_c_keeps_finished_prompts_and_exits_with_130(
 
 
 def test_a_crash_keeps_finished_prompts(
-    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not in the engine, where it would be a failed prompt. A tracker that cannot be imported changes nothing."""
     calls = []
@@ -114,15 +114,9 @@ def test_a_failing_prompt_is_counted_and_the_run_goes_on(
     ],
 )
 def test_prompts_that_do_not_fit_are_said_once(
-    policy: str,
-    finished: int,
-    failed: int,
-    configure: Configure,
-    saved: Path,
-    tiny: list[str],
-    tmp_path: Path,
+    policy: str, finished: int, failed: int, configure: Configure, saved: Path, tiny: list[str], tmp_path: Path,
     capsys: Any,
-) -> None:
+) -> None:  # fmt: skip
     lines = [{"prompt": "x" * size} for size in (10, 100, 20)]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     more = ["dataset=jsonl", f"dataset.file={tmp_path / 'p.jsonl'}", "engine.max_length=64"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from experiments.show import main, show
-from tests.experiments.conftest import composed
+from tests.experiments.conftest import called
 from tests.experiments.showcase import HOSTILE, write_run
 
 Shown = Callable[..., str]
@@ -23,8 +23,7 @@ def shown(capsys: pytest.CaptureFixture[str]) -> Shown:
     """What the command prints of a folder."""
 
     def printed(*words: str | Path) -> str:
-        assert show.rewrite is not None
-        show(composed("show", *show.rewrite([str(word) for word in words])))
+        called(show, *map(str, words))
         return capsys.readouterr().out
 
     return printed

@@ -16,11 +16,10 @@ import pytest
 
 from experiments.bench.chapter.models import CONFIGS
 from experiments.config.launch import Command, sentence
-from experiments.config.words import with_home, without_nulls
 from experiments.results.records import read_records
 from experiments.run import run
 from specdec.drafting.costs import Conditions
-from tests.experiments.conftest import composed
+from tests.experiments.conftest import called
 from tests.experiments.runs import Configure, invoke
 from tests.experiments.showcase import write_run
 
@@ -175,7 +174,7 @@ MISTAKES: dict[str, dict[str, str]] = {
         "dataset.count=[": "dataset.count=[",
         "dataset.count=0": "dataset.count=0",
         "dataset=jsonl": "dataset.file has no value",
-        "dataset=jsonl dataset.file=no.jsonl": "dataset.file",
+        "dataset=jsonl dataset.file=no.jsonl": "dataset.file: there is no file 'no.jsonl'",
         "dataset=jsonl dataset.file=bad.jsonl": 'bad.jsonl, line 2: "turns" must be a list',
         "dataset=text dataset.files=*.nothing": "dataset.files: no file matches",
         "dataset._target_=drafters.NGramDrafter": "there is no dataset.",
@@ -227,6 +226,8 @@ MISTAKES: dict[str, dict[str, str]] = {
         "nowhere 'verifiers=[{{name: lenient, lenence: 1}}]'": "verifier lenient has no 'lenence': did you mean",
         "nowhere 'verifiers=[{{_target_: Rule}}]'": "verifiers._target_='Rule'",
         "nowhere verifiers=[3]": "3 is no verifier",
+        "nowhere verifiers=[{{}}]": "{} is no verifier",
+        "nowhere 'verifiers=[{{name: block, _target_: verifiers.BlockVerifier}}]'": "is no verifier",
         "nowhere baseline=rejetion": "baseline: there is no verifier 'rejetion': did you mean rejection?",
         "trace=a_file": "a_file is not the folder of a run",
         "": "trace has no value",
@@ -354,7 +355,8 @@ MISTAKES: dict[str, dict[str, str]] = {
     "export": {
         "drafter.name={models}/uno overwrite=true": "holds an adapter: to export it merged",
         "drafter.name={models}/medusa drafter.adapter={models}/uno overwrite=true": "drafter.adapter: ",
-        "drafter.name=a format=vllm": "format='vllm'",
+        "drafter.name=a format=vllm": "format='vllm': give one of native, speculators, sglang",
+        "drafter.name=a +drafter.colour=1": "there is no drafter.colour",
         "": "drafter.name has no value",
         "drafter=eagle": "drafter=eagle",
     },
@@ -400,8 +402,7 @@ def mistake(command: str, words: list[str]) -> str:
     """What a command says to words that are a mistake."""
     task: Command = getattr(import_module(f"experiments.{command}{'.__main__' if command == 'load' else ''}"), command)
     try:
-        given = words if task.rewrite is None else task.rewrite(words)
-        task(composed(command, *without_nulls(with_home(given))))
+        called(task, *words)
     except Exception as error:
         return sentence(error)
     raise AssertionError("nothing was said")
@@ -447,7 +448,7 @@ def test_the_command_line_ends_with_the_sentence(
     ("kind", "function"), [("drafter", "Lookup.propose"), pytest.param("verifier", "Rule.laws", marks=pytest.mark.full)]
 )
 def test_a_component_that_fails_in_a_round_shows_its_line_in_the_records(
-    kind: str, function: str, configure: Configure, tiny: list[str], mine: Path, no_pictures: None, capsys: Any
+    kind: str, function: str, configure: Configure, tiny: list[str], mine: Path, no_pictures: None
 ) -> None:
     number, said = LINES[function]
     words = [f"{kind}._target_=own_parts.{function.split('.')[0]}", "method=mine", "warmup_prompts=0"]

@@ -111,20 +111,6 @@ def test_the_search_path_of_the_job_counts_one_may_be_given_and_a_class_needs_no
     assert "mine" not in option_names("verifier"), "and is forgotten"
 
 
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [
-        ({"name": "block", "size": 1}, "verifier block has no 'size'"),
-        ({"name": "block", "_target_": "verifiers.BlockVerifier"}, "is no verifier"),
-        ({}, "{} is no verifier"),
-        ({"_target_": "nowhere.Rule"}, "'nowhere'"),
-    ],
-)
-def test_a_wrong_entry_is_refused(entry: object, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        sections("verifier", [entry])
-
-
 @dataclass(frozen=True, kw_only=True)
 class Inner:
     size: Count

@@ -171,8 +171,6 @@ def test_a_folder_that_holds_something_is_not_touched(written: Callable[[str], P
         ("medusa", ["drafter.mask_token_id=3"], r"^drafter\.mask_token_id: .* holds Medusa heads, which has none"),
         ("lm", ["drafter.embeddings=own"], r"^drafter\.embeddings: .* holds a small causal LM"),
         ("eagle3", ["drafter.dtype=float23"], "float23"),
-        ("eagle3", ["+drafter.colour=1"], r"there is no drafter\.colour"),
-        ("eagle3", ["format=gguf"], "format='gguf': give one of native, speculators, sglang"),
     ],
 )
 def test_bad_settings(

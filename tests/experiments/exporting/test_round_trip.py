@@ -78,7 +78,7 @@ def test_medusa_heads_are_known_in_other_layouts(target: Target, tmp_path: Path)
     assert kind_of(str(tmp_path)) == "medusa"
 
 
-def test_a_difference_would_be_found(written: Callable[[str], Path], target: Target) -> None:
+def test_a_difference_would_be_found(written: Callable[[str], Path]) -> None:
     """The comparison above, of a head with one whose layers, norm or weights are others."""
     head = load_eagle(written("eagle3"))
     found = read(Source(name=str(written("eagle3"))), "eagle3")

@@ -21,6 +21,7 @@ from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from tests.experiments.conftest import byte_tokenizer
+from tests.experiments.runs import launched
 from tests.experiments.test_thinking import TEMPLATE
 from tests.models import tiny_model
 from verifiers.rejection import RejectionVerifier
@@ -115,16 +116,9 @@ def tasks(tmp_path: Path) -> Path:
     return folder
 
 
-def command(monkeypatch: pytest.MonkeyPatch, saved: Path, out: Path, *words: str) -> None:
-    given = [
-        f"target.name={saved / 'target'}",
-        f"out={out}",
-        f"hydra.run.dir={out}-hydra",
-        "drafter=ngram",
-        "threads=1",
-    ]
-    monkeypatch.setattr(sys, "argv", ["accuracy.py", *given, "bootstrap.resamples=200", *words])
-    main()
+def command(monkeypatch: pytest.MonkeyPatch, saved: Path, out: Path, *words: str) -> int:
+    given = [f"target.name={saved / 'target'}", f"out={out}", f"hydra.run.dir={out}-hydra", "drafter=ngram"]
+    return launched(*given, "threads=1", "bootstrap.resamples=200", *words, monkeypatch=monkeypatch, main=main)
 
 
 def test_a_greedy_exact_method_has_plain_decodings_scores(
@@ -132,7 +126,7 @@ def test_a_greedy_exact_method_has_plain_decodings_scores(
 ) -> None:
     monkeypatch.delenv("HF_ALLOW_CODE_EVAL", raising=False)
     words = [f"include={tasks}", "tasks=sums,code", "execute=true", "limit=2", "format=md,csv,parquet"]
-    command(monkeypatch, saved, tmp_path / "out", *words)
+    assert command(monkeypatch, saved, tmp_path / "out", *words) == 0
     report = json.loads((tmp_path / "out" / "accuracy.json").read_text())
     assert report["exactness"] == "exact"
     assert report["mean_acceptance_length"] >= 1
@@ -160,20 +154,14 @@ def test_a_greedy_exact_method_has_plain_decodings_scores(
     ],
 )
 def test_wrong_input_is_one_sentence(
-    words: list[str],
-    argument: str,
-    tasks: Path,
-    saved: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    words: list[str], argument: str, tasks: Path, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: Any,
-) -> None:
+) -> None:  # fmt: skip
     if words[-1:] == ["without lm-eval"]:
         words.pop()
         monkeypatch.delitem(sys.modules, "experiments.grading.harness", raising=False)
         monkeypatch.setitem(sys.modules, "lm_eval", None)  # type: ignore[arg-type]
-    with pytest.raises(SystemExit, match="1"):
-        command(monkeypatch, saved, tmp_path / "out", f"include={tasks}", *words)
+    assert command(monkeypatch, saved, tmp_path / "out", f"include={tasks}", *words) == 1
     (error,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("error: "))
     assert argument in error and not (tmp_path / "out").exists()
 

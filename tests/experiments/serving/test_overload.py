@@ -170,9 +170,7 @@ def test_greedy_and_sampled_requests_come_to_a_warm_engine(
     assert (made.recording_counts.replayed_share == 1.0) == (temperatures is None)
 
 
-def test_an_engine_that_cannot_go_on_ends_the_server(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_engine_that_cannot_go_on_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     made = engine(recording="off")
     monkeypatch.setattr("experiments.serving.worker.MOST_ERRORS", 2)
     with serving(made) as server:
@@ -185,7 +183,7 @@ def test_an_engine_that_cannot_go_on_ends_the_server(
     assert server.failure is not None and "cannot go on" in server.failure
 
 
-def test_stopping_lets_running_requests_end(pool: ThreadPoolExecutor, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stopping_lets_running_requests_end(pool: ThreadPoolExecutor) -> None:
     made = engine(max_batch_size=1)
     gate = Gate(made)
     with serving(made) as server:

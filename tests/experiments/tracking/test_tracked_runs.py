@@ -19,9 +19,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.full
-def test_a_sweep_is_a_group_at_wandb(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_a_sweep_is_a_group_at_wandb(tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb", reason="wandb is not installed")
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
     kept = [text for text in tiny if not text.startswith("out=")]
