@@ -9,7 +9,7 @@ from experiments.load.run import LoadRun
 from experiments.load.studies import Study, is_study
 from experiments.reporting import terminal
 from experiments.reporting.comparison import report_comparison
-from experiments.reporting.load_merged import report_studies
+from experiments.reporting.load import report_studies
 from experiments.reporting.published import export, report_published
 from experiments.results.comparison import Row
 from experiments.results.exchange import published

@@ -71,15 +71,9 @@ def curves(runs: Sequence[Run]) -> list[Figures]:
 
 
 def _point(batch: int, method: MethodSummary) -> Figures:
-    return Figures(
-        batch=batch,
-        tokens_per_second=method.requests.output_tokens_per_second,
-        tpot=method.requests.tpot.p50,
-        speedup=method.speedup,
-        speedup_interval=method.speedup_interval,
-        not_lossless=method.not_lossless,
-        requests=method.requests,
-    )
+    own = {name: method[name] for name in ("speedup", "speedup_interval", "not_lossless", "requests")}
+    speed, tpot = method.requests.output_tokens_per_second, method.requests.tpot.p50
+    return Figures(batch=batch, tokens_per_second=speed, tpot=tpot, **own)
 
 
 def curve(name: str, temperature: float, points: Sequence[Figures]) -> Figures:
@@ -181,11 +175,8 @@ def batch_sweep_plot(found: Sequence[Figures], path: Path, subtitle: str) -> Pat
             left_.plot(*at, **_RING, markersize=12, label="knee: largest throughput for its latency")
         if plain:
             continue
-        known = [point for point in each.points if point.speedup]
-        right.plot([point.batch for point in known], [point.speedup for point in known], **style.looks(index))
-        for point in known:
-            if point.speedup_interval is not None:
-                right.vlines(point.batch, *point.speedup_interval, color=color, linewidth=0.9)
+        points = [(point.batch, point.speedup, point.speedup_interval) for point in each.points if point.speedup]
+        style.curve(right, points, index)
         for crossing in each.crossings:
             crossed = "speculation stops paying, or begins to"
             right.axvline(crossing.at, color=color, linestyle=":", linewidth=0.9, label=crossed)

@@ -75,9 +75,7 @@ def report_comparison(
         table=comparison_table(rows, about, show_best=not mixed, notes=notes),
         figures=lambda: comparison_figures(rows),
     )
-    pictures = [comparison_plot(rows, out / "comparison.png", subtitle)]
-    pictures.append(acceptance_lines(rows, out / "acceptance.png", subtitle))
-    terminal.list_written(console, [*written, *(path for path in pictures if path is not None)])
+    terminal.list_written(console, [*written, *(plot(rows, out / name, subtitle) for name, plot in PLOTS.items())])
     return rows
 
 
@@ -246,3 +244,7 @@ def acceptance_lines(rows: Sequence[Row], path: Path, subtitle: str) -> Path | N
 
 def _alarm(rows: Sequence[Row]) -> str:
     return warning([", ".join(row.name) for row in rows if row.method.not_lossless])
+
+
+PLOTS = {"comparison.png": comparison_plot, "acceptance.png": acceptance_lines}
+"""The pictures of a comparison, by file name."""

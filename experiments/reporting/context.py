@@ -195,15 +195,12 @@ def contexts_plot(found: Sequence[Figures], path: Path, subtitle: str) -> Path:
     for index, key in enumerate(keys):
         own = [row for row in found if (row.method, row.temperature) == key]
         label = _name(own[0], found)
-        at, looks = [row.context for row in own], style.looks(index)
-        length.plot(at, [row.mean_acceptance_length for row in own], **looks, label=label)
-        for row in own:
-            if row.mean_acceptance_length_interval is not None:
-                length.vlines(row.context, *row.mean_acceptance_length_interval, color=style.color(index))
+        points = [(row.context, row.mean_acceptance_length, row.mean_acceptance_length_interval) for row in own]
+        style.curve(length, points, index, label)
         for axes, parts, unit in ((time, ("draft", "verify"), 1e3), (caches, ("drafter_bytes", "target_bytes"), 1e-6)):
             for name, line in zip(parts, ("-", ":"), strict=True):
                 known = [(row.context, unit * row[name]) for row in own if row[name]]
-                axes.plot(*zip(*known, strict=True), **looks, linestyle=line) if known else None
+                axes.plot(*zip(*known, strict=True), **style.looks(index), linestyle=line) if known else None
         _acceptance(panels[3 + index], own, label)
     for axes in panels[3 + len(keys) :]:
         axes.set_visible(False)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from experiments.load.figures import by_class, figures_of, knee
 from experiments.load.run import LoadRun
+from experiments.load.studies import Study, check_alike, merged, remarks, terms_of, title_of
 from experiments.reporting import terminal
 from experiments.reporting.cells import NOTHING, number, percent, three_digits
 from experiments.reporting.formats import document, write_texts
@@ -14,6 +15,7 @@ from experiments.reporting.load_plots import PLOTS, X, classes_plot
 from experiments.reporting.load_timeline import write_timeline
 from experiments.reporting.requests import milliseconds
 from experiments.reporting.table import Cell, Column, Table, left
+from experiments.results.comparison import commit_of
 from experiments.results.frame import Figures
 from experiments.results.limits import Terms
 from experiments.results.statistics import Bootstrap
@@ -68,18 +70,36 @@ def report_load(runs: Sequence[LoadRun], report: LoadReport) -> tuple[list[Figur
     parts = [part for table in tables for part in (f"## {table.title}", table, table.notes)]
     texts = {"load.md": document(*parts, said), "load.json": {"title": report.title, "runs": figures, "pays": compared}}
     written = write_texts(report.folder, texts)
-    about = LOOPS[runs[0].loop]
-    for name, plot in PLOTS.items():
-        drawn = plot(runs, figures, report.folder / name, f"{report.title}; {about}", report.terms)
-        written += [] if drawn is None else [drawn]
-    drawn = pays_plot(compared, report.folder / "pays.png", f"{report.title}; {about}", X[runs[0].loop])
-    written += [] if drawn is None else [drawn]
+    about = f"{report.title}; {LOOPS[runs[0].loop]}"
+    drawn = [plot(runs, figures, report.folder / name, about, report.terms) for name, plot in PLOTS.items()]
+    drawn.append(pays_plot(compared, report.folder / "pays.png", about, X[runs[0].loop]))
+    written += filter(None, drawn)
     if several:
-        written.append(classes_plot(classes, report.folder / "classes.png", f"{report.title}; {about}"))
+        written.append(classes_plot(classes, report.folder / "classes.png", about))
     for run in runs if report.timelines else ():
         written.append(write_timeline(run, report.folder / f"{run.method}_{run.rate:g}" / "timeline.json"))
     terminal.list_written(console, written)
     return figures, written
+
+
+def report_studies(
+    studies: Sequence[Study], out: Path, *, allow_mixed: bool = False, missing: Sequence[str] = ()
+) -> list[LoadRun]:
+    """Print and write the tables and pictures of all runs of some studies; returns the runs as they are called there.
+
+    Args:
+        allow_mixed: Also put studies of different targets, texts, workloads or dtypes side by side, and say so.
+        missing: Sentences about jobs without results, to be listed.
+    """
+    notes = [*check_alike(studies, allow_mixed=allow_mixed), *remarks(studies), *missing]
+    terms, bootstrap = terms_of(studies)
+    runs = merged(studies)
+    title, more = title_of(studies), [origins(studies)]
+    report_load(
+        runs,
+        LoadReport(folder=out, terms=terms, bootstrap=bootstrap, title=title, notes=notes, more=more, timelines=False),
+    )
+    return runs
 
 
 def load_table(figures: Sequence[Figures], report: LoadReport) -> Table:
@@ -173,6 +193,19 @@ def class_table(classes: Sequence[tuple[LoadRun, Mapping[str, Figures]]]) -> Tab
     ]
     notes = [LOOPS[rows[0][0].loop], "long requests delay short ones that come behind them"]
     return Table.of(rows, columns, title="By class", notes=notes, section=lambda each: (each[0].rate, each[0].method))
+
+
+def origins(studies: Sequence[Study]) -> Table:
+    """A row per study: where and with what it was made."""
+    columns = [
+        (left("folder", fold=True), lambda each: terminal.short(each.folder)),
+        (left("machine"), lambda each: each.machine),
+        (left("device", fold=True), lambda each: each.fact("device")),
+        (left("dtype"), lambda each: each.fact("dtype")),
+        (left("commit", fold=True), lambda each: commit_of(each.manifest)),
+        ("runs", lambda each: str(len(each.runs))),
+    ]
+    return Table.of(studies, columns, title="Where runs were made")
 
 
 def sentences(figures: Sequence[Figures], report: LoadReport) -> list[str]:

@@ -113,14 +113,7 @@ def pays_plot(rows: Sequence[Figures], path: Path, subtitle: str, x: str) -> Pat
     for axes, (name, text) in zip(panels, texts.items(), strict=True):
         for index, method in enumerate(methods):
             own = sorted((row for row in rows if row.method == method and row[name]), key=lambda row: row.rate)
-            rates = [row.rate for row in own]
-            axes.plot(rates, [row[name] for row in own], label=method, **style.looks(index))
-            known = [row for row in own if row[f"{name}_interval"] is not None]
-            ends = [row[f"{name}_interval"] for row in known]
-            axes.vlines(
-                [row.rate for row in known], [low for low, _ in ends], [high for _, high in ends],
-                color=style.color(index), linewidth=1.0,
-            )  # fmt: skip
+            style.curve(axes, [(row.rate, row[name], row[f"{name}_interval"]) for row in own], index, method)
         axes.axhline(1.0, color="black", linewidth=0.8)
         low, high = axes.get_ylim()
         axes.axhspan(min(low, 0.95), 1.0, color="grey", alpha=0.15, linewidth=0)

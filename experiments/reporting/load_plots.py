@@ -35,9 +35,8 @@ def knee_plot(
     many = len(methods) > _MOST_PANELS  # then medians alone, as the lines would hide each other
     figure = style.new_figure(style.PAGE, 3.2 if many else 3.0)
     panels = figure.subplots(1, 2)
-    for axes, name, text in zip(
-        panels, ("ttft", "e2e"), ("time to first token (s)", "arrival to end (s)"), strict=True
-    ):
+    texts = {"ttft": "time to first token (s)", "e2e": "arrival to end (s)"}
+    for axes, (name, text) in zip(panels, texts.items(), strict=True):
         for index, (method, own) in enumerate(methods.items()):
             known = [each for each in own if each[name] is not None]
             across = [each.output_tokens_per_second for each in known]
@@ -67,17 +66,13 @@ def latency_plot(
     several = max(map(len, methods.values())) > 1
     figure = style.new_figure(style.PAGE, 4.0)
     panels = figure.subplots(2, len(_LEVELS), sharey="row", sharex=True)
-    for row, (name, text) in enumerate(
-        (("ttft", "time to first\ntoken (ms)"), ("tpot", "time per further\ntoken (ms)"))
-    ):
+    texts = {"ttft": "time to first\ntoken (ms)", "tpot": "time per further\ntoken (ms)"}
+    for row, (name, text) in enumerate(texts.items()):
         for axes, (level, words) in zip(panels[row], _LEVELS.items(), strict=True):
             for index, (method, own) in enumerate(methods.items()):
-                known = [each[name] | {"at": each.rate if several else index} for each in own if each[name] is not None]
-                across, values = ([each[key] for each in known] for key in ("at", f"p{level}"))
-                axes.plot(across, [1000 * value for value in values], label=method, **style.looks(index))
-                for each in known:
-                    low, high = each[f"p{level}_interval"] or (each[f"p{level}"],) * 2
-                    axes.vlines(each["at"], 1000 * low, 1000 * high, color=style.color(index), linewidth=1.0)
+                known = [(each.rate if several else index, each[name]) for each in own if each[name] is not None]
+                points = [(at, spread[f"p{level}"], spread[f"p{level}_interval"]) for at, spread in known]
+                style.curve(axes, points, index, method, scale=1000)
             _limit(axes, terms, name, 1000)
             axes.set_yscale("log")
             style.plain_log(axes.yaxis)
@@ -179,9 +174,8 @@ def classes_plot(classes: Sequence[tuple[LoadRun, Mapping[str, Figures]]], path:
     names = list(dict.fromkeys(name for _, own in shown for name in own))
     figure = style.new_figure(style.PAGE, 1.3 + 0.28 * len(names) * max(1, len(shown) / 2))
     panels = figure.subplots(1, 2, sharey=True)
-    for axes, name, text in zip(
-        panels, ("ttft", "tpot"), ("time to first token (ms)", "time per further token (ms)"), strict=True
-    ):
+    texts = {"ttft": "time to first token (ms)", "tpot": "time per further token (ms)"}
+    for axes, (name, text) in zip(panels, texts.items(), strict=True):
         for index, (run, own) in enumerate(shown):
             offset = 0.0 if len(shown) == 1 else -0.22 + 0.44 * index / (len(shown) - 1)
             for row, klass in enumerate(names):

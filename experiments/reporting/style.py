@@ -164,7 +164,7 @@ def note(axes: "Axes", text: str, at: tuple[float, float], place: tuple[float, f
 
 
 Point = tuple[float, float | None, tuple[float, float] | None]
-"""A row, its value and the value's interval; None where it is not known."""
+"""A row, or x, its value and the value's interval; None where it is not known."""
 
 
 def dots(
@@ -178,6 +178,15 @@ def dots(
         axes.hlines(y, low, high, color=drawn["color"], linewidth=1.3)
         if numbers:
             note(axes, f"{value:.2f}", (max(value, high), y), color=drawn["color"])
+
+
+def curve(axes: "Axes", points: Iterable[Point], index: int, label: str = "", *, scale: float = 1.0) -> None:
+    """Draw values over x as a line with markers, each with its interval, all of them times ``scale``."""
+    known = [(x, scale * value, bounds) for x, value, bounds in points if value is not None]
+    axes.plot([x for x, _, _ in known], [value for _, value, _ in known], label=label, **looks(index))
+    for x, _, bounds in known:
+        if bounds is not None:
+            axes.vlines(x, scale * bounds[0], scale * bounds[1], color=color(index), linewidth=1.0)
 
 
 @styled()

@@ -50,10 +50,10 @@ def show(out: Console, *tables: Table | None, frame: Frame = Frame.NARROW) -> No
             out.print(render(table, frame))
 
 
-def list_written(out: Console, paths: Iterable[Path]) -> None:
-    """Say which files were written: a line for each folder, which is not broken."""
+def list_written(out: Console, paths: Iterable[Path | None]) -> None:
+    """Say which files were written: a line for each folder, which is not broken. None stands for no picture."""
     folders: dict[Path, list[str]] = {}
-    for path in paths:
+    for path in filter(None, paths):
         folders.setdefault(path.parent, []).append(path.name)
     for folder, names in folders.items():
         text = f"wrote into {short(folder)}: {', '.join(names)}"

@@ -47,7 +47,7 @@ class CompareJobs(SweepReport):
     def report(self, folder: Path, config: DictConfig) -> None:
         from experiments.load.studies import Study
         from experiments.reporting.comparison import report_comparison
-        from experiments.reporting.load_merged import report_studies
+        from experiments.reporting.load import report_studies
         from experiments.results.runs import load_run
 
         read, report = cast(

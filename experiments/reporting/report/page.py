@@ -11,7 +11,7 @@ from pathlib import Path
 from string import Template
 
 from experiments.reporting import html
-from experiments.reporting.comparison import acceptance_lines, comparison_plot, remarks
+from experiments.reporting.comparison import PLOTS, remarks
 from experiments.reporting.device import TITLE as USE
 from experiments.reporting.device import above_roof, utilization_table
 from experiments.reporting.report.data import RunOutputs, as_script, choose_prompts, token_data
@@ -30,7 +30,6 @@ MOST_PICTURES = 12
 """Runs whose own pictures are in a report; of more runs it has the comparison's."""
 _CODE = ("tables.js", "tree.js", "tokens.js")
 _PLOTS = {**RUN_PLOTS, "requests.png": requests_plot, "in_flight.png": in_flight_plot, "categories.png": category_plot}
-_COMPARED = {"comparison.png": comparison_plot, "acceptance.png": acceptance_lines}
 _TYPES = {".svg": "image/svg+xml", ".png": "image/png"}
 _DOTS_PER_INCH = 96
 """Pixels of a page per inch of a picture at its own size."""
@@ -190,7 +189,7 @@ def pictures_of(run: Run, scratch: Path) -> list[Path]:
 def compared_pictures(runs: Sequence[Run], scratch: Path) -> list[Path]:
     """The pictures of several runs together, drawn into a folder."""
     rows = make_rows(runs)
-    paths = [plot(rows, scratch / name, title(runs)) for name, plot in _COMPARED.items()]
+    paths = [plot(rows, scratch / name, title(runs)) for name, plot in PLOTS.items()]
     return [path for path in paths if path is not None]
 
 
