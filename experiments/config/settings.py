@@ -264,6 +264,8 @@ OWN: dict[str, dict[str, Any]] = {
         "dtypes": Several[Literal["float32", "bfloat16", "float16"]],
         "quantizations": Annotated[list[Text | None], Wanted("a list of schemes, null for none", bool)],
         "sizes": Several[Two],
+        "trees": Annotated[list[Any], Wanted("a list of tree shapes, as 'trees=[[3,2,1]]'")],
+        "engine": Section,
         "tokens": Two,
         "prompt_tokens": Two,
         "alternatives": Two,

@@ -1,6 +1,5 @@
 """The outputs of an audit, step by step: judged as they come, and kept in a file from which the audit goes on."""
 
-import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from experiments.measuring.audited import Subject
 from experiments.measuring.divergence import find_divergence
 from experiments.measuring.jobs import Job
 from experiments.results.frame import Figures
+from experiments.results.kept import keep_row, kept_rows
 from experiments.results.lossless import EXACT, explained
 from specdec.checks.betting import Question, Wealth, p_value
 from specdec.checks.telling import Telling
@@ -74,26 +74,20 @@ class Audit(ABC):
             Why it ended early: ``"interrupted"`` or an error's sentence; None if it did not.
         """
         file = folder / SAMPLES
-        before = file.read_bytes().splitlines(keepends=True) if file.exists() else []
-        whole = [line for line in before if line.endswith(b"\n")]  # the last line may have been cut
-        for line in whole:
-            self._take(json.loads(line))
-        with file.open("a", encoding="utf-8", newline="\n") as stream:
-            stream.truncate(sum(map(len, whole)))
-            try:
-                while not self.alarm and self.done < self.steps:
-                    row = self.ask()
-                    self._take(row)
-                    stream.write(json.dumps(row) + "\n")
-                    stream.flush()
-                    advance(self.progress)
-            except KeyboardInterrupt:
-                return "interrupted"
-            except Exception as error:
-                if not self.done:
-                    file.unlink()  # nothing has been gathered
-                    raise
-                return " ".join(f"{type(error).__name__}: {error}".split())
+        for row in kept_rows(file):
+            self._take(row)
+        try:
+            while not self.alarm and self.done < self.steps:
+                row = self.ask()
+                self._take(row)
+                keep_row(file, row)
+                advance(self.progress)
+        except KeyboardInterrupt:
+            return "interrupted"
+        except Exception as error:
+            if not self.done:
+                raise
+            return " ".join(f"{type(error).__name__}: {error}".split())
         return None
 
     def _take(self, row: Row) -> None:

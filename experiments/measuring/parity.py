@@ -1,13 +1,15 @@
-"""One token at a time against k + 1 tokens at once: what a forward's company changes in its logits, and in the output.
+"""One token at a time against several at once: what a forward's company changes in its logits, and in the output.
 
-A text is decoded greedily, one token per forward. The same tokens then go through the model again in pieces of k + 1,
-over a cache that was filled in such pieces, as rounds of speculation whose drafts are all right. So the first place at
-which the two forwards have another likeliest token is also the place at which the two greedy outputs part.
+A text is decoded greedily, one token per forward. The same tokens then go through the model again in chains or trees,
+over a cache that was filled in such pieces, as rounds of speculation whose drafts are all right: the text takes one
+path of every tree. So the first place at which the two forwards have another likeliest token is also the place at which
+the two greedy outputs part.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from inspect import signature
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -26,14 +28,47 @@ from specdec.tree import DraftTree
 MARGINS = (0.01, 0.1, 1.0, float("inf"))
 """Upper ends of the ranges of margins, in nats, by which flips are counted."""
 
-Step = Callable[[Int[Tensor, "batch node"]], Float[Tensor, "batch node vocab"]]
-"""Appends tokens to every row, and returns the logits behind each."""
-Begin = Callable[[Int[Tensor, "batch position"]], Step]
-"""Begins with prompts of one length, of which all but the last token go through the model."""
+
+class Step(Protocol):
+    """Appends a path to every row, and returns the logits behind each of its tokens."""
+
+    def __call__(
+        self, tokens: Int[Tensor, "batch node"], shape: TreeShape | None = None, path: Sequence[int] = (0,), /
+    ) -> Float[Tensor, "batch depth vocab"]:
+        """Have the nodes of a tree go through the model at once (None: the root alone); only the path stays."""
+        ...
+
+
+class Begin(Protocol):
+    """Begins with prompts of one length, of which all but the last token go through the model."""
+
+    def __call__(self, prompts: Int[Tensor, "batch position"], /) -> Step:
+        """Forget all rows before."""
+        ...
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A kind of forward.
+
+    Attributes:
+        batch: Its rows.
+        shape: The tokens of a row besides the first; None for none.
+        tree: The shape as a configuration has it; None for a chain.
+    """
+
+    batch: int
+    shape: TreeShape | None = None
+    tree: str | None = None
+
+    @property
+    def size(self) -> int:
+        """The tokens of a row."""
+        return 1 if self.shape is None else 1 + self.shape.num_nodes
 
 
 def through_runner(runner: ModelRunner) -> Begin:
-    """Forwards as the engine's rounds make them: a tree of one chain behind a row, all of which is then committed."""
+    """Forwards as the engine's rounds make them: a tree behind a row, of which a path is then committed."""
 
     def begin(prompts: Tensor) -> Step:
         rows, done = len(prompts), prompts.shape[1] - 1
@@ -45,19 +80,14 @@ def through_runner(runner: ModelRunner) -> Begin:
             zeros = np.zeros(rows, dtype=np.int64)
             runner.run(ForwardBatch.of_chunk(prompts[:, :-1], host_slots=np.arange(rows), host_lengths=zeros))
 
-        def step(tokens: Tensor) -> Tensor:
+        def step(tokens: Tensor, shape: TreeShape | None = None, path: Sequence[int] = (0,)) -> Tensor:
             nonlocal done
-            count = tokens.shape[1]
-            tree = (
-                DraftTree.from_shape(TreeShape.chain(count - 1), tokens)
-                if count > 1
-                else DraftTree.root_only(tokens[:, 0])
-            )
-            lengths = np.full(rows, done)
-            logits = runner.run(ForwardBatch.of_tree(tree, host_slots=np.arange(rows), host_lengths=lengths)).scores
-            path = torch.arange(1, count, device=runner.device).expand(rows, -1)
-            runner.cache.commit(slots, torch.full_like(slots, done), path)
-            done += count
+            tree = DraftTree.root_only(tokens[:, 0]) if shape is None else DraftTree.from_shape(shape, tokens)
+            batch = ForwardBatch.of_tree(tree, host_slots=np.arange(rows), host_lengths=np.full(rows, done))
+            logits = runner.run(batch).scores[:, list(path)]
+            kept = torch.tensor(path[1:], dtype=torch.long, device=runner.device)
+            runner.cache.commit(slots, torch.full_like(slots, done), kept.expand(rows, -1))
+            done += len(path)
             return logits
 
         return step
@@ -66,13 +96,13 @@ def through_runner(runner: ModelRunner) -> Begin:
 
 
 def through_model(model: PreTrainedModel) -> Begin:
-    """Forwards of transformers' own modules over its own growing cache."""
+    """Forwards of transformers' own modules over its own growing cache: chains, as its decoding verifies no trees."""
     name = cache_argument(signature(type(model).forward).parameters)
 
     def begin(prompts: Tensor) -> Step:
         past: Any = None
 
-        def step(tokens: Tensor) -> Tensor:
+        def step(tokens: Tensor, shape: TreeShape | None = None, path: Sequence[int] = (0,)) -> Tensor:
             nonlocal past
             with evaluating([module for module in model.modules() if module.training]):
                 output = model(tokens, **{name: past}, use_cache=True)
@@ -91,44 +121,79 @@ def one_by_one(begin: Begin, prompts: Tensor, count: int) -> tuple[Tensor, Tenso
     """Return greedy outputs of so many tokens, one per forward, and the logits that they were chosen from."""
     step, tokens, logits = begin(prompts), [prompts[:, -1:]], []
     for _ in range(count):
-        logits.append(step(tokens[-1]).clone())
+        logits.append(step(tokens[-1]))
         tokens.append(logits[-1].argmax(-1))
     return torch.cat(tokens[1:], 1), torch.cat(logits, 1)
 
 
 @torch.inference_mode()
-def in_pieces(begin: Begin, prompts: Tensor, outputs: Tensor, size: int) -> Tensor:
-    """Return the logits behind which every token of given outputs stands, from forwards of ``size`` tokens per row."""
-    step, fed = begin(prompts), torch.cat([prompts[:, -1:], outputs[:, :-1]], 1)
-    return torch.cat([step(piece).clone() for piece in fed.split(size, 1)], 1)
+def in_pieces(
+    begin: Begin, prompts: Tensor, outputs: Tensor, plain: Tensor | None = None, shape: TreeShape | None = None
+) -> Tensor:
+    """Return the logits behind which every token of given outputs stands, from forwards of a shape (None: of a token).
+
+    The text takes every longest path of a tree in turn. All other nodes have the likeliest tokens at their depth.
+
+    Args:
+        plain: The logits that tell which tokens are likely, for a shape.
+    """
+    step, ends = begin(prompts), torch.cat([prompts[:, -1:], outputs], 1)
+    found: list[Tensor] = []
+    if plain is None or shape is None:
+        return torch.cat([step(each) for each in ends[:, :-1].split(1, 1)], 1)
+    ranked = plain.scatter(2, outputs[..., None], torch.inf).topk(shape.max_children).indices
+    done = 0
+    while done < outputs.shape[1]:
+        left = outputs.shape[1] - done - 1
+        root = ends[:, done : done + 1]
+        if not left:
+            found.append(step(root))
+            break
+        cut = shape.cut(left)
+        leaves = [node for node, depth in enumerate(cut.depths) if depth == cut.max_depth]
+        path, ranks = _filled(cut, leaves[len(found) % len(leaves)])
+        drafted = ranked[:, [done + depth - 1 for depth in cut.depths[1:]], ranks[1:]]
+        found.append(step(torch.cat([root, drafted], 1), cut, path))
+        done += len(path)
+    return torch.cat(found, 1)
 
 
-def parity(
-    begin: Begin, prompts: Tensor, *, tokens: int, batches: Sequence[int], sizes: Sequence[int]
-) -> Iterator[Figures]:
-    """Yield how forwards of several tokens differ from those of one, by batch and by tokens per row (``compared``).
+def _filled(shape: TreeShape, leaf: int) -> tuple[list[int], list[int]]:
+    """Return the path to a node, root first, and the rank of every node's token: 0 for the text's on the path."""
+    path = [leaf]
+    while path[0]:
+        path.insert(0, shape.parents[path[0]])
+    ranks = [0]
+    for node in range(1, len(shape.parents)):
+        siblings = sorted(shape.children[shape.parents[node]], key=lambda each: each not in path)
+        ranks.append(siblings.index(node))
+    return path, ranks
+
+
+def parity(begin: Begin, prompts: Tensor, *, tokens: int, cells: Sequence[Cell]) -> Iterator[Figures]:
+    """Yield how forwards differ from those of one token, for every kind of forward (``compared``).
 
     Several rows of one token are compared with a row alone.
 
     Args:
         prompts: Prompts of one length, as many as the largest batch at least.
         tokens: The length of the outputs.
-        batches: Rows of a forward.
-        sizes: Tokens per row of a forward, each 2 or more.
     """
     alone = prompts, torch.empty(0)  # a row alone comes first
-    for batch in sorted({1, *batches}):
+    for batch in sorted({1, *(cell.batch for cell in cells)}):
         groups = prompts[: len(prompts) // batch * batch].split(batch)
         made = [one_by_one(begin, each, tokens) for each in groups]
         outputs, plain = (torch.cat(parts) for parts in zip(*made, strict=True))
         if batch == 1:
             alone = outputs, plain
-        for size in (1, *sizes) if batch in batches else ():
-            against, told = (plain, outputs) if size > 1 else (alone[1], alone[0])
-            if batch * size > 1:
-                told = told[: len(groups) * batch].split(batch)
-                found = [in_pieces(begin, *each, size) for each in zip(groups, told, strict=True)]
-                yield Figures(batch=batch, size=size) | compared(against[: len(groups) * batch], torch.cat(found))
+        for cell in cells:
+            if cell.batch != batch:
+                continue
+            told, against = (outputs, plain) if cell.shape is not None else alone
+            told, against = told[: len(groups) * batch], against[: len(groups) * batch]
+            each_group = zip(groups, told.split(batch), against.split(batch), strict=True)
+            found = [in_pieces(begin, group, text, logits, cell.shape) for group, text, logits in each_group]
+            yield Figures(batch=batch, size=cell.size, tree=cell.tree) | compared(against, torch.cat(found))
 
 
 def compared(plain: Float[Tensor, "row place vocab"], other: Float[Tensor, "row place vocab"]) -> Figures:

@@ -191,17 +191,27 @@ def words(saved: Path, tmp_path: Path, fake: Server) -> list[str]:
 
 
 def test_the_command_keeps_what_was_gathered(
-    configure: Callable[..., DictConfig], words: list[str], fake: Server, tmp_path: Path, capsys: Any
+    configure: Callable[..., DictConfig],
+    words: list[str],
+    fake: Server,
+    tmp_path: Path,
+    capsys: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert len(run_parity(configure("parity", *words))) == 6
+    whole = run_parity(configure("parity", *words))
+    assert len(whole) == 6
     assert "The same log-probabilities however many tokens" in " ".join(capsys.readouterr().out.split())
     assert (tmp_path / "out" / "parity.png").stat().st_size > 10_000
-    fake.left = 11  # of 8 per group of two prompts
-    assert len(run_parity(configure("parity", *words))) == 3
-    file = json.loads((tmp_path / "out" / "parity.json").read_text())
-    assert len(file["rows"]) == 3 and "gave no answer" in file["left_out"][0]
+    monkeypatch.setattr("experiments.commands.parity.parity_plot", lambda rows, path, facts: path)
+    for left, there in ((5, 1), (3, 1), (12, 4), (1_000, 6)):  # requests, of 8 per group of two prompts
+        fake.left, again = left, [*words, f"out={tmp_path / 'again'}", f"resume={str(left != 5).lower()}"]
+        assert run_parity(configure("parity", *again)) == whole[:there]
+        file = json.loads((tmp_path / "again" / "parity.json").read_text())
+        assert len(file["rows"]) == there and (there == 6 or "gave no answer" in file["left_out"][0])
+    fake.left = 0
+    assert run_parity(configure("parity", *again)) == whole  # nothing is left to ask
     fake.left, fake.lacks = 1_000, {"prompts"}
-    (row,) = run_parity(configure("parity", *words))
+    (row,) = run_parity(configure("parity", *words, f"out={tmp_path / 'lacks'}"))
     assert row.size == 1
     said = " ".join(capsys.readouterr().out.split())
     assert "tells no log-probabilities of a prompt" in said and "no log-probabilities of prompts here" in said
