@@ -10,6 +10,7 @@ All samples of a case decode together, each in a slot of its own: no sample wait
 """
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -51,21 +52,26 @@ SAMPLINGS = {
 
 
 @torch.inference_mode()
-def exact_law(model, sampling: SamplingParams) -> dict[tuple[int, ...], float]:
-    """Probability of every output of LENGTH tokens, from plain forwards over the whole sequence."""
+def next_law(model, sequence: list[int], sampling: SamplingParams) -> Tensor:
+    """What a plain forward over a whole sequence draws from, in float64."""
+    tokens, state = torch.tensor([sequence]), slots_of([sequence], vocab_size=VOCAB, params=[sampling]).sampling
+    scores = adjust(model(tokens).logits[:, -1:], state, tokens[:, None, -1:])
+    p = distribution(process(sampling.processors, tokens, scores[:, 0])[:, None], state)[0, 0].double()
+    return p / p.sum()
+
+
+def joint_law(step: Callable[[list[int]], Tensor]) -> dict[tuple[int, ...], float]:
+    """Probability of every output of LENGTH tokens, by the law of the token that follows a sequence."""
     law: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(LENGTH):
-        longer: dict[tuple[int, ...], float] = {}
-        for prefix, mass in law.items():
-            sequence = [*PROMPT, *prefix]
-            tokens = torch.tensor([sequence])
-            state = slots_of([sequence], vocab_size=VOCAB, params=[sampling]).sampling
-            scores = adjust(model(tokens).logits[:, -1:], state, tokens[:, None, -1:])
-            scores = process(sampling.processors, tokens, scores[:, 0])[:, None]
-            p = distribution(scores, state)[0, 0].double()
-            longer |= {(*prefix, token): mass * float(p[token] / p.sum()) for token in range(VOCAB)}
-        law = longer
+        nexts = {prefix: (mass * step([*PROMPT, *prefix])).tolist() for prefix, mass in law.items()}
+        law = {(*prefix, token): mass for prefix, masses in nexts.items() for token, mass in enumerate(masses)}
     return law
+
+
+def exact_law(model, sampling: SamplingParams) -> dict[tuple[int, ...], float]:
+    """Probability of every output of LENGTH tokens, from plain forwards over the whole sequence."""
+    return joint_law(lambda sequence: next_law(model, sequence, sampling))
 
 
 def p_value(

@@ -16,6 +16,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # pyr
 from rich.console import Console
 from rich.progress import Progress
 
+from experiments.results import metrics
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
 from specdec.types import Step
@@ -57,8 +58,7 @@ class SpecdecLM(TemplateLM):
     @property
     def mean_acceptance_length(self) -> float | None:
         """Emitted tokens per round of all answers; None without a round."""
-        rounds = [step.accepted + 1 for step in self.steps if step.error is None]
-        return sum(rounds) / len(rounds) if rounds else None
+        return metrics.mean_acceptance_length(metrics.of_steps(self.steps))
 
     @property
     def eot_token_id(self) -> int:
@@ -178,10 +178,7 @@ def evaluate(model: SpecdecLM, *, tasks: Sequence[str], include: str | None, see
             task_manager=manager,
             log_samples=True,
             bootstrap_iters=0,
-            random_seed=seed,
-            numpy_random_seed=seed,
-            torch_random_seed=seed,
-            fewshot_random_seed=seed,
+            **{f"{whose}random_seed": seed for whose in ("", "numpy_", "torch_", "fewshot_")},
             **options,
         )
     except ValueError as error:

@@ -1,7 +1,6 @@
 """Answers in OpenAI's form: whole ones and events, with the figures of speculation in vLLM's."""
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -30,7 +29,8 @@ class Writer:
         """Return the answer of a call whose choices have ended."""
         asked = call.asked
         answer = self._head(call, "chat.completion" if asked.chat else "text_completion")
-        answer["choices"] = [self._choice(*each, whole=True) for each in sorted(call.joined(), key=_index)]
+        joined = sorted(call.joined(), key=lambda pair: pair[0].index)
+        answer["choices"] = [self._choice(*each, whole=True) for each in joined]
         if asked.chat and asked.token_ids:
             answer["prompt_token_ids"] = asked.prompts[0]
         return answer | self._end(call)
@@ -164,10 +164,6 @@ class Writer:
             "num_draft_nodes": choice.nodes,
             "num_rounds": choice.rounds,
         }
-
-
-def _index(pair: Sequence[Any]) -> int:
-    return pair[0].index
 
 
 def _numbered(token: int) -> str:

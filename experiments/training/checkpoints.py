@@ -8,38 +8,22 @@ from typing import Any
 
 import torch
 
-_PATTERN = "step-*.pt"
+_PATTERN, _KEPT = "step-*.pt", 2
 
 
-class Checkpoints:
-    """The checkpoints of one training.
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint in a folder; None if there is none."""
+    return max(folder.glob(_PATTERN), default=None)
 
-    Args:
-        keep: How many of the newest are kept.
-    """
 
-    def __init__(self, folder: Path, keep: int = 2):
-        self.folder, self.keep = folder, keep
-
-    def newest(self) -> Path | None:
-        """The newest checkpoint; None if there is none."""
-        found = sorted(self.folder.glob(_PATTERN))
-        return found[-1] if found else None
-
-    def save(self, step: int, state: dict[str, Any]) -> Path:
-        """Write a checkpoint, and remove those that are not kept."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"step-{step:08d}.pt"
-        unfinished = self.folder / "unfinished"
-        torch.save(state, unfinished)
-        os.replace(unfinished, path)  # a process that dies before this line leaves no checkpoint
-        for old in sorted(self.folder.glob(_PATTERN))[: -self.keep]:
-            old.unlink()
-        return path
-
-    def load(self, path: Path, device: torch.device) -> dict[str, Any]:
-        """Read a checkpoint."""
-        return torch.load(path, map_location=device, weights_only=True)
+def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> None:
+    """Write a checkpoint into a folder, and keep the one before it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = folder / "unfinished"
+    torch.save(state, unfinished)
+    os.replace(unfinished, folder / f"step-{step:08d}.pt")  # a process that dies before this leaves no checkpoint
+    for old in sorted(folder.glob(_PATTERN))[:-_KEPT]:
+        old.unlink()
 
 
 def write_folder(folder: Path, write: Callable[[Path], None]) -> None:

@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from drafters.heads.training import Anchors, TargetStates, TextBatch
-from experiments.training.checkpoints import Checkpoints, write_folder
+from experiments.training.checkpoints import newest_checkpoint, save_checkpoint, write_folder
 from experiments.training.comparison import Comparison, Places, counted
 from experiments.training.data.packing import Rows
 from experiments.training.figures import Tally, calibrated
@@ -88,7 +88,7 @@ class Training:
         self.head = comparison.head
         self.target, self.rows, self.config, self.plan = target, rows, config, plan
         self.accelerator, self.watcher = accelerator, watcher
-        self.checkpoints = Checkpoints(plan.folder / "checkpoints")
+        self.checkpoints = plan.folder / "checkpoints"
         self.done, self.evaluated, self.best = 0, 0, -math.inf
         self.temperatures: list[float] | None = None
         self._whole = True  # whether the weights are those after `done` steps
@@ -261,7 +261,7 @@ class Training:
 
     def _stop(self, step: int, value: float, norm: float) -> None:
         numbers = self.rows.numbers(step, self.accelerator.process_index, self.accelerator.num_processes)
-        good = self.checkpoints.newest()
+        good = newest_checkpoint(self.checkpoints)
         kept = f"the last good checkpoint is {good}" if good is not None else "there is no checkpoint yet"
         what = f"the loss is {value}" if not math.isfinite(value) else f"the gradient's norm is {norm}"
         raise DivergedError(
@@ -273,25 +273,16 @@ class Training:
         with undivided(self.comparison):
             head = self.head.state_dict()
         optimizers = [gathered(optimizer.state_dict()) for optimizer in self.optimizers]
-        if not self.accelerator.is_main_process:
-            return
-        self.checkpoints.save(
-            self.done,
-            {
-                "step": self.done,
-                "evaluated": self.evaluated,
-                "best": self.best,
-                "head": head,
-                "optimizers": optimizers,
-            },
-        )
+        if self.accelerator.is_main_process:
+            known = {"step": self.done, "evaluated": self.evaluated, "best": self.best}
+            save_checkpoint(self.checkpoints, self.done, {**known, "head": head, "optimizers": optimizers})
 
     def _restored(self) -> dict[str, Any] | None:
         """The newest checkpoint's state, its weights loaded; None without one."""
-        path = self.checkpoints.newest()
+        path = newest_checkpoint(self.checkpoints)
         if path is None:
             return None
-        state = self.checkpoints.load(path, torch.device("cpu"))
+        state = torch.load(path, map_location="cpu", weights_only=True)
         self.head.load_state_dict(state["head"])
         self.done, self.evaluated, self.best = state["step"], state["evaluated"], state["best"]
         return state

@@ -17,14 +17,12 @@ from specdec.checks.tables import Tables
 from specdec.engine.engine import Engine
 from specdec.interfaces import Laws, Verifier
 from specdec.requests import SamplingParams
-from specdec.sampling import adjust, distribution
 from specdec.target.target import Target
 from specdec.tree import DraftTree, TreeShape
 from tests.changed_rule import ChangedRule, emit_p
 from tests.components import TREE, perturbed
-from tests.forwards import slots_of
 from tests.models import tiny_model
-from tests.test_distribution import LEVEL, goodness
+from tests.test_distribution import LENGTH, LEVEL, PROMPT, VOCAB, goodness, joint_law, next_law
 from tests.verifiers.cases import BIASED, EXACT, IID, KINDS, SHAPES, SWOR, drafts
 from verifiers import CascadeVerifier, RejectionVerifier
 from verifiers.cascade import DEFERRALS
@@ -162,17 +160,9 @@ def test_drafts_without_q_at_the_leaves_are_refused() -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 # Through the engine
 
-VOCAB, LENGTH, SAMPLES = 5, 3, 1000
-PROMPT = [1, 2, 1, 2, 1]
+SAMPLES = 1000
 FILTERED = SamplingParams(temperature=1.2, top_k=4, top_p=0.85, repetition_penalty=1.3)
 ALPHA = 0.4
-
-
-@torch.inference_mode()
-def law_after(model, sequence: list[int]) -> Tensor:
-    """What a plain forward over the whole sequence draws from, in float64."""
-    state, tokens = slots_of([sequence], vocab_size=VOCAB, params=[FILTERED]).sampling, torch.tensor([sequence])
-    return distribution(adjust(model(tokens).logits[:, -1:], state, tokens[:, None, -1:]), state)[0, 0].double()
 
 
 def mixture(p: Tensor, q: Tensor) -> Tensor:
@@ -191,13 +181,7 @@ def test_the_engine_follows_the_mixture(make: Callable[..., Verifier], right: bo
     """Once in 100 000 other seeds a correct engine fails; the mutant goes on with p behind leaves."""
     model = tiny_model("llama", vocab_size=VOCAB, scale=1.5, layers=2)
     twin = perturbed(model, 0.6)
-    law: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(LENGTH):
-        longer: dict[tuple[int, ...], float] = {}
-        for prefix, mass in law.items():
-            step = mixture(*(law_after(each, [*PROMPT, *prefix]) for each in (model, twin)))
-            longer |= {(*prefix, token): mass * float(step[token]) for token in range(VOCAB)}
-        law = longer
+    law = joint_law(lambda sequence: mixture(*(next_law(each, sequence, FILTERED) for each in (model, twin))))
     drafter = ModelDrafter(twin, [2, 1], sampling="without_replacement")
     rule = make(deferral="token_v3", alpha=ALPHA)
     engine = Engine(Target(model), drafter, rule, max_batch_size=500, max_length=32)

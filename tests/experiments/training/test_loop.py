@@ -17,7 +17,7 @@ from accelerate.utils import DistributedType
 
 from drafters.model import TrainedLM
 from experiments.train import train
-from experiments.training.checkpoints import Checkpoints, write_folder
+from experiments.training.checkpoints import newest_checkpoint, save_checkpoint, write_folder
 from experiments.training.comparison import Comparison
 from experiments.training.data.document import Document
 from experiments.training.data.packing import Rows
@@ -87,7 +87,7 @@ def test_sigterm_saves_a_checkpoint(training: Configure, tmp_path: Path, monkeyp
     monkeypatch.setattr(Training, "_step", ended)
     with pytest.raises(KeyboardInterrupt):
         train(training())
-    newest = Checkpoints(tmp_path / "out" / "checkpoints").newest()
+    newest = newest_checkpoint(tmp_path / "out" / "checkpoints")
     assert newest is not None and newest.name == "step-00000006.pt"
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -145,9 +145,8 @@ def test_the_best_weights_are_those_of_the_greatest_served_length(
 
 
 def test_a_checkpoint_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=2)
     for step in (1, 2, 3):
-        checkpoints.save(step, {"step": step})
+        save_checkpoint(tmp_path, step, {"step": step})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002.pt", "step-00000003.pt"]
 
     def half(path: Path) -> None:
@@ -157,8 +156,8 @@ def test_a_checkpoint_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", lambda state, path: half(path))
         with pytest.raises(OSError, match="no space"):
-            checkpoints.save(4, {"step": 4})
-    newest = checkpoints.newest()
+            save_checkpoint(tmp_path, 4, {"step": 4})
+    newest = newest_checkpoint(tmp_path)
     assert newest is not None and torch.load(newest, weights_only=True) == {"step": 3}
 
     write_folder(tmp_path / "best", lambda folder: (folder / "a").write_text("1"))
@@ -281,7 +280,7 @@ def test_a_sharded_training_that_was_killed_ends_as_the_uninterrupted_one(
     for more, out, program in (([], whole, ()), ([], parts, (f"{tmp_path}/killed.py",)), (["resume=true"], parts, ())):
         done = launched([*given, *more], 2, out, *program)
         assert (done.returncode == 0) == (not program), done.stderr[-3000:]
-        newest = Checkpoints(out / "checkpoints").newest()
+        newest = newest_checkpoint(out / "checkpoints")
         assert newest is not None and newest.name == ("step-00000004.pt" if program else "step-00000012.pt")
     assert equal(final(parts), final(whole))
     assert (parts / LOG).read_text() == (whole / LOG).read_text()
