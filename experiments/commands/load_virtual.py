@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from experiments.commands.load_plan import Load, asked_for, plan_loads, reported
 from experiments.config import job
 from experiments.config.sections import bootstrap_of, build, plain, plain_whole, typed
-from experiments.load.clock import RECORD, Clock, with_costs
+from experiments.load.clock import RECORD, Clock
 from experiments.load.dense import Dense
 from experiments.load.dense_recording import record
 from experiments.load.driver import Overload
@@ -134,7 +134,9 @@ def virtual_engine(method: Method, clock: Clock, traces: Dense | None, engine: E
     if engine is not None and isinstance(costs, CalibratedRounds):
         here = conditions_of(engine.target, engine.runner, engine.drafter)
         check_conditions(costs.conditions, here, "clock's file", drafter=traces is not None)
-    policy = None if section is None else with_costs(build(config, section), costs)
+    policy: Any = None if section is None else build(config, section)
+    if policy is not None and getattr(policy, "costs", costs) is None:
+        policy.costs = costs  # it decides by costs, and was not given any
     paging: Paging = build(config, "engine.cache") if options.get("cache") else Paging()
     return VirtualEngine(
         costs=costs,

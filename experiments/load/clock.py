@@ -7,7 +7,6 @@ from typing import Any
 from experiments.load.dense import Dense
 from experiments.load.virtual import Costs
 from specdec.arguments import flag, whole
-from specdec.drafting.policies.lengths import LengthPolicy
 from specdec.physics.calibrated import CalibratedRounds
 from specdec.physics.published import LLAMA_8B_H100
 from specdec.shape import TreeShape
@@ -25,7 +24,8 @@ class Clock:
         costs: A file of ``experiments.calibrate``, or a name of ``PUBLISHED``; or one for each method, by name.
         traces: A file of dense traces; or one for each method, by name.
         tree: The tree that is drafted in virtual time; None for chains.
-        seeds: How many times virtual time is played.
+        seeds: How many times virtual time is played, with other draws of what is accepted; a load that is in virtual
+            time alone also with other arrivals and lengths. All make one result.
         mixed: Whether pieces of prompts share a forward with the round, as in vLLM.
         workers: Processes that play side by side.
     """
@@ -58,8 +58,7 @@ class Both(Clock):
     """Plays a load on the engine, records its traces, plays it in virtual time too, and says how far they are apart.
 
     Args:
-        shape: The tree that is drafted, in virtual time: what ``TreeShape.of`` takes. None for chains.
-        seeds: Times that virtual time is played, with other draws of what is accepted. All make one result.
+        shape: The tree, as ``TreeShape.of`` takes it.
 
     Raises:
         ValueError: Costs are missing, or a number is no count.
@@ -78,14 +77,7 @@ class Both(Clock):
 
 
 class Virtual(Both):
-    """Plays a load in virtual time: no model runs.
-
-    Args:
-        seeds: Times that it is played, with other arrivals, lengths and acceptances. All make one result.
-
-    Raises:
-        ValueError: Costs or traces are missing, or a number is no count.
-    """
+    """Plays a load in virtual time: no model runs. Raises ValueError: also where traces are missing."""
 
     mode = VIRTUAL
 
@@ -113,10 +105,3 @@ def _own(given: Any, method: str, name: str) -> str:
     if method not in given:
         raise ValueError(f"clock.{name} has {', '.join(map(str, given))}, and not {method}: give it, too")
     return str(given[method])
-
-
-def with_costs(policy: LengthPolicy | None, costs: Costs) -> LengthPolicy | None:
-    """Return a policy that decides by these costs, where it decides by costs and was not given any."""
-    if policy is not None and getattr(policy, "costs", costs) is None:
-        policy.costs = costs  # pyright: ignore[reportAttributeAccessIssue]
-    return policy

@@ -113,23 +113,12 @@ class Dense:
             ) from error
 
     @classmethod
-    def of(cls, requests: Sequence["Recorded"], facts: Mapping[str, Any]) -> "Dense":
-        """Return the traces of some requests, at least one."""
+    def joined(cls, requests: Sequence["Dense"], facts: Mapping[str, Any]) -> "Dense":
+        """Return traces one behind the other, at least one."""
         if not requests:
             raise ValueError("no request was recorded, so there is no trace: give more requests")
-        joined = {name: np.concatenate([getattr(each, name) for each in requests]) for name in _arrays()[1:]}
-        return cls(lengths=np.array([len(each.proposed) for each in requests]), **joined, facts=facts)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recorded:
-    """The positions of one request; see ``Dense``."""
-
-    probability: Float[np.ndarray, "position depth"]
-    proposed: Int[np.ndarray, " position"]
-    nodes: Int[np.ndarray, "position depth"]
-    rank: Int[np.ndarray, "position depth"]
-    margin: Float[np.ndarray, "position depth"]
+        arrays = {name: np.concatenate([getattr(each, name) for each in requests]) for name in _arrays()}
+        return cls(**arrays, facts=facts)
 
 
 def _arrays() -> list[str]:

@@ -1,6 +1,6 @@
 """Records dense traces: the target decodes plainly, and the drafter is asked at every position what it would draft."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from drafters.combined import CombinedDrafter, CombinedSession
-from experiments.load.dense import Dense, Recorded
+from experiments.load.dense import Dense
 from experiments.load.texts import Asked
 from specdec.acceptance import ends_at_root
 from specdec.batch import Batch
@@ -29,7 +29,6 @@ def record(
     *,
     noise: Noise = Noise.FRESH,
     facts: Mapping[str, Any] | None = None,
-    progress: Callable[[int], object] = lambda tokens: None,
     **options: Any,
 ) -> Dense:
     """Return the dense traces of some requests with a drafter.
@@ -41,7 +40,6 @@ def record(
         drafter: The drafter, without a policy: drafts are as deep as can be.
         noise: What the acceptance rule needs (``Verifier.noise``).
         facts: What the traces should say of themselves.
-        progress: Called with the number of tokens that were recorded so far.
 
     Raises:
         ValueError: Acceptance of this drafter's drafts does not follow from the output and its probabilities alone, or
@@ -57,10 +55,9 @@ def record(
     recording = _RecordingDrafter(notes)
     with Engine(target, recording, rule, **options) as engine:
         engine.on_round = notes.look
-        for step in engine.stream(prompts, sampling):
-            progress(len(notes.seen) + step.round)
+        engine.generate(prompts, sampling)
     found, cut = notes.requests()
-    return Dense.of(found, {**(facts or {}), "left_their_output": cut, "noise": noise.value})
+    return Dense.joined(found, {**(facts or {}), "left_their_output": cut, "noise": noise.value})
 
 
 class _RootOnly(Verifier):
@@ -104,7 +101,7 @@ class _Notes:
                 if at < len(self.outputs[number]) and token != self.outputs[number][at]:
                     self._ends.setdefault(number, at)
 
-    def requests(self) -> tuple[list[Recorded], int]:
+    def requests(self) -> tuple[list[Dense], int]:
         """Return the positions of every request that has any, and how many left their output early."""
         depth, found = self.drafter.max_depth, []
         for number, output in enumerate(self.outputs):
@@ -121,9 +118,8 @@ class _Notes:
                     p = np.array([self._target_probs.get((number, at + d), 1.0) for d in range(known)])
                     probability[at, :known] = np.minimum(1.0, q / np.maximum(p, 1e-30))
             if count:
-                found.append(
-                    Recorded(probability=probability, proposed=proposed, nodes=nodes, rank=rank, margin=margin)
-                )
+                arrays = {"probability": probability, "proposed": proposed, "nodes": nodes, "rank": rank}
+                found.append(Dense(lengths=np.array([count]), **arrays, margin=margin))
         return found, len(self._ends)
 
 

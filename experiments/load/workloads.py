@@ -194,15 +194,9 @@ class AsRecorded(Workload):
         most = 0 if recorded.blocks is None else max((max(own, default=0) for own in recorded.blocks), default=0)
         planned = []
         for index in range(min(count, len(recorded.times))):
-            tokens, pieces = int(recorded.inputs[index]), []
-            for block in () if recorded.blocks is None else recorded.blocks[index]:
-                if tokens:
-                    pieces.append((block, min(tokens, BLOCK)))
-                    tokens -= pieces[-1][1]
-            if tokens:
-                pieces.append((most + 1 + index, tokens))
-            outputs = int(recorded.outputs[index])
-            planned.append(Planned(klass=self.klass, pieces=tuple(pieces), output_tokens=outputs))
+            tokens, blocks = int(recorded.inputs[index]), () if recorded.blocks is None else recorded.blocks[index]
+            pieces = _first(tokens, *((block, BLOCK) for block in blocks), (most + 1 + index, tokens))
+            planned.append(Planned(klass=self.klass, pieces=pieces, output_tokens=int(recorded.outputs[index])))
         return planned
 
 
@@ -243,9 +237,14 @@ class Lengths:
 
 def _cut(planned: Planned, room: int) -> Planned:
     output = min(planned.output_tokens, max(room // 2, room - planned.prompt_tokens))
-    left, pieces = room - output, []
-    for number, tokens in planned.pieces:
-        if left:
-            pieces.append((number, min(tokens, left)))
-            left -= pieces[-1][1]
-    return replace(planned, pieces=tuple(pieces), output_tokens=output)
+    return replace(planned, pieces=_first(room - output, *planned.pieces), output_tokens=output)
+
+
+def _first(tokens: int, *pieces: tuple[int, int]) -> Pieces:
+    """Return the first pieces, as far as these tokens reach."""
+    found = []
+    for number, size in pieces:
+        if tokens:
+            found.append((number, min(size, tokens)))
+            tokens -= found[-1][1]
+    return tuple(found)

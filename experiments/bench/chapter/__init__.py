@@ -6,7 +6,6 @@ machine" is in experiments/bench/chapter/machine.yaml; ``measure=true`` measures
 
 import datetime
 import os
-import platform
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,16 +71,13 @@ def measure(path: Path) -> None:
     import yaml
 
     from experiments.measuring.peaks import measure_peaks
+    from experiments.results.manifest import device_name
 
     device = torch.device("cpu")
     first, second = (measure_peaks(device, torch.float32, seconds=1.5) for _ in range(2))
     best, threads = first.better(second), torch.get_num_threads()
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    processor = models[0] if models else platform.processor() or platform.machine()
     row = {
-        "title": f"{processor}, {threads} {'core' if threads == 1 else 'cores'}",
+        "title": f"{device_name(device)}, {threads} {'core' if threads == 1 else 'cores'}",
         "memory": float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
         "bandwidth": float(f"{best.roof.bandwidth:.3g}"),
         "cache": float(best.cache_bytes) or None,

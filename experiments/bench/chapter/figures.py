@@ -27,7 +27,7 @@ from specdec.physics.published import LLAMA_8B_H100
 from specdec.physics.rounds import RoofRounds
 from specdec.physics.serving import all_reduce_seconds, latency, price_per_million
 from specdec.physics.shape import Attention, ModelShape
-from specdec.physics.speculation import break_even_batch, chain_tokens, target_efficiency
+from specdec.physics.speculation import break_even_batch, target_efficiency
 from specdec.physics.work import step_work
 
 SMALL = Example(ROUND_8B, ROUND_A100)
@@ -112,7 +112,6 @@ def figures() -> SimpleNamespace:
         paged_rows=SERVED_8B.most_paged_rows(g.usable * H100.memory, mean_length=g.paged_length),
         trained_length=LLAMA_8B.max_length,
         positions_like_weights=LLAMA.weight_bytes / LLAMA.kv,
-        most_kv_tokens=int((g.usable * H100.memory - LLAMA.weight_bytes - g.served_overhead) / LLAMA.kv),
         latent_kv=kv_bytes_per_position(DEEPSEEK_V3, HALF),
         latent_heads=latent.heads,
         latent_equivalent=len(DEEPSEEK_V3.layers) * every_head.kept * HALF.kv,
@@ -129,7 +128,6 @@ def figures() -> SimpleNamespace:
         scores=heads.heads * g.long_prompt**2 * 2.0,
         launches=g.kernels_per_layer * LLAMA.layers,
         # Speculation.
-        tokens=chain_tokens(g.acceptance, g.fixed_draft),
         llama_decode=plain,
         llama_verify=verify,
         verify_extra=verify.seconds / plain.seconds - 1,

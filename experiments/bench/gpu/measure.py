@@ -5,6 +5,7 @@ Every item has a time of its own, and every record is on the disk as soon as it 
 
 import gc
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,19 +57,9 @@ def _peaks(outcome: Outcome, case: Case, target: Target, budget: Budget) -> None
     outcome.table("The device at its best: bytes and operations per second", "peaks")
 
 
-def _steps(outcome: Outcome, case: Case, target: Target, budget: Budget) -> None:
-    _forwards("steps", (1,), outcome, case, target, budget)
-
-
-def _batches(outcome: Outcome, case: Case, target: Target, budget: Budget) -> None:
-    _forwards("batches", case.batches, outcome, case, target, budget)
-
-
-def _forwards(
-    section: str, batches: Sequence[int], outcome: Outcome, case: Case, target: Target, budget: Budget
-) -> None:
-    """Time forwards as graphs, by rows and nodes."""
-    plain: dict[int, float] = {}
+def _forwards(section: str, outcome: Outcome, case: Case, target: Target, budget: Budget) -> None:
+    """Time forwards as graphs, by rows and nodes: those of one row, or of several."""
+    batches, plain = (1,) if section == "steps" else case.batches, dict[int, float]()
     for setting in (Setting(batch, nodes, case.context) for batch in batches for nodes in NODES):
         if budget.spent(f"step of {setting}"):
             continue
@@ -170,7 +161,8 @@ def _kernels(outcome: Outcome, case: Case, target: Target, budget: Budget) -> No
 
 
 ITEMS: dict[str, tuple[float, Callable[[Outcome, Case, Target, Budget], None]]] = {
-    "peaks": (10, _peaks), "steps": (40, _steps), "rounds": (150, measure_rounds), "products": (50, _products),
-    "attention": (40, _attention), "prefill": (30, _prefill), "batches": (40, _batches), "kernels": (60, _kernels),
+    "peaks": (10, _peaks), "steps": (40, partial(_forwards, "steps")), "rounds": (150, measure_rounds),
+    "products": (50, _products), "attention": (40, _attention), "prefill": (30, _prefill),
+    "batches": (40, partial(_forwards, "batches")), "kernels": (60, _kernels),
 }  # fmt: skip
 """The items, and the seconds that each may take; what one leaves over is nobody's, so that the whole ends."""

@@ -3,6 +3,7 @@
 import itertools
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from scipy import stats
 from drafters.adaptive import AdaptiveDrafter
 from drafters.model import ModelDrafter
 from drafters.ngram import NGramDrafter
-from experiments.load.dense import Dense, Recorded
+from experiments.load.dense import Dense
 from experiments.load.dense_recording import record
 from experiments.load.run import OPEN
 from experiments.load.texts import Asked
@@ -120,14 +121,14 @@ def test_mutant_dropping_a_drawn_token_is_not_what_is_replayed() -> None:
 
 def dense(probability: np.ndarray) -> Dense:
     count, depth = probability.shape
-    whole = Recorded(
+    return Dense(
+        lengths=np.array([count]),
         probability=probability.astype(np.float32),
         proposed=np.full(count, depth, np.int32),
         nodes=np.tile(np.arange(1, depth + 1), (count, 1)),
         rank=np.zeros((count, depth), np.int32),
         margin=np.full((count, depth), np.nan, np.float32),
     )
-    return Dense.of([whole], {})
 
 
 def test_accepted_counts_follow_the_probabilities() -> None:
@@ -242,20 +243,15 @@ def test_sampled_chains_have_the_engines_acceptance_on_average(target: Target) -
 
     assert 0 < traces.probability.mean() < 1
     assert abs(mean_rounds(traces) - rounds.mean()) < error
-    halved = Dense(**{**vars_of(traces), "probability": traces.probability / 2})
+    halved = replace(traces, probability=traces.probability / 2)
     assert abs(mean_rounds(halved) - rounds.mean()) > error
-
-
-def vars_of(traces: Dense) -> dict:
-    names = ("lengths", "probability", "proposed", "nodes", "rank", "margin", "facts")
-    return {name: getattr(traces, name) for name in names}
 
 
 def test_a_file_keeps_everything(tmp_path, target: Target) -> None:
     traces = record(target, ModelDrafter(perturbed(target.model, 0.1), 2), asked(0.0, 2), max_length=64, facts={"a": 1})
     again = Dense.load(traces.save(tmp_path / "dense.safetensors"))
-    for name, value in vars_of(traces).items():
-        np.testing.assert_array_equal(getattr(again, name), value) if name != "facts" else None
+    for name in ("lengths", "probability", "proposed", "nodes", "rank", "margin"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(traces, name))
     assert again.facts == dict(traces.facts) and again.has_margins
     (tmp_path / "other.safetensors").write_text("{}")
     with pytest.raises(ValueError, match=r"holds no dense traces .* record them with experiments.load clock=record"):
