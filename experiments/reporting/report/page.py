@@ -5,10 +5,8 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from html import escape
 from importlib.resources import files
 from pathlib import Path
-from string import Template
 
 from experiments.reporting import html
 from experiments.reporting.comparison import PLOTS, remarks
@@ -19,6 +17,7 @@ from experiments.reporting.report.figures import ALL, facts_of, figures_table, f
 from experiments.reporting.requests import TITLE, in_flight_plot, requests_plot, requests_table
 from experiments.reporting.run_plots import RUN_PLOTS, category_plot
 from experiments.reporting.run_tables import run_table
+from experiments.reporting.table import Table
 from experiments.results.comparison import differences, make_rows, title
 from experiments.results.origin import replace_text
 from experiments.results.records import RECORDS, read_records
@@ -85,19 +84,21 @@ def _page(runs: Sequence[Run], outputs: Sequence[RunOutputs], notes: Sequence[st
     mixed = [f"MIXED: the runs {text}." for text in differences(runs)]
     mixed += [f"Above the roof: {text}." for run in runs for text in above_roof(run.summary)]
     table, categories = figures_table(runs)
-    return Template(_resource("page.html")).substitute(
+    return html.render(
+        "report/page.html",
         policy=_policy(style, code),
         style=style,
         code=code,
-        title=escape(title(runs)),
-        verdicts=_verdicts(runs),
-        remarks=html.sentences([*mixed, *(note.rstrip(".") + "." for note in remarks(runs))], "remark"),
-        figures=html.table(table, categories=categories, sortable=True),
+        title=title(runs),
+        verdicts=findings(runs),
+        remarks=[*mixed, *(note.rstrip(".") + "." for note in remarks(runs))],
+        figures=table,
+        categories=categories,
         details=_details(runs),
-        facts=_facts(runs),
+        made_by=[(name, facts_of(run)) for name, run in zip(names_of(runs), runs, strict=True)],
         pictures=_pictures(runs),
-        options="".join(html.element("option", escape(name), value=name) for name in _categories(categories, outputs)),
-        notes=html.sentences(notes, "note"),
+        options=_categories(categories, outputs),
+        notes=notes,
         data=as_script(token_data(outputs)),
     )
 
@@ -118,62 +119,37 @@ def _resource(name: str) -> str:
     return files("experiments.reporting.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _verdicts(runs: Sequence[Run]) -> str:
-    cards = [
-        html.element(
-            "li",
-            html.element("span", escape(found.name), class_="method"),
-            html.element("strong", escape(found.head)),
-            html.element("span", escape(found.detail), class_="detail"),
-            class_=f"verdict {found.kind}",
-        )
-        for found in findings(runs)
-    ]
-    return "".join(cards) or html.element("li", "Nothing was drafted in these runs.", class_="verdict unknown")
-
-
 def _categories(of_rows: Sequence[str], outputs: Sequence[RunOutputs]) -> list[str]:
     named = {category for category in of_rows if category != ALL}
     named |= {output.record.category for run in outputs for output in run.outputs if output.record.category}
     return sorted(named)
 
 
-def _details(runs: Sequence[Run]) -> str:
-    parts = []
+def _details(runs: Sequence[Run]) -> list[tuple[str, Table]]:
+    """Further tables of every run, with what they show."""
+    tables: dict[str, Table | None] = {}
     for run, name in zip(runs, names_of(runs), strict=True):
         of, comma = (f" of {name}", f", {name}") if name else ("", "")
-        tables = {
+        tables |= {
             f"{TITLE}{comma}": requests_table(run.summary, ""),
             f"All figures{of}": run_table(run.summary, ""),
             f"{USE}{comma}": utilization_table(run.summary, ""),
         }
-        for heading, table in tables.items():
-            if table is not None:
-                parts.append(html.element("details", html.element("summary", escape(heading)), html.table(table)))
-    return "".join(parts)
+    return [(heading, table) for heading, table in tables.items() if table is not None]
 
 
-def _facts(runs: Sequence[Run]) -> str:
-    names = names_of(runs)
-    if len(runs) == 1:
-        return html.facts(facts_of(runs[0]))
-    return "".join(
-        html.element("details", html.element("summary", escape(name)), html.facts(facts_of(run)))
-        for run, name in zip(runs, names, strict=True)
-    )
-
-
-def _pictures(runs: Sequence[Run]) -> str:
-    parts = []
+def _pictures(runs: Sequence[Run]) -> list[tuple[str, str, str | None]]:
+    """Name, address and width of every picture of the page."""
+    found = []
     with tempfile.TemporaryDirectory() as scratch:
         if len(runs) > 1:
-            parts += [_figure(path, "") for path in compared_pictures(runs, Path(scratch))]
+            found += [_figure(path, "") for path in compared_pictures(runs, Path(scratch))]
         for number, (run, name) in enumerate(zip(runs, names_of(runs), strict=True)):
             if len(runs) <= MOST_PICTURES:
                 folder = Path(scratch) / str(number)
                 folder.mkdir()
-                parts += [_figure(path, name) for path in pictures_of(run, folder)]
-    return "".join(parts)
+                found += [_figure(path, name) for path in pictures_of(run, folder)]
+    return found
 
 
 def pictures_of(run: Run, scratch: Path) -> list[Path]:
@@ -201,12 +177,10 @@ def _conditions(run: Run) -> str:
         return title([run])
 
 
-def _figure(path: Path, run: str) -> str:
-    name = f"{path.stem.replace('_', ' ')}{f', {run}' if run else ''}"
+def _figure(path: Path, run: str) -> tuple[str, str, str | None]:
     content = path.read_bytes()
     uri = f"data:{_TYPES[path.suffix]};base64,{base64.b64encode(content).decode()}"
-    image = html.element("img", src=uri, alt=name, width=_width(content)).removesuffix("</img>")
-    return html.element("figure", image, html.element("figcaption", escape(name)))
+    return f"{path.stem.replace('_', ' ')}{f', {run}' if run else ''}", uri, _width(content)
 
 
 def _width(content: bytes) -> str | None:
