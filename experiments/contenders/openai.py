@@ -29,7 +29,11 @@ PLAIN: dict[str, dict[str, Any]] = {
 by the law that is asked for, whatever filters it has of its own. llama.cpp's would come before the temperature."""
 
 
-class RefusedError(RuntimeError):
+class ServerError(RuntimeError):
+    """The server does not answer; says so in one sentence."""
+
+
+class RefusedError(ServerError):
     """The server answers a request with an error."""
 
 
@@ -134,7 +138,7 @@ class OpenAIServer(OtherEngine):
 
         Raises:
             RefusedError: The answer is an error.
-            RuntimeError: There is none, or one of another form.
+            ServerError: There is none, or one of another form.
         """
         try:
             answer = self._posted("../completion" if own else "completions", body)
@@ -144,7 +148,7 @@ class OpenAIServer(OtherEngine):
             choice = {"token_ids": told["tokens"]} if own else dict(told["choices"][0])
             return choice | {"token_ids": _named(choice, (told.get("usage") or {}).get("completion_tokens"))}
         except (httpx.HTTPError, KeyError, IndexError, TypeError, ValueError) as error:
-            raise RuntimeError(
+            raise ServerError(
                 f"the server at {self.address} gave no answer: {error or type(error).__name__}"
             ) from error
 

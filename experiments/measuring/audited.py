@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from experiments.contenders.base import OtherEngine
+from experiments.contenders.openai import ServerError
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
 
@@ -16,14 +17,17 @@ def of_engine(engine: Engine | OtherEngine, size: int) -> Subject:
     """An engine in batches of ``size``.
 
     Raises (when called):
-        ValueError: A request fails, or the tokens are not the engine's own.
+        ValueError: A request fails, a server does not answer, or the tokens are not the engine's own.
     """
 
     def outputs(prompt: Sequence[int], sampling: SamplingParams, streams: Sequence[int]) -> list[list[int]]:
         found: list[list[int]] = []
         for first in range(0, len(streams), size):
             asked = [replace(sampling, stream=stream) for stream in streams[first : first + size]]
-            done = engine.generate([list(prompt)] * len(asked), asked)
+            try:
+                done = engine.generate([list(prompt)] * len(asked), asked)
+            except ServerError as error:
+                raise ValueError(str(error)) from error
             for each in done:
                 if each.error is not None:
                     raise ValueError(f"a request failed: {each.error}")
