@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -45,16 +45,10 @@ class Conditions:
 
 
 def check_conditions(measured: Conditions, here: Conditions, path: str, *, drafter: bool = True) -> None:
-    """Refuse to use costs under other conditions than they were measured under.
+    """Refuse to use costs from a file under other conditions, by a ``ValueError`` that names what differs.
 
     Args:
-        measured: The conditions of the costs.
-        here: The conditions of what is going to run.
-        path: Their file, for the message.
         drafter: Whether the drafter matters.
-
-    Raises:
-        ValueError: Names what differs.
     """
     then, now = asdict(measured), asdict(here)
     models = then.pop("model"), now.pop("model")
@@ -83,11 +77,7 @@ class RaggedCosts(Protocol):
     def padded(self) -> bool: ...
 
     def check_depth(self, depth: int) -> None:
-        """Refuse drafts that are deeper than the costs know.
-
-        Raises:
-            ValueError: They are.
-        """
+        """Refuse drafts that are deeper than the costs know, by a ``ValueError``."""
         ...
 
     def ragged(
@@ -104,8 +94,16 @@ class RaggedCosts(Protocol):
         ...
 
 
+class Kept:
+    """A dataclass that is written to a file."""
+
+    def save(self: Any, path: str | Path) -> None:
+        """Write it as JSON."""
+        Path(path).write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+
+
 @dataclass(frozen=True, kw_only=True)
-class RoundCosts:
+class RoundCosts(Kept):
     """Seconds of a round, everything included: drafting, the verify forward, acceptance, commit, the host.
 
     Attributes:
@@ -119,6 +117,7 @@ class RoundCosts:
         conditions: Everything that calibrated costs were measured under; None for costs that were measured directly.
     """
 
+    padded = True  # to one depth, with which rounds were measured
     rows: tuple[int, ...]
     table: tuple[tuple[float, ...], ...]
     nodes: tuple[int, ...] | None = None
@@ -172,11 +171,6 @@ class RoundCosts:
             )
         return self._rising(rows)[: depth + 1]
 
-    @property
-    def padded(self) -> bool:
-        """Rounds were measured with drafts of one depth, to which the engine pads the others."""
-        return True
-
     def check_depth(self, depth: int) -> None:
         """Refuse drafts that are deeper than those that were measured."""
         self.seconds(self.rows[0], depth)
@@ -223,10 +217,6 @@ class RoundCosts:
     def _floor(self) -> Float[np.ndarray, "rows sizes"]:
         return np.minimum.accumulate(np.array(self.table)[:, ::-1], axis=1)[:, ::-1]
 
-    def save(self, path: str | Path) -> None:
-        """Write it as JSON."""
-        _save(self, path)
-
     @classmethod
     def load(cls, path: str | Path, *, by_nodes: bool = False) -> "RoundCosts":
         """Return what ``save`` has written, or one of the tables in a file of ``experiments.calibrate``.
@@ -246,17 +236,13 @@ class RoundCosts:
                         f"with the drafter"
                     )
                 found = found["tables"]["nodes" if by_nodes else "depth"]
-            table = tuple(tuple(float(seconds) for seconds in row) for row in found.pop("table"))
-            nodes = found.pop("nodes", None)
-            rows = tuple(int(row) for row in found.pop("rows"))
-            given = found.pop("conditions", None)
-            return cls(
-                rows=rows,
-                table=table,
-                nodes=None if nodes is None else tuple(map(int, nodes)),
-                conditions=None if given is None else Conditions(**given),
-                **found,
-            )
+            found["rows"] = tuple(map(int, found["rows"]))
+            found["table"] = tuple(tuple(map(float, row)) for row in found["table"])
+            if found.get("nodes") is not None:
+                found["nodes"] = tuple(map(int, found["nodes"]))
+            if found.get("conditions") is not None:
+                found["conditions"] = Conditions(**found["conditions"])
+            return cls(**found)
         except (OSError, KeyError, TypeError, AttributeError, UnicodeError, json.JSONDecodeError) as error:
             raise ValueError(
                 f"{path} holds no costs of rounds ({error}): give a file that RoundCosts.save wrote"
@@ -264,7 +250,7 @@ class RoundCosts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TreeCosts:
+class TreeCosts(Kept):
     """Seconds of a round, everything included, by the number of nodes and the depth of its trees.
 
     Between the trees that were measured, a round is taken to cost ``c + a · depth + f(nodes)``, where f is a line with
@@ -324,10 +310,6 @@ class TreeCosts:
         nodes, depth = trees[:, :1].astype(float), trees[:, 1:].astype(float)
         return np.concatenate([np.ones_like(nodes), depth, nodes, np.maximum(nodes - bends, 0)], axis=1)
 
-    def save(self, path: str | Path) -> None:
-        """Write it as JSON."""
-        _save(self, path)
-
     @classmethod
     def load(cls, path: str | Path) -> "TreeCosts":
         """Return what ``save`` has written.
@@ -360,7 +342,3 @@ def _above(point: tuple[float, float], left: tuple[float, float], right: tuple[f
 def _check_seconds(what: str, seconds: Sequence[float]) -> None:
     if not all(0 < each < float("inf") for each in seconds):
         raise ValueError(f"costs of {what} have a time that is no positive number of seconds: measure them again")
-
-
-def _save(costs: RoundCosts | TreeCosts, path: str | Path) -> None:
-    Path(path).write_text(json.dumps(asdict(costs), indent=1) + "\n", encoding="utf-8")

@@ -27,15 +27,12 @@ class ExitScorer(Scorer):
         self._root = Topology.chain(1, runner.device)
 
     def prepare(self, batch: Batch) -> int:
-        """See ``Scorer.prepare``."""
         return self.runner.version
 
     def root_logits(self, batch: Batch) -> Float[Tensor, "batch 1 vocab"]:
-        """Return logits at the root."""
         return self.runner.run(forward_of(batch, batch.roots[:, None], self._root, wants=LAST)).scores
 
     def level_logits(
         self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
     ) -> Float[Tensor, "batch node vocab"]:
-        """Return logits at the next nodes of a tree."""
         return self.runner.run(forward_of(batch, tokens, topology)).scores

@@ -11,6 +11,7 @@ from specdec.drafting.calibration import Calibration
 from specdec.drafting.levels import Level
 from specdec.drafting.scorer import Scorer
 from specdec.host import can_look
+from specdec.tree import DraftTree
 
 SOURCES = ("auto", "head", "top", "entropy", "margin")
 
@@ -96,6 +97,11 @@ class Rater:
             survival = survival * rate.gather(1, above)
             above = parents.gather(1, above).clamp(min=0)
         return Rated(cells.masked_fill(root, -1), survival)
+
+    def paths(self, logs: Float[Tensor, "batch node"], tree: DraftTree) -> Rated:
+        """Return the ratings of trees by the nodes' own probabilities, from the log-probabilities of their paths."""
+        own = logs - logs.gather(1, tree.parents.clamp(min=0))
+        return self.nodes(own.exp().nan_to_num(nan=0.0), tree.parents, tree.depth, torch.zeros_like(tree.parents))
 
     def confidence(
         self, tokens: Int[Tensor, "batch node"], scores: Float[Tensor, "batch some token"], depth: int

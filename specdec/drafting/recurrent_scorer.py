@@ -1,8 +1,8 @@
 """A causal LM with recurrent layers as a scorer: a state cannot take a token back, so the last one is not in it yet."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,10 +28,8 @@ class RecurrentScorer(ModelScorer):
 
     needs_state = True  # at first there is no last token
 
-    def __init__(
-        self, runner: ModelRunner, *, max_batch_size: int, to_model: Callable[[Tensor], Tensor] = lambda tokens: tokens
-    ):
-        super().__init__(runner, max_batch_size=max_batch_size, to_model=to_model)
+    def __init__(self, runner: ModelRunner, *, max_batch_size: int, **given: Any):
+        super().__init__(runner, max_batch_size=max_batch_size, **given)
         if self._states.short is not None:  # a tree that grows goes on from its nodes' states
             raise self._states.short
         with torch.inference_mode(False):  # by slot: whether a tree was grown since the last round

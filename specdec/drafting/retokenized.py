@@ -8,13 +8,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdec.batch import Batch
+from specdec.drafting.model_scorer import LAST
 from specdec.drafting.scorer import Scorer, forward_of
 from specdec.forward import ForwardBatch, Wants
 from specdec.target.runner import ModelRunner
 from specdec.target.spelling import Retokenized, Spelling
 from specdec.topology import Topology
-
-_LAST = Wants(logits=1)
 
 
 class RetokenizedScorer(Scorer):
@@ -114,7 +113,7 @@ class RetokenizedScorer(Scorer):
             self._held[slot] = self._wanted[slot]
         width = self._tokens.shape[1]
         topology = Topology.chain(width, batch.device)
-        return self._scores(batch, self._tokens, topology, self._roots + 1 - width, width, wants=_LAST)
+        return self._scores(batch, self._tokens, topology, self._roots + 1 - width, width, wants=LAST)
 
     def level_logits(
         self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int

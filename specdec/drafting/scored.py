@@ -13,7 +13,7 @@ from specdec.batch import Batch
 from specdec.drafting.builders.base import TreeBuilder
 from specdec.drafting.drawing import Drawing
 from specdec.drafting.policies.nodes import NodePolicy
-from specdec.drafting.scorer import Scorer, state_ready
+from specdec.drafting.scorer import Scorer
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.host import can_look
 from specdec.interfaces import Drafter, Session, Sizes
@@ -164,7 +164,7 @@ class ScoredSession(Session):
         rater = None if policy is None else policy.rater(self.scorer, batch, may_stop=not leaves)
         drawing = Drawing.of(batch, self._vocabulary, drafter.sampling, drafter.temperature, leaves=leaves, rater=rater)
         grown = self.tree.grow(self.scorer, drawing, depth)
-        ready: Bool[Tensor, " batch"] | None = None if self._every else state_ready(batch)
+        ready: Bool[Tensor, " batch"] | None = None if self._every else batch.lengths > 0  # rows with a target's state
         if policy is not None:
             grown = policy.prune(grown, batch, batch.drafting if ready is None else batch.drafting & ready)
         if grown.nodes is not None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from specdec.batch import Batch
@@ -125,8 +125,3 @@ def forward_of(
     """Return a forward of some nodes of a batch's rows, behind as many positions as are committed or ``lengths``."""
     given = {"slots": batch.slots, "lengths": batch.lengths if lengths is None else lengths, "topology": topology}
     return ForwardBatch(tokens=tokens, **{"key_bound": batch.key_bound, **given, **more})
-
-
-def state_ready(batch: Batch) -> Bool[Tensor, " batch"]:
-    """Return which rows have a committed token, and so a state of the target to begin with."""
-    return batch.lengths > 0

@@ -90,6 +90,10 @@ class BeamTree(TreeBuilder):
 
     A subclass says what is best, in ``grow``.
 
+    Attributes:
+        takes: The laws that sampled requests' nodes may have: ``DETERMINISTIC`` alone where the best nodes of all are
+            kept, which drawn nodes would not survive.
+
     Args:
         nodes: Drafted nodes of a tree.
         depth: The deepest node.
@@ -100,6 +104,7 @@ class BeamTree(TreeBuilder):
     """
 
     renumbers = True
+    takes: tuple[DraftSampling, ...] = (DraftSampling.DETERMINISTIC,)
 
     def __init__(self, nodes: int, depth: int, width: int):
         self.max_nodes = whole("nodes", nodes, least=1)
@@ -113,6 +118,14 @@ class BeamTree(TreeBuilder):
             )
         self.max_shown = self.width * (self.max_depth - 1)
         self.is_chain = self.width == 1
+
+    def laws(self, sampling: DraftSampling) -> frozenset[DraftSampling]:
+        if sampling not in self.takes:
+            raise ValueError(
+                f"{type(self).__name__} cannot be drawn with sampling={sampling.name.lower()}: to choose "
+                f"among drawn nodes would bias the output; use sampling={self.takes[0].name.lower()}, or a static shape"
+            )
+        return frozenset([sampling])
 
     def offered(self, depth: int) -> int:
         """Return how many nodes the first ``depth`` levels offer."""

@@ -10,7 +10,6 @@ from specdec.drafting.drawing import Drawing
 from specdec.drafting.scorer import Scorer
 from specdec.topology import Topology
 from specdec.tree import DraftTree
-from specdec.types import DraftSampling
 
 
 class BeamSearchTree(BeamTree):
@@ -36,15 +35,6 @@ class BeamSearchTree(BeamTree):
         super().__init__(width * depth, depth, width)
         self.among = None if among is None else whole("among", among, least=width)
 
-    def laws(self, sampling: DraftSampling) -> frozenset[DraftSampling]:
-        """Return ``DETERMINISTIC`` alone: the best beams are kept, which drawn nodes would not survive."""
-        if sampling is not DraftSampling.DETERMINISTIC:
-            raise ValueError(
-                f"beams cannot be drawn with sampling={sampling.name.lower()}: to choose among drawn nodes would bias "
-                f"the output; use sampling=deterministic, or a static shape"
-            )
-        return frozenset([DraftSampling.DETERMINISTIC])
-
     def grow(self, scorer: Scorer, drawing: Drawing, depth: int) -> Grown:
         """Search ``depth`` levels, and keep the nodes that lie on a beam of a row's last level."""
         rows, logits_of = drawing.batch, scorer.levels(drawing.batch, depth)
@@ -64,11 +54,7 @@ class BeamSearchTree(BeamTree):
         tokens, parents, worth = (torch.cat(each, dim=1) for each in (fronts, above, worths))
         valid = self._beams(fronts, above, worths, rows.max_depth.clamp(max=depth))
         tree = DraftTree.build(tokens, parents, valid=valid, max_depth=depth, max_children=self.width)
-        if drawing.rater is None:
-            return Grown(tree)
-        own = worth - worth.gather(1, parents.clamp(min=0))
-        sure = own.exp().nan_to_num(nan=0.0)
-        return Grown(tree, rated=drawing.rater.nodes(sure, tree.parents, tree.depth, torch.zeros_like(parents)))
+        return Grown(tree, rated=None if drawing.rater is None else drawing.rater.paths(worth, tree))
 
     def _children(
         self, logits: Float[Tensor, "batch some column"], drawing: Drawing

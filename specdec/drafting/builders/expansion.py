@@ -16,7 +16,6 @@ from specdec.drafting.scorer import Scorer
 from specdec.kernels import usable
 from specdec.topology import Topology
 from specdec.tree import DraftTree
-from specdec.types import DraftSampling
 
 _LEAST = 1e-9
 """A token's cost in nats is at least this, so that no child scores as high as its parent."""
@@ -32,15 +31,6 @@ class ExpansionTree(BeamTree):
 
     def __init__(self, nodes: int = 59, depth: int = 8, width: int = 10):
         super().__init__(nodes, depth, width)
-
-    def laws(self, sampling: DraftSampling) -> frozenset[DraftSampling]:
-        """Return ``DETERMINISTIC`` alone: the best nodes of all are kept, which drawn nodes would not survive."""
-        if sampling is not DraftSampling.DETERMINISTIC:
-            raise ValueError(
-                f"a tree of the most probable paths cannot be drawn with sampling={sampling.name.lower()}: to choose "
-                f"among drawn nodes would bias the output; use sampling=deterministic, or a static shape"
-            )
-        return frozenset([DraftSampling.DETERMINISTIC])
 
     def grow(self, scorer: Scorer, drawing: Drawing, depth: int) -> Grown:
         """Expand ``depth`` levels, and keep the best nodes of all that were offered."""
@@ -112,10 +102,7 @@ class ExpansionTree(BeamTree):
         nodes = at.gather(1, place)
         if drawing.rater is None:
             return Grown(tree, nodes)
-        logs = torch.nn.functional.pad(score.gather(1, kept), (1, 0))
-        own = logs - logs.gather(1, tree.parents.clamp(min=0))
-        sure = own.exp().nan_to_num(nan=0.0)
-        return Grown(tree, nodes, drawing.rater.nodes(sure, tree.parents, tree.depth, torch.zeros_like(tree.parents)))
+        return Grown(tree, nodes, drawing.rater.paths(torch.nn.functional.pad(score.gather(1, kept), (1, 0)), tree))
 
 
 def _children(

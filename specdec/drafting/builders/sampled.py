@@ -74,6 +74,7 @@ class SampledTree(BeamTree):
     """
 
     ordered = True
+    takes = DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.DETERMINISTIC
 
     def __init__(self, nodes: int = 32, depth: int = 6, width: int = 8, *, power: float = 0.1):
         super().__init__(nodes, depth, width)
@@ -81,15 +82,6 @@ class SampledTree(BeamTree):
         self.power = number("power", power, "give a number above 0, such as 0.1")
         if not 0 < self.power < float("inf"):
             raise ValueError(f"power={power}: give a number above 0, such as 0.1")
-
-    def laws(self, sampling: DraftSampling) -> frozenset[DraftSampling]:
-        """Return the law, which is ``WITHOUT_REPLACEMENT``, or ``DETERMINISTIC`` for the most probable paths."""
-        if sampling not in (DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.DETERMINISTIC):
-            raise ValueError(
-                f"a sampled tree cannot be drawn with sampling={sampling.name.lower()}: use "
-                f"sampling=without_replacement, or a static shape"
-            )
-        return frozenset([sampling])
 
     def grow(self, scorer: Scorer, drawing: Drawing, depth: int) -> Grown:
         """Draw ``depth`` levels, and keep the best slots of all."""

@@ -1,7 +1,6 @@
 """A tree of one static shape, filled level by level, and the laws by which a level's children are drawn."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -71,7 +70,9 @@ class StaticTree(TreeBuilder):
                 if number == 0:
                     return Grown(DraftTree.root_only(rows.roots), rated=rater.rated.first(1))
                 shape = shape.cut(number)
-                tokens, valid, draft_probs = _first(shape.num_nodes + 1, tokens, valid, draft_probs)
+                count = shape.num_nodes + 1
+                tokens, valid = tokens[:, :count], None if valid is None else valid[:, :count]
+                draft_probs = None if draft_probs is None else draft_probs[:, :count]
                 break
             q = drawing.distribution(scores) if drawing.sampled or drawing.leaves else None
             if draft_probs is not None and q is not None:
@@ -96,10 +97,6 @@ class StaticTree(TreeBuilder):
         law = drawing.law_of(tokens)
         tree = DraftTree.from_shape(shape, tokens, sampling=law, draft_probs=draft_probs, valid=valid)
         return Grown(tree, rated=None if rater is None else rater.rated.first(tree.width))
-
-
-def _first(nodes: int, tokens: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
-    return tokens[:, :nodes], *(None if each is None else each[:, :nodes] for each in others)
 
 
 def _at_once(plan: LevelPlan, logits: Float[Tensor, "batch depth vocab"], drawing: Drawing) -> Grown:

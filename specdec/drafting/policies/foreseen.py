@@ -12,7 +12,7 @@ from jaxtyping import Float
 from specdec.arguments import whole
 from specdec.drafting.costs import RaggedCosts
 from specdec.drafting.margins import MarginEstimator
-from specdec.drafting.policies.goodput import best_depths, check_costs, known, read_costs
+from specdec.drafting.policies.goodput import best_depths, check_costs, read_costs
 from specdec.drafting.policies.lengths import LengthPolicy, Slots
 
 
@@ -71,7 +71,7 @@ class MarginLength(LengthPolicy):
 
     def bind(self, *, max_batch_size: int, max_depth: int) -> None:
         """Begin with nothing learned."""
-        check_costs(self.costs, max_depth)
+        self._known = check_costs(self.costs, max_depth)
         super().bind(max_batch_size=max_batch_size, max_depth=max_depth)
         self.estimator = MarginEstimator(max_depth, memory=self.memory)
         self._margins = np.zeros((max_batch_size, max_depth))
@@ -83,7 +83,7 @@ class MarginLength(LengthPolicy):
 
     def depths(self, slots: Slots, lengths: Slots) -> Slots:
         self._played += 1
-        rows, most, costs = len(slots), self._max_depth, known(self.costs)
+        rows, most, costs = len(slots), self._max_depth, self._known
         if self._played <= 4 or (self.explore and self._played % self.explore == 0):
             return np.full(rows, most)
         positions, deepest = float(lengths.sum()), np.arange(most + 1)

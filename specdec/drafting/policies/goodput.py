@@ -91,7 +91,7 @@ class CostAwareLength(LengthPolicy):
 
     def bind(self, *, max_batch_size: int, max_depth: int) -> None:
         """Begin with no round counted; refuse costs that are unknown, or were measured with shallower drafts."""
-        check_costs(self.costs, max_depth)
+        self._known = check_costs(self.costs, max_depth)
         super().bind(max_batch_size=max_batch_size, max_depth=max_depth)
         self._keep = float(np.exp(-1 / self.memory))
         # [slot, k - 1]: rounds whose drafts had a k-th token and accepted all before it, and those that accepted it.
@@ -109,7 +109,7 @@ class CostAwareLength(LengthPolicy):
     def depths(self, slots: Slots, lengths: Slots) -> Slots:
         """Return the depths that are best for this batch, or now and then deeper ones."""
         survival, positions = self.survival(slots), float(lengths.sum())
-        chosen = best_depths(survival, known(self.costs), positions)
+        chosen = best_depths(survival, self._known, positions)
         seconds, emitted = self._round(survival, chosen, positions)
         deeper = self._deeper()
         if deeper:
@@ -126,7 +126,7 @@ class CostAwareLength(LengthPolicy):
         """Return the seconds of a round, and the tokens that it is expected to emit."""
         taken = np.arange(self._max_depth) < depths[:, None]
         drafted, deepest = depths.sum(keepdims=True), depths.max(keepdims=True)
-        seconds = known(self.costs).ragged(len(depths), positions, drafted=drafted, deepest=deepest)
+        seconds = self._known.ragged(len(depths), positions, drafted=drafted, deepest=deepest)
         return float(seconds[0]), len(depths) + float(survival[taken].sum())
 
     def _deeper(self) -> int:
@@ -163,25 +163,16 @@ class CostAwareLength(LengthPolicy):
         self._all_right = self._all_right * self._keep + right.sum(0)
 
 
-def known(costs: RaggedCosts | None) -> RaggedCosts:
-    """Return the costs, which were refused when they were bound if there are none."""
-    assert costs is not None
-    return costs
-
-
 def read_costs(costs: RaggedCosts | str | Path | None) -> RaggedCosts | None:
     """Return the costs, read from their file if a file is named."""
     return RoundCosts.load(costs) if isinstance(costs, str | Path) else costs
 
 
-def check_costs(costs: RaggedCosts | None, max_depth: int) -> None:
-    """Refuse costs that are unknown, or were measured with shallower drafts.
-
-    Raises:
-        ValueError: Says which.
-    """
+def check_costs(costs: RaggedCosts | None, max_depth: int) -> RaggedCosts:
+    """Return costs; refuse those that are unknown, or were measured with shallower drafts."""
     if costs is None:
         raise ValueError(
             "this policy needs to know how long rounds take: give costs=…, from drafters.round_costs.measure_costs"
         )
     costs.check_depth(max_depth)
+    return costs

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, ClassVar, TypedDict, Unpack
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -48,7 +48,12 @@ class NodePolicy(ABC):
             with the confidence as it is.
         learn: Whether to go on counting. Drafts then depend on other requests.
         explore: Every so many rounds nothing is left out, or nothing would be learned of nodes that are. 0 for never.
+
+    Attributes:
+        unseen: The attributes whose change a recording would not see.
     """
+
+    unseen: ClassVar[tuple[str, ...]] = ("learn", "explore")
 
     def __init__(
         self, *, source: str = "auto", calibration: str | Path | None = None, learn: bool = True, explore: int = 32
@@ -71,7 +76,7 @@ class NodePolicy(ABC):
     @property
     def version(self) -> Hashable:
         """Differs after a change that a recording would not see."""
-        return self.learn, self.explore
+        return tuple(getattr(self, name) for name in self.unseen)
 
     def bind(self, builder: TreeBuilder, scorer: Scorer, device: torch.device, *, max_batch_size: int) -> None:
         """Begin with a new engine; refuse a drafter without such confidence, and a calibration of other drafts."""
@@ -184,16 +189,13 @@ class ConfidenceNodes(NodePolicy):
             takes a fifteenth of a round that brings two tokens. ``CostAwareNodes`` measures this.
     """
 
+    unseen = ("learn", "explore", "threshold")
+
     def __init__(self, threshold: float = 0.15, **learning: Unpack[Learning]):
         super().__init__(**learning)
         self.threshold = number("threshold", threshold, "give a probability, such as 0.15")
         if not 0 <= self.threshold <= 1:
             raise ValueError(f"threshold={threshold}: give a probability from 0 (all nodes) to 1")
-
-    @property
-    def version(self) -> Hashable:
-        """Differs after a change of the threshold, too."""
-        return self.learn, self.explore, self.threshold
 
     def kept(self, survival: Float[Tensor, "batch node"], batch: Batch) -> Bool[Tensor, "batch node"]:
         """Return the nodes that reach the threshold; what is behind them on a path never reaches more."""
@@ -223,6 +225,8 @@ class CostAwareNodes(NodePolicy):
             costs. With None, set the attribute before the policy is used (``drafters.round_costs.measure_node_costs``).
     """
 
+    unseen = ("learn", "explore", "costs")
+
     def __init__(self, costs: RoundCosts | str | Path | None = None, **learning: Unpack[Learning]):
         super().__init__(**learning)
         self.costs = RoundCosts.load(costs, by_nodes=True) if isinstance(costs, str | Path) else costs
@@ -231,11 +235,6 @@ class CostAwareNodes(NodePolicy):
     def adapts(self) -> bool:
         """All rows take one number of nodes, so drafts depend on the other requests."""
         return True
-
-    @property
-    def version(self) -> Hashable:
-        """Differs after a change of the costs, too."""
-        return self.learn, self.explore, self.costs
 
     def bind(self, builder: TreeBuilder, scorer: Scorer, device: torch.device, *, max_batch_size: int) -> None:
         """Begin with a new engine; refuse costs that are unknown, or were measured with fewer nodes."""
@@ -274,14 +273,11 @@ class FirstNodes(NodePolicy):
         nodes: This number; None for all.
     """
 
+    unseen = ("nodes",)
+
     def __init__(self, nodes: int | None = None):
         super().__init__(learn=False)
         self.nodes = None if nodes is None else whole("nodes", nodes, least=0)
-
-    @property
-    def version(self) -> Hashable:
-        """Differs after a change of the number."""
-        return (self.nodes,)
 
     def kept(self, survival: Float[Tensor, "batch node"], batch: Batch) -> Bool[Tensor, "batch node"]:
         count = survival.shape[1] if self.nodes is None else self.nodes + 1
