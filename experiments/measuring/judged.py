@@ -44,9 +44,9 @@ def judged(engine: Engine, prompts: Tensor, sampling: SamplingParams, bootstrap:
         rounds.append((seen.tree.rows(slice(0, 1)), seen.target_probs[0].clone(), [0, *path]))
 
     engine.on_round = look
-    given = {"temperature": sampling.temperature, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+    given = {"temperature": sampling.temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
     tensors = {name: torch.tensor([value], device=prompts.device) for name, value in given.items()}
-    law = SamplingTensors.of([sampling], **tensors, top_k=torch.zeros(1, dtype=torch.long), seen=None)
+    law = SamplingTensors.of([sampling], **tensors, seen=None)
     sums, changed = np.zeros((3, len(prompts))), 0
     for row, prompt in enumerate(prompts):
         rounds.clear()

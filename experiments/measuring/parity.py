@@ -6,7 +6,7 @@ path of every tree. So the first place at which the two forwards have another li
 the two greedy outputs part.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any, Protocol
@@ -39,12 +39,8 @@ class Step(Protocol):
         ...
 
 
-class Begin(Protocol):
-    """Begins with prompts of one length, of which all but the last token go through the model."""
-
-    def __call__(self, prompts: Int[Tensor, "batch position"], /) -> Step:
-        """Forget all rows before."""
-        ...
+Begin = Callable[[Int[Tensor, "batch position"]], Step]
+"""Begins with prompts of one length, of which all but the last token go through the model."""
 
 
 @dataclass(frozen=True)
