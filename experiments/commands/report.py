@@ -7,7 +7,8 @@ from omegaconf import DictConfig
 from experiments.config.sections import listed
 from experiments.load.studies import is_study
 from experiments.reporting import terminal
-from experiments.reporting.report.page import outputs_to_show, tokens_of, write_page
+from experiments.reporting.report.data import tokens_of
+from experiments.reporting.report.page import outputs_to_show, write_page
 from experiments.results.origin import MANIFEST
 from experiments.results.runs import find_folders, load_run
 from experiments.session.token_texts import texts_of_run

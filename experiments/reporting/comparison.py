@@ -209,13 +209,9 @@ def conditions_of(runs: Sequence[Run], *facts: Callable[[Run], str]) -> list[str
 
 def comparison_plot(rows: Sequence[Row], path: Path, subtitle: str) -> Path | None:
     """Mean acceptance length and speedup with their intervals, a line per method and settings; None without any."""
-    return length_and_speedup(
-        [(", ".join(row.name), row.method) for row in rows],
-        path,
-        f"Acceptance and speed over plain decoding, with {rows[0].run.summary.confidence if rows else 0:.0%} intervals",
-        subtitle,
-        alarm=_alarm(rows),
-    )
+    entries = [(", ".join(row.name), row.method) for row in rows]
+    about = "Acceptance and speed over plain decoding"
+    return length_and_speedup(entries, path, about, subtitle, rows[0].run.summary) if rows else None
 
 
 @style.styled()
@@ -237,13 +233,9 @@ def acceptance_lines(rows: Sequence[Row], path: Path, subtitle: str) -> Path | N
         style.positions(panel, label="position in the draft")
     panels[temperatures[0]].set_ylabel("rounds that accepted so far,\nof those that drafted so far")
     style.legend_of(figure, *panels.values())
-    return style.finish(
-        figure, path, "Acceptance by position in the draft (1 = first drafted token)", subtitle, alarm=_alarm(rows)
-    )
-
-
-def _alarm(rows: Sequence[Row]) -> str:
-    return warning([", ".join(row.name) for row in rows if row.method.not_lossless])
+    alarm = warning([", ".join(row.name) for row in rows if row.method.not_lossless])
+    about = "Acceptance by position in the draft (1 = first drafted token)"
+    return style.finish(figure, path, about, subtitle, alarm=alarm)
 
 
 PLOTS = {"comparison.png": comparison_plot, "acceptance.png": acceptance_lines}

@@ -120,13 +120,15 @@ def time_plot(summary: Summary, path: Path, subtitle: str) -> Path | None:
 def speedup_plot(summary: Summary, path: Path, subtitle: str) -> Path | None:
     """Mean acceptance length and speedup, a row per method and a mark per temperature; None if that is one mark."""
     compared = [(method.label, method) for method in summary.methods if method.speedup is not None]
-    return _of_run(compared, summary, path, "Speedup over plain decoding", subtitle) if len(compared) > 1 else None
+    if len(compared) < 2:
+        return None
+    return length_and_speedup(compared, path, "Speedup over plain decoding", conditions(subtitle, summary), summary)
 
 
 def methods_plot(summary: Summary, path: Path, subtitle: str, labels: Mapping[str, str]) -> Path | None:
     """The same of every method that drafts, under readable names; None if nothing was drafted."""
     drafting = [(label_of(method, labels), method) for method in summary.methods if method.method != PLAIN]
-    return _of_run(drafting, summary, path, "What each drafter brings", subtitle)
+    return length_and_speedup(drafting, path, "What each drafter brings", conditions(subtitle, summary), summary)
 
 
 def category_plot(summary: Summary, path: Path, subtitle: str) -> Path | None:
@@ -149,18 +151,15 @@ def category_plot(summary: Summary, path: Path, subtitle: str) -> Path | None:
     )
 
 
-def _of_run(
-    entries: Sequence[tuple[str, MethodSummary]], summary: Summary, path: Path, text: str, subtitle: str
+def length_and_speedup(
+    entries: Sequence[tuple[str, MethodSummary]], path: Path, text: str, subtitle: str, summary: Summary
 ) -> Path | None:
+    """Draw mean acceptance length and speedup, a row per name and a mark per temperature; None without any rounds.
+
+    ``summary`` is of a run with the intervals that all have.
+    """
     alarm = warning([name for name, method in entries if method.not_lossless])
     about = f"{text}, with {summary.confidence:.0%} intervals"
-    return length_and_speedup(entries, path, about, conditions(subtitle, summary), alarm=alarm)
-
-
-def length_and_speedup(
-    entries: Sequence[tuple[str, MethodSummary]], path: Path, about: str, subtitle: str, *, alarm: str = ""
-) -> Path | None:
-    """Draw mean acceptance length and speedup, a row per name and a mark per temperature; None without any rounds."""
     entries = [(name, method) for name, method in entries if method.mean_acceptance_length is not None]
     if not entries:
         return None

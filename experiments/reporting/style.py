@@ -58,14 +58,9 @@ def color(index: int) -> str:
     return COLORS[index % len(COLORS)]
 
 
-def marker(index: int) -> str:
-    """The marker of the series with this number."""
-    return MARKERS[index % len(MARKERS)]
-
-
 def looks(index: int) -> dict[str, Any]:
     """Colour and marker of the series with this number."""
-    return {"color": color(index), "marker": marker(index)}
+    return {"color": color(index), "marker": MARKERS[index % len(MARKERS)]}
 
 
 def new_figure(width: float, height: float) -> "Figure":

@@ -1,6 +1,5 @@
 """Tables and sentences on a terminal, or in the file or pipe that stands for one. Needs rich only."""
 
-import io
 import sys
 from collections.abc import Iterable
 from enum import Enum
@@ -30,11 +29,9 @@ class Frame(Enum):
     """No padding at all: fits in 80 characters."""
 
 
-def console(width: int = PIPE_WIDTH, *, shown: bool = True) -> Console:
-    """The terminal in its own width; a file or pipe in the given one."""
-    if not shown:
-        return Console(width=width, file=io.StringIO(), record=True)
-    return Console(width=None if sys.stdout.isatty() else width, record=True)
+def console() -> Console:
+    """The terminal in its own width; a file or pipe in a fixed one."""
+    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, record=True)
 
 
 def say(out: Console, *lines: str) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from experiments.reporting.report.page import outputs_to_show, tokens_of, write_page
+from experiments.reporting.report.data import tokens_of
+from experiments.reporting.report.page import outputs_to_show, write_page
 from experiments.results.runs import load_run
 from experiments.session.token_texts import texts_of_run
 from tests.experiments.showcase import HOSTILE, write_run

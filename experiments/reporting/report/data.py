@@ -61,6 +61,12 @@ def choose_prompts(records: Sequence[Record], limit: int) -> list[str]:
     return [prompt for prompt in order if prompt in chosen]
 
 
+def tokens_of(outputs: Sequence[Output]) -> set[int]:
+    """Ids of all tokens that the token view of some outputs names."""
+    tokens = {token for output in outputs for token in output.record.token_ids}
+    return tokens | {odds.token for output in outputs for each in output.rounds for odds in each.tokens()}
+
+
 def token_data(runs: Sequence[RunOutputs]) -> dict[str, Any]:
     """The data of the token view, as the module's text describes."""
     return {"version": 1, "sources": [str(source) for source in SOURCES], "runs": [_run(run) for run in runs]}
@@ -78,11 +84,9 @@ def _run(run: RunOutputs) -> dict[str, Any]:
     prompts = list(dict.fromkeys(output.record.prompt for output in run.outputs))
     categories = {output.record.prompt: output.record.category for output in run.outputs}
     place = {prompt: number for number, prompt in enumerate(prompts)}
-    used = {token for output in run.outputs for token in output.record.token_ids}
-    used |= {odds.token for output in run.outputs for each in output.rounds for odds in each.tokens()}
     return {
         "name": run.name,
-        "texts": {str(token): text_of(token, run.texts) for token in sorted(used)},
+        "texts": {str(token): text_of(token, run.texts) for token in sorted(tokens_of(run.outputs))},
         "prompts": [
             {"id": prompt, "category": categories[prompt], "turns": [_cut(turn) for turn in run.turns.get(prompt, ())]}
             for prompt in prompts

@@ -57,12 +57,6 @@ def outputs_to_show(runs: Sequence[Run], max_prompts: int) -> tuple[list[list[Ou
     return found, list(dict.fromkeys(notes))
 
 
-def tokens_of(outputs: Sequence[Output]) -> set[int]:
-    """Ids of all tokens that the token view of some outputs names."""
-    tokens = {token for output in outputs for token in output.record.token_ids}
-    return tokens | {odds.token for output in outputs for each in output.rounds for odds in each.tokens()}
-
-
 def write_page(
     runs: Sequence[Run],
     outputs: Sequence[Sequence[Output]],

@@ -1,5 +1,6 @@
 """Pictures can be read in a paper's column; the table and the document of a run of several methods."""
 
+import io
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from rich.console import Console
 
 from experiments.reporting import style, terminal
 from experiments.reporting.run_plots import RUN_PLOTS, acceptance_plot, category_plot
@@ -42,8 +44,8 @@ def test_no_letter_is_too_small_no_figure_too_wide_and_a_lossy_rule_says_so(
         for figure in figures[before:]:
             assert figure.get_figwidth() in (style.COLUMN, style.PAGE)
             texts = [text for text in figure.findobj(Text) if text.get_text()]
-            assert min(text.get_fontsize() for text in texts) >= style.SMALLEST
-            assert any("lossy" in text.get_text() for text in texts), name  # type: ignore[union-attr]
+            assert min(float(text.get_fontsize()) for text in texts) >= style.SMALLEST
+            assert any("lossy" in text.get_text() for text in texts), name
     assert len(figures) >= 2 * len(RUN_PLOTS), "PNG and SVG"
 
 
@@ -70,7 +72,7 @@ def summary(**more: Any) -> Summary:
 
 
 def test_the_table_and_the_document_say_what_was_measured() -> None:
-    console = terminal.console(160, shown=False)
+    console = Console(width=160, file=io.StringIO(), record=True)
     console.print(terminal.render(methods_table(summary(), "a title", LABELS)))
     shown = console.export_text()
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if "│ 0 " in line]

@@ -1,13 +1,14 @@
 """Two-way tables and heat maps: which settings become rows and columns, and what the cells say."""
 
+import io
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from experiments.reporting.table import Emphasis
-from experiments.reporting.terminal import console
 from experiments.reporting.two_way import long_table, report_two_way, two_way_table
 from experiments.results.comparison import Grid, Row, grids, make_rows
 from experiments.results.runs import Run
@@ -78,7 +79,7 @@ def test_the_table_and_its_files(made_run: Run, tmp_path: Path) -> None:
     assert len(long_table([grid])) == 4
     assert list(long_table([grid]).columns)[:3] == ["a", "b", "mean_acceptance_length"]
 
-    out = console(shown=False)
+    out = Console(width=120, file=io.StringIO(), record=True)
     written = report_two_way(found, tmp_path, "conditions", out)
     assert [path.name for path in written] == ["two_way.md", "two_way.csv", "heat_map.png"]
     assert all(path.stat().st_size for path in written) and "a by b" in out.export_text()
