@@ -38,11 +38,7 @@ def overrides_of(file: Path) -> dict[str, str]:
 
 
 def check_files(config: DictConfig) -> None:
-    """Refuse a pair whose files are neither on this machine nor to be had, before anything is loaded.
-
-    Raises:
-        ValueError: Says how they are downloaded.
-    """
+    """Refuse a pair whose files are neither on this machine nor to be had, before anything is loaded."""
     pair = job.choice("pair")
     if pair is not None:
         names = dict.fromkeys(config[group].get("name") for group in _GROUPS)

@@ -85,11 +85,7 @@ def listed(config: DictConfig, name: str) -> list[Any]:
 
 
 def check_module(options: Mapping[Any, Any], section: str) -> None:
-    """Check that the module of a section's component exists, without importing it.
-
-    Raises:
-        ValueError: There is no module or package of that name.
-    """
+    """Refuse a section whose component is in no module that there is; none is imported."""
     target = options.get("_target_")
     if target is None:
         return

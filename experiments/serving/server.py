@@ -139,11 +139,7 @@ class Server:
         self.failure: str | None = None
 
     def run(self) -> None:
-        """Serve until a signal, or ``stop``.
-
-        Raises:
-            RuntimeError: The engine cannot go on.
-        """
+        """Serve until a signal, or ``stop``. Raises RuntimeError: the engine cannot go on."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # every connection is a file
         paths = {"/health": self._health, "/v1/models": self._models, "/metrics": self._metrics}

@@ -210,11 +210,7 @@ class NotLosslessError(ValueError):
 
 
 def check_lossless(summary: Summary) -> None:
-    """End a run with an error where a method is not lossless, after its results were written.
-
-    Raises:
-        NotLosslessError: Names the methods, with the evidence.
-    """
+    """End a run with an error where a method is not lossless, after its results were written."""
     bad = [sentence(m.method, m.lossless) for m in summary.methods if m.lossless is not None and m.not_lossless]
     if bad:
         raise NotLosslessError("; ".join(bad))

@@ -62,9 +62,6 @@ class CrossEntropy(Loss):
     Args:
         token: ``"text"``, or ``"argmax"`` for the target's most probable token. A text's token without a column in a
             reduced vocabulary costs nothing.
-
-    Raises:
-        ValueError: It is neither of these.
     """
 
     def __init__(self, token: str = "text"):
@@ -143,11 +140,7 @@ class Scheduled(Loss):
 
 
 class WeightedSum(Loss):
-    """A sum of losses.
-
-    Raises:
-        ValueError: There are not as many factors as losses.
-    """
+    """A sum of losses. Raises ValueError: there are not as many factors as losses."""
 
     def __init__(self, terms: Sequence[Loss], weights: Sequence[float]):
         if not terms or len(terms) != len(weights):

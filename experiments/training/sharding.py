@@ -20,11 +20,7 @@ SHARDED: type = DTensor  # of a tensor that is in parts
 
 
 def check_processes(accelerator: Accelerator, *, sharded: bool, muon: bool = False) -> None:
-    """Refuse what cannot be divided, and accelerate's own way of dividing.
-
-    Raises:
-        ValueError: Says what to give.
-    """
+    """Refuse what cannot be divided, and accelerate's own way of dividing."""
     if accelerator.distributed_type is DistributedType.FSDP:
         raise ValueError("accelerate was told to use its own FSDP: leave that out, and give sharded=true")
     if sharded and accelerator.num_processes == 1:

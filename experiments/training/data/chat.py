@@ -81,11 +81,7 @@ class Chat(Source):
 
 
 def messages_of(row: Any, where: str) -> list[dict[str, str]]:
-    """A line's messages.
-
-    Raises:
-        ValueError: It has none, in neither of the two forms.
-    """
+    """A line's messages. Raises ValueError: it has none, in neither of the two forms."""
     given = row.get("messages", row.get("conversations")) if isinstance(row, Mapping) else None
     if not isinstance(given, Sequence) or isinstance(given, str) or not given:
         raise ValueError(f'{where} is no conversation: give {{"messages": [{{"role": "user", "content": "…"}}, …]}}')

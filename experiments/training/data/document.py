@@ -49,11 +49,7 @@ class Source(ABC):
     """Where documents come from. A subclass takes plain arguments and has one YAML file in ``conf/data``."""
 
     def check(self, *, unanswered: bool = False) -> None:  # noqa: B027
-        """Refuse what can be seen to be wrong before the target is loaded.
-
-        Raises:
-            ValueError: Files are missing, or the like.
-        """
+        """Refuse what can be seen to be wrong before the target is loaded: missing files, or the like."""
 
     @abstractmethod
     def load(self, target: Target, *, unanswered: bool = False) -> Documents:
@@ -88,11 +84,7 @@ def held_apart(documents: list[Document], share: float) -> Documents:
 
 
 def tokenizer_of(target: Target) -> Any:
-    """The target's tokenizer.
-
-    Raises:
-        ValueError: It has none.
-    """
+    """The target's tokenizer. Raises ValueError: it has none."""
     if target.tokenizer is None:
         raise ValueError(f"the target {target.name} has no tokenizer: text cannot become tokens")
     return target.tokenizer

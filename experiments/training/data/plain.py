@@ -15,9 +15,6 @@ class TextFiles(Source):
     Args:
         files: Paths or patterns such as ``texts/**/*.txt``.
         held_out: The share of the files that is only measured with.
-
-    Raises:
-        ValueError: The share is not one.
     """
 
     def __init__(self, files: str | Sequence[str], held_out: float = 0.05):
