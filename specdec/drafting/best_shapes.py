@@ -141,12 +141,8 @@ def best_shapes(rates: AcceptanceRates, *, max_nodes: int, max_depth: int | None
     It takes O(max_depth² · ranks · max_nodes²) steps.
 
     Args:
-        rates: What is known.
         max_nodes: The most nodes of a tree, the root not counted.
         max_depth: The deepest node, at most; None for the deepest one of which a rate is known.
-
-    Raises:
-        ValueError: A bound is out of its range.
     """
     max_nodes = whole("max_nodes", max_nodes, least=1)
     if max_nodes > MOST_NODES:

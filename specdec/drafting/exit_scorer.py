@@ -15,9 +15,6 @@ class ExitScorer(Scorer):
 
     What these layers have stored of committed tokens is in the target's cache, so that nothing is prefilled, committed
     or kept. Those of drafted nodes are written to the places where verification writes the same ones.
-
-    Args:
-        runner: Runs the layers, over the target's cache.
     """
 
     lookback = 0

@@ -25,7 +25,6 @@ class ParallelScorer(WindowScorer):
     A round's forward holds the window, the root if entries are tokens alone, and a mask for every depth but the first.
 
     Args:
-        runner: The model.
         mask_token: The token of masks, as the model counts tokens.
         mask_feature: Returns the feature of masks; None if entries are tokens alone.
         fill: Returns the tokens of so many masks of every row, where they are not all ``mask_token``.

@@ -47,7 +47,6 @@ class TargetKeys:
 
     @property
     def version(self) -> int:
-        """See ``ModelRunner.version``."""
         return self._runner.version
 
     def aim(self, batch: Batch) -> None:

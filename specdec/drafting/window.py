@@ -73,7 +73,6 @@ class WindowScorer(Scorer):
             self._cells = torch.arange(window, device=device)
 
     def admit(self, slot: int, length: int) -> None:
-        """Begin without an entry."""
         self._waiting[slot] = 0
 
     def held(self, slot: int, length: int) -> int:

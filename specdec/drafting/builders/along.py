@@ -40,7 +40,6 @@ class AlongOutput(TreeBuilder):
         self.drawn = drawn
 
     def bind(self, device: torch.device, *, leaves: bool = False) -> None:
-        """Make the tables of every depth."""
         self._plans = LevelPlan.by_depth(TreeShape.chain(self.max_depth), device)
 
     def grow(self, scorer: Scorer, drawing: Drawing, depth: int) -> Grown:
@@ -71,10 +70,6 @@ class AlongOutput(TreeBuilder):
 
 def along_output(drafter: Drafter, sampled: bool) -> tuple[Drafter, AlongOutput | None]:
     """Return what to ask along an output: a drafter's scorer where it has one, or its own trees.
-
-    Args:
-        drafter: The drafter.
-        sampled: Whether requests are.
 
     Raises:
         ValueError: Siblings are drawn at random, or drafts depend on more than the output before them.

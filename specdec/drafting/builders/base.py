@@ -78,10 +78,7 @@ class TreeBuilder(ABC):
     def grow(self, scorer: Scorer, drawing: Drawing, depth: int) -> Grown:
         """Return trees no deeper than ``depth``, which is at least 1. Nothing here looks at a value.
 
-        Args:
-            scorer: Gives logits; it has caught up with the rows.
-            drawing: How children are drawn.
-            depth: At most ``max_depth``.
+        The scorer has caught up with the rows.
         """
 
 

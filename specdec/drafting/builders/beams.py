@@ -23,9 +23,6 @@ class BeamSearchTree(BeamTree):
         depth: Tokens of a beam.
         among: A node's probabilities are those among so many of its most probable tokens, as in the published code;
             None for all tokens.
-
-    Raises:
-        ValueError: A number is out of its range.
     """
 
     renumbers, rates_nodes = False, True

@@ -36,7 +36,6 @@ class StaticTree(TreeBuilder):
         self._plans: dict[tuple[torch.device, bool], dict[int, LevelPlan]] = {}
 
     def bind(self, device: torch.device, *, leaves: bool = False) -> None:
-        """Make the tables of every depth."""
         if (device, leaves) not in self._plans:
             self._plans[device, leaves] = LevelPlan.by_depth(self.shape, device, leaves=leaves)
 

@@ -31,7 +31,6 @@ class OracleLength(LengthPolicy):
         self.costs = read_costs(costs)
 
     def bind(self, *, max_batch_size: int, max_depth: int) -> None:
-        """Begin with nothing foreseen."""
         super().bind(max_batch_size=max_batch_size, max_depth=max_depth)
         if self.costs is not None:
             check_costs(self.costs, max_depth)
@@ -70,7 +69,6 @@ class MarginLength(LengthPolicy):
         self.explore = whole("explore", explore, least=0)
 
     def bind(self, *, max_batch_size: int, max_depth: int) -> None:
-        """Begin with nothing learned."""
         self._known = check_costs(self.costs, max_depth)
         super().bind(max_batch_size=max_batch_size, max_depth=max_depth)
         self.estimator = MarginEstimator(max_depth, memory=self.memory)

@@ -24,11 +24,7 @@ def best_depths(survival: Survival, costs: RaggedCosts, positions: float) -> Slo
     Otherwise the best tokens of some number are the likeliest: survival falls along a row, so they are the beginnings
     of drafts. So the likeliest tokens are gone through, for every depth of the deepest draft, and the best of all these
     rounds is taken. It takes a token if and only if its survival is at least the round's tokens per second times the
-    seconds that the token adds.
-
-    Args:
-        costs: What rounds cost.
-        positions: Positions in the cache, over all rows.
+    seconds that the token adds. ``positions`` counts those in the cache, over all rows.
     """
     rows, most = survival.shape
     deepest = np.arange(most + 1)

@@ -27,11 +27,7 @@ class LengthPolicy(ABC):
     foresees: ClassVar[str | None] = None
 
     def bind(self, *, max_batch_size: int, max_depth: int) -> None:
-        """Begin with a new engine.
-
-        Args:
-            max_depth: The deepest drafts that the drafter makes.
-        """
+        """Begin with a new engine, whose drafter makes drafts of ``max_depth`` at most."""
         self._max_depth = max_depth
 
     def admit(self, slot: int) -> None:  # noqa: B027
@@ -59,11 +55,7 @@ class LengthPolicy(ABC):
 
 
 class FixedLength(LengthPolicy):
-    """Drafts to one depth in every round.
-
-    Args:
-        depth: This depth; None for as deep as the drafter can.
-    """
+    """Drafts to one depth in every round; with None, as deep as the drafter can."""
 
     def __init__(self, depth: int | None = None):
         self.depth = None if depth is None else whole("depth", depth, least=0)
@@ -89,7 +81,6 @@ class AdditiveLength(LengthPolicy):
         self.up, self.down = whole("up", up, least=0), whole("down", down, least=0)
 
     def bind(self, *, max_batch_size: int, max_depth: int) -> None:
-        """Begin all slots with the first depth."""
         super().bind(max_batch_size=max_batch_size, max_depth=max_depth)
         self._depths = np.full(max_batch_size, min(self.start, max_depth))
 
@@ -97,7 +88,6 @@ class AdditiveLength(LengthPolicy):
         self._depths[slot] = min(self.start, self._max_depth)
 
     def depths(self, slots: Slots, lengths: Slots) -> Slots:
-        """Return each request's own depth."""
         return self._depths[slots]
 
     def note(self, slots: Slots, proposed: Slots, accepted: Slots) -> None:
@@ -107,17 +97,12 @@ class AdditiveLength(LengthPolicy):
 
 
 class RandomLength(LengthPolicy):
-    """Drafts to a depth from 0 to the deepest, drawn anew for every row and round: to record what any length does.
-
-    Args:
-        seed: Of the draws.
-    """
+    """Drafts to a depth from 0 to the deepest, drawn anew for every row and round: to record what any length does."""
 
     def __init__(self, seed: int = 0):
         self.seed = whole("seed", seed, least=0)
 
     def bind(self, *, max_batch_size: int, max_depth: int) -> None:
-        """Begin the draws anew."""
         super().bind(max_batch_size=max_batch_size, max_depth=max_depth)
         self._draws = np.random.default_rng(self.seed)
 

@@ -75,7 +75,6 @@ class SwitchedLength(LengthPolicy):
         self.dwell, self.probe = whole("dwell", dwell, least=0), whole("probe", probe, least=0)
 
     def bind(self, *, max_batch_size: int, max_depth: int) -> None:
-        """Begin with drafts."""
         super().bind(max_batch_size=max_batch_size, max_depth=max_depth)
         self._depth = max_depth if self.depth is None else min(self.depth, max_depth)
         self._on, self._since, self._accepted = True, self.dwell, float(self._depth)
@@ -119,8 +118,6 @@ class TieredLength(LengthPolicy):
         weight: Of a round in the average.
         warm_up: Rounds of a tier before its first choice.
         every: Rounds from one choice to the next.
-        down: See above.
-        up: See above.
     """
 
     def __init__(

@@ -267,11 +267,7 @@ class CostAwareNodes(NodePolicy):
 
 
 class FirstNodes(NodePolicy):
-    """Verifies the same number of nodes in every round, the most likely ones: to measure what nodes cost.
-
-    Args:
-        nodes: This number; None for all.
-    """
+    """Verifies so many nodes in every round, the most likely ones, or with None all: to measure what nodes cost."""
 
     unseen = ("nodes",)
 
