@@ -15,6 +15,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from drafters.heads.training import Anchors, TargetStates, TextBatch
+from experiments.results.kept import keep_row, kept_rows
 from experiments.training.checkpoints import newest_checkpoint, save_checkpoint, write_folder
 from experiments.training.comparison import Comparison, Places, counted
 from experiments.training.data.packing import Rows
@@ -301,24 +302,14 @@ class Training:
 
     def _log(self, figures: Mapping[str, float]) -> None:
         if self.accelerator.is_main_process:
-            with (self.plan.folder / LOG).open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": self.done, **figures}) + "\n")
+            keep_row(self.plan.folder / LOG, {"step": self.done, **figures})
 
     def _cut_log(self) -> None:
         """Leave out what an interrupted attempt has logged after its last checkpoint."""
-        path = self.plan.folder / LOG
-        if not self.accelerator.is_main_process or not path.is_file():
-            return
-        kept = []
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                told = json.loads(line)
-            except json.JSONDecodeError:
-                break  # cut off when the process died
-            if told["step"] > self.done:
-                break
-            kept.append(line + "\n")
-        path.write_text("".join(kept), encoding="utf-8")
+        if self.accelerator.is_main_process:
+            path = self.plan.folder / LOG
+            kept = [row for row in kept_rows(path) if row["step"] <= self.done]
+            path.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
 
 
 def _interrupt_on_sigterm() -> Any:

@@ -1,6 +1,5 @@
 """Responses by the target itself: what a drafter meets when it runs is not the data's text but the target's own."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import torch
 
+from experiments.results.kept import keep_row, kept_rows
 from experiments.training.data.document import Document
 from specdec.arguments import number, whole
 from specdec.engine.engine import Engine
@@ -96,22 +96,30 @@ def regenerate(
     path = Path(config.file)
     settings = {name: value for name, value in asdict(config).items() if name not in ("file", "original", "batch_size")}
     header = {"made_with": {**made_with, **settings, "seed": seed, "prompts": len(prompts)}}
-    done = _read(path, header)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        if file.tell() == 0:
-            file.write(json.dumps(header) + "\n")
-        while len(done) < len(prompts):
-            told(len(done), len(prompts))
-            numbers = range(len(done), min(len(done) + config.batch_size, len(prompts)))
-            for document in answered([prompts[n] for n in numbers], engine, config, seed=seed, numbers=numbers):
-                done.append(document)
-                spans = document.supervised.int().tolist()
-                line = {"name": document.name, "tokens": document.tokens.tolist(), "supervised": spans}
-                file.write(json.dumps(line) + "\n")
-            file.flush()
+    rows = kept_rows(path)
+    if not rows:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        keep_row(path, header)
+    for name, now in header["made_with"].items() if rows else ():
+        if (before := rows[0].get("made_with", {}).get(name)) != now:
+            raise ValueError(
+                f"regenerate.file={str(path)!r} holds responses made with {name}={before!r}, and now it is {now!r}: "
+                f"give another file, or remove this one"
+            )
+    done = [_document(row["name"], row["tokens"], row["supervised"]) for row in rows[1:]]
+    while len(done) < len(prompts):
+        told(len(done), len(prompts))
+        numbers = range(len(done), min(len(done) + config.batch_size, len(prompts)))
+        for document in answered([prompts[n] for n in numbers], engine, config, seed=seed, numbers=numbers):
+            done.append(document)
+            spans = document.supervised.int().tolist()
+            keep_row(path, {"name": document.name, "tokens": document.tokens.tolist(), "supervised": spans})
     told(len(done), len(prompts))
     return done
+
+
+def _document(name: str, tokens: list[int], supervised: list[int]) -> Document:
+    return Document(name, torch.tensor(tokens, dtype=torch.int32), torch.tensor(supervised, dtype=torch.bool))
 
 
 def answered(
@@ -149,10 +157,7 @@ def answered(
                 marks[row] += [0] * len(turns[turn + 1])
                 open_rows.append(row)
         turn += 1
-    return [
-        Document(prompt.name, torch.tensor(ids, dtype=torch.int32), torch.tensor(mark, dtype=torch.bool))
-        for prompt, ids, mark in zip(prompts, tokens, marks, strict=True)
-    ]
+    return [_document(prompt.name, ids, mark) for prompt, ids, mark in zip(prompts, tokens, marks, strict=True)]
 
 
 def _parts(document: Document) -> list[list[int]]:
@@ -171,31 +176,6 @@ def _parts(document: Document) -> list[list[int]]:
             run.append(token)
         inside = supervised
     return parts or [run]
-
-
-def _read(path: Path, header: dict[str, Any]) -> list[Document]:
-    """The documents that are there; a last line that was not finished is cut off."""
-    if not path.is_file():
-        return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    whole = [line for line in lines if line.endswith("\n")]
-    if len(whole) < len(lines):
-        path.write_text("".join(whole), encoding="utf-8")
-    if not whole:
-        return []
-    before = json.loads(whole[0]).get("made_with", {})
-    for name, now in header["made_with"].items():
-        if before.get(name) != now:
-            raise ValueError(
-                f"regenerate.file={str(path)!r} holds responses made with {name}={before.get(name)!r}, and now it is "
-                f"{now!r}: give another file, or remove this one"
-            )
-    found = []
-    for line in whole[1:]:
-        told = json.loads(line)
-        tokens = torch.tensor(told["tokens"], dtype=torch.int32)
-        found.append(Document(told["name"], tokens, torch.tensor(told["supervised"], dtype=torch.bool)))
-    return found
 
 
 def with_originals(made: list[Document], originals: Sequence[Document], share: float, seed: int) -> list[Document]:
