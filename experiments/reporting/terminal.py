@@ -1,5 +1,6 @@
 """Tables and sentences on a terminal, or in the file or pipe that stands for one. Needs rich only."""
 
+import io
 import sys
 from collections.abc import Iterable
 from enum import Enum
@@ -29,8 +30,10 @@ class Frame(Enum):
     """No padding at all: fits in 80 characters."""
 
 
-def console() -> Console:
-    """The terminal in its own width; a file or pipe in a fixed one."""
+def console(*, shown: bool = True) -> Console:
+    """The terminal in its own width, or a file or pipe in a fixed one; one that is not shown can be exported."""
+    if not shown:
+        return Console(width=PIPE_WIDTH, file=io.StringIO(), record=True)
     return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, record=True)
 
 
