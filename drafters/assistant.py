@@ -170,14 +170,11 @@ class AssistantStep(nn.Module):
         positions: Int[Tensor, "batch node"],
     ) -> tuple[Float[Tensor, "batch node hidden"], Float[Tensor, "batch node vocab"]]:
         """Returns the next states and the logits of the tokens that follow."""
-        joined, masks = (
-            self.assistant.pre_projection(torch.cat([embeds, states], -1)),
-            dict.fromkeys(self._keys.stand_ins),
-        )
+        joined = self.assistant.pre_projection(torch.cat([embeds, states], -1))
         with switched(self._configs, NAME, "eager"), self._keys.answering():
             output = self.assistant.base_model(
                 inputs_embeds=joined,
-                attention_mask=masks,
+                attention_mask=dict.fromkeys(self._keys.stand_ins),
                 position_ids=positions,
                 shared_kv_states=self._keys.stand_ins,
                 use_cache=False,

@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import DynamicCache
 
-from drafters.heads.block import BlockConfig, BlockHead
+from drafters.heads.block import BlockHead
 from drafters.heads.block_files import load_block
+from drafters.heads.block_packed import packed_blocks
 from drafters.heads.block_refiner import Refinement, tokens_before
 from drafters.heads.bound import row_of
+from drafters.heads.markov import KINDS
+from drafters.heads.parallel import mask_token
 from drafters.heads.training import (
     Anchors,
     Prediction,
@@ -23,7 +25,6 @@ from drafters.heads.training import (
     Term,
     TextBatch,
     TrainedHead,
-    additive,
     borrowed,
     frozen_copy,
     most_frequent,
@@ -56,8 +57,7 @@ class BlockDrafter(HeadDrafter):
             most probable paths of all.
         block_size: Places of a block; None for as many as in training. Fewer work, more do not help.
         mask_token_id: The mask token, in place of the one that the head's files name.
-        hidden_layers: The target's hidden states that the head reads, numbered as in ``Drafter.hidden_layers``, in
-            place of those that its files name.
+        hidden_layers: The target's hidden states that the head reads, in place of those that its files name.
         passes: How often xPress's refiner fills the block before anything is drafted; 0 refines each place behind the
             tokens drawn before it, None for as often as the head's files say. Other heads make no passes.
 
@@ -83,9 +83,8 @@ class BlockDrafter(HeadDrafter):
         least = 1 if config.shifted else 2
         self.block_size = whole("block_size", config.block_size if block_size is None else block_size, least=least)
         self.tokens = self.block_size if config.shifted else self.block_size - 1
-        self.mask_token_id = whole(
-            "mask_token_id", config.mask_token_id if mask_token_id is None else mask_token_id, least=0
-        )
+        mask = config.mask_token_id if mask_token_id is None else mask_token_id
+        self.mask_token_id = whole("mask_token_id", mask, least=0)
         if passes is not None and not config.xpress_rank:
             raise ValueError(f"passes={passes}: only xPress's heads make passes over a block: leave it out")
         self.passes = whole("passes", config.num_jacobi_passes if passes is None else passes, least=0)
@@ -226,22 +225,20 @@ class TrainedBlock(TrainedHead):
     """A ``BlockHead``: DFlash's, DSpark's (``shifted``, ``markov_rank``), DFlash 2's, Domino's or xPress's.
 
     A block begins at an anchor: its root's token is known, and the target's states of everything before it. Some
-    anchors are drawn from every row, and all their blocks run in one forward: each sees its own context and its own
-    slots.
+    anchors are drawn from every row, and all their blocks run in one forward (``packed_blocks``).
 
     The other arguments are fields of ``BlockConfig``.
 
     Args:
         name: A head to go on from; None for new weights.
-        anchors: Blocks that are trained per row of a step.
+        anchors: Blocks per row of a step.
         hidden_layers: The target's states that are read; None for the usual ones.
         mask_token_id: The token of the slots that are to be filled; None for the target's last id.
         draft_vocabulary: How many tokens the head can draft: the most frequent supervised ones. None for all.
         layers: Decoder layers.
         intermediate_size: Width of the MLPs; None for the target's.
         sliding_window: How many positions all layers but the last see; None for all positions.
-        owns_output: Whether it has an output layer of its own, which begins as the target's; a reduced vocabulary needs
-            one.
+        owns_output: Whether it has its own output layer, which begins as the target's; a reduced vocabulary needs one.
         confidence_weight: How much the confidence head's loss counts.
         base_weight: How much the loss counts of the places' own logits, of a head that changes them.
         base_until: The part of the training in which the weight of these falls from 1 to ``base_weight``, while that of
@@ -286,15 +283,12 @@ class TrainedBlock(TrainedHead):
         rounds_weight: float = 0.3,
         config: Mapping[str, Any] | None = None,
     ):
-        super().__init__(max(block_size if shifted else block_size - 1, 1))
-        if block_size < (1 if shifted else 2):
-            raise ValueError(f"head.block_size={block_size}: give at least {1 if shifted else 2}")
-        if anchors < 1:
-            raise ValueError(f"head.anchors={anchors}: give at least 1")
-        if markov_head_type not in ("vanilla", "gated", "rnn"):
+        whole("head.block_size", block_size, least=1 if shifted else 2)
+        super().__init__(block_size if shifted else block_size - 1)
+        if markov_head_type not in KINDS:
             raise ValueError(f"head.markov_head_type={markov_head_type!r}: give vanilla, gated or rnn")
         further = dict(config or {})
-        unknown = [key for key in further if key not in BlockConfig.__annotations__]
+        unknown = [key for key in further if key not in BlockHead.config_class.__annotations__]
         if unknown:
             raise ValueError(f"head.config.{unknown[0]} is no field of a block drafter's configuration: leave it out")
         for key, value in (("base_weight", base_weight), ("rounds_weight", rounds_weight), ("base_until", base_until)):
@@ -302,7 +296,7 @@ class TrainedBlock(TrainedHead):
                 raise ValueError(f"head.{key}={value}: give a number of at least 0")
         self.base_weight, self.base_until = base_weight, base_until
         self.rounds, self.rounds_weight = whole("head.rounds", rounds, least=0), rounds_weight
-        self.name, self.blocks, self.shifted = name, anchors, shifted
+        self.name, self.blocks, self.shifted = name, whole("head.anchors", anchors, least=1), shifted
         self.draft_columns = draft_vocabulary if name is None else None
         self.confidence_weight = confidence_weight if confidence else 0.0
         self.options: dict[str, Any] = {
@@ -329,11 +323,7 @@ class TrainedBlock(TrainedHead):
 
     def begin(self, target: Target, counts: Int[Tensor, " vocab"] | None) -> None:
         """Make or load the head, in float32. Raises ValueError: it has other blocks, or no such mask token."""
-        mask = self.options["mask_token_id"]
-        if mask is not None and not 0 <= mask < target.vocab_size:
-            raise ValueError(
-                f"head.mask_token_id={mask}: the target {target.name} has the tokens 0 to {target.vocab_size - 1}"
-            )
+        mask_token(target.name, target.vocab_size, self.options["mask_token_id"])
         if self.name is not None:
             head = load_block(self.name).float()
             if (head.config.block_size, head.config.shifted) != (self.options["block_size"], self.shifted):
@@ -355,7 +345,8 @@ class TrainedBlock(TrainedHead):
     def forward(self, batch: TextBatch, states: TargetStates, anchors: Anchors) -> Prediction:
         """Runs the context of all rows, then all blocks behind it."""
         head, depths = self.head, self.depths
-        whole = self.filled([states.hidden[layer].to(head.dtype) for layer in self.hidden_layers], batch, anchors)
+        read = [states.hidden[layer].to(head.dtype) for layer in self.hidden_layers]
+        whole = packed_blocks(head, self._borrowed[0], read, batch, anchors)
         hidden, flat = whole[:, -depths:], batch.tokens.flatten()
         previous, confidence, places = flat[anchors.places(batch)], None, head.place_head
         if head.confidence_head is not None:
@@ -407,63 +398,3 @@ class TrainedBlock(TrainedHead):
 
     def drafter(self) -> Drafter:
         return BlockDrafter(frozen_copy(self.head), optimize=False)
-
-    def filled(
-        self, states: list[Float[Tensor, "row position hidden"]], batch: TextBatch, anchors: Anchors
-    ) -> Float[Tensor, "anchor place hidden"]:
-        """The normed outputs of all slots, for a block at every anchor, as many in every row."""
-        head, (rows, length) = self.head, batch.tokens.shape
-        size, count = head.config.block_size, len(anchors.index) // rows
-        cache = DynamicCache()
-        head(features=torch.cat(states, -1), position_ids=batch.positions, past_key_values=cache)
-        roots = anchors.index.view(rows, count)
-        slots = torch.full((rows, count, size), head.config.mask_token_id, device=roots.device)
-        slots[:, :, 0] = batch.tokens.flatten()[roots]
-        ahead = torch.arange(size, device=roots.device)
-        place = roots - torch.arange(rows, device=roots.device)[:, None] * length
-        masks = {
-            kind: additive(
-                block_mask(place, batch.documents, head.config, windowed=kind != "full_attention"), head.dtype
-            )
-            for kind in dict.fromkeys(head.config.layer_types or ())
-        }
-        found = head.run(
-            self._borrowed[0](slots.flatten(1)),
-            places=size,
-            position_ids=(batch.positions.flatten()[roots][:, :, None] + ahead).flatten(1),
-            attention_mask=masks,
-            cache=cache,
-        )
-        return found[-1].unflatten(1, (count, size)).flatten(0, 1)
-
-
-def block_mask(
-    places: Int[Tensor, "row block"], documents: Int[Tensor, "row position"], config: BlockConfig, *, windowed: bool
-) -> Bool[Tensor, "row slot key"]:
-    """Return the visibility of the slots of packed blocks: their document before the anchor, and their own block.
-
-    With three positions, an anchor at 2 and two slots, the keys are the positions 0, 1, 2 and then the slots: both
-    slots see 0, 1 and both slots (a causal block's first slot does not see the second).
-
-    Args:
-        places: Where the anchors are in their rows.
-        config: Says what slots see.
-        windowed: Whether the mask is that of sliding layers.
-    """
-    (rows, blocks), size = places.shape, config.block_size
-    length = documents.shape[1]
-    own = documents.gather(1, places)
-    before = torch.arange(length, device=places.device) < places[:, :, None]
-    context = before & (documents[:, None] == own[:, :, None])
-    context = context[:, :, None].expand(rows, blocks, size, length)
-    seen = config.block(size, places.device).in_layers(windowed=windowed)
-    within, depth = seen.ancestors[0], seen.depth[0]  # of the root's for all slots where windows count from the root
-    if windowed and config.sliding_window is not None:
-        stand = places[:, :, None] + depth
-        context = context & (stand[..., None] - torch.arange(length, device=places.device) < config.sliding_window)
-        within = within & (depth[:, None] - depth < config.sliding_window)
-    context = context.flatten(1, 2)
-    slot = torch.arange(blocks * size, device=places.device)
-    together = slot[:, None] // size == slot // size
-    together = together & within.repeat(blocks, blocks)
-    return torch.cat([context, together.expand(rows, -1, -1)], -1)

@@ -91,8 +91,7 @@ class NewEagle3(TypedDict, total=False):
         draft_vocabulary: How many tokens the head can draft: the most frequent supervised ones. None for all.
         layers: Decoder layers; 1 by default.
         intermediate_size: Width of their MLPs; None for the target's.
-        norm_before_residual: See ``Eagle3Head``.
-        norm_each: See ``Eagle3Head``.
+        norm_before_residual, norm_each: See ``Eagle3Head``.
         output_from_target: Whether a new output layer begins as the target's, as by default.
     """
 

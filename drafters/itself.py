@@ -126,13 +126,8 @@ class SelfDrafter(CausalDrafter):
         """Search, and write what was found in one step."""
         assert self.search is not None, "checked when the drafter was made"
         found = search(target, twin_of(target.model), depth=self.max_depth, **self.search)
-        said = {
-            "target": target.name,
-            "layers": layers,
-            **asdict(found),
-            "depth": self.max_depth,
-            "search": self.search,
-        }
+        said = {"target": target.name, "layers": layers, **asdict(found)}
+        said |= {"depth": self.max_depth, "search": self.search}
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_name(f"{file.name}.{os.getpid()}.part")
         part.write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")

@@ -20,11 +20,7 @@ from specdec.target.loading import listed
 from specdec.target.target import Target
 
 FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
-_WHOLE = (
-    *INDICES,
-    *WEIGHTS,
-    "rank0.safetensors",
-)  # with the target's tensors, or in vLLM's layout; the last: TensorRT-LLM's
+_WHOLE = (*INDICES, *WEIGHTS, "rank0.safetensors")  # with the target's tensors, or vLLM's; the last: TensorRT-LLM's
 _TARGETS = ("model.", "transformer.")
 _PREFIXES = ("medusa_heads.", "medusa_head.")  # modelopt, TensorRT-LLM and some of vLLM's; models trained as a whole
 _SCALES = ("_scale", "_scaling_factor")
@@ -183,7 +179,8 @@ class MedusaHeads(Heads):
             )
         layout = "vllm" if any(key.startswith("blocks.") for key in tensors) else "native"
         layout = "tensorrt-llm" if any(".medusa_layers." in key for key in tensors) else layout
-        block, output = (re.compile(_pattern(each)) for each in LAYOUTS[layout])
+        numbers = {"head": r"(?P<head>\d+)", "layer": r"(?P<layer>\d+)", "layers": r"\d+"}
+        block, output = (re.compile(each.replace(".", r"\.").format(**numbers)) for each in LAYOUTS[layout])
         blocks = [match for match in map(block.match, tensors) if match]
         num_layers = 1 + max((int(match["layer"]) for match in blocks), default=-1)
         heads = [int(match["head"]) for match in (*blocks, *filter(None, map(output.match, tensors)))]
@@ -209,16 +206,6 @@ class MedusaHeads(Heads):
             )
         made.draft_ids = ids
         return fill(name, made, tensors, table)
-
-
-def _pattern(template: str) -> str:
-    """What finds the numbers of a name that begins as a template says."""
-    return (
-        re.escape(template)
-        .replace(r"\{", "{")
-        .replace(r"\}", "}")
-        .format(head=r"(?P<head>\d+)", layer=r"(?P<layer>\d+)", layers=r"\d+")
-    )
 
 
 def _behind_prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

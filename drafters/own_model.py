@@ -39,8 +39,7 @@ class Settings(TypedDict, total=False):
         sampling: See ``ScoredDrafter``; None for ``"deterministic"`` with a tree of the most probable paths, and
             ``"iid"`` otherwise.
         temperature: See ``ScoredDrafter``.
-        attention: See ``ModelRunner``; for the model's forwards.
-        optimize: See ``ModelRunner``; for the model's forwards.
+        attention, optimize: See ``ModelRunner``; for the model's forwards.
         kv_cache: See ``ModelRunner``; for the model's keys and values. It may differ from the target's.
     """
 

@@ -73,10 +73,7 @@ class TokenRecyclingDrafter(Drafter):
     adapts = True
 
     def __init__(
-        self,
-        shape: str | TreeShape | int | Sequence[int] | Sequence[Sequence[int]] = "small",
-        *,
-        scope: str = "shared",
+        self, shape: str | TreeShape | int | Sequence[int] | Sequence[Sequence[int]] = "small", *, scope: str = "shared"
     ):
         if isinstance(shape, str) and shape not in TEMPLATES:
             raise ValueError(f"shape={shape!r}: give small, paper, a length, branching factors or paths")

@@ -193,8 +193,7 @@ class TrainedRecurrent(TrainedHeads):
 
     Args:
         depths: How many tokens are trained, and measured.
-        rnn: See ``RecurrentHead``.
-        exit_size: See there.
+        rnn, exit_size: See ``RecurrentHead``.
     """
 
     title, made = "ReDrafter head", ReDrafter

@@ -154,19 +154,12 @@ def measure_costs(
     """
     tokens = {depth: depth + 1 for depth in range(drafter.max_depth + 1)}
     limited = AdaptiveDrafter(drafter, FixedLength(0))
-    costs = _measured(target, limited, verifier, prompts, rows, rounds, tokens, "depth", options)
+    costs = _measured(target, limited, verifier, prompts, tokens, "depth", rows=rows, rounds=rounds, **options)
     return replace(costs, drafter=type(drafter).__name__)
 
 
 def measure_node_costs(
-    target: Target,
-    drafter: ScoredDrafter,
-    verifier: Verifier,
-    prompts: Sequence[Sequence[int]],
-    *,
-    rows: Sequence[int] = (1,),
-    rounds: int = 12,
-    **options: Any,
+    target: Target, drafter: ScoredDrafter, verifier: Verifier, prompts: Sequence[Sequence[int]], **more: Any
 ) -> RoundCosts:
     """Return how long rounds take on this machine that draft whole trees and verify some of their nodes.
 
@@ -174,7 +167,7 @@ def measure_node_costs(
     """
     tokens = {nodes: min(nodes, drafter.max_depth) + 1 for nodes in node_sizes(drafter.max_nodes)}
     limited = drafter.pruned_by(FirstNodes())
-    return _measured(target, limited, verifier, prompts, rows, rounds, tokens, "nodes", options)
+    return _measured(target, limited, verifier, prompts, tokens, "nodes", **more)
 
 
 def node_sizes(most: int) -> tuple[int, ...]:
@@ -188,11 +181,12 @@ def _measured(
     drafter: Drafter,
     verifier: Verifier,
     prompts: Sequence[Sequence[int]],
-    rows: Sequence[int],
-    rounds: int,
     tokens: Mapping[int, int],
     size_name: str,
-    options: Mapping[str, Any],
+    *,
+    rows: Sequence[int] = (1,),
+    rounds: int = 12,
+    **options: Any,
 ) -> RoundCosts:
     """Return the costs of rounds by batch size and by size of their drafts.
 

@@ -43,10 +43,7 @@ class PlaceHead(nn.Module, ABC):
     state_width: int = 0
 
     def prepare(
-        self,
-        hidden: Float[Tensor, "row place hidden"],
-        tokens: int,
-        before: Int[Tensor, " row"] | None = None,
+        self, hidden: Float[Tensor, "row place hidden"], tokens: int, before: Int[Tensor, " row"] | None = None
     ) -> tuple[Float[Tensor, "row depth width"], Float[Tensor, "row state"] | None]:
         """Return what ``note`` takes as the hidden states of the places that predict a token, and the first state.
 

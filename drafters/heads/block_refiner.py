@@ -50,10 +50,7 @@ class Refiner(PlaceHead):
         self.readout = nn.Linear(rank, columns, bias=False)
 
     def prepare(
-        self,
-        hidden: Float[Tensor, "row place hidden"],
-        tokens: int,
-        before: Int[Tensor, " row"] | None = None,
+        self, hidden: Float[Tensor, "row place hidden"], tokens: int, before: Int[Tensor, " row"] | None = None
     ) -> tuple[Float[Tensor, "row depth width"], Float[Tensor, "row state"]]:
         """Returns what places and block say, and the inner state of a first place that predicts nothing."""
         whole = self.down_g(hidden.mean(dim=1, keepdim=True))

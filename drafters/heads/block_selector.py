@@ -54,10 +54,7 @@ class GroupedConvolution(nn.Module):
         return _convolved(hidden, self.base_kernel[0], kernels[..., 0, :, :], places), kernels[..., 1, :, :]
 
     def after(
-        self,
-        hidden: Float[Tensor, "batch node hidden"],
-        kernel: Float[Tensor, "batch node tap group"],
-        places: int,
+        self, hidden: Float[Tensor, "batch node hidden"], kernel: Float[Tensor, "batch node tap group"], places: int
     ) -> Float[Tensor, "batch node hidden"]:
         """Returns a sublayer's output after the second convolution."""
         return _convolved(hidden, self.base_kernel[1], kernel, places)

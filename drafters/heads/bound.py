@@ -158,10 +158,8 @@ def wider_config(config: Any, factor: float) -> Any:
         ValueError: The width does not grow to a whole number.
     """
     twin = copy.deepcopy(config)
-    twin.hidden_size, twin.intermediate_size = (
-        round(config.hidden_size * factor),
-        round(config.intermediate_size * factor),
-    )
+    twin.hidden_size = round(config.hidden_size * factor)
+    twin.intermediate_size = round(config.intermediate_size * factor)
     if twin.hidden_size != config.hidden_size * factor:
         raise ValueError(
             f"the head's width {config.hidden_size} does not grow by {factor:g}, as the inflated target's did, to a "

@@ -4,6 +4,7 @@ P-EAGLE (arXiv 2602.01469) is an EAGLE-3 head that was trained on masks in place
 """
 
 import inspect
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -189,7 +190,8 @@ class _Eagle3Backbone(FeatureBackbone):
             norm = _NormEach(config, head.captured, head.captured_width)
         elif head.norm_joined:
             norm = _rms_norm(config, total)
-        self.fusion = _Fusion(norm, nn.Linear(total, config.hidden_size, bias=head.fusion_bias))
+        linear = nn.Linear(total, config.hidden_size, bias=head.fusion_bias)
+        self.fusion = nn.Sequential(OrderedDict(norm=norm, linear=linear))
         # As its authors begin; their files have this shape.
         self.mask_hidden = None if head.mask_token_id is None else nn.Parameter(torch.randn(1, 1, total))
         first = PairLayer(config, 0, norm_before_residual=head.norm_before_residual)
@@ -249,17 +251,6 @@ class _NormEach(nn.Module):
     def forward(self, states: Float[Tensor, "*rows joined"]) -> Float[Tensor, "*rows joined"]:
         parts = states.chunk(len(self.norms), dim=-1)
         return torch.cat([norm(part) for norm, part in zip(self.norms, parts, strict=True)], dim=-1)
-
-
-class _Fusion(nn.Module):
-    """Makes a feature of captured hidden states: an optional norm, then one linear layer."""
-
-    def __init__(self, norm: nn.Module, linear: nn.Linear):
-        super().__init__()
-        self.norm, self.linear = norm, linear
-
-    def forward(self, states: Float[Tensor, "*rows joined"]) -> Float[Tensor, "*rows width"]:
-        return self.linear(self.norm(states))
 
 
 def default_layers(layers: int) -> tuple[int, ...]:

@@ -171,8 +171,7 @@ class LastStateDrafter(ScoredDrafter):
             moved there.
         shape: What ``TreeShape.of`` takes: a chain's length, branching factors, or paths (Medusa's choices); or a tree
             builder. None is ``usual_tree``: ``DEFAULT_SHAPE``, as deep as there are heads.
-        sampling: See ``ScoredDrafter``.
-        temperature: See ``ScoredDrafter``.
+        sampling, temperature: See ``ScoredDrafter``.
         dtype: What the heads compute in; None for the target's own.
         optimize: On a CPU, run the heads on packed weights (``specdec.execution``).
 

@@ -88,14 +88,7 @@ class PrefixAttention(FeatureHead):
 
     @classmethod
     def of(cls, name: str, stored: Mapping[str, Any], tensors: Mapping[str, Tensor], layer: str) -> "PrefixAttention":
-        """A layer without weights for the tensors of a checkpoint.
-
-        Args:
-            name: The checkpoint's, for messages.
-            stored: Its ``config.json``.
-            tensors: Its tensors.
-            layer: What the names of the layer's tensors begin with.
-        """
+        """A layer without weights for the tensors of a checkpoint; arguments as for ``config_of``."""
         stated = bool(stored.get("num_attention_heads"))
         keys = needed(name, tensors, f"{layer}self_attn.k_proj.weight").shape[0]
         config: Any = config_of(name, stored if stated else {"head_dim": keys}, tensors, layer)

@@ -11,7 +11,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from drafters.heads import eagle_files, mtp_files
-from drafters.heads.block_files import load_block, save_block
+from drafters.heads.block_files import load_block
+from drafters.heads.block_layouts import save_block
 from drafters.heads.files import OURS, Checkpoint, ServedFor
 from drafters.heads.trained_on import TRAINING
 from drafters.medusa import FILES as MEDUSA_FILES
@@ -249,11 +250,7 @@ _LAYER = ("midlayer.", "layers.0.")
 
 
 def check_format(kind: str, name: str, given: str) -> None:
-    """Refuse a format that a kind of drafter is not written in.
-
-    Raises:
-        ValueError: Says why, and which formats there are.
-    """
+    """Refuse a format that a kind of drafter is not written in."""
     known = KINDS[kind]
     if given not in known.formats:
         raise ValueError(

@@ -18,11 +18,10 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
-def turned(x: Tensor, theta: float) -> Tensor:
+def turned(x: Tensor, theta: float, positions: Tensor | None = None) -> Tensor:
     """Rotary embedding of ``[position, head, channel]``: channel i turns together with channel i + half."""
-    positions, _, width = x.shape
-    half = width // 2
-    angle = torch.arange(positions)[:, None] * theta ** (-torch.arange(half) / half)
+    half, places = x.shape[2] // 2, torch.arange(len(x)) if positions is None else positions
+    angle = places[:, None] * theta ** (-torch.arange(half, dtype=x.dtype) / half)
     cos, sin = angle.cos()[:, None], angle.sin()[:, None]
     a, b = x[..., :half], x[..., half:]
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)

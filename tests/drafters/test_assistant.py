@@ -21,7 +21,7 @@ from specdec.engine.engine import Engine
 from specdec.interfaces import Round, Sizes
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
-from tests.forwards import inner_paths
+from tests.drafters.agreeing import agreements
 from tests.gemma4 import KINDS, VOCAB, assistant, gemma
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
@@ -43,7 +43,7 @@ def outputs(target: Target, known: list[int], shared: int) -> Any:
 Look = Callable[[list[int], Round, int], None]
 
 
-def rounds(target: Target, drafter: AssistantDrafter, look: Look, **options: Any) -> None:
+def rounds(target: Target, drafter: AssistantDrafter, look: Look) -> None:
     """Decode a ragged batch with refills and prompts in pieces; ``look`` is called for every row that drafts."""
 
     def each(seen: Round) -> None:
@@ -51,12 +51,11 @@ def rounds(target: Target, drafter: AssistantDrafter, look: Look, **options: Any
             if request is not None and seen.tree.valid[row, 1:].any():
                 look([*request.prompt_ids, *request.output_ids], seen, row)
 
-    sampling = SamplingParams(temperature=options.pop("temperature", 0.0), max_new_tokens=10)
     sizes = {"max_batch_size": 2, "max_length": 48, "prefill_chunk": 4}
-    with Engine(target, drafter, RejectionVerifier(), **sizes, **options) as engine:
+    with Engine(target, drafter, RejectionVerifier(), **sizes) as engine:
         engine.on_round = each
         with shapes_unchecked(), torch.inference_mode():
-            engine.generate(PROMPTS, sampling)
+            engine.generate(PROMPTS, SamplingParams(max_new_tokens=10))
 
 
 def chains_as_transformers(target: Target, model: Any, shared: int) -> list[bool]:
@@ -114,18 +113,12 @@ def law(target: Target, model: Any, known: list[int], shared: int, path: list[in
 @pytest.mark.parametrize("attention", ["auto", "grouped"])
 def test_every_node_of_a_tree_has_its_own_path_s_law(attention: str) -> None:
     target, model = gemma(shared=0), assistant()
-    found: list[bool] = []
-
-    def look(known: list[int], seen: Round, row: int) -> None:
-        tree = seen.tree
-        for node, path in inner_paths(tree, row).items():
-            assert tree.draft_probs is not None
-            wanted = law(target, model, known, 0, path)
-            found.append(torch.allclose(tree.draft_probs[row, node], wanted, atol=1e-5, rtol=0))
-
     drafter = AssistantDrafter(model, [2, 2, 1], sampling="without_replacement")
-    rounds(target, drafter, look, temperature=1.0, attention=attention)
-    assert all(found) and len(found) > 40
+    found, _ = agreements(
+        target, drafter, lambda known, path: law(target, model, known, 0, path), prompts=PROMPTS, atol=1e-5,
+        attention=attention,
+    )  # fmt: skip
+    assert all(same for _, same in found) and len(found) > 40
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,8 @@ from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 from specdec.topology import Topology
 from specdec.types import DraftSampling, Outcome
+from tests.drafters import pairs
 from tests.forwards import drafted, inner_paths, outcome_of, slots_of
-from tests.models import tiny_model
 
 VOCAB, HIDDEN = 64, 32
 
@@ -66,18 +67,6 @@ def _around(x: Tensor, part: dict[str, Tensor], conv: str, sublayer: Callable[[T
     return _convolved(sublayer(_convolved(x, base[0], added[:, 0])), base[1], added[:, 1])
 
 
-def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
-
-
-def _turned(x: Tensor, positions: Tensor, theta: float) -> Tensor:
-    """RoPE by its definition: pairs (i, i + d/2) as complex numbers, turned by position times frequency."""
-    half = x.shape[-1] // 2
-    angle = positions[:, None].double() * theta ** (-torch.arange(half).double() / half)
-    turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angle), angle)[:, None]
-    return torch.cat([turned.real, turned.imag], dim=-1)
-
-
 @torch.no_grad()
 def dense_logits(head: BlockHead, target: Target, features: Tensor, tokens: list[int], *, causal: bool) -> Tensor:
     """The logits of one block behind one row's context, in float64, written from the papers' description."""
@@ -88,11 +77,11 @@ def dense_logits(head: BlockHead, target: Target, features: Tensor, tokens: list
     theta, eps, dim = config.rope_parameters["rope_theta"], config.rms_norm_eps, config.head_dim
     count, slots = len(features), len(tokens)
     place = torch.arange(count + slots)
-    context = _norm(features.double() @ weights["fc.weight"].T, weights["hidden_norm.weight"], eps)
+    context = pairs.norm(features.double() @ weights["fc.weight"].T, weights["hidden_norm.weight"], eps)
     x = table[tokens] * config.input_embedding_scale
     hidden = x
     for index in range(config.num_hidden_layers):
-        part = {n.removeprefix(f"layers.{index}."): w for n, w in weights.items() if n.startswith(f"layers.{index}.")}
+        part = pairs.under(weights, f"layers.{index}.")
         slides = config.layer_types[index] == "sliding_attention"
 
         def attended(normed: Tensor, part: dict[str, Tensor] = part, slides: bool = slides) -> Tensor:
@@ -101,9 +90,9 @@ def dense_logits(head: BlockHead, target: Target, features: Tensor, tokens: list
             key = (both @ part["self_attn.k_proj.weight"].T).view(count + slots, -1, dim)
             value = (both @ part["self_attn.v_proj.weight"].T).view(count + slots, -1, dim)
             if config.layer_kind == "qwen3":
-                query = _norm(query, part["self_attn.q_norm.weight"], eps)
-                key = _norm(key, part["self_attn.k_norm.weight"], eps)
-            query, key = _turned(query, place[count:], theta), _turned(key, place, theta)
+                query = pairs.norm(query, part["self_attn.q_norm.weight"], eps)
+                key = pairs.norm(key, part["self_attn.k_norm.weight"], eps)
+            query, key = pairs.turned(query, theta, place[count:]), pairs.turned(key, theta, place)
             groups = query.shape[1] // key.shape[1]
             scores = torch.einsum("qhd,khd->hqk", query, key.repeat_interleave(groups, 1)) / dim**0.5
             if config.causal_in_windows if slides and config.causal_in_windows is not None else causal:
@@ -114,14 +103,11 @@ def dense_logits(head: BlockHead, target: Target, features: Tensor, tokens: list
             mixed = torch.einsum("hqk,khd->qhd", scores.softmax(-1), value.repeat_interleave(groups, 1))
             return mixed.reshape(slots, -1) @ part["self_attn.o_proj.weight"].T
 
-        def through(normed: Tensor, part: dict[str, Tensor] = part) -> Tensor:
-            gate = torch.nn.functional.silu(normed @ part["mlp.gate_proj.weight"].T)
-            return (gate * (normed @ part["mlp.up_proj.weight"].T)) @ part["mlp.down_proj.weight"].T
-
-        x = x + _around(_norm(x, part["input_layernorm.weight"], eps), part, "attention_conv", attended)
-        x = x + _around(_norm(x, part["post_attention_layernorm.weight"], eps), part, "mlp_conv", through)
+        mlp = partial(pairs.mlp, weights=pairs.under(part, "mlp."))
+        x = x + _around(pairs.norm(x, part["input_layernorm.weight"], eps), part, "attention_conv", attended)
+        x = x + _around(pairs.norm(x, part["post_attention_layernorm.weight"], eps), part, "mlp_conv", mlp)
         hidden = x
-    logits = _norm(hidden, weights["norm.weight"], eps) @ output.T * config.output_multiplier
+    logits = pairs.norm(hidden, weights["norm.weight"], eps) @ output.T * config.output_multiplier
     cap = config.final_logit_softcapping
     return logits if cap is None else cap * torch.tanh(logits / cap)
 
@@ -131,11 +117,6 @@ ROWS = (7, 0, 3)
 
 def context_of(head: BlockHead, rows: tuple[int, ...] = ROWS) -> Tensor:
     return torch.randn(len(rows), max(rows), head.feature_width, generator=torch.Generator().manual_seed(1))
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return Target(tiny_model("llama", vocab_size=VOCAB))
 
 
 WINDOW = {"sliding_window": 6, "use_sliding_window": True}
@@ -220,18 +201,17 @@ def test_a_markov_head_is_what_the_paper_defines(kind: str) -> None:
     previous, hidden = torch.tensor([[3, 0, 8]]), torch.randn(1, 3, 6).double()
     path = None
     weights, state = {name: tensor.numpy() for name, tensor in head.state_dict().items()}, np.zeros(4)
-    sigmoid = lambda x: 1 / (1 + np.exp(-x))  # noqa: E731
     for slot in range(3):
         given = hidden[:, slot] if head.reads_hidden else None
         found, path = head(torch.zeros(1, 7).double(), previous[:, slot], slot, hidden=given, state=path)
         known, h = weights["markov_w1.weight"][previous[0, slot]], hidden[0, slot].numpy()
         if kind == "gated":
             gate = weights["gate_proj.weight"] @ np.concatenate([h, known]) + weights["gate_proj.bias"]
-            known = sigmoid(gate) * known
+            known = _sigmoid(gate) * known
         if kind == "rnn":
             joint = weights["joint_proj.weight"] @ np.concatenate([state, known, h]) + weights["joint_proj.bias"]
             g, c, o = joint[:4], joint[4:8], joint[8:]
-            state, known = sigmoid(g) * state + (1 - sigmoid(g)) * np.tanh(c), np.tanh(o)
+            state, known = _sigmoid(g) * state + (1 - _sigmoid(g)) * np.tanh(c), np.tanh(o)
         np.testing.assert_allclose(found[0].numpy(), weights["markov_w2.weight"] @ known, atol=1e-12)
 
 

@@ -12,11 +12,11 @@ from transformers import DynamicCache
 
 from drafters.block import BlockDrafter
 from drafters.heads.block import BlockHead
-from drafters.heads.block_files import load_block, save_block
+from drafters.heads.block_files import load_block
+from drafters.heads.block_layouts import save_block
 from drafters.heads.files import ServedFor
 from specdec.target.target import Target
 from tests.drafters.test_block import HIDDEN, VOCAB, context_of, head_for
-from tests.models import tiny_model
 
 LAYERS = {
     "hidden_size": HIDDEN, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
@@ -25,141 +25,106 @@ LAYERS = {
 }  # fmt: skip
 MARKOV = {"markov_rank": 6, "markov_head_type": "vanilla", "enable_confidence_head": True}
 ROPE = {"rope_theta": 10000.0}  # as transformers 4 wrote it
-
 TYPES = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4, "use_sliding_window": True}
+SLIDING = {"layer_types": ["sliding_attention"] * 2, "use_sliding_window": True}
 
-# The heads hold layers 1 and 3 (inputs), which are outputs 0 and 2.
+# The heads have blocks of five, and hold layers 1 and 3 (inputs), which are outputs 0 and 2.
+INNER = {"mask_token_id": 63, "target_layer_ids": [0, 2]}
+ZLAB = {
+    "architectures": ["DFlashDraftModel"], "model_type": "qwen3", **LAYERS, **ROPE, "num_target_layers": 4,
+    "block_size": 5, "dflash_config": INNER,
+}  # fmt: skip
+DEEPSPEC = {"model_type": "qwen3", **LAYERS, **ROPE, "block_size": 5, **INNER}
+SPECULATORS = {
+    "transformer_layer_config": {"model_type": "qwen3", **LAYERS, **ROPE}, "aux_hidden_state_layer_ids": [1, 3],
+    "mask_token_id": 63, "block_size": 5, "sample_from_anchor": False,
+}  # fmt: skip
+WINDOWS = SPECULATORS | {
+    "architectures": ["DFlashSpeculator"], "speculators_model_type": "dflash",
+    "transformer_layer_config": {"model_type": "qwen3", **LAYERS, **ROPE, **TYPES},
+}  # fmt: skip
+FROM_ROOT = TYPES | {"sliding_window": 5, "window_from_root": True}
+SECOND = {"selector_rank": 6, "selector_top_k": 9, "conv_kernel_size": 2, "conv_group_size": 8}
+CAPPED = {"output_multiplier": 0.2, "final_logit_softcapping": 20.0}
+
 LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "z-lab": (
-        {"block_size": 5},
-        {
-            "architectures": ["DFlashDraftModel"], "model_type": "qwen3", **LAYERS, **ROPE, "num_target_layers": 4,
-            "block_size": 5, "dflash_config": {"mask_token_id": 63, "target_layer_ids": [0, 2]},
-            "layer_types": ["full_attention", "full_attention"],
-        },
-    ),
+    "z-lab": ({}, ZLAB | {"layer_types": ["full_attention", "full_attention"]}),
     "z-lab, new": (
-        {"block_size": 5, "input_embedding_scale": 2.0, "final_logit_softcapping": 3.0, "causal": True},
+        {"input_embedding_scale": 2.0, "final_logit_softcapping": 3.0, "causal": True},
         {
             "architectures": ["DFlashDraftModel"], "model_type": "qwen3", **LAYERS, "num_target_layers": 4,
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "is_causal": True,
             "dflash_config": {
-                "mask_token_id": 63, "target_layer_ids": [0, 2], "block_size": 5, "input_embedding_scale": 2.0,
-                "final_logit_softcapping": 3.0,
+                **INNER, "block_size": 5, "input_embedding_scale": 2.0, "final_logit_softcapping": 3.0,
             },
         },
     ),
     "SpecForge's DSpark": (
-        {"block_size": 5, "shifted": True, "markov_rank": 6, "confidence": True},
+        {"shifted": True, "markov_rank": 6, "confidence": True},
         {
             "architectures": ["DFlashDraftModel"], **LAYERS, **ROPE, "num_target_layers": 4,
-            "dflash_config": {
-                "projector_type": "dspark", "block_size": 5, "mask_token_id": 63, "target_layer_ids": [0, 2], **MARKOV,
-            },
+            "dflash_config": {"projector_type": "dspark", "block_size": 5, **INNER, **MARKOV},
         },
     ),
     "DeepSpec's DSpark": (
         {
-            "block_size": 5, "shifted": True, "markov_rank": 6, "markov_head_type": "gated", "confidence": True,
+            "shifted": True, "markov_rank": 6, "markov_head_type": "gated", "confidence": True,
             "confidence_with_markov": False, "owns_embeddings": True, "owns_output": True,
         },
         {
-            "architectures": ["Qwen3DSparkModel"], "model_type": "qwen3", **LAYERS, **ROPE, "block_size": 5,
-            "mask_token_id": 63, "target_layer_ids": [0, 2], **MARKOV, "markov_head_type": "gated",
+            "architectures": ["Qwen3DSparkModel"], **DEEPSPEC, **MARKOV, "markov_head_type": "gated",
             "confidence_head_with_markov": False,
         },
     ),
     "DeepSpec's DFlash": (
-        {"block_size": 5, "shifted": True, "owns_embeddings": True, "owns_output": True},
-        {
-            "architectures": ["Qwen3DFlashModel"], "model_type": "qwen3", **LAYERS, **ROPE, "block_size": 5,
-            "mask_token_id": 63, "target_layer_ids": [0, 2], "markov_rank": 0,
-        },
+        {"shifted": True, "owns_embeddings": True, "owns_output": True},
+        {"architectures": ["Qwen3DFlashModel"], **DEEPSPEC, "markov_rank": 0},
     ),
     "speculators' DFlash": (
-        {"block_size": 5, "draft_ids": torch.tensor([0, 2, 3, 10, 11, 40, 62])},
+        {"draft_ids": torch.tensor([0, 2, 3, 10, 11, 40, 62])},
         {
             "architectures": ["DFlashSpeculator"], "speculators_model_type": "dflash", "speculators_version": "0.9.0",
-            "transformer_layer_config": {"model_type": "qwen3", **LAYERS, "rope_parameters": ROPE},
-            "aux_hidden_state_layer_ids": [1, 3], "mask_token_id": 63, "block_size": 5, "draft_vocab_size": 7,
-            "target_hidden_size": HIDDEN, "sample_from_anchor": False,
+            **SPECULATORS, "transformer_layer_config": {"model_type": "qwen3", **LAYERS, "rope_parameters": ROPE},
+            "draft_vocab_size": 7, "target_hidden_size": HIDDEN,
         },
     ),
     "speculators' DSpark": (
-        {"block_size": 5, "shifted": True, "markov_rank": 6, "markov_head_type": "rnn", "layer_kind": "llama"},
+        {"shifted": True, "markov_rank": 6, "markov_head_type": "rnn", "layer_kind": "llama"},
         {
-            "architectures": ["DSparkDraftModel"], "speculators_model_type": "dspark",
-            "transformer_layer_config": {"model_type": "llama", **LAYERS, **ROPE},
-            "aux_hidden_state_layer_ids": [1, 3], "mask_token_id": 63, "block_size": 5, "sample_from_anchor": True,
+            "architectures": ["DSparkDraftModel"], "speculators_model_type": "dspark", **SPECULATORS,
+            "transformer_layer_config": {"model_type": "llama", **LAYERS, **ROPE}, "sample_from_anchor": True,
         },
     ),
-    "z-lab, mixed layers": (
-        {"block_size": 5, **TYPES, "causal_in_windows": True},
-        {
-            "architectures": ["DFlashDraftModel"], "model_type": "qwen3", **LAYERS, **ROPE, **TYPES,
-            "num_target_layers": 4, "block_size": 5, "dflash_config": {"mask_token_id": 63, "target_layer_ids": [0, 2]},
-        },
-    ),
-    "speculators, mixed layers": (
-        {"block_size": 5, **TYPES, "sliding_window": 5, "window_from_root": True, "causal_in_windows": True},
-        {
-            "architectures": ["DFlashSpeculator"], "speculators_model_type": "dflash",
-            "transformer_layer_config": {"model_type": "qwen3", **LAYERS, **ROPE, **TYPES},
-            "aux_hidden_state_layer_ids": [1, 3], "mask_token_id": 63, "block_size": 5, "sample_from_anchor": False,
-        },
-    ),
+    "z-lab, mixed layers": ({**TYPES, "causal_in_windows": True}, ZLAB | TYPES),
+    "speculators, mixed layers": ({**FROM_ROOT, "causal_in_windows": True}, WINDOWS),
+    "speculators, windows both ways": (FROM_ROOT, WINDOWS | {"sliding_window_non_causal": True}),
     "z-lab's DFlash 2": (  # as in tests/fixtures of z-lab/dflash, but for the sizes
+        {**SECOND, **SLIDING, "sliding_window": 7, **CAPPED},
         {
-            "block_size": 5, "selector_rank": 6, "selector_top_k": 9, "conv_kernel_size": 2, "conv_group_size": 8,
-            "layer_types": ["sliding_attention"] * 2, "sliding_window": 7, "use_sliding_window": True,
-            "output_multiplier": 0.2, "final_logit_softcapping": 20.0,
-        },
-        {
-            "architectures": ["DFlash2DraftModel"], "model_type": "qwen3", "is_causal": False, **LAYERS,
-            "dflash_config": {
-                "block_size": 5, "conv_group_size": 8, "conv_kernel_size": 2, "final_logit_softcapping": 20.0,
-                "mask_token_id": 63, "output_multiplier": 0.2, "selector_rank": 6, "selector_top_k": 9,
-                "target_layer_ids": [0, 2],
-            },
-            "layer_types": ["sliding_attention"] * 2, "num_target_layers": 4, "sliding_window": 7,
-            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}, "use_sliding_window": True,
+            "architectures": ["DFlash2DraftModel"], "model_type": "qwen3", "is_causal": False, **LAYERS, **SLIDING,
+            "dflash_config": {"block_size": 5, **INNER, **SECOND, **CAPPED}, "num_target_layers": 4,
+            "sliding_window": 7, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
         },
     ),
     "SpecForge's Domino": (
-        {"block_size": 5, "shifted": True, "gru_hidden_dim": 5, "emb_dim": 6, "pure_draft_prefix_len": 1},
+        {"shifted": True, "gru_hidden_dim": 5, "emb_dim": 6, "pure_draft_prefix_len": 1},
         {
-            "emb_dim": 6, "architectures": ["DominoDraftModel"], "block_size": 5, **LAYERS, **ROPE,
+            **ZLAB, "emb_dim": 6, "architectures": ["DominoDraftModel"], "layer_types": ["full_attention"] * 2,
             "dflash_config": {
-                "mask_token_id": 63, "target_layer_ids": [0, 2], "projector_type": "domino", "pure_draft_prefix_len": 1,
-                "emb_dim": 6, "gru_hidden_dim": 5, "shift_label": True,
+                **INNER, "projector_type": "domino", "pure_draft_prefix_len": 1, "emb_dim": 6, "gru_hidden_dim": 5,
+                "shift_label": True,
             },
-            "layer_types": ["full_attention"] * 2, "model_type": "qwen3", "num_target_layers": 4,
         },
     ),
     "speculators' xPress": (
-        {"block_size": 5, "xpress_rank": 6, "xpress_mlp_ratio": 3, "num_jacobi_passes": 4},
+        {"xpress_rank": 6, "xpress_mlp_ratio": 3, "num_jacobi_passes": 4},
         {
             "architectures": ["XPressSpeculator"], "speculators_model_type": "xpress", "xpress_rank": 6,
-            "xpress_mlp_ratio": 3, "num_jacobi_passes": 4, "draft_vocab_size": VOCAB,
-            "transformer_layer_config": {"model_type": "qwen3", **LAYERS, **ROPE},
-            "aux_hidden_state_layer_ids": [1, 3], "mask_token_id": 63, "block_size": 5, "sample_from_anchor": False,
-        },
-    ),
-    "speculators, windows both ways": (
-        {"block_size": 5, **TYPES, "sliding_window": 5, "window_from_root": True},
-        {
-            "architectures": ["DFlashSpeculator"], "speculators_model_type": "dflash",
-            "transformer_layer_config": {"model_type": "qwen3", **LAYERS, **ROPE, **TYPES},
-            "aux_hidden_state_layer_ids": [1, 3], "mask_token_id": 63, "block_size": 5,
-            "sliding_window_non_causal": True,
+            "xpress_mlp_ratio": 3, "num_jacobi_passes": 4, "draft_vocab_size": VOCAB, **SPECULATORS,
         },
     ),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return Target(tiny_model("llama", vocab_size=VOCAB))
+"""What a head is, and the ``config.json`` of its folder."""
 
 
 def tensors_of(head: BlockHead) -> dict[str, Tensor]:
@@ -211,13 +176,7 @@ DECIDING = (
     "sample_from_anchor", "draft_vocab_size", "num_target_layers", "markov_rank",
 )  # fmt: skip
 """What decides how others read a folder; sizes are in the tensors."""
-WRITTEN_AS = {
-    "z-lab": "z-lab", "z-lab, new": "z-lab", "SpecForge's DSpark": "z-lab", "DeepSpec's DSpark": "deepspec",
-    "DeepSpec's DFlash": "deepspec", "speculators' DFlash": "speculators", "speculators' DSpark": "speculators",
-    "z-lab, mixed layers": "z-lab", "speculators, mixed layers": "speculators",
-    "speculators, windows both ways": "speculators", "z-lab's DFlash 2": "z-lab", "SpecForge's Domino": "z-lab",
-    "speculators' xPress": "speculators",
-}  # fmt: skip
+WRITTEN_AS = {"z-lab": "z-lab", "SpecForge": "z-lab", "DeepSpec": "deepspec", "speculators": "speculators"}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -226,7 +185,8 @@ def test_a_public_layout_is_read_and_written(tmp_path: Path, target: Target, lay
     settings, config = LAYOUTS[layout]
     head = head_for(target, **settings)
     assert_same(load_block(written(tmp_path / "theirs", config, tensors_of(head))), head, target)
-    save_block(head, tmp_path / "ours", layout=WRITTEN_AS[layout], served=ServedFor(target="some/target"))
+    form = next(form for begin, form in WRITTEN_AS.items() if layout.startswith(begin))
+    save_block(head, tmp_path / "ours", layout=form, served=ServedFor(target="some/target"))
     assert_same(load_block(tmp_path / "ours"), head, target)
     found = json.loads((tmp_path / "ours" / "config.json").read_text())
     assert load_file(tmp_path / "ours" / "model.safetensors").keys() == tensors_of(head).keys()
@@ -280,9 +240,8 @@ def test_a_drafter_of_a_folder_drafts_as_the_folder_says(tmp_path: Path, target:
 def test_more_layouts_are_read_than_written(tmp_path: Path, target: Target) -> None:
     """speculators' DFlash 2, whose windows are both ways unless it says so; Domino's old names; our own layout."""
     settings, config = LAYOUTS["speculators, mixed layers"]
-    second = {"selector_rank": 6, "selector_top_k": 9, "conv_kernel_size": 2, "conv_group_size": 8}
-    head = head_for(target, **(settings | second | {"causal_in_windows": None}))
-    config = config | second | {"speculators_model_type": "dflash2"}
+    head = head_for(target, **(settings | SECOND | {"causal_in_windows": None}))
+    config = config | SECOND | {"speculators_model_type": "dflash2"}
     assert_same(load_block(written(tmp_path / "second", config, tensors_of(head))), head, target)
     settings, config = LAYOUTS["SpecForge's Domino"]
     head = head_for(target, **settings)
@@ -296,9 +255,10 @@ def test_more_layouts_are_read_than_written(tmp_path: Path, target: Target) -> N
         given = LAYOUTS["speculators' DFlash"][1] | inner | {"shift_label": shift}
         given.pop("sample_from_anchor")
         assert_same(load_block(written(tmp_path / "theirs", given, named)), head, target)
-    head = head_for(target, **settings)
-    head.save_pretrained(tmp_path / "own")
-    assert_same(load_block(tmp_path / "own"), head, target)
+    for layout in ("SpecForge's Domino", "speculators' DFlash"):
+        head = head_for(target, **LAYOUTS[layout][0])
+        head.save_pretrained(tmp_path / "own")
+        assert_same(load_block(tmp_path / "own"), head, target)
 
 
 def test_modelopts_folders_are_read(tmp_path: Path, target: Target) -> None:
@@ -315,7 +275,7 @@ def test_modelopts_folders_are_read(tmp_path: Path, target: Target) -> None:
         given = config | {"dflash_config": inner | {"markov_head_type": kind}}
         assert_same(load_block(written(tmp_path / kind, given, flat)), head, target)
     settings, config = LAYOUTS["z-lab"]
-    windows = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 6, "use_sliding_window": True}
+    windows = SLIDING | {"sliding_window": 6}
     for causal in (False, True):
         head = head_for(target, **(settings | windows | {"causal": causal}))
         inner = config["dflash_config"] | {"use_swa": True, "swa_window_size": 6, "causal": causal}
@@ -348,11 +308,9 @@ def test_what_is_not_known_is_named(
 
 
 def test_what_published_files_have_otherwise(tmp_path: Path, target: Target) -> None:
-    """Our own layout, columns out of order, embeddings of NaN, and layer ids that nobody wrote."""
+    """Columns out of order, embeddings of NaN, and layer ids that nobody wrote."""
     settings, config = LAYOUTS["speculators' DFlash"]
     head = head_for(target, **settings)
-    head.save_pretrained(tmp_path / "own")
-    assert_same(load_block(tmp_path / "own"), head, target)
     shuffled, tensors = torch.tensor([3, 0, 6, 1, 2, 5, 4]), tensors_of(head)
     tensors["lm_head.weight"] = tensors["lm_head.weight"][shuffled]
     tensors["d2t"] = head.draft_ids[shuffled] - torch.arange(7)

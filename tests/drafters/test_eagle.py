@@ -79,44 +79,27 @@ def test_a_head_comes_back_as_it_was(model, name: str, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "specdec.json").read_text())["target"] == "some/target"
 
 
-def test_the_tensors_have_the_published_names(model, tmp_path: Path) -> None:
-    save_eagle(eagle3(model, norm_each=True), tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    layer = {name.removeprefix("midlayer.") for name in tensors if name.startswith("midlayer.")}
-    rest = {name for name in tensors if not name.startswith("midlayer.")}
-    norms = {"input_layernorm.weight", "hidden_norm.weight", "post_attention_layernorm.weight"}
-    projections = {f"self_attn.{part}_proj.weight" for part in "qkvo"}
-    assert layer == norms | projections | {f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")}
-    fused = {"fc.weight", *(f"fc_norm.{i}.weight" for i in range(3))}
-    assert rest == fused | {"norm.weight", "lm_head.weight", "d2t", "t2d"}
-    assert tensors["midlayer.self_attn.q_proj.weight"].shape == (32, 64)
-    assert tensors["fc.weight"].shape == (32, 96)
-    assert (torch.arange(len(IDS)) + tensors["d2t"]).tolist() == IDS
-    assert tensors["t2d"].nonzero()[:, 0].tolist() == IDS
-
-
 def renamed(tensors: dict[str, Tensor], old: str, new: str) -> None:
     for name in [name for name in tensors if name.startswith(old)]:
         tensors[new + name.removeprefix(old)] = tensors.pop(name)
 
 
-def speculators(folder: Path) -> None:
+def speculators(folder: Path, kind: str = "eagle3", **more: Any) -> Path:
     """Turns a checkpoint into one as ``speculators`` writes it."""
     file = folder / "config.json"
     layer = json.loads(file.read_text())
-    theta = layer.pop("rope_theta")
-    layer["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
     rewritten(folder, lambda tensors: renamed(tensors, "midlayer.", "layers.0."))
-    own = ("draft_vocab_size", "norm_before_residual", "norm_output", "target_hidden_size")
-    config = {key: layer.pop(key) for key in own}
+    layer["rope_parameters"] = {"rope_type": "default", "rope_theta": layer.pop("rope_theta")}
+    own = ("draft_vocab_size", "norm_before_residual", "norm_output", "target_hidden_size", "mask_token_id")
+    config = {key: layer.pop(key) for key in own if key in layer}
     config["eagle_aux_hidden_state_layer_ids"] = layer.pop("eagle_config")["eagle_aux_hidden_state_layer_ids"]
     config |= {
-        "architectures": ["Eagle3Speculator"],
-        "speculators_model_type": "eagle3",
-        "transformer_layer_config": layer,
+        "speculators_model_type": kind,
+        "transformer_layer_config": {key: value for key, value in layer.items() if key != "pard_token"},
         "speculators_config": {"proposal_methods": [{"speculative_tokens": 3}], "verifier": {"name_or_path": "a/b"}},
     }
-    file.write_text(json.dumps(config))
+    file.write_text(json.dumps(config | more))
+    return folder
 
 
 def test_speculators_files_load(model, tmp_path: Path) -> None:

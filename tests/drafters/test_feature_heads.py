@@ -1,7 +1,6 @@
 """What heads that read pairs draft: in every round, at every node, what a dense forward over all pairs gives."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,24 +20,18 @@ from drafters.heads.mtp_files import save_mtp
 from drafters.mtp import MTPDrafter
 from drafters.peagle import PEagleDrafter
 from specdec.drafting.policies import LengthPolicy
-from specdec.engine.engine import Engine
-from specdec.interfaces import Round
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from tests.components import TREE, eagle_head, mtp_head, wide
 from tests.drafters import pairs
-from tests.forwards import inner_paths
+from tests.drafters.agreeing import PROMPTS, Law, agreements
 from tests.models import tiny_model
-from tests.shapes import shapes_unchecked
 from tests.verifiers.cases import complete
-from verifiers import RejectionVerifier
 
 VOCAB = 24
 LAYERS = (0, 1, -1)
-PROMPTS = [[1, 2, 3, 1, 2, 5, 9, 4, 7], [5], [6, 2], [3, 3, 8, 1, 4, 20, 11]]
-SAMPLED = SamplingParams(temperature=1.0, max_new_tokens=10)
 
-Law = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+Pairs = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """From embeddings and features of all pairs to what is fed back and the logits, as a reference computes them."""
 Fuse = Callable[[list[Tensor]], Tensor]
 """Makes features of the target's hidden states, from the embeddings' to the normalized last."""
@@ -47,7 +40,7 @@ Fuse = Callable[[list[Tensor]], Tensor]
 class Reference(NamedTuple):
     """A head computed slowly; ``mask`` is the pair that stands in place of drafted ones, if the head has masks."""
 
-    law: Law
+    law: Pairs
     fuse: Fuse
     mask: tuple[Tensor, Tensor] | None = None
 
@@ -57,39 +50,22 @@ def model():
     return tiny_model("llama", vocab_size=VOCAB, layers=2)
 
 
-@torch.inference_mode()
-def law_after(model, reference: Reference, known: list[int], drafted: list[int]) -> Tensor:
+def law_of(model, reference: Reference) -> Law:
     """The head's distribution after some tokens drafted behind a sequence, from forwards over all of it."""
     law, fuse, mask = reference
-    states = list(model(torch.tensor([known[:-1]]), output_hidden_states=True).hidden_states)
-    features = fuse([state[0] for state in states])
-    embeds = model.get_input_embeddings()(torch.tensor(known[1:]))
-    fed, logits = law(embeds, features)
-    for token in drafted:
-        embed, feature = mask or (model.get_input_embeddings()(torch.tensor([token])), fed[-1:])
-        embeds, features = torch.cat([embeds, embed]), torch.cat([features, feature])
+
+    def after(known: list[int], path: list[int]) -> Tensor:
+        states = list(model(torch.tensor([known[:-1]]), output_hidden_states=True).hidden_states)
+        features = fuse([state[0] for state in states])
+        embeds = model.get_input_embeddings()(torch.tensor(known[1:]))
         fed, logits = law(embeds, features)
-    return logits[-1].softmax(-1)
+        for token in path[1:]:
+            embed, feature = mask or (model.get_input_embeddings()(torch.tensor([token])), fed[-1:])
+            embeds, features = torch.cat([embeds, embed]), torch.cat([features, feature])
+            fed, logits = law(embeds, features)
+        return logits[-1].softmax(-1)
 
-
-@contextmanager
-def compared(engine: Engine, model, reference: Reference) -> Iterator[list[tuple[int, bool]]]:
-    """Compares q at every node that has drafted children: the node's depth, and whether it is the law's."""
-    found: list[tuple[int, bool]] = []
-
-    def look(seen: Round) -> None:
-        tree = seen.tree
-        if tree.draft_probs is None:  # no room was left for a draft
-            return
-        for row, request in enumerate(seen.requests):
-            if request is None:
-                continue
-            for node, (_, *path) in inner_paths(tree, row).items():
-                wanted = law_after(model, reference, [*request.prompt_ids, *request.output_ids], path)
-                found.append((len(path), torch.allclose(tree.draft_probs[row, node], wanted, atol=2e-4, rtol=0)))
-
-    engine.on_round = look
-    yield found
+    return after
 
 
 def reference(head, folder: Path, target) -> Reference:
@@ -179,36 +155,18 @@ def test_every_node_has_the_law_of_a_dense_forward_over_all_pairs(model, tmp_pat
     head = HEADS[name](model)
     for weight in (each for key, each in head.named_parameters() if "norm" in key):
         weight.data.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(weight.numel()))
-    slow = reference(head, tmp_path, model)
-    engine = Engine(
-        Target(model), drafter_of(head, tree, sampling), RejectionVerifier(), max_batch_size=2, max_length=48,
-        prefill_chunk=4,
-    )  # fmt: skip
-    with shapes_unchecked(), compared(engine, model, slow) as nodes:
-        outputs = engine.generate(PROMPTS, SAMPLED)
-    assert all(same for _, same in nodes) and len(nodes) > 20
-    assert sum(step.accepted for output in outputs for step in output.steps) > 3
+    law = law_of(model, reference(head, tmp_path, model))
+    nodes, accepted = agreements(Target(model), drafter_of(head, tree, sampling), law)
+    assert all(same for _, same in nodes) and len(nodes) > 20 and accepted > 3
 
 
-def test_the_reference_tells_a_wrong_feature(model, tmp_path) -> None:
-    """The mutant: the output after the norm is fed back, where the head's is the one before."""
-    head = eagle3(model)
-    slow = reference(head, tmp_path, model)
-    head.fed_back += 1
-    engine = Engine(Target(model), EagleDrafter(head, 3, sampling="iid"), RejectionVerifier(), max_length=48)
-    with shapes_unchecked(), compared(engine, model, slow) as nodes:
-        engine.generate(PROMPTS[:1], SAMPLED)
-    assert all(same == (depth == 0) for depth, same in nodes) and sum(not same for _, same in nodes) > 5
-
-
-def test_the_reference_tells_a_wrong_mask(model, tmp_path) -> None:
-    """The mutant: another mask token."""
-    head = HEADS["peagle"](model)
-    slow = reference(head, tmp_path, model)
-    head.mask_token_id -= 1
-    engine = Engine(Target(model), PEagleDrafter(head, 3), RejectionVerifier(), max_length=48)
-    with shapes_unchecked(), compared(engine, model, slow) as nodes:
-        engine.generate(PROMPTS[:1], SAMPLED)
+@pytest.mark.parametrize(("name", "part"), [("eagle3", "fed_back"), ("peagle", "mask_token_id")])
+def test_the_reference_tells_a_wrong_part(model, tmp_path, name: str, part: str) -> None:
+    """The mutants: the output before the norm is what is fed back, and not the one after; another mask token."""
+    head = HEADS[name](model)
+    law = law_of(model, reference(head, tmp_path, model))
+    setattr(head, part, getattr(head, part) + (1 if part == "fed_back" else -1))
+    nodes, _ = agreements(Target(model), drafter_of(head, 3), law, prompts=PROMPTS[:1])
     assert all(same == (depth == 0) for depth, same in nodes) and sum(not same for _, same in nodes) > 5
 
 
@@ -227,9 +185,7 @@ class Seldom(LengthPolicy):
 def test_pairs_of_rounds_without_drafts_are_not_lost(model, tmp_path) -> None:
     """More of them than a slot keeps: they are forwarded before they drop out."""
     head = eagle3(model)
-    slow = reference(head, tmp_path, model)
+    law = law_of(model, reference(head, tmp_path, model))
     drafter = AdaptiveDrafter(EagleDrafter(head, 2, sampling="iid"), Seldom())
-    engine = Engine(Target(model), drafter, RejectionVerifier(), max_batch_size=2, max_length=48)
-    with shapes_unchecked(), compared(engine, model, slow) as nodes:
-        engine.generate(PROMPTS, SamplingParams(temperature=1.0, max_new_tokens=24))
+    nodes, _ = agreements(Target(model), drafter, law, sampling=SamplingParams(temperature=1.0, max_new_tokens=24))
     assert all(same for _, same in nodes) and 8 <= len(nodes) < 48

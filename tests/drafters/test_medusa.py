@@ -25,11 +25,6 @@ from tests.models import tiny_model
 HIDDEN, VOCAB = 32, 64
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return Target(tiny_model(vocab_size=VOCAB))
-
-
 def random_heads(
     num_heads: int = 3, *, num_layers: int = 1, vocab_size: int = VOCAB, hidden: int = HIDDEN
 ) -> MedusaHeads:
@@ -53,19 +48,6 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path, num_heads: int, num_l
     hidden = torch.randn(4, HIDDEN)
     assert torch.equal(loaded(hidden), heads(hidden))
     assert torch.equal(loaded(hidden, 1), heads(hidden)[:1])
-
-
-def test_the_tensors_have_the_published_names_and_shapes(tmp_path: Path) -> None:
-    random_heads(2, num_layers=2).save_pretrained(tmp_path)
-    tensors = load_file(tmp_path / "medusa_lm_head.safetensors")
-    shapes = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
-    per_head = {
-        "0.linear.weight": (HIDDEN, HIDDEN), "0.linear.bias": (HIDDEN,),
-        "1.linear.weight": (HIDDEN, HIDDEN), "1.linear.bias": (HIDDEN,), "2.weight": (VOCAB, HIDDEN),
-    }  # fmt: skip
-    assert shapes == {f"{head}.{key}": shape for head in range(2) for key, shape in per_head.items()}
-    config = json.loads((tmp_path / "config.json").read_text())
-    assert config["medusa_num_heads"] == 2 and config["medusa_num_layers"] == 2
 
 
 def test_layers_of_a_head_share_their_block(tmp_path: Path) -> None:
@@ -135,10 +117,8 @@ def as_vllm(heads: MedusaHeads, prefix: str = "") -> Written:
     made: Written = {}
     for name, tensor in heads.state_dict().items():
         _, head, layer, *rest = name.split(".")
-        linear = rest[0] == "linear"
-        made[prefix + (f"blocks.{head}.layers.{layer}.{rest[-1]}" if linear else f"lm_heads.{head}.weight")] = (
-            tensor.clone()
-        )
+        inner = f"blocks.{head}.layers.{layer}.{rest[-1]}" if rest[0] == "linear" else f"lm_heads.{head}.weight"
+        made[prefix + inner] = tensor.clone()
     return made
 
 
@@ -176,15 +156,26 @@ def test_every_layout_gives_the_heads_that_were_written(
     assert loaded.shared == (heads.shared or heads.num_layers < 2) and loaded.bias == heads.bias
 
 
-def test_vllm_s_layout_is_written_with_its_settings(tmp_path: Path) -> None:
-    heads = random_heads(2)
-    heads.save_pretrained(tmp_path, layout="vllm")
-    stored, tensors = json.loads((tmp_path / "config.json").read_text()), load_file(tmp_path / "model.safetensors")
-    assert set(tensors) == set(as_vllm(heads))
-    assert stored == {
-        "model_type": "medusa", "architectures": ["MedusaModel"], "hidden_size": HIDDEN, "vocab_size": VOCAB,
-        "num_heads": 2, "num_hidden_layers": 1, "medusa_fc_bias": True,
-    }  # fmt: skip
+NATIVE = {"medusa_num_heads": 2, "medusa_num_layers": 2, "base_model_name_or_path": "some/base"}
+VLLM = {
+    "model_type": "medusa", "architectures": ["MedusaModel"], "num_heads": 2, "num_hidden_layers": 2,
+    "medusa_fc_bias": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("layout", "file", "named", "settings"),
+    [("native", "medusa_lm_head", as_native, NATIVE), ("vllm", "model", as_vllm, VLLM)],
+)
+def test_layouts_are_written_with_their_names_and_settings(
+    layout: str, file: str, named: Callable[[MedusaHeads], Written], settings: dict[str, Any], tmp_path: Path
+) -> None:
+    heads = random_heads(2, num_layers=2)
+    heads.save_pretrained(tmp_path, layout=layout)
+    stored, tensors = json.loads((tmp_path / "config.json").read_text()), load_file(tmp_path / f"{file}.safetensors")
+    wanted = named(heads)
+    assert tensors.keys() == wanted.keys() and all(tensors[name].shape == wanted[name].shape for name in wanted)
+    assert stored == {"hidden_size": HIDDEN, "vocab_size": VOCAB} | settings
 
 
 @torch.no_grad()

@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 from drafters.block import BlockDrafter
 from drafters.choice import ChoiceDrafter
 from drafters.eagle import EagleDrafter
-from drafters.heads.block_files import load_block, save_block
+from drafters.heads.block_files import load_block
+from drafters.heads.block_layouts import save_block
 from drafters.heads.eagle import Eagle3Head, EagleHead
 from drafters.heads.eagle_files import load_eagle, save_eagle
 from drafters.heads.files import ServedFor

@@ -1,8 +1,6 @@
 """Drafters that fill masks: what PARD drafts is what a plain forward gives, and public folders of both kinds load."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +17,16 @@ from drafters.heads.files import ServedFor
 from drafters.pard import PARDDrafter
 from drafters.peagle import PEagleDrafter
 from specdec.engine.engine import Engine
-from specdec.interfaces import Round
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from tests.components import TREE, eagle3_head, eagle_head, peagle_head, perturbed
-from tests.drafters.test_eagle import logits, renamed, rewritten
+from tests.drafters.agreeing import PROMPTS, Law, agreements
+from tests.drafters.test_eagle import logits, rewritten, speculators
 from tests.drafters.test_feature_heads import Seldom
 from tests.models import tiny_model
-from tests.shapes import shapes_unchecked
 from verifiers import RejectionVerifier
 
 VOCAB, MASK = 64, 50
-PROMPTS = [[1, 2, 3, 1, 2, 5, 9, 4, 7], [5], [6, 2], [3, 3, 8, 1, 4, 20, 11]]
 
 
 @pytest.fixture(scope="module")
@@ -38,56 +34,30 @@ def model():
     return tiny_model("llama", vocab_size=VOCAB, layers=2)
 
 
-@contextmanager
-def compared(engine: Engine, drafting: Any, mask: int) -> Iterator[list[tuple[int, bool]]]:
-    """Compares q at every node that has drafted children with a plain forward: the node's depth, and whether it is."""
-    found: list[tuple[int, bool]] = []
-
-    @torch.inference_mode()
-    def look(seen: Round) -> None:
-        tree = seen.tree
-        if tree.draft_probs is None:
-            return
-        depths = tree.topology.depth.expand(len(tree.tokens), -1)
-        for row, request in enumerate(seen.requests):
-            if request is None:
-                continue
-            known = [*request.prompt_ids, *request.output_ids]
-            laws = drafting(torch.tensor([known + [mask] * tree.max_depth])).logits[0, len(known) - 1 :].softmax(-1)
-            parents = tree.parents[row].tolist()
-            for node in sorted({parents[i] for i in range(1, tree.width) if tree.valid[row, i]}):
-                depth = int(depths[row, node])
-                q = tree.draft_probs[row, node]
-                found.append((depth, torch.allclose(q, laws[depth], atol=1e-4, rtol=0)))
-
-    engine.on_round = look
-    yield found
+def law_of(drafting: Any, mask: int) -> Law:
+    """The distribution of a plain forward over a sequence and masks in place of what was drafted."""
+    return lambda known, path: drafting(torch.tensor([known + [mask] * (len(path) - 1)])).logits[0, -1].softmax(-1)
 
 
 @pytest.mark.parametrize(
-    ("shape", "sampling", "seldom"), [(3, "iid", False), (TREE, "without_replacement", False), (2, "iid", True)]
+    ("shape", "law", "seldom"), [(3, "iid", False), (TREE, "without_replacement", False), (2, "iid", True)]
 )
-def test_every_depth_has_the_law_of_a_plain_forward_over_masks(
-    model: Any, shape: Any, sampling: str, seldom: bool
-) -> None:
+def test_every_depth_has_the_law_of_a_plain_forward_over_masks(model: Any, shape: Any, law: str, seldom: bool) -> None:
     """Ragged rows, refilled slots, prompts in chunks and of one token, and rounds without drafts."""
     own = perturbed(model, 0.3)
-    drafter = PARDDrafter(own, shape, sampling=sampling, mask_token_id=MASK)
+    drafter = PARDDrafter(own, shape, sampling=law, mask_token_id=MASK)
     drafter = AdaptiveDrafter(drafter, Seldom()) if seldom else drafter
-    engine = Engine(Target(model), drafter, RejectionVerifier(), max_batch_size=2, max_length=48, prefill_chunk=4)
-    with shapes_unchecked(), compared(engine, own, MASK) as nodes:
-        outputs = engine.generate(PROMPTS, SamplingParams(temperature=1.0, max_new_tokens=24 if seldom else 14))
-    assert all(same for _, same in nodes) and len(nodes) > 8
-    assert sum(step.accepted for output in outputs for step in output.steps) > 2
+    sampling = SamplingParams(temperature=1.0, max_new_tokens=24 if seldom else 14)
+    nodes, accepted = agreements(Target(model), drafter, law_of(own, MASK), sampling=sampling, atol=1e-4)
+    assert all(same for _, same in nodes) and len(nodes) > 8 and accepted > 2
 
 
 def test_the_reference_tells_a_wrong_mask(model: Any) -> None:
     """The mutant: only the first depth, which needs no mask, is what it should be."""
     own = perturbed(model, 0.3)
     drafter = PARDDrafter(own, 3, sampling="iid", mask_token_id=MASK)
-    engine = Engine(Target(model), drafter, RejectionVerifier(), max_length=48)
-    with shapes_unchecked(), compared(engine, own, MASK + 1) as nodes:
-        engine.generate(PROMPTS[:1], SamplingParams(temperature=1.0, max_new_tokens=14))
+    sampling = SamplingParams(temperature=1.0, max_new_tokens=14)
+    nodes, _ = agreements(Target(model), drafter, law_of(own, MASK + 1), prompts=PROMPTS[:1], sampling=sampling)
     assert all(same == (depth == 0) for depth, same in nodes) and len(nodes) > 8
 
 
@@ -111,32 +81,10 @@ def test_a_folder_of_pards_authors_loads(model: Any, tmp_path: Path) -> None:
             PARDDrafter.from_pretrained(str(tmp_path), device="cpu")
 
 
-def speculators(folder: Path, head: Eagle3Head, **more: Any) -> Path:
-    """Writes a P-EAGLE head as ``speculators`` does (``PEagleSpeculatorConfig``, ``PEagleDraftModel``)."""
+def published(folder: Path, head: Eagle3Head, **more: Any) -> Path:
+    """A P-EAGLE head as ``speculators`` writes it."""
     save_eagle(head, folder)
-    config = json.loads((folder / "config.json").read_text())
-    rewritten(folder, lambda tensors: renamed(tensors, "midlayer.", "layers.0."))
-    own = ("draft_vocab_size", "norm_before_residual", "target_hidden_size", "mask_token_id")
-    (folder / "config.json").write_text(
-        json.dumps(
-            {
-                "architectures": ["PEagleSpeculator"],
-                "speculators_model_type": "peagle",
-                "transformer_layer_config": {
-                    key: value for key, value in config.items() if key not in (*own, "pard_token", "eagle_config")
-                },
-                **{key: config[key] for key in own},
-                "embed_requires_grad": True,
-                "eagle_aux_hidden_state_layer_ids": config["eagle_config"]["eagle_aux_hidden_state_layer_ids"],
-                "speculators_config": {
-                    "proposal_methods": [{"speculative_tokens": 6}],
-                    "verifier": {"name_or_path": "a"},
-                },
-                **more,
-            }
-        )
-    )
-    return folder
+    return speculators(folder, "peagle", **more)
 
 
 def parallel(model: Any) -> Eagle3Head:
@@ -148,10 +96,10 @@ def parallel(model: Any) -> Eagle3Head:
 
 def test_speculators_folder_of_p_eagle_loads(model: Any, tmp_path: Path) -> None:
     head = parallel(model)
-    drafter = PEagleDrafter.from_pretrained(speculators(tmp_path, head))
+    drafter = PEagleDrafter.from_pretrained(published(tmp_path, head))
     again = drafter.head
     assert isinstance(again, Eagle3Head)
-    assert (again.mask_token_id, again.tokens, drafter.max_depth) == (MASK, 6, 6)
+    assert (again.mask_token_id, again.tokens, drafter.max_depth) == (MASK, 3, 3)
     assert again.hidden_layers == (0, 1, 1) and again.owns_embeddings
     assert torch.equal(again.model.mask_hidden, head.model.mask_hidden)  # type: ignore[arg-type]
     assert torch.equal(logits(again, model), logits(head, model))
@@ -179,14 +127,14 @@ def test_a_folder_that_vllm_takes_for_parallel_drafting_loads(model: Any, tmp_pa
 
 def test_what_is_no_p_eagle_head_is_refused(model: Any, tmp_path: Path) -> None:
     head = parallel(model)
-    folder = speculators(tmp_path / "a", head)
+    folder = published(tmp_path / "a", head)
     with pytest.raises(ValueError, match=r"is P-EAGLE's, .* give drafter=peagle"):
         EagleDrafter.from_pretrained(folder)
     for plain in (eagle3_head(model), eagle_head(model)):
         with pytest.raises(ValueError, match="has no mask token, so it is not P-EAGLE's: give drafter=eagle"):
             PEagleDrafter(plain)
     with pytest.raises(ValueError, match="names no mask token: add mask_token_id to it"):
-        load_eagle(speculators(tmp_path / "b", head, mask_token_id=None))
+        load_eagle(published(tmp_path / "b", head, mask_token_id=None))
     tensors = load_file(folder / "model.safetensors")
     save_file({name: each for name, each in tensors.items() if name != "mask_hidden"}, folder / "model.safetensors")
     with pytest.raises(ValueError, match="is incomplete: the tensor mask_hidden is missing"):

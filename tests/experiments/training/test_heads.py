@@ -13,6 +13,7 @@ from drafters.block import TrainedBlock
 from drafters.eagle import TrainedEagle3
 from drafters.heads.base import FeatureHead
 from drafters.heads.block import BlockHead
+from drafters.heads.block_packed import packed_blocks
 from drafters.heads.block_places import Above
 from drafters.heads.block_refiner import Refinement
 from drafters.heads.mtp import MTPHead
@@ -257,7 +258,8 @@ def test_a_refiner_is_trained_on_the_passes_that_it_makes(target: Target, genera
     terms = head(batch, states, anchors).terms
     assert [term.weight(0.7) for term in terms] == [0.6, 0.15, 0.15]
     base, *passes = [of(term.states) for term in terms]
-    whole = head.filled([states.hidden[layer] for layer in head.hidden_layers], batch, anchors)
+    read = [states.hidden[layer] for layer in head.hidden_layers]
+    whole = packed_blocks(head.head, target.model.get_input_embeddings(), read, batch, anchors)
     for count, found in enumerate(passes, 1):
         served = Refinement(refiner, count, head.head.draft_ids)
         wanted = served(base, whole, flat[anchors.index], flat[anchors.index - 1])
