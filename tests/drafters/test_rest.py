@@ -9,19 +9,13 @@ from hypothesis import strategies as st
 
 from drafters.corpus import Corpus
 from drafters.rest import RestDrafter, most_frequent
-from specdec.engine.engine import Engine
-from specdec.interfaces import Sizes
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
+from tests.drafters.lookups import begun, outputs
 from tests.forwards import slots_of
-from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
-from verifiers.rejection import RejectionVerifier
 
 Path = tuple[int, ...]
-TARGET = Target(tiny_model(vocab_size=8, layers=1))
 
 
 def paths_of(tokens: list[int], parents: list[int]) -> list[Path]:
@@ -58,8 +52,7 @@ def test_the_most_frequent_beginnings_are_those_that_counting_finds(rests, most,
 
 
 def drafted(corpus: Corpus, sequence: list[int], depth: int = 100, **options: int) -> tuple[DraftTree, float]:
-    session = RestDrafter(corpus, **options).bind(TARGET, Sizes(max_batch_size=1, max_length=200))
-    session.admit(0, sequence, SamplingParams())
+    session = begun(RestDrafter(corpus, **options), sequence)
     slots = slots_of([sequence], max_depth=depth)
     with shapes_unchecked():
         return session.propose(slots), float(session.rate(slots)[0])
@@ -92,11 +85,6 @@ def test_matches_have_a_shortest_and_a_longest_length() -> None:
 
 def test_an_output_that_is_in_the_corpus_is_drafted_whole() -> None:
     """Through the engine: what the target has said once stands in the corpus, and nearly all of it is drafted."""
-    model = tiny_model(vocab_size=64)
-    wanted = SamplingParams(max_new_tokens=40, ignore_eos=True)
-    with shapes_unchecked(), Engine(Target(model), max_length=64) as engine:
-        said = engine.generate([[1, 2, 3]], wanted)[0].token_ids
-    drafter = RestDrafter(Corpus.of([[1, 2, 3, *said]]), max_match=30)
-    with shapes_unchecked(), Engine(Target(model), drafter, RejectionVerifier(), max_length=64) as engine:
-        again = engine.generate([[1, 2, 3]], wanted)[0]
+    said = outputs(None)[0].token_ids
+    again = outputs(RestDrafter(Corpus.of([[1, 2, 3, *said]]), max_match=30))[0]
     assert again.token_ids == said and len(again.steps) <= 8

@@ -9,17 +9,11 @@ from drafters.corpus import Corpus
 from drafters.recycling import TokenRecyclingDrafter
 from drafters.sam import SamDrafter
 from drafters.suffix_automaton import SuffixAutomaton
-from specdec.engine.engine import Engine
-from specdec.interfaces import Sizes
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
+from tests.drafters.lookups import begun, outputs
 from tests.drafters.test_corpus import places
 from tests.forwards import slots_of
-from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
-from verifiers.rejection import RejectionVerifier
 
-TARGET = Target(tiny_model(vocab_size=8, layers=1))
 TEXT = st.lists(st.integers(0, 2), min_size=1, max_size=40)
 
 
@@ -74,8 +68,7 @@ def test_drafts_are_those_that_scanning_finds(sequence, corpus, factor, threshol
     drafter = SamDrafter(
         Corpus.of([corpus]), factor=factor, threshold=threshold, corpus_bias=bias, max_draft_tokens=most
     )
-    session = drafter.bind(TARGET, Sizes(max_batch_size=1, max_length=60))
-    session.admit(0, sequence, SamplingParams())
+    session = begun(drafter, sequence)
     with shapes_unchecked():
         for length in sorted({(len(sequence) + 1) // 2, len(sequence)}):  # the automaton goes on from round to round
             slots = slots_of([sequence[:length]])
@@ -89,8 +82,7 @@ def test_drafts_are_those_that_scanning_finds(sequence, corpus, factor, threshol
 def test_the_variant_without_another_drafter_takes_trees_of_the_corpus() -> None:
     corpus = Corpus.of([[1, 2, 3, 4], [1, 2, 5], [1, 2, 5]])
     drafter = SamDrafter(corpus, factor=2, max_draft_tokens=59, threshold=1, corpus_bias=0, corpus_tree=True)
-    session = drafter.bind(TARGET, Sizes(max_batch_size=1, max_length=60))
-    session.admit(0, [1, 2], SamplingParams())
+    session = begun(drafter, [1, 2])
     with shapes_unchecked():
         tree = session.propose(slots_of([[1, 2]]))
     assert tree.tokens.tolist() == [[2, 5, 3, 4]] and tree.parents.tolist() == [[-1, 0, 0, 2]]
@@ -100,14 +92,9 @@ def test_the_variant_without_another_drafter_takes_trees_of_the_corpus() -> None
 
 def test_another_drafter_takes_the_rounds_without_a_match() -> None:
     """Through the engine, with the corpus and token recycling: both draft, and the output is plain decoding's."""
-    model = tiny_model(vocab_size=64)
-    wanted = SamplingParams(max_new_tokens=48, ignore_eos=True)
-    with shapes_unchecked(), Engine(Target(model), max_length=80) as engine:
-        said = engine.generate([[1, 2, 3]], wanted)[0].token_ids
+    said = outputs(None)[0].token_ids
     sam = SamDrafter(Corpus.of([said[8:24]]), threshold=3, corpus_bias=1)
-    drafter = ChoiceDrafter(sam, TokenRecyclingDrafter(), start=0)
-    with shapes_unchecked(), Engine(Target(model), drafter, RejectionVerifier(), max_length=80) as engine:
-        (done,) = engine.generate([[1, 2, 3]], wanted)
+    (done,) = outputs(ChoiceDrafter(sam, TokenRecyclingDrafter(), start=0))
     assert done.token_ids == said
     recycled = TokenRecyclingDrafter().max_depth
     assert max(step.accepted for step in done.steps) > recycled

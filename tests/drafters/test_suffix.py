@@ -12,16 +12,14 @@ from drafters.suffix import SuffixDrafter, SuffixSession
 from drafters.suffix_nodes import Node, Text
 from drafters.suffix_tree import SuffixTree
 from specdec.batch import Batch
-from specdec.engine.engine import Engine
 from specdec.interfaces import Sizes
 from specdec.requests import SamplingParams
-from specdec.target.target import Target
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Outcome
+from tests.drafters.lookups import TARGET, outputs
+from tests.drafters.test_corpus import places
 from tests.forwards import outcome_of, slots_of
-from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
-from verifiers.rejection import RejectionVerifier
 
 Strings = Counter[tuple[int, ...]]
 Lines = dict[tuple[int, ...], list[list[int]]]
@@ -135,9 +133,6 @@ def test_memory_is_bounded_by_the_tokens_whatever_the_depth(vocab: int) -> None:
         assert len(text.open) <= 2 * depth and len(text.cursors) < depth
 
 
-TARGET = Target(tiny_model(vocab_size=8, layers=1))
-
-
 def bound(slots: int = 1, **options: object) -> SuffixSession:
     return SuffixDrafter(**{"factor": 1.0, **options}).bind(TARGET, Sizes(max_batch_size=slots, max_length=200))
 
@@ -156,8 +151,7 @@ def path_of(tree: DraftTree, row: int = 0) -> list[int]:
 
 def occurrences(sequence: list[int], string: list[int]) -> list[int]:
     """Where a string ends."""
-    size = len(string)
-    return [end for end in range(size, len(sequence) + 1) if sequence[end - size : end] == string]
+    return [begin + len(string) for begin in places(sequence, string)]
 
 
 def reference(sequence: list[int], session: SuffixSession, deepest: int) -> tuple[list[int], float]:
@@ -286,11 +280,6 @@ def test_the_oldest_outputs_are_forgotten() -> None:
 
 def test_an_output_that_came_before_is_drafted_whole() -> None:
     """Through the engine: the second time, nearly every token is drafted from the shared tree."""
-    model = tiny_model(vocab_size=64)
-    wanted = SamplingParams(max_new_tokens=40, ignore_eos=True)
-    drafter = SuffixDrafter(16, shared=True, factor=2.0)
-    with shapes_unchecked(), Engine(Target(model), drafter, RejectionVerifier(), max_length=64) as engine:
-        first = engine.generate([[1, 2, 3]], wanted)[0]
-        second = engine.generate([[1, 2, 3]], wanted)[0]
+    first, second = outputs(SuffixDrafter(16, shared=True, factor=2.0), times=2)
     assert second.token_ids == first.token_ids
     assert len(second.steps) <= len(first.steps) * 2 / 3
