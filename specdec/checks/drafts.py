@@ -194,11 +194,7 @@ def _draft(
 
 
 def need_q(tables: Tables) -> tuple[Tensor, ...]:
-    """Return the drafter's tables.
-
-    Raises:
-        ValueError: There are none.
-    """
+    """Return the drafter's tables; raises ``ValueError`` if there are none."""
     if tables.q is None:
         raise ValueError("the tables have no q, so there is nothing to draft from: give q for every prefix")
     return tables.q
@@ -212,12 +208,9 @@ def at_nodes(
 
 
 def check_drafts(verifier: Verifier, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> None:
-    """Check that a batch of trees is well formed and that a rule takes such trees.
+    """Refuse trees that are malformed, or that a rule does not take: ``ValueError`` says why, in which row and node.
 
     This reads every number, so it is for tests and experiments, not for the main path.
-
-    Raises:
-        ValueError: Says what is wrong, in which row and at which node.
     """
     for flaw in _draft_flaws(verifier, tree, target_probs):
         raise ValueError(f"row {flaw.row}, node {flaw.node}: {flaw.what}")

@@ -74,11 +74,7 @@ class Estimate:
 
 
 def outcome(verifier: Verifier, tables: Tables, drafts: WeightedDrafts) -> Outcome:
-    """Return the exact joint distribution of the output when a rule verifies these drafts.
-
-    Raises:
-        ValueError: The drafts are malformed, or the verifier does not take such drafts.
-    """
+    """Return the exact joint distribution of the output when a rule verifies these drafts (see ``check_drafts``)."""
     tree, vocab = drafts.tree, tables.vocab
     check_drafts(verifier, tree, drafts.target_probs)
     laws = verifier.laws(tree, drafts.target_probs)
@@ -142,7 +138,6 @@ def estimate(
     Only the drafts are random. For each of them the rule's laws give exact probabilities, so the intervals are narrow.
 
     Args:
-        tables: p and q.
         samples: How many drafts; one half chooses where to look for a bias.
         confidence: Probability that an interval contains the true value.
         **options: As for ``enumerate_drafts``.

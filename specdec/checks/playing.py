@@ -227,7 +227,7 @@ class Job:
 
 @dataclass
 class Run:
-    """What became of a request: its steps, its drafts round by round, and the output's length before each of these."""
+    """A request's steps, its drafts round by round, and the output's length before each of these."""
 
     steps: list[Step] = field(default_factory=list)
     drafts: list[Draft] = field(default_factory=list)
@@ -329,11 +329,7 @@ def run(
 
 
 def prompts_for(target: Target, given: Sequence[str | Sequence[int]] | None, seed: int) -> list[tuple[int, ...]]:
-    """Return prompts of at least two tokens: those given, built-in texts, or without a tokenizer random tokens.
-
-    Raises:
-        ValueError: There are fewer than two such prompts.
-    """
+    """Return two or more prompts of at least two tokens: those given, built-in texts, or if need be random tokens."""
     if given is None and target.tokenizer is None:
         rng = random.Random(seed)
         few = [rng.randrange(target.vocab_size) for _ in range(12)]

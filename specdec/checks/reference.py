@@ -92,7 +92,6 @@ class RoundedCache(DynamicCache):
     """transformers' growing cache, whose entries are rounded to a format when they are stored, and kept as numbers.
 
     Args:
-        model: The model whose layers it is for.
         shake: How far numbers are moved at random before they are rounded, as a fraction of the largest number in their
             vector. What lies that close to the border of two codes may then get either.
     """
@@ -117,12 +116,6 @@ class RoundedCache(DynamicCache):
 def cache_like(
     model: PreTrainedModel, kv_cache: str | None, *, shake: float = 0.0, seed: int = 0
 ) -> DynamicCache | None:
-    """Return an empty cache that rounds as the engine's with the same ``kv_cache=``; None if that does not round.
-
-    The other arguments are those of ``RoundedCache``.
-
-    Raises:
-        ValueError: There is no such format.
-    """
+    """Return an empty ``RoundedCache`` that rounds as the engine's with ``kv_cache=``; None if that does not round."""
     format = check_format(kv_cache)
     return None if format is None else RoundedCache(model, format, shake=shake, seed=seed)

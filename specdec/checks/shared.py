@@ -50,10 +50,7 @@ def check_shared(
 ) -> SharedOutcome:
     """Compares one round with plain decoding of as many tokens, for each of ``samples`` streams of a seed.
 
-    Args:
-        tables: p of the target and q of the drafter.
-        law: How nodes are drawn: ``COUPLED``, or any other law, with randomness of its own.
-        samples: How many streams.
+    Nodes are drawn by ``law``: ``COUPLED``, or any other, with randomness of its own.
     """
     keys = torch.tensor([request_key(seed, stream) for stream in range(samples)])
     if law is DraftSampling.COUPLED:
