@@ -210,8 +210,10 @@ def cells_of(config: DictConfig) -> list[Cell]:
 def engines_of(config: DictConfig) -> Engines:
     """Returns the ways to run the model, as the section ``engines`` has them; refuses what a runner does not take."""
     known = [name for name in signature(ModelRunner).parameters if name not in _NOT_OURS]
-    found = plain(config, "engines")
+    found = {name: None if given == "modules" else given for name, given in plain(config, "engines").items()}
     for name, options in found.items():
+        if not isinstance(options, dict | None):
+            raise ValueError(f"engines.{name}={options}: give arguments of ModelRunner, such as {{}}, or modules")
         for option in options or {}:
             if option not in known:
                 raise ValueError(f"engines.{name}: there is no {option}{did_you_mean(option, known)}")

@@ -299,6 +299,7 @@ def test_an_interrupted_comparison_goes_on(
     ("wrong", "said"),
     [
         ("+engines.specdec.atention=eager", "engines.specdec: there is no atention: did you mean"),
+        ("engines.transformers=eager", "engines.transformers=eager: give arguments of ModelRunner"),
         ("batch=[8]", "a batch needs as many prompts"),
         ("prompt_tokens=4000", "positions, give at most so many together"),
         ("sizes=[1]", "sizes"),
