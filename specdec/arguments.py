@@ -11,14 +11,11 @@ WHOLE = "give a whole number, without a decimal point"
 _LONGEST = 80
 
 
-def number(
-    name: str, value: object, remedy: str = "give a number", test: Callable[[float], bool] = lambda value: True
-) -> float:
-    """Returns the value as a Python number; numpy's numbers are accepted, booleans and text are not.
+Test = Callable[[float], bool]
 
-    Args:
-        test: Whether a number is right.
-    """
+
+def number(name: str, value: object, remedy: str = "give a number", test: Test = lambda number: True) -> float:
+    """Returns the value, which passes the test, as a Python number; numpy's are accepted, booleans and text are not."""
     # bool and numpy's integers register as numbers.Real, numpy's booleans do not.
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ValueError(f"{name}={shown(value)}: {remedy}")

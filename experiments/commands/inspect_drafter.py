@@ -64,13 +64,12 @@ def inspect_drafter(config: DictConfig) -> Inspection | Curve:
 
     checkpoint = _checkpoint(options, target)
     title = f"{type(first).__name__} {options.get('name') or ''}".strip()
+    heading = f"{title}, inspected with {target.name}"
     console = terminal.console()
     if config.contexts is not None:
         curve = _at_lengths(config, make({}), target, checkpoint)
         facts = facts_of(first, target, checkpoint, curve.found[0].frequencies)
-        terminal.show(
-            console, facts_table(f"{title}, inspected with {target.name}", facts), contexts_table(curve, config.tokens)
-        )
+        terminal.show(console, facts_table(heading, facts), contexts_table(curve, config.tokens))
         terminal.say(console, *contexts_verdict(curve, cause_of(curve, config.seed)))
         return curve
     with steps_shown("the target writes") as say:
@@ -88,10 +87,7 @@ def inspect_drafter(config: DictConfig) -> Inspection | Curve:
     usual = USUAL.get(kind)
     terminal.show(
         console,
-        facts_table(
-            f"{title}, inspected with {target.name}",
-            facts_of(found.drafter, target, checkpoint, found.loaded.frequencies),
-        ),
+        facts_table(heading, facts_of(found.drafter, target, checkpoint, found.loaded.frequencies)),
         predictions_table(found, usual),
         tried_table(found) if found.tried or found.refused else None,
     )

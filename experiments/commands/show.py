@@ -67,27 +67,29 @@ def _prompt_table(records: list[Record]) -> Table:
         [Column("number"), Column("prompt", "left", fold=True), Column("category", "left"), Column("turns")],
         "Prompts: add prompt=NUMBER or prompt=ID",
     )
-    for number, prompt in enumerate(prompts_of(records)):
-        own = [record for record in records if record.prompt == prompt]
+    for number, (prompt, own) in enumerate(_by_prompt(records).items()):
         table.add(str(number), prompt, own[0].category, str(len({record.turn for record in own})))
     return table
 
 
-def prompts_of(records: Sequence[Record]) -> list[str]:
-    """Ids of the prompts, in the run's order."""
-    return list(dict.fromkeys(record.prompt for record in records))
+def _by_prompt(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """The records by the ids of their prompts, in the run's order."""
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        found.setdefault(record.prompt, []).append(record)
+    return found
 
 
-def find_prompt(records: Sequence[Record], asked: Any) -> str:
-    """The id of the prompt that an id or a number from 0 names."""
-    known = prompts_of(records)
+def _of_prompt(records: Sequence[Record], asked: Any) -> list[Record]:
+    """The records of the prompt that an id or a number from 0 names."""
+    known = _by_prompt(records)
     if str(asked) in known:
-        return str(asked)
+        return known[str(asked)]
     if type(asked) is int:
         if 0 <= asked < len(known):
-            return known[asked]
+            return list(known.values())[asked]
         raise ValueError(f"prompt={asked}: the run has prompts 0 to {len(known) - 1}")
-    raise ValueError(f"there is no prompt {str(asked)!r}{did_you_mean(str(asked), known[:20])}")
+    raise ValueError(f"there is no prompt {str(asked)!r}{did_you_mean(str(asked), list(known)[:20])}")
 
 
 def choose_records(
@@ -104,7 +106,7 @@ def choose_records(
     Args:
         method: Its name; None for all that draft, or plain decoding where there is nothing else.
     """
-    own = [record for record in records if record.prompt == find_prompt(records, prompt)]
+    own = _of_prompt(records, prompt)
     methods = list(dict.fromkeys(record.method for record in own))
     wanted = [method] if method is not None else [name for name in methods if name != PLAIN] or methods
     if method is not None and method not in methods:
