@@ -50,9 +50,8 @@ class SyntheticDrafter(Drafter):
 
     def __init__(self, accept: float | Sequence[float] = 0.8, depth: int | None = 4, *, cost: float = 0.0):
         self.accept = _probabilities(accept, depth)
-        self.cost = number("cost", cost, "give seconds, such as 0.002")
-        if not 0 <= self.cost < 60:
-            raise ValueError(f"cost={cost}: give the seconds that drafting takes in a round, at least 0 and below 60")
+        remedy = "give the seconds that drafting takes in a round, at least 0 and below 60"
+        self.cost = number("cost", cost, remedy, lambda seconds: 0 <= seconds < 60)
         self.max_nodes = self.max_depth = len(self.accept)
         self.learned: dict[tuple[int, ...], tuple[int, ...]] = {}
 
@@ -131,24 +130,23 @@ class SyntheticSession(Session):
 
 def _probabilities(accept: float | Sequence[float], depth: int | None) -> tuple[float, ...]:
     """Returns one probability per position."""
-    remedy = "give a probability from 0 to 1, or a list with one for each position"
-    if isinstance(accept, str | bytes):
-        raise ValueError(f"accept={accept!r}: {remedy}")
-    if isinstance(accept, Sequence):
-        rates = tuple(number("accept", rate, remedy) for rate in accept)
+
+    def rate(value: object) -> float:
+        remedy = "give a probability from 0 to 1, or a list with one for each position"
+        return number("accept", value, remedy, lambda given: 0 <= given <= 1)
+
+    if isinstance(accept, Sequence) and not isinstance(accept, str):
+        rates = tuple(map(rate, accept))
         if depth is not None and whole("depth", depth) != len(rates):
             raise ValueError(
                 f"depth={depth} and accept has {len(rates)} probabilities: give one for each position, or depth=None"
             )
+    elif depth is None:
+        raise ValueError(f"depth=None and accept={accept}: give the number of tokens that a draft has")
     else:
-        if depth is None:
-            raise ValueError(f"depth=None and accept={accept}: give the number of tokens that a draft has")
-        rates = (number("accept", accept, remedy),) * whole("depth", depth, least=1)
-    if not rates or len(rates) > MOST_NODES:
+        rates = (rate(accept),) * whole("depth", depth, least=1)
+    if not 0 < len(rates) <= MOST_NODES:
         raise ValueError(f"accept has {len(rates):,} probabilities: give from 1 to {MOST_NODES:,}")
-    for rate in rates:
-        if not 0 <= rate <= 1:
-            raise ValueError(f"accept={rate}: {remedy}")
     return rates
 
 

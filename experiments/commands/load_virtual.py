@@ -71,7 +71,12 @@ def play_virtual(config: DictConfig, clock: Clock, methods: Mapping[str, str]) -
         "virtual": True,
     }
     tracker.start(tracked_run(folder, write_manifest(folder, plain_whole(config), **facts)))
-    notes = [f"virtual time: {_said(clock)}", *_wraps(engines, [each.output_tokens for each in planned])]
+    said = (
+        "virtual time: turns take what costs say, and rounds accept what dense traces say; the scheduler, the policy "
+        "and the pages are those of an engine; pieces of prompts "
+        f"{'share' if clock.mixed else 'do not share'} a forward with rounds"
+    )
+    notes = [said, *_wraps(engines, [each.output_tokens for each in planned])]
     report = LoadReport(folder=folder, terms=terms, bootstrap=bootstrap, title=title, notes=notes, spare=overload.spare)
     runs: list[LoadRun] = []
     with reported(runs, report, tracker):
@@ -161,7 +166,8 @@ def record_traces(engines: Mapping[str, Engine], asked: Sequence[Asked], folder:
         if drafter is None or engine.verifier is None:
             continue
         base = unpaced(drafter)
-        settings = _settings(base)
+        wanted = ("name", "max_depth", "max_nodes", "sampling", "temperature")  # they tell one drafter from another
+        settings = {"class": type(base).__name__, **{each: str(getattr(base, each, "")) for each in wanted}}
         same = next((other for other, each in found.items() if each.facts["settings"] == settings), None)
         if same is not None:
             found[name] = found[same]
@@ -189,12 +195,6 @@ def record_traces(engines: Mapping[str, Engine], asked: Sequence[Asked], folder:
     return found
 
 
-def _settings(drafter: Any) -> dict[str, str]:
-    """Return what tells one drafter from another."""
-    wanted = ("name", "max_depth", "max_nodes", "sampling", "temperature")
-    return {"class": type(drafter).__name__, **{key: str(getattr(drafter, key, "")) for key in wanted}}
-
-
 def _title(config: DictConfig, engines: Mapping[str, VirtualEngine], planned: Sequence[Any], clock: Clock) -> str:
     """Return what is played, for tables and pictures."""
     costs: Any = engines[PLAIN].costs
@@ -204,13 +204,6 @@ def _title(config: DictConfig, engines: Mapping[str, VirtualEngine], planned: Se
     about = asked_for(config, planned, "arrival", "workload", "overload", times=times)
     rows = sorted({each.slots for each in engines.values()})
     return f"VIRTUAL TIME, {device}; {about}; {' and '.join(map(str, rows))} slots"
-
-
-def _said(clock: Clock) -> str:
-    return (
-        "turns take what costs say, and rounds accept what dense traces say; the scheduler, the policy and the pages "
-        f"are those of an engine; pieces of prompts {'share' if clock.mixed else 'do not share'} a forward with rounds"
-    )
 
 
 def _wraps(engines: Mapping[str, VirtualEngine], outputs: Sequence[int]) -> list[str]:

@@ -192,7 +192,7 @@ class Driver:
         self._before = self._counts()
         self._begun, self._last_end = self._clock(), 0.0
         if isinstance(self._engine, Engine):
-            self._engine.on_turn = self._noted
+            self._engine.on_turn = lambda view, work: self._notes.append((view, work))
         try:
             while self._entrance.due or self._live:
                 self._submit_due()
@@ -214,9 +214,6 @@ class Driver:
     def _until_due(self) -> float:
         due = self._entrance.due[0][0] - self._now() if self._entrance.due else LONGEST_SLEEP
         return max(0.0, min(due, LONGEST_SLEEP))
-
-    def _noted(self, view: View, work: Work) -> None:
-        self._notes.append((view, work))
 
     def _submit_due(self) -> None:
         for number, arrived, outcome, reason in self._entrance.arrivals(self._now):

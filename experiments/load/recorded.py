@@ -127,18 +127,15 @@ def read(path: Path) -> Recorded:
     )
 
 
-_NAMES = {
-    "TIMESTAMP": ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
-    "Timestamp": ("Timestamp", "Request tokens", "Response tokens"),
-}
+_TABLES = (("TIMESTAMP", "ContextTokens", "GeneratedTokens"), ("Timestamp", "Request tokens", "Response tokens"))
 
 
 def _table(path: Path, text: str, header: str) -> tuple[Recorded, Sequence[int]]:
     """Return the requests of a table, and their lines."""
     time = header.split(",")[0].strip()
-    columns = _NAMES.get(time, ())
+    columns = next((each for each in _TABLES if each[0] == time), ())
     if not columns or any(name not in header for name in columns):
-        wanted = " or ".join(",".join(names) for names in _NAMES.values())
+        wanted = " or ".join(",".join(names) for names in _TABLES)
         raise ValueError(f"arrival.path={path}: its first line is {header.strip()!r}, and a trace begins with {wanted}")
     try:
         frame: Any = pandas.read_csv(io.StringIO(text), dtype=str, keep_default_na=False, index_col=False)

@@ -121,14 +121,10 @@ class Replicas:
         self._router = self._new_router()
 
     def _new_router(self) -> Router:
-        sizes = self._sizes
-        return Router.of(
-            len(self._replicas),
-            sizes.paging,
-            max_batch_size=sizes.max_batch_size,
-            max_length=sizes.max_length,
-            margin=self._margin,
-        )
+        sizes, paging = self._sizes, self._sizes.paging
+        block = (paging.page_size or 16) if paging.shared else None
+        held = paging.pages or sizes.max_batch_size * -(-sizes.max_length // (block or 1))
+        return Router(len(self._replicas), block=block, margin=self._margin, remembered=held)
 
     @property
     def unfinished(self) -> int:

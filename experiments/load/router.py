@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from specdec.arguments import whole
-from specdec.cache.pages import Paging
 
 
 @dataclass
@@ -47,15 +46,6 @@ class Router:
         self._routed: dict[int, _Routed] = {}
         self.outstanding = [0] * replicas
         """The tokens that each replica still has to do."""
-
-    @classmethod
-    def of(cls, replicas: int, paging: Paging, *, max_batch_size: int, max_length: int, margin: int) -> "Router":
-        """Return a router for engines that divide their caches in this way."""
-        if not paging.shared:
-            return cls(replicas, block=None, margin=margin)
-        block = paging.page_size or 16
-        held = paging.pages or max_batch_size * -(-max_length // block)
-        return cls(replicas, block=block, margin=margin, remembered=held)
 
     def route(self, request: int, prompt_ids: Sequence[int], output_tokens: int) -> int:
         """Return the replica for a request, which has to do it from now on."""

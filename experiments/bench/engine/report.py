@@ -231,9 +231,8 @@ def _roofline(results: Results, path: Path, about: str) -> Path:
     axes.set(xscale="log", yscale="log", xlabel="operations per byte of weights and KV", ylabel="TFLOP/s")
     style.plain_log(axes.yaxis)
     axes.grid(which="major")
-    style.title(figure, "Steps and prefill under the device's roof", about)
-    style.legend(figure, *axes.get_legend_handles_labels())
-    return style.save(figure, path)
+    style.legend_of(figure, axes)
+    return style.finish(figure, path, "Steps and prefill under the device's roof", about)
 
 
 def _verify_cost(results: Results, path: Path, about: str) -> Path:
@@ -265,6 +264,5 @@ def _verify_cost(results: Results, path: Path, about: str) -> Path:
         else:
             axes.set_ylim(bottom=0)
     style.baseline(right)
-    style.title(figure, f"What verifying more nodes costs, context {base}", about)
     style.legend(figure, [*handles, *dotted], [*labels, "least possible"])
-    return style.save(figure, path)
+    return style.finish(figure, path, f"What verifying more nodes costs, context {base}", about)

@@ -6,11 +6,8 @@ beside the one that the costs predict; llama.cpp on the same weights; and memory
 results.json and two pictures. It needs neither hydra nor wandb. Use an otherwise idle machine.
 """
 
-import json
-import os
 import time
 from dataclasses import asdict
-from pathlib import Path
 
 import torch
 import transformers
@@ -27,6 +24,7 @@ from experiments.bench.options import read_options, refuse
 from experiments.bench.timing import Budget
 from experiments.measuring.peaks import measure_peaks
 from experiments.results.manifest import ROOT, device_name, git_state, versions
+from experiments.results.origin import json_text, replace_text
 from specdec.machine import dtype_name
 from specdec.memory import free_memory
 from specdec.native import recommended_threads
@@ -55,7 +53,7 @@ def run(options: Options) -> Results:
     roof = measure_peaks(device, dtype, seconds=brief)
     results: Results = {
         "schema": 1,
-        "options": {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()},
+        "options": asdict(options),
         "versions": versions(),
         "git": git_state(ROOT),
         "device": {
@@ -80,13 +78,13 @@ def run(options: Options) -> Results:
         print(f"{section}: up to {max(0.0, part.left):.0f} s", flush=True)
         _measure(section, results, target, name, grid, options, part)
         results["seconds"][section] = time.perf_counter() - began
-        _write(results, options.out)
+        replace_text(options.out / "results.json", json_text(results))
     results["device"] |= roof.better(measure_peaks(device, dtype, seconds=brief)).facts()
     for section in ("steps", "prefill"):
         if section in results:
             results[section] = with_utilization(results[section], results["device"])
     results["goals"] = goals(results)
-    _write(results, options.out)
+    replace_text(options.out / "results.json", json_text(results))
     return results
 
 
@@ -135,13 +133,6 @@ def _model_facts(target: Target, name: str, options: Options) -> Results:
         "kv_bytes_per_token": shape.kept_per_position * target.dtype.itemsize,
         "shape": {**{each: getattr(shape, each) for each in of_shape}, "layers": len(shape.layers)},
     }
-
-
-def _write(results: Results, folder: Path) -> None:
-    """Write what there is; whatever happens meanwhile, the file is the old one or the new one."""
-    new = folder / "results.json.new"
-    new.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    os.replace(new, folder / "results.json")
 
 
 def main() -> None:

@@ -1,11 +1,13 @@
 """The router among replicas: balanced, faithful to what caches hold, and the same for the same requests."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from experiments.load.replicas import Replicas, Sizes
 from experiments.load.router import Router
 from specdec.cache.pages import Paging
 
@@ -121,7 +123,9 @@ def test_a_flood_of_one_beginning_starves_nobody() -> None:
 
 def test_what_is_remembered_is_what_a_cache_can_hold() -> None:
     def new(paging: Paging) -> Router:
-        return Router.of(2, paging, max_batch_size=2, max_length=16, margin=10**6)
+        sizes = Sizes(max_batch_size=2, max_length=16, paging=paging, max_nodes=0, verifier=None)
+        two: Any = [None, None]
+        return Replicas(two, sizes, margin=10**6)._router
 
     def route(router: Router, *beginnings: int) -> list[int]:
         return [router.route(number, [each] * 8, 1) for number, each in enumerate(beginnings)]

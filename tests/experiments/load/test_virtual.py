@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from experiments.bench.virtual import made_up
 from experiments.load.arrivals import Poisson
-from experiments.load.dense import Dense
 from experiments.load.driver import Overload
 from experiments.load.figures import figures_of
 from experiments.load.run import CLOSED, DONE, DROPPED, OPEN, pooled
@@ -22,8 +22,8 @@ from specdec.physics.rounds import AffineRounds
 from specdec.physics.step_cost import StepCost
 from specdec.requests import SamplingParams
 
-SECOND = AffineRounds(target=StepCost.affine(fixed=1.0, per_token=0.0, per_position=0.0))
 COSTS = AffineRounds(target=StepCost.affine(fixed=5e-3, per_token=2e-5, per_position=4e-8), outside=1e-3)
+TRACES = made_up(outputs=8, length=60)
 
 
 def requests(prompts: list[int], outputs: list[int]) -> list[Asked]:
@@ -34,45 +34,31 @@ def requests(prompts: list[int], outputs: list[int]) -> list[Asked]:
     return ask(planned, Numbers(tokens=False), SamplingParams())
 
 
-def traces(rate: float = 0.7, depth: int = 6, count: int = 8, length: int = 60) -> Dense:
-    rng = np.random.default_rng(3)
-    kept = (rng.random((count * length, depth)) < rate).astype(np.float32)
-    return Dense(
-        lengths=np.full(count, length),
-        probability=kept,
-        proposed=np.full(count * length, depth, np.int32),
-        nodes=np.tile(np.arange(1, depth + 1), (count * length, 1)),
-        rank=np.where(kept > 0, 0, 1).astype(np.int32),
-        margin=rng.exponential(2, kept.shape).astype(np.float32),
-    )
-
-
-@pytest.mark.parametrize(("load", "wait"), [(0.5, 0.5), pytest.param(0.9, 4.5, marks=pytest.mark.full)])
-def test_one_server_with_constant_service_waits_as_m_d_1(load: float, wait: float) -> None:
-    """Mean wait = s · ρ / (2 (1 - ρ)); the mutant takes a turn more for every request."""
-    count = 20_000 if load < 0.8 else 120_000
-    times = Poisson(rate=load).times(np.random.default_rng(0), count)
-    engine = VirtualEngine(costs=SECOND, slots=1, max_length=8)
-    run = engine.play(requests([1] * count, [1] * count), times, loop=OPEN)
-    queue = (run.requests.admitted - run.requests.arrived).mean()
-    assert queue == pytest.approx(wait, rel=0.08)
-    if load < 0.8:
-        longer = engine.play(requests([1] * count, [2] * count), times, loop=OPEN)
-        assert (longer.requests.admitted - longer.requests.arrived).mean() > 2 * wait
-
-
-@pytest.mark.parametrize(("load", "wait"), [(0.5, 1.0), pytest.param(0.9, 9.0, marks=pytest.mark.full)])
-def test_one_server_with_exponential_service_waits_as_m_m_1(load: float, wait: float) -> None:
-    count, parts = (6_000, 20) if load < 0.8 else (200_000, 10)
-    rng = np.random.default_rng(1)
-    tokens = np.maximum(rng.exponential(parts, count).round().astype(int), 1)
+@pytest.mark.parametrize(
+    ("load", "exponential", "wait", "count", "tolerance"),
+    [
+        (0.5, False, 0.5, 20_000, 0.08),
+        (0.5, True, 1.0, 6_000, 0.15),
+        pytest.param(0.9, False, 4.5, 120_000, 0.08, marks=pytest.mark.full),
+        pytest.param(0.9, True, 9.0, 200_000, 0.15, marks=pytest.mark.full),
+    ],
+)
+def test_one_server_waits_as_in_the_textbook(
+    load: float, exponential: bool, wait: float, count: int, tolerance: float
+) -> None:
+    """M/D/1: s ρ / (2 (1 - ρ)); M/M/1: s ρ / (1 - ρ); the mutant takes a turn more for every request."""
+    rng, parts = np.random.default_rng(1), 20 if exponential else 1
+    tokens = np.maximum((rng.exponential(parts, count) if exponential else np.ones(count)).round().astype(int), 1)
     times = Poisson(rate=load * parts / tokens.mean()).times(rng, count)
-    brief = AffineRounds(target=StepCost.affine(fixed=1 / parts, per_token=0.0, per_position=0.0))
-    run = VirtualEngine(costs=brief, slots=1, max_length=1000).play(
-        requests([1] * count, tokens.tolist()), times, loop=OPEN
-    )
-    scale = tokens.mean() / parts
-    assert (run.requests.admitted - run.requests.arrived).mean() / scale == pytest.approx(wait, rel=0.15)
+    second = AffineRounds(target=StepCost.affine(fixed=1 / parts, per_token=0.0, per_position=0.0))
+
+    def mean_wait(tokens: np.ndarray) -> float:
+        engine = VirtualEngine(costs=second, slots=1, max_length=1000)
+        table = engine.play(requests([1] * count, tokens.tolist()), times, loop=OPEN).requests
+        return float((table.admitted - table.arrived).mean())
+
+    assert mean_wait(tokens) * parts / tokens.mean() == pytest.approx(wait, rel=tolerance)
+    assert exponential or load > 0.8 or mean_wait(tokens + 1) > 2 * wait
 
 
 def test_latencies_are_sums_of_the_costs() -> None:
@@ -96,7 +82,7 @@ def test_pages_are_conserved_and_everybody_ends(reserve: float, scheduler) -> No
     asked = requests(rng.integers(2, 90, 60).tolist(), rng.integers(1, 90, 60).tolist())
     paging = Paging(page_size=8, pages=26, reserve=reserve)
     engine = VirtualEngine(
-        costs=COSTS, slots=6, max_length=200, paging=paging, scheduler=scheduler, traces=traces(), policy=RandomLength()
+        costs=COSTS, slots=6, max_length=200, paging=paging, scheduler=scheduler, traces=TRACES, policy=RandomLength()
     )
     run = engine.play(asked, Poisson(rate=30).times(rng, 60), loop=OPEN)
     table = run.requests
@@ -144,7 +130,7 @@ def test_no_policy_beats_the_oracle_by_much_and_it_beats_them() -> None:
     times = Poisson(rate=12.0).times(np.random.default_rng(4), 64)
 
     def seconds(policy) -> float:
-        engine = VirtualEngine(costs=COSTS, slots=16, max_length=512, traces=traces(), policy=policy)
+        engine = VirtualEngine(costs=COSTS, slots=16, max_length=512, traces=TRACES, policy=policy)
         return float(engine.play(asked, times, loop=OPEN).turns.seconds.sum())
 
     best = seconds(OracleLength(COSTS))
@@ -169,14 +155,11 @@ def test_seeds_are_pooled_into_one_run() -> None:
 
 
 def test_equal_seeds_are_equal_and_others_are_not() -> None:
-    engine = VirtualEngine(costs=COSTS, slots=4, max_length=256, traces=replace_rates(traces(), 0.6))
+    uncertain = replace(TRACES, probability=np.full_like(TRACES.probability, 0.6))
+    engine = VirtualEngine(costs=COSTS, slots=4, max_length=256, traces=uncertain)
     asked = requests([20] * 20, [60] * 20)
     plays = [engine.play(asked, np.zeros(20), loop=OPEN, seed=seed).requests for seed in (0, 0, 1)]
     assert plays[0].equals(plays[1]) and not plays[0].rounds.equals(plays[2].rounds)
-
-
-def replace_rates(made: Dense, rate: float) -> Dense:
-    return replace(made, probability=np.full_like(made.probability, rate))
 
 
 def test_swapping_is_not_played() -> None:
