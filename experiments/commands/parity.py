@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache, partial
 from inspect import signature
 from itertools import islice, product
@@ -129,11 +130,10 @@ def _engines(config: DictConfig, engines: Engines, cells: list[Cell], facts: dic
             drafter: Callable[[], Drafter | None] = drafter,
         ) -> Iterator[Figures]:
             nonlocal prompts
-            there = {(row.batch, row.size, row.tree) for row in had if "drafts" not in row}
-            wanted = [each for each in cells if (each.batch, each.size, each.tree) not in there]
-            wanted = [each for each in wanted if options is not None or each.tree is None]
-            judge = options is not None and config.drafter.get("_target_") is not None
-            judge = judge and not any("drafts" in row for row in had)
+            ours = [each for each in cells if options is not None or each.tree is None]
+            wanted = [each for each in ours if not any(row | each.facts == row for row in had)]
+            judge = config.drafter.get("_target_") is not None and not any("drafts" in row for row in had)
+            judge = judge and options is not None
             if not wanted and not judge:
                 return
             target = loaded()
@@ -146,7 +146,7 @@ def _engines(config: DictConfig, engines: Engines, cells: list[Cell], facts: dic
             length = min(config.prompt_tokens + config.tokens, target.max_length)
             begin = through_model(target.model)
             if options is not None:
-                nodes = max(cell.size for cell in cells) - 1
+                nodes = max(cell.shape.num_nodes for cell in cells if cell.shape)
                 room = {"max_batch_size": max(listed(config, "batch")), "max_length": length, "max_nodes": nodes}
                 begin = through_runner(ModelRunner(target.model, **room, **options))
             yield from measured(begin, prompts, tokens=config.tokens, cells=wanted)
@@ -163,13 +163,11 @@ def _engines(config: DictConfig, engines: Engines, cells: list[Cell], facts: dic
 
 def _judged(config: DictConfig, engine: Engine, prompts: Tensor) -> Figures:
     """The drafts of an engine judged with either forward, sampled and greedy."""
-    name = job.choice("drafter") or type(engine.drafter).__name__
-    given = [
-        SamplingParams(temperature=each, max_new_tokens=config.tokens, seed=config.seed, ignore_eos=True)
-        for each in (1.0, 0.0)
-    ]
+    greedy = SamplingParams(max_new_tokens=config.tokens, seed=config.seed, ignore_eos=True)
     with engine:
-        return Figures(drafts=name, judged=[judged(engine, prompts, each, Bootstrap()) for each in given])
+        given = replace(greedy, temperature=1.0), greedy
+        found = [judged(engine, prompts, sampling, Bootstrap()) for sampling in given]
+    return Figures(drafts=job.choice("drafter") or type(engine.drafter).__name__, judged=found)
 
 
 def _servers(config: DictConfig, facts: dict[str, Any]) -> Iterator[Way]:
@@ -204,7 +202,7 @@ def cells_of(config: DictConfig) -> list[Cell]:
     trees = [TreeShape.of(shape) for shape in listed(config, "trees")]
     shapes = [(None, None), *chains, *((shape, written_shape(shape)) for shape in trees)]
     found = [Cell(batch, *shape) for batch, shape in product(listed(config, "batch"), shapes)]
-    return [cell for cell in found if cell.batch * cell.size > 1]
+    return [cell for cell in found if cell.batch > 1 or cell.shape]
 
 
 def engines_of(config: DictConfig) -> Engines:

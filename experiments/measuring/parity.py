@@ -58,9 +58,9 @@ class Cell:
     tree: str | None = None
 
     @property
-    def size(self) -> int:
-        """The tokens of a row."""
-        return 1 if self.shape is None else 1 + self.shape.num_nodes
+    def facts(self) -> Figures:
+        """The same as figures, with the ``size``: the tokens of a row."""
+        return Figures(batch=self.batch, size=1 + (self.shape.num_nodes if self.shape else 0), tree=self.tree)
 
 
 def through_runner(runner: ModelRunner) -> Begin:
@@ -189,7 +189,7 @@ def parity(begin: Begin, prompts: Tensor, *, tokens: int, cells: Sequence[Cell])
             told, against = told[: len(groups) * batch], against[: len(groups) * batch]
             each_group = zip(groups, told.split(batch), against.split(batch), strict=True)
             found = [in_pieces(begin, group, text, logits, cell.shape) for group, text, logits in each_group]
-            yield Figures(batch=batch, size=cell.size, tree=cell.tree) | compared(against, torch.cat(found))
+            yield cell.facts | compared(against, torch.cat(found))
 
 
 def compared(plain: Float[Tensor, "row place vocab"], other: Float[Tensor, "row place vocab"]) -> Figures:
