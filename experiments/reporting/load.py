@@ -1,8 +1,10 @@
 """What requests felt under load: tables over rates and methods, by class, and everything that belongs to a report."""
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from experiments.load.figures import by_class, figures_of, knee
 from experiments.load.run import LoadRun
@@ -12,7 +14,6 @@ from experiments.reporting.cells import NOTHING, number, percent, three_digits
 from experiments.reporting.formats import document, write_texts
 from experiments.reporting.load_pays import pays, pays_plot, pays_table
 from experiments.reporting.load_plots import PLOTS, X, classes_plot
-from experiments.reporting.load_timeline import write_timeline
 from experiments.reporting.requests import milliseconds
 from experiments.reporting.table import Cell, Column, Table, left
 from experiments.results.comparison import commit_of
@@ -28,6 +29,13 @@ LOOPS = {
 RATES = {"open": "requests/s arriving", "closed": "users"}
 ATTAINED = (0.9, 0.99)
 """Shares of requests within all limits for which the highest rate is told."""
+_ENGINE, _REQUESTS = 1, 2
+"""The rows of the viewer of timelines: processes."""
+_PHASES = {
+    "queue": ("arrived", "admitted"),
+    "prefill": ("admitted", "first_token"),
+    "decode": ("first_token", "finished"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,3 +269,34 @@ def _with_interval(spread: Figures | None) -> Cell:
 
 def _goodput(found: Figures | None) -> str:
     return NOTHING if found is None else f"{number(found.per_second)}; {percent(found.attainment)}"
+
+
+# ---------------------------------------------------------------- the timeline
+
+
+def write_timeline(run: LoadRun, path: Path) -> Path:
+    """Write turns, counters, and the phases of every request in Chrome's trace format, for its viewer or Perfetto."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    about = {"method": run.method, "rate": str(run.rate), "loop": f"{run.loop} loop"}
+    document = {"displayTimeUnit": "ms", "otherData": about, "traceEvents": list(_events(run))}
+    path.write_text(json.dumps(document), encoding="utf-8")
+    return path
+
+
+def _events(run: LoadRun) -> Iterator[dict[str, Any]]:
+    for process, name in ((_ENGINE, f"{run.method}, {run.loop} loop"), (_REQUESTS, "requests")):
+        yield {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": name}}
+    for turn in run.turns.to_dict("records"):
+        begin = 1e6 * turn.pop("begin")
+        seconds = turn.pop("seconds")
+        parts = {"prefill": turn["prefill_tokens"], "round": turn["rows"]}
+        name = " and ".join(part for part, count in parts.items() if count) or "nothing"
+        yield {"ph": "X", "name": name, "pid": _ENGINE, "tid": 0, "ts": begin, "dur": 1e6 * seconds, "args": turn}
+        counted = {"running": turn["running"], "waiting": turn["waiting"]}
+        yield {"ph": "C", "name": "requests", "pid": _ENGINE, "ts": begin, "args": counted}
+    for row in run.requests.drop(columns=["emissions", "tokens"], errors="ignore").to_dict("records"):
+        for name, (since, until) in _PHASES.items():
+            if row[until] == row[until] and row[since] == row[since]:
+                place = {"pid": _REQUESTS, "tid": row["request"], "ts": 1e6 * row[since]}
+                asked = {key: row[key] for key in ("klass", "prompt_tokens", "output_tokens", "outcome")}
+                yield {"ph": "X", "name": name, "dur": 1e6 * (row[until] - row[since]), "args": asked, **place}

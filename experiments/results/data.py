@@ -19,7 +19,7 @@ from experiments.results import metrics
 from experiments.results.frame import Frame, frame_of, rounds_of
 from experiments.results.origin import flatten, read_manifest
 from experiments.results.records import RECORDS, read_records
-from experiments.results.runs import SUMMARY, by_number, load_run, runs_at
+from experiments.results.runs import SUMMARY, by_number, load_run, read_summary, runs_at
 from experiments.results.summary import SCHEMA
 
 Read = TypeVar("Read")
@@ -195,15 +195,10 @@ def _readable(folders: Iterable[Path], read: Callable[[Path], Read]) -> list[Rea
 
 def _summary(folder: Path) -> dict[str, Any]:
     """A run's figures: from its summary if that is newer than its records, else computed from the records."""
-    path = folder / SUMMARY
-    try:
-        if path.stat().st_mtime_ns >= (folder / RECORDS).stat().st_mtime_ns:
-            summary = json.loads(path.read_text(encoding="utf-8"))
-            if summary["schema"] == SCHEMA:  # another version's may lack a figure; the records have everything
-                return summary
-    except (FileNotFoundError, KeyError, TypeError, ValueError):
-        pass  # never written, or cut short: the records decide
-    return load_run(folder).summary
+    summary = read_summary(folder)
+    known = summary.get("schema") == SCHEMA  # another version's may lack a figure; the records have everything
+    written = [(folder / name).stat().st_mtime_ns for name in (SUMMARY, RECORDS)] if known else [0, 0]
+    return summary if known and written[0] >= written[1] else load_run(folder).summary
 
 
 def _prompts(frame: Frame) -> Frame:

@@ -73,12 +73,18 @@ def records_of(folder: Path) -> list[Record]:
     return records
 
 
+def read_summary(folder: Path) -> dict[str, Any]:
+    """What a run has reported (``summary.json``); empty before its end, and where the file is damaged."""
+    try:
+        found = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def complete(folder: Path) -> bool:
     """The run has finished, and has reported it."""
-    try:
-        return bool(json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["complete"])
-    except (FileNotFoundError, KeyError, TypeError, ValueError):
-        return False
+    return bool(read_summary(folder).get("complete"))
 
 
 def find_folders(given: Sequence[str]) -> list[Path]:

@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
@@ -21,7 +20,7 @@ from experiments.reporting.table import Table
 from experiments.results.comparison import differences, make_rows, title
 from experiments.results.origin import replace_text
 from experiments.results.records import RECORDS, read_records
-from experiments.results.runs import SUMMARY, Run
+from experiments.results.runs import Run, read_summary
 from experiments.results.texts import read_prompts
 from experiments.tracing.outputs import Output, outputs_of
 
@@ -148,10 +147,11 @@ def _pictures(runs: Sequence[Run]) -> list[tuple[str, str, str | None]]:
 
 def pictures_of(run: Run, scratch: Path) -> list[Path]:
     """The pictures of one run: those in its folder, or drawn again into another one where they are missing."""
+    conditions = str(read_summary(run.folder).get("title") or title([run]))  # the line under the run's own pictures
     found = []
     for name, plot in _PLOTS.items():
         there = [path for path in run.folder.glob(f"{Path(name).stem}.*") if path.suffix in _TYPES]
-        path = there[0] if there else plot(run.summary, scratch / name, _conditions(run))
+        path = there[0] if there else plot(run.summary, scratch / name, conditions)
         found += [path] if path is not None else []
     return found
 
@@ -161,14 +161,6 @@ def compared_pictures(runs: Sequence[Run], scratch: Path) -> list[Path]:
     rows = make_rows(runs)
     paths = [plot(rows, scratch / name, title(runs)) for name, plot in PLOTS.items()]
     return [path for path in paths if path is not None]
-
-
-def _conditions(run: Run) -> str:
-    """The line that the run itself put under its pictures' titles."""
-    try:
-        return str(json.loads((run.folder / SUMMARY).read_text(encoding="utf-8"))["title"])
-    except (OSError, KeyError, TypeError, ValueError):
-        return title([run])
 
 
 def _figure(path: Path, run: str) -> tuple[str, str, str | None]:
