@@ -195,10 +195,11 @@ def _readable(folders: Iterable[Path], read: Callable[[Path], Read]) -> list[Rea
 
 def _summary(folder: Path) -> dict[str, Any]:
     """A run's figures: from its summary if that is newer than its records, else computed from the records."""
-    summary = read_summary(folder)
-    known = summary.get("schema") == SCHEMA  # another version's may lack a figure; the records have everything
-    written = [(folder / name).stat().st_mtime_ns for name in (SUMMARY, RECORDS)] if known else [0, 0]
-    return summary if known and written[0] >= written[1] else load_run(folder).summary
+    summary, file, records = read_summary(folder), folder / SUMMARY, folder / RECORDS
+    # Another version's may lack a figure; the records have everything.
+    if summary.get("schema") == SCHEMA and file.stat().st_mtime_ns >= records.stat().st_mtime_ns:
+        return summary
+    return load_run(folder).summary
 
 
 def _prompts(frame: Frame) -> Frame:
