@@ -22,7 +22,7 @@ from specdec.attention.call import AttentionBackend, AttentionCall, View, answer
 from specdec.attention.facts import Facts
 from specdec.attention.masks import dense_masks
 from specdec.cache.base import Cache
-from specdec.cache.quantized_tensor import QuantizedTensor
+from specdec.cache.quantized import QuantizedTensor
 from specdec.forward import ForwardBatch
 
 BLOCK = 2**18

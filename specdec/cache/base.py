@@ -268,8 +268,6 @@ class Cache(OwnLayout, ABC):
         """Forget entries that may be NaN, which would leak through masked positions.
 
         Args:
-            slot: The slot.
-            start: The first position.
             stop: The position behind the last one; None for all.
         """
 

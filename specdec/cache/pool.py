@@ -32,10 +32,7 @@ class Pool(Pages):
     that beginnings survive longest.
 
     Args:
-        count: The number of pages.
-        size: Positions of a page.
-        shared: Whether pages are shared.
-        states: See ``Pages``.
+        count, size: The number of pages, and that of a page's positions.
     """
 
     def __init__(self, slots: int, *, count: int, size: int, shared: bool, states: KeptStates | None = None):
@@ -151,8 +148,6 @@ def pages_for(paging: Paging, slots: int, *stateful: bool) -> Pages:
     """Return the pages of an engine, of a paging that is ``filled_in``.
 
     Args:
-        paging: The paging.
-        slots: The number of slots.
         *stateful: Of the target's cache and of each of the drafting session's, whether its model has recurrent layers.
     """
     states = KeptStates(paging.states, drafts=not stateful[0]) if any(stateful) else None

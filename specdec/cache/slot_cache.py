@@ -276,8 +276,6 @@ def check_memory(shapes: Iterable[LayerShape], rows: int, length: int, nodes: in
     """Refuse a cache that does not fit into the free memory of one of its devices.
 
     Args:
-        shapes: What every layer stores.
-        length: Committed positions per slot.
         nodes: Further positions per slot.
         device: Where layers run that have no device of their own.
 

@@ -6,13 +6,13 @@ that of the last accepted node final. Place 0 of a slot is the final state, plac
 root's parent is -1, ``1 + parent`` is where a node starts from, for all nodes.
 
 Where there is no room for that, the layer that runs has states of its nodes alone: an accepted path is run over again
-(``specdec.cache.pending``).
+(``Pending``).
 
 Where beginnings are shared (``specdec.cache.kept_states``), a slot's last place has the state at its last page
 boundary, and some states of boundaries are kept beside the slots, by number.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,7 +20,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from specdec.cache.pending import Pending
 from specdec.host import can_look
 from specdec.memory import NoRoomError, free_memory
 from specdec.slot_memory import SlotMemory
@@ -146,13 +145,9 @@ class States:
     def before(
         self, key: StateKey, slots: Int[Tensor, " pair"], places: Int[Tensor, " pair"], *, drafted: bool
     ) -> Tensor:
-        """Return copies of states, which layers may write to.
+        """Return copies of states at places of slots, which layers may write to.
 
-        Args:
-            key: Which states.
-            slots: The slots.
-            places: Their places.
-            drafted: Whether the places are those of drafted nodes; else they are final, or the root's.
+        With ``drafted`` the places are those of drafted nodes; else they are final, or the root's.
         """
         kept, first = self._kept(key, drafted=drafted)
         return kept[slots.to(kept.device), places.to(kept.device) - first]
@@ -177,7 +172,6 @@ class States:
         """Make the states of the last accepted nodes final.
 
         Args:
-            slots: Slot of every row.
             path: Accepted nodes, root left out, -1 padded.
             counts: How many tokens become final: the root and the path; 0 where nothing was decided.
         """
@@ -266,6 +260,43 @@ def _short(
             whose = f"the memory for states of recurrent layers, {which}{besides}"
             return NoRoomError(memory, rows=slots, length=length, place=place, free=free, whose=whose)
     return None
+
+
+class Pending:
+    """The accepted path of every slot, as far as it is not in the final states.
+
+    What is kept of a round are the inputs of all recurrent layers, and the root's states; a slot's next forward first
+    runs each layer, and nothing else, over the path that was accepted.
+
+    Args:
+        nodes: The largest number of drafted nodes of a row, the root left out.
+
+    Attributes:
+        counts: The number of nodes of every slot's path.
+        path: The nodes, behind which anything may stand.
+        inputs: What layers were given at every node of a slot's last tree, ``[slot, node, ...]``, by any name.
+    """
+
+    def __init__(self, slots: int, nodes: int, device: torch.device):
+        self._nodes = nodes
+        self.inputs: dict[Hashable, Tensor] = {}
+        self.counts = torch.zeros(slots, dtype=torch.long, device=device)
+        self.path = torch.zeros(slots, nodes, dtype=torch.long, device=device)
+
+    def commit(
+        self, slots: Int[Tensor, " batch"], path: Int[Tensor, "batch depth"], counts: Int[Tensor, " batch"]
+    ) -> None:
+        """Note the path of a round, whose root is in the final states."""
+        self.path[slots, : path.shape[1]] = path
+        self.counts[slots] = ((path >= 0) & (counts[:, None] > 0)).sum(1)
+
+    def keep(self, name: Hashable, slots: Int[Tensor, " batch"], inputs: Tensor) -> None:
+        """Keep what a layer is given at the nodes of some rows."""
+        if name not in self.inputs:
+            with torch.inference_mode(False):
+                shape = len(self.counts), 1 + self._nodes, *inputs.shape[2:]
+                self.inputs[name] = torch.zeros(shape, dtype=inputs.dtype, device=inputs.device)
+        self.inputs[name][slots.to(inputs.device), : inputs.shape[1]] = inputs
 
 
 class StateView:

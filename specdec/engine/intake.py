@@ -16,7 +16,6 @@ class Intake:
     """Makes requests for an engine.
 
     Args:
-        target: Encodes prompts, and knows the tokens that end an output.
         max_length: The largest number of tokens of prompt and output together.
         can_speculate: Whether the engine has a drafter.
         exact: Whether its rule follows the target's distribution.

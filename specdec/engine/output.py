@@ -90,12 +90,7 @@ class Outputs:
         return made(count, text=text, **ended)
 
     def failed(self, request: Request, message: str, step: Step | None = None) -> Step:
-        """Returns the last step of a request that ends in an error.
-
-        Args:
-            message: What happened.
-            step: The round in which it happened, without its tokens, if there was one.
-        """
+        """Returns the last step of a request that ends in an error, in the round of ``step`` if there was one."""
         try:
             text = self._texts[request.id].flush() if request.id in self._texts else ""
         except Exception:  # it was the tokenizer that failed, so there is no text

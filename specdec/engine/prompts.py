@@ -25,11 +25,7 @@ def list_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     """Returns the prompts of a call as a list. A single prompt may stand alone: a text, token ids, chat messages."""
     if isinstance(prompts, str):
         return [prompts]
-    if isinstance(prompts, torch.Tensor | np.ndarray):
-        prompts = prompts.tolist()
-    if isinstance(prompts, bytes | Mapping | AbstractSet) or not isinstance(prompts, Iterable):
-        raise ValueError(_misuse("prompts", prompts, f"{_ONE}; or several of these in a list"))
-    several: list[Any] = list(prompts)
+    several = _listed("prompts", prompts, f"{_ONE}; or several of these in a list")
     single = several and (_all(several, Number) or _all(several, Mapping))
     return [several] if single else several
 
@@ -46,11 +42,7 @@ def encode(tokenizer: PreTrainedTokenizerBase | None, prompt: Prompt) -> list[in
     """
     if isinstance(prompt, str):
         return encode_prompt(tokenizer, prompt)
-    if isinstance(prompt, torch.Tensor | np.ndarray):
-        prompt = prompt.tolist()
-    if isinstance(prompt, bytes | Mapping | AbstractSet) or not isinstance(prompt, Iterable):
-        raise ValueError(_misuse("the prompt", prompt, _ONE))
-    parts: list[Any] = list(prompt)
+    parts = _listed("the prompt", prompt, _ONE)
     if not parts:
         raise ValueError("the prompt is empty: give at least one token")
     if _all(parts, Mapping):
@@ -98,6 +90,14 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase | None, messages: Sequence[Me
     if not ids:
         raise ValueError("the chat template made an empty prompt of these messages: give text")
     return list(ids)
+
+
+def _listed(what: str, given: Any, wanted: str) -> list[Any]:
+    """Returns what stands in a list, an array or the like; refuses anything else."""
+    given = given.tolist() if isinstance(given, torch.Tensor | np.ndarray) else given
+    if isinstance(given, bytes | Mapping | AbstractSet) or not isinstance(given, Iterable):
+        raise ValueError(_misuse(what, given, wanted))
+    return list(given)
 
 
 def _all(parts: Sequence[object], kind: type) -> bool:

@@ -13,11 +13,7 @@ from specdec.types import Verdict
 
 
 class Fetch:
-    """A tensor on its way to the host, which may do other things meanwhile.
-
-    Args:
-        tensor: What to copy. Work that is queued later may change it.
-    """
+    """A tensor on its way to the host, which may do other things meanwhile, as may work that is queued later."""
 
     def __init__(self, tensor: Tensor):
         self._event: torch.cuda.Event | None = None

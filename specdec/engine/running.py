@@ -185,12 +185,9 @@ class RunningRequests:
             self.pages.hold(request.slot, tokens, drafted=request.id in self._drafted_for)
 
     def prefill(self, chunks: Sequence[tuple[Request, int]]) -> None:
-        """Put pieces of requests' tokens into the cache, all in one forward.
+        """Put pieces of requests' tokens into the cache, of each at most so many, all in one forward.
 
         The last token of a request is left out: it is the root of its first round.
-
-        Args:
-            chunks: Requests, and how many of their tokens at most.
         """
         wanted = [(request, min(count, request.to_prefill)) for request, count in chunks]
         chunks = [(request, self._up_to_stop(request, count)) for request, count in wanted if count]

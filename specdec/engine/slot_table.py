@@ -57,8 +57,7 @@ class SlotTable:
             self._floats = torch.tensor([[0.0], [1.0], [0.0], [1.0]], device=device).repeat(1, count)
             self._drafting = torch.zeros(count, dtype=torch.bool, device=device)
             self._index = torch.full((max_batch_size,), -1, device=device)
-            self._roots, self._lengths, self._max_depth, self._rounds, self._keys, self._top_k = self._integers
-            self._temperature, self._top_p, self._min_p, self._repetition_penalty = self._floats
+            self._roots, self._lengths, self._max_depth = self._integers[:3]
         self._lengths[max_batch_size:] = 1
         self._index_on_host = np.full(max_batch_size, -1, dtype=np.int64)
         self._copies: dict[tuple[int, int], Tensor] = {}
@@ -108,17 +107,15 @@ class SlotTable:
         self._host_lengths[slot] = 0
         self._host_drafting[slot] = speculate
         self._host_remaining[slot] = sampling.max_new_tokens if remaining is None else remaining
-        self._roots[slot] = tokens[0]
-        self._lengths[slot] = 0
-        self._drafting[slot] = speculate
-        self._keys[slot] = request_key(sampling.seed, sampling.stream)
-        self._rounds[slot] = rounds
         self._cap[slot] = _NO_CAP
-        self._temperature[slot] = 0.0 if sampling.greedy else sampling.temperature
-        self._top_k[slot] = 0 if sampling.greedy else sampling.top_k
-        self._top_p[slot] = 1.0 if sampling.greedy else sampling.top_p
-        self._min_p[slot] = 0.0 if sampling.greedy else sampling.min_p
-        self._repetition_penalty[slot] = sampling.repetition_penalty
+        self._drafting[slot] = speculate
+        key, penalty = request_key(sampling.seed, sampling.stream), sampling.repetition_penalty
+        top_k, *others = 0, 0.0, 1.0, 0.0
+        if not sampling.greedy:
+            top_k, *others = sampling.top_k, sampling.temperature, sampling.top_p, sampling.min_p
+        # In the order in which the numbers of a kind stand.
+        self._integers[:, slot] = torch.tensor([tokens[0], 0, 0, rounds, key, top_k], device=self.device)
+        self._floats[:, slot] = torch.tensor([*others, penalty], device=self.device)
         if sampling.repetition_penalty != 1.0:
             self._penalized.add(slot)
         if self._penalized:

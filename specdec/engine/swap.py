@@ -24,11 +24,7 @@ class Swapped(NamedTuple):
 
 
 class Swap:
-    """Keys and values of preempted requests, by the requests' ids.
-
-    Args:
-        limit: How many bytes there may be.
-    """
+    """Keys and values of preempted requests, by the requests' ids: at most ``limit`` bytes."""
 
     def __init__(self, limit: int):
         self.limit = self._left = limit

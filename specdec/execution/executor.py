@@ -101,9 +101,7 @@ class Executor(ABC):
         """Run the transformers model once, in evaluation mode; return the wanted hidden states, then logits if any.
 
         Args:
-            wants: What to return.
             inputs: As from ``inputs_of``.
-            view: What the layers attend to.
             attend: Answers the layers' attention calls; None for the backend.
             write: Stores keys and values; None for the cache.
         """

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from specdec.counting import is_view
+from specdec.execution.products import StoredWeight
 from specdec.execution.program import Step, memory_of
-from specdec.execution.stored_weight import StoredWeight
 
 Joint = Callable[[Sequence[StoredWeight]], StoredWeight | None]
 

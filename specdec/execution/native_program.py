@@ -19,12 +19,11 @@ from torch._ops import OpOverload
 
 from specdec.attention.native import NativeView
 from specdec.counting import count_operation, is_view
-from specdec.execution.activations import FUNCTIONS, Activation
-from specdec.execution.fusion import Graph, with_others
-from specdec.execution.norms import Norm
+from specdec.execution.fusion import with_others
+from specdec.execution.native_modules import FUNCTIONS, Activation, Norm
 from specdec.execution.products import NO_MEMORY, PanelWeight
 from specdec.execution.program import Step, memory_of
-from specdec.execution.rewriting import Layers, join_turns
+from specdec.execution.rewriting import Layers, join_gates, join_turns
 from specdec.execution.tables import Looked, with_tables
 from specdec.native import DTYPES, native_library
 
@@ -90,12 +89,11 @@ def in_lists(
         steps: What was noted; it writes to nothing that it reads.
         inputs, outputs: Those of the forward.
         layers: The functions by which it reaches its cache.
-        workspace: For the lists.
         now: Returns what the forward that runs attends to.
     """
     steps = join_turns(_with_views(steps, outputs), outputs, layers)
     steps = with_tables(steps, inputs[1], outputs, layers, now().cache.max_length)
-    steps = _gates(steps, outputs)
+    steps = join_gates(steps, outputs, activation_of, gated)
     units: list[_List | Step] = []
     views: dict[int, Step] = {}
     for step in steps:
@@ -111,11 +109,9 @@ def in_lists(
             units.append(_List([operation]))
     moving = {memory_of(tensor) for step in steps for tensor in step.makes} | {memory_of(tensor) for tensor in inputs}
     read_by: dict[int, set[int]] = {}
-    for number, unit in enumerate(units):
-        for tensor in unit.reads:
+    for number, tensors in enumerate([*(unit.reads for unit in units), outputs]):
+        for tensor in tensors:
             read_by.setdefault(memory_of(tensor), set()).add(number)
-    for tensor in outputs:
-        read_by.setdefault(memory_of(tensor), set()).add(len(units))
     written: list[Step] = []
 
     def show(tensor: Tensor) -> None:
@@ -268,8 +264,8 @@ def _operation(step: Step, layers: Layers, view: NativeView) -> Operation | None
         return _norm(owner, step)
     if step.function is _aten.add.Tensor:
         return None if step.named else _joined(_ADDED, step.arguments[0], step.arguments[1], step.outputs)
-    if step.function is _gated:
-        activation, gate, up = step.arguments
+    if step.function is gated:
+        gate, up, activation = step.arguments
         return _joined(FUNCTIONS[activation.function], gate, up, step.outputs)
     if step.function == layers.turn:
         return _turn(step, view)
@@ -348,12 +344,8 @@ def _angles(cosines: Tensor | Looked, sines: Tensor | Looked) -> tuple[Any, ...]
     """Return tables of cosines and sines, positions, and what is between rows and nodes: of these, or of the tables."""
     if isinstance(cosines, Looked) and isinstance(sines, Looked):
         places = cosines.positions
-        return (
-            cosines.table,
-            sines.table,
-            places,
-            *(places.stride(axis) if places.shape[axis] > 1 else 0 for axis in (0, 1)),
-        )
+        apart = (places.stride(axis) if places.shape[axis] > 1 else 0 for axis in (0, 1))
+        return cosines.table, sines.table, places, *apart
     assert isinstance(cosines, Tensor) and isinstance(sines, Tensor)
     strides = tuple(_strides(cosines, 0, 2))
     if strides != tuple(_strides(sines, 0, 2)):
@@ -395,22 +387,12 @@ def _strides(tensor: Tensor, *axes: int) -> Iterator[int]:
     return (0 if tensor.shape[axis] == 1 else tensor.stride(axis) for axis in axes)
 
 
-def _gated(activation: Activation, gate: Tensor, up: Tensor) -> Tensor:
+def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
     """Return a function of ``gate`` times ``up``."""
     return activation.compute(gate) * up
 
 
-def _gates(steps: list[Step], outputs: Sequence[Tensor]) -> list[Step]:
-    """Return steps with one for an activation and the product behind it."""
-    graph = Graph(steps, outputs)
-    for step in steps:
-        activation = getattr(step.function, "__self__", None)
-        after = graph.only_reader(step.outputs) if isinstance(activation, Activation) else None
-        if after is None or graph.match(after, _aten.mul.Tensor) is None:
-            continue
-        (gate,) = step.arguments
-        up = next((each for each in after.arguments if each is not step.outputs), None)
-        found = [after, step]
-        if isinstance(up, Tensor) and (up.shape, up.dtype) == (gate.shape, gate.dtype) and graph.only_within(found):
-            graph.replace(found, [Step(_gated, (activation, gate, up), {}, after.outputs)])
-    return graph.steps
+def activation_of(step: Step) -> Activation | None:
+    """Return the activation that a step computes in C; None if it is something else."""
+    owner = getattr(step.function, "__self__", None)
+    return owner if isinstance(owner, Activation) else None

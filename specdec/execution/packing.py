@@ -19,11 +19,9 @@ from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 import torch
 from torch import Tensor, nn
 
-from specdec.execution.activations import activations_in
 from specdec.execution.frozen import epoch
-from specdec.execution.norms import norms_in
-from specdec.execution.products import PanelWeight, panels
-from specdec.execution.stored_weight import StoredWeight
+from specdec.execution.native_modules import modules_in_c
+from specdec.execution.products import PanelWeight, StoredWeight, panels
 from specdec.machine import cpu, dtype_name, is_native
 from specdec.memory import free_memory
 from specdec.native import chosen, is_plain, loses, native_library
@@ -128,11 +126,10 @@ class PackedLinears:
         self._epoch = epoch()
         self._joint.clear()
         linears = [module for module in model.modules() if isinstance(module, nn.Linear) and _packable(module)]
-        self._layers: list[_Layer] = []
         new = {_key(module): module.weight.numel() * module.weight.element_size() for module in linears}
-        if sum(size for key, size in new.items() if key not in _copies) <= _SHARE * free_memory(_CPU):
-            self._layers += [_layer(module) for module in linears]
-        self._others = [*norms_in(model), *activations_in(model)]
+        fit = sum(size for key, size in new.items() if key not in _copies) <= _SHARE * free_memory(_CPU)
+        self._layers = [_layer(module) for module in linears if fit]
+        self._others = list(modules_in_c(model))
 
     def joint(self, packed: Sequence[StoredWeight]) -> StoredWeight | None:
         """Return one packed weight for several layers, with their outputs side by side: the same sums in fewer calls.

@@ -12,6 +12,7 @@ traffic for the same function. Sums are in float32. Inputs and outputs of quanti
 (``quantization/dispatch.py`` says why).
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.counting import count_operation
-from specdec.execution.stored_weight import StoredWeight
 from specdec.native import is_plain, native_library
+from specdec.opaque import opaque
 
 NO_MEMORY = "no memory for a copy of a product's inputs: lower batch sizes or lengths, or take a smaller model"
 
@@ -32,6 +33,32 @@ _FLOAT32, _BFLOAT16, _FLOAT16, _INT8, _INT4 = range(5)
 _EXACT, _HALF, _ROUNDED = range(3)  # float32; bfloat16; float32 that is rounded to bfloat16
 _VECTORS = 4  # of a panel
 _ROWS = 1024  # whose digits are looked at together; the first of them refuse most weights that never had 16 bits
+
+
+class StoredWeight(ABC):
+    """A linear layer's weight ``[out, in]`` that a product reads in a layout of its own: panels, or oneDNN's blocks.
+
+    It never changes, so copies of a module share it. ``dtype`` is that of inputs and outputs, ``bytes`` the memory that
+    the numbers take, ``parts`` the weights whose outputs stand side by side in this one.
+    """
+
+    dtype: torch.dtype
+    bytes: int
+    parts: "tuple[StoredWeight, ...]" = ()
+
+    def __call__(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the product, as ``torch.nn.functional.linear`` does, for inputs of the weight's dtype, at least one.
+
+        It is one operation of a program that is noted.
+        """
+        return opaque(self.multiply, inputs, bias)
+
+    @abstractmethod
+    def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
+        """See ``__call__``, which programs leave out."""
+
+    def __deepcopy__(self, memo: object) -> "StoredWeight":
+        return self
 
 
 class PanelWeight(StoredWeight):
@@ -65,20 +92,9 @@ class PanelWeight(StoredWeight):
         added = None
         if bias is not None and self.scales is None and is_plain(bias):
             added = bias.contiguous()
-        written = self._function(
-            self.panels.data_ptr(),
-            None if self.scales is None else self.scales.data_ptr(),
-            None if added is None else added.data_ptr(),
-            inputs.data_ptr(),
-            outputs.data_ptr(),
-            self.out,
-            width,
-            self.width,
-            inputs.numel() // width,
-            self.format,
-            self.kind,
-        )
-        if written == 0:
+        more = None if self.scales is None else self.scales.data_ptr(), None if added is None else added.data_ptr()
+        sizes = self.out, width, self.width, inputs.numel() // width, self.format, self.kind
+        if self._function(self.panels.data_ptr(), *more, inputs.data_ptr(), outputs.data_ptr(), *sizes) == 0:
             raise MemoryError(NO_MEMORY)
         count_operation("panels")
         return outputs if bias is None or added is not None else outputs.add_(bias)

@@ -109,20 +109,17 @@ class Noted(TorchDispatchMode):
     def call(
         self, function: Callable[..., Any], arguments: tuple[Any, ...], like: Callable[[], Any] | None = None
     ) -> Any:
-        """See ``Notes``."""
         with self.apart():
             outputs = like() if self.shapes and like is not None else function(*arguments)
         self.add(function, arguments, outputs)
         return outputs
 
     def add(self, function: Callable[..., Any], arguments: tuple[Any, ...], outputs: Any) -> None:
-        """See ``Notes``."""
         if not self._inside:
             self.steps.append(Step(function, arguments, {}, outputs))
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """See ``Notes``."""
         self._inside, before = True, self._inside
         try:
             yield

@@ -123,9 +123,6 @@ class CudaGraphRecorder(Recorder):
     anyway; any other is copied to one. Graphs of one kind of stage share a pool of memory: none needs another's
     outputs. Graphs of different kinds read each other's outputs and are replayed in another order than they were
     captured in, for which torch wants pools of their own.
-
-    Args:
-        device: A CUDA device.
     """
 
     runs = False
@@ -199,7 +196,6 @@ class Recordings:
     """Recordings by what they were made for.
 
     Args:
-        recorder: Makes them.
         after: A stage is recorded when it comes for this time.
         most: Recordings that are kept; beyond that, the least recently used one is dropped.
         what: The plural of what is recorded, for messages.
@@ -252,10 +248,7 @@ class Recordings:
         """Return the outputs of a stage, replayed if it came often.
 
         Args:
-            name: The kind of stage.
             key: All that the stage depends on besides the inputs' values and the tensors that stay where they are.
-            stage: The stage.
-            inputs: Its inputs.
             repeatable: Whether it may be begun again after it was broken off: not if it moves what it reads.
 
         Raises:

@@ -56,7 +56,7 @@ def rewrite(steps: list[Step], outputs: Sequence[Tensor], kernels: Kernels, laye
         return steps  # a rewriting could move a read behind a write
     steps = without_repetition(steps, outputs)
     steps = _norms(steps, outputs, kernels)
-    steps = _gates(steps, outputs, kernels)
+    steps = join_gates(steps, outputs, _activation, kernels.gated)
     steps = join_turns(steps, outputs, layers, kernels.norm)
     return needed(steps, outputs)
 
@@ -144,23 +144,29 @@ def _is_alike(added: Step) -> bool:
     return len({(each.shape, each.dtype) for each in (*added.arguments, added.outputs)}) == 1
 
 
-def _gates(steps: list[Step], outputs: Sequence[Tensor], kernels: Kernels) -> list[Step]:
-    """Replace activations that are multiplied by a tensor of the same shape."""
+def join_gates(
+    steps: list[Step], outputs: Sequence[Tensor], activation_of: Callable[[Step], Any], gated: Callable[..., Tensor]
+) -> list[Step]:
+    """Replace activations that are multiplied by a tensor of the same shape by ``gated(gate, up, activation)``.
+
+    ``activation_of`` returns the activation that a step is; None for other steps.
+    """
     graph = Graph(steps, outputs)
     for step in steps:
-        name = _activation(step)
-        after = None if name is None else graph.only_reader(step.outputs)
+        activation = activation_of(step)
+        after = None if activation is None else graph.only_reader(step.outputs)
         if after is None or graph.match(after, _aten.mul.Tensor) is None:
             continue
         up = next((each for each in after.arguments if each is not step.outputs), None)
-        gate = step.arguments[0]
-        alike = isinstance(up, Tensor) and (up.shape, up.dtype) == (gate.shape, gate.dtype) and gate.dtype in DTYPES
-        if alike and graph.only_within([after, step]):
-            graph.replace([after, step], [Step(kernels.gated, (gate, up, name), {}, after.outputs)])
+        gate, found = step.arguments[0], [after, step]
+        if isinstance(up, Tensor) and (up.shape, up.dtype) == (gate.shape, gate.dtype) and graph.only_within(found):
+            graph.replace(found, [Step(gated, (gate, up, activation), {}, after.outputs)])
     return graph.steps
 
 
 def _activation(step: Step) -> str | None:
+    if isinstance(step.outputs, Tensor) and step.outputs.dtype not in DTYPES:
+        return None
     if step.function is _aten.silu.default:
         return "silu"
     if step.function is _aten.gelu.default:

@@ -113,7 +113,6 @@ def check_fields(config: GenerationConfig, names: Iterable[str] | None = None) -
     """Refuse a config that asks for what this engine does not have.
 
     Args:
-        config: The config.
         names: Fields to look at; default: all that are neither translated nor without effect.
 
     Raises:

@@ -104,7 +104,6 @@ def for_row(processor: Processor, row: int, rows: int, padding: Int[Tensor, " po
     Args:
         processor: One of the batch's processors.
         row: The row, counted as ``generate`` counts: the samples of a prompt are rows of their own.
-        rows: The number of rows in the batch.
         padding: The row's padding, which stands on its left.
 
     Raises:

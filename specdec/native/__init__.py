@@ -1,7 +1,7 @@
 """This project's C for CPUs, what compiles it (``library``), and what is measured of it on this machine (``choices``).
 
 The C knows nothing but numbers and addresses. What is given to it stands with its callers: ``execution.products``,
-``execution.norms``, ``attention.native``, ``filters`` and ``random``.
+``execution.native_modules``, ``attention.native``, ``filters`` and ``random``.
 """
 
 from specdec.native.choices import chosen, loses, recommended_threads

@@ -114,7 +114,6 @@ def quantized_by(config: PreTrainedConfig, given: Any = None) -> str | None:
     """Returns the method by which another library has quantized a checkpoint, or will quantize it while it is loaded.
 
     Args:
-        config: The checkpoint's configuration.
         given: The option ``quantization_config`` of ``from_pretrained``.
 
     Returns:
@@ -132,11 +131,7 @@ def quantized_by(config: PreTrainedConfig, given: Any = None) -> str | None:
 
 
 def check_packages(method: str) -> None:
-    """Refuse a checkpoint that cannot be read here, before its weights are.
-
-    Args:
-        method: From ``quantized_by``.
-    """
+    """Refuse a checkpoint (``quantized_by`` this method) that cannot be read here, before its weights are."""
     missing = [module for module in PACKAGES.get(method, ()) if find_spec(module) is None]
     if missing:
         packages = " and ".join(module.replace("_", "-") for module in missing)

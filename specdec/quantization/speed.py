@@ -36,44 +36,24 @@ _CPU_DTYPES = (torch.float32, torch.bfloat16)
 _CUDA_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-@dataclass(frozen=True)
-class Hardware:
-    """What kernels on quantized weights depend on.
-
-    Attributes:
-        device: The kind of device, by torch's name.
-        operators: Names of torch's kernels that this build has.
-    """
-
-    device: str
-    operators: frozenset[str] = frozenset({"_weight_int8pack_mm", "_weight_int4pack_mm_for_cpu"})
-
-
-def hardware(device: torch.device) -> Hardware:
-    """Returns the facts of a device of this machine."""
-    names = Hardware("").operators
-    return Hardware(device.type, frozenset(name for name in names if hasattr(torch, name)))
-
-
-def obstacle(name: str, dtype: torch.dtype, facts: Hardware) -> str | None:
-    """Returns why a device cannot run a scheme fast, as a clause; None if it has a kernel for it.
+def obstacle(name: str, dtype: torch.dtype, device: str) -> str | None:
+    """Returns why a kind of device cannot run a scheme fast, as a clause; None if it has a kernel for it.
 
     Args:
         name: ``"int8"``, ``"int4"`` (also with ``_compact``) or ``"fp8"``; others are not judged.
     """
     scheme = name.removesuffix("_compact")
-    if scheme not in ("int8", "int4", "fp8") or facts.device == "meta":
+    if scheme not in ("int8", "int4", "fp8") or device == "meta":
         return None
-    if scheme == "fp8" and facts.device != "cuda":
-        return f"fp8 weights need a GPU (CUDA), and this is a {facts.device} device; int8 runs here"
-    if facts.device == "cuda":
+    if scheme == "fp8" and device != "cuda":
+        return f"fp8 weights need a GPU (CUDA), and this is a {device} device; int8 runs here"
+    if device == "cuda":
         return None if dtype in _CUDA_DTYPES else f"there is no kernel for it in {dtype_name(dtype)}"
-    if facts.device != "cpu":
-        return f"there is no kernel for it on {facts.device} devices"
+    if device != "cpu":
+        return f"there is no kernel for it on {device} devices"
     if dtype not in _CPU_DTYPES:
         return f"on a CPU there is no kernel for it in {dtype_name(dtype)}, only in float32 and bfloat16"
-    operator = "_weight_int8pack_mm" if scheme == "int8" else "_weight_int4pack_mm_for_cpu"
-    return None if operator in facts.operators else f"this build of torch has no {operator}"
+    return None
 
 
 @dataclass(frozen=True)
@@ -95,7 +75,7 @@ def check_fast(
     model: PreTrainedModel,
     name: str,
     *,
-    facts: Hardware | None = None,
+    device: str | None = None,
     measure: Callable[[str, tuple[int, int], torch.dtype], RowTimes] | None = None,
 ) -> None:
     """Refuse a scheme that the model's device has no kernel for, or whose kernel is slower than full precision.
@@ -104,15 +84,13 @@ def check_fast(
     weights still take less memory (``dispatch.gpu_kernel``).
 
     Args:
-        model: The model, quantized or not yet.
-        name: A name in ``METHODS``.
-        facts: The device's; None asks it.
+        device: The kind of device; None for the model's.
         measure: Returns the times of a layer in a scheme, a shape and a dtype; ``measure_row`` by default.
 
     Raises:
         ValueError: Says why, with the figures, and what to do.
     """
-    reason = obstacle(name, model.dtype, facts or hardware(model.device))
+    reason = obstacle(name, model.dtype, device or model.device.type)
     if reason is not None:
         raise ValueError(f"quantization={name!r}: {reason}; {_REMEDY}")
     shape = largest_linear(model)

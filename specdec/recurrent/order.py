@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from specdec.cache.pending import Pending
+from specdec.cache.states import Pending
 from specdec.forward import ForwardBatch
 
 

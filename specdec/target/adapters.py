@@ -58,7 +58,6 @@ class AdaptedLinear(nn.Module):
     """A linear layer, and the products of all adapters that change it.
 
     Args:
-        base: The layer.
         parts: The number of each adapter, and its two matrices, whose product it adds.
         choice: Which one counts.
     """

@@ -16,13 +16,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from specdec.attention import BACKENDS, AttentionBackend
 from specdec.attention.facts import Facts
-from specdec.cache.base import Cache, UnsupportedError, cache_argument, of_class
+from specdec.cache.base import Cache, LayerShape, OwnLayout, UnsupportedError, cache_argument, of_class
 from specdec.cache.formats import check_format
 from specdec.cache.paged_cache import cache_of
 from specdec.cache.pages import Paging
-from specdec.cache.probe import ShapeProbe
 from specdec.cache.quantized import QuantizedSlotCache
-from specdec.cache.states import States
+from specdec.cache.states import States, StateView
 from specdec.execution.executor import EagerExecutor, configs_of, evaluating, model_lock, switched
 from specdec.forward import ForwardBatch
 from specdec.memory import ran_out
@@ -65,6 +64,58 @@ class Found:
     backend: AttentionBackend
     name: str
     reason: str
+
+
+class ShapeProbe(OwnLayout):
+    """Passes keys and values through and notes their shapes.
+
+    Args:
+        num_layers: The number of the model's layers.
+        device: The model's main device; layers that run there have no device of their own in their shape.
+
+    Attributes:
+        shapes: One shape per layer that stores keys and values. (A layer may store none, or use another layer's.)
+        indexers: One shape per layer that selects the keys it sees by other keys (sparse attention).
+        states: What recurrent layers have stored.
+    """
+
+    def __init__(self, num_layers: int, device: torch.device | None = None):
+        super().__init__(num_layers)
+        self._device = device
+        self.shapes: dict[int, LayerShape] = {}
+        self.indexers: dict[int, LayerShape] = {}
+        self.states = view = StateView(None)
+        # Recurrent layers find nothing here that came before.
+        self.get_conv_state, self.get_recurrent_state = view.get_conv_state, view.get_recurrent_state
+        self.update_conv_state, self.update_recurrent_state = view.update_conv_state, view.update_recurrent_state
+        self.get_linear_cache, self.set_linear_cache = view.get_linear_cache, view.set_linear_cache
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object):
+        self.shapes[layer_idx] = LayerShape(
+            key_states.shape[1],
+            key_states.shape[3],
+            value_states.shape[1],
+            value_states.shape[3],
+            key_states.dtype,
+            self._elsewhere(key_states),
+        )
+        return key_states, value_states
+
+    def update_indexer(self, indexer_key_states: Tensor, layer_idx: int) -> Tensor:
+        self.indexers[layer_idx] = LayerShape(
+            1, indexer_key_states.shape[2], 0, 0, indexer_key_states.dtype, self._elsewhere(indexer_key_states)
+        )
+        return indexer_key_states
+
+    def _elsewhere(self, tensor: Tensor) -> torch.device | None:
+        """Returns a tensor's device if it is not the model's main device."""
+        return tensor.device if self._device is not None and tensor.device != self._device else None
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return query_length, 0
 
 
 def find(model: PreTrainedModel, *, attention: str = "auto") -> Found:
@@ -191,7 +242,7 @@ def _probe(model: PreTrainedModel, experts: str) -> tuple[Facts, Float[Tensor, "
     training = [module for module in model.modules() if module.training]
     # In some versions SDPA ignores softcaps and sinks, so the model's own attention is the reference.
     with switched(configs, "eager", experts), noted_masks(configs) as asked, evaluating(training):
-        tokens = _trial_tokens(config, vocab_size, device)
+        tokens = trial_tokens(config, vocab_size, device)
         arguments = frozenset(inspect.signature(type(model).forward).parameters)
         cache_class, name = own_cache_class(model), cache_argument(arguments)
 
@@ -224,13 +275,13 @@ def _mixers(
 ) -> tuple[Mixer, ...]:
     """Return the recurrent layers of a model that has some."""
     probe = ShapeProbe(getattr(config, "num_hidden_layers", 1), main_device(model))
-    tokens = _trial_tokens(config, vocab_size, main_device(model), rows=ROWS, length=TOKENS)
+    tokens = trial_tokens(config, vocab_size, main_device(model), rows=ROWS, length=TOKENS)
     if tokens.shape[1] < TOKENS:
         raise UnsupportedError(f"its recurrent layers are tried with {TOKENS} tokens, more than it has positions")
     return find_mixers(model, lambda: run(tokens, probe), probe.states)
 
 
-def _trial_tokens(
+def trial_tokens(
     config: PreTrainedConfig, vocab_size: int, device: torch.device, *, rows: int = 2, length: int = TRIAL_LENGTH
 ) -> Int[Tensor, "batch position"]:
     """Return rows of distinct tokens, without the first and last ids, which may be special tokens."""
@@ -245,7 +296,7 @@ def _trial(
 ) -> float | None:
     """Try a ragged prefill, a single token and a branching tree over a small cache."""
     config, device = model.config.get_text_config(decoder=True), facts.device
-    tokens = _trial_tokens(config, facts.vocab_size, device)
+    tokens = trial_tokens(config, facts.vocab_size, device)
     if tokens.shape[1] < TRIAL_LENGTH:
         return None
     executor = EagerExecutor(model, facts, backend)

@@ -32,8 +32,8 @@ from specdec.forward import ForwardBatch
 from specdec.memory import ran_out
 from specdec.origin import first_sentence
 from specdec.placement import is_divided
-from specdec.target.facts import make_cache
-from specdec.target.support import differs, position_limit
+from specdec.target.facts import make_cache, trial_tokens
+from specdec.target.support import differs
 from specdec.topology import Topology
 from specdec.tree import TreeShape
 
@@ -236,10 +236,9 @@ def _note(noted: dict[str, Tensor], name: str, place: int, module: nn.Module, in
 
 
 def _tokens(executor: InvariantExecutor, count: int) -> Int[Tensor, " node"]:
-    """Return some tokens, without the first and last ids, which may be special ones; fewer for a short model."""
+    """Return some tokens; fewer for a short model."""
     config, facts = executor.model.config.get_text_config(decoder=True), executor.facts
-    count = min(count, position_limit(config) or count)
-    return (101 + 37 * torch.arange(count, device=facts.device)) % min(facts.vocab_size, config.vocab_size)
+    return trial_tokens(config, facts.vocab_size, facts.device, rows=1, length=count)[0]
 
 
 def _has_experts(model: nn.Module) -> bool:

@@ -29,16 +29,9 @@ from specdec.target import parallel
 from specdec.target.adapters import config_of, merge
 
 HUB_OPTIONS = (
-    "revision",
-    "code_revision",
-    "subfolder",
-    "token",
-    "cache_dir",
-    "force_download",
-    "local_files_only",
-    "proxies",
+    "revision", "code_revision", "subfolder", "token", "cache_dir", "force_download", "local_files_only", "proxies",
     "trust_remote_code",
-)
+)  # fmt: skip
 """Options of ``from_pretrained`` that say where files come from and who may read them. The configuration, the weights
 and the tokenizer are all given the same ones."""
 

@@ -63,7 +63,6 @@ class Spelling:
         """Read a vocabulary.
 
         Args:
-            tokenizer: The tokenizer.
             width: The width of its model's logits: higher ids are left out.
         """
         self._tokenizer: Any = tokenizer

@@ -25,13 +25,9 @@ from specdec.cache.base import cache_argument
 # Those that select blocks of positions do not: they count blocks along the cache, where a tree's nodes stand side by
 # side.
 MASKED = (
-    "full_attention",
-    "attention",
-    "indexed_attention",
-    "deepseek_sparse_attention",
-    "sliding_attention",
+    "full_attention", "attention", "indexed_attention", "deepseek_sparse_attention", "sliding_attention",
     "chunked_attention",
-)
+)  # fmt: skip
 STATELESS = ("mlp", "moe", "dummy")
 RECURRENT = ("linear", "conv", "mamba", "recurrent", "rwkv", "ssm")
 """How the types of layers begin that keep a state and have no attention."""

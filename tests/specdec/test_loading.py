@@ -65,12 +65,8 @@ FAST = Cpu(features=frozenset({"avx512_bf16"}))
 SLOW = Cpu(features=frozenset({"avx2"}))
 
 
-def llama(dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4
-    )
-    return LlamaForCausalLM(config).to(dtype)
+def llama(dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    return tiny_model(layers=1).to(dtype)
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 import specdec.execution.native_program as native_program
 import specdec.execution.replay
 from specdec.counting import counted
-from specdec.execution.activations import FUNCTIONS, activations_in
-from specdec.execution.fusion import Graph
+from specdec.execution.native_modules import FUNCTIONS, modules_in_c
 from specdec.execution.native_program import Operation
 from specdec.execution.program import Step, noted
-from specdec.execution.rewriting import Layers
+from specdec.execution.rewriting import Layers, join_gates
 from specdec.execution.tables import Looked, with_tables
 from specdec.forward import ForwardBatch, Wants
 from specdec.native import native_library
@@ -154,7 +153,7 @@ def test_a_wrong_list_is_refused(mutant: Callable[..., Any], name: str, monkeypa
 
 
 def test_what_is_read_elsewhere_is_no_gate() -> None:
-    (activation,) = [each for _, each in activations_in(nn.Sequential(nn.SiLU()))]
+    (activation,) = [each for _, each in modules_in_c(nn.Sequential(nn.SiLU()))]
     gate, up = torch.randn(2, 3, 8)
     made = activation.compute(gate)
     product = made * up
@@ -162,9 +161,9 @@ def test_what_is_read_elsewhere_is_no_gate() -> None:
         Step(activation.compute, (gate,), {}, made),
         Step(torch.ops.aten.mul.Tensor, (made, up), {}, product),
     ]
-    assert len(native_program._gates(steps, [product])) == 1
-    assert len(native_program._gates(steps, [product, made])) == 2
-    assert len(Graph(steps, [product]).steps) == 2
+    found = native_program.activation_of, native_program.gated
+    assert len(join_gates(steps, [product], *found)) == 1
+    assert len(join_gates(steps, [product, made], *found)) == 2
 
 
 class Twice(nn.SiLU):
@@ -175,7 +174,7 @@ class Twice(nn.SiLU):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_activations(dtype: torch.dtype) -> None:
     modules = nn.Sequential(nn.SiLU(), nn.GELU(approximate="tanh"), nn.GELU(), Twice(), nn.ReLU())
-    found = dict(activations_in(modules))
+    found = dict(modules_in_c(modules))
     assert [each.function for each in found.values()] == [*FUNCTIONS]
     for module, activation in found.items():
         for size in (1, 17, 70_000):

@@ -19,31 +19,16 @@ from specdec.quantization.dispatch import COMPACT_ROWS, KERNEL_ROWS, KERNEL_ROWS
 from specdec.quantization.fp8 import to_fp8
 from specdec.quantization.int4 import GROUP, Int4Linear, from_int4, to_int4
 from specdec.quantization.int8 import Int8Linear, to_int8
-from specdec.quantization.speed import MEASURED_FROM, Hardware, RowTimes, check_fast, hardware, measure_row, obstacle
+from specdec.quantization.speed import MEASURED_FROM, RowTimes, check_fast, measure_row, obstacle
 from specdec.target.loading import load_model
+from tests.models import tiny_model
 
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7, 8], [9, 8], [5]]
 
 
-def small(*, tied: bool = False, dtype: torch.dtype = torch.bfloat16) -> LlamaForCausalLM:
+def small(*, tied: bool = False, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
     """A Llama whose widths the kernel takes."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=tied,
-        eos_token_id=None,
-        bos_token_id=None,
-    )
-    model = LlamaForCausalLM(config).eval()
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            parameter.data.mul_(5.0)
-    return model.to(dtype)
+    return tiny_model("llama_mqa_tied" if tied else "llama", layers=2).to(dtype)
 
 
 class Rounding(nn.Linear):
@@ -200,7 +185,6 @@ def test_other_dtypes_multiply_plainly(dtype: torch.dtype, name: str) -> None:
     torch.testing.assert_close(layer(inputs), inputs @ by_hand(layer).to(dtype).t())
 
 
-CPU = Hardware("cpu")
 Measure = Callable[[str, tuple[int, int], torch.dtype], RowTimes]
 
 
@@ -222,10 +206,10 @@ def times(full: float, quantized: float) -> Measure:
 
 
 def test_the_slower_scheme_is_refused_with_what_was_measured() -> None:
-    check_fast(large(), "int4", facts=CPU, measure=times(1.0, 0.5))
+    check_fast(large(), "int4", device="cpu", measure=times(1.0, 0.5))
     said = "quantization='int4' is slower than bfloat16 .*32768 x 64 .* 0.75 ms, and 0.25 ms .*quantization_check=false"
     with pytest.raises(ValueError, match=said):
-        check_fast(large(), "int4", facts=CPU, measure=times(0.25, 0.75))
+        check_fast(large(), "int4", device="cpu", measure=times(0.25, 0.75))
 
 
 def test_a_busy_machine_is_asked_twice() -> None:
@@ -235,7 +219,7 @@ def test_a_busy_machine_is_asked_twice() -> None:
         left = iter(found)
         measure: Measure = lambda name, shape, dtype, left=left: RowTimes(1.0, next(left), shape)  # noqa: E731
         with pytest.raises(ValueError, match="slower") if refused else nullcontext():
-            check_fast(model, "int8", facts=CPU, measure=measure)
+            check_fast(model, "int8", device="cpu", measure=measure)
         assert next(left, None) is None
 
 
@@ -244,9 +228,9 @@ def test_small_models_are_not_measured() -> None:
         raise AssertionError(arguments)
 
     for model in (small(), small(dtype=torch.float32)):
-        check_fast(model, "int8", facts=CPU, measure=never)
+        check_fast(model, "int8", device="cpu", measure=never)
     with pytest.raises(AssertionError, match="int8"):
-        check_fast(large(), "int8", facts=CPU, measure=never)
+        check_fast(large(), "int8", device="cpu", measure=never)
 
 
 def test_the_check_stands_before_the_work_and_can_be_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -265,30 +249,25 @@ def test_the_check_stands_before_the_work_and_can_be_left_out(monkeypatch: pytes
             load(str(tmp_path / name), **options, quantization_check=False)
 
 
-GPU = Hardware("cuda")
-
-
 @pytest.mark.parametrize(
-    ("name", "dtype", "facts", "says"),
+    ("name", "dtype", "device", "says"),
     [
-        ("fp8", torch.bfloat16, CPU, "GPU .* this is a cpu device"),
-        ("int4", torch.float64, GPU, "float64"),
-        ("int4_compact", torch.float16, CPU, "float16"),
-        ("int4", torch.float32, Hardware("cpu", operators=frozenset()), "no _weight_int4pack_mm_for_cpu"),
-        ("int8", torch.bfloat16, Hardware("mps"), "mps"),
+        ("fp8", torch.bfloat16, "cpu", "GPU .* this is a cpu device"),
+        ("int4", torch.float64, "cuda", "float64"),
+        ("int4_compact", torch.float16, "cpu", "float16"),
+        ("int8", torch.bfloat16, "mps", "mps"),
     ],
 )
-def test_what_the_hardware_lacks(name: str, dtype: torch.dtype, facts: Hardware, says: str) -> None:
+def test_what_the_hardware_lacks(name: str, dtype: torch.dtype, device: str, says: str) -> None:
     with pytest.raises(ValueError, match=f"quantization='{name}': .*{says}"):
-        check_fast(small(dtype=dtype), name, facts=facts)
+        check_fast(small(dtype=dtype), name, device=device)
 
 
 def test_what_the_hardware_has() -> None:
-    assert {name: obstacle(name, torch.bfloat16, GPU) for name in METHODS} == dict.fromkeys(METHODS)
+    assert {name: obstacle(name, torch.bfloat16, "cuda") for name in METHODS} == dict.fromkeys(METHODS)
     for dtype in (torch.float32, torch.bfloat16):
-        assert [name for name in METHODS if obstacle(name, dtype, CPU)] == ["fp8"]
-    assert hardware(torch.device("cpu")).device == "cpu"
-    assert obstacle("a scheme of somebody else", torch.float64, Hardware("mps")) is None
+        assert [name for name in METHODS if obstacle(name, dtype, "cpu")] == ["fp8"]
+    assert obstacle("a scheme of somebody else", torch.float64, "mps") is None
 
 
 def test_a_measurement_is_of_part_of_a_large_layer() -> None:

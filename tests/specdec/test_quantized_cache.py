@@ -12,8 +12,7 @@ from transformers import PreTrainedModel
 from drafters import ModelDrafter
 from specdec.cache.base import CACHE, LayerShape
 from specdec.cache.formats import FORMATS, SMALLEST_SCALE, Format, check_device, check_format
-from specdec.cache.quantized import QuantizedSlotCache
-from specdec.cache.quantized_tensor import QuantizedTensor
+from specdec.cache.quantized import QuantizedSlotCache, QuantizedTensor
 from specdec.cache.slot_cache import SlotCache
 from specdec.checks.reference import cache_like
 from specdec.forward import ForwardBatch

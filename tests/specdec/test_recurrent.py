@@ -15,8 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.cache import states as states_module
-from specdec.cache.pending import Pending
-from specdec.cache.states import States, StateView
+from specdec.cache.states import Pending, States, StateView
 from specdec.forward import ForwardBatch
 from specdec.memory import NoRoomError
 from specdec.quantization import quantize

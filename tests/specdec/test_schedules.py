@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from specdec.cache.pages import Paging
 from specdec.cache.pool import Pool
-from specdec.engine.engine import Engine
 from specdec.engine.running import RunningRequests
 from specdec.engine.scheduler import (
     Deadline,
@@ -32,12 +31,9 @@ from specdec.engine.scheduler import (
 from specdec.engine.scheduler.ranked import Ranked
 from specdec.engine.turns import Turns
 from specdec.requests import Request, SamplingParams
-from specdec.target.target import Target
 from specdec.types import Step
-from tests.models import tiny_model
 from tests.specdec.host_engine import VOCAB, HostEngine, alone
 
-PROMPTS = [[1, 2, 3, 4, 5, 6, 7], [4], [9, 8, 7, 6, 5, 4, 3, 2, 1, 2, 3, 4], [3, 3, 3], [5, 6, 5, 6, 5]]
 KINDS: dict[str, str | None] = {
     "plain": None,
     "chain": "model_chain_iid",
@@ -90,36 +86,6 @@ class SameDepth(Drawn):
     def plan(self, view: View) -> Work:
         work = super().plan(view)
         return Work(preempt=work.preempt, prefill=work.prefill, decode=work.decode)
-
-
-def planned(policy: Scheduler) -> list[tuple[list[int], list[int], int]]:
-    """Of every turn of a call: the requests that could decode, those that did, and the tokens that were prefilled."""
-    seen: list[tuple[list[int], list[int], int]] = []
-
-    class Listens(Scheduler):
-        def plan(self, view: View) -> Work:
-            work = policy.plan(view)
-            ready = [request.id for request in view.running if not request.to_prefill]
-            chosen = [request.id for request in work.decode]
-            seen.append((ready, chosen, sum(tokens for _, tokens in work.prefill)))
-            return work
-
-    options = {"max_batch_size": 3, "max_length": 48, "prefill_chunk": 5, "scheduler": Listens()}
-    engine = Engine(Target(tiny_model(vocab_size=24, layers=1)), **options)
-    engine.generate(PROMPTS, SamplingParams(max_new_tokens=9, ignore_eos=True))
-    return seen
-
-
-def test_a_budget_bounds_every_turn() -> None:
-    for ready, chosen, tokens in planned(TokenBudget(6, least=2)):
-        assert tokens <= max(6 - len(ready), 2)
-        assert set(ready) <= set(chosen), "rounds come first"
-
-
-def test_prompts_come_before_rounds() -> None:
-    seen = planned(PrefillFirst())
-    assert all(not chosen for _, chosen, tokens in seen if tokens)
-    assert any(chosen for _, chosen, _ in seen)
 
 
 # ---------------------------------------------------------------- random workloads
@@ -262,6 +228,11 @@ class Played:
         self.check(leads or not (running or waiting), "an empty plan")
         if self.work.policy in IN_ORDER:
             self.check(new == sorted(waiting)[: len(new)] and waiting == sorted(waiting), "admitted out of order")
+        ready = {each.id for each in view.running if not each.to_prefill} - set(leave)
+        if self.work.policy == "prefill first":
+            self.check(not decode or not any(count for _, count in work.prefill), "rounds before prompts")
+        elif self.work.policy in ("first come", "budget"):
+            self.check(ready <= set(decode), "prompts before rounds")
         if isinstance(self.policy, Ranked):
             rows = {each.id: view.tokens(each, work.depth) for each in work.decode}
             tokens = sum(rows.values()) + sum(min(count, each.to_prefill) for each, count in work.prefill)
@@ -327,9 +298,10 @@ PLANS: dict[str, Callable[[Scheduler, View], Work]] = {
     "dropped": lambda inner, view: changed(inner.plan(view), lambda each: [each] * (each[0].id != 3)),
     "twice": lambda inner, view: changed(inner.plan(view), lambda each: [each] * (1 + (each[0].slot < 0))),
     "out of order": lambda inner, view: FirstCome().plan(replace(view, waiting=view.waiting[::-1])),
+    "prompts first": lambda inner, view: PrefillFirst().plan(view),
     "too much": lambda inner, view: TokenBudget(99).plan(view),
 }
-"""Mutants: a request is never admitted, new ones are admitted twice, the last one first, and beyond the budget."""
+"""Mutants: a request is never admitted, new ones twice, the last one first, before rounds, and beyond the budget."""
 
 
 def changed(work: Work, change: Callable[[Any], list[Any]]) -> Work:
