@@ -61,7 +61,7 @@ def serving(given: dict[str, Any]) -> Any:
         part.cpuparams.n_threads = part.cpuparams_batch.n_threads = given["threads"]
         if given["precision"] == "F32":
             part.cache_type_k = part.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
-    if given["precision"] == "F32":  # flash attention computes in half precision, too
+    if given["precision"] == "F32":  # flash attention casts keys and values to half precision
         params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     return xllamacpp.Server(params)
 
