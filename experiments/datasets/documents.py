@@ -1,15 +1,13 @@
 """Documents, as text or as tokens, from the files that patterns match."""
 
-import glob
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from experiments.datasets.answered import spoken
 from experiments.datasets.files import rows
-from experiments.datasets.text import texts
+from experiments.datasets.text import matching, texts
 
 _ROWS = (".jsonl", ".parquet")
 _TOKENS = ("tokens", "input_ids", "token_ids")
@@ -31,8 +29,7 @@ def documents(files: Sequence[str]) -> list[str | list[int]]:
     """
     found: list[str | list[int]] = []
     for pattern in files:
-        here = sorted(path for path in glob.glob(pattern, recursive=True) if Path(path).is_file())
-        for path in here or [pattern]:
+        for path in matching(pattern) or [pattern]:
             if path.endswith(_ROWS) or path.startswith("hf://"):
                 found += [
                     _document(row, f"{path}, line {number}")

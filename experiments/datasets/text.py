@@ -45,11 +45,16 @@ def texts(files: str | Sequence[str], setting: str = "dataset.files") -> list[tu
     patterns = [files] if isinstance(files, str) else list(files)
     paths: dict[str, None] = {}
     for pattern in patterns:
-        found = sorted(path for path in glob.glob(pattern, recursive=True) if Path(path).is_file())
+        found = matching(pattern)
         if not found:
             raise ValueError(f"{setting}: no file matches {pattern!r}")
         paths |= dict.fromkeys(found)
     return [(path, _read(path, setting)) for path in paths]
+
+
+def matching(pattern: str) -> list[str]:
+    """The files that a pattern matches, sorted by name."""
+    return sorted(path for path in glob.glob(pattern, recursive=True) if Path(path).is_file())
 
 
 def _read(path: str, setting: str) -> str:

@@ -46,13 +46,8 @@ ONE_LEVEL: list[tuple[Verifier, list[DraftSampling], list[int], list[float], lis
     (REJECTION, [TOP, SWOR], [1, 2], [0.7 * 11 / 21, 0.3, 0.7 * 10 / 21], [1.0, 0.0, 0.0]),
     # The same, but from q itself: (2/7) / .3 = 20/21 of the .7.
     (REJECTION, [TOP, IID], [1, 2], [0.7 * 1 / 21, 0.3, 0.7 * 20 / 21], [1.0, 0.0, 0.0]),
-    (
-        ThresholdVerifier(accumulated=0.8),
-        [TOP, TOP],
-        [2, 1],
-        [0.375, 0.25, 0.375],
-        None,
-    ),  # .2 / .8, then (.2 + .3) / .8
+    # .2 / .8, then (.2 + .3) / .8
+    (ThresholdVerifier(accumulated=0.8), [TOP, TOP], [2, 1], [0.375, 0.25, 0.375], None),
     (ThresholdVerifier(accumulated=0.4), [TOP] * 3, [2, 1, 0], [0.0, 0.5, 0.5, 0.0], None),  # the second exceeds 1
     (ThresholdVerifier(single=0.3), [TOP] * 3, [2, 1, 0], [0.0, 0.2, 0.8, 0.0], None),  # the second takes what is left
     (ThresholdVerifier(accumulated=0.8), [TOP, TOP], [2, 2], [0.75, 0.25, 0.0], None),  # a repetition counts once

@@ -1,10 +1,10 @@
 """Plain text: files, and the standard library's sources. Every token is predicted."""
 
-import glob
 from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.datasets.sources import held_out_files, read_source, stdlib_root, training_files
+from experiments.datasets.text import matching
 from experiments.training.data.document import Document, Documents, Source, held_apart, tokenizer_of
 from specdec.target.target import Target
 
@@ -25,14 +25,10 @@ class TextFiles(Source):
         self._paths()
 
     def load(self, target: Target, *, unanswered: bool = False) -> Documents:
-        root = Path.cwd()
-        paths = self._paths()
-        names = [str(path.relative_to(root)) if path.is_relative_to(root) else str(path) for path in paths]
-        return held_apart(_tokenized(names, [read_source(path) for path in paths], target), self.held_out)
+        return held_apart(_tokenized(self._paths(), Path.cwd(), target), self.held_out)
 
     def _paths(self) -> list[Path]:
-        found = sorted({Path(name) for pattern in self.patterns for name in glob.glob(pattern, recursive=True)})
-        paths = [path for path in found if path.is_file()]
+        paths = sorted({Path(name) for pattern in self.patterns for name in matching(pattern)})
         if not paths:
             raise ValueError(f"data.files: no file is {' or '.join(repr(pattern) for pattern in self.patterns)}")
         return paths
@@ -49,15 +45,14 @@ class StdlibSources(Source):
         self.count = count
 
     def load(self, target: Target, *, unanswered: bool = False) -> Documents:
-        made = []
-        for paths in (training_files()[: self.count], held_out_files()):
-            names = [str(path.relative_to(stdlib_root())) for path in paths]
-            made.append(_tokenized(names, [read_source(path) for path in paths], target))
-        return Documents(*made)
+        parts = training_files()[: self.count], held_out_files()
+        return Documents(*(_tokenized(paths, stdlib_root(), target) for paths in parts))
 
 
-def _tokenized(names: list[str], texts: list[str], target: Target) -> list[Document]:
-    """A document per text that is not empty, with an end-of-text token where the tokenizer has one."""
+def _tokenized(paths: list[Path], root: Path, target: Target) -> list[Document]:
+    """A document per file that is not empty, with an end-of-text token where the tokenizer has one."""
+    names = [str(path.relative_to(root)) if path.is_relative_to(root) else str(path) for path in paths]
+    texts = [read_source(path) for path in paths]
     tokenizer = tokenizer_of(target)
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     begin = end if tokenizer.bos_token_id is None else []
