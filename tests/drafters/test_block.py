@@ -18,6 +18,7 @@ from drafters.heads.block_places import Above
 from drafters.heads.block_refiner import Refinement, Refiner
 from drafters.heads.block_selector import CandidateSelector
 from drafters.heads.markov import MarkovHead
+from specdec.batch import Batch
 from specdec.drafting.scored import ScoredSession
 from specdec.forward import LOGITS, ForwardBatch, Wants
 from specdec.interfaces import Sizes
@@ -296,9 +297,8 @@ def test_passes_over_a_block_are_made_before_anything_is_drafted(target: Target)
     found = {}
     for passes in (0, 1, 4, None):
         drafter = bound(target, head_for(target, xpress_rank=6, num_jacobi_passes=1), passes=passes)
-        drafter.observe(committed(states_for(target, drafter), [6, 6]))
-        slots = slots_of([[1] * 6 + [8], [2] * 6 + [9]], vocab_size=VOCAB, max_length=40)
-        found[passes] = drafted(drafter, slots).tokens.tolist()
+        drafter.observe(committed(states_for(drafter)))
+        found[passes] = drafted(drafter, rows()).tokens.tolist()
     assert found[0] == found[4] != found[1] == found[None]
     with pytest.raises(ValueError, match="passes=2: only xPress's heads"):
         bound(target, head_for(target), passes=2)
@@ -342,14 +342,19 @@ def bound(target: Target, head: BlockHead, tree: Any = None, **options: Any) -> 
     return BlockDrafter(head, tree, **options).bind(target, Sizes(max_batch_size=3, max_length=40))
 
 
-def committed(states: dict[int, Tensor], counts: list[int]) -> Outcome:
-    shape = next(iter(states.values())).shape[:2]
-    return outcome_of(torch.full(shape, 7), counts, hidden_states=states)
+def committed(states: dict[int, Tensor]) -> Outcome:
+    return outcome_of(torch.full((2, 6), 7), [6, 6], hidden_states=states)
 
 
-def states_for(target: Target, drafter: ScoredSession, rows: int = 2, positions: int = 6) -> dict[int, Tensor]:
+def states_for(drafter: ScoredSession) -> dict[int, Tensor]:
+    """Hidden states of two rows of six tokens."""
     generator = torch.Generator().manual_seed(4)
-    return {layer: torch.randn(rows, positions, HIDDEN, generator=generator) for layer in drafter.hidden_layers}
+    return {layer: torch.randn(2, 6, HIDDEN, generator=generator) for layer in drafter.hidden_layers}
+
+
+def rows(first: int = 8, **options: Any) -> Batch:
+    """The two rows, with their roots."""
+    return slots_of([[1] * 6 + [first], [2] * 6 + [9]], vocab_size=VOCAB, max_length=40, **options)
 
 
 def reference_for(target: Target, drafter: ScoredSession, states: dict[int, Tensor], row: int, root: int) -> Tensor:
@@ -363,9 +368,9 @@ def reference_for(target: Target, drafter: ScoredSession, states: dict[int, Tens
 @pytest.mark.parametrize("settings", [{}, {"shifted": True}, {**MIXED, "sliding_window": 3, "window_from_root": True}])
 def test_a_greedy_chain_takes_the_slots_best_tokens(target: Target, settings: dict[str, Any]) -> None:
     drafter = bound(target, head_for(target, **settings))
-    states = states_for(target, drafter)
-    drafter.observe(committed(states, [6, 6]))
-    tree = drafted(drafter, slots_of([[1] * 6 + [8], [2] * 6 + [9]], vocab_size=VOCAB, max_length=40))
+    states = states_for(drafter)
+    drafter.observe(committed(states))
+    tree = drafted(drafter, rows())
     for row, root in enumerate((8, 9)):
         wanted = reference_for(target, drafter, states, row, root).argmax(-1)
         assert tree.tokens[row].tolist() == [root, *wanted.tolist()]
@@ -390,10 +395,9 @@ def test_q_is_conditioned_on_the_branch(target: Target, kind: str) -> None:
     shape = [(0,), (1,), (2,), (1, 0), (1, 1), (1, 1, 0)]
     passes = {"passes": 0} if head.config.xpress_rank else {}
     drafter = bound(target, head, shape, sampling="without_replacement", **passes)
-    states = states_for(target, drafter)
-    drafter.observe(committed(states, [6, 6]))
-    params = [SamplingParams(temperature=1.0)] * 2
-    tree = drafted(drafter, slots_of([[1] * 6 + [8], [2] * 6 + [9]], vocab_size=VOCAB, params=params, max_length=40))
+    states = states_for(drafter)
+    drafter.observe(committed(states))
+    tree = drafted(drafter, rows(params=[SamplingParams(temperature=1.0)] * 2))
     assert (tree.law == int(DraftSampling.WITHOUT_REPLACEMENT)).all()
     bound_head = head.bound(target.model)
     for row in range(2):
@@ -422,9 +426,9 @@ def test_q_is_conditioned_on_the_branch(target: Target, kind: str) -> None:
 def test_confidence_is_known_before_a_token_is_drawn(target: Target) -> None:
     head = head_for(target, shifted=True, markov_rank=6, confidence=True)
     drafter = bound(target, head, [2, 1])
-    states = states_for(target, drafter)
-    drafter.observe(committed(states, [6, 6]))
-    slots = slots_of([[1] * 6 + [8], [2] * 6 + [9]], vocab_size=VOCAB, max_length=40)
+    states = states_for(drafter)
+    drafter.observe(committed(states))
+    slots = rows()
     drafted(drafter, slots)
     scorer = drafter.scorer
     tokens = torch.tensor([[4, 5], [6, 7]])
@@ -437,7 +441,7 @@ def test_confidence_is_known_before_a_token_is_drawn(target: Target) -> None:
             wanted = torch.sigmoid(weight @ torch.cat([hidden[row], known]) + bias)
             torch.testing.assert_close(found[row, column].double(), wanted[0], atol=1e-5, rtol=1e-5)
     plain = bound(target, head_for(target))
-    plain.observe(committed(states, [6, 6]))
+    plain.observe(committed(states))
     drafted(plain, slots)
     assert plain.scorer.confidence(tokens, 1) is None
 
@@ -446,6 +450,5 @@ def test_a_root_that_the_head_s_embeddings_lack_is_drafted_for(target: Target) -
     """A target's logits may be padded: drafts are bad then, and nothing fails."""
     head = head_for(target, owns_embeddings=True, owns_output=True, vocab_size=VOCAB - 4, mask_token_id=5)
     drafter = bound(target, head)
-    drafter.observe(committed(states_for(target, drafter), [6, 6]))
-    slots = slots_of([[1] * 6 + [VOCAB - 1], [2] * 6 + [9]], vocab_size=VOCAB, max_length=40)
-    assert drafted(drafter, slots).tokens[:, 1:].max() < VOCAB - 4
+    drafter.observe(committed(states_for(drafter)))
+    assert drafted(drafter, rows(VOCAB - 1)).tokens[:, 1:].max() < VOCAB - 4

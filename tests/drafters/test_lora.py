@@ -12,11 +12,8 @@ from drafters.heads.training import TargetStates, TextBatch
 from drafters.lora import TrainedLora
 from drafters.model import ModelDrafter
 from experiments.exporting.kinds import LM, Source, kind_of, read
-from experiments.training.comparison import Comparison
-from experiments.training.losses import ForwardKL
-from experiments.training.states import FrozenTarget
-from experiments.training.weights import Power
 from specdec.target.target import Target
+from tests.drafters.agreeing import losses
 from tests.models import tiny_model
 
 peft = pytest.importorskip("peft")
@@ -41,28 +38,12 @@ def packed() -> TextBatch:
     return TextBatch(tokens, torch.ones_like(tokens).bool(), documents, positions)
 
 
-def trained(base: str, steps: int) -> tuple[TrainedLora, list[float]]:
-    torch.manual_seed(0)
+def test_training_lowers_the_loss_and_what_is_trained_is_what_is_served(base: str, tmp_path: Path) -> None:
     target = Target(tiny_model(vocab_size=VOCAB), name="tiny")
     head = TrainedLora(name=base, rank=4)
     head.begin(target, None)
-    batch = packed()
-    states, anchors = FrozenTarget(target)(batch), head.anchors(batch, torch.Generator())
-    comparison = Comparison(head, ForwardKL(), Power(1.0), chunk=64)
-    optimizer = torch.optim.AdamW(head.parameters(), lr=3e-2)
-    losses = []
-    for _ in range(steps):
-        loss, _ = comparison(batch, states, anchors, anchors.counted.sum(0).float(), 0.0)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return head, losses
-
-
-def test_training_lowers_the_loss_and_what_is_trained_is_what_is_served(base: str, tmp_path: Path) -> None:
-    head, losses = trained(base, 30)
-    assert losses[-1] < 0.6 * losses[0]
+    first, *_, last = losses(head, target, packed(), 30)
+    assert last < 0.6 * first
     assert {name.partition(".")[2].partition(".")[0] for name in head.state_dict()} == {"down", "up"}
     batch, states = packed(), TargetStates({}, lambda given: given)
     prediction = head(batch, states, head.anchors(batch, torch.Generator()))

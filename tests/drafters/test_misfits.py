@@ -137,12 +137,8 @@ def eagle3(model: PreTrainedModel, **options: Any) -> Eagle3Head:
 
 
 def block(model: PreTrainedModel, folder: Path, layout: str, **options: Any) -> None:
-    save_block(
-        block_head(model, mask_token_id=VOCAB - 1, **options),
-        folder,
-        layout=layout,
-        served=ServedFor(target="some/target"),
-    )
+    head = block_head(model, mask_token_id=VOCAB - 1, **options)
+    save_block(head, folder, layout=layout, served=ServedFor(target="some/target"))
 
 
 SAVED: dict[str, tuple[Callable[[PreTrainedModel, Path], object], Callable[..., object]]] = {

@@ -80,18 +80,6 @@ def test_agrees_with_the_reference_on_ragged_batches(data: st.DataObject) -> Non
     check(sequences, drafter, max_depth, drafting)
 
 
-def test_a_longer_match_goes_before_a_more_recent_one() -> None:
-    #           1 2 3 -> 4 5 6                   3 -> 7 8 9
-    sequence = [1, 2, 3, 4, 5, 6, 0, 0, 0, 3, 7, 8, 9, 0, 0, 1, 2, 3]
-    for options, wanted in (
-        ({"branches": 1}, [[4, 5, 6]]),
-        ({}, [[4, 5, 6], [7, 8, 9]]),
-        ({"max_ngram": 1}, [[7, 8, 9], [4, 5, 6]]),
-        ({"min_ngram": 2}, [[4, 5, 6]]),
-    ):
-        assert leaves(NGramDrafter(3, **options).propose(slots_of([sequence])), 0) == wanted
-
-
 def test_branches_share_their_common_beginning() -> None:
     sequence = [9, 5, 6, 7, 0, 9, 5, 8, 1, 0, 9, 2, 3, 4, 0, 9]
     slots = slots_of([sequence])

@@ -17,6 +17,7 @@ from specdec.requests import SamplingParams
 from specdec.target.adapters import Adapters
 from specdec.target.target import Target
 from tests.components import noisy_adapter
+from tests.drafters.agreeing import losses
 from tests.models import tiny_model
 from verifiers.rejection import RejectionVerifier
 
@@ -96,34 +97,12 @@ def batch_of(rows: int = 2, length: int = 14) -> TextBatch:
     return TextBatch(tokens, torch.ones_like(tokens).bool(), torch.zeros_like(tokens), places)
 
 
-def trained(model: Any, steps: int) -> tuple[TrainedUno, list[float]]:
-    torch.manual_seed(0)
-    head = TrainedUno(depths=DEPTH, rank=4, keeps=1.0)
-    head.begin(Target(model), None)
-    optimizer = torch.optim.AdamW([each for each in head.parameters() if each.requires_grad], lr=3e-2)
-    batch, losses, generator = batch_of(), [], torch.Generator().manual_seed(0)
-    states = TargetStates({}, lambda given: given)
-    for _ in range(steps):
-        anchors = head.train().anchors(batch, generator)
-        prediction, labels = head(batch, states, anchors), anchors.labels(batch)
-        loss = sum(
-            torch.nn.functional.cross_entropy(
-                head.logits(prediction.states[depth], labels[:, 0], depth + 1)[anchors.valid[:, depth]],
-                labels[anchors.valid[:, depth], depth],
-            )
-            for depth in range(1, DEPTH)
-        )
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return head, losses
-
-
 def test_training_lowers_the_loss_and_what_is_trained_is_what_is_served(model: Any, tmp_path: Path) -> None:
     before = [parameter.clone() for parameter in model.parameters()]
-    head, losses = trained(model, 25)
-    assert losses[-1] < 0.6 * losses[0]
+    head = TrainedUno(depths=DEPTH, rank=4, keeps=1.0)
+    head.begin(Target(model), None)
+    first, *_, last = losses(head, Target(model), batch_of(), 25)
+    assert last < 0.6 * first
     assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
     assert not any("base" in name for name in head.state_dict())
     # A draft of the first row's root at position 5, as it is trained and as it is served.
