@@ -230,23 +230,23 @@ class RoundCosts(Kept):
         try:
             found = json.loads(Path(path).read_text(encoding="utf-8"))
             if found.get("kind") == KIND:
-                if not found.get("tables"):
-                    raise ValueError(
-                        f"the calibrated costs in {path} have no drafter's, and policies choose by those: calibrate "
-                        f"with the drafter"
-                    )
-                found = found["tables"]["nodes" if by_nodes else "depth"]
-            found["rows"] = tuple(map(int, found["rows"]))
-            found["table"] = tuple(tuple(map(float, row)) for row in found["table"])
-            if found.get("nodes") is not None:
-                found["nodes"] = tuple(map(int, found["nodes"]))
-            if found.get("conditions") is not None:
-                found["conditions"] = Conditions(**found["conditions"])
-            return cls(**found)
-        except (OSError, KeyError, TypeError, AttributeError, UnicodeError, json.JSONDecodeError) as error:
+                found = found["tables"].get("nodes" if by_nodes else "depth")
+            if found is not None:
+                found["rows"] = tuple(map(int, found["rows"]))
+                found["table"] = tuple(tuple(map(float, row)) for row in found["table"])
+                if found.get("nodes") is not None:
+                    found["nodes"] = tuple(map(int, found["nodes"]))
+                if found.get("conditions") is not None:
+                    found["conditions"] = Conditions(**found["conditions"])
+                return cls(**found)
+        except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(
                 f"{path} holds no costs of rounds ({error}): give a file that RoundCosts.save wrote"
             ) from error
+        raise ValueError(
+            f"the calibrated costs in {path} have no drafter's, and policies choose by those: calibrate with the "
+            f"drafter"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,7 +321,7 @@ class TreeCosts(Kept):
             found = json.loads(Path(path).read_text(encoding="utf-8"))
             trees = tuple((int(nodes), int(depth)) for nodes, depth in found.pop("trees"))
             return cls(trees=trees, seconds=tuple(map(float, found.pop("seconds"))), **found)
-        except (OSError, KeyError, TypeError, AttributeError, UnicodeError, json.JSONDecodeError) as error:
+        except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(
                 f"{path} holds no costs of trees ({type(error).__name__}: {error}): give a file that TreeCosts.save "
                 f"wrote, such as the tree_costs.json of experiments.optimize_tree"

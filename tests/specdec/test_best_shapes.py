@@ -242,7 +242,8 @@ def test_costs_are_kept_and_other_files_hold_none(tmp_path: Path) -> None:
     costs, path = costs_of(flat_then_rising), tmp_path / "costs.json"
     costs.save(path)
     assert TreeCosts.load(path) == costs
-    for content in ("", '{"rows": [1], "table": [[1.0]]}', '{"trees": [1], "seconds": []}'):
+    words = '{"trees": [["a", 1]], "seconds": [1.0], "plain": 1.0}'
+    for content in ("", '{"rows": [1], "table": [[1.0]]}', '{"trees": [1], "seconds": []}', words):
         path.write_text(content)
         with pytest.raises(ValueError, match=r"costs\.json holds no costs of trees"):
             TreeCosts.load(path)

@@ -142,9 +142,10 @@ def test_costs_are_measured_kept_and_read_again(target: Target, tmp_path: Path) 
     assert (found.device, found.dtype, found.drafter) == ("cpu", "float32", "ModelDrafter")
     found.save(path)
     assert RoundCosts.load(path) == found
-    path.write_text('{"rows": [1]}')
-    with pytest.raises(ValueError, match="holds no costs of rounds"):
-        RoundCosts.load(path)
+    for content in ('{"rows": [1]}', '{"rows": ["a"], "table": [[1.0]]}', '{"rows": [2, 1], "table": [[1.0], [1.0]]}'):
+        path.write_text(content)
+        with pytest.raises(ValueError, match="holds no costs of rounds"):
+            RoundCosts.load(path)
     with Engine(target, drafter, RejectionVerifier()) as engine:  # the drafter is free again
         assert engine.generate([[1, 2]], SamplingParams(max_new_tokens=3))
 
