@@ -86,9 +86,8 @@ def examine(
     The bound is ``FACTOR`` times the largest change, from one pass to another, of the difference of any two of the
     three logits concerned (the two tokens' and the largest), plus ``FLOOR_ULPS`` units in the last place of the dtype.
     That is the coarsest of the weights', the logits', the one that quantized layers round to, and float32, in which the
-    engine compares logits. Passes of the
-    engine's own runner, whose kernels differ from the model's, count up to ``RUNNER_AT_MOST``; they are made where they
-    decide, which is above the bound of the model's own.
+    engine compares logits. Passes of the engine's own runner, whose kernels differ from the model's, count up to
+    ``RUNNER_AT_MOST``; they are made where they decide, which is above the bound of the model's own.
 
     Args:
         sequence: Prompt and output up to the place.

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from specdec.batch import Batch
 from specdec.drafting.model_scorer import LAST
-from specdec.drafting.scorer import Scorer, forward_of
+from specdec.drafting.scorer import Logits, Scorer, forward_of
 from specdec.target.runner import ModelRunner
 from specdec.topology import Topology
 
@@ -29,7 +29,5 @@ class ExitScorer(Scorer):
     def root_logits(self, batch: Batch) -> Float[Tensor, "batch 1 vocab"]:
         return self.runner.run(forward_of(batch, batch.roots[:, None], self._root, wants=LAST)).scores
 
-    def level_logits(
-        self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
-    ) -> Float[Tensor, "batch node vocab"]:
+    def level_logits(self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int) -> Logits:
         return self.runner.run(forward_of(batch, tokens, topology)).scores

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdec.batch import Batch
-from specdec.drafting.scorer import forward_of
+from specdec.drafting.scorer import Logits, forward_of
 from specdec.drafting.window import Fuse, WindowScorer, take
 from specdec.forward import Wants
 from specdec.target.runner import ModelRunner
@@ -52,9 +52,7 @@ class FeatureScorer(WindowScorer):
         self._outputs, self._first = feature, 0
         return logits
 
-    def level_logits(
-        self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
-    ) -> Float[Tensor, "batch node vocab"]:
+    def level_logits(self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int) -> Logits:
         """Return logits after drafted nodes, each read together with its parent's output."""
         first = topology.width - tokens.shape[1]
         features, lengths = self._outputs, (batch.lengths - 1).clamp(min=0)

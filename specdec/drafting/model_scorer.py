@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdec.batch import Batch
-from specdec.drafting.scorer import Scorer, forward_of
+from specdec.drafting.scorer import Logits, Scorer, forward_of
 from specdec.forward import LOGITS, ForwardBatch, Wants
 from specdec.target.runner import ModelRunner
 from specdec.topology import Topology
@@ -135,8 +135,6 @@ class ModelScorer(Scorer):
         scores = self.runner.run(forward_of(batch, tokens, self._pair, lengths, wants=wants)).scores
         return scores if again is None else scores.gather(1, again.long()[:, None, None].expand(-1, 1, scores.shape[2]))
 
-    def level_logits(
-        self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
-    ) -> Float[Tensor, "batch node vocab"]:
+    def level_logits(self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int) -> Logits:
         """Return logits at the next nodes of a tree, whose nodes above are in the cache."""
         return self.runner.run(forward_of(batch, self._to_model(tokens), topology)).scores

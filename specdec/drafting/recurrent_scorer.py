@@ -12,7 +12,7 @@ from torch import Tensor
 from specdec.batch import Batch
 from specdec.cache.states import States
 from specdec.drafting.model_scorer import LAST, ModelScorer, chunk
-from specdec.drafting.scorer import forward_of
+from specdec.drafting.scorer import Logits, forward_of
 from specdec.target.runner import ModelRunner
 from specdec.topology import Topology
 from specdec.types import HostOutcome, Outcome
@@ -75,9 +75,7 @@ class RecurrentScorer(ModelScorer):
         lengths = self._states.lengths[batch.slots]
         return self.runner.run(forward_of(batch, tokens, self._pair, lengths, wants=LAST)).scores
 
-    def level_logits(
-        self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
-    ) -> Float[Tensor, "batch node vocab"]:
+    def level_logits(self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int) -> Logits:
         """Return logits at the next nodes of a tree, above which everything has its states."""
         below = _kept_below_last(topology) if topology.static else _below_last(topology)
         lengths = self._states.lengths[batch.slots]

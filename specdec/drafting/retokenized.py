@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specdec.batch import Batch
 from specdec.drafting.model_scorer import LAST
-from specdec.drafting.scorer import Scorer, forward_of
+from specdec.drafting.scorer import Logits, Scorer, forward_of
 from specdec.forward import ForwardBatch, Wants
 from specdec.target.runner import ModelRunner
 from specdec.target.spelling import Retokenized, Spelling
@@ -112,9 +112,7 @@ class RetokenizedScorer(Scorer):
         topology = Topology.chain(width, batch.device)
         return self._scores(batch, self._tokens, topology, self._roots + 1 - width, width, wants=LAST)
 
-    def level_logits(
-        self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
-    ) -> Float[Tensor, "batch node vocab"]:
+    def level_logits(self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int) -> Logits:
         own = tokens if self._to_model is None else self._to_model[tokens]
         return self._scores(batch, own, topology, self._roots, topology.width)
 

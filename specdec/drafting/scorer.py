@@ -13,6 +13,7 @@ from specdec.target.runner import ModelRunner
 from specdec.topology import Topology
 from specdec.types import Outcome
 
+Logits = Float[Tensor, "batch node vocab"]
 LevelScores = Callable[[Int[Tensor, "batch node"], Topology | None, int], Float[Tensor, "batch some vocab"]]
 
 
@@ -52,9 +53,7 @@ class Scorer:
         """Return logits for the children of the root."""
         raise NotImplementedError
 
-    def level_logits(
-        self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
-    ) -> Float[Tensor, "batch node vocab"]:
+    def level_logits(self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int) -> Logits:
         """Return logits for the children of some nodes of one depth, whose tokens are the target's ids.
 
         ``topology`` connects all nodes that the scorer has been shown; these are its last ones. The scorer numbers
