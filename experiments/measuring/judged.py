@@ -55,6 +55,7 @@ def judged(engine: Engine, prompts: Tensor, sampling: SamplingParams, bootstrap:
             raise ValueError(f"a request failed: {done.error}")
         output = torch.tensor([done.token_ids], device=prompts.device)
         plain, at = distribution(in_pieces(through_runner(engine.runner), prompt[None], output), law)[0], 0
+        engine.runner.cache.vacate(0)  # a state is left there
         for tree, p, path in rounds:
             for node, alone in zip(path, plain[at:], strict=False):
                 by_one, by_round = (accepted(engine.verifier, tree, node, each) for each in (alone, p[node]))
