@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specdec.acceptance import Plain, accept, certain
 from specdec.batch import Batch
-from specdec.engine.evidence import Evidence, as_it_is, evidence_for
+from specdec.coupling import decided
 from specdec.engine.processors import apply_processors
 from specdec.engine.read_back import Fetch, ReadBack, pack
 from specdec.filters import first_largest
@@ -19,14 +19,47 @@ from specdec.forward import LOGITS, ForwardBatch, ForwardOutput, Wants
 from specdec.interfaces import Drafter, Session, Verifier
 from specdec.random import Purpose, uniforms
 from specdec.requests import Request
-from specdec.sampling import adjust, distribution, one_hot, path_tokens
+from specdec.sampling import adjust, distribution, one_hot, path_tokens, warmed
 from specdec.target.agreement import ALONE, Agreement
 from specdec.target.runner import ModelRunner
 from specdec.tree import DraftTree, along_path
-from specdec.types import DraftSampling, Outcome, Verdict
+from specdec.types import DraftSampling, Noise, Outcome, Verdict
 
 Check = Callable[[DraftTree, Batch], object]
 """Looks at a drafter's proposal; raises if something is wrong."""
+
+
+Evidence = Callable[[Tensor, Tensor, DraftTree, Batch], Tensor]
+"""``evidence(scores, target_probs, tree, slots)`` returns what the rule sees of the target: p, except for two kinds of
+rules that declare it (see ``Verifier``). The first two and the result are ``Float[batch node vocab]``."""
+
+
+def evidence_for(verifier: Verifier, *, speculating: bool) -> Evidence:
+    """Returns what a rule is shown, in rounds that speculate or in plain ones."""
+    if verifier.noise is Noise.SHARED:
+        return shared_noise  # in plain decoding, too: that is what the output is compared with
+    if verifier.needs_leaf_probs and speculating:
+        return at_temperature_one
+    return as_it_is
+
+
+def as_it_is(scores: Tensor, target_probs: Tensor, tree: DraftTree, slots: Batch) -> Tensor:
+    """Returns p."""
+    return target_probs
+
+
+def shared_noise(scores: Tensor, target_probs: Tensor, tree: DraftTree, slots: Batch) -> Tensor:
+    """Returns the token that the shared noise draws from p at every node, one-hot."""
+    if not slots.sampling.any_sampled:
+        return target_probs
+    return decided(target_probs, tree, slots.keys, slots.lengths)
+
+
+def at_temperature_one(scores: Tensor, target_probs: Tensor, tree: DraftTree, slots: Batch) -> Tensor:
+    """Returns p, computed at temperature 1 for greedy rows, where a cascade decides by probabilities, too."""
+    if not slots.sampling.any_greedy:
+        return target_probs
+    return distribution(scores, warmed(slots.sampling, slots.drafting))
 
 
 @dataclass(frozen=True, kw_only=True)

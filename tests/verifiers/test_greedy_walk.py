@@ -13,8 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec.acceptance import accept, certain
 from specdec.counting import counted
-from specdec.engine.evidence import as_it_is
-from specdec.engine.round import Judged, Mode, judge
+from specdec.engine.round import Judged, Mode, as_it_is, judge
 from specdec.forward import LOGITS
 from specdec.host import without_looking
 from specdec.interfaces import Laws, Verifier

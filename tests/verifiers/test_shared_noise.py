@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-import specdec.engine.evidence
+import specdec.engine.round
 from drafters.model import ModelDrafter
 from specdec.batch import Batch
 from specdec.checks.reference import reference_decode
@@ -167,7 +167,7 @@ def test_noise_of_the_round_breaks_the_promise(model, expected: list[list[int]],
     def by_root(target_probs: Tensor, tree: DraftTree, keys: Tensor, lengths: Tensor) -> Tensor:
         return winners(target_probs, shared_noise(keys, lengths[:, None] + 1, target_probs.shape[2]))
 
-    monkeypatch.setattr(specdec.engine.evidence, "decided", by_root)
+    monkeypatch.setattr(specdec.engine.round, "decided", by_root)
     engine = Engine(Target(model), drafters(model)["chain"], SharedNoiseVerifier(), max_batch_size=3, max_length=40)
     assert [list(output.token_ids) for output in engine.generate(PROMPTS, SAMPLING)] != expected
     assert [list(output.token_ids) for output in engine.generate(PROMPTS, SAMPLING, speculate=False)] == expected
