@@ -9,8 +9,6 @@ import numpy as np
 
 WHOLE = "give a whole number, without a decimal point"
 _LONGEST = 80
-
-
 Test = Callable[[float], bool]
 
 

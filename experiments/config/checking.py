@@ -59,8 +59,7 @@ def check_arguments(component: Any, options: Mapping[str, Any], within: str = ""
             raise ValueError(f"{prefix}{name} is missing: give {prefix}{name}=… (with + before it)")
 
 
-_SIMPLE: dict[Any, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (int, float), str: (str,), None: (NoneType,)}
-_SIMPLE |= {NoneType: (NoneType,)}
+_SIMPLE: dict[Any, Any] = {bool: (bool,), int: (int,), float: (int, float), str: (str,), NoneType: (NoneType,)}
 _WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "text", NoneType: "null"}
 
 

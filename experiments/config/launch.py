@@ -165,9 +165,7 @@ def _of_composition(error: BaseException) -> str | None:
             return f"{error.missing_cfg_file} is not installed: pip install 'specdec-research[{extra}]'"
         return None if error.options is None else f"there is no {group} {name!r}{did_you_mean(name, error.options)}"
     cause = error.__cause__
-    if not isinstance(error, ConfigCompositionException) or not isinstance(
-        cause, ConfigAttributeError | ConfigKeyError
-    ):
+    if not (isinstance(error, ConfigCompositionException) and isinstance(cause, ConfigAttributeError | ConfigKeyError)):
         return None
     there, full = cause.parent_node, str(cause.full_key)
     if there is None:
