@@ -177,6 +177,10 @@ def remarks(rows: Sequence[Figures], left_out: Sequence[str]) -> list[str]:
     if exact:
         of = "log-probabilities" if all(each.bits is None for each in found) else "bits"
         said.append(f"The same {of} however many tokens are in a forward: {exact}.")
+    differ = [(each, {bool(tree) for (_, tree), share in each.logits.items() if share}) for each in found]
+    chains = grouped([each for each, in_trees in differ if in_trees == {True}], found)
+    if chains:
+        said.append(f"The same bits in chains of tokens, not in trees: {chains}.")
     large = [each.name for each in found if each.flipped is not None and each.flipped >= 1]
     if large:
         said.append(f"Tokens changed at margins of 1 nat and more, which rounding rarely explains: {', '.join(large)}.")

@@ -23,6 +23,8 @@ from experiments.measuring.parity import (
     through_runner,
 )
 from experiments.parity import parity as run_parity
+from experiments.reporting.parity import remarks
+from experiments.results.frame import Figures
 from experiments.results.statistics import Bootstrap
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
@@ -112,6 +114,23 @@ def test_forwards_that_are_one_bit_off_are_counted_and_exact_ones_are_not() -> N
         # Trees of two levels take 3 tokens of the text at once, the last one of 8 only two.
         forwards = {1: 0, 2: 4, 4: 2, 7: 3}[row.size] * 4 // row.batch
         assert row.logits == forwards / (32 * 64) and row.flips == 0
+
+
+def test_a_difference_in_trees_alone_is_said() -> None:
+    def in_trees(logits: Tensor) -> Tensor:
+        return one_bit_off(logits) if logits.shape[1] == 3 else logits
+
+    cells = [Cell(1, TreeShape.chain(3)), Cell(1, TreeShape.branching(2, 2), "[2,2]")]
+    ways = {"first": exact(), "second": with_change(exact(), in_trees), "third": with_change(exact(), one_bit_off)}
+    found = [
+        Figures(engine=name, dtype="", quantization=None, control=False) | row
+        for name, begin in ways.items()
+        for row in parity(begin, PROMPTS, tokens=8, cells=cells)
+    ]
+    assert remarks(found, [])[1:] == [
+        "The same bits however many tokens are in a forward: first always.",
+        "The same bits in chains of tokens, not in trees: second always.",
+    ]
 
 
 def test_the_text_takes_every_path_of_a_tree_among_the_likeliest_other_tokens() -> None:
