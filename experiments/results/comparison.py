@@ -83,17 +83,10 @@ def _template_name(run: Run) -> str:
 
 def title(runs: Sequence[Run]) -> str:
     """The conditions that all runs share, in words."""
-    shared = []
-    for value in (
-        _SAME["target"],
-        _SAME["dtype"],
-        lambda run: run.manifest["device"],
-        _SHOWN["dataset"],
-        lambda run: f"batch {run.manifest['config']['engine']['max_batch_size']}",
-    ):
-        values = {value(run) for run in runs}
-        shared += values if len(values) == 1 else []
-    return ", ".join(shared)
+    facts: list[Callable[[Run], str]] = [_SAME["target"], _SAME["dtype"], lambda run: run.manifest["device"]]
+    facts += [_SHOWN["dataset"], lambda run: f"batch {run.manifest['config']['engine']['max_batch_size']}"]
+    values = [{fact(run) for run in runs} for fact in facts]
+    return ", ".join(text for each in values if len(each) == 1 for text in each)
 
 
 def make_rows(runs: Sequence[Run]) -> list[Row]:
@@ -130,7 +123,7 @@ def _winner(figure: str, rivals: Sequence[tuple[Figures, Row, str]]) -> int | No
     """The number of the best of some figures, each with its row, and its category if it is of one alone."""
     entrants = []
     for figures, row, category in rivals:
-        frames = (row.run.of(row.method), row.run.plain(row.method))
+        frames = (row.run.of(row.method), row.run.of(row.method, PLAIN))
         if category:
             frames = tuple(None if each is None else _of_category(each, category) for each in frames)
         entrants.append((figures, *frames))

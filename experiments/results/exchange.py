@@ -91,7 +91,8 @@ def _drafts(records: Iterable[Record]) -> list[tuple[int, int]]:
 
 
 def _responses(records: Sequence[Record], target: str) -> list[dict[str, Any]]:
-    return [_response(record, target, drafted_of(records)) for record in records]
+    drafted = drafted_of(records)
+    return [_response(record, target, drafted) for record in records]
 
 
 def _response(record: Record, target: str, drafted: int) -> dict[str, Any]:
@@ -163,10 +164,8 @@ def curve(runs: Mapping[str, tuple[str, Sequence[Record]]], about: Mapping[str, 
                 mode = f"{run}_{mode}"
             length = 1 + sum(accepted for _, accepted in drafts) / len(drafts)
             modes.setdefault(mode, {})[drafted] = round(length, 2)
-    lines = [f"# {name}: {value}" for name, value in about.items()]
-    lines += [
-        "# key = num_speculative_tokens; value = emitted tokens per round with a draft, the target's own included"
-    ]
+    key = "key = num_speculative_tokens; value = emitted tokens per round with a draft, the target's own included"
+    lines = [*(f"# {name}: {value}" for name, value in about.items()), f"# {key}"]
     models = {model: modes for model, modes in models.items() if modes}
     for model, modes in models.items():
         lines += [f"{json.dumps(model)}:"]

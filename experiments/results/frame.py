@@ -43,16 +43,11 @@ Outputs = Iterable[Record] | Frame
 
 
 ROUND_COLUMNS = {
-    "accepted": "accepted",
-    "expected_accepted": "expected_accepted",
-    "proposed_depth": "proposed_depth",
-    "proposed_nodes": "proposed_nodes",
-    "distance_tv": "distance_tv",
-    "distance_kl": "distance_kl",
-    "seconds": "round_seconds",
-    "predicted_seconds": "predicted_seconds",
-    "emitted_at": "emitted_at",
-    "emitted": "emitted",
+    name: "round_seconds" if name == "seconds" else name
+    for name in (
+        *("accepted", "expected_accepted", "proposed_depth", "proposed_nodes", "distance_tv", "distance_kl"),
+        *("seconds", "predicted_seconds", "emitted_at", "emitted"),
+    )
 }
 """The columns of ``rounds_of`` that a round has for itself, and the fields of the record that hold them as lists."""
 KEYS = ("run", "method", "temperature", "prompt", "category", "turn", "sample")

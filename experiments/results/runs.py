@@ -11,7 +11,7 @@ from typing import Any
 from experiments.results.frame import Frame, frame_of
 from experiments.results.limits import Terms
 from experiments.results.origin import MANIFEST, read_manifest
-from experiments.results.records import PLAIN, RECORDS, Record, read_records
+from experiments.results.records import RECORDS, Record, read_records
 from experiments.results.statistics import Bootstrap
 from experiments.results.summary import MethodSummary, Summary, summarize
 
@@ -36,10 +36,6 @@ class Run:
             return None
         wanted = method.method if name is None else name
         return self.frame[(self.frame.method == wanted) & (self.frame.temperature == method.temperature)]
-
-    def plain(self, method: MethodSummary) -> Frame | None:
-        """Return plain decoding's outputs, at the method's temperature."""
-        return self.of(method, PLAIN)
 
 
 def load_run(folder: Path, *, width: float | None = None) -> Run:
