@@ -25,11 +25,9 @@ from tests.models import tiny_model
 HIDDEN, VOCAB = 32, 64
 
 
-def random_heads(
-    num_heads: int = 3, *, num_layers: int = 1, vocab_size: int = VOCAB, hidden: int = HIDDEN
-) -> MedusaHeads:
+def random_heads(num_heads: int = 3, *, vocab_size: int = VOCAB, **settings: Any) -> MedusaHeads:
     heads = MedusaHeads(
-        num_heads=num_heads, hidden_size=hidden, vocab_size=vocab_size, num_layers=num_layers, base_model="some/base"
+        num_heads=num_heads, hidden_size=HIDDEN, vocab_size=vocab_size, base_model="some/base", **settings
     )
     for parameter in heads.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
@@ -89,12 +87,7 @@ def test_a_subfolder_of_a_folder(tmp_path: Path) -> None:
 
 def distinct(num_layers: int = 2, **settings: Any) -> MedusaHeads:
     """Heads whose blocks differ."""
-    heads = MedusaHeads(
-        num_heads=3, hidden_size=HIDDEN, vocab_size=VOCAB, num_layers=num_layers, shared=False, **settings
-    )
-    for parameter in heads.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    return heads.eval()
+    return random_heads(num_layers=num_layers, shared=False, **settings)
 
 
 Written = dict[str, Tensor]
@@ -104,22 +97,24 @@ def as_native(heads: MedusaHeads, prefix: str = "") -> Written:
     return {prefix + name.removeprefix("heads."): tensor.clone() for name, tensor in heads.state_dict().items()}
 
 
-def as_tensorrt(heads: MedusaHeads) -> Written:
-    made: Written = {"transformer.vocab_embedding.weight": torch.zeros(VOCAB, HIDDEN)}
-    for name, tensor in heads.state_dict().items():
-        _, head, layer, *rest = name.split(".")
-        inner = f"medusa_layers.{layer}.linear.{rest[-1]}" if rest[0] == "linear" else "lm_head.weight"
-        made[f"medusa_heads.{head}.{inner}"] = tensor.clone()
-    return made
-
-
-def as_vllm(heads: MedusaHeads, prefix: str = "") -> Written:
+def written(heads: MedusaHeads, block: str, output: str) -> Written:
+    """Tensors by the names that two patterns say."""
     made: Written = {}
     for name, tensor in heads.state_dict().items():
         _, head, layer, *rest = name.split(".")
-        inner = f"blocks.{head}.layers.{layer}.{rest[-1]}" if rest[0] == "linear" else f"lm_heads.{head}.weight"
-        made[prefix + inner] = tensor.clone()
+        pattern = block if rest[0] == "linear" else output
+        made[pattern.format(head=head, layer=layer, part=rest[-1])] = tensor.clone()
     return made
+
+
+def as_tensorrt(heads: MedusaHeads) -> Written:
+    begin = "medusa_heads.{head}."
+    made = written(heads, begin + "medusa_layers.{layer}.linear.{part}", begin + "lm_head.weight")
+    return made | {"transformer.vocab_embedding.weight": torch.zeros(VOCAB, HIDDEN)}
+
+
+def as_vllm(heads: MedusaHeads, prefix: str = "") -> Written:
+    return written(heads, prefix + "blocks.{head}.layers.{layer}.{part}", prefix + "lm_heads.{head}.weight")
 
 
 def in_shards(tensors: Written, folder: Path) -> None:
