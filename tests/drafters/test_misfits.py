@@ -91,7 +91,7 @@ MISTAKES: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], str]] 
     (BlockDrafter, (block_head(MODEL), 4), {}, "4 deep and a block of 4 places predicts 3 tokens"),
     (BlockDrafter, (block_head(MODEL, shifted=True), 5), {}, "5 deep and a block of 4 places predicts 4 tokens"),
     (BlockDrafter, (block_head(MODEL),), {"block_size": 1}, "block_size=1"),
-    (BlockDrafter, (block_head(MODEL), BEST), {"sampling": "iid"}, "most probable paths"),
+    (BlockDrafter, (block_head(MODEL), BEST), {"sampling": "iid"}, "ExpansionTree cannot be drawn"),
     (MTPDrafter.from_pretrained, (), {"hidden_state": "pre"}, "hidden_state='pre'"),
     (MTPDrafter.from_pretrained, (), {"module": -1}, "module=-1"),
     (MTPHead.for_target, (tiny_model("gpt2", vocab_size=16),), {}, "gpt2"),
