@@ -38,6 +38,7 @@ class Place:
         p, q: The target's and the drafter's, after all processing.
         whole_p, whole_q: The same without top-p.
         raw_p, raw_q: The same at temperature 1.
+        filtered_p: The target's, with a server's own filters beside the request's (llama.cpp's: top-k 40, min-p 0.05).
         edges: The target's, with slightly less and slightly more in the nucleus (top-p, min-p): where a token lies so
             near its edge that rounding decides, they differ from p.
     """
@@ -48,6 +49,7 @@ class Place:
     whole_q: Row
     raw_p: Row
     raw_q: Row
+    filtered_p: Row
     edges: tuple[Row, Row]
 
     @classmethod
@@ -62,7 +64,8 @@ class Place:
             return row / row.sum()
 
         ways = sampling, replace(sampling, top_p=1.0), replace(sampling, temperature=1.0)
-        laws = [law(logits, how) for how in ways for logits in (target, drafter)]
+        own = replace(sampling, top_k=min(sampling.top_k or 40, 40), min_p=max(sampling.min_p, 0.05))
+        laws = [*(law(logits, how) for how in ways for logits in (target, drafter)), law(target, own)]
         if sampling.top_p == 1 and sampling.min_p == 0:
             return cls(*laws, edges=(laws[0], laws[0]))
         less, more = (
@@ -149,8 +152,9 @@ MISTAKES: dict[str, Callable[[Place], Parts]] = {
     "late_top_p": _late_top_p,
     "temperature_ignored": lambda at: _plain(at.raw_p),
     "top_p_ignored": lambda at: _plain(at.whole_p),
+    "own_filters": lambda at: _plain(at.filtered_p),
 }
-"""The mistakes by name; the last two are of a subject that does not do what it is asked to."""
+"""The mistakes by name; the last three are of a subject that does not do what it is asked to."""
 WORDS = {
     "one_hot": "drafts are the drafter's most probable tokens, and a smooth q is reported",
     "residual_from_p": "a recovered token comes from p, not from the residual",
@@ -161,6 +165,7 @@ WORDS = {
     "late_top_p": "top-p filters what is recovered, and not the p that drafts are judged by",
     "temperature_ignored": "the request's temperature is not used",
     "top_p_ignored": "the request's top-p is not used",
+    "own_filters": "a server's default top-k and min-p are used, too",
 }
 
 

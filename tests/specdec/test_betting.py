@@ -30,9 +30,16 @@ def question(vocab: int = VOCAB, drafted: int = 1, horizon: int = 2) -> tuple[Ce
     cells, laws = joint(
         lambda paths: [at[path[-1] if path else vocab] for path in paths], horizon=horizon, drafted=drafted
     )
-    return cells, Question([laws[HONEST]], {name: [laws[name]] for name in MISTAKES}, level=LEVEL, block=32)
+    return cells, Question([laws[HONEST]], {name: [laws[name]] for name in SHOWN}, level=LEVEL, block=32)
 
 
+OF_SERVERS: dict[str, Callable[[Place], np.ndarray]] = {
+    "temperature_ignored": lambda at: at.raw_p,
+    "top_p_ignored": lambda at: at.whole_p,
+}
+"""Mistakes that need no drafts."""
+SHOWN = [name for name in MISTAKES if name != "own_filters"]
+"""Mistakes that show in a few tokens: a nucleus of these leaves nothing for a server's own filters."""
 Numbers = Callable[..., float]
 """Draws a number from [0, 1), given where it makes a difference."""
 
@@ -55,8 +62,8 @@ def decode(mistake: str, length: int, drafted: int, at: Sequence[Place], numbers
     while len(tokens) < length:
         for _ in range(drafted):
             now = here()
-            if mistake in ("temperature_ignored", "top_p_ignored"):
-                tokens.append(whole(now.raw_p if mistake == "temperature_ignored" else now.whole_p))
+            if mistake in OF_SERVERS:
+                tokens.append(whole(OF_SERVERS[mistake](now)))
                 break
             p, q = (now.whole_p, now.whole_q) if mistake == "late_top_p" else (now.p, now.q)
             says = now.raw_q if mistake == "temperature_once" else q
@@ -104,7 +111,7 @@ def every_course(play: Callable[[Numbers], tuple[int, ...]]) -> Iterator[tuple[f
 
 
 @pytest.mark.parametrize(("vocab", "drafted", "horizon"), [(8, 1, 2), (5, 2, 2), (4, 2, 3)])
-@pytest.mark.parametrize("name", [HONEST, *MISTAKES])
+@pytest.mark.parametrize("name", [HONEST, *SHOWN])
 def test_the_law_of_a_mistake_is_that_of_a_decoder_with_it(name: str, vocab: int, drafted: int, horizon: int) -> None:
     """Enumerated: every draft, every decision and every token that is drawn."""
     cells, asked = question(vocab, drafted, horizon)
@@ -116,6 +123,17 @@ def test_the_law_of_a_mistake_is_that_of_a_decoder_with_it(name: str, vocab: int
     told = 0.5 * np.abs(found - asked.laws[0]).sum() > 0.01
     assert told or name == HONEST or vocab < 8, "and it is told from the right one"
     assert told or name != "bonus_from_q" or horizon <= drafted, "where the horizon reaches the bonus token"
+
+
+def test_filters_of_a_servers_own_come_beside_those_of_the_request() -> None:
+    logits = torch.tensor([0.62, 0.3, 0.06, 0.02]).log()
+    for sampling, law in (
+        (SamplingParams(temperature=1.0), [0.62, 0.3, 0.06, 0]),
+        (SamplingParams(temperature=1.0, top_p=0.9), [0.62, 0.3, 0, 0]),
+        (SamplingParams(temperature=1.0, min_p=0.1), [0.62, 0.3, 0, 0]),
+    ):
+        parts = MISTAKES["own_filters"](Place.of(logits, logits, sampling))
+        assert parts.recovered == pytest.approx(np.array(law) / sum(law)) and not parts.stays.any()
 
 
 def test_shares_are_those_with_which_the_hardest_mistake_shows_fastest() -> None:
@@ -196,7 +214,7 @@ def test_an_audit_that_cheats_is_noticed(wealth: type[Wealth]) -> None:
     assert sure(false_alarms(wealth))
 
 
-@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize("name", SHOWN)
 def test_power_is_what_is_said(name: str) -> None:
     """At a number of outputs where about half of the audits see the mistake, and at the number that is planned."""
     _, asked = question()
@@ -252,8 +270,8 @@ def test_mistakes_show_from_the_first_token_that_may_be_a_draft() -> None:
 
     plain, drafted = laws(6, 1, 1), laws(6, 1, 0)
     both, behind = laws(6, 2, 1), [laws(token, 1, 0) for token in range(6)]
-    for name in MISTAKES:
-        if name in ("temperature_ignored", "top_p_ignored"):
+    for name in SHOWN:
+        if name in OF_SERVERS:
             assert distance(plain, name) == pytest.approx(distance(drafted, name)) and distance(plain, name) > 0.01
         else:
             assert distance(plain, name) == 0
