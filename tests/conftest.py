@@ -25,14 +25,16 @@ settings.register_profile("seeded", derandomize=True, deadline=None, database=No
 settings.load_profile("seeded")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Let Triton's kernels run in its interpreter, except in the tests that are for a GPU.
+# Triton's kernels run in its interpreter. It looks for this when it is imported, which transformers does where it is
+# installed, and the conftest.py of a folder imports that before anything is configured.
+os.environ["TRITON_INTERPRET"] = "1"
 
-    Triton looks for this when it is imported, which transformers does where it is installed.
-    """
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let tests that are for a GPU run Triton's kernels there."""
     wanted = str(config.getoption("markexpr"))
-    if "gpu" not in wanted or "not gpu" in wanted:
-        os.environ["TRITON_INTERPRET"] = "1"
+    if "gpu" in wanted and "not gpu" not in wanted:
+        del os.environ["TRITON_INTERPRET"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
