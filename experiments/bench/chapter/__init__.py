@@ -37,7 +37,7 @@ def rendered(template: str | None = None) -> str:
     Raises:
         jinja2.UndefinedError: It names something that does not exist.
     """
-    from jinja2 import Environment, StrictUndefined  # a dependency of the documentation only
+    from jinja2 import Environment, StrictUndefined
 
     from experiments.bench.chapter.figures import figures
     from experiments.bench.chapter.models import GIVEN
