@@ -48,7 +48,10 @@ class AssistantDrafter(OwnModelDrafter):
     Args:
         assistant: A ``Gemma4AssistantForCausalLM``, or its twin for unified models. ``bind`` does not change it.
         shape: What ``TreeShape.of`` takes, or a tree builder.
-        sampling, temperature, name, optimize: See ``Options``.
+        sampling: See ``Options``, also for the others.
+        temperature: See there.
+        name: See there.
+        optimize: See there.
 
     Raises:
         ValueError: It is no assistant, or an argument is out of its range.

@@ -25,7 +25,8 @@ class RetokenizedScorer(Scorer):
     cache are read from a later place on. It lives on the host: its session must say ``reads_host``.
 
     Args:
-        source, own: Spell the target's tokens, and the model's.
+        source: Spells the target's tokens.
+        own: Spells the model's.
         max_tokens: Of a text, so many of the model's tokens are in its cache at most.
         width: The last so many tokens of a text are forwarded in every round.
         to_model: The model's token for every token that ``level_logits`` is given; None if these are its own.
