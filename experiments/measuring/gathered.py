@@ -87,7 +87,8 @@ class Audit(ABC):
         except Exception as error:
             if not self.done:
                 raise
-            return " ".join(f"{type(error).__name__}: {error}".split())
+            kind = "" if isinstance(error, ValueError | RuntimeError) else f"{type(error).__name__}: "
+            return " ".join(f"{kind}{error}".split())
         return None
 
     def _take(self, row: Row) -> None:

@@ -275,7 +275,7 @@ def test_a_server_that_limits_rates_or_goes_away_is_audited_in_the_end(
     words.append("max_samples=96")
     server.limits, server.drops = {3, 5, 20}, {30, 31, 32}
     with pytest.raises(
-        ValueError, match=r"no verdict yet, .* after 24 outputs .* resume=true goes on .*gave no answer"
+        ValueError, match=r"no verdict yet, .* after 24 outputs .* resume=true goes on \(the server at .*gave no answer"
     ):
         audited(*words)
     server.drops, server.limits, server.retry_after = set(), set(range(1_000)), "600"
