@@ -10,6 +10,7 @@ It runs in an environment of its own, with xllamacpp and gguf: SPECDEC_LLAMACPP_
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -32,8 +33,10 @@ def main(*words: str) -> None:
     if kind not in KINDS:
         raise ValueError(f"{kind!r}: give plain, probabilistic or nothing")
     python = os.environ.get(LlamaCpp.VARIABLE)
-    if python is None:
-        raise ValueError(f"{LlamaCpp.VARIABLE} is not set: give the Python of an environment with xllamacpp and gguf")
+    if python is None or shutil.which(python) is None:
+        raise ValueError(
+            f"{LlamaCpp.VARIABLE}={python or ''} is no program: give the Python of an environment with xllamacpp and gguf"
+        )
     given: dict[str, object] = {"probabilistic": kind == "probabilistic"}
     for role, name in zip(KINDS[kind], ("target", "drafter"), strict=False):
         folder = Path("outputs/llama_server", name)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, eq=False)
 class Above:
-    """What else a place is told besides the token before it.
+    """The facts that a place is told besides the token before it.
 
     Attributes:
         hidden: What ``prepare`` made of the place's hidden state; only if ``reads_hidden``.

@@ -151,7 +151,7 @@ class _Made:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What the subject is asked for.
+    """The request that a subject gets, and its prompts.
 
     Attributes:
         horizon: The tokens of an output that are looked at.

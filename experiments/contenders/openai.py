@@ -16,7 +16,7 @@ from specdec.types import Completion
 KEY = "OPENAI_API_KEY"
 """The environment variable that has the server's key, if it wants one."""
 ID = "token_id:"
-"""What vLLM puts before the number of a token whose text it was asked not to tell."""
+"""The beginning of a token's name where vLLM was asked not to tell its text; its number follows."""
 LLAMACPP = "llamacpp"
 _FILTERS = {"top_k": 0, "min_p": 0.0}
 PLAIN: dict[str, dict[str, Any]] = {

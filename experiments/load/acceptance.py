@@ -1,4 +1,4 @@
-"""What rounds draft and accept in virtual time: by dense traces, as deep as a policy lets them."""
+"""Drafts of rounds in virtual time, and how many are accepted: by dense traces, as deep as a policy lets them."""
 
 import copy
 

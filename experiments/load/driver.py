@@ -127,7 +127,7 @@ class Entrance:
 
 @dataclass
 class _Seen:
-    """What was seen of one request, by the names of the columns; seconds are on the driver's clock."""
+    """The course of one request, by the names of the columns; seconds are on the driver's clock."""
 
     arrived: float
     submitted: float = np.nan

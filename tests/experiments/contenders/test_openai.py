@@ -1,6 +1,7 @@
 """A server with OpenAI's endpoint, played by a small one on this machine that decodes with the same target."""
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -190,14 +191,17 @@ def test_the_example_starts_llama_cpps_server(tmp_path: Path, monkeypatch: pytes
     monkeypatch.delenv("SPECDEC_LLAMACPP_PYTHON", raising=False)
     with pytest.raises(ValueError, match="'greedy': give plain, probabilistic or nothing"):
         example.main("greedy")
-    with pytest.raises(ValueError, match="SPECDEC_LLAMACPP_PYTHON is not set: give the Python of an environment with"):
+    with pytest.raises(ValueError, match="SPECDEC_LLAMACPP_PYTHON= is no program: give the Python of an environment"):
         example.main()
     monkeypatch.setenv("SPECDEC_LLAMACPP_PYTHON", "there/bin/python")
+    with pytest.raises(ValueError, match="SPECDEC_LLAMACPP_PYTHON=there/bin/python is no program"):
+        example.main()
+    monkeypatch.setenv("SPECDEC_LLAMACPP_PYTHON", sys.executable)
     monkeypatch.setattr("os.execv", lambda *command: started.append(command))
     example.main("plain")
     example.main("probabilistic")
     for (python, (_, worker, given)), parts in zip(started, (["model"], ["model", "draft"]), strict=True):
-        assert python == "there/bin/python" and Path(worker).exists()
+        assert python == sys.executable and Path(worker).exists()
         asked = json.loads(given)
         assert asked.pop("probabilistic") == (parts != ["model"]) and list(asked) == parts
         assert {json.loads(Path(folder, "config.json").read_text())["dtype"] for folder in asked.values()} == {
