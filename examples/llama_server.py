@@ -35,7 +35,7 @@ def main(*words: str) -> None:
     python = os.environ.get(LlamaCpp.VARIABLE)
     if python is None or shutil.which(python) is None:
         raise ValueError(
-            f"{LlamaCpp.VARIABLE}={python or ''} is no program: give the Python of an environment with xllamacpp and gguf"
+            f"{LlamaCpp.VARIABLE}={python or ''} is no program: give an environment's Python, with xllamacpp and gguf"
         )
     given: dict[str, object] = {"probabilistic": kind == "probabilistic"}
     for role, name in zip(KINDS[kind], ("target", "drafter"), strict=False):

@@ -1,4 +1,4 @@
-"""The common part of real and virtual studies of load: arrivals at every rate, what requests ask for, and the report."""
+"""The common part of real and virtual studies of load: arrivals at every rate, requests, and the report."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -191,7 +191,7 @@ def test_the_example_starts_llama_cpps_server(tmp_path: Path, monkeypatch: pytes
     monkeypatch.delenv("SPECDEC_LLAMACPP_PYTHON", raising=False)
     with pytest.raises(ValueError, match="'greedy': give plain, probabilistic or nothing"):
         example.main("greedy")
-    with pytest.raises(ValueError, match="SPECDEC_LLAMACPP_PYTHON= is no program: give the Python of an environment"):
+    with pytest.raises(ValueError, match="SPECDEC_LLAMACPP_PYTHON= is no program: give an environment's Python"):
         example.main()
     monkeypatch.setenv("SPECDEC_LLAMACPP_PYTHON", "there/bin/python")
     with pytest.raises(ValueError, match="SPECDEC_LLAMACPP_PYTHON=there/bin/python is no program"):
