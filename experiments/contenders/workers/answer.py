@@ -3,12 +3,14 @@
 A request is a line of JSON on standard input, its answer a line on standard output; whatever libraries print goes to
 standard error. The first request is what ``MODULE.load`` takes. It returns the facts that are answered, and the
 function that makes the answers to all further ones. An empty request is answered with the ``cores`` that threads of
-this process may use, every different list once. An exception is the answer ``{"error": …}``.
+this process may use, every different list once. An exception is the answer ``{"error": …}``. At the end the folder of
+the model is removed, since whoever asked may have been killed.
 """
 
 import importlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,16 +22,20 @@ def main() -> None:
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)
         decode: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+        folder = None
         for line in sys.stdin:
             try:
+                asked = json.loads(line)
                 if decode is None:
-                    answer, decode = importlib.import_module(sys.argv[1]).load(json.loads(line))
+                    folder = asked.get("model")
+                    answer, decode = importlib.import_module(sys.argv[1]).load(asked)
                 else:
-                    asked = json.loads(line)
                     answer = decode(asked) if asked else {"cores": cores()}
             except Exception as error:  # whoever asks says it
                 answer = {"error": f"{type(error).__name__}: {error}"}
             print(json.dumps(answer), file=answers, flush=True)
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def cores() -> list[list[int]]:

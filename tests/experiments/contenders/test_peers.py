@@ -215,6 +215,14 @@ def test_ctrl_c_leaves_no_process_behind(target: Target) -> None:
     assert not alive(made)
 
 
+def test_a_run_that_is_killed_leaves_neither_process_nor_weights(target: Target) -> None:
+    made = bound(target, Played())
+    assert (made.folder / "target").exists()
+    made._process._socket.close()  # as the kernel does it with a process that is gone
+    made._process._process.wait(timeout=30)
+    assert not made.folder.exists()
+
+
 def test_what_cannot_work_is_refused_before_the_run(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPECDEC_VLLM_PYTHON", raising=False)
     drawn, biased = SamplingParams(temperature=0.5), bound(target, Played("biased"))
