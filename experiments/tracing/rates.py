@@ -7,6 +7,7 @@ began at. Rounds with another tree begin elsewhere in the text, and then the rat
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -102,113 +103,78 @@ def record(sets: Sequence[DraftSet], rule: Verifier) -> Recorded:
             f"rank but the first is known: record one with a wide tree, such as experiments.run trace=true "
             f"drafter={first.method} 'drafter.shape=[4,3,2,2]' sampling.temperature={first.temperature:g}"
         )
-    parts = [_Sums() for _ in sets]
-    for drafts, sums in zip(sets, parts, strict=True):
-        for keys, tree, p in batches(drafts):
-            stop = rule.laws(tree, p).stop
-            if not sums.prompts:
-                sums.top_down = _is_top_down(rule, tree, p, stop)
-            reached = (stop[:, None] @ tree.ancestors.to(stop.dtype).expand(len(stop), -1, -1))[:, 0]
-            for row, key in enumerate(keys):
-                sums.add(key.prompt, _row(tree, row), reached[row].numpy(), drafts)
-    shapes = [sums.shape(drafts) for sums, drafts in zip(parts, sets, strict=True)]
-    largest = max(shapes, key=lambda shape: shape.num_nodes)
+    parts = [_rounds_of(drafts, rule) for drafts in sets]
+    shapes = [part.shape for part in parts]
     size = max(shape.max_depth for shape in shapes), max(1 + max(shape.ranks) for shape in shapes)
-    names = [name for sums in parts for name in sums.prompts]
+    names = [name for part in parts for name in part.prompts]
     order = list(dict.fromkeys(names))
-    rows = [row for sums in parts for row in sums.tables(size)]
-    tables = np.stack(rows)  # [row, 2, depth, rank]
+    tables = np.zeros((len(names), 2, *size))
+    for part, end in zip(parts, np.cumsum([len(part.prompts) for part in parts]), strict=True):
+        depth, rank = part.tables.shape[2:]
+        tables[end - len(part.prompts) : end, :, :depth, :rank] = part.tables
     by_prompt = np.stack([totals(names, column, order) for column in tables.reshape(len(tables), -1).T], axis=1)
     by_prompt = by_prompt.reshape(len(order), 2, *size)
-    whole = [value for sums in parts for value in sums.whole]
+    whole = [value for part in parts for value in part.whole]
     return Recorded(
         drafts=first,
-        shape=largest,
+        shape=max(shapes, key=lambda shape: shape.num_nodes),
         prompts=tuple(order),
         accepted=by_prompt[:, 0],
         offered=by_prompt[:, 1],
-        rounds=len(rows),
+        rounds=len(names),
         tokens=float(np.mean(whole)) if whole else float("nan"),
-        top_down=all(sums.top_down for sums in parts),
+        top_down=all(part.top_down for part in parts),
     )
 
 
-class _Sums:
-    """Adds up the rounds of one set of drafts."""
+class _Rounds(NamedTuple):
+    """The rounds of one set of drafts.
 
-    def __init__(self) -> None:
-        self.prompts: list[str] = []
-        self.whole: list[float] = []
-        self.top_down = True
-        self._rows: list[tuple[bytes, np.ndarray]] = []
-        self._forms: dict[bytes, _Form] = {}
+    ``shape`` is the static tree of all, of which the end of an output has cut some; ``tables`` the accepted and the
+    offered nodes of every round, by depth and rank; ``whole`` the expected tokens of those that drafted to full depth.
+    """
 
-    def add(self, prompt: str, row: tuple[np.ndarray, np.ndarray], reached: np.ndarray, drafts: DraftSet) -> None:
-        """Add a round: its parents and valid nodes, and how likely each node is to be reached."""
-        parents, valid = row
-        key = parents.tobytes() + valid.tobytes()
-        form = self._forms.get(key)
-        if form is None:
-            form = self._forms[key] = _Form(parents, valid)
-        self.prompts.append(prompt)
-        self._rows.append((key, reached[: len(parents)]))
-        if form.depth == drafts.max_depth:
-            self.whole.append(float(reached[: len(parents)].sum()))
-
-    def shape(self, drafts: DraftSet) -> TreeShape:
-        """The static tree of all rounds, of which the end of an output has cut some.
-
-        Raises:
-            ValueError: The trees differ otherwise.
-        """
-        forms = sorted(self._forms.values(), key=lambda form: len(form.parents))
-        longest = forms[-1].parents
-        if any((form.parents != longest[: len(form.parents)]).any() for form in forms):
-            raise ValueError(
-                f"the drafts in the trace of {drafts.folder} ({drafts.method}, T={drafts.temperature:g}) have another "
-                f"tree in every round, so that how often a rank was drafted depends on how good it looked: record a "
-                f"trace with one static tree, such as 'drafter.shape=[4,3,2,2]'"
-            )
-        return TreeShape(forms[-1].paths[1:])
-
-    def tables(self, size: tuple[int, int]) -> list[np.ndarray]:
-        """Returns the accepted and the offered nodes of every round, by depth and rank."""
-        longest = max(self._forms.values(), key=lambda form: len(form.parents))
-        made = []
-        for key, reached in self._rows:
-            table = np.zeros((2, *size))
-            form = self._forms[key]
-            # A child that q had nothing left for is missing in a round that drafted others of its depth.
-            offered = np.flatnonzero((longest.depths >= 1) & (longest.depths <= form.depth))
-            padded = np.zeros(len(longest.parents))
-            padded[: len(reached)] = reached
-            place = longest.depths[offered] - 1, longest.ranks[offered]
-            np.add.at(table[0], place, padded[offered])
-            np.add.at(table[1], place, padded[longest.parents[offered]])
-            made.append(table)
-        return made
+    prompts: list[str]
+    shape: TreeShape
+    tables: np.ndarray
+    whole: list[float]
+    top_down: bool
 
 
-class _Form:
-    """The parents of a round's nodes, and what follows from them."""
-
-    def __init__(self, parents: np.ndarray, valid: np.ndarray):
-        self.parents = parents
-        self.paths: list[tuple[int, ...]] = [()]
-        children = [0] * len(parents)
-        for parent in parents[1:].tolist():
-            self.paths.append((*self.paths[parent], children[parent]))
-            children[parent] += 1
-        self.depths = np.array([len(path) for path in self.paths])
-        self.ranks = np.array([path[-1] if path else 0 for path in self.paths])
-        self.depth = int(self.depths[valid].max())
-
-
-def _row(tree: DraftTree, row: int) -> tuple[np.ndarray, np.ndarray]:
-    """Parents and valid nodes of a row, without the padding behind its last node."""
-    valid = tree.valid[row].numpy()
-    end = int(np.flatnonzero(valid)[-1]) + 1
-    return tree.parents[row if len(tree.parents) > 1 else 0].numpy()[:end], valid[:end]
+def _rounds_of(drafts: DraftSet, rule: Verifier) -> _Rounds:
+    """Ask the rule about the drafts of one set. Raises ValueError: the trees change from round to round."""
+    prompts: list[str] = []
+    rounds: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # parents, valid nodes, how likely each is reached
+    top_down = True
+    for keys, tree, p in batches(drafts):
+        stop = rule.laws(tree, p).stop
+        top_down = top_down if prompts else _is_top_down(rule, tree, p, stop)
+        reached = (stop[:, None] @ tree.ancestors.to(stop.dtype).expand(len(stop), -1, -1))[:, 0]
+        prompts += [key.prompt for key in keys]
+        for columns in zip(tree.parents.numpy(), tree.valid.numpy(), reached.numpy(), strict=True):
+            end = int(np.flatnonzero(columns[1])[-1]) + 1  # without the padding behind its last node
+            rounds.append((columns[0][:end], columns[1][:end], columns[2][:end]))
+    parents = max((each[0] for each in rounds), key=len)
+    if any((own != parents[: len(own)]).any() for own, _, _ in rounds):
+        raise ValueError(
+            f"the drafts in the trace of {drafts.folder} ({drafts.method}, T={drafts.temperature:g}) have another "
+            f"tree in every round, so that how often a rank was drafted depends on how good it looked: record a "
+            f"trace with one static tree, such as 'drafter.shape=[4,3,2,2]'"
+        )
+    paths: list[tuple[int, ...]] = [()]
+    for node, parent in enumerate(parents[1:].tolist(), start=1):
+        paths.append((*paths[parent], int((parents[:node] == parent).sum())))
+    depths, ranks = np.array([len(path) for path in paths]), np.array([path[-1] for path in paths[1:]])
+    deepest = [int(depths[: len(own)][valid].max()) for own, valid, _ in rounds]
+    padded = np.stack([np.pad(reached, (0, len(parents) - len(reached))) for *_, reached in rounds])
+    # A child that q had nothing left for is missing in a round that drafted others of its depth.
+    offered = depths[1:] <= np.array(deepest)[:, None]
+    tables = np.zeros((len(rounds), 2, depths.max(), ranks.max() + 1))
+    for table, values in zip(tables.swapaxes(0, 1), (padded[:, 1:], padded[:, parents[1:]]), strict=True):
+        for node in range(len(ranks)):
+            table[:, depths[node + 1] - 1, ranks[node]] += values[:, node] * offered[:, node]
+    whole = [float(each[2].sum()) for each, depth in zip(rounds, deepest, strict=True) if depth == drafts.max_depth]
+    return _Rounds(prompts, TreeShape(paths[1:]), tables, whole, top_down)
 
 
 def _rates(accepted: np.ndarray, offered: np.ndarray) -> np.ndarray:

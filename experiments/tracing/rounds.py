@@ -37,7 +37,6 @@ class Node:
 
     odds: Odds
     parent: int
-    depth: int
 
 
 @dataclass(frozen=True)
@@ -97,14 +96,13 @@ def read_rounds(folder: Path, wanted: Callable[[OutputKey], bool]) -> dict[Outpu
 def _round(shard: Shard, row: int, key: TraceKey) -> DraftedRound:
     tokens, parents = (shard.of(name, row).tolist() for name in ("tokens", "parents"))
     tables = _Tables(shard, row)
-    depths = shard.depths(row).tolist()
     place: dict[int, int] = {}
     nodes: list[Node] = []
     for index in np.flatnonzero(shard.of("valid", row)).tolist():
         parent = parents[index]
         odds = Odds(tokens[index], None, None) if parent < 0 else tables.odds(parent, tokens[index])
         place[index] = len(nodes)
-        nodes.append(Node(odds, place[parent] if parent >= 0 else -1, depths[index]))
+        nodes.append(Node(odds, place[parent] if parent >= 0 else -1))
     path = []
     end = key.stop
     while end > 0:

@@ -143,7 +143,7 @@ class Shard:
     def packed(self, rows: Sequence[int]) -> Packed:
         """Some rows as one batch, nodes padded to the most that any has."""
         sizes = [len(self.of("tokens", row)) for row in rows]
-        padded = {"parents": 0, "rest_q": -1}
+        padded = {"parents": -1, "rest_q": -1}
         made: dict[str, np.ndarray] = {}
         for name, dtype in _NODES.items():
             made[name] = np.full((len(rows), max(sizes)), padded.get(name, 0), dtype=dtype)

@@ -125,7 +125,6 @@ def test_a_round_is_read_as_it_was(tmp_path: Path) -> None:
     assert [each.path for each in rounds] == [(1, 2), (1,), (2,)]
     assert [each.next.token for each in rounds] == [4, 7, 1]
     assert [each.at_leaf for each in rounds] == [True, False, True]
-    assert [node.depth for node in rounds[2].nodes] == [0, 1, 1, 2]
     p, q = tables(1)
     assert rounds[1].nodes[3].odds.p == pytest.approx(float(p[1, 6]))
     assert rounds[1].nodes[3].odds.q == pytest.approx(float(q[1, 6]))
