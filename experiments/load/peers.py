@@ -5,19 +5,15 @@ the moments that they note are on one clock.
 """
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection, Listener, wait
 from typing import Any
 
 import torch.distributed
 
-from experiments.load.replicas import Here, Replicas, Sizes
-from specdec.cache.pages import PageCounts
+from experiments.load.replicas import Here, Replicas, Sizes, There, in_words
 from specdec.engine.engine import Engine
-from specdec.requests import SamplingParams
-from specdec.types import Step
 
 PAUSE = 0.002
 """Seconds that the queue waits for its replicas before it looks for arrivals again."""
@@ -54,67 +50,9 @@ def meet() -> list[Connection]:
         return [listener.accept() for _ in range(others)]
 
 
-@contextmanager
-def _in_words() -> Iterator[None]:
-    """Turn the errors of a connection into the one for a process that has ended."""
-    try:
-        yield
-    except (EOFError, OSError) as error:
-        raise RuntimeError("Connection closed by peer") from error
-
-
-class There:
-    """An engine in another process as a replica."""
-
-    def __init__(self, connection: Connection, number: int):
-        self._connection, self._number = connection, number
-        self._open: set[int] = set()
-
-    @property
-    def unfinished(self) -> int:
-        return len(self._open)
-
-    @property
-    def page_counts(self) -> PageCounts:
-        self._ask("counts")
-        with _in_words():
-            while True:
-                said = self._connection.recv()[1]
-                if isinstance(said, PageCounts):
-                    return said
-
-    def submit(
-        self, request: int, prompt: Sequence[int], sampling: SamplingParams, speculate: bool, arrived: float | None
-    ) -> None:
-        self._open.add(request)
-        self._ask("submit", request, prompt, sampling, speculate, arrived)
-
-    def step(self) -> list[Step]:
-        """Return the steps that have come."""
-        steps: list[Step] = []
-        with _in_words():
-            while self._connection.poll():
-                number, said = self._connection.recv()
-                # Steps of requests that were dropped meanwhile are left out.
-                steps += [step for step in said if number == self._number and step.request in self._open]
-        self._open -= {step.request for step in steps if step.finish_reason is not None}
-        return steps
-
-    def abort(self, request: int) -> None:
-        self._open.discard(request)
-        self._ask("abort", request)
-
-    def forget(self) -> None:
-        self._ask("forget")
-
-    def _ask(self, what: str, *values: Any) -> None:
-        with _in_words():
-            self._connection.send((self._number, what, *values))
-
-
 def borrow(connections: Sequence[Connection], margin: int) -> tuple[Lent, list[Replicas]]:
     """Return what the other processes have, and their engines: one queue for each engine that every process has."""
-    with _in_words():
+    with in_words():
         lent: list[Lent] = [connection.recv() for connection in connections]
 
     def queue(number: int, sizes: Sizes) -> Replicas:

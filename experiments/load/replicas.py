@@ -1,9 +1,11 @@
 """Engines behind one queue, which look like one engine to whoever asks: data parallelism."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from itertools import count
-from typing import Any, Protocol
+from multiprocessing.connection import Connection
+from typing import Any
 
 from experiments.load.router import Router
 from specdec.cache.pages import PageCounts, Paging
@@ -41,28 +43,8 @@ class Sizes:
         )
 
 
-class Replica(Protocol):
-    """An engine, here or in another process, whose requests have the ids of whoever asks."""
-
-    @property
-    def unfinished(self) -> int: ...
-
-    @property
-    def page_counts(self) -> PageCounts: ...
-
-    def submit(
-        self, request: int, prompt: Sequence[int], sampling: SamplingParams, speculate: bool, arrived: float | None
-    ) -> None: ...
-
-    def step(self) -> list[Step]: ...
-
-    def abort(self, request: int) -> None: ...
-
-    def forget(self) -> None: ...
-
-
 class Here:
-    """An engine in this process as a replica."""
+    """An engine in this process as a replica, whose requests have the ids of whoever asks."""
 
     def __init__(self, engine: Engine):
         self._engine = engine
@@ -98,6 +80,64 @@ class Here:
             self._engine.abort(own)
 
 
+@contextmanager
+def in_words() -> Iterator[None]:
+    """Turn the errors of a connection into the one for a process that has ended."""
+    try:
+        yield
+    except (EOFError, OSError) as error:
+        raise RuntimeError("Connection closed by peer") from error
+
+
+class There:
+    """An engine in another process as a replica."""
+
+    def __init__(self, connection: Connection, number: int):
+        self._connection, self._number = connection, number
+        self._open: set[int] = set()
+
+    @property
+    def unfinished(self) -> int:
+        return len(self._open)
+
+    @property
+    def page_counts(self) -> PageCounts:
+        self._ask("counts")
+        with in_words():
+            while True:
+                said = self._connection.recv()[1]
+                if isinstance(said, PageCounts):
+                    return said
+
+    def submit(
+        self, request: int, prompt: Sequence[int], sampling: SamplingParams, speculate: bool, arrived: float | None
+    ) -> None:
+        self._open.add(request)
+        self._ask("submit", request, prompt, sampling, speculate, arrived)
+
+    def step(self) -> list[Step]:
+        """Return the steps that have come."""
+        steps: list[Step] = []
+        with in_words():
+            while self._connection.poll():
+                number, said = self._connection.recv()
+                # Steps of requests that were dropped meanwhile are left out.
+                steps += [step for step in said if number == self._number and step.request in self._open]
+        self._open -= {step.request for step in steps if step.finish_reason is not None}
+        return steps
+
+    def abort(self, request: int) -> None:
+        self._open.discard(request)
+        self._ask("abort", request)
+
+    def forget(self) -> None:
+        self._ask("forget")
+
+    def _ask(self, what: str, *values: Any) -> None:
+        with in_words():
+            self._connection.send((self._number, what, *values))
+
+
 class Replicas:
     """Serves requests by replicas of one engine (``experiments.load.driver.Serving``).
 
@@ -108,7 +148,7 @@ class Replicas:
     """
 
     def __init__(
-        self, replicas: Sequence[Replica], sizes: Sizes, *, margin: int, pause: Callable[[], object] = lambda: None
+        self, replicas: Sequence[Here | There], sizes: Sizes, *, margin: int, pause: Callable[[], object] = lambda: None
     ):
         self._replicas, self._sizes, self._margin, self._pause = replicas, sizes, margin, pause
         self._places: dict[int, int] = {}

@@ -16,6 +16,7 @@ import torch
 
 import specdec
 from experiments.results.origin import MANIFEST, json_text, read_manifest, replace_text
+from specdec.machine import cpu
 
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "hydra-core", "wandb")
 MOST_CHANGES = 50
@@ -88,7 +89,7 @@ def machine() -> dict[str, Any]:
     facts: dict[str, Any] = {
         "host": platform.node(),
         "system": f"{platform.system()} {platform.machine()}",
-        "processor": _processor(),
+        "processor": cpu().name,
         "threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
     }
@@ -99,7 +100,7 @@ def machine() -> dict[str, Any]:
 
 def device_name(device: torch.device) -> str:
     """A GPU's product name, or the processor's."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu().name
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
@@ -133,13 +134,3 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None  # no git on this machine, or a repository too slow to ask
     return done.stdout.rstrip() if done.returncode == 0 else None
-
-
-def _processor() -> str:
-    # platform.processor() is empty or just "x86_64" on Linux.
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
