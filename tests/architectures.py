@@ -17,9 +17,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from specdec import DraftTree, ModelRunner, TreeShape
 from specdec.cache.base import cache_argument
-from specdec.target.runner import ModelRunner
-from specdec.tree import DraftTree, TreeShape
 from tests.forwards import prefill, verify
 
 VOCAB = 64
@@ -141,12 +140,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "index_block_size": 4,
         "index_topk_blocks": 2,
     },
-    "mllama_text_model": {
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "cross_attention_layers": [1],
-    },
+    "mllama_text_model": {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cross_attention_layers": [1]},
     "modernbert-decoder": {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "local_attention": 6},
     "prophetnet": {"pad_token_id": 0},
     "qwen2": {"use_sliding_window": True},

@@ -8,14 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdec import ForwardBatch, Topology
 from specdec.attention import BACKENDS, AttentionBackend
 from specdec.attention.call import AttentionCall
 from specdec.attention.facts import Facts, Reach
 from specdec.attention.tree_attention import Seen, tree_attention
 from specdec.cache.base import LayerShape, Stored
 from specdec.cache.slot_cache import SlotCache
-from specdec.forward import ForwardBatch
-from specdec.topology import Topology
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from specdec.interfaces import Laws, Verifier
-from specdec.tree import DraftTree
-from specdec.types import DraftSampling, Exactness
+from specdec import DraftSampling, DraftTree, Exactness, Laws, Verifier
 from verifiers.walk import TryChildren
 
 

@@ -44,11 +44,10 @@ from drafters.staged import StagedDrafter
 from drafters.suffix import SuffixDrafter
 from drafters.uno import UnoDrafter
 from experiments.bench.synthetic import SyntheticDrafter
+from specdec import Drafter, DraftSampling, Verifier
 from specdec.drafting.builders import BeamSearchTree, ExpansionTree, SampledTree
 from specdec.drafting.policies import AdditiveLength, ConfidenceNodes, NodePolicy
-from specdec.interfaces import Drafter, Verifier
 from specdec.target.adapters import Matrices
-from specdec.types import DraftSampling
 from verifiers.block import BlockVerifier, TraversalVerifier
 from verifiers.greedy_multipath import GreedyMultiPathVerifier
 from verifiers.kseq import KSeqVerifier

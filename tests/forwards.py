@@ -7,14 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.batch import Batch
+from specdec import Batch, DraftTree, ForwardBatch, ForwardOutput, ModelRunner, Outcome, SamplingParams, Session, Wants
 from specdec.engine.slot_table import SlotTable
-from specdec.forward import ForwardBatch, ForwardOutput, Wants
-from specdec.interfaces import Session
-from specdec.requests import SamplingParams
-from specdec.target.runner import ModelRunner
-from specdec.tree import DraftTree
-from specdec.types import HostOutcome, Outcome
+from specdec.types import HostOutcome
 
 
 def prefill(
@@ -43,14 +38,7 @@ def verify(
     """Run all nodes of trees behind prefixes of these lengths."""
     host = lengths.numpy() if isinstance(lengths, Tensor) else np.array(lengths)
     rows = np.arange(len(host)) if slots is None else np.array(slots)
-    return runner.run(
-        ForwardBatch.of_tree(
-            tree,
-            host_slots=rows,
-            host_lengths=host,
-            wants=wants,
-        )
-    )
+    return runner.run(ForwardBatch.of_tree(tree, host_slots=rows, host_lengths=host, wants=wants))
 
 
 def slots_of(

@@ -4,12 +4,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from specdec.batch import Batch
-from specdec.interfaces import Session, Sizes, StatelessDrafter
+from specdec import Batch, DraftSampling, DraftTree, Session, Sizes, StatelessDrafter, Target, TreeShape
 from specdec.random import Purpose, draw, uniforms
-from specdec.target.target import Target
-from specdec.tree import DraftTree, TreeShape
-from specdec.types import DraftSampling
 
 PATHS = [(0,), (1,), (0, 0), (1, 0)]
 

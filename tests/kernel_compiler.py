@@ -39,9 +39,7 @@ def compile_for(capability: int) -> list[Any]:
     kernels: list[Any] = []
     triton.runtime.driver.set_active(
         SimpleNamespace(  # type: ignore[arg-type]
-            get_current_device=lambda: 0,
-            get_current_stream=lambda device: 0,
-            get_current_target=lambda: target,
+            get_current_device=lambda: 0, get_current_stream=lambda device: 0, get_current_target=lambda: target
         )
     )
     run = JITFunction.run

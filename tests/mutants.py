@@ -6,13 +6,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from specdec.batch import Batch
-from specdec.interfaces import Session, Sizes
+from specdec import Batch, DraftSampling, DraftTree, Outcome, SamplingParams, Session, Sizes, Target
 from specdec.random import Purpose, uniforms
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
-from specdec.tree import DraftTree
-from specdec.types import DraftSampling, Outcome
 from tests.honest import Honest, HonestLeaves, HonestTop, HonestWithoutReplacement
 
 # ---------------------------------------------------------------- trees that are not well formed

@@ -2,12 +2,7 @@
 
 from collections.abc import Callable, Hashable, Sequence
 
-from specdec.batch import Batch
-from specdec.interfaces import Drafter, Session, Sizes
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
-from specdec.tree import DraftTree
-from specdec.types import Outcome
+from specdec import Batch, Drafter, DraftTree, Outcome, SamplingParams, Session, Sizes, Target
 
 
 class Wrapped(Session):

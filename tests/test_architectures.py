@@ -17,12 +17,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import specdec.attention.masks
 import specdec.target.facts
+from specdec import DraftTree, ModelRunner
 from specdec.attention import BACKENDS
 from specdec.cache.base import CACHE
 from specdec.native import native_library
-from specdec.target.runner import ModelRunner
 from specdec.target.support import Reach
-from specdec.tree import DraftTree
 from tests import architectures
 from tests.architectures import LENGTHS, MAX_LENGTH, MODEL_TYPES, SHAPE, TOLERANCE, VERSION, VOCAB, disagreement, tiny
 from tests.forwards import verify

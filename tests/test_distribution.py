@@ -18,24 +18,17 @@ import scipy.stats
 import torch
 from torch import Tensor
 
-from specdec.engine.engine import Engine
+from specdec import Drafter, DraftSampling, DraftTree, Engine, Laws, SamplingParams, Target, Verifier
 from specdec.engine.processors import process
-from specdec.interfaces import Drafter, Laws, Verifier
 from specdec.random import Purpose, request_key, shared_noise, uniforms
-from specdec.requests import SamplingParams
 from specdec.sampling import adjust, distribution
-from specdec.target.target import Target
-from specdec.tree import DraftTree
-from specdec.types import DraftSampling
 from tests.changed_rule import ChangedRule, emit_p
 from tests.components import DRAFTERS, EVERYWHERE, STRONGEST, TRIED_WITH, VERIFIERS, skip_unfit, tried
 from tests.forwards import slots_of
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
 from tests.verifiers.cases import complete
-from verifiers.block import TraversalVerifier
-from verifiers.rejection import RejectionVerifier
-from verifiers.shared_noise import SharedNoiseVerifier
+from verifiers import RejectionVerifier, SharedNoiseVerifier, TraversalVerifier
 
 pytestmark = pytest.mark.usefixtures("untried")
 

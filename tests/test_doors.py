@@ -16,13 +16,7 @@ from tests.components import medusa_heads, perturbed
 from tests.experiments.conftest import VOCAB_SIZE, byte_tokenizer
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
-from verifiers import (
-    CascadeVerifier,
-    LenientVerifier,
-    RejectionVerifier,
-    TypicalVerifier,
-    WeightedTransportVerifier,
-)
+from verifiers import CascadeVerifier, LenientVerifier, RejectionVerifier, TypicalVerifier, WeightedTransportVerifier
 
 TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}\n{% endfor %}"

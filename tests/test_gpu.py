@@ -6,12 +6,10 @@ import pytest
 import torch
 
 from drafters.ngram import NGramDrafter
+from specdec import Engine, SamplingParams, Target
 from specdec.checks.reference import reference_decode
 from specdec.engine import rounds
-from specdec.engine.engine import Engine
-from specdec.requests import SamplingParams
 from specdec.target.loading import load
-from specdec.target.target import Target
 from tests.components import DRAFTERS, READS_NODES, VERIFIERS, fitting, skip_unfit, tried
 from tests.models import tiny_model
 from tests.test_lossless import SAMPLING, prompts

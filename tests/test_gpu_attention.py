@@ -7,16 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from specdec import Engine, ForwardBatch, SamplingParams, Target, Topology
 from specdec.attention import BACKENDS
 from specdec.attention.tree_attention import Seen, tree_attention
 from specdec.cache.base import Cache, Stored
 from specdec.checks.reference import reference_decode
-from specdec.engine.engine import Engine
-from specdec.forward import ForwardBatch
-from specdec.requests import SamplingParams
 from specdec.target.facts import find
-from specdec.target.target import Target
-from specdec.topology import Topology
 from tests.attention import CASES, TOLERANCE, Case, error, launch, paged, problem, quantized
 from tests.components import DRAFTERS, fitting
 from tests.models import ARCHITECTURES, tiny_model

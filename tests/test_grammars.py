@@ -16,21 +16,16 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import specdec.engine.rounds as rounds_module
+from specdec import Engine, Paging, SamplingParams, Target, Verifier
 from specdec.batch import Matchers
-from specdec.cache.pages import Paging
 from specdec.checks.reference import reference_decode
-from specdec.engine.engine import Engine
-from specdec.interfaces import Verifier
-from specdec.requests import Grammar, SamplingParams
-from specdec.target.target import Target
+from specdec.requests import Grammar
 from tests.components import DRAFTERS, fitting
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
 from tests.test_distribution import LEVEL, NO_RESIDUAL, goodness
 from tests.verifiers.cases import complete
-from verifiers.block import TraversalVerifier
-from verifiers.lossy import ThresholdVerifier
-from verifiers.rejection import RejectionVerifier
+from verifiers import RejectionVerifier, ThresholdVerifier, TraversalVerifier
 
 pytest.importorskip("xgrammar")
 pytestmark = pytest.mark.usefixtures("untried")

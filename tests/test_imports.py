@@ -58,9 +58,7 @@ ALLOWED = {
     "experiments": set(PACKAGES),
 }
 ONLY_EXPERIMENTS = {"hydra", "omegaconf"}
-ONLY_TRACKING = {
-    "wandb": "experiments.tracking.wandb",
-}
+ONLY_TRACKING = {"wandb": "experiments.tracking.wandb"}
 
 
 def name_of(path: Path) -> str:

@@ -22,21 +22,16 @@ import yaml
 from hydra.utils import get_class
 from torch import Tensor
 
+from drafters import EagleDrafter, ModelDrafter
 from drafters.adaptive import AdaptiveDrafter
-from drafters.eagle import EagleDrafter
-from drafters.model import ModelDrafter
 from experiments.config.sections import CONF
 from experiments.session.policies import paced
+from specdec import Drafter, DraftSampling, DraftTree, Engine, SamplingParams, Target, TreeShape, Verifier
 from specdec.drafting.costs import RoundCosts
 from specdec.drafting.policies import LengthPolicy
-from specdec.engine.engine import Engine
-from specdec.interfaces import Drafter, Round, Verifier
+from specdec.interfaces import Round
 from specdec.physics.rounds import AffineRounds
 from specdec.physics.step_cost import StepCost
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
-from specdec.tree import DraftTree, TreeShape
-from specdec.types import DraftSampling
 from tests.components import eagle3_head, perturbed
 from tests.models import tiny_model
 from verifiers import BlockVerifier, RejectionVerifier, SharedNoiseVerifier, TraversalVerifier

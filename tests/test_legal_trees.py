@@ -15,23 +15,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.batch import Batch
+from specdec import Batch, DraftSampling, DraftTree, SamplingParams, Topology, TreeShape, Verifier
 from specdec.drafting.builders import SampledTree, StaticTree, TreeBuilder, sampled, static
 from specdec.drafting.costs import RoundCosts
 from specdec.drafting.drawing import Drawing
 from specdec.drafting.policies import ConfidenceNodes, CostAwareNodes, NodePolicy
 from specdec.drafting.scorer import Scorer
 from specdec.drafting.vocabulary import VocabularyMap
-from specdec.interfaces import Verifier
-from specdec.requests import SamplingParams
-from specdec.topology import Topology
-from specdec.tree import DraftTree, TreeShape
-from specdec.types import DraftSampling
 from tests.forwards import slots_of
 from tests.verifiers.cases import complete
-from verifiers.block import BlockVerifier, TraversalVerifier
-from verifiers.kseq import KSeqVerifier
-from verifiers.rejection import RejectionVerifier
+from verifiers import BlockVerifier, KSeqVerifier, RejectionVerifier, TraversalVerifier
 
 VOCAB, LENGTH = 3, 3
 Law = Callable[[tuple[int, ...]], Tensor]
@@ -249,10 +242,7 @@ LEGAL = {
     "a chain by entropy": (lambda: StaticTree(3), lambda: ConfidenceNodes(0.3, source="entropy", learn=False)),
     "a chain by margin": (lambda: StaticTree(3), lambda: ConfidenceNodes(0.3, source="margin", learn=False)),
     "a tree by margin": (lambda: StaticTree([2, 1]), lambda: ConfidenceNodes(0.1, source="margin", learn=False)),
-    "best first by margin": (
-        lambda: SampledTree(4, 2, 2),
-        lambda: ConfidenceNodes(0.2, source="margin", learn=False),
-    ),
+    "best first by margin": (lambda: SampledTree(4, 2, 2), lambda: ConfidenceNodes(0.2, source="margin", learn=False)),
     "a chain by cost": (lambda: StaticTree(3), lambda: CostAwareNodes(COSTS, learn=False)),
     "a chain by a cost with a cliff": (lambda: StaticTree(3), lambda: CostAwareNodes(CLIFF, learn=False)),
     "a chain by cost and margin": (lambda: StaticTree(3), lambda: CostAwareNodes(COSTS, source="margin", learn=False)),

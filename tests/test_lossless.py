@@ -13,11 +13,8 @@ import random
 import pytest
 from transformers import PreTrainedModel
 
+from specdec import Engine, Noise, SamplingParams, Target
 from specdec.checks.reference import reference_decode
-from specdec.engine.engine import Engine
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
-from specdec.types import Noise
 from tests.components import DRAFTERS, EVERYWHERE, STRONGEST, VERIFIERS, skip_unfit, tried
 from tests.models import ARCHITECTURES, tiny_model
 from tests.shapes import shapes_unchecked

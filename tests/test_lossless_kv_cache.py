@@ -12,14 +12,11 @@ from torch import Tensor
 
 import specdec.target.facts
 from drafters.model import ModelDrafter
+from specdec import Engine, ModelRunner, Noise, Target
 from specdec.cache.base import Segment
 from specdec.cache.formats import FORMATS
 from specdec.cache.quantized import QuantizedSlotCache
 from specdec.checks.drafter import check_drafter
-from specdec.engine.engine import Engine
-from specdec.target.runner import ModelRunner
-from specdec.target.target import Target
-from specdec.types import Noise
 from tests.components import DRAFTERS, STRONGEST, TREE, VERIFIERS, perturbed
 from tests.test_lossless import SAMPLING, prompts, reference, target_model
 from tests.verifiers.cases import complete

@@ -12,10 +12,8 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
+from specdec import Engine, SamplingParams, Target
 from specdec.checks.reference import reference_decode
-from specdec.engine.engine import Engine
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
 from tests.components import DRAFTERS, STRONGEST, fitting
 from tests.models import tiny_model
 from tests.test_distribution import LEVEL, NO_RESIDUAL, p_value

@@ -15,23 +15,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.cache.pages import Paging
-from specdec.engine.engine import Engine
+from specdec import Drafter, Engine, Noise, Paging, SamplingParams, Scheduler, Session, Step, Target, Verifier
 from specdec.engine.scheduler import (
     Deadline,
     Fair,
     FirstCome,
     PrefillFirst,
     Priority,
-    Scheduler,
     ShortestRemaining,
     Tiers,
     TokenBudget,
 )
-from specdec.interfaces import Drafter, Session, Verifier
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
-from specdec.types import Noise, Step
 from tests.components import DRAFTERS, EVERYWHERE, VERIFIERS
 from tests.models import tiny_model
 from tests.sessions import Wrapped, Wrapping

@@ -6,10 +6,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import NoRepeatNGramLogitsProcessor, PreTrainedTokenizerFast
 
 from drafters.model import ModelDrafter
+from specdec import Engine, SamplingParams, Target
 from specdec.checks.reference import reference_decode
-from specdec.engine.engine import Engine
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
 from tests.architectures import tiny
 from tests.components import DRAFTERS, STRONGEST
 from tests.models import tiny_model

@@ -11,10 +11,8 @@ from experiments.training.comparison import Comparison
 from experiments.training.losses import ForwardKL
 from experiments.training.states import FrozenTarget
 from experiments.training.weights import Power
-from specdec.engine.engine import Engine
-from specdec.interfaces import Drafter, Round
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
+from specdec import Drafter, Engine, SamplingParams, Target
+from specdec.interfaces import Round
 from tests.forwards import inner_paths
 from tests.shapes import shapes_unchecked
 from verifiers import RejectionVerifier

@@ -2,12 +2,8 @@
 
 from typing import Any
 
+from specdec import Completion, Drafter, Engine, SamplingParams, Sizes, Target
 from specdec.drafting.lookup import RatedDrafter
-from specdec.engine.engine import Engine
-from specdec.interfaces import Drafter, Sizes
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
-from specdec.types import Completion
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
 from verifiers.rejection import RejectionVerifier

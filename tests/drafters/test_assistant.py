@@ -12,15 +12,13 @@ from transformers import DynamicCache
 from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator
 
 from drafters.assistant import AssistantDrafter
+from specdec import Engine, SamplingParams, Sizes, Target
 from specdec.attention.facts import Reach
 from specdec.cache.base import CACHE
 from specdec.checks.drafter import assert_conforms
 from specdec.drafting.builders import ExpansionTree
 from specdec.drafting.target_keys import TargetKeys
-from specdec.engine.engine import Engine
-from specdec.interfaces import Round, Sizes
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
+from specdec.interfaces import Round
 from tests.drafters.agreeing import agreements
 from tests.gemma4 import KINDS, VOCAB, assistant, gemma
 from tests.models import tiny_model
@@ -122,8 +120,7 @@ def test_every_node_of_a_tree_has_its_own_path_s_law(attention: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shared", "tree"),
-    [(0, 3), pytest.param(2, ExpansionTree(nodes=6, depth=3, width=3), marks=pytest.mark.full)],
+    ("shared", "tree"), [(0, 3), pytest.param(2, ExpansionTree(nodes=6, depth=3, width=3), marks=pytest.mark.full)]
 )
 def test_it_keeps_the_contract(shared: int, tree: Any) -> None:
     """Outputs, laws, slots, shared beginnings, recorded rounds: all that ``check_drafter`` asks."""

@@ -10,8 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import DynamicCache
 
-from drafters.block import BlockDrafter
-from drafters.heads.block import BlockHead
+from drafters import BlockDrafter, BlockHead
 from drafters.heads.block_files import load_block
 from drafters.heads.block_layouts import save_block
 from drafters.heads.files import ServedFor

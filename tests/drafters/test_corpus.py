@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drafters import RestDrafter, SamDrafter
 from drafters.corpus import Corpus, suffix_array, tokenizer_hash
-from drafters.rest import RestDrafter
-from drafters.sam import SamDrafter
-from specdec.interfaces import Drafter, Sizes
-from specdec.target.target import Target
+from specdec import Drafter, Sizes, Target
 from tests.experiments.conftest import byte_tokenizer
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked

@@ -13,12 +13,8 @@ from torch import Tensor
 from drafters.eagle import EagleDrafter
 from drafters.heads.eagle import Eagle3Head, EagleHead
 from drafters.heads.eagle_files import layers_of, load_eagle, save_eagle
+from specdec import Engine, ModelRunner, SamplingParams, Sizes, Target
 from specdec.drafting.scored import ScoredSession
-from specdec.engine.engine import Engine
-from specdec.interfaces import Sizes
-from specdec.requests import SamplingParams
-from specdec.target.runner import ModelRunner
-from specdec.target.target import Target
 from tests.components import eagle_head, wide
 from tests.models import tiny_model
 from verifiers import TargetWalkVerifier

@@ -10,18 +10,15 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from drafters import EagleDrafter, MTPDrafter, PEagleDrafter
 from drafters.adaptive import AdaptiveDrafter
-from drafters.eagle import EagleDrafter
 from drafters.feature import FeatureDrafter
 from drafters.heads.eagle import Eagle3Head, EagleHead
 from drafters.heads.eagle_files import save_eagle
 from drafters.heads.mtp import MTPHead
 from drafters.heads.mtp_files import save_mtp
-from drafters.mtp import MTPDrafter
-from drafters.peagle import PEagleDrafter
+from specdec import SamplingParams, Target
 from specdec.drafting.policies import LengthPolicy
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
 from tests.components import TREE, eagle_head, mtp_head, wide
 from tests.drafters import pairs
 from tests.drafters.agreeing import PROMPTS, Law, agreements
@@ -95,12 +92,7 @@ def reference(head, folder: Path, target) -> Reference:
 
     def law(embeds: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         fed, out = pairs.eagle3(
-            weights,
-            config,
-            embeds,
-            features,
-            normed_residual=head.norm_before_residual,
-            feeds_normed=head.feeds_normed,
+            weights, config, embeds, features, normed_residual=head.norm_before_residual, feeds_normed=head.feeds_normed
         )
         logits = torch.full((len(out), VOCAB), -torch.inf)
         logits[:, columns] = out @ weights["lm_head.weight"].T

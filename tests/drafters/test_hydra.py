@@ -14,10 +14,7 @@ from transformers import PreTrainedModel
 from drafters.heads.assemble import named
 from drafters.heads.prefix import PrefixAttention
 from drafters.hydra import NAMES, HydraDrafter, HydraHeads, TrainedHydra
-from specdec.engine.engine import Engine
-from specdec.interfaces import Sizes
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
+from specdec import Engine, SamplingParams, Sizes, Target
 from tests.components import hydra_heads
 from tests.drafters import pairs
 from tests.drafters.agreeing import agreements, compared

@@ -6,17 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from drafters.block import BlockDrafter
-from drafters.eagle import EagleDrafter
-from drafters.hydra import HydraDrafter
-from drafters.medusa import MedusaDrafter
-from drafters.redrafter import ReDrafter
+from drafters import BlockDrafter, EagleDrafter, HydraDrafter, MedusaDrafter, ReDrafter
+from specdec import Drafter, Engine, SamplingParams, Sizes, Target
 from specdec.drafting.builders import ExpansionTree
-from specdec.engine.engine import Engine
 from specdec.inflate import inflate
-from specdec.interfaces import Drafter, Sizes
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
 from tests.components import eagle3_head, eagle_head, hydra_heads, medusa_heads, recurrent_head
 from tests.drafters.test_block import VOCAB, head_for
 from tests.forwards import drafted, outcome_of, slots_of

@@ -15,12 +15,9 @@ from drafters.itself import SelfDrafter
 from drafters.layers import leave_out, parts_of, search
 from drafters.own_model import twin_of
 from experiments.measuring.meters import held_by
-from specdec.cache.pages import Paging
-from specdec.engine.engine import Engine
+from specdec import Engine, Paging, SamplingParams, Target
 from specdec.quantization import quantize
 from specdec.quantization.base import QuantizedLinear
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
 from tests.models import tiny_model
 from tests.verifiers.cases import complete
 from verifiers.rejection import RejectionVerifier

@@ -6,11 +6,8 @@ from transformers import PreTrainedModel
 
 from drafters.lookahead import LookaheadDrafter, _Request
 from drafters.merged import _turned
+from specdec import Drafter, Engine, SamplingParams, Target
 from specdec.checks.reference import reference_decode
-from specdec.engine.engine import Engine
-from specdec.interfaces import Drafter
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
 from tests.forwards import outcome_of
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked

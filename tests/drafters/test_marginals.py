@@ -9,12 +9,8 @@ from torch import Tensor
 
 from drafters import marginals
 from drafters.marginals import MarginalDrafter, MarginalScorer
-from specdec.batch import Batch
-from specdec.engine.engine import Engine
+from specdec import Batch, Engine, ModelRunner, SamplingParams, Target
 from specdec.random import Purpose, uniforms
-from specdec.requests import SamplingParams
-from specdec.target.runner import ModelRunner
-from specdec.target.target import Target
 from tests.components import TREE
 from tests.forwards import outcome_of, slots_of
 from tests.models import tiny_model

@@ -12,13 +12,8 @@ from torch import Tensor
 
 from drafters.heads.last_state import DEFAULT_SHAPE
 from drafters.medusa import MedusaDrafter, MedusaHeads, TrainedMedusa
-from specdec.batch import Batch
+from specdec import Batch, DraftSampling, Outcome, SamplingParams, Sizes, Target, TreeShape
 from specdec.drafting.scored import ScoredSession
-from specdec.interfaces import Sizes
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
-from specdec.tree import TreeShape
-from specdec.types import DraftSampling, Outcome
 from tests.forwards import drafted, outcome_of, slots_of
 from tests.models import tiny_model
 

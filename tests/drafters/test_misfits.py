@@ -32,9 +32,8 @@ from drafters.recycling import TokenRecyclingDrafter
 from drafters.redrafter import RecurrentHead, ReDrafter
 from drafters.suffix import SuffixDrafter
 from experiments.bench.synthetic import SyntheticDrafter
+from specdec import Sizes, Target
 from specdec.drafting.builders import BeamSearchTree, ExpansionTree
-from specdec.interfaces import Sizes
-from specdec.target.target import Target
 from tests.components import block_head, eagle3_head, eagle_head, hydra_heads, markov_head, medusa_heads, recurrent_head
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked

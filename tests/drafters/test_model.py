@@ -6,13 +6,9 @@ import pytest
 import torch
 
 from drafters.model import ModelDrafter
-from specdec.interfaces import Sizes
+from specdec import DraftSampling, DraftTree, SamplingParams, Sizes, Target
 from specdec.random import request_key, shared_noise
-from specdec.requests import SamplingParams
 from specdec.sampling import adjust, distribution
-from specdec.target.target import Target
-from specdec.tree import DraftTree
-from specdec.types import DraftSampling
 from tests.components import perturbed
 from tests.forwards import drafted, slots_of
 from tests.models import tiny_model

@@ -14,12 +14,9 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config, PreTrainedModel
 from drafters.heads.mtp import MTPHead
 from drafters.heads.mtp_files import load_mtp, save_mtp
 from drafters.mtp import MTPDrafter
+from specdec import Engine, SamplingParams, Sizes, Target
 from specdec.checks.reference import reference_decode
-from specdec.engine.engine import Engine
-from specdec.interfaces import Sizes
-from specdec.requests import SamplingParams
 from specdec.target.loading import load_model
-from specdec.target.target import Target
 from tests.architectures import tiny
 from tests.components import wide
 from tests.models import COMMON, tiny_model

@@ -5,23 +5,17 @@ from typing import Any
 import pytest
 import torch
 
-from drafters.model import ModelDrafter
-from drafters.other_vocabulary import SLEMDrafter, TLIDrafter
-from specdec.batch import Batch
+from drafters import ModelDrafter, SLEMDrafter, TLIDrafter
+from specdec import Batch, Engine, SamplingParams, Sizes, Target
 from specdec.checks.reference import reference_decode
 from specdec.drafting.vocabulary import VocabularyMap
-from specdec.engine.engine import Engine
-from specdec.interfaces import Sizes
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
 from tests.architectures import tiny
 from tests.components import lettered, other_vocabulary, perturbed, renumbered, text_drafter
 from tests.forwards import drafted, slots_of
 from tests.models import tiny_model
 from tests.test_distribution import LEVEL, p_value
 from tests.test_distribution import VOCAB as FIVE
-from verifiers.rejection import RejectionVerifier
-from verifiers.shared_noise import SharedNoiseVerifier
+from verifiers import RejectionVerifier, SharedNoiseVerifier
 
 VOCAB = 24
 PROMPTS = [[1, 2, 3, 1, 2], [7], [9, 8] * 5]

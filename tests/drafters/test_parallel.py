@@ -9,16 +9,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from drafters import EagleDrafter, PARDDrafter, PEagleDrafter
 from drafters.adaptive import AdaptiveDrafter
-from drafters.eagle import EagleDrafter
 from drafters.heads.eagle import Eagle3Head
 from drafters.heads.eagle_files import load_eagle, save_eagle
 from drafters.heads.files import ServedFor
-from drafters.pard import PARDDrafter
-from drafters.peagle import PEagleDrafter
-from specdec.engine.engine import Engine
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
+from specdec import Engine, SamplingParams, Target
 from tests.components import TREE, eagle3_head, eagle_head, peagle_head, perturbed
 from tests.drafters.agreeing import PROMPTS, Law, agreements
 from tests.drafters.test_eagle import logits, rewritten, speculators

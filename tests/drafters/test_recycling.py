@@ -7,10 +7,7 @@ import pytest
 import torch
 
 from drafters.recycling import TEMPLATES, RecyclingSession, TokenRecyclingDrafter
-from specdec.interfaces import Sizes
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
-from specdec.tree import TreeShape
+from specdec import SamplingParams, Sizes, Target, TreeShape
 from tests.forwards import outcome_of, slots_of
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked

@@ -10,12 +10,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from drafters.redrafter import ReDrafter, TrainedRecurrent
+from specdec import DraftSampling, SamplingParams, Sizes, Target
 from specdec.drafting.builders import BeamSearchTree
 from specdec.drafting.scored import ScoredSession
-from specdec.interfaces import Sizes
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
-from specdec.types import DraftSampling
 from tests.components import recurrent_head
 from tests.drafters.agreeing import compared
 from tests.forwards import drafted, inner_paths, outcome_of, slots_of

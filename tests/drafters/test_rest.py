@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from drafters.corpus import Corpus
 from drafters.rest import RestDrafter, most_frequent
-from specdec.tree import DraftTree
-from specdec.types import DraftSampling
+from specdec import DraftSampling, DraftTree
 from tests.drafters.lookups import begun, outputs
 from tests.forwards import slots_of
 from tests.shapes import shapes_unchecked

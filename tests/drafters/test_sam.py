@@ -4,10 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafters.choice import ChoiceDrafter
+from drafters import ChoiceDrafter, SamDrafter, TokenRecyclingDrafter
 from drafters.corpus import Corpus
-from drafters.recycling import TokenRecyclingDrafter
-from drafters.sam import SamDrafter
 from drafters.suffix_automaton import SuffixAutomaton
 from tests.drafters.lookups import begun, outputs
 from tests.drafters.test_corpus import places

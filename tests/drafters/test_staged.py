@@ -6,17 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from drafters.choice import ChoiceDrafter
-from drafters.itself import SelfDrafter
-from drafters.medusa import MedusaDrafter
-from drafters.model import ModelDrafter
-from drafters.ngram import NGramDrafter
-from drafters.staged import StagedDrafter, _Stage
-from drafters.suffix import SuffixDrafter
-from specdec.engine.engine import Engine
-from specdec.interfaces import Drafter, Round
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
+from drafters import ChoiceDrafter, MedusaDrafter, ModelDrafter, NGramDrafter, SelfDrafter, StagedDrafter, SuffixDrafter
+from drafters.staged import _Stage
+from specdec import Drafter, Engine, SamplingParams, Target
+from specdec.interfaces import Round
 from tests.changed_rule import ChangedRule, emit_p
 from tests.components import medusa_heads, perturbed
 from tests.drafters.agreeing import agreements

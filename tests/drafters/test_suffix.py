@@ -11,11 +11,7 @@ from hypothesis import strategies as st
 from drafters.suffix import SuffixDrafter, SuffixSession
 from drafters.suffix_nodes import Node, Text
 from drafters.suffix_tree import SuffixTree
-from specdec.batch import Batch
-from specdec.interfaces import Sizes
-from specdec.requests import SamplingParams
-from specdec.tree import DraftTree
-from specdec.types import DraftSampling, Outcome
+from specdec import Batch, DraftSampling, DraftTree, Outcome, SamplingParams, Sizes
 from tests.drafters.lookups import TARGET, outputs
 from tests.drafters.test_corpus import places
 from tests.forwards import outcome_of, slots_of

@@ -10,19 +10,14 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from drafters.block import BlockDrafter
-from drafters.eagle import EagleDrafter
+from drafters import BlockDrafter, EagleDrafter, MedusaDrafter, MTPDrafter
 from drafters.heads.eagle_files import save_eagle
 from drafters.heads.mtp import MTPHead
 from drafters.heads.mtp_files import save_mtp
 from drafters.heads.trained_on import TrainedOn, facts_of, trained_on
-from drafters.medusa import MedusaDrafter
-from drafters.mtp import MTPDrafter
-from specdec import bundled
+from specdec import Sizes, Target, bundled
 from specdec.inflate import inflate
-from specdec.interfaces import Sizes
 from specdec.target.loading import load_model
-from specdec.target.target import Target
 from tests.components import block_head, eagle_head, medusa_heads
 from tests.models import tiny_model
 

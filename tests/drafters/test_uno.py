@@ -10,12 +10,10 @@ from drafters.heads.training import TargetStates, TextBatch
 from drafters.lora import write_adapter
 from drafters.own_model import twin_of
 from drafters.uno import TrainedUno, UnoDrafter
+from specdec import Engine, SamplingParams, Target
 from specdec.drafting.parallel_scorer import ParallelScorer
-from specdec.engine.engine import Engine
 from specdec.interfaces import Round
-from specdec.requests import SamplingParams
 from specdec.target.adapters import Adapters
-from specdec.target.target import Target
 from tests.components import noisy_adapter
 from tests.drafters.agreeing import losses
 from tests.models import tiny_model

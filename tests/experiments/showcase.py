@@ -10,10 +10,9 @@ import torch
 from experiments.results.records import Record, RecordWriter
 from experiments.results.texts import TOKENS, write_prompts
 from experiments.tracing.trace import TraceKey, TraceWriter
+from specdec import DraftSampling, DraftTree, Verdict
 from specdec.acceptance import path_to
 from specdec.interfaces import Round
-from specdec.tree import DraftTree
-from specdec.types import DraftSampling, Verdict
 from tests.experiments.made_runs import manifest_of
 
 HOSTILE = "</script><img src=x onerror=document.title=1>"

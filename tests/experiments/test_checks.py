@@ -15,11 +15,9 @@ from experiments.check_verifier import check_verifier
 from experiments.inspect_drafter import inspect_drafter as inspect
 from experiments.inspecting.kinds import Mistake
 from experiments.results.checked import stated_exactness
+from specdec import DraftSampling, DraftTree, Laws
 from specdec.checks import draws
 from specdec.checks.drafter import Status
-from specdec.interfaces import Laws
-from specdec.tree import DraftTree
-from specdec.types import DraftSampling
 from tests import mutants
 from tests.changed_rule import accept_the_first
 from tests.experiments.inspecting.toys import Seen, toy_eagle3, toy_model, toy_tokenizer

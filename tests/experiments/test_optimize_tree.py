@@ -16,9 +16,8 @@ from experiments.config.sections import plain
 from experiments.optimize_tree import optimize_tree
 from experiments.reporting.best_tree import written_shape
 from experiments.run import run
+from specdec import DraftTree, TreeShape
 from specdec.drafting.costs import TreeCosts
-from specdec.shape import TreeShape
-from specdec.tree import DraftTree
 from tests.experiments.runs import Configure, local
 from tests.experiments.traced import traced
 

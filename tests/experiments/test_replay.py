@@ -15,12 +15,10 @@ from experiments.tracing.draft_sets import find_drafts, refusal
 from experiments.tracing.figures import figures
 from experiments.tracing.orderings import orderings
 from experiments.tracing.scoring import score, sibling_bound
+from specdec import DraftSampling, DraftTree, Noise, TreeShape, Verifier
 from specdec.checks.drafts import WeightedDrafts, enumerate_drafts
 from specdec.checks.outcomes import enumerate_outcome
 from specdec.checks.tables import Tables
-from specdec.interfaces import Verifier
-from specdec.tree import DraftTree, TreeShape
-from specdec.types import DraftSampling, Noise
 from tests.experiments.runs import Configure, launched
 from tests.experiments.traced import traced
 from verifiers import (

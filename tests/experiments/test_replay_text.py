@@ -6,22 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from drafters.block import BlockDrafter
-from drafters.merged import MergedDrafter
-from drafters.model import ModelDrafter
-from drafters.ngram import NGramDrafter
-from drafters.recycling import TokenRecyclingDrafter
-from drafters.suffix import SuffixDrafter
+from drafters import BlockDrafter, MergedDrafter, ModelDrafter, NGramDrafter, SuffixDrafter, TokenRecyclingDrafter
 from experiments.datasets.answered import answered
 from experiments.measuring.forced import Forced, TextTarget
 from experiments.replay_text import replay_text
 from experiments.reporting.replay_text import look_up, over
 from experiments.results.frame import Figures
 from experiments.results.statistics import Bootstrap
+from specdec import Drafter, Outcome, SamplingParams
 from specdec.checks.reference import reference_decode
-from specdec.interfaces import Drafter
-from specdec.requests import SamplingParams
-from specdec.types import Outcome
 from tests.components import block_head
 from tests.experiments.conftest import byte_tokenizer
 from tests.experiments.runs import Configure

@@ -13,8 +13,7 @@ from drafters.ngram import NGramDrafter
 from experiments.results.records import read_records
 from experiments.run import run
 from experiments.session.measurement import NotLosslessError
-from specdec.batch import Batch
-from specdec.tree import DraftTree
+from specdec import Batch, DraftTree
 from tests.experiments.runs import Configure, Stop, invoke, local, summary_file
 from verifiers.rejection import RejectionVerifier
 

@@ -10,10 +10,9 @@ from experiments.datasets.prompt import Prompt
 from experiments.measuring.jobs import Job
 from experiments.measuring.watch import trace_keys
 from experiments.tracing.trace import TraceWriter
+from specdec import DraftTree, Exactness, SamplingParams, Verdict
 from specdec.interfaces import Round
-from specdec.requests import Request, SamplingParams
-from specdec.tree import DraftTree
-from specdec.types import Exactness, Verdict
+from specdec.requests import Request
 
 
 def traced(folder: Path, tree: DraftTree, p: Tensor, prompts: Sequence[str], dropped: float = 0.0) -> None:

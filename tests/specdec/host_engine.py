@@ -13,20 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.cache.pages import Paging, Placement
+from specdec import Engine, Paging, SamplingParams, Scheduler
+from specdec.cache.pages import Placement
 from specdec.engine.clock import StageTimer
 from specdec.engine.delivery import Delivery
-from specdec.engine.engine import Engine
 from specdec.engine.intake import Intake
 from specdec.engine.output import Outputs
 from specdec.engine.read_back import ReadBack
 from specdec.engine.round import Mode
 from specdec.engine.running import RunningRequests
-from specdec.engine.scheduler import Scheduler
 from specdec.engine.slot_table import SlotTable
 from specdec.engine.turns import Turns
 from specdec.random import request_key
-from specdec.requests import SamplingParams
 
 VOCAB, STOP = 16, 0
 CPU = torch.device("cpu")

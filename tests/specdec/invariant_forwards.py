@@ -8,11 +8,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specdec import DraftTree, ForwardBatch, ModelRunner, Topology, TreeShape
 from specdec.execution.invariant import InvariantExecutor
-from specdec.forward import ForwardBatch
-from specdec.target.runner import ModelRunner
-from specdec.topology import Topology
-from specdec.tree import DraftTree, TreeShape
 from tests.forwards import prefill, verify
 from tests.models import tiny_model
 

@@ -11,16 +11,11 @@ from typing import Any
 import torch
 import torch.distributed
 
-from drafters.medusa import MedusaDrafter
-from drafters.model import ModelDrafter
-from drafters.ngram import NGramDrafter
+from drafters import MedusaDrafter, ModelDrafter, NGramDrafter
+from specdec import Drafter, Engine, SamplingParams, Target
 from specdec.engine import round as round_module
-from specdec.engine.engine import Engine
-from specdec.interfaces import Drafter
-from specdec.requests import SamplingParams
 from specdec.target.agreement import Agreement
 from specdec.target.loading import load
-from specdec.target.target import Target
 from tests.components import medusa_heads
 from tests.models import tiny_model
 from verifiers.rejection import RejectionVerifier

@@ -8,13 +8,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from specdec.cache.pages import Paging
+from specdec import Engine, Paging, SamplingParams, Target
 from specdec.checks.reference import reference_decode
-from specdec.engine.engine import Engine
 from specdec.execution import ReplayExecutor
-from specdec.requests import SamplingParams
 from specdec.target import adapters, loading
-from specdec.target.target import Target
 from tests.components import DRAFTERS, fitting
 from tests.models import tiny_model
 from tests.verifiers.cases import complete

@@ -12,17 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.batch import Batch
+from specdec import Batch, DraftSampling, DraftTree, Topology, TreeShape
 from specdec.drafting.best_shapes import AcceptanceRates, best_shapes, fastest
 from specdec.drafting.builders import ExpansionTree, Grown, SampledTree, TreeBuilder
 from specdec.drafting.costs import TreeCosts
 from specdec.drafting.drawing import Drawing
 from specdec.drafting.scorer import Scorer
 from specdec.drafting.vocabulary import VocabularyMap
-from specdec.shape import TreeShape
-from specdec.topology import Topology
-from specdec.tree import DraftTree
-from specdec.types import DraftSampling
 from tests.forwards import slots_of
 
 VOCAB, DEPTH = 5, 3

@@ -3,12 +3,10 @@
 import pytest
 
 from drafters.eagle import EagleDrafter
+from specdec import Engine, SamplingParams, Target
 from specdec.checks.reference import reference_decode
 from specdec.drafting.builders import ExpansionTree
 from specdec.drafting.builders.base import TreeBuilder
-from specdec.engine.engine import Engine
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
 from tests.shapes import shapes_unchecked
 from verifiers import RejectionVerifier
 

@@ -15,24 +15,18 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
 
-from drafters.medusa import MedusaDrafter
-from drafters.model import ModelDrafter
-from drafters.ngram import NGramDrafter
+from drafters import MedusaDrafter, ModelDrafter, NGramDrafter
+from specdec import Drafter, Engine, ModelRunner, SamplingParams, Target
 from specdec.attention import BACKENDS, TritonAttention
 from specdec.cache.base import LayerShape
 from specdec.cache.slot_cache import SlotCache
-from specdec.engine.engine import Engine
 from specdec.execution.invariant import InvariantExecutor
-from specdec.interfaces import Drafter
 from specdec.placement import main_device
 from specdec.quantization import quantize
 from specdec.quantization.base import weights_read
-from specdec.requests import SamplingParams
 from specdec.target import parallel
 from specdec.target.invariance import settle
 from specdec.target.loading import load
-from specdec.target.runner import ModelRunner
-from specdec.target.target import Target
 from tests.components import medusa_heads
 from tests.far import FAR, FarDevice, FarTensor
 from tests.models import tiny_model

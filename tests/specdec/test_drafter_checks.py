@@ -11,15 +11,11 @@ from torch import Tensor
 import specdec.checks.drafter
 from drafters.itself import SelfDrafter
 from drafters.medusa import MedusaScorer
+from specdec import Drafter, DraftTree, Engine, Laws, Outcome, SamplingParams, Sizes, Target, Verifier
 from specdec.checks.drafter import Finding, Status, assert_conforms, check_drafter
 from specdec.checks.playing import WatchedSession
-from specdec.engine.engine import Engine
-from specdec.interfaces import Drafter, Laws, Sizes, Verifier, fitting_rules, why_unfit
+from specdec.interfaces import fitting_rules, why_unfit
 from specdec.quantization import quantize
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
-from specdec.tree import DraftTree
-from specdec.types import Outcome
 from tests import mutants
 from tests.components import DRAFTERS, VERIFIERS, fitting
 from tests.honest import Honest, HonestTop
@@ -110,9 +106,7 @@ def test_one_mistake_fails_the_check_that_is_for_it(target: Target, drafter: typ
 
 
 @pytest.mark.parametrize(
-    "drafter",
-    [complete(each, strong=each in ONE_OF_EACH) for each in DRAWS],
-    ids=lambda drafter: drafter.__name__,
+    "drafter", [complete(each, strong=each in ONE_OF_EACH) for each in DRAWS], ids=lambda drafter: drafter.__name__
 )
 def test_draws_that_are_not_what_q_says(target: Target, drafter: type[Honest]) -> None:
     """The first check that fails is the one that names the place; what follows from the mistake may fail, too."""

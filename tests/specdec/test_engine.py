@@ -6,13 +6,10 @@ import pytest
 from torch.overrides import TorchFunctionMode
 
 from drafters import NGramDrafter
+from specdec import Drafter, DraftSampling, Engine, Exactness, SamplingParams, Target, Verifier
 from specdec.attributes import missing_methods
-from specdec.engine.engine import Engine
 from specdec.host import without_looking
-from specdec.interfaces import Drafter, Verifier, fitting_rules
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
-from specdec.types import DraftSampling, Exactness
+from specdec.interfaces import fitting_rules
 from tests.components import DRAFTERS, STRONGEST, fitting
 from tests.honest import Honest
 from tests.models import tiny_model

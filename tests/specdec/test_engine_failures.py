@@ -14,15 +14,9 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from drafters import ModelDrafter, NGramDrafter
-from specdec.batch import Batch
-from specdec.engine.engine import Engine
+from specdec import Batch, DraftSampling, DraftTree, Engine, Outcome, SamplingParams, StatelessDrafter, Target
 from specdec.engine.text import Detokenizer
-from specdec.interfaces import StatelessDrafter
 from specdec.memory import free_memory
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
-from specdec.tree import DraftTree
-from specdec.types import DraftSampling, Outcome
 from tests.components import perturbed
 from tests.models import tiny_model
 from tests.verifiers.cases import complete

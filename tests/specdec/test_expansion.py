@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.batch import Batch
+from specdec import Batch, DraftSampling, Topology
 from specdec.counting import Work, counted
 from specdec.drafting.builders import ExpansionTree
 from specdec.drafting.builders.base import Grown
@@ -14,8 +14,6 @@ from specdec.drafting.drawing import Drawing
 from specdec.drafting.scorer import Scorer
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.host import without_looking
-from specdec.topology import Topology
-from specdec.types import DraftSampling
 from tests.forwards import slots_of
 
 ROOTS = (3, 7, 3)

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM, LlamaConfig, T5Config, T5ForConditionalGeneration
 
 import specdec.execution.replay
-from drafters import ModelDrafter
-from drafters.ngram import NGramDrafter
+from drafters import ModelDrafter, NGramDrafter
 from specdec import Drafter, Engine, SamplingParams, Target
 from specdec.attention import EagerAttention
 from specdec.execution.frozen import all_known

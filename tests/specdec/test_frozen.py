@@ -10,10 +10,8 @@ import torch
 from torch import nn
 
 from drafters import MedusaDrafter, ModelDrafter
-from specdec.engine.engine import Engine
+from specdec import Engine, SamplingParams, Target
 from specdec.quantization import quantize
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
 from tests.components import medusa_heads, perturbed
 from tests.models import tiny_model
 from tests.verifiers.cases import complete

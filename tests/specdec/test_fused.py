@@ -16,9 +16,8 @@ from transformers import PreTrainedModel
 import specdec.execution.fused
 import specdec.target.runner
 from drafters.ngram import NGramDrafter
-from specdec.cache.pages import Paging
+from specdec import Engine, ModelRunner, Paging, SamplingParams, Target
 from specdec.counting import _FREE, is_view
-from specdec.engine.engine import Engine
 from specdec.execution.executor import EagerExecutor
 from specdec.execution.fused import FusedExecutor, _restored, _Rewriter, triton_kernels
 from specdec.execution.program import Step
@@ -26,9 +25,6 @@ from specdec.execution.recorder import _while_recording
 from specdec.execution.rewriting import Kernels, Layers
 from specdec.host import without_looking
 from specdec.quantization import quantize
-from specdec.requests import SamplingParams
-from specdec.target.runner import ModelRunner
-from specdec.target.target import Target
 from tests.models import tiny_model
 from tests.specdec.test_forward import rounds, runner_of
 from tests.verifiers.cases import complete

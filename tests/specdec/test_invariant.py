@@ -10,22 +10,15 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from specdec import DraftSampling, DraftTree, Engine, ForwardBatch, ModelRunner, SamplingParams, Target, Topology, Wants
 from specdec.attention import logical_order
 from specdec.attention.logical_order import Nodes
-from specdec.engine.engine import Engine
 from specdec.execution.invariant import ROWS, InvariantExecutor
-from specdec.forward import ForwardBatch, Wants
 from specdec.native import native_library
 from specdec.quantization import quantize
 from specdec.recurrent import recurrence
 from specdec.recurrent.order import Call, calls_one_by_one
-from specdec.requests import SamplingParams
 from specdec.target import invariance
-from specdec.target.runner import ModelRunner
-from specdec.target.target import Target
-from specdec.topology import Topology
-from specdec.tree import DraftTree
-from specdec.types import DraftSampling
 from tests.architectures import tiny
 from tests.components import DRAFTERS, fitting
 from tests.forwards import verify

@@ -11,15 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from specdec import Engine, ForwardBatch, ModelRunner, Paging, SamplingParams, Target
 from specdec.cache.kept_states import KeptStates
-from specdec.cache.pages import Paging
 from specdec.cache.states import StateKey, States, StateShape
-from specdec.engine.engine import Engine
-from specdec.forward import ForwardBatch
 from specdec.memory import NoRoomError
-from specdec.requests import SamplingParams
-from specdec.target.runner import ModelRunner
-from specdec.target.target import Target
 from tests.architectures import tiny
 from tests.components import DRAFTERS
 from tests.specdec.test_pages import PROMPTS, SAMPLING

@@ -14,16 +14,12 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from drafters.model import ModelDrafter
-from drafters.ngram import NGramDrafter
-from specdec import bundled, machine
-from specdec.engine.engine import Engine
+from drafters import ModelDrafter, NGramDrafter
+from specdec import Engine, SamplingParams, Target, bundled, machine
 from specdec.machine import Cpu
 from specdec.quantization import checkpoint, quantize
 from specdec.quantization.base import weights_read
-from specdec.requests import SamplingParams
 from specdec.target.loading import load, load_model, load_tokenizer
-from specdec.target.target import Target
 from tests.models import tiny_model
 from verifiers.rejection import RejectionVerifier
 

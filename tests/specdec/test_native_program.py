@@ -10,17 +10,14 @@ from torch import Tensor, nn
 
 import specdec.execution.native_program as native_program
 import specdec.execution.replay
+from specdec import DraftTree, ForwardBatch, ModelRunner, Topology, TreeShape, Wants
 from specdec.counting import counted
 from specdec.execution.native_modules import FUNCTIONS, modules_in_c
 from specdec.execution.native_program import Operation
 from specdec.execution.program import Step, noted
 from specdec.execution.rewriting import Layers, join_gates
 from specdec.execution.tables import Looked, with_tables
-from specdec.forward import ForwardBatch, Wants
 from specdec.native import native_library
-from specdec.target.runner import ModelRunner
-from specdec.topology import Topology
-from specdec.tree import DraftTree, TreeShape
 from tests.components import mtp_head
 from tests.forwards import prefill, verify
 from tests.models import tiny_model
@@ -157,10 +154,7 @@ def test_what_is_read_elsewhere_is_no_gate() -> None:
     gate, up = torch.randn(2, 3, 8)
     made = activation.compute(gate)
     product = made * up
-    steps = [
-        Step(activation.compute, (gate,), {}, made),
-        Step(torch.ops.aten.mul.Tensor, (made, up), {}, product),
-    ]
+    steps = [Step(activation.compute, (gate,), {}, made), Step(torch.ops.aten.mul.Tensor, (made, up), {}, product)]
     found = native_program.activation_of, native_program.gated
     assert len(join_gates(steps, [product], *found)) == 1
     assert len(join_gates(steps, [product, made], *found)) == 2

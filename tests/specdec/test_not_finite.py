@@ -7,14 +7,8 @@ import torch
 
 import specdec.engine.turns
 from drafters import ModelDrafter
-from specdec.batch import Batch
-from specdec.engine.engine import Engine
-from specdec.interfaces import StatelessDrafter
+from specdec import Batch, DraftSampling, DraftTree, Engine, SamplingParams, StatelessDrafter, Target, TreeShape
 from specdec.random import Purpose, uniforms
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
-from specdec.tree import DraftTree, TreeShape
-from specdec.types import DraftSampling
 from tests.components import DRAFTERS, perturbed
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked

@@ -14,18 +14,14 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from drafters.itself import SelfDrafter
+from specdec import DraftTree, Engine, ModelRunner, SamplingParams, Target, TreeShape
 from specdec.counting import counted
-from specdec.engine.engine import Engine
 from specdec.execution import frozen
 from specdec.execution.fusion import Graph, Joint, fuse, normalized_by, rotation_of, without_repetition
 from specdec.execution.packing import PackedLinears, can_pack, packed_linears
 from specdec.execution.program import Program, noted, write_program
 from specdec.execution.recorder import TapeRecorder
 from specdec.native import native_library
-from specdec.requests import SamplingParams
-from specdec.target.runner import ModelRunner
-from specdec.target.target import Target
-from specdec.tree import DraftTree, TreeShape
 from tests.forwards import verify
 from tests.models import COMMON, tiny_model
 from verifiers.rejection import RejectionVerifier

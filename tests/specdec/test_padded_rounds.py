@@ -8,11 +8,8 @@ import torch
 
 import specdec.engine.rounds as rounds_module
 import specdec.forward as forward_module
-from specdec.cache.pages import Paging
-from specdec.engine.engine import Engine
+from specdec import Engine, Paging, SamplingParams, Target
 from specdec.engine.slot_table import SlotTable, row_sizes, spare_slots
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
 from tests.components import DRAFTERS, fitting
 from tests.models import tiny_model
 from tests.specdec.test_recorded_rounds import Comparing

@@ -13,18 +13,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from specdec import Drafter, Engine, ForwardBatch, ModelRunner, Paging, SamplingParams, Scheduler, Target
 from specdec.cache import pool as pool_module
-from specdec.cache.pages import Paging
 from specdec.cache.pool import Pool, keys_of
 from specdec.drafting.feature_scorer import FeatureScorer
-from specdec.engine.engine import Engine
-from specdec.engine.scheduler import Scheduler, View, Work
+from specdec.engine.scheduler import View, Work
 from specdec.engine.scheduler.base import entering
-from specdec.forward import ForwardBatch
-from specdec.interfaces import Drafter
-from specdec.requests import SamplingParams
-from specdec.target.runner import ModelRunner
-from specdec.target.target import Target
 from tests.components import DRAFTERS
 from tests.models import tiny_model
 from tests.specdec.test_schedules import KINDS, SameDepth

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from drafters import BlockDrafter, ModelDrafter, NGramDrafter
 from drafters.adaptive import AdaptiveDrafter
-from drafters.block import BlockDrafter
-from drafters.model import ModelDrafter
-from drafters.ngram import NGramDrafter
 from drafters.round_costs import measure_costs, measure_node_costs, node_sizes
 from experiments.session.policies import paced
+from specdec import DraftTree, Engine, SamplingParams, Target
 from specdec.drafting.builders import ExpansionTree, SampledTree, StaticTree, TreeBuilder
 from specdec.drafting.calibration import BINS, Calibration
 from specdec.drafting.costs import RoundCosts
@@ -27,10 +26,6 @@ from specdec.drafting.policies import (
     LengthPolicy,
     NodePolicy,
 )
-from specdec.engine.engine import Engine
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
-from specdec.tree import DraftTree
 from tests.components import block_head, perturbed
 from tests.models import tiny_model
 from tests.verifiers.cases import complete
@@ -242,8 +237,7 @@ def test_a_calibration_is_kept_and_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "shape",
-    [StaticTree([2, 2, 1]), complete(ExpansionTree(9, 4, 3), strong=False), SampledTree(9, 4, 3)],
+    "shape", [StaticTree([2, 2, 1]), complete(ExpansionTree(9, 4, 3), strong=False), SampledTree(9, 4, 3)]
 )
 def test_what_is_verified_stands_first(target: Target, shape: TreeBuilder) -> None:
     """And it is what was likeliest, as many nodes as the policy says."""

@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_map_only
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import specdec.native.library as native
+from specdec import Engine, SamplingParams, Target
 from specdec.counting import counted
-from specdec.engine.engine import Engine
 from specdec.execution import products as module
 from specdec.execution.packing import PackedLinears, packed_linears
 from specdec.execution.products import PanelWeight, panels
@@ -20,8 +20,6 @@ from specdec.machine import cpu
 from specdec.native import native_library
 from specdec.quantization import METHODS, quantize
 from specdec.quantization.dispatch import DispatchedLinear
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
 from tests.models import COMMON
 
 needs_compiler = pytest.mark.skipif(native_library() is None, reason="no C compiler, or no AVX2")

@@ -10,14 +10,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafters import ModelDrafter
+from specdec import DraftTree, ForwardBatch, ModelRunner, TreeShape
 from specdec.cache.base import CACHE, LayerShape
 from specdec.cache.formats import FORMATS, SMALLEST_SCALE, Format, check_device, check_format
 from specdec.cache.quantized import QuantizedSlotCache, QuantizedTensor
 from specdec.cache.slot_cache import SlotCache
 from specdec.checks.reference import cache_like
-from specdec.forward import ForwardBatch
-from specdec.target.runner import ModelRunner
-from specdec.tree import DraftTree, TreeShape
 from tests.forwards import prefill, verify
 from tests.models import ARCHITECTURES, tiny_model
 from tests.verifiers.cases import complete

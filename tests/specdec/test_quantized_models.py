@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from transformers.utils import logging as transformers_logging
 
 from drafters.model import ModelDrafter
+from specdec import Engine, ModelRunner, SamplingParams, Target
 from specdec.checks.ties import examine
-from specdec.engine.engine import Engine
 from specdec.execution import frozen
 from specdec.execution.packing import plain_weights
 from specdec.quantization import METHODS, quantization_of, quantize
@@ -21,10 +21,7 @@ from specdec.quantization.base import QuantizedLinear, num_weights, rounded_to, 
 from specdec.quantization.dispatch import KERNEL_ROWS, KERNEL_ROWS_FLOAT32
 from specdec.quantization.int4 import Int4Linear
 from specdec.quantization.int8 import Int8Linear, from_int8
-from specdec.requests import SamplingParams
 from specdec.target.loading import load_model, load_tokenizer
-from specdec.target.runner import ModelRunner
-from specdec.target.target import Target
 from tests.models import tiny_model
 from tests.specdec.test_quantization import PROMPTS, dequantized, quantized, small
 from tests.verifiers.cases import complete

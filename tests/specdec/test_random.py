@@ -7,11 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from specdec import DraftSampling, DraftTree, Exactness, Laws, TreeShape, Verdict, Verifier
 from specdec.acceptance import accept, path_to
-from specdec.interfaces import Laws, Verifier
 from specdec.random import Purpose, draw, mix, request_key, shared_noise, uniforms
-from specdec.tree import DraftTree, TreeShape
-from specdec.types import DraftSampling, Exactness, Verdict
 
 ALPHA = 1e-4
 COUNT = 40_000

@@ -17,9 +17,9 @@ from torch import Tensor
 import specdec.engine.rounds as rounds_module
 import specdec.execution.replay as replay_module
 from drafters.model import ModelDrafter
+from specdec import Drafter, Engine, ModelRunner, Outcome, SamplingParams, Target
 from specdec.counting import counted
 from specdec.drafting.scored import ScoredSession
-from specdec.engine.engine import Engine
 from specdec.engine.read_back import Fetch
 from specdec.execution.recorder import (
     CudaGraphRecorder,
@@ -32,18 +32,12 @@ from specdec.execution.recorder import (
     recording_now,
 )
 from specdec.host import without_looking
-from specdec.interfaces import Drafter
-from specdec.requests import SamplingParams
-from specdec.target.runner import ModelRunner
-from specdec.target.target import Target
-from specdec.types import Outcome
 from tests.components import DRAFTERS, STRONGEST, VERIFIERS, perturbed
 from tests.models import tiny_model
 from tests.sessions import Wrapped, Wrapping
 from tests.test_lossless import SAMPLING, VOCAB, prompts
 from tests.verifiers.cases import complete
-from verifiers.longest_path import TypicalVerifier
-from verifiers.rejection import RejectionVerifier
+from verifiers import RejectionVerifier, TypicalVerifier
 
 
 def state_of(engine: Engine) -> list[Tensor]:

@@ -14,15 +14,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specdec import DraftTree, ForwardBatch, ModelRunner
 from specdec.cache import states as states_module
 from specdec.cache.states import Pending, States, StateView
-from specdec.forward import ForwardBatch
 from specdec.memory import NoRoomError
 from specdec.quantization import quantize
 from specdec.recurrent import recurrence
 from specdec.recurrent.order import Call, calls_of
-from specdec.target.runner import ModelRunner
-from specdec.tree import DraftTree
 from tests.architectures import MODEL_TYPES, VOCAB, own_error, tiny
 from tests.forwards import prefill, verify
 

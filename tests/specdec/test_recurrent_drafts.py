@@ -14,19 +14,15 @@ import torch
 from torch import Tensor
 
 from drafters.model import ModelDrafter
-from specdec.cache.pages import Paging
+from specdec import Drafter, Engine, Paging, SamplingParams, Target, Topology
 from specdec.cache.states import States
 from specdec.checks.drafter import assert_conforms
 from specdec.drafting import recurrent_scorer
 from specdec.drafting.builders import ExpansionTree
 from specdec.drafting.recurrent_scorer import RecurrentScorer
 from specdec.drafting.scored import ScoredSession
-from specdec.engine.engine import Engine
-from specdec.interfaces import Drafter, Round
+from specdec.interfaces import Round
 from specdec.memory import NoRoomError
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
-from specdec.topology import Topology
 from tests.architectures import VOCAB, tiny
 from tests.components import DRAFTERS
 from tests.models import tiny_model

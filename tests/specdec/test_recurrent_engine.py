@@ -7,13 +7,9 @@ import pytest
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specdec.cache.pages import Paging
+from specdec import Engine, ModelRunner, Paging, SamplingParams, Target
 from specdec.cache.states import States
 from specdec.checks.reference import reference_decode
-from specdec.engine.engine import Engine
-from specdec.requests import SamplingParams
-from specdec.target.runner import ModelRunner
-from specdec.target.target import Target
 from tests.architectures import tiny
 from tests.components import DRAFTERS
 from tests.shapes import shapes_unchecked

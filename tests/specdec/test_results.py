@@ -6,12 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specdec.engine.engine import Engine
+from specdec import Completion, Engine, SamplingParams, Step, Target
 from specdec.engine.output import Outputs
 from specdec.engine.read_back import Fetch
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
-from specdec.types import Completion, Step
 from tests.components import DRAFTERS, fitting
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked

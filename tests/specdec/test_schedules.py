@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specdec.cache.pages import Paging
+from specdec import Paging, SamplingParams, Scheduler, Step
 from specdec.cache.pool import Pool
 from specdec.engine.running import RunningRequests
 from specdec.engine.scheduler import (
@@ -21,7 +21,6 @@ from specdec.engine.scheduler import (
     FirstCome,
     PrefillFirst,
     Priority,
-    Scheduler,
     ShortestRemaining,
     Tiers,
     TokenBudget,
@@ -30,8 +29,7 @@ from specdec.engine.scheduler import (
 )
 from specdec.engine.scheduler.ranked import Ranked
 from specdec.engine.turns import Turns
-from specdec.requests import Request, SamplingParams
-from specdec.types import Step
+from specdec.requests import Request
 from tests.specdec.host_engine import VOCAB, HostEngine, alone
 
 KINDS: dict[str, str | None] = {

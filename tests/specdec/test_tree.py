@@ -7,10 +7,8 @@ from weakref import ref
 import pytest
 import torch
 
-from specdec.topology import Topology
-from specdec.tree import DraftTree, TreeShape
+from specdec import DraftSampling, DraftTree, Topology, TreeShape
 from specdec.tree_parts import TreeKind, settled
-from specdec.types import DraftSampling
 from tests.shapes import shapes_unchecked
 from verifiers.rejection import RejectionVerifier
 

@@ -11,19 +11,15 @@ import torch
 from transformers import PreTrainedModel
 
 from drafters.model import ModelDrafter
+from specdec import Drafter, Engine, ModelRunner, SamplingParams, Target
 from specdec.attention import BACKENDS, AttentionBackend, NativeAttention, call
 from specdec.attention.facts import Reach
 from specdec.attention.tree_attention import DTYPES, Tiles, choose_tiles
 from specdec.checks.reference import reference_decode
 from specdec.counting import counted
 from specdec.doctor.findings import chosen
-from specdec.engine.engine import Engine
-from specdec.interfaces import Drafter
 from specdec.native import native_library
-from specdec.requests import SamplingParams
 from specdec.target.facts import find
-from specdec.target.runner import ModelRunner
-from specdec.target.target import Target
 from tests.attention import CASES, TOLERANCE, Case, Problem, error, launch, paged, path_to, problem, quantized
 from tests.components import DISTANCE, DRAFTERS, TREE, fitting, perturbed
 from tests.models import tiny_model

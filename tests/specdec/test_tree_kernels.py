@@ -8,10 +8,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from specdec import DraftTree, Topology
 from specdec.acceptance import certain
 from specdec.drafting.builders.expansion import _front
-from specdec.topology import Topology
-from specdec.tree import DraftTree
 from tests.verifiers.test_greedy_walk import differing, greedy_rounds
 
 triton = pytest.importorskip("triton")

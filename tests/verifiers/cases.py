@@ -8,9 +8,7 @@ from _pytest.mark.structures import ParameterSet
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.interfaces import Verifier
-from specdec.tree import DraftTree, TreeShape
-from specdec.types import DraftSampling
+from specdec import DraftSampling, DraftTree, TreeShape, Verifier
 from verifiers import (
     BlockVerifier,
     GreedyMultiPathVerifier,

@@ -5,10 +5,8 @@ import torch
 from torch import Tensor
 
 import verifiers.greedy_multipath
+from specdec import DraftSampling, DraftTree, TreeShape, Verifier
 from specdec.coupling import winners
-from specdec.interfaces import Verifier
-from specdec.tree import DraftTree, TreeShape
-from specdec.types import DraftSampling
 from tests.verifiers.cases import IID, SWOR, TOP
 from verifiers import (
     BlockVerifier,

@@ -10,15 +10,11 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from drafters.model import ModelDrafter
+from specdec import DraftTree, Engine, Laws, SamplingParams, Target, TreeShape, Verifier
 from specdec.checks.drafts import check_drafts, enumerate_drafts
 from specdec.checks.outcomes import enumerate_outcome
 from specdec.checks.reference import reference_decode
 from specdec.checks.tables import Tables
-from specdec.engine.engine import Engine
-from specdec.interfaces import Laws, Verifier
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
-from specdec.tree import DraftTree, TreeShape
 from tests.changed_rule import ChangedRule, emit_p
 from tests.components import TREE, perturbed
 from tests.models import tiny_model

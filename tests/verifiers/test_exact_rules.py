@@ -8,12 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from specdec import DraftSampling, DraftTree, TreeShape, Verifier
 from specdec.checks.drafts import Samplings, enumerate_drafts
 from specdec.checks.outcomes import enumerate_outcome
 from specdec.checks.tables import ROW_KINDS, Tables
-from specdec.interfaces import Verifier
-from specdec.tree import DraftTree, TreeShape
-from specdec.types import DraftSampling
 from tests.verifiers.cases import (
     EXACT,
     IID,

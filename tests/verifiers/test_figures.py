@@ -5,14 +5,12 @@ import torch
 
 import verifiers.greedy_multipath
 import verifiers.kseq
+from specdec import DraftSampling, DraftTree, TreeShape, Verifier
 from specdec.checks.drafts import WeightedDrafts, enumerate_drafts
 from specdec.checks.outcomes import enumerate_outcome, outcome
 from specdec.checks.shared import expected_coupled
 from specdec.checks.tables import Tables
 from specdec.coupling import coupled_acceptance
-from specdec.interfaces import Verifier
-from specdec.tree import DraftTree, TreeShape
-from specdec.types import DraftSampling
 from tests.verifiers.cases import DIGITS, EXACT, IID, MIXED, SWOR, TOP, needs_tables
 from tests.verifiers.test_mutants import UNCAPPED, merged, no_skew
 from verifiers import (

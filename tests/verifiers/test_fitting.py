@@ -9,9 +9,8 @@ from torch import Tensor
 
 import specdec.interfaces
 import verifiers
-from specdec.interfaces import Drafter, Laws, Verifier, fitting_rules, why_unfit
-from specdec.tree import DraftTree
-from specdec.types import DraftSampling, Exactness, Noise
+from specdec import Drafter, DraftSampling, DraftTree, Exactness, Laws, Noise, Verifier
+from specdec.interfaces import fitting_rules, why_unfit
 from tests.verifiers.cases import IID, SWOR, TOP
 from verifiers import BlockVerifier, RejectionVerifier, SharedNoiseVerifier, TargetWalkVerifier, TypicalVerifier
 

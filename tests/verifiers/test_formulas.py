@@ -9,12 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import verifiers.kseq
+from specdec import DraftSampling, DraftTree, TreeShape, Verifier
 from specdec.checks.drafts import WeightedDrafts, enumerate_drafts, sample_drafts
 from specdec.checks.outcomes import enumerate_outcome, outcome
 from specdec.checks.tables import Tables
-from specdec.interfaces import Verifier
-from specdec.tree import DraftTree, TreeShape
-from specdec.types import DraftSampling
 from tests.verifiers.cases import EXACT, IID, KINDS, SWOR, TOP, complete, drafts
 from verifiers import (
     KSeqVerifier,

@@ -11,15 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from specdec import DraftTree, Laws, TreeShape, Verdict, Verifier
 from specdec.acceptance import accept, certain
 from specdec.counting import counted
 from specdec.engine.round import Judged, Mode, as_it_is, judge
 from specdec.forward import LOGITS
 from specdec.host import without_looking
-from specdec.interfaces import Laws, Verifier
 from specdec.sampling import one_hot
-from specdec.tree import DraftTree, TreeShape
-from specdec.types import Verdict
 from tests.forwards import slots_of
 from tests.verifiers.cases import RULES, SLOW, TOP, drafts
 from tests.verifiers.test_exact_rules import kind_of

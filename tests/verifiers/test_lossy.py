@@ -5,16 +5,11 @@ import itertools
 import pytest
 import torch
 
+from specdec import DraftTree, Engine, Exactness, SamplingParams, Target, TreeShape, Verifier
 from specdec.checks.drafts import enumerate_drafts
 from specdec.checks.outcomes import enumerate_outcome
 from specdec.checks.reference import reference_decode
 from specdec.checks.tables import Tables
-from specdec.engine.engine import Engine
-from specdec.interfaces import Verifier
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
-from specdec.tree import DraftTree, TreeShape
-from specdec.types import Exactness
 from tests.components import DRAFTERS
 from tests.models import tiny_model
 from tests.verifiers.cases import BIASED, EXACT, IID, SWOR, TOP, widest

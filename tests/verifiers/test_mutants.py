@@ -14,11 +14,10 @@ import verifiers.kseq
 import verifiers.thresholds
 import verifiers.transport
 import verifiers.two_draft
+from specdec import DraftTree, Laws, TreeShape, Verifier
 from specdec.checks.drafts import Samplings, WeightedDrafts, enumerate_drafts
 from specdec.checks.outcomes import Outcome, enumerate_outcome, outcome
 from specdec.checks.tables import Tables
-from specdec.interfaces import Laws, Verifier
-from specdec.tree import DraftTree, TreeShape
 from tests.changed_rule import ChangedRule, WalkedRule, emit_p
 from tests.verifiers.cases import BIASED, EXACT, IID, MIXED, RULES, SLOW, SWOR, TOP
 from verifiers import (

@@ -8,18 +8,12 @@ from torch import Tensor
 
 import specdec.engine.round
 from drafters.model import ModelDrafter
-from specdec.batch import Batch
+from specdec import Batch, Drafter, DraftSampling, DraftTree, Engine, Noise, SamplingParams, Target
 from specdec.checks.reference import reference_decode
 from specdec.checks.shared import check_shared, expected_coupled
 from specdec.checks.tables import Tables
 from specdec.coupling import winners
-from specdec.engine.engine import Engine
-from specdec.interfaces import Drafter
 from specdec.random import shared_noise
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
-from specdec.tree import DraftTree
-from specdec.types import DraftSampling, Noise
 from tests.changed_rule import ChangedRule, accept_the_first
 from tests.components import DRAFTERS, TREE, perturbed
 from tests.models import tiny_model
@@ -37,10 +31,7 @@ SAMPLES = 5000
 
 
 @pytest.mark.parametrize("law", [COUPLED, TOP, IID, SWOR], ids=lambda law: law.name)
-@pytest.mark.parametrize(
-    "shape",
-    ["2x2", complete("three children, one of which has two", strong=False)],
-)
+@pytest.mark.parametrize("shape", ["2x2", complete("three children, one of which has two", strong=False)])
 def test_every_output_is_plain_decodings(shape: str, law: DraftSampling) -> None:
     for kinds in ("dense", "every kind"):
         tables = Tables.random(4, SHAPES[shape].max_depth, seed=2, kinds=KINDS[kinds])
@@ -74,8 +65,7 @@ def test_a_law_that_is_not_the_targets_is_seen(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("shape", "kinds"),
-    [("2x2", "zeros"), complete("chain below the second child", "dense", strong=False)],
+    ("shape", "kinds"), [("2x2", "zeros"), complete("chain below the second child", "dense", strong=False)]
 )
 def test_the_noise_gives_the_computed_acceptance(shape: str, kinds: str) -> None:
     """Within five standard errors: once in two million seeds a correct implementation is outside."""

@@ -6,13 +6,9 @@ import pytest
 from scipy.stats import binomtest
 
 from experiments.bench.synthetic import SyntheticDrafter, SyntheticSession
+from specdec import Engine, SamplingParams, Sizes, Step, Target
 from specdec.checks.reference import reference_decode
-from specdec.engine.engine import Engine
-from specdec.interfaces import Sizes
 from specdec.physics.speculation import tokens_per_round
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
-from specdec.types import Step
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
 from verifiers.rejection import RejectionVerifier

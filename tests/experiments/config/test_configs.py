@@ -28,13 +28,10 @@ from experiments.training.data.document import Source
 from experiments.training.data.regenerate import RegenerateConfig
 from experiments.training.losses import Loss
 from experiments.training.weights import Weights
+from specdec import Drafter, Engine, SamplingParams, Scheduler, Target, Verifier
 from specdec.drafting.policies import LengthPolicy, NodePolicy
 from specdec.engine import scheduler
-from specdec.engine.engine import Engine
-from specdec.engine.scheduler import Priority, Scheduler
-from specdec.interfaces import Drafter, Verifier
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
+from specdec.engine.scheduler import Priority
 from tests.experiments.runs import Configure
 
 YAML = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml"))

@@ -16,12 +16,11 @@ from experiments.config.settings import EngineSettings
 from experiments.measuring.meters import held_by
 from experiments.planning.memory import RunMemory
 from experiments.session.memory import plan_memory
+from specdec import Engine, Target
 from specdec.cache.formats import FORMATS
-from specdec.engine.engine import Engine
 from specdec.physics.capacity import Drafting, Served
 from specdec.physics.precision import Precision
 from specdec.physics.shape import nominal
-from specdec.target.target import Target
 from tests.experiments.runs import Configure
 from tests.gemma4 import assistant, gemma
 

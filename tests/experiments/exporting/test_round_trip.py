@@ -6,21 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from drafters.block import BlockDrafter
-from drafters.eagle import EagleDrafter
+from drafters import BlockDrafter, EagleDrafter, MedusaDrafter, ModelDrafter, MTPDrafter, PARDDrafter, PEagleDrafter
 from drafters.heads.eagle_files import load_eagle
-from drafters.medusa import MedusaDrafter
-from drafters.model import ModelDrafter
-from drafters.mtp import MTPDrafter
-from drafters.pard import PARDDrafter
-from drafters.peagle import PEagleDrafter
 from experiments.exporting.kinds import KINDS, Source, kind_of, read
 from experiments.exporting.writing import compare
+from specdec import Drafter, Engine, SamplingParams, Target
 from specdec.checks import playing
-from specdec.engine.engine import Engine
-from specdec.interfaces import Drafter
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
 from tests.components import medusa_heads
 from tests.experiments.exporting.conftest import Export
 from verifiers import RejectionVerifier

@@ -17,9 +17,7 @@ from experiments.accuracy import main
 from experiments.reporting.accuracy import accuracies, scores_of
 from experiments.results.frame import Figures
 from experiments.results.statistics import Bootstrap
-from specdec.engine.engine import Engine
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
+from specdec import Engine, SamplingParams, Target
 from tests.experiments.conftest import byte_tokenizer
 from tests.experiments.runs import launched
 from tests.experiments.test_thinking import TEMPLATE

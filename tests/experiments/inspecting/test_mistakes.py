@@ -10,18 +10,13 @@ from typing import Any
 
 import pytest
 
-from drafters.block import BlockDrafter
-from drafters.eagle import EagleDrafter
+from drafters import BlockDrafter, EagleDrafter, MedusaDrafter, ModelDrafter, MTPDrafter
 from drafters.heads.eagle import EagleHead
 from drafters.heads.eagle_files import save_eagle
-from drafters.medusa import MedusaDrafter
-from drafters.model import ModelDrafter
-from drafters.mtp import MTPDrafter
 from experiments.inspecting.acceptance import prompts_of
 from experiments.inspecting.kinds import USUAL, Mistake, kind_of
 from experiments.inspecting.search import Inspection, inspect
-from specdec.interfaces import Drafter
-from specdec.target.target import Target
+from specdec import Drafter, Target
 from tests.components import perturbed, wide
 from tests.experiments.inspecting import toys
 from tests.experiments.inspecting.toys import MASK, Seen, toy_block, toy_eagle, toy_eagle3, toy_medusa, toy_mtp

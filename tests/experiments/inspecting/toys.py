@@ -16,10 +16,9 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from drafters.heads.block import BlockHead
+from drafters import BlockHead, MedusaHeads
 from drafters.heads.eagle import Eagle3Head, EagleHead
 from drafters.heads.mtp import MTPHead
-from drafters.medusa import MedusaHeads
 from specdec.cache.base import CACHE
 from specdec.target.target import Target
 

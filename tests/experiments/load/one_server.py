@@ -10,8 +10,7 @@ from experiments.load.driver import Driver, Overload
 from experiments.load.run import OPEN, LoadRun
 from experiments.load.texts import Asked
 from experiments.load.workloads import Planned
-from specdec.requests import SamplingParams
-from specdec.types import Step
+from specdec import SamplingParams, Step
 
 
 class Clock:

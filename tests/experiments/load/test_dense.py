@@ -9,23 +9,18 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from drafters import ModelDrafter, NGramDrafter
 from drafters.adaptive import AdaptiveDrafter
-from drafters.model import ModelDrafter
-from drafters.ngram import NGramDrafter
 from experiments.load.dense import Dense
 from experiments.load.dense_recording import record
 from experiments.load.run import OPEN
 from experiments.load.texts import Asked
 from experiments.load.virtual import VirtualEngine
 from experiments.load.workloads import Planned
+from specdec import Drafter, Engine, SamplingParams, Target, TreeShape
 from specdec.drafting.policies import AdditiveLength, FixedLength, LengthPolicy, MarginLength
-from specdec.engine.engine import Engine
-from specdec.interfaces import Drafter
 from specdec.physics.rounds import AffineRounds
 from specdec.physics.step_cost import StepCost
-from specdec.requests import SamplingParams
-from specdec.shape import TreeShape
-from specdec.target.target import Target
 from tests.components import perturbed
 from tests.models import tiny_model
 from verifiers import RejectionVerifier

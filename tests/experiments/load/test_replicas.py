@@ -18,10 +18,7 @@ from experiments.load.replicas import Here, Replicas, Sizes
 from experiments.load.run import LoadRun, load_runs
 from experiments.load.texts import Asked
 from experiments.load.workloads import Planned
-from specdec.cache.pages import Paging
-from specdec.engine.engine import Engine
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
+from specdec import Engine, Paging, SamplingParams, Target
 from tests.models import tiny_model
 from verifiers.rejection import RejectionVerifier
 

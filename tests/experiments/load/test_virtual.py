@@ -15,12 +15,11 @@ from experiments.load.virtual import VirtualEngine
 from experiments.load.workloads import Chats, Planned
 from experiments.results.limits import Limits, Terms
 from experiments.results.statistics import Bootstrap
-from specdec.cache.pages import Paging
+from specdec import Paging, SamplingParams
 from specdec.drafting.policies import CostAwareLength, OracleLength, RandomLength
 from specdec.engine.scheduler import FirstCome, Priority, TokenBudget
 from specdec.physics.rounds import AffineRounds
 from specdec.physics.step_cost import StepCost
-from specdec.requests import SamplingParams
 
 COSTS = AffineRounds(target=StepCost.affine(fixed=5e-3, per_token=2e-5, per_position=4e-8), outside=1e-3)
 TRACES = made_up(outputs=8, length=60)

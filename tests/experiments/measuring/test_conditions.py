@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from experiments.measuring.conditions import ingredients_of
-from specdec.engine.engine import Engine
-from specdec.target.target import Target
+from specdec import Engine, Target
 from tests.models import tiny_model
 
 

@@ -10,9 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafters.medusa import MedusaDrafter
-from drafters.model import ModelDrafter
-from drafters.ngram import NGramDrafter
+from drafters import MedusaDrafter, ModelDrafter, NGramDrafter
 from experiments.datasets.stdlib import Stdlib
 from experiments.measuring import divergence
 from experiments.measuring.jobs import Job, prepare
@@ -20,12 +18,8 @@ from experiments.measuring.measure import Contender, measure
 from experiments.results.frame import Figures
 from experiments.results.lossless import Verdict, judge
 from experiments.results.records import PLAIN, Record
+from specdec import Drafter, DraftTree, Engine, Laws, SamplingParams, Target, Verifier
 from specdec.checks.ties import Tie
-from specdec.engine.engine import Engine
-from specdec.interfaces import Drafter, Laws, Verifier
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
-from specdec.tree import DraftTree
 from tests.experiments.test_run_failures import WrongRoot
 from verifiers.block import TraversalVerifier
 

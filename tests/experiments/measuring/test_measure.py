@@ -17,12 +17,8 @@ from experiments.measuring.watch import Watch
 from experiments.results.records import PLAIN, Record, RecordWriter, read_records
 from experiments.results.statistics import Bootstrap
 from experiments.results.summary import summarize
-from specdec.cache.pages import Paging
+from specdec import Completion, Engine, Exactness, Paging, SamplingParams, Step, Target
 from specdec.checks.reference import reference_decode
-from specdec.engine.engine import Engine
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
-from specdec.types import Completion, Exactness, Step
 from tests.experiments.conftest import byte_tokenizer
 from tests.models import tiny_model
 from verifiers.rejection import RejectionVerifier

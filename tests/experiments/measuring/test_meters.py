@@ -21,10 +21,8 @@ from experiments.measuring.meters import (
 )
 from experiments.measuring.peaks import Peaks, measure_peaks
 from experiments.session.engines import better_peaks
-from specdec.engine.engine import Engine
-from specdec.interfaces import Drafter
+from specdec import Drafter, Engine, Target
 from specdec.physics.devices import read_devices, row_of
-from specdec.target.target import Target
 from tests.components import medusa_heads
 from tests.models import tiny_model
 from verifiers import RejectionVerifier

@@ -9,9 +9,7 @@ from experiments.measuring.race import Emitted, Lane, run_lane
 from experiments.reporting.progress import Every, Progress
 from experiments.reporting.tokens import show_race
 from experiments.results.sources import Source
-from specdec.engine.engine import Engine
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
+from specdec import Engine, SamplingParams, Target
 from tests.components import DRAFTERS, fitting
 from tests.models import tiny_model
 

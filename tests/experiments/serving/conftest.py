@@ -10,10 +10,7 @@ import pytest
 
 from drafters.model import ModelDrafter
 from experiments.serving.server import Server
-from specdec.cache.pages import Paging
-from specdec.engine.engine import Engine
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
+from specdec import Engine, Paging, SamplingParams, Target
 from tests.components import perturbed
 from tests.experiments.conftest import VOCAB_SIZE, byte_tokenizer
 from tests.models import tiny_model

@@ -25,8 +25,7 @@ import pytest
 from experiments.serving.calls import MOST_PENDING, Call
 from experiments.serving.fields import understand
 from experiments.serving.server import Server
-from specdec.engine.engine import Engine
-from specdec.types import Step
+from specdec import Engine, Step
 from tests.experiments.serving.conftest import DEFAULTS, engine, metric, serving, tokenizer, wait_for
 
 LONG = {"prompt": "abcabc", "max_tokens": 100, "ignore_eos": True}

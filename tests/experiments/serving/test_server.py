@@ -11,8 +11,7 @@ import openai
 import pytest
 
 from experiments.serving.server import Server
-from specdec.engine.engine import Engine
-from specdec.requests import SamplingParams
+from specdec import Engine, SamplingParams
 from tests.experiments.serving.conftest import metric, wait_for
 
 GREEDY = SamplingParams(max_new_tokens=24, ignore_eos=True)

@@ -6,12 +6,10 @@ from torch import Tensor
 
 from experiments.tracing.compressed import pack, unpack
 from experiments.tracing.distance import first_token_distances
+from specdec import DraftSampling, DraftTree, TreeShape, Verifier
 from specdec.checks.drafts import WeightedDrafts, enumerate_drafts, sample_drafts
 from specdec.checks.outcomes import emitted_law
 from specdec.checks.tables import Tables
-from specdec.interfaces import Verifier
-from specdec.tree import DraftTree, TreeShape
-from specdec.types import DraftSampling
 from verifiers import (
     BlockVerifier,
     FuzzyVerifier,

@@ -10,12 +10,9 @@ from experiments.results.statistics import Bootstrap
 from experiments.tracing.draft_sets import find_drafts
 from experiments.tracing.rates import PRIOR, Recorded, record
 from experiments.tracing.scoring import score
+from specdec import DraftSampling, DraftTree, TreeShape, Verifier
 from specdec.checks.drafts import enumerate_drafts
 from specdec.checks.tables import Tables
-from specdec.interfaces import Verifier
-from specdec.shape import TreeShape
-from specdec.tree import DraftTree
-from specdec.types import DraftSampling
 from tests.experiments.traced import traced
 from verifiers import RejectionVerifier, TargetWalkVerifier, TraversalVerifier
 

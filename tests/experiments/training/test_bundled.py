@@ -12,10 +12,7 @@ from drafters.medusa import MedusaHeads
 from experiments.bundle import bundle
 from experiments.training import bundled as room
 from experiments.training.bundled import install
-from specdec import bundled
-from specdec.engine.engine import Engine
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
+from specdec import Engine, SamplingParams, Target, bundled
 from tests.experiments.runs import Configure
 
 TINY = ["data.count=3", "fit={steps: 2, batch_size: 2, length: 32, warmup: 1, save_every: 2}", "served.prompts=0"]

@@ -12,9 +12,7 @@ from experiments.training.data.packing import Rows, token_counts
 from experiments.training.data.plain import TextFiles
 from experiments.training.data.regenerate import RegenerateConfig, answered, prompts_of, regenerate, with_originals
 from experiments.training.served import ServedConfig, served
-from specdec.engine.engine import Engine
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
+from specdec import Engine, SamplingParams, Target
 from tests.experiments.conftest import VOCAB_SIZE, byte_tokenizer
 from tests.models import tiny_model
 

@@ -20,10 +20,7 @@ from drafters.redrafter import ReDrafter
 from drafters.uno import UnoDrafter
 from experiments.train import train
 from experiments.training.loop import LOG
-from specdec.engine.engine import Engine
-from specdec.interfaces import Drafter
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
+from specdec import Drafter, Engine, SamplingParams, Target
 from tests.experiments.runs import Configure
 from tests.experiments.training.conftest import LM
 from verifiers.rejection import RejectionVerifier

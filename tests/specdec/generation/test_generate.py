@@ -19,12 +19,9 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
 from drafters.model import ModelDrafter
+from specdec import Engine, SamplingParams, Target, Verifier
 from specdec.cache.base import CACHE
-from specdec.engine.engine import Engine
 from specdec.generation import SpeculativeGenerate, generate
-from specdec.interfaces import Verifier
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
 from tests.components import DRAFTERS, perturbed
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked

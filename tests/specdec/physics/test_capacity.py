@@ -10,8 +10,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
 
 from experiments.bench.chapter.models import CONFIGS, LLAMA_8B, LLAMA_70B, ROUND_8B
 from experiments.planning.formats import choose_formats
+from specdec import ModelRunner, Paging
 from specdec.cache.base import CACHE
-from specdec.cache.pages import Paging
 from specdec.cache.quantized import QuantizedSlotCache
 from specdec.physics import heads
 from specdec.physics.capacity import (
@@ -29,7 +29,6 @@ from specdec.physics.reading import COUNTED, DEFAULTS, TIED, MissingSizeError, r
 from specdec.quantization import quantize
 from specdec.quantization.dispatch import DispatchedLinear
 from specdec.slot_memory import SlotMemory
-from specdec.target.runner import ModelRunner
 from tests.architectures import MODEL_TYPES, tiny, tiny_config
 
 BY_DEFAULT = (
@@ -55,10 +54,7 @@ def matrices(config: PreTrainedConfig) -> int:
 
 @pytest.mark.parametrize(
     "model_type",
-    [
-        *BY_DEFAULT,
-        *(pytest.param(name, marks=pytest.mark.full) for name in sorted(COUNTED - set(BY_DEFAULT))),
-    ],
+    [*BY_DEFAULT, *(pytest.param(name, marks=pytest.mark.full) for name in sorted(COUNTED - set(BY_DEFAULT)))],
 )
 def test_weights_are_those_of_the_model(model_type: str) -> None:
     if model_type not in MODEL_TYPES:
