@@ -24,26 +24,13 @@ def table(*rows: list[float], batch: int = 1) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64).expand(batch, -1, -1).contiguous()
 
 
-# p = (.5, .3, .2), q = (.2, .5, .3), one level, so p_1 = N([p - q]+) is all on token 0.
-#   Rejection accepts a child 0 with probability 1, a first child 1 with .3 / .5, a first child 2 with .2 / .3; after a
-#   rejection (of 1 or 2) an IID child 0 has min(1, 1 / .2) = 1, and without replacement min(1, 1 / q_1(0)) = 1.
+# p = (.5, .3, .2), q = (.2, .5, .3), one level, so p_1 = N([p - q]+) is all on token 0. Rejection is compared with its
+# formulas in test_formulas.py, draft by draft.
 REJECTION, TWO = RejectionVerifier(), RelaxedTopKVerifier(k=2)
 ONE_LEVEL: list[tuple[Verifier, list[DraftSampling], list[int], list[float], list[float] | None]] = [
-    (REJECTION, [IID], [1], [0.4, 0.6], [1.0, 0.0, 0.0]),
-    (REJECTION, [IID], [0], [0.0, 1.0], None),
-    (REJECTION, [IID, IID], [2, 1], [1 / 3, 2 / 3, 0.0], [1.0, 0.0, 0.0]),
-    (REJECTION, [IID, IID], [1, 0], [0.0, 0.6, 0.4], None),
-    (REJECTION, [IID, IID], [1, 1], [0.4, 0.6, 0.0], [1.0, 0.0, 0.0]),
-    (REJECTION, [SWOR, SWOR], [1, 0], [0.0, 0.6, 0.4], None),
-    (REJECTION, [SWOR, SWOR], [1, 2], [0.4, 0.6, 0.0], [1.0, 0.0, 0.0]),
-    (REJECTION, [TOP, TOP], [1, 2], [0.5, 0.3, 0.2], [1.0, 0.0, 0.0]),
-    (REJECTION, [TOP], [1], [0.7, 0.3], [5 / 7, 0.0, 2 / 7]),
-    (REJECTION, [TOP, TOP, TOP], [1, 0, 1], [0.2, 0.3, 0.5, 0.0], [0.0, 0.0, 1.0]),  # a repetition counts once
     # Token 1 for certain, then q without it, (.4, 0, .6), from what is left of p, (5/7, 0, 2/7):
     # token 2 is accepted with (2/7) / .6 = 10/21 of the .7, and N([p_1 - q_1]+) is all on token 0.
     (REJECTION, [TOP, SWOR], [1, 2], [0.7 * 11 / 21, 0.3, 0.7 * 10 / 21], [1.0, 0.0, 0.0]),
-    # The same, but from q itself: (2/7) / .3 = 20/21 of the .7.
-    (REJECTION, [TOP, IID], [1, 2], [0.7 * 1 / 21, 0.3, 0.7 * 20 / 21], [1.0, 0.0, 0.0]),
     # .2 / .8, then (.2 + .3) / .8
     (ThresholdVerifier(accumulated=0.8), [TOP, TOP], [2, 1], [0.375, 0.25, 0.375], None),
     (ThresholdVerifier(accumulated=0.4), [TOP] * 3, [2, 1, 0], [0.0, 0.5, 0.5, 0.0], None),  # the second exceeds 1
