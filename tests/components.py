@@ -13,47 +13,36 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from drafters import BlockDrafter, BlockHead, EagleDrafter, MTPDrafter, PARDDrafter, SamDrafter, SelfDrafter, UnoDrafter
 from drafters.adaptive import AdaptiveDrafter
-from drafters.block import BlockDrafter
 from drafters.choice import ChoiceDrafter
 from drafters.corpus import Corpus
-from drafters.eagle import EagleDrafter
 from drafters.heads.base import FeatureHead
-from drafters.heads.block import BlockHead
 from drafters.heads.eagle import Eagle3Head, EagleHead
 from drafters.heads.mtp import MTPHead
 from drafters.heads.prefix import PrefixAttention
 from drafters.hydra import HydraDrafter, HydraHeads
-from drafters.itself import SelfDrafter
 from drafters.lookahead import LookaheadDrafter
 from drafters.lora import Lora
 from drafters.marginals import MarginalDrafter
 from drafters.medusa import MedusaDrafter, MedusaHeads
 from drafters.merged import MergedDrafter
 from drafters.model import ModelDrafter
-from drafters.mtp import MTPDrafter
 from drafters.ngram import NGramDrafter
 from drafters.other_vocabulary import SLEMDrafter, TLIDrafter
-from drafters.pard import PARDDrafter
 from drafters.peagle import PEagleDrafter
 from drafters.recycling import TokenRecyclingDrafter
 from drafters.redrafter import RecurrentHead, ReDrafter
 from drafters.rest import RestDrafter
-from drafters.sam import SamDrafter
 from drafters.staged import StagedDrafter
 from drafters.suffix import SuffixDrafter
-from drafters.uno import UnoDrafter
 from experiments.bench.synthetic import SyntheticDrafter
 from specdec import Drafter, DraftSampling, Verifier
 from specdec.drafting.builders import BeamSearchTree, ExpansionTree, SampledTree
 from specdec.drafting.policies import AdditiveLength, ConfidenceNodes, NodePolicy
 from specdec.target.adapters import Matrices
+from verifiers import GreedyMultiPathVerifier, KSeqVerifier, RejectionVerifier, SharedNoiseVerifier, TargetWalkVerifier
 from verifiers.block import BlockVerifier, TraversalVerifier
-from verifiers.greedy_multipath import GreedyMultiPathVerifier
-from verifiers.kseq import KSeqVerifier
-from verifiers.rejection import RejectionVerifier
-from verifiers.shared_noise import SharedNoiseVerifier
-from verifiers.target_walk import TargetWalkVerifier
 from verifiers.two_draft import TwoDraftVerifier
 from verifiers.weighted_transport import WeightedTransportVerifier
 

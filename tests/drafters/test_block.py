@@ -18,17 +18,11 @@ from drafters.heads.block_places import Above
 from drafters.heads.block_refiner import Refinement, Refiner
 from drafters.heads.block_selector import CandidateSelector
 from drafters.heads.markov import MarkovHead
-from specdec.batch import Batch
+from specdec import Batch, DraftSampling, ModelRunner, Outcome, SamplingParams, Sizes, Target, Topology
 from specdec.drafting.scored import ScoredSession
 from specdec.forward import LOGITS, ForwardBatch, Wants
-from specdec.interfaces import Sizes
 from specdec.physics.heads import block
 from specdec.physics.reading import read_shape
-from specdec.requests import SamplingParams
-from specdec.target.runner import ModelRunner
-from specdec.target.target import Target
-from specdec.topology import Topology
-from specdec.types import DraftSampling, Outcome
 from tests.drafters import pairs
 from tests.forwards import drafted, inner_paths, outcome_of, slots_of
 

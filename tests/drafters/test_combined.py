@@ -6,25 +6,15 @@ from typing import Any
 import pytest
 import torch
 
-from drafters.block import BlockDrafter
+from drafters import BlockDrafter, EagleDrafter, MedusaDrafter, ModelDrafter, MTPDrafter, SuffixDrafter
 from drafters.choice import ChoiceDrafter, ChoiceSession
 from drafters.combined import CombinedDrafter
-from drafters.eagle import EagleDrafter
-from drafters.medusa import MedusaDrafter
 from drafters.merged import MergedDrafter, merged
-from drafters.model import ModelDrafter
-from drafters.mtp import MTPDrafter
-from drafters.suffix import SuffixDrafter
-from specdec.batch import Batch
+from specdec import Batch, Drafter, DraftTree, Engine, SamplingParams, Session, Sizes, Target, TreeShape
 from specdec.checks.drafter import check_drafter
 from specdec.checks.drafts import WeightedDrafts, enumerate_drafts
 from specdec.checks.outcomes import outcome
 from specdec.checks.tables import Tables
-from specdec.engine.engine import Engine
-from specdec.interfaces import Drafter, Session, Sizes
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
-from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling, Outcome
 from tests.components import block_head, eagle3_head, medusa_heads, mtp_head, perturbed
 from tests.forwards import outcome_of, slots_of

@@ -11,9 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from drafters.block import BlockDrafter
-from drafters.choice import ChoiceDrafter
-from drafters.eagle import EagleDrafter
+from drafters import BlockDrafter, ChoiceDrafter, EagleDrafter, MarginalDrafter, MergedDrafter, ModelDrafter, MTPDrafter
 from drafters.heads.block_files import load_block
 from drafters.heads.block_layouts import save_block
 from drafters.heads.eagle import Eagle3Head, EagleHead
@@ -22,11 +20,7 @@ from drafters.heads.files import ServedFor
 from drafters.heads.mtp import MTPHead
 from drafters.heads.mtp_files import load_mtp, save_mtp
 from drafters.hydra import PREFIX, HydraDrafter, HydraHeads, TrainedHydra
-from drafters.marginals import MarginalDrafter
 from drafters.medusa import MedusaDrafter, MedusaHeads
-from drafters.merged import MergedDrafter
-from drafters.model import ModelDrafter
-from drafters.mtp import MTPDrafter
 from drafters.ngram import NGramDrafter
 from drafters.recycling import TokenRecyclingDrafter
 from drafters.redrafter import RecurrentHead, ReDrafter

@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoModelForCausalLM, LlamaConfig, T5Config,
 
 import specdec.execution.replay
 from drafters import ModelDrafter, NGramDrafter
-from specdec import Drafter, Engine, SamplingParams, Target
+from specdec import Drafter, DraftTree, Engine, ModelRunner, SamplingParams, Target, Topology, TreeShape
 from specdec.attention import EagerAttention
 from specdec.execution.frozen import all_known
 from specdec.execution.packing import PackedLinears
@@ -21,9 +21,6 @@ from specdec.execution.recorder import Recordings
 from specdec.execution.replay import Now, _ForwardRecorder
 from specdec.forward import ForwardBatch, Wants, slot_index
 from specdec.host import without_looking
-from specdec.target.runner import ModelRunner
-from specdec.topology import Topology
-from specdec.tree import DraftTree, TreeShape
 from specdec.tree_parts import common_sizes
 from tests.forwards import prefill, verify
 from tests.models import ARCHITECTURES, COMMON, tiny_model

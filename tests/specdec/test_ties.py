@@ -10,18 +10,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafters.ngram import NGramDrafter
+from specdec import DraftTree, Engine, ForwardBatch, ForwardOutput, Laws, SamplingParams, Target, TreeShape
 from specdec.cache.base import Cache
 from specdec.checks import ties
 from specdec.checks.drafts import check_drafts, enumerate_drafts, sample_drafts
 from specdec.checks.outcomes import enumerate_outcome, estimate
 from specdec.checks.tables import Tables
 from specdec.checks.ties import FLOOR_ULPS, RUNNER_AT_MOST, Tie, examine
-from specdec.engine.engine import Engine
-from specdec.forward import ForwardBatch, ForwardOutput
-from specdec.interfaces import Laws
-from specdec.requests import SamplingParams
-from specdec.target.target import Target
-from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
 from tests.changed_rule import ChangedRule
 from tests.models import ARCHITECTURES, tiny_model

@@ -8,14 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from drafters.block import BlockDrafter
-from drafters.eagle import EagleDrafter
-from drafters.hydra import HydraDrafter
+from drafters import BlockDrafter, EagleDrafter, HydraDrafter, ModelDrafter, MTPDrafter, PARDDrafter, PEagleDrafter
 from drafters.medusa import MedusaDrafter, MedusaHeads
-from drafters.model import ModelDrafter
-from drafters.mtp import MTPDrafter
-from drafters.pard import PARDDrafter
-from drafters.peagle import PEagleDrafter
 from drafters.redrafter import ReDrafter
 from drafters.uno import UnoDrafter
 from experiments.train import train
