@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from jaxtyping import Float
@@ -12,19 +12,19 @@ from experiments.load.run import CLOSED, OPEN
 Times = Float[np.ndarray, " request"]
 
 
-def check_above_zero(**values: float) -> None:
-    """Refuse what is not a number above 0."""
-    for name, value in values.items():
-        if not (np.isfinite(value) and value > 0):
-            raise ValueError(f"arrival.{name}={value:g}: give a number above 0")
-
-
 class Arrivals(ABC):
     """When requests arrive. Made from a seed, so the same for every method."""
 
     loop = OPEN
     rate: float
     """Requests per second, on average."""
+    above_zero: ClassVar[tuple[str, ...]] = ("rate",)
+
+    def __post_init__(self) -> None:
+        for name in self.above_zero:
+            value = getattr(self, name)
+            if not (np.isfinite(value) and value > 0):
+                raise ValueError(f"arrival.{name}={value:g}: give a number above 0")
 
     @abstractmethod
     def times(self, rng: np.random.Generator, count: int) -> Times:
@@ -41,9 +41,6 @@ class Constant(Arrivals):
 
     rate: float = 1.0
 
-    def __post_init__(self) -> None:
-        check_above_zero(rate=self.rate)
-
     def times(self, rng: np.random.Generator, count: int) -> Times:
         return np.arange(count) / self.rate
 
@@ -53,9 +50,6 @@ class Poisson(Arrivals):
     """Requests that come independently of each other, ``rate`` in a second on average."""
 
     rate: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_above_zero(rate=self.rate)
 
     def times(self, rng: np.random.Generator, count: int) -> Times:
         return rng.exponential(1 / self.rate, count).cumsum()
@@ -70,11 +64,9 @@ class Gamma(Arrivals):
             1 / cv².
     """
 
+    above_zero = ("rate", "cv")
     rate: float = 1.0
     cv: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_above_zero(rate=self.rate, cv=self.cv)
 
     def times(self, rng: np.random.Generator, count: int) -> Times:
         shape = 1 / self.cv**2
@@ -85,13 +77,11 @@ class Gamma(Arrivals):
 class Spike(Arrivals):
     """A Poisson process whose rate is ``factor`` times as high from ``begin`` on, for ``length`` seconds."""
 
+    above_zero = ("rate", "factor", "length")
     rate: float = 1.0
     factor: float = 5.0
     begin: float = 10.0
     length: float = 5.0
-
-    def __post_init__(self) -> None:
-        check_above_zero(rate=self.rate, factor=self.factor, length=self.length)
 
     def times(self, rng: np.random.Generator, count: int) -> Times:
         def intensity(at: Times) -> Times:
@@ -104,12 +94,13 @@ class Spike(Arrivals):
 class Diurnal(Arrivals):
     """A Poisson process with the rate ``rate`` · (1 + ``amplitude`` · sin(2π t / ``period``))."""
 
+    above_zero = ("rate", "period")
     rate: float = 1.0
     amplitude: float = 0.8
     period: float = 60.0
 
     def __post_init__(self) -> None:
-        check_above_zero(rate=self.rate, period=self.period)
+        super().__post_init__()
         if not 0 <= self.amplitude <= 1:
             raise ValueError(f"arrival.amplitude={self.amplitude:g}: give a share of the rate from 0 to 1")
 
@@ -129,13 +120,11 @@ class Ramp(Arrivals):
         exponential: Whether the rate grows by equal factors in equal times; else by equal amounts.
     """
 
+    above_zero = ("rate", "factor", "length")
     rate: float = 1.0
     factor: float = 4.0
     length: float = 30.0
     exponential: bool = False
-
-    def __post_init__(self) -> None:
-        check_above_zero(rate=self.rate, factor=self.factor, length=self.length)
 
     def times(self, rng: np.random.Generator, count: int) -> Times:
         def intensity(at: Times) -> Times:
@@ -148,6 +137,8 @@ class Ramp(Arrivals):
 @dataclass(frozen=True, kw_only=True)
 class Batch(Arrivals):
     """All requests at once: throughput and cost are all that counts, and nobody waits for a first token."""
+
+    above_zero = ()
 
     @property
     def rate(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]

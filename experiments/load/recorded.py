@@ -13,7 +13,7 @@ import numpy as np
 import pandas
 from jaxtyping import Float, Int
 
-from experiments.load.arrivals import Arrivals, Times, check_above_zero
+from experiments.load.arrivals import Arrivals, Times
 
 BUNDLED = Path(__file__).parent / "traces"
 """Azure's traces of 2023 (CC-BY 4.0; see the file ATTRIBUTION there)."""
@@ -59,12 +59,13 @@ class Trace(Arrivals):
         window: The part of the trace to take, in its own seconds from its beginning; None for all.
     """
 
+    above_zero = ("scale",)
     path: str = "azure_conversation"
     scale: float = 1.0
     window: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
-        check_above_zero(scale=self.scale)
+        super().__post_init__()
         given: Any = self.window
         numbers = isinstance(given, Sequence) and len(given) == 2 and all(isinstance(end, int | float) for end in given)
         if given is not None and not (numbers and 0 <= given[0] < given[1]):
