@@ -15,7 +15,6 @@ from verifiers import (
     RelaxedTopKVerifier,
     ThresholdVerifier,
     TraversalVerifier,
-    TwoDraftVerifier,
     TypicalVerifier,
 )
 
@@ -59,20 +58,6 @@ def test_one_level(rule: Verifier, laws, tokens: list[int], stop: list[float], r
     assert torch.equal(found.after(torch.tensor([1])), p[:, 1])
 
 
-def test_two_siblings_taken_together() -> None:
-    """p = (.2, .8), q = (.6, .4): token 0 comes twice with .36, more than it may.
-
-    alpha = .2 + 1 - .36 = .84: a pair of two tokens must go to token 1, which gets .48 + .16 = .64 of its .8; of the
-    pairs (0, 0) a share of .2 / .36 is accepted; .16 of token 1 is left.
-    """
-    p, q = table(*[[0.2, 0.8]] * 3, batch=4), table(*[[0.6, 0.4]] * 3, batch=4)
-    tokens = torch.tensor([[0, 0, 0], [0, 0, 1], [0, 1, 0], [0, 1, 1]])
-    laws = TwoDraftVerifier().laws(DraftTree.from_shape(TreeShape.branching(2), tokens, sampling=IID, draft_probs=q), p)
-    torch.testing.assert_close(laws.stop[None], table([4 / 9, 5 / 9, 0], [0, 0, 1], [0, 1, 0], [0, 1, 0]))
-    left = laws.after(torch.zeros(4, dtype=torch.long))
-    torch.testing.assert_close(left[None], table(*[[0.0, 1.0]] * 4))
-
-
 @pytest.mark.parametrize("rule", [BlockVerifier(), TraversalVerifier()], ids=lambda rule: type(rule).__name__)
 def test_a_block(rule: Verifier) -> None:
     """p = (.5, .5) and q = (.25, .75) at every node; the chain drafts 1, then 0.
@@ -98,18 +83,6 @@ def test_a_block(rule: Verifier) -> None:
         after_one = laws.after(torch.full((2,), columns[1]))
         torch.testing.assert_close(after_one[None], table([1.0, 0.0], [1.0, 0.0]))
         assert torch.equal(laws.after(torch.full((2,), columns[2])), p[:, 2])
-
-
-def test_the_law_of_the_largest_of_several_paths() -> None:
-    """p = (.5, .5) and q = (.25, .75): token 0 ranks first, and is selected unless both paths have token 1."""
-    p, q = table(*[[0.5, 0.5]] * 3), table(*[[0.25, 0.75]] * 3)
-    law = verifiers.greedy_multipath._law_of_the_largest(p, q, torch.tensor([[0, 1, 1]]), torch.tensor([[2]]), 2)
-    # Behind token 1, of both: again both. Behind (1, 1): once more.
-    torch.testing.assert_close(law, table(*[[7 / 16, 9 / 16]] * 3))
-    law = verifiers.greedy_multipath._law_of_the_largest(p, q, torch.tensor([[0, 0, 1]]), torch.tensor([[2]]), 2)
-    # Behind token 0 the other path is smaller (mass .75) or has token 0, too: (.75 + .1875)^2 - .75^2 for token 1.
-    one = ((0.75 + 0.1875) ** 2 - 0.75**2) / (1 - 0.75**2)
-    torch.testing.assert_close(law[:, 1:2], table([1 - one, one]))
 
 
 def test_nothing_is_lost_on_long_paths_in_float32() -> None:
