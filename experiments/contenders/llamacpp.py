@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
-from experiments.contenders.peer import Peer, Start
+from experiments.contenders.peer import Peer, Start, write_float32
 from specdec.quantization import quantization_of
 from specdec.requests import SamplingParams
 from specdec.target.loading import load
@@ -66,10 +66,9 @@ class LlamaCpp(Peer):
             if self._name is None:
                 raise ValueError(f"llama.cpp needs the weights that {self.target.name} was made of: give name=FOLDER")
             model = load(self._name, dtype="float32", device="cpu", inflate=self._inflate).model
-        model.save_pretrained(folder, state_dict={name: each.float() for name, each in model.state_dict().items()})
+        write_float32(model, folder)
         given: dict[str, Any] = {"precision": _PRECISIONS[stored]}
         if self.method == "draft":
-            small = load(self._draft, dtype="float32", device="cpu").model
-            small.save_pretrained(folder / "draft")
+            write_float32(load(self._draft, dtype="float32", device="cpu").model, folder / "draft")
             given |= {"draft": str(folder / "draft"), "probabilistic": self._probabilistic}
         return given

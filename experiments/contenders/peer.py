@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypedDict
 
 import torch
+from transformers import PreTrainedModel
 
 from experiments.contenders.base import OtherEngine, seed_of
 from experiments.contenders.process import PeerError, Process
@@ -174,3 +175,8 @@ class Peer(OtherEngine):
             self._process.stop()
             raise PeerError(f"{self.NAME} was stopped because it answers nonsense: {error}") from error
         return [self.completion(*each) for each in zip(prompts, sampling, *zip(*told, strict=True), strict=True)]
+
+
+def write_float32(model: PreTrainedModel, folder: Path) -> None:
+    """Write a model in float32, for a worker that stores it at another precision."""
+    model.save_pretrained(folder, state_dict={name: each.float() for name, each in model.state_dict().items()})

@@ -62,13 +62,30 @@ def load(given: dict[str, Any]) -> tuple[dict[str, Any], Callable[[dict[str, Any
 
 def converted(folder: Path, precision: str, *, spelled: bool = False) -> Path:
     """Write what ``write_gguf`` does of a model in transformers' layout, into its folder."""
+    config, weights = read(folder)
+    return write_gguf(config, weights.__getitem__, folder / "model.gguf", precision, spelled=spelled)
+
+
+def read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The configuration and the weights by name of a model in transformers' layout."""
     from safetensors.numpy import load_file
 
     weights: dict[str, np.ndarray] = {}
     for file in sorted(folder.glob("*.safetensors")):
         weights |= load_file(file)
-    config = json.loads((folder / "config.json").read_text())
-    return write_gguf(config, weights.__getitem__, folder / "model.gguf", precision, spelled=spelled)
+    return json.loads((folder / "config.json").read_text()), weights
+
+
+def head_width(config: Mapping[str, Any]) -> int:
+    """The width of a head of a Llama.
+
+    Raises:
+        ValueError: The model is no Llama, or one that is not written yet.
+    """
+    rope = config["rope_parameters"]["rope_type"]
+    if config["model_type"] != "llama" or rope != "default" or config["attention_bias"]:
+        raise ValueError("only Llama models with plain rotary embeddings and without biases are written anew")
+    return config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
 
 
 def write_gguf(
@@ -88,15 +105,12 @@ def write_gguf(
         spelled: Spell tokens as their numbers, without an end of text, for programs that want texts.
 
     Raises:
-        ValueError: The model is no Llama, or one that is not written yet.
+        ValueError: As ``head_width`` says.
     """
     import gguf  # pyright: ignore[reportMissingImports]
     from gguf import quants  # pyright: ignore[reportMissingImports]
 
-    rope = config["rope_parameters"]
-    if config["model_type"] != "llama" or rope["rope_type"] != "default" or config["attention_bias"]:
-        raise ValueError("only Llama models with plain rotary embeddings and without biases are written as GGUF")
-    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    width = head_width(config)
     rotary = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_context_length(config["max_position_embeddings"])
@@ -109,7 +123,7 @@ def write_gguf(
     writer.add_value_length(width)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_dimension_count(width)
-    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("rwkv" if spelled else "no_vocab")
     if spelled:
