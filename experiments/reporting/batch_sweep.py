@@ -188,13 +188,10 @@ def batch_sweep_plot(found: Sequence[Figures], path: Path, subtitle: str) -> Pat
     left_.set_title("numbers: batch size; up and left is better")
     left_.margins(0.12)
     left_.set_ylim(bottom=0)
-    right.set_xscale("log", base=2)
-    style.plain_log(right.xaxis, sorted({point.batch for each in found for point in each.points}))
+    style.plain_log(right.xaxis, sorted({point.batch for each in found for point in each.points}), base=2)
     right.set(xlabel="batch size", ylabel="tokens/s over plain decoding's", title="above 1, speculation pays")
     style.baseline(right)
     right.set_ylim(0, max(1.1, right.get_ylim()[1]))
-    for axes in (left_, right):
-        axes.grid()
     style.legend_of(figure, left_, right)
     bad = [each.method for each in found if any(point.not_lossless for point in each.points)]
     text = "Latency and throughput by batch size, and where speculation pays, with intervals over prompts"

@@ -346,6 +346,7 @@ def tree_plot(optimized: Optimized, path: Path, subtitle: str) -> Path:
     axes.set(ylim=(shape.max_depth + 0.55, -0.4), ylabel="depth", xticks=[])
     axes.set_yticks(range(shape.max_depth + 1), ["root", *map(str, range(1, shape.max_depth + 1))])
     axes.spines["bottom"].set_visible(False)
+    axes.grid(visible=False)
     figure.colorbar(points, ax=axes, pad=0.01, aspect=30).set_label("accepted with all above it")
     tokens = f"{shape.num_nodes} nodes, {optimized.best.tokens:.2f} tokens per round predicted"
     about = f"{tokens}; siblings by rank from the left; {subtitle}"
@@ -387,7 +388,6 @@ def sizes_plot(optimized: Optimized, path: Path, subtitle: str) -> Path:
         axes.set(xlabel="drafted nodes", ylabel=f"predicted {text}")
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:g}")
-        axes.grid()
     if costs is not None:
         speed = costs.rows / costs.plain
         panels[1].axhline(speed, color="black", linewidth=0.9, linestyle="--", label="plain decoding")

@@ -191,14 +191,12 @@ def predicted_plot(found: CalibratedRounds, path: Path) -> Path:
     times = [1e3 * value for row in found.measured for value in row[3:5]]
     ends = (min(times) * 0.8, max(times) * 1.25)
     both.plot(ends, ends, color="black", linewidth=0.8)
-    both.set(xlim=ends, ylim=ends, xscale="log", yscale="log", xlabel="measured, ms", ylabel="predicted, ms")
     ratio.axhspan(0.92, 1.08, color=style.FAINT, alpha=0.25, linewidth=0)
     ratio.axhline(1, color="black", linewidth=0.8)
-    ratio.set(xlim=ends, xscale="log", xlabel="measured, ms", ylabel="predicted / measured")
     for axis in (both.xaxis, both.yaxis, ratio.xaxis):
         style.plain_log(axis)
-    for axes in (both, ratio):
-        axes.grid()
+    both.set(xlim=ends, ylim=ends, xlabel="measured, ms", ylabel="predicted, ms")
+    ratio.set(xlim=ends, xlabel="measured, ms", ylabel="predicted / measured")
     style.legend(figure, handles, labels)
     where = found.conditions
     held = found.errors.get("target", {}).get("held_out")

@@ -322,7 +322,6 @@ def ingredients_plot(ladder: Figures, path: Path, subtitle: str, labels: Mapping
     style.baseline(effects, vertical=True)
     effects.set_xlim(0, 1.18 * max(1.0, effects.dataLim.x1))
     effects.set(xlabel="tokens/s with it, over without it", title="each by itself (1: no effect)")
-    effects.grid(axis="x")
     handles: dict[str, object] = {
         "bars: the output follows the target's law": Patch(facecolor=_SAME),
         "other weights: another law": Patch(facecolor=_OTHER, hatch="///", edgecolor="white"),
@@ -348,4 +347,3 @@ def _rungs(axes: "Axes", ladder: Figures, labels: Mapping[str, str]) -> None:
     axes.set_xlim(0, 1.5 * max(ends))
     axes.set_xlabel("output tokens/s of all users")
     axes.set_title("each rung adds one ingredient (x: over the one above)")
-    axes.grid(axis="x")

@@ -120,9 +120,7 @@ def pays_plot(rows: Sequence[Figures], path: Path, subtitle: str, x: str) -> Pat
         axes.set_ylim(min(low, 0.95), max(high, 1.05))
         axes.set(xlabel=x, ylabel=text)
         if max(row.rate for row in rows) > 8 * min(row.rate for row in rows):
-            axes.set_xscale("log")
             style.plain_log(axes.xaxis)
-        axes.grid()
     style.legend_of(figure, panels[0], ncols=min(4, len(methods)))
     return style.finish(
         figure, path, "Above the line speculation is faster than plain decoding under the same load", subtitle

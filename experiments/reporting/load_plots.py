@@ -47,10 +47,8 @@ def knee_plot(
             for each in known if not many else ():
                 style.note(axes, f"{each.rate:.3g}", (each.output_tokens_per_second, each[name].p50), (3, -6))
         _limit(axes, terms, name)
-        axes.set_yscale("log")
         style.plain_log(axes.yaxis)
         axes.set(xlabel="output tokens per second of completed requests", ylabel=text)
-        axes.grid()
     style.legend_of(figure, panels[0], ncols=5 if many else 2)
     beside = f"; numbers beside the medians: {X[figures[0].loop]}"
     about = "Median latency over throughput" if many else f"Latency over throughput{beside}"
@@ -74,9 +72,8 @@ def latency_plot(
                 points = [(at, spread[f"p{level}"], spread[f"p{level}_interval"]) for at, spread in known]
                 style.curve(axes, points, index, method, scale=1000)
             _limit(axes, terms, name, 1000)
-            axes.set_yscale("log")
             style.plain_log(axes.yaxis)
-            axes.grid(axis="both" if several else "y")
+            axes.xaxis.grid(several)
             if row == 0:
                 axes.set_title(words)
         panels[row][0].set_ylabel(text)
@@ -120,8 +117,6 @@ def goodput_plot(
     right.set_ylim(-3, 103)
     most = max((each.requests_per_second or 0.0 for each in figures), default=0.0)
     left.set_ylim(0, 1.3 * most or 1.0)  # what arrives may be far more than what can be served
-    left.grid()
-    right.grid()
     style.legend_of(figure, left, right, ncols=5 if many else 2)
     return style.finish(figure, path, f"Goodput: requests with {terms.limits}", subtitle)
 
@@ -157,7 +152,7 @@ def concurrency_plot(
         axes.set_title(f"{style.wrapped(run.method, 24)}, {what}\n{text}", fontsize=style.SMALLEST)
         axes.set_ylim(0, max(axes.get_ylim()[1], 1.05 * above.max()))
         axes.set_xlim(0, run.seconds)
-        axes.grid(axis="y")
+        axes.xaxis.grid(False)
     for axes in panels[:, 0]:
         axes.set_ylabel("requests")
     for axes in panels[-1]:
@@ -186,9 +181,7 @@ def classes_plot(classes: Sequence[tuple[LoadRun, Mapping[str, Figures]]], path:
                 axes.hlines(row + offset, low, high, color=style.color(index), linewidth=1.3)
                 axes.plot([low, high], [row + offset] * 2, linestyle="none", label=run.method, **style.looks(index))
         axes.set_xlabel(text)
-        axes.set_xscale("log")
         style.plain_log(axes.xaxis)
-        axes.grid(axis="x")
     style.name_rows(panels[0], names, 20)
     style.legend_of(figure, panels[0])
     loop = X[shown[0][0].loop]

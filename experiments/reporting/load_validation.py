@@ -197,10 +197,9 @@ def _picture(pairs: Sequence[Pair], path: Path, subtitle: str) -> Path:
                 line, *([end * (1 + sign * TOLERANCES[kind]) for end in line] for sign in (-1, 1)),
                 color="grey", alpha=0.2, linewidth=0,
             )  # fmt: skip
-            axes.set(xscale="log", yscale="log", xlim=line, ylim=line)
             style.plain_log(axes.xaxis)
             style.plain_log(axes.yaxis)
+            axes.set(xlim=line, ylim=line)
         axes.set(xlabel=f"real {text}", ylabel="in virtual time")
-        axes.grid()
     style.legend_of(figure, panels[0], ncols=len(methods))
     return style.finish(figure, path, "Virtual time over real time; grey: within the tolerance", subtitle)

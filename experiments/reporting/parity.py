@@ -237,7 +237,6 @@ def parity_plot(rows: Sequence[Figures], path: Path, facts: Mapping[str, Any]) -
     equal.set(title="greedy outputs still the same", xlabel="tokens of output", ylim=(max(0, least - 0.1), 1.02))
     for axes in panels:
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None if axes is flips else 0))
-        axes.grid()
     style.legend_of(figure, logits)
     more = f". The same in every forward: {', '.join(always)}" if always else ""
     more += ". Loses: how much less often drafts are accepted at T=1" if apart else ""

@@ -139,7 +139,7 @@ def pays_plot(rounds: TimedRounds, costs: Sequence[float], path: Path, about: st
     times, *panels = figure.subplots(1, 1 + len(shown))
     for index, (batch, seconds) in enumerate(rounds.seconds.items()):
         times.plot(rounds.nodes, [each / seconds[0] for each in seconds], label=_rows(batch), **style.looks(index))
-    times.set(title="verifying n tokens per row", xlabel="tokens n", ylabel="plain steps", xscale="log", yscale="log")
+    times.set(title="verifying n tokens per row", xlabel="tokens n", ylabel="plain steps")
     style.plain_log(times.xaxis, [1, 2, 4, 8, 16, 32, 64])
     style.plain_log(times.yaxis)
     times.legend()
@@ -159,8 +159,6 @@ def pays_plot(rounds: TimedRounds, costs: Sequence[float], path: Path, about: st
             style.note(axes, name, (ends[0], height), (-3, 0), ha="right")
         axes.set(title=f"speedup at the best length, {_rows(batch)}", xlabel="acceptance per token", xlim=(0, 1))
         axes.set_ylabel("over plain decoding")
-    for axes in (times, *panels):
-        axes.grid()
     style.legend_of(figure, *panels)
     return style.finish(
         figure, path, "Does speculation pay here?", f"{about}; bars: acceptance of published heads elsewhere"

@@ -63,7 +63,6 @@ def roofline(plan: Plan, path: Path) -> Path:
     axes.text(roof.ridge * 1.1, lowest, f"ridge {roof.ridge:.3g}", color=style.FAINT, fontsize=style.SMALLEST)
     axes.set_xlabel("arithmetic intensity (FLOP per byte)")
     axes.set_ylabel("most that the device allows (TFLOP/s)")
-    axes.grid(True, which="major")
     style.legend(figure, list(seen.values()), list(seen))
     about = (
         f"{asked.device.title}, {roof.bandwidth / 1e12:.4g} TB/s and {roof.flops / 1e12:.4g} TFLOP/s; "

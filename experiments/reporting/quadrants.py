@@ -335,4 +335,3 @@ def _panel(axes: "Axes", quadrant: Figures, names: Sequence[str]) -> None:
     value = f"plain decoding: {own_value(quadrant, plain)}" if plain.method == PLAIN and plain.own else ""
     axes.set_title(f"{_lengths(quadrant)}\nwhat counts: {quadrant.metric.meaning}\n{value}", fontsize=7.5)
     style.baseline(axes, vertical=True)
-    axes.grid(axis="x")

@@ -164,7 +164,7 @@ def in_flight_plot(summary: Summary, path: Path, subtitle: str) -> Path | None:
     axes.set(xlabel="seconds of the method's own calls, one after another", ylabel="requests in flight")
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
-    axes.grid(axis="y")
+    axes.xaxis.grid(False)
     style.legend(figure, *axes.get_legend_handles_labels(), ncols=4)
     return finish(figure, path, f"Requests in flight over time; {CLOSED}", subtitle, summary)
 
@@ -184,4 +184,3 @@ def _panel(axes: "Axes", spreads: Sequence[Figures | None]) -> None:
             axes.hlines(row + 0.22, low, high, color=style.FAINT, linewidth=1.0, label="interval of p50")
     axes.set_xlim(0, 1.06 * axes.get_xlim()[1])
     axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.grid(axis="x")

@@ -112,7 +112,6 @@ def time_plot(summary: Summary, path: Path, subtitle: str) -> Path | None:
     style.name_rows(axes, names_of(timed), 30)
     axes.set_xlim(0, max(left) * 1.15)
     axes.set_xlabel("wall time per emitted token (ms)")
-    axes.grid(axis="x")
     style.legend_of(figure, axes, ncols=4)
     return finish(figure, path, "Where the time goes", subtitle, summary)
 
@@ -219,10 +218,8 @@ def nodes_plot(summary: Summary, path: Path, subtitle: str, labels: Mapping[str,
     for (temperature, index, _), places in groups.items():
         panels[temperature].plot(*zip(*places, strict=True), color=style.color(index), alpha=0.6, linewidth=0.9)
     for panel in panels.values():
-        panel.set_xscale("log", base=2)
-        style.plain_log(panel.xaxis, [2**power for power in range(13)])
+        style.plain_log(panel.xaxis, [2**power for power in range(13)], base=2)
         panel.margins(x=0.06, y=0.1)
-        panel.grid()
         panel.set(xlabel="drafted nodes per round", ylabel="tokens per round")
         panel.label_outer()
     own = [families.index(name.partition(FAMILY)[0]) for name in names]

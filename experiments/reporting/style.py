@@ -212,7 +212,6 @@ def rows_plot(
         baseline(axes, vertical=True)
         axes.set_xlabel(label)
         axes.margins(x=0.08 + 0.05 * len(panels))  # a narrow panel has less room for its last number
-        axes.grid(axis="x")
         for row in range(len(names) - 1):
             axes.axhline(row + 0.5, color=SEPARATOR, linewidth=0.6)
     name_rows(drawn[0], names, 34)
@@ -235,19 +234,24 @@ def matrix(
         axes.text(x, y, text, ha="center", va="center", fontsize=SMALLEST, color=shade, zorder=4)
     axes.tick_params(which="both", length=0)
     axes.spines[:].set_visible(False)
+    axes.grid(visible=False)
     return image
 
 
 def name_rows(axes: "Axes", names: Sequence[str], width: int) -> None:
-    """Name the rows of a panel from top to bottom."""
+    """Name the rows of a panel, and of those beside it, from top to bottom; they have no grid."""
     axes.set_yticks(range(len(names)), [wrapped(name, width) for name in names])
     axes.set_ylim(len(names) - 0.5, -0.5)
+    for panel in axes.get_shared_y_axes().get_siblings(axes):
+        panel.yaxis.grid(False)
 
 
-def plain_log(axis: "Axis", steps: Sequence[float] | None = None) -> None:
-    """Label a logarithmic axis with plain numbers: 1, 2, 5 and 10, or the given ones."""
+def plain_log(axis: "Axis", steps: Sequence[float] | None = None, *, base: float = 10) -> None:
+    """Make an axis logarithmic, labelled with plain numbers: 1, 2, 5 and 10, or the given ones."""
     from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
+    set_scale = axis.axes.set_xscale if axis is axis.axes.xaxis else axis.axes.set_yscale
+    set_scale("log", base=base)
     axis.set_major_locator(LogLocator(10, (1, 2, 5)) if steps is None else FixedLocator(list(steps)))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_locator(NullLocator())
@@ -261,7 +265,6 @@ def positions(axes: "Axes", *, label: str = "position in the draft (1 = first dr
     axes.set_ylim(0, 1.04)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.grid()
 
 
 def by_temperature(

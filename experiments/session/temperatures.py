@@ -31,5 +31,6 @@ def temperatures(ended: Ended, *, picture: bool = True) -> Shown:
                 panel.plot([each.temperature for each in own], values, label=name, **style.looks(index))
         for panel, label in zip(panels, ("mean acceptance length", "speedup over plain decoding"), strict=True):
             panel.set(xlabel="temperature", ylabel=label)
+            panel.grid(visible=False)
         panels[0].legend()
         return [table], [style.save(figure, ended.folder / PICTURE)]

@@ -90,7 +90,6 @@ def draw_roofline(data: Data) -> Figure:
                 _note(axes, label, (x, y / 1e12), (-3, 5), ha="right", color=color)
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(lowest, 3e3))
     axes.set(xlabel="arithmetic intensity (FLOP per byte)", ylabel="most that the device allows (TFLOP/s)")
-    axes.grid(True, which="major")
     named = {
         "prefill": f"prefill of {data['context']:,} tokens",
         "decode": "decode, by rows",
@@ -152,7 +151,7 @@ def draw_step(data: Data) -> Figure:
         axes.minorticks_off()
         axes.set(xlim=(batches[0], batches[-1]), ylim=(0, 27), xlabel="rows of the batch")
         axes.set_title(f"{panel['context']:,} positions per row")
-        axes.grid(True, axis="y")
+        axes.xaxis.grid(False)
         handles = [first, second, line, limit]
     panels[0].set_ylabel("milliseconds of a step")
     labels = ["reading the weights", "reading keys and values", "computing", "the memory is full"]
