@@ -18,10 +18,8 @@ _ODDS = (
 )
 
 
-def plan_table(
-    subject: str, target: str, powers: Sequence[Power], prompts: Sequence[Telling], unseen: Sequence[str]
-) -> Table:
-    """A row per mistake that there is a bet on, before anything is sampled; the others in a note."""
+def plan_table(subject: str, target: str, powers: Sequence[Power], prompts: Sequence[Telling]) -> Table:
+    """A row per mistake, before anything is sampled."""
     return Table.of(
         powers,
         [
@@ -35,7 +33,6 @@ def plan_table(
             "TV: total variation between the laws of the next tokens, where it is largest; needed: outputs "
             "over all prompts after which the e-value has seen the mistake with the wanted power (simulated audits); "
             "power: within the outputs that are planned; by χ²: the same of the chi-square test",
-            *([f"no bet on {', '.join(unseen)}: with this sampling they change nothing"] if unseen else []),
         ],
     )
 
@@ -101,16 +98,15 @@ def verdict(subject: str, running: Sampled, ended: str | None, level: float) -> 
 
 
 def _likeness(running: Sampled) -> str:
-    best, *others = running.wealth.likeliest
+    name = running.wealth.bets[int(running.wealth.logs[0].argmax())]
     if not isinstance(running, AgainstLaw):
-        return f"what differs most from the reference: {best}"
+        return f"what differs most from the reference: {name}"
     if running.impossible > running.outputs / 2:
         return (
             f"{running.impossible:,} of these outputs cannot come from the target: does the subject have the same "
             f"model, tokenizer and sampling?"
         )
-    named = [f"{name}: {WORDS[name]}" for name in (best, *others) if name != ESTIMATE]
-    return "it looks most like " + ("no mistake with a name" if best == ESTIMATE else "; or ".join(named))
+    return "it looks most like " + ("no mistake with a name" if name == ESTIMATE else f"{name}: {WORDS[name]}")
 
 
 def differences_table(subject: str, running: Greedy) -> Table | None:
