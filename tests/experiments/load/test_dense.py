@@ -218,10 +218,8 @@ def test_sampled_chains_have_the_engines_acceptance_on_average(target: Target) -
     drafter = ModelDrafter(perturbed(target.model, 0.08), 3)
     several = [each for _ in range(8) for each in asked(1.0)]
     requests = [
-        Asked(planned=each.planned, prompt_ids=each.prompt_ids, sampling=SamplingParams(
-            temperature=1.0, max_new_tokens=each.sampling.max_new_tokens, seed=1, stream=number))
-        for number, each in enumerate(several)
-    ]  # fmt: skip
+        replace(each, sampling=replace(each.sampling, seed=1, stream=number)) for number, each in enumerate(several)
+    ]
     traces = record(target, drafter, requests, max_batch_size=8, max_length=128)
     with Engine(target, drafter, RejectionVerifier(), max_batch_size=8, max_length=128) as engine:
         done = engine.generate([each.prompt_ids for each in requests], [each.sampling for each in requests])
