@@ -13,6 +13,7 @@ os.environ.setdefault("SPECDEC_NATIVE", "1")  # what other tests leave of the ma
 import random
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,3 +85,19 @@ def untried() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(specdec.target.facts, "_trial", lambda *args: None)
         yield
+
+
+@pytest.fixture(scope="module")
+def model(request: pytest.FixtureRequest) -> Any:
+    """A tiny Llama of two layers, over as many tokens as the module's ``VOCAB`` says."""
+    from tests.models import tiny_model
+
+    return tiny_model(vocab_size=request.module.VOCAB, layers=2)
+
+
+@pytest.fixture(scope="module")
+def target(model: Any) -> Any:
+    """That model as a target."""
+    from specdec import Target
+
+    return Target(model)

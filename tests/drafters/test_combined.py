@@ -172,11 +172,6 @@ LOOPS = [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
 NEW = [5, 9, 2, 7, 1, 8, 3]
 
 
-@pytest.fixture(scope="module")
-def model():
-    return tiny_model(vocab_size=VOCAB, layers=2)
-
-
 class Asked(Wrapped):
     """Notes for which slots it drafts."""
 

@@ -22,7 +22,6 @@ from specdec.drafting.policies import LengthPolicy
 from tests.components import TREE, eagle_head, mtp_head, wide
 from tests.drafters import pairs
 from tests.drafters.agreeing import PROMPTS, Law, agreements
-from tests.models import tiny_model
 from tests.verifiers.cases import complete
 
 VOCAB = 24
@@ -40,11 +39,6 @@ class Reference(NamedTuple):
     law: Pairs
     fuse: Fuse
     mask: tuple[Tensor, Tensor] | None = None
-
-
-@pytest.fixture(scope="module")
-def model():
-    return tiny_model("llama", vocab_size=VOCAB, layers=2)
 
 
 def law_of(model, reference: Reference) -> Law:

@@ -120,11 +120,6 @@ IDS = torch.arange(0, VOCAB, 2)
 SIZES = Sizes(max_batch_size=1, max_length=32)
 
 
-@pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
-    return tiny_model(vocab_size=VOCAB, layers=2)
-
-
 def eagle3(model: PreTrainedModel, **options: Any) -> Eagle3Head:
     return Eagle3Head.for_target(model, **{"hidden_layers": (0, 1, -1), "draft_ids": IDS.tolist()} | options)
 

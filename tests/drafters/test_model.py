@@ -11,18 +11,12 @@ from specdec.random import request_key, shared_noise
 from specdec.sampling import adjust, distribution
 from tests.components import perturbed
 from tests.forwards import drafted, slots_of
-from tests.models import tiny_model
 
 VOCAB = 24
 PROMPTS = [[1, 2, 3, 1, 2], [5, 6, 5]]
 SHAPE = [(0,), (1,), (0, 0), (0, 1), (1, 0)]
 SAMPLED = SamplingParams(temperature=0.9, seed=3)
 GREEDY = SamplingParams(seed=3)
-
-
-@pytest.fixture(scope="module")
-def model():
-    return tiny_model("llama", vocab_size=VOCAB, layers=2)
 
 
 def proposed(

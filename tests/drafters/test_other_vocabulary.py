@@ -22,11 +22,6 @@ PROMPTS = [[1, 2, 3, 1, 2], [7], [9, 8] * 5]
 SIZES = Sizes(max_batch_size=2, max_length=32)
 
 
-@pytest.fixture(scope="module")
-def model():
-    return tiny_model("llama", vocab_size=VOCAB, layers=2)
-
-
 def decode(target: Target, drafter: Any, prompts=PROMPTS, *, max_length: int = 64, **sampling: Any):
     engine = Engine(target, drafter, RejectionVerifier(), max_batch_size=2, max_length=max_length)
     return engine.generate(list(prompts), SamplingParams(**{"max_new_tokens": 20, **sampling}))

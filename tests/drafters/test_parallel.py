@@ -19,15 +19,9 @@ from tests.components import TREE, eagle3_head, eagle_head, peagle_head, perturb
 from tests.drafters.agreeing import PROMPTS, Law, agreements
 from tests.drafters.test_eagle import logits, rewritten, speculators
 from tests.drafters.test_feature_heads import Seldom
-from tests.models import tiny_model
 from verifiers import RejectionVerifier
 
 VOCAB, MASK = 64, 50
-
-
-@pytest.fixture(scope="module")
-def model():
-    return tiny_model("llama", vocab_size=VOCAB, layers=2)
 
 
 def law_of(drafting: Any, mask: int) -> Law:

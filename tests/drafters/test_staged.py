@@ -29,11 +29,6 @@ GREEDY = [
 DRAWN = SamplingParams(max_new_tokens=22, temperature=1.0, ignore_eos=True, seed=2)
 
 
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return tiny_model(vocab_size=VOCAB, layers=2)
-
-
 def near(model: Any, length: int = 5, distance: float = 0.15) -> ModelDrafter:
     return ModelDrafter(perturbed(model, distance), length)
 

@@ -12,21 +12,10 @@ from specdec.host import without_looking
 from specdec.interfaces import fitting_rules
 from tests.components import DRAFTERS, STRONGEST, fitting
 from tests.honest import Honest
-from tests.models import tiny_model
 from tests.verifiers.cases import complete
 from verifiers import LenientVerifier, RejectionVerifier
 
 VOCAB = 64
-
-
-@pytest.fixture(scope="module")
-def model():
-    return tiny_model(vocab_size=VOCAB, layers=2)
-
-
-@pytest.fixture(scope="module")
-def target(model):
-    return Target(model)
 
 
 PROMPTS = [[1, 2, 3], [5] * 20, [7], [8, 9] * 6, [4, 2]]

@@ -18,11 +18,6 @@ from verifiers import RejectionVerifier
 
 
 @pytest.fixture(scope="module")
-def target() -> Target:
-    return Target(tiny_model(vocab_size=VOCAB, layers=2))
-
-
-@pytest.fixture(scope="module")
 def wanted(target: Target) -> list[tuple[int, ...]]:
     return [o.token_ids for o in Engine(target, max_length=64).generate(PROMPTS, SAMPLING)]
 

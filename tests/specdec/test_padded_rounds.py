@@ -20,11 +20,6 @@ PLACES = {"rows": None, "pages": Paging(page_size=4, shared=True)}
 GREEDY, SAMPLED = SamplingParams(max_new_tokens=14), SamplingParams(max_new_tokens=14, temperature=1.0)
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return Target(tiny_model("llama", vocab_size=VOCAB, layers=2))
-
-
 def engine_of(target: Target, drafter: str | None, recording: str = "rounds", **options: object) -> Engine:
     made = None if drafter is None else DRAFTERS[drafter](target.model)
     rule = None if made is None else fitting(made)

@@ -108,11 +108,6 @@ def recorded(target: Target, drafter: Drafter | None, verifier: object, **option
     return engine, recorder
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return Target(tiny_model("llama", vocab_size=VOCAB, layers=2))
-
-
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds_module, "RECORD_AFTER", 2)

@@ -17,11 +17,6 @@ VOCAB = 64
 PROMPTS = [[3, 4, 5, 3, 4, 5, 3], [7, 8], [9, 1, 9, 1, 9]]
 
 
-@pytest.fixture(scope="module")
-def model():
-    return tiny_model(vocab_size=VOCAB, layers=2)
-
-
 def make(model, *, size: int = 3, **options: object) -> Engine:
     drafter = DRAFTERS["model_tree_without_replacement"](model)
     return Engine(Target(model), drafter, fitting(drafter), max_length=64, max_batch_size=size, **options)  # type: ignore[arg-type]
