@@ -27,7 +27,6 @@ SOME = dict.fromkeys(DEFERRALS, 0.3)
 NONE = {"chow": -0.1, "diff": -1.1, "opt": -1e9, "token_v1": -1.1, "token_v2": -1.1, "token_v3": -0.1}
 ALL = {"chow": 1.0, "diff": 1.0, "opt": 1e9, "token_v1": 1.0, "token_v2": 1.0, "token_v3": 1.0}
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Over tables
 
 
@@ -153,7 +152,6 @@ def test_drafts_without_q_at_the_leaves_are_refused() -> None:
         check_drafts(CascadeVerifier(), made.tree, made.target_probs)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Through the engine
 
 SAMPLES = 1000

@@ -26,7 +26,6 @@ from verifiers.thresholds import has_thresholds
 from verifiers.transport import optimal_acceptance
 from verifiers.two_draft import share_out
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Rejection, node by node
 
 
@@ -84,7 +83,6 @@ def test_rejection_is_its_formulas(case: tuple[DraftTree, Tensor]) -> None:
         torch.testing.assert_close(weight * next_law, weight * expected_next[:, node], atol=1e-12, rtol=0)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # All nodes of a static shape at once
 
 
@@ -140,7 +138,6 @@ def test_float32_is_close_to_float64(rule: Verifier, law: DraftSampling) -> None
     torch.testing.assert_close(found.after(root).double()[likely], exact.after(root)[likely], atol=1e-5, rtol=0)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Siblings taken together
 
 SOLVED = 1e-7

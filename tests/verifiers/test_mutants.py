@@ -41,7 +41,6 @@ def rejected(result: Outcome) -> None:
     assert result.joint.sum().item() == pytest.approx(1, abs=1e-9), "not even a law: the mistake is another one"
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # In every rule
 
 
@@ -117,7 +116,6 @@ def test_a_looked_up_token_that_is_taken_for_drawn(rule: str) -> None:
     assert tv < EXACT if rule == "target walk" else tv > BIASED
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # In a rule's own parts
 
 
@@ -215,7 +213,6 @@ def test_mistakes_of_one_rule(mutant: Verifier, factors: tuple[int, ...], laws: 
     rejected(enumerate_outcome(mutant, Tables.random(4, len(factors), seed=seed), TreeShape.branching(*factors), laws))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # In a function that a rule calls
 
 largest, run = verifiers.greedy_multipath._law_of_the_largest, verifiers.kseq._run

@@ -26,7 +26,6 @@ LEVEL = 1e-5
 SAMPLES = 5000
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # The promise, over tables
 
 
@@ -60,7 +59,6 @@ def test_a_law_that_is_not_the_targets_is_seen(monkeypatch: pytest.MonkeyPatch) 
     assert result.p_value < LEVEL
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # The acceptance
 
 
@@ -78,7 +76,6 @@ def test_the_noise_gives_the_computed_acceptance(shape: str, kinds: str) -> None
     assert fresh.accepted < expected - 5 * fresh.error
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Through the engine
 
 PROMPTS = [[1, 2, 3, 1, 2], [7], [5, 6, 5, 6, 5, 6, 5, 6, 5]]
