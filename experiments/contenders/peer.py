@@ -129,7 +129,7 @@ class Peer(OtherEngine):
         if self._wrong_draws and not sampling.greedy:
             raise ValueError(
                 f"{self._wrong_draws}, so its outputs at temperature={sampling.temperature:g} are not the target's: "
-                "measure this contender at temperature 0, or with method=plain"
+                "measure this contender at temperature 0, with method=plain, or with patched=true"
             )
 
     def generate(
