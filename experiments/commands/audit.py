@@ -51,7 +51,7 @@ LAW, PLAIN = "law", "plain"
 """The references that need no other engine: the law by the target's own weights, and our engine without a drafter."""
 Encoded = tuple[Prompt, tuple[int, ...]]
 """A prompt with its tokens."""
-UNKNOWN = ("repetition_penalty", "logits_processor", "grammar", "adapter")
+UNKNOWN = ("logits_processor", "grammar", "adapter")
 """Settings of the sampling that change the target's law, and that ``Place.of`` leaves out."""
 
 
@@ -228,7 +228,7 @@ def _against_law(config: DictConfig, made: _Made, asked: _Asked) -> _Plan:
             candidates, names, level=config.level, tolerance=asked.horizon * config.tolerance, block=config.block
         )
         most, powers = max(config.max_samples // config.block, 1), []
-        for mistake in names:
+        for mistake in question.mistakes:
             say(f"power against {mistake}")
             powers.append(power(question, mistake, blocks=most, wanted=config.wanted, seed=config.seed))
         needed = [each.samples or config.max_samples for each in powers if each.distance >= config.least]
@@ -256,7 +256,8 @@ def _against_law(config: DictConfig, made: _Made, asked: _Asked) -> _Plan:
         {"id": each.id, "for": each.best_for, "cells": each.cells.count, "share": share}
         for each, share in zip(chosen, question.shares, strict=True)
     ]
-    return running, powers, plan_table(made.name, target.name, powers, chosen), about
+    unseen = [name for name in names if name not in question.mistakes]
+    return running, powers, plan_table(made.name, target.name, powers, chosen, unseen), about
 
 
 def _against_reference(config: DictConfig, made: _Made, asked: _Asked) -> _Plan:

@@ -18,8 +18,10 @@ _ODDS = (
 )
 
 
-def plan_table(subject: str, target: str, powers: Sequence[Power], prompts: Sequence[Telling]) -> Table:
-    """A row per mistake, before anything is sampled."""
+def plan_table(
+    subject: str, target: str, powers: Sequence[Power], prompts: Sequence[Telling], unseen: Sequence[str]
+) -> Table:
+    """A row per mistake that there is a bet on, before anything is sampled; the others in a note."""
     return Table.of(
         powers,
         [
@@ -33,6 +35,7 @@ def plan_table(subject: str, target: str, powers: Sequence[Power], prompts: Sequ
             "TV: total variation between the laws of the next tokens, where it is largest; needed: outputs "
             "over all prompts after which the e-value has seen the mistake with the wanted power (simulated audits); "
             "power: within the outputs that are planned; by χ²: the same of the chi-square test",
+            *([f"no bet on {', '.join(unseen)}: with this sampling they change nothing"] if unseen else []),
         ],
     )
 
@@ -98,15 +101,18 @@ def verdict(subject: str, running: Sampled, ended: str | None, level: float) -> 
 
 
 def _likeness(running: Sampled) -> str:
-    name = running.wealth.bets[int(running.wealth.logs[0].argmax())]
+    richest = running.wealth.bets[int(running.wealth.logs[0].argmax())]
     if not isinstance(running, AgainstLaw):
-        return f"what differs most from the reference: {name}"
+        return f"what differs most from the reference: {richest}"
     if running.impossible > running.outputs / 2:
         return (
             f"{running.impossible:,} of these outputs cannot come from the target: does the subject have the same "
             f"model, tokenizer and sampling?"
         )
-    return "it looks most like " + ("no mistake with a name" if name == ESTIMATE else f"{name}: {WORDS[name]}")
+    if richest == ESTIMATE:
+        return "it looks most like no mistake with a name"
+    best, *others = running.wealth.likeliest
+    return f"it looks most like {best}: {WORDS[best]}" + (f" (or {', '.join(others)})" if others else "")
 
 
 def differences_table(subject: str, running: Greedy) -> Table | None:

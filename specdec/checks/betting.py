@@ -28,6 +28,8 @@ MOST = 4.0
 """The largest ratio of the bet without a name, for one output."""
 MOSTS = (MOST, 16.0, 64.0, 256.0, 1024.0)
 """The largest ratios that a bet on a mistake is tried with: what should never come out may be worth a high stake."""
+ALIKE = 10.0
+"""Mistakes are named together under which outputs are equally probable to within this factor."""
 FAITH = 1.0
 """Outputs per cell that the law counts for in the estimate."""
 
@@ -45,8 +47,8 @@ class Question:
         shares: By prompt: its part of all blocks; empty gives all the same.
     """
 
-    laws: Sequence[Float[np.ndarray, " cell"]]
-    mistakes: Mapping[str, Sequence[Float[np.ndarray, " cell"]]]
+    laws: Sequence[Float[np.ndarray, " _"]]
+    mistakes: Mapping[str, Sequence[Float[np.ndarray, " _"]]]
     level: float = 1e-3
     tolerance: float = 1e-5
     block: int = 64
@@ -122,7 +124,7 @@ class Wealth(Bets):
     def __init__(self, question: Question, audits: int = 1):
         self.question, self.bets, self.level = question, question.bets, question.level
         self.logs = np.zeros((audits, len(self.bets)))
-        self.seen: list[Float[np.ndarray, "audit cell"]] = [np.zeros((audits, len(law))) for law in question.laws]
+        self.seen: list[Float[np.ndarray, "audit _"]] = [np.zeros((audits, len(law))) for law in question.laws]
         self._named = [
             np.array([question.named(prompt, name) for name in question.mistakes]).reshape(-1, len(law))
             for prompt, law in enumerate(question.laws)
@@ -133,6 +135,19 @@ class Wealth(Bets):
         seen, law = self.seen[prompt], self.question.laws[prompt]
         return (seen + FAITH * len(law) * law) / (seen.sum(1, keepdims=True) + FAITH * len(law))
 
+    @property
+    def likeliest(self) -> list[str]:
+        """The mistakes under which the first audit's outputs are most probable, the best first.
+
+        A bet's wealth does not say so, as what should never come out has one largest ratio for all.
+        """
+        logs = dict.fromkeys(self.question.mistakes, 0.0)
+        for name, laws in self.question.mistakes.items():
+            for seen, law, honest in zip(self.seen, laws, self.question.laws, strict=True):
+                logs[name] += float(seen[0] @ np.log(np.maximum(0.02 * honest + 0.98 * law, 1e-6)))
+        order = sorted(logs, key=lambda name: -logs[name])
+        return [name for name in order if logs[name] > logs[order[0]] - np.log(ALIKE)]
+
     def advance(self, prompt: int, counts: Num[np.ndarray, "audit cell"]) -> None:
         """Settle the bets on a block of outputs of one prompt, given as counts by cell."""
         named = counts @ self._named[prompt].T
@@ -141,7 +156,7 @@ class Wealth(Bets):
         self.logs += np.concatenate([named, estimated], 1)
 
 
-def p_value(question: Question, seen: Sequence[Num[np.ndarray, " cell"]]) -> float:
+def p_value(question: Question, seen: Sequence[Num[np.ndarray, " _"]]) -> float:
     """Returns the p-value of chi-square tests of all prompts, Bonferroni over them."""
     found = [fits(counts, _possible(question, prompt)) for prompt, counts in enumerate(seen)]
     return min(1.0, len(found) * min(found))
@@ -175,14 +190,14 @@ class Power:
 
 def first_alarms(
     question: Question,
-    laws: Sequence[Float[np.ndarray, " cell"]],
+    laws: Sequence[Float[np.ndarray, " _"]],
     *,
     audits: int,
     blocks: int,
     seed: int,
     wealth: Callable[[Question, int], Wealth] = Wealth,
     rarely: bool = False,
-) -> tuple[Int[np.ndarray, " audit"], list[Int[np.ndarray, "audit cell"]]]:
+) -> tuple[Int[np.ndarray, " audit"], list[Int[np.ndarray, "audit _"]]]:
     """Returns the block at whose end each of many simulated audits sounds the alarm (``blocks`` + 1: never).
 
     Also the outputs by prompt, for fixed-sample tests; all blocks are played unless every audit has sounded it.

@@ -3,7 +3,8 @@
 A round drafts a chain; a draft token x ~ q stays with probability min(1, p(x) / q(x)), else a token is recovered from
 the residual max(p - q, 0), renormalized; behind a chain that stays, a bonus token comes from p (Leviathan et al. 2023,
 algorithm 1). Each mistake changes one of these parts, and the law of the tokens that come out follows in closed form:
-``MISTAKES[name](place)`` gives the parts, and ``joint`` the law of the next tokens.
+``MISTAKES[name](place)`` gives the parts, and ``joint`` the law of the next tokens. Beside them are the settings that
+servers have of their own, or do not look at (``OF_SERVERS``).
 
 Outputs are compared in cells: every opened prefix has a cell for each of its likely tokens, and the rest of the
 vocabulary is pooled into two, by whether p or q is larger. Nothing is lost but what a mistake moves within a pool.
@@ -30,54 +31,99 @@ EDGE = 2e-6
 """Cumulative probability by which engines that compute in float32 may differ at the edge of a nucleus."""
 
 
+OF_SERVERS: dict[str, tuple[str, Callable[[SamplingParams], SamplingParams]]] = {
+    "temperature_ignored": ("the temperature is 1, whatever is asked for", lambda it: replace(it, temperature=1.0)),
+    "temperature_default": ("the temperature is 0.7, whatever is asked for", lambda it: replace(it, temperature=0.7)),
+    "top_k_ignored": ("the request's top-k is not used", lambda it: replace(it, top_k=0)),
+    "top_p_ignored": ("the request's top-p is not used", lambda it: replace(it, top_p=1.0)),
+    "min_p_ignored": ("the request's min-p is not used", lambda it: replace(it, min_p=0.0)),
+    "penalty_ignored": ("the request's repetition penalty is not used", lambda it: replace(it, repetition_penalty=1.0)),
+    "own_top_k": ("a top-k of 20 is used, too", lambda it: _beside(it, top_k=20)),
+    "own_top_p": ("a top-p of 0.95 is used, too", lambda it: _beside(it, top_p=0.95)),
+    "own_min_p": ("a min-p of 0.05 is used, too", lambda it: _beside(it, min_p=0.05)),
+    "own_filters": ("llama.cpp's top-k of 40 and min-p of 0.05 are used, too", lambda it: _beside(it, 40, min_p=0.05)),
+    "generation_config": (
+        "a top-k of 20 and a top-p of 0.8 are used, too, as some models' generation_config.json has them",
+        lambda it: _beside(it, 20, top_p=0.8),
+    ),
+    "own_penalty": ("a repetition penalty of 1.1 is used", lambda it: replace(it, repetition_penalty=1.1)),
+}
+"""Settings that servers have of their own, or do not look at: in words, and what they make of a request's."""
+FILTERS_FIRST = "filters_first"
+
+
+def _beside(asked: SamplingParams, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> SamplingParams:
+    """The request's filters and a server's: of both, what leaves less."""
+    ranks = [each for each in (asked.top_k, top_k) if each]
+    return replace(asked, top_k=min(ranks, default=0), top_p=min(asked.top_p, top_p), min_p=max(asked.min_p, min_p))
+
+
 @dataclass(frozen=True)
 class Place:
     """The laws of a next token after one prefix, in float64.
 
     Attributes:
         p, q: The target's and the drafter's, after all processing.
-        whole_p, whole_q: The same without top-p.
-        raw_p, raw_q: The same at temperature 1.
-        filtered_p: The target's, with a server's own filters beside the request's (llama.cpp's: top-k 40, min-p 0.05).
+        whole_q: The drafter's without top-p.
+        raw_q: The drafter's at temperature 1.
+        served: The target's with the settings of ``OF_SERVERS``.
         edges: The target's, with slightly less and slightly more in the nucleus (top-p, min-p): where a token lies so
             near its edge that rounding decides, they differ from p.
     """
 
     p: Row
     q: Row
-    whole_p: Row
     whole_q: Row
-    raw_p: Row
     raw_q: Row
-    filtered_p: Row
+    served: Mapping[str, Row]
     edges: tuple[Row, Row]
 
     @classmethod
-    def of(cls, target: Float[Tensor, " vocab"], drafter: Float[Tensor, " vocab"], sampling: SamplingParams) -> "Place":
-        """Returns the laws that a request's parameters make of the logits of both models."""
+    def of(
+        cls,
+        target: Float[Tensor, " vocab"],
+        drafter: Float[Tensor, " vocab"],
+        sampling: SamplingParams,
+        before: Sequence[int] = (0,),
+    ) -> "Place":
+        """Returns the laws that a request's parameters make of the logits of both models.
 
-        def law(logits: Tensor, how: SamplingParams) -> Row:
-            one = {name: torch.tensor([getattr(how, name)]) for name in ("temperature", "top_k", "top_p", "min_p")}
-            one = {name: value if name == "top_k" else value.float() for name, value in one.items()}
-            tensors = SamplingTensors.of([how], **one, repetition_penalty=torch.ones(1), seen=None)
-            row = probs(logits.cpu().float()[None, None], tensors)[0, 0].double().numpy()
-            return row / row.sum()
-
-        ways = sampling, replace(sampling, top_p=1.0), replace(sampling, temperature=1.0)
-        own = replace(sampling, top_k=min(sampling.top_k or 40, 40), min_p=max(sampling.min_p, 0.05))
-        laws = [*(law(logits, how) for how in ways for logits in (target, drafter)), law(target, own)]
-        if sampling.top_p == 1 and sampling.min_p == 0:
-            return cls(*laws, edges=(laws[0], laws[0]))
+        Args:
+            before: The tokens of the sequence so far, for repetition penalties.
+        """
         less, more = (
             replace(sampling, top_p=min(sampling.top_p + by, 1.0), min_p=max(sampling.min_p * (1 - by), 0.0))
             for by in (-EDGE, EDGE)
         )
-        return cls(*laws, edges=(law(target, less), law(target, more)))
+        if sampling.top_p == 1 and sampling.min_p == 0:
+            less = more = sampling
+        ways = {name: how(sampling) for name, (_, how) in OF_SERVERS.items()}
+        p, below, above, *others = _laws(target, [sampling, less, more, *ways.values()], before)
+        served = dict(zip(ways, others, strict=True))
+        sharper = served["temperature_ignored"] ** (1 / sampling.temperature)
+        served[FILTERS_FIRST] = sharper / sharper.sum()
+        also = [sampling, ways["top_p_ignored"], ways["temperature_ignored"]]
+        return cls(p, *_laws(drafter, also, before), served=served, edges=(below, above))
+
+    @property
+    def whole_p(self) -> Row:
+        """The target's without top-p."""
+        return self.served["top_p_ignored"]
 
     @property
     def undrafted(self) -> "Place":
         """The same where nothing is drafted, so that no mistake with q shows."""
-        return replace(self, q=self.p, whole_q=self.whole_p, raw_q=self.raw_p)
+        return replace(self, q=self.p, whole_q=self.whole_p, raw_q=self.served["temperature_ignored"])
+
+
+def _laws(logits: Float[Tensor, " vocab"], ways: Sequence[SamplingParams], before: Sequence[int]) -> list[Row]:
+    """The law of the next token by each of some requests."""
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    given = {name: torch.tensor([getattr(how, name) for how in ways]) for name in names}
+    seen = torch.zeros(len(ways), len(logits), dtype=torch.bool)
+    tensors = SamplingTensors.of(ways, **given, seen=seen)
+    found = probs(logits.cpu().float().expand(len(ways), 1, -1), tensors, torch.tensor(before).expand(len(ways), 1, -1))
+    return [row / row.sum() for row in found[:, 0].double().numpy()]
 
 
 @dataclass(frozen=True)
@@ -150,11 +196,9 @@ MISTAKES: dict[str, Callable[[Place], Parts]] = {
     "bonus_from_q": lambda at: replace(_round(at.p, at.q), bonus=at.q),
     "temperature_once": lambda at: _round(at.p, at.q, says=at.raw_q),
     "late_top_p": _late_top_p,
-    "temperature_ignored": lambda at: _plain(at.raw_p),
-    "top_p_ignored": lambda at: _plain(at.whole_p),
-    "own_filters": lambda at: _plain(at.filtered_p),
+    **{name: lambda at, name=name: _plain(at.served[name]) for name in (*OF_SERVERS, FILTERS_FIRST)},
 }
-"""The mistakes by name; the last three are of a subject that does not do what it is asked to."""
+"""The mistakes by name; those after ``late_top_p`` are of a subject that does not do what it is asked to."""
 WORDS = {
     "one_hot": "drafts are the drafter's most probable tokens, and a smooth q is reported",
     "residual_from_p": "a recovered token comes from p, not from the residual",
@@ -163,9 +207,8 @@ WORDS = {
     "bonus_from_q": "the bonus token comes from q",
     "temperature_once": "drafts are drawn at the request's temperature, and q is reported at temperature 1",
     "late_top_p": "top-p filters what is recovered, and not the p that drafts are judged by",
-    "temperature_ignored": "the request's temperature is not used",
-    "top_p_ignored": "the request's top-p is not used",
-    "own_filters": "a server's default top-k and min-p are used, too",
+    **{name: words for name, (words, _) in OF_SERVERS.items()},
+    FILTERS_FIRST: "the filters come before the temperature, as llama.cpp has them by default",
 }
 
 

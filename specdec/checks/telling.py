@@ -66,9 +66,9 @@ def telling(
 
         models = [_Prefixes(model, ids) for model in (target, drafter)]
 
-        def look(paths: Sequence[Path], models: list[_Prefixes] = models) -> list[Place]:
+        def look(paths: Sequence[Path], models: list[_Prefixes] = models, ids: Path = ids) -> list[Place]:
             rows = [model.logits(paths) for model in models]
-            return [Place.of(p, q, sampling) for p, q in zip(*rows, strict=True)]
+            return [Place.of(p, q, sampling, [*ids, *path]) for p, q, path in zip(*rows, paths, strict=True)]
 
         cells, laws = joint(look, horizon=horizon, drafted=drafted, undrafted=undrafted, ends=ends, names=names)
         made = Telling(name, ids, cells, laws)
@@ -87,27 +87,32 @@ def planned(candidates: Sequence[Telling], names: Sequence[str], **settings: Any
 
     Shares make the bet grow fastest whose mistake is hardest to see (a linear program, the static design of Chernoff
     1959). Every mistake's most telling prompt keeps a small one, so that a mistake without a name meets more prompts.
+    There is no bet on mistakes that change nothing here, such as ignoring a filter that is not asked for.
 
     Args:
         settings: Of ``Question``.
     """
-    best = {each: max(range(len(candidates)), key=lambda index: candidates[index].distance(each)) for each in names}
     every = _question(candidates, names, settings)
     growth = np.array([[every.growth(index, name) for index in range(len(candidates))] for name in names])
-    growth = growth[growth.max(1) > NEGLIGIBLE]
-    fewest = np.bincount(list(best.values()), minlength=len(candidates)) * (KEPT / len(names))
-    shares = fewest
-    if len(growth):
-        # Of the shares and the slowest growth: the growth is to be largest.
-        found = scipy.optimize.linprog(
-            [*np.zeros(len(candidates)), -1.0],
-            A_ub=np.hstack([-growth, np.ones((len(growth), 1))]),
-            b_ub=np.zeros(len(growth)),
-            A_eq=[[*np.ones(len(candidates)), 0.0]],
-            b_eq=[1.0],
-            bounds=[*((least, None) for least in fewest), (None, None)],
+    told = growth.max(1) > NEGLIGIBLE
+    if not told.any():
+        raise ValueError(
+            f"with this sampling, {', '.join(names)} would change nothing that can be seen: audit with another "
+            f"temperature, top_p or min_p, or for other mistakes"
         )
-        shares = found.x[:-1]
+    growth, names = growth[told], [name for name, each in zip(names, told, strict=True) if each]
+    best = {each: max(range(len(candidates)), key=lambda index: candidates[index].distance(each)) for each in names}
+    fewest = np.bincount(list(best.values()), minlength=len(candidates)) * (KEPT / len(names))
+    # Of the shares and the slowest growth: the growth is to be largest.
+    found = scipy.optimize.linprog(
+        [*np.zeros(len(candidates)), -1.0],
+        A_ub=np.hstack([-growth, np.ones((len(growth), 1))]),
+        b_ub=np.zeros(len(growth)),
+        A_eq=[[*np.ones(len(candidates)), 0.0]],
+        b_eq=[1.0],
+        bounds=[*((least, None) for least in fewest), (None, None)],
+    )
+    shares = found.x[:-1]
     kept = [index for index, share in enumerate(shares) if share > 1e-3]
     prompts = [
         replace(candidates[index], best_for=tuple(name for name in names if best[name] == index)) for index in kept

@@ -121,7 +121,9 @@ def test_every_mistake_is_found_within_2000_tokens_of_the_bundled_pair(
     configure: Configure, tmp_path: Path, drafted: int
 ) -> None:
     found = audit(configure("audit", f"drafter.shape={drafted}", f"drafted={drafted}", f"out={tmp_path / 'out'}"))
-    assert found.verdict == "no sign of a mistake" and len(found.power) == len(MISTAKES)
+    unasked = {"top_k_ignored", "min_p_ignored", "penalty_ignored", "own_top_p"}
+    assert found.verdict == "no sign of a mistake"
+    assert {each["mistake"] for each in found.power} == {*MISTAKES} - unasked
     for each in found.power:
         assert each["distance"] >= 0.02 and each["power"] >= 0.99
         assert each["samples"] * (max(2, drafted + 1) + 1) <= 2_000
@@ -210,6 +212,15 @@ def test_a_server_that_cannot_be_audited(
     with pytest.raises(ValueError, match=r"and the target has 257 tokens: it has another tokenizer"):
         audited(*words)
     assert not (tmp_path / "out" / "audit.json").exists() and not (tmp_path / "out" / "samples.jsonl").exists()
+
+
+def test_a_server_with_settings_of_its_own_is_told_by_name(
+    audited: Callable[..., Figures], endpoint: tuple[Endpoint, list[str]]
+) -> None:
+    server, words = endpoint
+    server.ignores = {"top_p"}
+    with pytest.raises(ValueError, match="it looks most like top_p_ignored: the request's top-p is not used"):
+        audited(*words, "mistakes=[one_hot,top_p_ignored,own_min_p,own_penalty]", "max_samples=512")
 
 
 def test_a_server_that_limits_rates_or_goes_away_is_audited_in_the_end(
@@ -364,7 +375,7 @@ def test_gemma_4_assistants_in_transformers(
             [f"function={HERE}.right", "target.name=bundled/target", "sampling.temperature=0"],
             "has 257 tokens, and .* has",
         ),
-        (["sampling.repetition_penalty=1.2"], "repetition_penalty=1.2 with reference=law: the law is computed without"),
+        (["sampling.adapter=a"], "adapter=a with reference=law: the law is computed without"),
         (["level=2"], "level=2"),
     ],
 )

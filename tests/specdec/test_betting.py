@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+from transformers.generation import logits_process as warpers
 
 from specdec.checks.betting import ESTIMATE, Question, Wealth, first_alarms, p_value, power
-from specdec.checks.mistakes import EDGES, HONEST, MISTAKES, Cells, Place, joint
+from specdec.checks.mistakes import EDGES, FILTERS_FIRST, HONEST, MISTAKES, OF_SERVERS, Cells, Place, joint
 from specdec.checks.telling import KEPT, Telling, planned
 from specdec.requests import SamplingParams
 
@@ -33,13 +34,9 @@ def question(vocab: int = VOCAB, drafted: int = 1, horizon: int = 2) -> tuple[Ce
     return cells, Question([laws[HONEST]], {name: [laws[name]] for name in SHOWN}, level=LEVEL, block=32)
 
 
-OF_SERVERS: dict[str, Callable[[Place], np.ndarray]] = {
-    "temperature_ignored": lambda at: at.raw_p,
-    "top_p_ignored": lambda at: at.whole_p,
-}
-"""Mistakes that need no drafts."""
-SHOWN = [name for name in MISTAKES if name != "own_filters"]
-"""Mistakes that show in a few tokens: a nucleus of these leaves nothing for a server's own filters."""
+SERVERS = ("temperature_ignored", "top_p_ignored")
+SHOWN = [name for name in MISTAKES if name in SERVERS or name not in (*OF_SERVERS, FILTERS_FIRST)]
+"""Mistakes that show in a few tokens: a nucleus of these leaves nothing for most of a server's own settings."""
 Numbers = Callable[..., float]
 """Draws a number from [0, 1), given where it makes a difference."""
 
@@ -62,8 +59,8 @@ def decode(mistake: str, length: int, drafted: int, at: Sequence[Place], numbers
     while len(tokens) < length:
         for _ in range(drafted):
             now = here()
-            if mistake in OF_SERVERS:
-                tokens.append(whole(OF_SERVERS[mistake](now)))
+            if mistake in SERVERS:
+                tokens.append(whole(now.served[mistake]))
                 break
             p, q = (now.whole_p, now.whole_q) if mistake == "late_top_p" else (now.p, now.q)
             says = now.raw_q if mistake == "temperature_once" else q
@@ -125,15 +122,78 @@ def test_the_law_of_a_mistake_is_that_of_a_decoder_with_it(name: str, vocab: int
     assert told or name != "bonus_from_q" or horizon <= drafted, "where the horizon reaches the bonus token"
 
 
-def test_filters_of_a_servers_own_come_beside_those_of_the_request() -> None:
-    logits = torch.tensor([0.62, 0.3, 0.06, 0.02]).log()
-    for sampling, law in (
-        (SamplingParams(temperature=1.0), [0.62, 0.3, 0.06, 0]),
-        (SamplingParams(temperature=1.0, top_p=0.9), [0.62, 0.3, 0, 0]),
-        (SamplingParams(temperature=1.0, min_p=0.1), [0.62, 0.3, 0, 0]),
-    ):
-        parts = MISTAKES["own_filters"](Place.of(logits, logits, sampling))
-        assert parts.recovered == pytest.approx(np.array(law) / sum(law)) and not parts.stays.any()
+Settings = dict[str, Any]
+SERVED: dict[str, tuple[Settings, Settings]] = {
+    "temperature_ignored": ({}, {"temperature": None}),
+    "temperature_default": ({}, {"temperature": 0.7}),
+    "top_k_ignored": ({"top_k": 30}, {"top_k": None}),
+    "top_p_ignored": ({"top_p": 0.9}, {"top_p": None}),
+    "min_p_ignored": ({"min_p": 0.1}, {"min_p": None}),
+    "penalty_ignored": ({"repetition_penalty": 1.3}, {"repetition_penalty": None}),
+    "own_top_k": ({}, {"top_k": 20}),
+    "own_top_p": ({}, {"top_p": 0.95}),
+    "own_min_p": ({"min_p": 0.01}, {"min_p": 0.05}),
+    "own_filters": ({"top_k": 50}, {"top_k": 40, "min_p": 0.05}),
+    "generation_config": ({"top_p": 0.9}, {"top_k": 20, "top_p": 0.8}),
+    "own_penalty": ({}, {"repetition_penalty": 1.1}),
+    FILTERS_FIRST: ({"top_p": 0.9, "min_p": 0.01}, {}),
+}
+"""What is asked for besides a temperature of 0.8, and what servers do instead."""
+WARPERS: dict[str, Callable[[Any], Any]] = {
+    "repetition_penalty": warpers.RepetitionPenaltyLogitsProcessor,
+    "temperature": warpers.TemperatureLogitsWarper,
+    "top_k": warpers.TopKLogitsWarper,
+    "top_p": warpers.TopPLogitsWarper,
+    "min_p": warpers.MinPLogitsWarper,
+}
+
+
+def served(name: str) -> Iterator[tuple[Telling, np.ndarray]]:
+    """A few prompts of an audit for servers' settings, and what one makes of them by transformers' code."""
+    (given, instead), generator = SERVED[name], torch.Generator().manual_seed(3)
+    asked = {"temperature": 0.8, **given}
+    order = sorted(WARPERS, key=lambda each: name == FILTERS_FIRST and each == "temperature")
+    for number, spread in enumerate((1.2, 2.0, 2.5)):
+        logits = spread * torch.randn(150, generator=generator)
+        before = [*range(12), *logits.topk(2).indices.tolist()]
+        at, scores = Place.of(logits, logits, SamplingParams(**asked), before), logits[None].double()
+        for setting in order:
+            if (value := (asked | instead).get(setting)) is not None:
+                scores = WARPERS[setting](value)(torch.tensor([before]), scores)
+        law, parts = scores.softmax(-1)[0].numpy(), MISTAKES[name](at)
+        assert parts.recovered == pytest.approx(law, abs=1e-6) and parts.bonus is parts.recovered
+        assert not parts.stays.any()
+        yield (
+            Telling(str(number), (0,), *joint(lambda paths, at=at: [at], horizon=1, drafted=1, names=list(SERVED))),
+            law,
+        )
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_a_server_with_settings_of_its_own_is_told_by_name(name: str) -> None:
+    """It decodes by transformers' code. Where the alarm comes early, some settings may be hard to tell apart."""
+    candidates, laws = zip(*served(name), strict=True)
+    prompts, asked = planned(candidates, list(SERVED), level=LEVEL, block=32)
+    state, random = Wealth(asked), np.random.default_rng(1)
+    told: list[str] = []
+    for prompt in asked.order(100).tolist():
+        law, cells = laws[int(prompts[prompt].id)], prompts[prompt].cells
+        drawn = random.choice(len(law), size=asked.block, p=law / law.sum())
+        state.advance(prompt, np.bincount([cells.cell([token]) for token in drawn], minlength=cells.count)[None])
+        told = told or (state.likeliest if state.alarm[0] else [])
+    assert name in told and len(told) <= 4 and state.likeliest[0] == name
+
+
+def test_there_is_no_bet_on_settings_that_are_not_used() -> None:
+    """A server's filters come beside the request's, so that looser ones change nothing."""
+    logits = 2 * torch.randn(60, generator=torch.Generator().manual_seed(1))
+    at = Place.of(logits, logits, SamplingParams(temperature=1.0, top_k=10, min_p=1e-4))
+    cells, laws = joint(lambda paths: [at], horizon=1, drafted=1)
+    _, asked = planned([Telling("a", (1,), cells, laws)], list(MISTAKES), level=LEVEL)
+    unseen = {"temperature_ignored", "top_p_ignored", "min_p_ignored", "penalty_ignored", "own_top_k", FILTERS_FIRST}
+    assert unseen.isdisjoint(asked.mistakes) and {"top_k_ignored", "own_top_p"} < {*asked.mistakes}
+    with pytest.raises(ValueError, match="with this sampling, top_p_ignored, own_top_k would change nothing"):
+        planned([Telling("a", (1,), cells, laws)], ["top_p_ignored", "own_top_k"], level=LEVEL)
 
 
 def test_shares_are_those_with_which_the_hardest_mistake_shows_fastest() -> None:
@@ -271,7 +331,7 @@ def test_mistakes_show_from_the_first_token_that_may_be_a_draft() -> None:
     plain, drafted = laws(6, 1, 1), laws(6, 1, 0)
     both, behind = laws(6, 2, 1), [laws(token, 1, 0) for token in range(6)]
     for name in SHOWN:
-        if name in OF_SERVERS:
+        if name in SERVERS:
             assert distance(plain, name) == pytest.approx(distance(drafted, name)) and distance(plain, name) > 0.01
         else:
             assert distance(plain, name) == 0
