@@ -38,10 +38,11 @@ from specdec.engine.engine import Engine
 from specdec.engine.text import encode_prompt
 from specdec.interfaces import Drafter
 from specdec.origin import first_sentence
+from specdec.placement import device_of_map
 from specdec.quantization import check_quantization
 from specdec.requests import SamplingParams
 from specdec.shape import TreeShape
-from specdec.target.loading import load_tokenizer
+from specdec.target.loading import load_tokenizer, resolve_device
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 from verifiers.rejection import RejectionVerifier
@@ -70,6 +71,10 @@ def parity(config: DictConfig) -> list[Figures]:
         write_manifest(out, plain_whole(config))
     late: dict[str, list[str]] = {}
     facts: dict[str, Any] = (before or {}).get("facts") or {"tokens": config.tokens, "versions": versions()}
+    if not config.contenders:
+        here = {"threads": torch.get_num_threads(), "device": _device(config)}
+        check_facts(facts | facts["versions"], out, **versions(), **here)
+        facts.update(here)
     found = kept_rows(out / ROWS)
     ways = _servers(config, facts) if config.contenders else _engines(config, engines, cells, facts)
     try:
@@ -117,7 +122,6 @@ def _all_rows(
 
 def _engines(config: DictConfig, engines: Engines, cells: list[Cell], facts: dict[str, Any]) -> Iterator[Way]:
     """This project's ways to run the target, and transformers' own."""
-    facts["threads"] = torch.get_num_threads()
     prompts: Tensor | None = None
     for quantization, dtype in product(config.quantizations, config.dtypes):
         given = _given(config, dtype, quantization)
@@ -139,9 +143,7 @@ def _engines(config: DictConfig, engines: Engines, cells: list[Cell], facts: dic
             target = loaded()
             if prompts is None:
                 prompts = torch.tensor(_prompts(config, target, target.max_length), device=target.device)
-                check_facts(facts, Path(config.out), device=device_name(target.device))
-                facts.setdefault("model", target.name)
-                facts.update(device=device_name(target.device), prompts=len(prompts))
+                facts.update(model=target.name, prompts=len(prompts))
                 note_in_manifest(Path(config.out), facts=facts)
             length = min(config.prompt_tokens + config.tokens, target.max_length)
             begin = through_model(target.model)
@@ -159,6 +161,13 @@ def _engines(config: DictConfig, engines: Engines, cells: list[Cell], facts: dic
             control = options is not None and bool(options.get("invariant"))
             way = Figures(engine=name, dtype=dtype, quantization=quantization, control=control)
             yield way, partial(rows, options)
+
+
+def _device(config: DictConfig) -> str:
+    """The name of the device that the target will be on, or the first of several."""
+    spread = plain(config, "target").get("device_map")
+    place = device_of_map(spread) if isinstance(spread, dict) else resolve_device(config.target.get("device", "auto"))
+    return device_name(place)
 
 
 def _judged(config: DictConfig, engine: Engine, prompts: Tensor) -> Figures:

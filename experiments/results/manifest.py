@@ -22,7 +22,7 @@ PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "hydra-core
 MOST_CHANGES = 50
 """Changed files that a manifest lists."""
 
-_FACTS = ("chosen_hash", "prompts_hash", "device", "dtype", "revisions")
+_FACTS = ("chosen_hash", "prompts_hash", "device", "dtype", "revisions", "threads", "torch", "transformers")
 """Facts about a run that do not follow from its configuration alone, and have to be the same where it goes on."""
 _OTHER = {
     "chosen_hash": "other prompts",

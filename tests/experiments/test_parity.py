@@ -25,6 +25,7 @@ from experiments.measuring.parity import (
 from experiments.parity import parity as run_parity
 from experiments.reporting.parity import remarks
 from experiments.results.frame import Figures
+from experiments.results.manifest import versions
 from experiments.results.statistics import Bootstrap
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
@@ -310,6 +311,18 @@ def test_an_interrupted_comparison_goes_on(
         file.write('{"engine": "spec')  # it was killed while it wrote
     with pytest.raises(ValueError, match="had tokens=6, and this one has tokens=8"):
         run_parity(configure("parity", *again, "tokens=8"))
+    build = command.build
+    monkeypatch.setattr(command, "build", None)  # nothing is loaded
+    for changed, said in (
+        (("device_name", lambda device: "another"), "had device .*, now another: its results cannot be continued"),
+        (("versions", lambda: {**versions(), "torch": "9.9"}), r"had torch .*, now 9\.9: its results"),
+        (("settle", lambda config: torch.set_num_threads(2)), "had threads 1, now 2: its results"),
+    ):
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr(command, *changed)
+            with pytest.raises(ValueError, match=said):
+                run_parity(configure("parity", *again))
+    monkeypatch.setattr(command, "build", build)
     with pytest.raises(OSError, match="a disk is full"):
         run_parity(configure("parity", *again))
     assert run_parity(configure("parity", *again)) == whole and forwards[0] == len(whole) + 2
