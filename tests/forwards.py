@@ -19,12 +19,11 @@ def prefill(
     *,
     slots: Sequence[int] | None = None,
     counts: np.ndarray | None = None,
-    hidden_layers: tuple[int, ...] = (),
 ) -> ForwardOutput:
     """Append pieces of prompts to slots: by default to the first ones, in order."""
     rows = np.arange(len(tokens)) if slots is None else np.array(slots)
     sizes: dict[str, Any] = {"host_slots": rows, "host_lengths": starts, "host_counts": counts}
-    return runner.run(ForwardBatch.of_chunk(tokens, **sizes, hidden_layers=hidden_layers))
+    return runner.run(ForwardBatch.of_chunk(tokens, **sizes))
 
 
 def verify(

@@ -19,23 +19,13 @@ SAMPLED = SamplingParams(temperature=0.9, seed=3)
 GREEDY = SamplingParams(seed=3)
 
 
-def proposed(
-    drafter: ModelDrafter,
-    model,
-    params: list[SamplingParams],
-    *,
-    room: int = 9,
-    plain: bool = False,
-    leaf_probs: bool = False,
-) -> DraftTree:
+def proposed(drafter: ModelDrafter, model, params: list[SamplingParams], *, leaf_probs: bool = False) -> DraftTree:
     """The drafts behind prompts that nobody has prefilled yet: the session catches up with them."""
     session = drafter.bind(Target(model), Sizes(max_batch_size=2, max_length=32, leaf_probs=leaf_probs))
     for slot, (prompt, sampling) in enumerate(zip(PROMPTS, params, strict=True)):
         session.admit(slot, prompt, sampling)
         session.scorer._last_token[slot], session.scorer._known[slot] = prompt[-2], 0
-    drafting = [True, not plain]
-    batch = slots_of(PROMPTS, vocab_size=VOCAB, params=params, drafting=drafting, max_depth=room, max_length=32)
-    return drafted(session, batch)
+    return drafted(session, slots_of(PROMPTS, vocab_size=VOCAB, params=params, max_depth=9, max_length=32))
 
 
 @torch.inference_mode()

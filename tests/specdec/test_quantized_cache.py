@@ -122,7 +122,6 @@ def test_any_operation_reads_a_quantized_tensor_and_none_writes_to_it(format: Fo
         kept.mul_(2)
 
 
-by_name = pytest.mark.parametrize("kv_cache", FORMATS)
 LENGTHS = [11, 4, 17]
 SLOTS = [4, 0, 1]
 SHAPE = TreeShape.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)])

@@ -148,12 +148,7 @@ def test_a_target_that_is_less_certain_is_named_though_a_limit_is_there(position
 
 
 def curve_of(
-    means: Sequence[float],
-    limits: Limits,
-    *,
-    entropies: Sequence[float] | None = None,
-    seed: int = 0,
-    noise: float = 0.2,
+    means: Sequence[float], limits: Limits, *, entropies: Sequence[float] | None = None, seed: int = 0
 ) -> Curve:
     """A curve of ten prompts of four rounds each, which accept one token with these probabilities."""
     generator = np.random.default_rng(seed)

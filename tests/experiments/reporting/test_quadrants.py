@@ -35,9 +35,9 @@ def records(tokens: int, written: int) -> list[Record]:
     return found
 
 
-def run_of(folder: Path, tokens: int, most: int, *, written: int | None = None) -> Run:
+def run_of(folder: Path, tokens: int, most: int) -> Run:
     config = {"dataset": {"tokens": tokens}, "sampling": {"max_new_tokens": most}}
-    return loaded(folder, records=records(tokens, written or most), config=config, target=TARGET)
+    return loaded(folder, records=records(tokens, most), config=config, target=TARGET)
 
 
 @pytest.fixture(scope="module")
