@@ -1,0 +1,94 @@
+"""Audits of public functions, with repositories that the tests write."""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+EXACT = """
+def evaluate_posterior(logits, candidates, processors):
+    row = depth = 0
+    while True:
+        law = softmax(processors(None, logits[row, depth][None])[0], 0)
+        drawn = torch.multinomial(law, 1)
+        below = torch.zeros(len(candidates), dtype=torch.bool)
+        if depth + 1 < candidates.shape[1]:
+            below = (candidates[:, : depth + 1] == candidates[row, : depth + 1]).all(1)
+            below &= candidates[:, depth + 1] == drawn
+        if not below.any():
+            return row, depth, F.one_hot(drawn[0], len(law)).float()
+        row, depth = int(below.int().argmax()), depth + 1
+"""
+"""Goes down while a draw from p is a child, and then emits that draw."""
+REDRAWN = EXACT.replace("F.one_hot(drawn[0], len(law)).float()", "law")
+COLD = EXACT.replace("processors(None, logits[row, depth][None])[0]", "logits[row, depth]")
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
+    return __import__("audit_public")
+
+
+def repository(folder: Path, source: str) -> Path:
+    """Write a repository that accepts as EAGLE's function is called."""
+    file = folder / "eagle/model/utils.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(f"import no_such_module\n{source}")
+    return folder
+
+
+@pytest.mark.parametrize("source", [EXACT, REDRAWN, COLD])
+def test_an_exact_function_passes_and_mistaken_ones_do_not(
+    example: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    source: str,
+) -> None:
+    exact = source == EXACT
+    monkeypatch.setattr(sys, "argv", ["audit_public.py", "eagle", str(repository(tmp_path, source)), "--draws=800"])
+    with pytest.raises(SystemExit) as ended:
+        example.main()
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert (ended.value.code, said) == (not exact, "follows the target" if exact else "DOES NOT FOLLOW THE TARGET")
+    found = example.audit(example.SUBJECTS[1], example.Clone(tmp_path), 800)
+    assert found.tv < 1e-6 if exact else found.tv > found.noise
+    # Both ways agree: the outputs that were drawn, and the law.
+    assert abs(found.sampled - found.tv) < 2 * found.noise
+    assert (found.pvalue > example.LEVEL) == exact
+
+
+def test_our_rule_passes_the_same_audit(example: ModuleType, tmp_path: Path) -> None:
+    assert example.audit(example.SUBJECTS[0], example.Clone(tmp_path), 400).follows
+
+
+def test_a_law_is_that_of_all_courses(example: ModuleType) -> None:
+    def drawn() -> list[int]:
+        first, second = torch.multinomial(torch.tensor([0.2, 0.3, 0.5]), 2).tolist()
+        accepted = torch.rand(2) < torch.tensor([0.25, 2.0])
+        return [first, second, *accepted.long().tolist()]
+
+    law = example.Courses().law(drawn)
+    assert sum(law.values()) == pytest.approx(1)
+    assert law[2, 0, 1, 1] == pytest.approx(0.5 * 0.4 * 0.25)
+    assert {tokens[3] for tokens in law} == {1} and len(law) == 12
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "said"),
+    [
+        ("eagle", "", "does not define evaluate_posterior"),
+        ("sequoia", "", "no such file; give the folder of a clone"),
+        ("spec_bench_eagle3", EXACT, "0 times, not once"),
+    ],
+)
+def test_what_cannot_be_audited(example: ModuleType, tmp_path: Path, name: str, source: str, said: str) -> None:
+    repository(tmp_path, source)
+    (tmp_path / "model/eagle3").mkdir(parents=True)
+    (tmp_path / "model/eagle3/utils.py").write_text(source)
+    subject = next(each for each in example.SUBJECTS if each.__name__ == name)
+    with pytest.raises(ValueError, match=said):
+        example.audit(subject, example.Clone(tmp_path, patched=True))
