@@ -51,7 +51,10 @@ def load(given: dict[str, Any]) -> tuple[dict[str, Any], Decode]:
         for name, value in sampling.items():
             if value or name != "top_k":
                 setattr(config, name, value)
-        config.max_new_tokens, config.stop_token_ids = asked["max_new_tokens"], set(asked["ends"])
+        ends = asked["ends"] or [0]
+        config.set_eos_token_id(ends[0])  # else the model's own ends outputs, too
+        config.stop_token_ids, config.ignore_eos = set(ends), not asked["ends"]
+        config.max_new_tokens = asked["max_new_tokens"]
         config.num_assistant_tokens, config.max_ngram_size = given["num_tokens"], given["ngram"]
         found = []
         for prompt, config.rng_seed in zip(asked["prompts"], asked["seeds"], strict=True):
@@ -60,7 +63,8 @@ def load(given: dict[str, Any]) -> tuple[dict[str, Any], Decode]:
         while pipeline.has_non_finished_requests():
             pipeline.step()
             for handle, row in found:
-                for made in handle.read().values() if handle.can_read() else ():
+                while handle.can_read():
+                    (made,) = handle.read().values()
                     row["token_ids"] += made.generated_ids
                     row["rounds"].append(len(made.generated_ids))
         return {"rows": [row for _, row in found]}
