@@ -5,8 +5,8 @@
     python examples/audit_transformers.py dflash
     python examples/audit_transformers.py mtp
 
-Further words go to ``experiments.audit``. transformers 5.23.0: DFlash and MTP pass. Gemma-4's assistants do not, with
-``do_sample=True``; the audit needs about 100 outputs to see it.
+Further words go to ``experiments.audit``; ``drafted=4`` makes rounds of four drafts, but for MTP. transformers 5.23.0:
+DFlash and MTP pass. Gemma-4's assistants do not, with ``do_sample=True``; about 100 outputs show it.
 
 Where: ``generation/candidate_generator.py``, ``SinglePositionMultiTokenCandidateGenerator.get_candidates``. Line 1344
 drafts the most probable token, ``outputs.logits.argmax(dim=-1)``, without a draw and without the logits processors.
@@ -80,7 +80,7 @@ def certain(model: Any) -> Any:
     return model.eval()
 
 
-def gemma4(folder: Path) -> list[str]:
+def gemma4(folder: Path, drafted: int = 1) -> list[str]:
     """A Gemma-4 target of which mostly the last token matters, and an assistant that knows what this token says."""
     sizes = SIZES | {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
     sizes |= {"global_head_dim": 16, "sliding_window": 8, "tie_word_embeddings": False}
@@ -101,31 +101,31 @@ def gemma4(folder: Path) -> list[str]:
     return [
         "+contender=hf_assisted",
         f"contenders.hf_assisted.assistant={folder / 'assistant'}",
-        "contenders.hf_assisted.num_tokens=1",
+        f"contenders.hf_assisted.num_tokens={drafted}",
     ]
 
 
-def dflash(folder: Path) -> list[str]:
-    """A Llama, and a DFlash model of blocks of three that reads two of its layers."""
+def dflash(folder: Path, drafted: int = 1) -> list[str]:
+    """A Llama, and a DFlash model that reads two of its layers."""
     save(certain(LlamaForCausalLM(LlamaConfig(**SIZES, num_hidden_layers=3))), folder)
     sizes = {name: value for name, value in SIZES.items() if name != "vocab_size"}
     drafts = MuseGlimmerAssistantConfig(
-        **sizes, num_hidden_layers=2, block_size=3, mask_token_id=1, target_layer_ids=[0, 2]
+        **sizes, num_hidden_layers=2, block_size=drafted + 1, mask_token_id=1, target_layer_ids=[0, 2]
     )
     certain(MuseGlimmerAssistantModel(drafts)).save_pretrained(folder / "assistant")
     options = "+contenders.hf_assisted.options={speculation_type:dflash}"
     return ["+contender=hf_assisted", f"contenders.hf_assisted.assistant={folder / 'assistant'}", options]
 
 
-def mtp(folder: Path) -> list[str]:
-    """A target whose files have an MTP layer."""
+def mtp(folder: Path, drafted: int = 1) -> list[str]:
+    """A target whose files have an MTP layer for every draft."""
     config = MellumConfig(
         **SIZES, num_hidden_layers=2, mlp_layer_types=["dense"] * 2,
-        num_mtp_layers=1, mtp_layer_types=["full_attention"], mtp_mlp_layer_types=["dense"],
+        num_mtp_layers=drafted, mtp_layer_types=["full_attention"] * drafted, mtp_mlp_layer_types=["dense"] * drafted,
     )  # fmt: skip
     model = certain(MellumForCausalLM(config))
     save(model, folder)
-    tensors = certain(MtpModel(model, 1).layers).state_dict(prefix="mtp.layers.")
+    tensors = certain(MtpModel(model, drafted).layers).state_dict(prefix="mtp.layers.")
     file = folder / "model.safetensors"
     save_file(load_file(file) | tensors, file, metadata={"format": "pt"})
     return ["+contender=hf_generate", "+contenders.hf_generate.options={use_mtp:true}"]
@@ -165,7 +165,8 @@ def main() -> None:
     logging.disable_progress_bar()
     folder = FOLDER / words[0]
     torch.manual_seed(0)
-    subject = kinds[words[0]](folder)
+    drafted = [int(word.removeprefix("drafted=")) for word in words if word.startswith("drafted=")]
+    subject = kinds[words[0]](folder, *drafted)
     sys.argv[1:] = [f"target.name={folder}", f"assistant={folder / 'similar'}", *subject, *AUDIT, *words[1:]]
     audit.main()
 

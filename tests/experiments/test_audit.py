@@ -2,7 +2,10 @@
 
 import functools
 import json
+import os
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -298,8 +301,22 @@ class Careless(RejectionVerifier):
 def test_greedy_outputs_are_compared_token_for_token(
     audited: Callable[..., Figures], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    words = ["sampling.temperature=0", "sampling.max_new_tokens=24"]
-    found = audited(*words)
+    words = ["sampling.temperature=0", "sampling.max_new_tokens=24", "engine.max_batch_size=2"]
+    found, original, sizes = audited(*words, f"out={tmp_path / 'whole'}"), Engine.generate, [0]
+
+    def generate(engine: Engine, prompts: Any, sampling: Any) -> Any:
+        sizes.append(len(prompts))
+        if len(sizes) == 5:
+            raise ConnectionError("it went away")
+        return original(engine, prompts, sampling)
+
+    monkeypatch.setattr(Engine, "generate", generate)
+    with pytest.raises(ValueError, match=r"no verdict yet after 2 of 3 prompts.* resume=true goes on .*it went away"):
+        audited(*words)
+    assert sizes[1:] == [2, 1, 2, 1], "batches of plain decoding, then of the subject"
+    assert audited(*words, "resume=true") == found
+    capsys.readouterr()
+    found = audited(*words, f"out={tmp_path / 'again'}")
     said = " ".join(capsys.readouterr().out.split())
     assert found.verdict == "no sign of a mistake" and found.tokens == 3 * 24 and not found.differences
     assert f"could show itself at {found.could_show} of them" in said and found.could_show > 9
@@ -358,6 +375,17 @@ def test_gemma_4_assistants_in_transformers(
     with pytest.raises(ValueError, match=r"is not lossless: .* it looks most like one_hot"):
         audit(configure("audit", *words))
     assert json.loads((tmp_path / "out" / "audit.json").read_text())["tokens"] <= 2_000
+
+
+@pytest.mark.full
+@pytest.mark.skipif("SPECDEC_VLLM_PYTHON" not in os.environ, reason="needs vLLM in an environment of its own")
+@pytest.mark.parametrize(("words", "verdict"), [("block", "not lossless"), ("block --patched", "no sign of a mistake")])
+def test_block_verification_in_vllm(tmp_path: Path, words: str, verdict: str) -> None:
+    """A round uses noise of the round before it: examples/audit_vllm_kernels.py says where."""
+    file = Path(__file__).parents[2] / "examples" / "audit_vllm_kernels.py"
+    given = [sys.executable, str(file), *words.split(), "max_samples=512", f"out={tmp_path}"]
+    done = subprocess.run(given, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert json.loads((tmp_path / "audit.json").read_text())["verdict"] == verdict, done.stderr
 
 
 @pytest.mark.parametrize(
