@@ -16,9 +16,10 @@ from experiments.results.frame import Figures, Frame, Outputs, frame_of, rounds_
 from experiments.results.metrics import mean_acceptance_length
 from experiments.results.noise import noise_of
 from experiments.results.origin import read_manifest
-from experiments.results.records import GREEDY_BELOW, PLAIN, Record
+from experiments.results.records import PLAIN, Record
 from experiments.results.requests import percentile
 from experiments.results.statistics import Bootstrap, ratio_of_sums
+from specdec.requests import GREEDY_BELOW
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

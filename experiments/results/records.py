@@ -22,9 +22,6 @@ MEMORY = ("reused", "preemptions", "recomputed", "swapped", "swap_seconds", "pre
 """What caches and preemption did for a request (``specdec.types.Timestamps``): tokens found in a cache, slots lost,
 tokens prefilled again, tokens that came back from the host's memory, its seconds, and seconds without a slot."""
 
-GREEDY_BELOW = 1e-5
-"""Below this temperature decoding is greedy: the engine's own limit (a test compares the two)."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
@@ -118,10 +115,6 @@ class Record:
     def mean_acceptance_length(self) -> float | None:
         """Emitted tokens per round of this output; None without rounds."""
         return 1 + sum(self.accepted) / len(self.accepted) if self.accepted else None
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature < GREEDY_BELOW
 
 
 class RecordWriter:

@@ -277,9 +277,15 @@ def test_dropped_requests_close_their_connections(server: Server) -> None:
 
 
 def test_a_vanished_server_is_one_sentence(server: Server) -> None:
-    server.gap = 0.1
-    threading.Timer(0.15, server.vanish).start()
-    run = play(server, [Server.NORMAL] * 3 + [Server.NORMAL], times=np.array([0.0, 0.0, 0.0, 0.5]))
+    server.gap = 0.5
+
+    def vanish() -> None:
+        while server.open < 3:
+            time.sleep(0.01)
+        server.vanish()
+
+    threading.Thread(target=vanish).start()
+    run = play(server, [Server.NORMAL] * 4, times=np.array([0.0, 0.0, 0.0, 1.0]))
     assert run.requests.outcome.eq(FAILED).all()
     assert set(run.requests.reason[:3]) == {"the connection broke before the end of the answer"}
     assert run.requests.reason[3] == f"no server answers at {server.url}"

@@ -13,12 +13,11 @@ import pytest
 
 from experiments import results
 from experiments.results.data import PROMPTS, ROUNDS, RUNS
-from experiments.results.records import GREEDY_BELOW, Record, RecordWriter
+from experiments.results.records import Record, RecordWriter
 from experiments.results.runs import load_run
 from experiments.results.summary import SCHEMA
 from experiments.results.timing import STAGES
 from specdec.engine import clock
-from specdec.requests import GREEDY_BELOW as ENGINES_GREEDY_BELOW
 from tests.experiments.made_runs import made
 
 ROOT = Path(__file__).parents[3]
@@ -178,4 +177,3 @@ def test_a_summary_is_used_as_long_as_it_is_up_to_date(outputs: Path) -> None:
 def test_what_is_written_twice_agrees() -> None:
     """Constants of the engine that the reading side has a copy of, because it must not import the engine."""
     assert ("ingestion", *clock.STAGES) == STAGES  # which is before the rounds
-    assert GREEDY_BELOW == ENGINES_GREEDY_BELOW
