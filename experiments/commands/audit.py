@@ -309,7 +309,8 @@ def _greedy(config: DictConfig, made: _Made, asked: _Asked) -> Figures:
         f"rule that accepts whatever is drafted could show itself at {wrong:,} of them, where {config.assistant} "
         f"would draft another token.",
     )
-    running = Greedy(made.subject, engine, jobs, plain, asked.ends)
+    size = 1 if config.function is not None else engine.max_batch_size
+    running = Greedy(made.subject, engine, jobs, plain, size, asked.ends)
     ended = _gathered(config, running)
     said, bad = greedy_verdict(made.name, running, ended)
     found = Figures(

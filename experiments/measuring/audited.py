@@ -9,8 +9,8 @@ from experiments.contenders.openai import ServerError
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
 
-Subject = Callable[[Sequence[int], SamplingParams, Sequence[int]], list[list[int]]]
-"""From a prompt, its sampling and the streams to one output per stream, as token ids."""
+Subject = Callable[[Sequence[Sequence[int]], SamplingParams, Sequence[int]], list[list[int]]]
+"""From prompts, their sampling and a stream for each to one output for each, as token ids."""
 
 
 def of_engine(engine: Engine | OtherEngine, size: int) -> Subject:
@@ -20,12 +20,12 @@ def of_engine(engine: Engine | OtherEngine, size: int) -> Subject:
         ValueError: A request fails, a server does not answer, or the tokens are not the engine's own.
     """
 
-    def outputs(prompt: Sequence[int], sampling: SamplingParams, streams: Sequence[int]) -> list[list[int]]:
+    def outputs(prompts: Sequence[Sequence[int]], sampling: SamplingParams, streams: Sequence[int]) -> list[list[int]]:
         found: list[list[int]] = []
         for first in range(0, len(streams), size):
             asked = [replace(sampling, stream=stream) for stream in streams[first : first + size]]
             try:
-                done = engine.generate([list(prompt)] * len(asked), asked)
+                done = engine.generate([list(each) for each in prompts[first : first + size]], asked)
             except ServerError as error:
                 raise ValueError(str(error)) from error
             for each in done:
@@ -46,12 +46,12 @@ def of_engine(engine: Engine | OtherEngine, size: int) -> Subject:
 def of_function(function: Callable[..., Any], name: str) -> Subject:
     """A function ``generate(prompt_ids, sampling, n)`` that returns n lists of new token ids.
 
-    It is called with a seed of its own for every block.
+    It is called with a seed of its own for every block, whose prompts are one and the same.
     """
 
-    def outputs(prompt: Sequence[int], sampling: SamplingParams, streams: Sequence[int]) -> list[list[int]]:
+    def outputs(prompts: Sequence[Sequence[int]], sampling: SamplingParams, streams: Sequence[int]) -> list[list[int]]:
         given = replace(sampling, seed=((sampling.seed or 0) << 32) + streams[0])
-        found = function(list(prompt), given, len(streams))
+        found = function(list(prompts[0]), given, len(streams))
         try:
             rows = [[int(token) for token in row] for row in found]
         except (TypeError, ValueError):

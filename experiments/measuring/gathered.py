@@ -148,7 +148,7 @@ class Sampled(Audit):
 
     def ask(self) -> Row:
         prompt, streams = int(self.order[self.done]), range(self.done * self.block, (self.done + 1) * self.block)
-        outputs = self.subject(self.prompts[prompt], self.sampling, streams)
+        outputs = self.subject([self.prompts[prompt]] * self.block, self.sampling, streams)
         return {"prompt": prompt, "ids": list(self.prompts[prompt]), "outputs": [list(each) for each in outputs]}
 
     def check_prompt(self, row: Row) -> None:
@@ -245,7 +245,7 @@ class AgainstReference(Sampled):
     def ask(self) -> Row:
         row = super().ask()
         streams = range(REFERENCE + self.done * self.block, REFERENCE + (self.done + 1) * self.block)
-        others = self.reference(self.prompts[row["prompt"]], self.sampling, streams)
+        others = self.reference([self.prompts[row["prompt"]]] * self.block, self.sampling, streams)
         return row | {"reference": [list(each) for each in others]}
 
     def take(self, row: Row) -> None:
@@ -270,9 +270,10 @@ class AgainstReference(Sampled):
 
 @dataclass
 class Greedy(Audit):
-    """Greedy outputs, a prompt at a time, beside plain decoding's on our engine.
+    """Greedy outputs beside plain decoding's on our engine.
 
     Attributes:
+        size: Prompts that the subject is given at once.
         ends: Tokens behind which nothing follows.
         compared: Tokens that were compared: up to the first that differs.
         differences: Where an output parts from plain decoding's (``find_divergence``), and after which prompt.
@@ -282,9 +283,11 @@ class Greedy(Audit):
     engine: Engine
     jobs: Sequence[Job]
     plain: Sequence[Sequence[int]]
+    size: int
     ends: frozenset[int] = frozenset()
     compared: int = 0
     differences: list[Row] = field(default_factory=list)
+    _ahead: list[list[int]] = field(default_factory=list, init=False)
 
     @property
     def steps(self) -> int:  # type: ignore[override]
@@ -304,8 +307,11 @@ class Greedy(Audit):
         return f"{self.compared:,} tokens, {len(self.differences)} differences"
 
     def ask(self) -> Row:
-        job = self.jobs[self.done]
-        return {"outputs": self.subject(job.prompt_ids, job.sampling, [self.done])}
+        if not self._ahead:
+            some = self.jobs[self.done : self.done + self.size]
+            numbers = range(self.done, self.done + len(some))
+            self._ahead = self.subject([job.prompt_ids for job in some], some[0].sampling, numbers)
+        return {"outputs": [self._ahead.pop(0)]}
 
     def take(self, row: Row) -> None:
         job, tokens = self.jobs[self.done], row["outputs"][0]
