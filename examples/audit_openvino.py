@@ -5,8 +5,8 @@
     python examples/audit_openvino.py --patched
 
 Its environment: docs/experiments.md. With ``do_sample`` and ``draft_model`` it is not lossless; the audit sees it in 32
-outputs. Plain decoding, prompt lookup and greedy decoding are right. At temperature 1e-4 it returns the draft model's
-greedy text. Part of it is openvino.genai#4190. Lines of ``src/cpp/src/sampling/sampler.cpp`` at da1db864:
+outputs. Plain decoding, prompt lookup and greedy decoding are right. At temperature 1e-4 it keeps every draft. The
+second point is openvino.genai#4190. Lines of ``src/cpp/src/sampling/sampler.cpp`` at da1db864:
 
 - ``validate_candidate``, 1401-1415: a draft d stays if r <= q(d) / p(y), with a draw y from p made for this test, and r
   one of 0, 0.01 ... 1. It should stay with probability min(1, p(d) / q(d)).

@@ -78,7 +78,7 @@ def load(given: dict[str, Any]) -> tuple[dict[str, Any], Decode]:
 def wrong_draws(decode: Decode, number: str) -> str:
     """Return what is wrong with draws behind a draft model, in words; empty if nothing is.
 
-    Close to temperature 0, draws from a target's law are its likeliest tokens. 2026.4 returns the draft model's.
+    Close to temperature 0, draws from a target's law are its likeliest tokens. 2026.4 keeps every draft instead.
     """
     near = {"temperature": 1e-4, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
     for token in range(8):
