@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
@@ -22,6 +21,7 @@ from tests import mutants
 from tests.changed_rule import accept_the_first
 from tests.experiments.inspecting.toys import Seen, toy_eagle3, toy_model, toy_tokenizer
 from tests.experiments.runs import Configure
+from tests.specdec.test_drafter_checks import NoResidual
 from verifiers import RejectionVerifier, SharedNoiseVerifier, TransportVerifier
 
 SMALL = ("vocab=2", "tables=1", "temperatures=[1]")
@@ -64,13 +64,6 @@ def test_a_rule_with_shared_noise(configure: Configure, capsys: pytest.CaptureFi
     text = shown(capsys)
     assert "SharedNoiseVerifier is exact by its own check" in text
     assert "It says of itself: exact, noise shared." in text
-
-
-class NoResidual(RejectionVerifier):
-    """Says that it is exact, and emits from p after a rejection."""
-
-    def laws(self, tree: DraftTree, target_probs: Tensor) -> Laws:
-        return replace(super().laws(tree, target_probs), after=lambda stop: target_probs[torch.arange(len(stop)), stop])
 
 
 class AlwaysTheFirst(SharedNoiseVerifier):
