@@ -20,8 +20,8 @@ from jaxtyping import Float, Int
 from specdec.checks.betting import Bets, Power
 from specdec.checks.goodness import RARE
 
-PRIORS = (1.0, 8.0)
-"""Outputs of each side that an estimate begins with: few learn fast, many lose less where every output is rare."""
+PRIORS = (1.0, 8.0, 64.0)
+"""Outputs of each side that an estimate begins with: few learn fast, many lose less where laws differ little."""
 OFTEN = 48
 """Classes of outputs by how often they had come before: each ends at twice the count of the one below."""
 TOKENS = 64
