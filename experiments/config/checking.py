@@ -109,9 +109,19 @@ def parameters_of(component: Any) -> dict[str, inspect.Parameter]:
             hints = get_type_hints(get_args(parameter.annotation)[0], include_extras=True)
             only = inspect.Parameter.KEYWORD_ONLY
             found |= {key: inspect.Parameter(key, only, default=None, annotation=kind) for key, kind in hints.items()}
+            found |= _passed_on(component)
         else:
             found[name] = parameter
     return found
+
+
+def _passed_on(component: Any) -> dict[str, inspect.Parameter]:
+    """The parameters that a subclass adds to its constructor, for an inherited class method that passes options on."""
+    kind = getattr(component, "__self__", None)
+    if not isinstance(kind, type) or component.__name__ in vars(kind):
+        return {}
+    own = inspect.signature(kind).parameters
+    return {name: each for name, each in own.items() if each.kind is each.KEYWORD_ONLY}
 
 
 def _is_needed(parameter: inspect.Parameter) -> bool:

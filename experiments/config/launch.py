@@ -147,7 +147,7 @@ def sentence(error: BaseException) -> str:
     if isinstance(error, OverrideParseException):
         return f"cannot read {error.override!r}: {text}"
     own = own_place(error)
-    if isinstance(error, FileExistsError | NotADirectoryError | PermissionError) and own is None:
+    if isinstance(error, OSError) and error.filename is not None and own is None:
         return f"cannot use {str(error.filename)!r}: {error.strerror}"
     if isinstance(error, ValueError) or type(error).__module__.split(".")[0] in ("hydra", "omegaconf"):
         return (text or type(error).__name__) + at(own)

@@ -93,8 +93,9 @@ def choose(dataset: Dataset, *, spare: int = 0) -> tuple[list[Prompt], list[Prom
     choice = selection_of(dataset)
     _check(choice)
     prompts = dataset.load()
-    if len({prompt.id for prompt in prompts}) != len(prompts):
-        raise ValueError("two prompts of the dataset have the same id: ids must be unique")
+    for name, times in Counter(prompt.id for prompt in prompts).most_common(1):
+        if times > 1:
+            raise ValueError(f"{times} prompts of the dataset have the id {name!r}: ids must be unique")
     wanted = _categories(choice, prompts)
     # Drawn over all prompts, so that those of a category are the same whichever categories are taken.
     order = random.Random(choice.seed).sample(range(len(prompts)), len(prompts))

@@ -133,9 +133,13 @@ def template_facts(
     """Return what shapes conversations: a hash of the chat template, and its arguments; None where nothing does.
 
     Raises:
-        ValueError: The template does not read an argument, which it would ignore.
+        ValueError: There is no template, or it does not read an argument, which it would ignore.
     """
     text = str(tokenizer.chat_template or "")
+    if template and not text:
+        raise ValueError(
+            "chat_template: the target's tokenizer has none, so arguments would change nothing: leave them out"
+        )
     if not text or not any(prompt.chat for prompt in prompts):
         return None
     check_arguments_of(text, template)

@@ -69,18 +69,17 @@ def replay_table(done: Sequence[Figures], title: str, confidence: float, *, ever
     """
     notes = [
         f"accepted per round: expected accepted tokens, intervals at {confidence:.0%} over prompts, differences paired",
-        "TV; KL: how far the distribution of a round's first token is from p, for rules that are not exact",
+        "TV; KL: how far the distribution of a round's first token is from p, for rules not known to be exact",
     ]
-    headings = (
-        "accepted\nper round",
-        "over the\nbaseline",
-        "at\nleast 1",
-        "its\nbound",
-        "at least\n2, 3, …",
-        "TV; KL\nfrom p",
-    )
-    columns = [Column("T"), left("drafts", fold=True, max_width=22), left("rule (exactness)", fold=True, min_width=16)]
-    table = Table([*columns, *map(Column, headings)], f"Rules on identical drafts: {title}", notes)
+    columns = [
+        Column("T"),
+        left("drafts", fold=True, min_width=13, max_width=22),
+        left("rule (exactness)", fold=True, min_width=16),
+        *map(Column, ("accepted\nper round", "over the\nbaseline", "at\nleast 1", "its\nbound")),
+        Column("at least\n2, 3, …", fold=True, max_width=19),
+        Column("TV; KL\nfrom p"),
+    ]
+    table = Table(columns, f"Rules on identical drafts: {title}", notes)
     for each in done:
         for index, row in enumerate(each.rules):
             head = (f"{each.temperature:g}", each.drafts) if index == 0 or every_row else ("", "")
@@ -93,7 +92,7 @@ def replay_table(done: Sequence[Figures], title: str, confidence: float, *, ever
                 number(row.reach[0], 3) if row.reach else NOTHING,
                 number(each.bound_at_1, 3),
                 " ".join(f"{value:.2f}" for value in row.reach[1:]) or NOTHING,
-                NOTHING if promises_exact(row.exactness) else distances,
+                NOTHING if row.distance_tv is None else distances,
                 end_section=index + 1 == len(each.rules),
             )
     return table

@@ -99,11 +99,12 @@ def methods_table(summary: Summary, title: str, labels: Mapping[str, str]) -> Ta
         "a round is one forward of the target; plain decoding emits one token in it",
         f"brackets: {summary.confidence:.0%} intervals over prompts{prompts_needed(methods, summary.width)}",
         *([BOLD] if any(method.best_in for method in methods) else []),
+        *noise_notes(summary),
         *summary.noise.notes,
     ]
     columns: list[tuple[Column | str, Callable[[MethodSummary], Cell | str]]] = [
         ("T", lambda m: f"{m.temperature:g}"),
-        (left("method", fold=True, min_width=24), lambda m: _named(m, label_of(m, labels), joint=", ")),
+        (left("method", fold=True), lambda m: _named(m, label_of(m, labels), joint=", ")),
         ("tokens\nper round", length),
         ("drafted nodes\nper round", lambda m: number(m.proposed_nodes_per_round, 1)),
         ("drafting,\nshare of time", lambda m: NOTHING if m.method == PLAIN else percent(drafting_share(m))),
@@ -217,15 +218,13 @@ def category_table(summary: Summary) -> Table | None:
 
 
 def print_troubles(console: Console, summary: Summary) -> None:
-    """Say where outputs leave plain decoding's and no tie explains it, what went wrong, and if timings mean nothing."""
+    """Say where outputs leave plain decoding's and no tie explains it, and what went wrong."""
     for method in summary.methods:
         bugs = [each for each in method.divergences if method.not_lossless and not explained(each)]
         _say_first(console, [f"{method.method} leaves plain decoding {place(each)}" for each in bugs], "{} more places")
     for method in summary.methods:
         counted = [f"on {count} of {summary.planned} prompts: {error}" for error, count in method.errors.items()]
         _say_first(console, [f"{method.method} failed {each}" for each in counted], "for {} more reasons")
-    if summary.noise.warning is not None:
-        console.print(summary.noise.warning, style="yellow", highlight=False, markup=False)
 
 
 def _say_first(console: Console, lines: Sequence[str], more: str, limit: int = 5) -> None:

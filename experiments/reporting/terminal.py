@@ -44,10 +44,15 @@ def say(out: Console, *lines: str) -> None:
 
 
 def show(out: Console, *tables: Table | None, frame: Frame = Frame.NARROW) -> None:
-    """Print those tables that there are."""
+    """Print those tables that there are: full ones as narrow ones where only these fit."""
     for table in tables:
         if table is not None:
-            out.print(render(table, frame))
+            out.print(render(table, frame if _fits(out, table, frame) or not _fits(out, table) else Frame.NARROW))
+
+
+def _fits(out: Console, table: Table, frame: Frame = Frame.NARROW) -> bool:
+    """Whether no cell has to be broken or cut."""
+    return out.measure(render(table, frame), options=out.options.update(width=1_000)).maximum <= out.width
 
 
 def list_written(out: Console, paths: Iterable[Path | None]) -> None:

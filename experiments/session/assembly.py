@@ -69,6 +69,7 @@ def measure_methods(
         check_facts(before, folder, **facts)
         if complete(folder):
             return already_complete(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     begin = time.perf_counter()
     planned = plan_memory(config, methods)
     show_planned(planned, shown=report.memory)
@@ -115,7 +116,6 @@ def measure_methods(
     facts["peaks"] = peaks_of(target, config.get("peaks", "none")) if before is None else before.get("peaks")
     facts["revisions"] = revisions_of(config, methods)
     facts["seeds"] = {"sampling": sampling.seed, "dataset": config.dataset.get("seed"), "bootstrap": bootstrap.seed}
-    folder.mkdir(parents=True, exist_ok=True)
     resolved = plain_whole(config)
     kept: list[Record] | None = None
     finished: dict[float, set[int]] = {}

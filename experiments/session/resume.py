@@ -42,8 +42,9 @@ def begun(
         sweep = job.sweep_folder()
         if requeued or (sweep is not None and any(sweep.glob(f"*/{MANIFEST}"))):
             return None  # a job that had not begun, or that the sweep had not come to
-        how = "out=FOLDER" if sweep is None else "hydra.sweep.dir=FOLDER"
-        raise ValueError(f"resume=true: there is no {kind} in {folder}, give the interrupted one's folder as {how}")
+        raise ValueError(
+            f"resume=true: there is no {kind} in {folder}, give the interrupted one's folder as out=FOLDER"
+        )
     manifest = read_manifest(folder)
     if config.seed is None:
         config.seed = manifest["config"].get("seed")

@@ -10,7 +10,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ValueType
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf, read_write
 
 from experiments.config.job import in_sweep
 from experiments.config.launch import ERROR
@@ -23,7 +23,7 @@ _COUNTED = (ValueType.CHOICE_SWEEP, ValueType.SIMPLE_CHOICE_SWEEP, ValueType.RAN
 class JobLines(Callback):
     """Says a line about every job of a sweep when it has ended: its main figures, and about how long the rest takes.
 
-    A job's tables are in its folder.
+    A job's tables are in its folder, which is below ``out`` if the sweep was given one.
     """
 
     def __init__(self) -> None:
@@ -39,6 +39,10 @@ class JobLines(Callback):
             logging.getLogger(name).setLevel(logging.WARNING)
         self._began = time.monotonic()
         self._total, self._fixed = jobs_of(config)
+        given: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
+        for text in self._fixed.intersection(given):
+            if text.startswith("out="):  # one folder for all jobs: the sweep's
+                _gather(config, text)
         count = "a sweep" if self._total is None else f"{self._total} jobs"
         print(f"{count} into {config.hydra.sweep.dir}", flush=True)
 
@@ -61,6 +65,14 @@ class JobLines(Callback):
         failed = (Path(str(config.hydra.runtime.output_dir)) / ERROR).exists()
         said = _figures(Path(str(config.out)), failed_since=self._started if failed else 0.0)
         print(f"job {number + 1}{of}, {label}: {said}; {took}{left}", flush=True)
+
+
+def _gather(config: DictConfig, out: str) -> None:
+    """Put the folders of all jobs into the one that ``out=FOLDER`` names, before Hydra makes the first."""
+    with read_write(config):
+        config.hydra.overrides.task.remove(out)
+        config.hydra.overrides.hydra.append(f"hydra.sweep.dir={out.removeprefix('out=')}")
+        config.hydra.sweep.dir = str(OverridesParser.create().parse_override(out).value())
 
 
 def jobs_of(config: DictConfig) -> tuple[int | None, set[str]]:

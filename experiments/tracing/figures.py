@@ -54,8 +54,8 @@ def _rule(found: Score, base: Score | None, bootstrap: Bootstrap) -> Figures:
         ``rule`` and ``exactness``: its name, and what it promises. ``accepted``: expected accepted tokens per round
         (the mean acceptance length is one more). ``gain``: the same less the baseline's on the same drafts, and the
         paired interval; None for the baseline itself. ``reach``: probability of accepting at least 1, 2, … tokens,
-        among rounds that drafted as deep. ``distance_tv``, ``distance_kl``: of a rule that is not exact, as in a run's
-        summary. ``rounds``, ``prompts``: how many.
+        among rounds that drafted as deep. ``distance_tv``, ``distance_kl``: of a rule that may not be exact, as in a
+        run's summary. ``rounds``, ``prompts``: how many.
     """
     accepted = found.accepted
     gain = accepted - base.accepted if base is not None and base is not found else None

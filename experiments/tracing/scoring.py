@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from experiments.results.checked import stated_exactness
+from experiments.results.lossless import EXACT
 from experiments.results.statistics import mean_of_all
 from experiments.tracing.compressed import unpack
 from experiments.tracing.distance import first_token_distances
@@ -16,7 +17,7 @@ from experiments.tracing.draft_sets import DraftSet, refusal
 from experiments.tracing.trace import Shard, TraceKey, read_trace
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree
-from specdec.types import DraftSampling, Exactness
+from specdec.types import DraftSampling
 from verifiers.transport import optimal_acceptance
 
 _NUMBERS = 2**18  # entries of a batch's table at most: 2 MB, which fits into the processor's caches
@@ -31,7 +32,7 @@ class Score:
         depth: Depth of every row's longest branch.
         reach: For every row, the probability of accepting at least 1, 2, … tokens.
         logged: For every row, the accepted tokens that the rule that ran had expected.
-        distance_tv, distance_kl: For every row, how far a rule that is not exact is from the target.
+        distance_tv, distance_kl: For every row, how far a rule that is not known to be exact is from the target.
     """
 
     drafts: DraftSet
@@ -88,7 +89,7 @@ def score(drafts: DraftSet, verifiers: Mapping[str, Verifier]) -> tuple[list[Sco
                 continue
             try:
                 stop_law = verifier.laws(tree, p).stop
-                if verifier.exactness is not Exactness.EXACT:
+                if found.exactness != EXACT:
                     for each in first_token_distances(verifier, tree, p):
                         found.distance_tv.append(each.tv)
                         found.distance_kl.append(each.kl)

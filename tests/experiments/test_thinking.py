@@ -73,7 +73,9 @@ def test_an_argument_that_the_template_would_ignore_is_refused(
 def test_only_conversations_have_a_template() -> None:
     tokenizer, options = byte_tokenizer(), {"enable_thinking": False}
     said, text = Prompt(id="a", turns=("Hi",), chat=True), Prompt(id="b", turns=("def f(",))
-    assert template_facts([said], tokenizer, options) is None, "without a template"
+    assert template_facts([said], tokenizer, None) is None, "without a template"
+    with pytest.raises(ValueError, match="the target's tokenizer has none, so arguments would change nothing"):
+        template_facts([said], tokenizer, options)
     tokenizer.chat_template = TEMPLATE
     assert template_facts([text], tokenizer, {"anything": 1}) is None, "a pair's arguments do not hinder other prompts"
     facts = template_facts([said, text], tokenizer, options)

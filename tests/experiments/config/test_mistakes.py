@@ -422,6 +422,7 @@ def test_a_mistake_gets_one_sentence_before_any_work(command: str, words: str, s
     ("words", "said"),
     [
         (["hydra.run.dir=a_file"], "cannot use 'a_file': File exists"),
+        (["out=/proc/none/out"], "cannot use '/proc/none': No such file or directory"),
         (["pair=glm45_air_mtp"], "pair=glm45_air_mtp brings its own drafter, and drafter=ngram is chosen"),
         (["--config-dir", "conf", "dataset=data"], "(at own_parts.py:{line} in Data.load"),
         (["drafter=none", "drafter._target_=own_parts.Unbound"], "(at own_parts.py:{line} in Unbound.bind"),
@@ -433,7 +434,7 @@ def test_the_command_line_ends_with_the_sentence(
     """A component's own line is named: not the framework's that called it, nor Python's or torch's that it called."""
     function = said.partition(" in ")[2]
     number, message = LINES.get(function, (0, ""))
-    given = [f"target.name={saved / 'target'}"] * ("pair" not in words[0]) + ["drafter=ngram", *words, "out=out"]
+    given = [f"target.name={saved / 'target'}"] * ("pair" not in words[0]) + ["drafter=ngram", "out=out", *words]
     assert invoke(*given, monkeypatch=monkeypatch, tmp_path=mine) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1, error

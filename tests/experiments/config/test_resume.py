@@ -138,7 +138,7 @@ def test_other_prompts_or_weights_are_not_gone_on_with(
 
 def sweep(monkeypatch: pytest.MonkeyPatch, folder: Path, *arguments: str) -> int:
     """The exit code of a sweep in this process."""
-    return launched("-m", *arguments, f"hydra.sweep.dir={folder}", monkeypatch=monkeypatch)
+    return launched("-m", *arguments, f"out={folder}", monkeypatch=monkeypatch)
 
 
 @pytest.mark.full
@@ -159,4 +159,4 @@ def test_a_sweep_goes_on_after_its_finished_jobs_and_prompts(
     whole, part = (json.loads((tmp_path / name / "comparison.json").read_text()) for name in ("whole", "part"))
     assert timeless(whole) == timeless(part)
     assert sweep(monkeypatch, tmp_path / "none", *given, "resume=true") == 1
-    assert "give the interrupted one's folder as hydra.sweep.dir=FOLDER" in capsys.readouterr().err
+    assert "give the interrupted one's folder as out=FOLDER" in capsys.readouterr().err

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -144,6 +144,33 @@ def test_a_wrong_setting_is_one_sentence(options: dict[str, Any], sentence: str)
     with pytest.raises(ValueError, match=r".") as raised:
         check_arguments(Outer, {"inner": {"size": 1}} | options)
     assert sentence in str(raised.value)
+
+
+class Options(TypedDict, total=False):
+    size: int
+
+
+class Made:
+    """Made by a class method, which passes options on to the constructor."""
+
+    def __init__(self, **options: Unpack[Options]):
+        self.options = options
+
+    @classmethod
+    def load(cls, name: str, **options: Unpack[Options]) -> "Made":
+        return cls(**options)
+
+
+class Wider(Made):
+    def __init__(self, *, weight: float = 0.5, **options: Unpack[Options]):
+        super().__init__(**options)
+
+
+def test_what_a_subclass_adds_can_be_given_to_the_class_method_that_makes_it() -> None:
+    check_arguments(Wider.load, {"name": "a", "size": 2, "weight": 0.3})
+    for made, options in ((Made, {"weight": 0.3}), (Wider, {"weight": "a"}), (Wider, {"wight": 0.3})):
+        with pytest.raises(ValueError, match=r"weight='a': give a number|there is no (weight|wight)"):
+            check_arguments(made.load, {"name": "a", **options})
 
 
 def test_paths_of_a_file_may_begin_with_the_home(monkeypatch: pytest.MonkeyPatch) -> None:

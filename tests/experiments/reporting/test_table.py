@@ -48,6 +48,16 @@ def test_terminal_markdown_and_csv() -> None:
     assert rows == [["method", "tokens per s"], ["model, shape=[a]", "2.00 [1.00, 3.00]"], ["a|b", "3"]]
 
 
+def test_a_full_table_that_is_too_wide_is_a_narrow_one() -> None:
+    shown = []
+    for width in (60, 30):
+        console = Console(width=width, record=True, file=io.StringIO())
+        terminal.show(console, small(), frame=terminal.Frame.FULL)
+        shown.append(console.export_text())
+    assert "│ 2.00 [1.00, 3.00] │" in shown[0] and "│" not in shown[1]
+    assert "[1.00, 3.00]" in shown[1], "nothing is cut"
+
+
 def has_latex() -> bool:
     if shutil.which("pdflatex") is None or shutil.which("kpsewhich") is None:
         return False
