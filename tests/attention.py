@@ -152,9 +152,12 @@ def problem(case: Case, device: str = "cpu") -> Problem:
     shape = LayerShape(case.kv_heads, case.head_dim, case.kv_heads, value_dim, case.dtype)
     longest = max(case.lengths)
     cache = SlotCache(
-        {0: shape}, max_batch_size=int(slots.max()) + 1, max_length=longest + case.bound, max_nodes=case.nodes,
+        {0: shape},
+        max_batch_size=int(slots.max()) + 1,
+        max_length=longest + case.bound,
+        max_nodes=case.nodes,
         device=torch.device(device),
-    )  # fmt: skip
+    )
 
     def normal(*size: int) -> Tensor:
         return torch.randn(*size, generator=generator).to(device, case.dtype)
@@ -187,13 +190,29 @@ def problem(case: Case, device: str = "cpu") -> Problem:
         values[slot, :, start : start + last] = value[b].double().cpu()
     heads = case.kv_heads * case.groups
     facts = Facts(
-        model_type="", reaches={"": Reach(case.window, case.chunk)}, layers={0: shape}, indexers={}, vocab_size=1,
-        dtype=case.dtype, device=torch.device(device), keeps_logits=False, experts="eager",
-    )  # fmt: skip
+        model_type="",
+        reaches={"": Reach(case.window, case.chunk)},
+        layers={0: shape},
+        indexers={},
+        vocab_size=1,
+        dtype=case.dtype,
+        device=torch.device(device),
+        keeps_logits=False,
+        experts="eager",
+    )
     return Problem(
-        case, cache, batch, facts, parents if not case.shared else parents * rows,
-        normal(rows, heads, last, case.head_dim), key, value, normal(heads) if case.sinks else None, keys, values,
-    )  # fmt: skip
+        case,
+        cache,
+        batch,
+        facts,
+        parents if not case.shared else parents * rows,
+        normal(rows, heads, last, case.head_dim),
+        key,
+        value,
+        normal(heads) if case.sinks else None,
+        keys,
+        values,
+    )
 
 
 def launch(given: Problem, *, stored: Stored | None = None, seen: Seen | None = None, **options: Any) -> Tensor:

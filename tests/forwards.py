@@ -92,11 +92,15 @@ def outcome_of(
         proposed_depth=None if path is None else zeros,
     )
     return Outcome(
-        slots=torch.from_numpy(host.slots), starts=torch.from_numpy(host.starts), tokens=ids,
+        slots=torch.from_numpy(host.slots),
+        starts=torch.from_numpy(host.starts),
+        tokens=ids,
         counts=torch.from_numpy(host.counts),
         next_tokens=torch.zeros(rows, dtype=torch.long) if next_tokens is None else torch.tensor(next_tokens),
-        path=None if path is None else torch.tensor(path), host=host, **more,
-    )  # fmt: skip
+        path=None if path is None else torch.tensor(path),
+        host=host,
+        **more,
+    )
 
 
 def drafted(session: Session, batch: Batch) -> DraftTree:

@@ -48,8 +48,11 @@ def assistant(width: int = 32, *, clusters: bool = False, **sizes: Any) -> Any:
     zero = {"vocab_size_per_layer_input": 0} | sizes
     config = Gemma4AssistantConfig(
         text_config=text(hidden_size=16, num_hidden_layers=4, num_kv_shared_layers=4, layer_types=KINDS * 2, **zero),
-        backbone_hidden_size=width, use_ordered_embeddings=clusters, num_centroids=4, centroid_intermediate_top_k=2,
-    )  # fmt: skip
+        backbone_hidden_size=width,
+        use_ordered_embeddings=clusters,
+        num_centroids=4,
+        centroid_intermediate_top_k=2,
+    )
     with buildable():
         model = sharpened(Gemma4AssistantForCausalLM(config))
     if clusters:

@@ -18,10 +18,16 @@ from transformers import (
 )
 
 COMMON: dict[str, Any] = {
-    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 256, "pad_token_id": None, "bos_token_id": None,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": None,
+    "bos_token_id": None,
     "eos_token_id": None,
-}  # fmt: skip
+}
 
 ARCHITECTURES: dict[str, Callable[[int], Any]] = {
     "llama": lambda vocab: LlamaConfig(vocab_size=vocab, **COMMON),
@@ -36,18 +42,25 @@ ARCHITECTURES: dict[str, Callable[[int], Any]] = {
     "mistral_sliding": lambda vocab: MistralConfig(vocab_size=vocab, **COMMON, sliding_window=7),
     "mistral_full": lambda vocab: MistralConfig(vocab_size=vocab, **COMMON, sliding_window=None),
     "gemma2": lambda vocab: Gemma2Config(
-        vocab_size=vocab, **COMMON, head_dim=8, sliding_window=6, attn_logit_softcapping=5.0,
+        vocab_size=vocab,
+        **COMMON,
+        head_dim=8,
+        sliding_window=6,
+        attn_logit_softcapping=5.0,
         final_logit_softcapping=3.0,
     ),
     "gemma3": lambda vocab: Gemma3TextConfig(
-        vocab_size=vocab, **COMMON, head_dim=8, sliding_window=6,
+        vocab_size=vocab,
+        **COMMON,
+        head_dim=8,
+        sliding_window=6,
         layer_types=["sliding_attention", "full_attention"] * 2,
     ),
     "phi3": lambda vocab: Phi3Config(vocab_size=vocab, **COMMON),
     "gpt2": lambda vocab: GPT2Config(
         vocab_size=vocab, n_embd=32, n_layer=3, n_head=4, n_positions=256, bos_token_id=None, eos_token_id=None
     ),
-}  # fmt: skip
+}
 
 
 def tiny_model(

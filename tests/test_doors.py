@@ -38,9 +38,14 @@ def at_hand() -> SimpleNamespace:
     model, tokenizer = tiny_model(vocab_size=VOCAB_SIZE), byte_tokenizer()
     target, silent = Target(model, tokenizer), Target(model)
     return SimpleNamespace(
-        model=model, tokenizer=tokenizer, target=target, engine=Engine(target, max_length=64),
-        silent=Engine(silent, max_length=64), heads=medusa_heads(model), small=perturbed(model, 0.1),
-    )  # fmt: skip
+        model=model,
+        tokenizer=tokenizer,
+        target=target,
+        engine=Engine(target, max_length=64),
+        silent=Engine(silent, max_length=64),
+        heads=medusa_heads(model),
+        small=perturbed(model, 0.1),
+    )
 
 
 def outgrown(model: Any) -> Engine:

@@ -141,6 +141,9 @@ def test_a_drafter_with_a_quantized_cache_keeps_its_contract(kv_cache: str) -> N
     model = target_model(MAIN)
     findings = check_drafter(
         lambda: ModelDrafter(perturbed(model, 0.1), TREE, sampling="without_replacement", kv_cache=kv_cache),
-        Target(model), rules=(), prompts=prompts()[2:4], options={"optimize": False, "kv_cache": kv_cache},
-    )  # fmt: skip
+        Target(model),
+        rules=(),
+        prompts=prompts()[2:4],
+        options={"optimize": False, "kv_cache": kv_cache},
+    )
     assert not [finding for finding in findings if finding.failed]

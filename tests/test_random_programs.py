@@ -205,15 +205,20 @@ def programs(draw: st.DrawFn) -> Program:
     fault = st.tuples(st.sampled_from(METHODS), st.integers(0, 12))
     memory = draw(st.sampled_from(("rows", *MEMORIES)))  # random plans do not look for free pages
     return Program(
-        architecture, draw(st.sampled_from(names)), plain=draw(st.sampled_from((False, False, False, False, True))),
-        verifier=draw(number), scheduler=draw(st.sampled_from((*SCHEDULERS, *(RANDOM if memory == "rows" else ())))),
-        memory=memory, seed=draw(st.integers(0, 2**32 - 1)), slots=draw(st.integers(1, 4)),
+        architecture,
+        draw(st.sampled_from(names)),
+        plain=draw(st.sampled_from((False, False, False, False, True))),
+        verifier=draw(number),
+        scheduler=draw(st.sampled_from((*SCHEDULERS, *(RANDOM if memory == "rows" else ())))),
+        memory=memory,
+        seed=draw(st.integers(0, 2**32 - 1)),
+        slots=draw(st.integers(1, 4)),
         prefill_chunk=draw(st.sampled_from((1, 3, 5, 64))),
         recording=draw(st.sampled_from(("off", "decisions", "rounds", "auto"))),
         check=draw(st.sampled_from((False, False, False, False, True))),
         faults=tuple(draw(st.one_of(st.just([]), st.lists(fault, max_size=3)))),
         actions=tuple(draw(st.lists(action, min_size=6, max_size=25))),
-    )  # fmt: skip
+    )
 
 
 @dataclass
@@ -250,10 +255,17 @@ class Player:
             drafter = drafter_of(program.architecture, program.drafter)
             drafter = Wrapping(drafter, partial(Failing, faults=program.faults))
         self.engine = Engine(
-            target, drafter, VERIFIERS[program.rule](), max_batch_size=program.slots, max_length=LONGEST,
-            prefill_chunk=program.prefill_chunk, recording=program.recording, check=program.check,
-            scheduler=program.policy(), cache=MEMORIES[program.memory],
-        )  # fmt: skip
+            target,
+            drafter,
+            VERIFIERS[program.rule](),
+            max_batch_size=program.slots,
+            max_length=LONGEST,
+            prefill_chunk=program.prefill_chunk,
+            recording=program.recording,
+            check=program.check,
+            scheduler=program.policy(),
+            cache=MEMORIES[program.memory],
+        )
         self._submitted: dict[int, Asked] = {}
         self._streams: list[tuple[Asked, Generator[Step, None, None]]] = []
 

@@ -19,9 +19,15 @@ pytestmark = pytest.mark.usefixtures("untried")
 ONE_OF_EACH_KIND = [
     complete(name, strong=name in ("ngram", STRONGEST["rejection"]))
     for name in (
-        None, "ngram", "medusa", "eagle3_chain_iid", "block_markov_tree", "model_expansion", STRONGEST["rejection"],
+        None,
+        "ngram",
+        "medusa",
+        "eagle3_chain_iid",
+        "block_markov_tree",
+        "model_expansion",
+        STRONGEST["rejection"],
     )
-]  # fmt: skip
+]
 PROMPTS = ([1, 2, 3, 1, 2], [7], [9, 8] * 5)
 
 

@@ -62,9 +62,12 @@ def chains_as_transformers(target: Target, model: Any, shared: int) -> list[bool
     drafter = AssistantDrafter(model, 3)
     generator: Any = object.__new__(SinglePositionMultiTokenCandidateGenerator)  # made in another way by every version
     vars(generator).update(
-        assistant_model=model, target_model_input_embeddings=target.model.get_input_embeddings(),
-        num_assistant_tokens=3, main_model_max_length=99, eos_token_id=None,
-    )  # fmt: skip
+        assistant_model=model,
+        target_model_input_embeddings=target.model.get_input_embeddings(),
+        num_assistant_tokens=3,
+        main_model_max_length=99,
+        eos_token_id=None,
+    )
 
     def look(known: list[int], seen: Round, row: int) -> None:
         ids = torch.tensor([known])

@@ -126,17 +126,24 @@ def forward_block(runner: ModelRunner, head: BlockHead, features: Tensor, tokens
         piece = features[:, start:stop]
         runner.run(
             ForwardBatch(
-                tokens=torch.zeros(piece.shape[:2], dtype=torch.long), slots=torch.from_numpy(slots),
-                lengths=torch.full((3,), start), topology=Topology.chain(piece.shape[1], runner.device), features=piece,
+                tokens=torch.zeros(piece.shape[:2], dtype=torch.long),
+                slots=torch.from_numpy(slots),
+                lengths=torch.full((3,), start),
+                topology=Topology.chain(piece.shape[1], runner.device),
+                features=piece,
                 wants=Wants(logits=0),
             )
-        )  # fmt: skip
+        )
     output = runner.run(
         ForwardBatch(
-            tokens=None, embeds=head.get_input_embeddings()(tokens), slots=torch.from_numpy(slots),
-            lengths=torch.from_numpy(lengths), topology=topology, wants=LOGITS,
+            tokens=None,
+            embeds=head.get_input_embeddings()(tokens),
+            slots=torch.from_numpy(slots),
+            lengths=torch.from_numpy(lengths),
+            topology=topology,
+            wants=LOGITS,
         )
-    )  # fmt: skip
+    )
     return output.scores
 
 

@@ -125,9 +125,15 @@ def test_deepspecs_files_load(tmp_path: Path) -> None:
         renamed(tensors, "", "model.")
 
     rewritten(
-        tmp_path, change, architectures=["Qwen3Eagle3Model"], eagle_config=None, target_layer_ids=[-1, 0, 1, 2, 3],
-        num_hidden_layers=36, rope_parameters=None, rope_theta=777.0,
-    )  # fmt: skip
+        tmp_path,
+        change,
+        architectures=["Qwen3Eagle3Model"],
+        eagle_config=None,
+        target_layer_ids=[-1, 0, 1, 2, 3],
+        num_hidden_layers=36,
+        rope_parameters=None,
+        rope_theta=777.0,
+    )
     again = load_eagle(tmp_path)
     assert again.hidden_layers == (0, 1, 2, 3, 4)
     assert again.config.model_type == "qwen3"

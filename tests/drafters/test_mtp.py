@@ -30,10 +30,20 @@ def deepseek() -> PreTrainedModel:
     """Latent attention, a dense layer and two of experts."""
     torch.manual_seed(0)
     config = DeepseekV3Config(
-        vocab_size=VOCAB, **COMMON | {"num_hidden_layers": 3, "num_key_value_heads": 4}, moe_intermediate_size=16,
-        n_routed_experts=8, n_group=2, topk_group=1, num_experts_per_tok=2, first_k_dense_replace=1, q_lora_rank=16,
-        kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8,
-    )  # fmt: skip
+        vocab_size=VOCAB,
+        **COMMON | {"num_hidden_layers": 3, "num_key_value_heads": 4},
+        moe_intermediate_size=16,
+        n_routed_experts=8,
+        n_group=2,
+        topk_group=1,
+        num_experts_per_tok=2,
+        first_k_dense_replace=1,
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=8,
+        v_head_dim=8,
+    )
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     for parameter in model.parameters():
         if parameter.ndim > 1:

@@ -100,9 +100,12 @@ def test_greedy_chains_are_those_of_the_model_alone(model: Any, helper: str) -> 
     outputs = []
     for speculate in (True, False):
         engine = Engine(
-            Target(model), StagedDrafter(near(model), HELPERS[helper](model), RULE), RULE, max_batch_size=3,
+            Target(model),
+            StagedDrafter(near(model), HELPERS[helper](model), RULE),
+            RULE,
+            max_batch_size=3,
             max_length=40,
-        )  # fmt: skip
+        )
         outputs.append([each.token_ids for each in engine.generate(PROMPTS, mixed, speculate=speculate)])
     assert outputs[0][::2] == outputs[1][::2]
 

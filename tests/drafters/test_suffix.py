@@ -182,9 +182,12 @@ def reference(sequence: list[int], session: SuffixSession, deepest: int) -> tupl
 
 @settings(max_examples=30, deadline=None)
 @given(
-    st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(2, 9), st.sampled_from([0.05, 0.3, 0.5]),
-    st.sampled_from([(1.0, 0.0), (2.0, 1.0), (0.5, 2.0)]), st.integers(1, 9),
-)  # fmt: skip
+    st.lists(st.integers(0, 3), min_size=1, max_size=40),
+    st.integers(2, 9),
+    st.sampled_from([0.05, 0.3, 0.5]),
+    st.sampled_from([(1.0, 0.0), (2.0, 1.0), (0.5, 2.0)]),
+    st.integers(1, 9),
+)
 def test_paths_are_those_that_counting_finds(sequence, depth, least, budget, deepest) -> None:
     factor, offset = budget
     drafter = bound(tree_depth=depth, min_probability=least, factor=factor, offset=offset, max_draft_tokens=6)

@@ -77,9 +77,12 @@ def _records(name: str, number: int, temperature: float) -> tuple[Record, Record
         return plain, drafted
     differs = {0: (3, 0.5), 1: (2, 1e-7)}.get(number)
     return plain, replace(
-        drafted, equals_plain=differs is None, divergence=differs[0] if differs else None,
-        margin=differs[1] if differs else None, tie_bound=1e-5 if differs else None,
-    )  # fmt: skip
+        drafted,
+        equals_plain=differs is None,
+        divergence=differs[0] if differs else None,
+        margin=differs[1] if differs else None,
+        tie_bound=1e-5 if differs else None,
+    )
 
 
 def _trace(writer: TraceWriter, name: str, category: str, temperature: float) -> None:
@@ -91,9 +94,12 @@ def _trace(writer: TraceWriter, name: str, category: str, temperature: float) ->
         path = path_to(tree, torch.tensor([stop]))
         accepted = int((path >= 0).sum())
         verdict = Verdict(
-            path=path, num_accepted=torch.tensor([accepted]), expected_accepted=torch.tensor([1.0]),
-            next_token=torch.tensor([following]), valid=torch.tensor([True]),
-        )  # fmt: skip
+            path=path,
+            num_accepted=torch.tensor([accepted]),
+            expected_accepted=torch.tensor([1.0]),
+            next_token=torch.tensor([following]),
+            valid=torch.tensor([True]),
+        )
         key = TraceKey(
             method="model", exactness="exact", temperature=temperature, prompt=name, turn=0, sample=0,
             category=category, round=number, accepted=accepted, expected_accepted=1.0, stop=stop, next_token=following,

@@ -35,9 +35,15 @@ from verifiers.rejection import RejectionVerifier
 
 PROMPTS = [[1, 2, 3, 1, 2], [7], [9, 8] * 10]
 ON_DISK = {
-    "model.embed_tokens": "disk", "model.rotary_emb": "cpu", "model.layers.0": "disk", "model.layers.1": "cpu",
-    "model.layers.2": "disk", "model.layers.3": "cpu", "model.norm": "disk", "lm_head": "cpu",
-}  # fmt: skip
+    "model.embed_tokens": "disk",
+    "model.rotary_emb": "cpu",
+    "model.layers.0": "disk",
+    "model.layers.1": "cpu",
+    "model.layers.2": "disk",
+    "model.layers.3": "cpu",
+    "model.norm": "disk",
+    "lm_head": "cpu",
+}
 DRAFTERS: dict[str, Callable[[PreTrainedModel], Drafter] | None] = {
     "plain": None,
     "ngram": lambda model: NGramDrafter(4),

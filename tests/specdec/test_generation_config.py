@@ -72,12 +72,27 @@ def described(processor: Any) -> tuple[str, dict[str, Any]]:
 
 
 MANY: dict[str, Any] = {
-    "sequence_bias": [[[3], 5.0], [[4, 5], -2.0]], "repetition_penalty": 1.3, "no_repeat_ngram_size": 3,
-    "bad_words_ids": [[7], [8, 9]], "min_new_tokens": 4, "forced_bos_token_id": 1, "forced_eos_token_id": 0,
-    "remove_invalid_values": True, "exponential_decay_length_penalty": (3, 1.5), "suppress_tokens": [10, 11],
-    "begin_suppress_tokens": [12], "temperature": 0.8, "top_h": 0.9, "top_k": 20, "top_p": 0.9, "min_p": 0.05,
-    "typical_p": 0.9, "epsilon_cutoff": 0.01, "eta_cutoff": 0.02, "renormalize_logits": True,
-}  # fmt: skip
+    "sequence_bias": [[[3], 5.0], [[4, 5], -2.0]],
+    "repetition_penalty": 1.3,
+    "no_repeat_ngram_size": 3,
+    "bad_words_ids": [[7], [8, 9]],
+    "min_new_tokens": 4,
+    "forced_bos_token_id": 1,
+    "forced_eos_token_id": 0,
+    "remove_invalid_values": True,
+    "exponential_decay_length_penalty": (3, 1.5),
+    "suppress_tokens": [10, 11],
+    "begin_suppress_tokens": [12],
+    "temperature": 0.8,
+    "top_h": 0.9,
+    "top_k": 20,
+    "top_p": 0.9,
+    "min_p": 0.05,
+    "typical_p": 0.9,
+    "epsilon_cutoff": 0.01,
+    "eta_cutoff": 0.02,
+    "renormalize_logits": True,
+}
 
 
 @pytest.mark.parametrize("prompt_length", [1, 6])

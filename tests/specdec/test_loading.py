@@ -49,9 +49,13 @@ def test_a_wrong_name_lists_the_right_ones() -> None:
 
 
 SOURCE = {
-    "revision": "v2", "token": "secret", "cache_dir": "elsewhere", "local_files_only": True, "trust_remote_code": True,
+    "revision": "v2",
+    "token": "secret",
+    "cache_dir": "elsewhere",
+    "local_files_only": True,
+    "trust_remote_code": True,
     "subfolder": "inner",
-}  # fmt: skip
+}
 
 FAST = Cpu(features=frozenset({"avx512_bf16"}))
 SLOW = Cpu(features=frozenset({"avx2"}))
@@ -149,9 +153,12 @@ def test_tensors_that_may_be_missing_or_superfluous(tmp_path: Path) -> None:
     tensors = load_file(tmp_path / "model.safetensors")
     assert "lm_head.weight" not in tensors
     besides = (
-        "model.layers.0.self_attn.rotary_emb.inv_freq", "medusa_head.0.1.weight",
-        "model.mtp_layers.0.input_proj.weight", "model.layers.1.eh_proj.weight", "model.layers.1.mlp.up_proj.weight",
-    )  # fmt: skip
+        "model.layers.0.self_attn.rotary_emb.inv_freq",
+        "medusa_head.0.1.weight",
+        "model.mtp_layers.0.input_proj.weight",
+        "model.layers.1.eh_proj.weight",
+        "model.layers.1.mlp.up_proj.weight",
+    )
     tensors |= {name: torch.ones(4) for name in besides}
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     loaded = load_model(str(tmp_path), device="cpu")

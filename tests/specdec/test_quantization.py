@@ -191,9 +191,13 @@ Measure = Callable[[str, tuple[int, int], torch.dtype], RowTimes]
 def large(dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
     """A model whose output layer is just large enough to be measured."""
     config = LlamaConfig(
-        vocab_size=MEASURED_FROM // 64, hidden_size=64, intermediate_size=32, num_hidden_layers=1,
-        num_attention_heads=2, tie_word_embeddings=True,
-    )  # fmt: skip
+        vocab_size=MEASURED_FROM // 64,
+        hidden_size=64,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        tie_word_embeddings=True,
+    )
     return LlamaForCausalLM(config).to(dtype)
 
 

@@ -206,9 +206,12 @@ def padding(patch: pytest.MonkeyPatch) -> None:
 
     def calls(batch: ForwardBatch, *, one_by_one: bool) -> list[Call]:
         whole = ForwardBatch(
-            tokens=batch.tokens, slots=batch.slots, lengths=batch.lengths, topology=batch.topology,
+            tokens=batch.tokens,
+            slots=batch.slots,
+            lengths=batch.lengths,
+            topology=batch.topology,
             counts=None if batch.counts is None else np.full_like(batch.counts, batch.nodes),
-        )  # fmt: skip
+        )
         return calls_of(whole, one_by_one=one_by_one)
 
     patch.setattr(recurrence, "calls_of", calls)

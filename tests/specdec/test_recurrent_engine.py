@@ -118,9 +118,13 @@ def small() -> PreTrainedModel:
 
 def law(slots: int | None) -> float:
     return p_value(
-        small(), "eagle_tree_without_replacement", RejectionVerifier(), SAMPLINGS["temperature 1"], samples=2000,
+        small(),
+        "eagle_tree_without_replacement",
+        RejectionVerifier(),
+        SAMPLINGS["temperature 1"],
+        samples=2000,
         slots=slots,
-    )  # fmt: skip
+    )
 
 
 def test_outputs_follow_the_target() -> None:

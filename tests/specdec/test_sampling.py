@@ -136,10 +136,14 @@ def tensors(params: list[SamplingParams], seen: torch.Tensor | None = None) -> S
         return torch.tensor([off if p.greedy else getattr(p, name) for p in params], dtype=dtype)
 
     return SamplingTensors.of(
-        params, temperature=column("temperature", 0.0), top_k=column("top_k", 0, torch.long),
-        top_p=column("top_p", 1.0), min_p=column("min_p", 0.0),
-        repetition_penalty=torch.tensor([p.repetition_penalty for p in params]), seen=seen,
-    )  # fmt: skip
+        params,
+        temperature=column("temperature", 0.0),
+        top_k=column("top_k", 0, torch.long),
+        top_p=column("top_p", 1.0),
+        min_p=column("min_p", 0.0),
+        repetition_penalty=torch.tensor([p.repetition_penalty for p in params]),
+        seen=seen,
+    )
 
 
 def by_transformers(logits: torch.Tensor, params: SamplingParams, sequence: list[int]) -> torch.Tensor:

@@ -33,9 +33,12 @@ from specdec.requests import Request
 from tests.specdec.host_engine import VOCAB, HostEngine, alone
 
 KINDS: dict[str, str | None] = {
-    "plain": None, "chain": "model_chain_iid", "tree": "model_tree_without_replacement", "look-up": "ngram",
+    "plain": None,
+    "chain": "model_chain_iid",
+    "tree": "model_tree_without_replacement",
+    "look-up": "ngram",
     "feature heads": "eagle3_chain_iid",
-}  # fmt: skip
+}
 
 
 @dataclass
@@ -146,11 +149,14 @@ def workloads(draw: st.DrawFn) -> Workload:
         "swap": draw(st.sampled_from((0, 100, 2**20))),
     }
     return Workload(
-        draw(st.sampled_from(list(POLICIES))), Paging(**memory), draw(st.integers(1, 4)),
-        draw(st.sampled_from((1, 4, 64))), draw(st.booleans()),
+        draw(st.sampled_from(list(POLICIES))),
+        Paging(**memory),
+        draw(st.integers(1, 4)),
+        draw(st.sampled_from((1, 4, 64))),
+        draw(st.booleans()),
         tuple(sorted(draw(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10**6)), min_size=2, max_size=14)))),
         tuple(draw(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 13)), max_size=2))),
-    )  # fmt: skip
+    )
 
 
 class Played:

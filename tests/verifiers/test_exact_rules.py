@@ -200,13 +200,17 @@ def test_both_laws_are_laws_and_a_row_does_not_depend_on_its_batch_mates(rule: s
         alone = [
             verifier.laws(
                 DraftTree.build(
-                    tree.tokens[row], tree.parents[row], valid=tree.valid[row], sampling=tree.law[row],
-                    draft_probs=None if q is None else q[row], max_children=tree.max_children,
+                    tree.tokens[row],
+                    tree.parents[row],
+                    valid=tree.valid[row],
+                    sampling=tree.law[row],
+                    draft_probs=None if q is None else q[row],
+                    max_children=tree.max_children,
                 ),
                 p[row],
             )
             for row in rows
-        ]  # fmt: skip
+        ]
         for row, one in zip(rows, alone, strict=True):
             torch.testing.assert_close(together.stop[row], one.stop, atol=1e-12, rtol=0)
         for node in range(tree.width):

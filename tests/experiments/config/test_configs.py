@@ -65,9 +65,16 @@ GIVEN = {
 }
 TRAINING = {"head": TrainedHead, "loss": Loss, "weights": Weights, "data": Source}
 MADE: dict[str, Any] = TRAINING | {
-    "bootstrap": Bootstrap, "target": Target, "policy": LengthPolicy | NodePolicy, "drafter": Drafter, "tree": Drafter,
-    "verifier": Verifier, "sampling": SamplingParams, "contender": OtherEngine, "scheduler": Scheduler,
-}  # fmt: skip
+    "bootstrap": Bootstrap,
+    "target": Target,
+    "policy": LengthPolicy | NodePolicy,
+    "drafter": Drafter,
+    "tree": Drafter,
+    "verifier": Verifier,
+    "sampling": SamplingParams,
+    "contender": OtherEngine,
+    "scheduler": Scheduler,
+}
 """What the options of a group make, but for ``none``."""
 WHOLE = ("experiment", "recipe")
 """Groups whose options set several sections, which this test makes one by one; here: that nothing is missing."""

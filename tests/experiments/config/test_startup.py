@@ -59,9 +59,12 @@ def asked(calls: dict[str, list[list[str]]], folder: Path) -> dict[str, list[Ans
         For each call of a command the exit code, the output, and the heavy modules that are loaded afterwards.
     """
     done = subprocess.run(
-        [sys.executable, "-W", "ignore::RuntimeWarning", "-c", ASKING.format(asked=calls, heavy=HEAVY)], cwd=folder,
-        env={"PYTHONPATH": str(ROOT), "PATH": ""}, capture_output=True, text=True,
-    )  # fmt: skip
+        [sys.executable, "-W", "ignore::RuntimeWarning", "-c", ASKING.format(asked=calls, heavy=HEAVY)],
+        cwd=folder,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     found: dict[str, list[Answer]] = {command: [] for command in calls}
     for line in done.stdout.splitlines():

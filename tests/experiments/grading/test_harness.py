@@ -100,12 +100,16 @@ def tasks(tmp_path: Path) -> Path:
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for name in ("sums", "code"):
         task: dict[str, Any] = {
-            "task": name, "dataset_path": "json",
-            "dataset_kwargs": {"data_files": {"test": str(folder / "rows.jsonl")}}, "test_split": "test",
-            "output_type": "generate_until", "doc_to_text": "{{question}}", "doc_to_target": "{{answer}}",
+            "task": name,
+            "dataset_path": "json",
+            "dataset_kwargs": {"data_files": {"test": str(folder / "rows.jsonl")}},
+            "test_split": "test",
+            "output_type": "generate_until",
+            "doc_to_text": "{{question}}",
+            "doc_to_target": "{{answer}}",
             "generation_kwargs": {"until": ["\n\n"], "max_gen_toks": 8},
             "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
-        } | ({"unsafe_code": True} if name == "code" else {})  # fmt: skip
+        } | ({"unsafe_code": True} if name == "code" else {})
         (folder / f"{name}.yaml").write_text(json.dumps(task))  # JSON is YAML
     return folder
 

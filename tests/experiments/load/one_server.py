@@ -60,11 +60,17 @@ class OneServer:
             self.queue.pop(0)
         return [
             Step(
-                request=request, round=0, token_ids=(1,) * tokens, proposed_nodes=4, proposed_depth=4,
-                accepted=tokens - 1, elapsed=self._clock.now - entered, visible=self._clock.now,
+                request=request,
+                round=0,
+                token_ids=(1,) * tokens,
+                proposed_nodes=4,
+                proposed_depth=4,
+                accepted=tokens - 1,
+                elapsed=self._clock.now - entered,
+                visible=self._clock.now,
                 finish_reason="length" if ended else None,
             )
-        ]  # fmt: skip
+        ]
 
     def abort(self, request_id: int) -> None:
         self.queue.remove(request_id)
@@ -99,8 +105,14 @@ def driven(
     """What a driver has seen of one server."""
     clock = Clock(late)
     driver = Driver(
-        OneServer(clock, rounds), requests(len(times)) if asked is None else asked, np.asarray(times, dtype=np.float64),
-        loop=loop, users=users, overload=overload or Overload(), clock=clock, sleep=clock.sleep,
-    )  # fmt: skip
+        OneServer(clock, rounds),
+        requests(len(times)) if asked is None else asked,
+        np.asarray(times, dtype=np.float64),
+        loop=loop,
+        users=users,
+        overload=overload or Overload(),
+        clock=clock,
+        sleep=clock.sleep,
+    )
     driver.run()
     return driver.result(method=method, rate=rate, slots=1)

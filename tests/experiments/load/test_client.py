@@ -200,9 +200,15 @@ def play(
     asked = requests_of(kinds)
     with Client(bound(server, **options)) as client:
         driver = Driver(
-            client, asked, np.zeros(len(asked)) if times is None else times, loop=loop, users=users,
-            overload=Overload(patience=patience), in_process=False, wait=client.wait,
-        )  # fmt: skip
+            client,
+            asked,
+            np.zeros(len(asked)) if times is None else times,
+            loop=loop,
+            users=users,
+            overload=Overload(patience=patience),
+            in_process=False,
+            wait=client.wait,
+        )
         driver.run()
         return client.told(driver.result(method="server", rate=1.0))
 
@@ -315,9 +321,12 @@ def test_the_command_plays_servers_beside_our_engine_and_instead_of_it(
 ) -> None:
     small = [f"target.name={saved / 'target'}", "threads=1", "bootstrap.resamples=100", "dataset.count=3", "requests=3"]
     small += [
-        "rates=[100]", "workload.classes.chat.input=24", "workload.classes.chat.output=7", "warmup_prompts=1",
+        "rates=[100]",
+        "workload.classes.chat.input=24",
+        "workload.classes.chat.output=7",
+        "warmup_prompts=1",
         "method=own",
-    ]  # fmt: skip
+    ]
     far = ["+contender@contenders.far=openai", f"contenders.far.base_url={server.url}"]
     plain, own, other = load(composed("load", *small, *far, "drafter=ngram", f"out={tmp_path / 'a'}"))
     assert [run.method for run in (plain, own, other)] == ["plain", "own", "far"]

@@ -63,9 +63,12 @@ def test_real_and_virtual_time_stand_side_by_side(
 
 def figures(throughput: float, tpot: float, ttft: float, queue: float = 0.0) -> Figures:
     return Figures(
-        output_tokens_per_second=throughput, tpot=Figures(p50=tpot, p99=tpot), ttft=Figures(p50=ttft, p99=ttft),
-        queue=Figures(p50=queue), e2e=Figures(p50=1.0 + queue),
-    )  # fmt: skip
+        output_tokens_per_second=throughput,
+        tpot=Figures(p50=tpot, p99=tpot),
+        ttft=Figures(p50=ttft, p99=ttft),
+        queue=Figures(p50=queue),
+        e2e=Figures(p50=1.0 + queue),
+    )
 
 
 def test_errors_are_judged_below_the_knee() -> None:

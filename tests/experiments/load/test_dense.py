@@ -117,10 +117,13 @@ def test_mutant_dropping_a_drawn_token_is_not_what_is_replayed() -> None:
 def dense(probability: np.ndarray) -> Dense:
     count, depth = probability.shape
     return Dense(
-        lengths=np.array([count]), probability=probability.astype(np.float32), proposed=np.full(count, depth, np.int32),
-        nodes=np.tile(np.arange(1, depth + 1), (count, 1)), rank=np.zeros((count, depth), np.int32),
+        lengths=np.array([count]),
+        probability=probability.astype(np.float32),
+        proposed=np.full(count, depth, np.int32),
+        nodes=np.tile(np.arange(1, depth + 1), (count, 1)),
+        rank=np.zeros((count, depth), np.int32),
         margin=np.full((count, depth), np.nan, np.float32),
-    )  # fmt: skip
+    )
 
 
 def test_accepted_counts_follow_the_probabilities() -> None:

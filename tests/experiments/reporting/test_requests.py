@@ -44,11 +44,15 @@ def rows(summary: Summary) -> dict[str, list[str]]:
 def test_a_column_per_method_where_there_are_few_else_a_row() -> None:
     shown = rows(summary_of("plain", "fast"))
     expected = {
-        "TTFT, ms: p50; p99": "200; 300", "TPOT, ms: p50; p99": "125; 150",
-        "gap between deliveries, ms: p50; p99": "500; 600", "gap between tokens, ms: p50; p99": "125; 150",
-        "tokens/s of one user": "8.0", "requests within all limits": "50%", "price of a million tokens": "111.11",
+        "TTFT, ms: p50; p99": "200; 300",
+        "TPOT, ms: p50; p99": "125; 150",
+        "gap between deliveries, ms: p50; p99": "500; 600",
+        "gap between tokens, ms: p50; p99": "125; 150",
+        "tokens/s of one user": "8.0",
+        "requests within all limits": "50%",
+        "price of a million tokens": "111.11",
         "energy per token, J": "not measured",
-    }  # fmt: skip
+    }
     assert {name: shown[name] for name in expected} == {name: [value] * 2 for name, value in expected.items()}
     did = {"reused": 3, "preemptions": 2, "recomputed": 5, "swapped": 7, "swap_seconds": 0.25}
     listed = [replace(each, memory=did) for each in records("plain")]

@@ -30,11 +30,15 @@ def written(folder: Path, *overrides: str, accepted: int = 2, prompts: int = 4, 
         each
         if each.method == "plain"
         else replace(
-            each, accepted=(accepted + place // 2 % 2, 0), expected_accepted=(2.0, 0.0), proposed_depth=(4, 4),
-            proposed_nodes=(4, 4), category="odd" if place // 2 % 2 else "even",
+            each,
+            accepted=(accepted + place // 2 % 2, 0),
+            expected_accepted=(2.0, 0.0),
+            proposed_depth=(4, 4),
+            proposed_nodes=(4, 4),
+            category="odd" if place // 2 % 2 else "even",
         )
         for place, each in enumerate(read_records(folder / "records.jsonl"))
-    ]  # fmt: skip
+    ]
     replace_records(folder / "records.jsonl", changed)
     return folder
 

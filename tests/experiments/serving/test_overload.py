@@ -107,9 +107,14 @@ def test_what_is_not_read_is_put_together() -> None:
         call = Call(asked, 0.0)
         for number in range(1000):
             step = Step(
-                request=0, round=number, token_ids=(number,), text=f"{number} ", raw_logprobs=(-number,),
-                top_logprobs=(((number, -1.0),),), finish_reason="length" if number >= 998 else None,
-            )  # fmt: skip
+                request=0,
+                round=number,
+                token_ids=(number,),
+                text=f"{number} ",
+                raw_logprobs=(-number,),
+                top_logprobs=(((number, -1.0),),),
+                finish_reason="length" if number >= 998 else None,
+            )
             call.take(call.choices[number % 2], step)
             assert len(call.pending) <= MOST_PENDING + 2
         return call

@@ -175,9 +175,12 @@ def test_prompt_logprobs_are_those_of_the_tokens_when_they_were_generated(server
     (done,) = reference.generate(["abcabc"], replace(GREEDY, logprobs=3))
     ids = [*done.prompt_ids, *done.token_ids]
     ask = {
-        "prompt": [ids, ids[:1]], "prompt_logprobs": 3, "max_tokens": 1, "logprobs": 1,
+        "prompt": [ids, ids[:1]],
+        "prompt_logprobs": 3,
+        "max_tokens": 1,
+        "logprobs": 1,
         "return_tokens_as_token_ids": True,
-    }  # fmt: skip
+    }
     choices = httpx.post(f"{server.url}/v1/completions", json=ask).json()["choices"]
     first, *places = choices[0]["prompt_logprobs"]
     assert first is None and len(places) == len(ids) - 1 and choices[1]["prompt_logprobs"] == [None]

@@ -101,13 +101,17 @@ def test_what_gives_no_cost_is_refused() -> None:
 
 HERE = Conditions(device="a chip", dtype="bfloat16", model="a model", fingerprint="0123456789ab", drafter="Drafts")
 COSTS = CalibratedRounds(
-    conditions=HERE, box=Box(batch=(1, 8), context=(16, 960), drafted=(0, 15), chunk=(16, 192)),
+    conditions=HERE,
+    box=Box(batch=(1, 8), context=(16, 960), drafted=(0, 15), chunk=(16, 192)),
     target=StepCost(ranges=(TokenRange(upto=None, fixed=5e-3, per_token=2e-4),), per_position=4e-7, per_pair=0.0),
     drafting=PartCost(fixed=1e-3, levels=(TokenRange(upto=None, fixed=5e-4, per_token=0.0),)),
-    judging=PartCost(fixed=2e-4, levels=(TokenRange(upto=None, fixed=1e-5, per_token=0.0),)), host=1e-4, deepest=8,
+    judging=PartCost(fixed=2e-4, levels=(TokenRange(upto=None, fixed=1e-5, per_token=0.0),)),
+    host=1e-4,
+    deepest=8,
     errors={"target": {"held_out": Errors(median=0.03, p95=0.1, worst=0.2, points=24)}},
-    peaks={"copy": 2e10, "read": 3e10, "flops": 4e11, "cache_bytes": 1e6}, measured=((1, 16, 0, 5e-3, 5.1e-3, 0, 0),),
-)  # fmt: skip
+    peaks={"copy": 2e10, "read": 3e10, "flops": 4e11, "cache_bytes": 1e6},
+    measured=((1, 16, 0, 5e-3, 5.1e-3, 0, 0),),
+)
 
 
 @pytest.fixture
