@@ -70,11 +70,10 @@ AUDIT = [
     "sampling.top_p=1",
     "sampling.ignore_eos=true",
     "dataset.count=16",
-    "least=0",
-    "max_samples=1504",
+    "mistakes=[one_hot,residual_from_p,shared_noise,temperature_once]",
     "threads=1",
 ]
-"""Several rounds within the horizon; and no early end, as no bet has this mistake's name."""
+"""Some outputs have several rounds within the horizon."""
 TARGET = [[1, 7, 12], [2, 2, 16], [14, 1, 5]]
 DRAFTER = [[2, 17, 1], [5, 1, 14], [6, 1, 13]]
 """Odds of the next token (out of 20), by the last one."""
