@@ -69,10 +69,10 @@ def measure_methods(
         check_facts(before, folder, **facts)
         if complete(folder):
             return already_complete(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     begin = time.perf_counter()
     planned = plan_memory(config, methods)
     show_planned(planned, shown=report.memory)
+    folder.mkdir(parents=True, exist_ok=True)
     meter = PeakMeter(resolve_device(plain(config, "target").get("device") or "auto"))
     tracker = NullTracker() if ranks.follows() else build(config, "tracker") or NullTracker()
     costs = None if config.get("costs") is None else CalibratedRounds.load(config.costs)
