@@ -123,7 +123,7 @@ def test_bad_choices() -> None:
         Text(files="x", prompt_tokens=2)
     twice = Numbers(3, None)
     twice.load = lambda: Numbers(3, None).load() * 2  # type: ignore[method-assign]
-    with pytest.raises(ValueError, match="same id"):
+    with pytest.raises(ValueError, match="ids must be unique"):
         choose(twice)
 
 
