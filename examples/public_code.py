@@ -388,6 +388,6 @@ SUBJECTS: tuple[Callable[[Clone], Round], ...] = (
 )  # fmt: skip
 WHOLE = {space, litgpt, sequoia}
 """Subjects that return all tokens that are wanted at once, because their rounds share a state."""
-NOISY = {sequoia}
-"""Subjects whose noise is more than coins and draws, so that their law is not enumerated."""
+NOISY = {sequoia, litgpt}
+"""Subjects whose law is only sampled: noise that is more than coins and draws, or many draws that nobody uses."""
 TEMPERATURES: dict[Callable[[Clone], Round], float] = {space: 1.0}
