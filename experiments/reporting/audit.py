@@ -109,7 +109,7 @@ def _likeness(running: Sampled) -> str:
             f"{running.impossible:,} of these outputs cannot come from the target: does the subject have the same "
             f"model, tokenizer and sampling?"
         )
-    if richest == ESTIMATE:
+    if richest == ESTIMATE or running.wealth.logs[0].max() <= 0:  # a chi-square alarm alone
         return "it looks most like no mistake with a name"
     best, *others = running.wealth.likeliest
     return f"it looks most like {best}: {WORDS[best]}" + (f" (or {', '.join(others)})" if others else "")
