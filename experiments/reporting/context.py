@@ -133,7 +133,7 @@ def table(found: Sequence[Figures], *, notes: Sequence[str] = ()) -> Table:
                 f"{row.acceptance[place - 1]:.2f}" if place <= len(row.acceptance) else NOTHING for place in shown)),
             ("ms/round,\ndraft; verify", lambda row: f"{_ms(row.draft)}; {_ms(row.verify)}"),
             ("caches, MB:\ndrafter; target", lambda row: f"{_mb(row.drafter_bytes)}; {_mb(row.target_bytes)}"),
-            ("tokens/s;\nspeedup", lambda row: Cell(number(row.tokens_per_second, 1), [times(row.speedup)], "; ")),
+            ("tokens/s;\nspeedup", lambda row: Cell(three_digits(row.tokens_per_second), [times(row.speedup)], "; ")),
         ],
         title=TITLE,
         notes=notes,
