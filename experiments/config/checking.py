@@ -41,7 +41,7 @@ def check_arguments(component: Any, options: Mapping[str, Any], within: str = ""
         options: Its arguments. ``_args_`` and ``_partial_`` are Hydra's.
         given_first: Whether the first argument comes from elsewhere.
     """
-    parameters = parameters_of(component)
+    parameters = parameters_of(component) | _passed_on(component)
     prefix = f"{within}." if within else ""
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         for name in options:
@@ -109,7 +109,6 @@ def parameters_of(component: Any) -> dict[str, inspect.Parameter]:
             hints = get_type_hints(get_args(parameter.annotation)[0], include_extras=True)
             only = inspect.Parameter.KEYWORD_ONLY
             found |= {key: inspect.Parameter(key, only, default=None, annotation=kind) for key, kind in hints.items()}
-            found |= _passed_on(component)
         else:
             found[name] = parameter
     return found
@@ -118,10 +117,12 @@ def parameters_of(component: Any) -> dict[str, inspect.Parameter]:
 def _passed_on(component: Any) -> dict[str, inspect.Parameter]:
     """The parameters that a subclass adds to its constructor, for an inherited class method that passes options on."""
     kind = getattr(component, "__self__", None)
-    if not isinstance(kind, type) or component.__name__ in vars(kind):
+    passes = any(get_origin(each.annotation) is Unpack for each in inspect.signature(component).parameters.values())
+    if not isinstance(kind, type) or not passes:
         return {}
-    own = inspect.signature(kind).parameters
-    return {name: each for name, each in own.items() if each.kind is each.KEYWORD_ONLY}
+    maker = next(each for each in kind.__mro__ if component.__name__ in vars(each))
+    own, known = inspect.signature(kind).parameters, inspect.signature(maker).parameters
+    return {name: each for name, each in own.items() if each.kind is each.KEYWORD_ONLY and name not in known}
 
 
 def _is_needed(parameter: inspect.Parameter) -> bool:
