@@ -56,9 +56,15 @@ def report_comparison(
     notes = [*(f"MIXED: the runs {text}" for text in mixed), *remarks(runs), *missing, *_verdicts(rows)]
     table, console = comparison_table(rows, about), terminal.console()
     terminal.show(console, table)
-    # A picture has no room for a list of folders.
-    told = [note.partition(" in ")[0] if note.startswith("NOISY") else note for note in notes]
-    subtitle = "; ".join([about, *(note for note in told if note.startswith(("MIXED", "INCOMPLETE", "NOISY")))])
+    # A picture has no room for lists of folders and of values.
+    ends = {"NOISY": ("", " in "), "MIXED": ("MIXED: ", ": "), "INCOMPLETE": ("", "\n")}
+    told = [
+        start + note.removeprefix(start).partition(end)[0]
+        for note in notes
+        for word, (start, end) in ends.items()
+        if note.startswith(word)
+    ]
+    subtitle = "; ".join([about, *told])
     figures = [{"name": ", ".join(row.name), "folder": str(row.run.folder), **row.method} for row in rows]
     written = write_texts(out, {"comparison.json": {"title": about, "notes": notes, "rows": figures}})
     noise = [note for note in notes if note.startswith("NOISY")]
