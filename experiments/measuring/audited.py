@@ -1,5 +1,6 @@
 """The decoders that are audited: an engine, ours or another, or a function."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -47,7 +48,14 @@ def of_function(function: Callable[..., Any], name: str) -> Subject:
     """A function ``generate(prompt_ids, sampling, n)`` that returns n lists of new token ids.
 
     It is called with a seed of its own for every block, whose prompts are one and the same.
+
+    Raises:
+        ValueError: It takes other arguments.
     """
+    try:
+        inspect.signature(function).bind([], SamplingParams(), 1)
+    except TypeError as error:
+        raise ValueError(f"function={name}: {error}; it is called with prompt_ids, sampling and n") from error
 
     def outputs(prompts: Sequence[Sequence[int]], sampling: SamplingParams, streams: Sequence[int]) -> list[list[int]]:
         given = replace(sampling, seed=((sampling.seed or 0) << 32) + streams[0])

@@ -19,6 +19,7 @@ from transformers.generation.candidate_generator import SinglePositionMultiToken
 
 from experiments.audit import audit
 from experiments.measuring import divergence
+from experiments.measuring.audited import of_function
 from experiments.results.frame import Figures
 from specdec.checks.mistakes import MISTAKES, Place
 from specdec.checks.ties import Tie
@@ -159,6 +160,11 @@ def test_an_interrupted_audit_goes_on(
     samples.write_bytes(kept)
     found = audited("resume=true")
     assert found.bets == whole.bets and found.outputs == whole.outputs
+
+
+def test_a_function_of_other_arguments_is_refused_before_the_plan() -> None:
+    with pytest.raises(ValueError, match="function=mine: missing a required argument: 'top'; it is called with prompt"):
+        of_function(lambda prompt_ids, sampling, n, top: [], "mine")
 
 
 @pytest.mark.parametrize(
