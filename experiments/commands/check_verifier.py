@@ -1,6 +1,7 @@
 """A rule tried on tables, and what is printed about it."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from omegaconf import DictConfig
 from rich.console import Console
@@ -35,7 +36,12 @@ def check_verifier(config: DictConfig) -> list[Figures]:
         raise ValueError(f"{name} takes none of the drafts that are tried: chains and trees, {tried}")
     console = terminal.console(NARROW)
     terminal.show(console, exactness_table(rule, done), frame=terminal.Frame.TIGHT)
-    said, found = (_shared_verdict if rule.noise is Noise.SHARED else _verdict)(rule, done, config)
+    try:
+        said, found = (_shared_verdict if rule.noise is Noise.SHARED else _verdict)(rule, done, config)
+    except ValueError:
+        if rule.exactness is Exactness.EXACT and not ships(rule):
+            remember(rule, passed=False, **_settings(config), cases=len(done))
+        raise
     console.print(said)
     if rule.exactness is Exactness.EXACT:
         _remember(rule, config, console, cases=len(done), **found)
@@ -88,12 +94,17 @@ def _remember(rule: Verifier, config: DictConfig, console: Console, **found: obj
         say = f"A check with {', '.join(weak)} is a weak one and is not remembered"
         terminal.say(console, f"{say}: results call {name} {stated_exactness(rule)}.")
         return
-    how = {key: config[key] for key in ("vocab", "tables", "seed", "threshold", "streams")}
-    file = remember(rule, temperatures=list(config.temperatures), **how, **found)
+    file = remember(rule, passed=True, **_settings(config), **found)
     if file is None:
         terminal.say(console, f"The source of {name} cannot be read, so it is not remembered: put it into a file.")
         return
     terminal.say(console, f"Remembered in {terminal.short(file)}: results call {name} exact until its code changes.")
+
+
+def _settings(config: DictConfig) -> dict[str, Any]:
+    """How a rule was checked, for the record."""
+    how = {key: config[key] for key in ("vocab", "tables", "seed", "threshold", "streams")}
+    return {"temperatures": list(config.temperatures), **how}
 
 
 STRENGTH: dict[str, Callable[[float], bool]] = {

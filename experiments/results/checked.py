@@ -1,8 +1,9 @@
-"""Which exact rules a check has confirmed: what ``check_verifier`` has passed is remembered in the project's folder.
+"""Which exact rules a check has confirmed or refuted: ``check_verifier`` remembers it in the project's folder.
 
 A rule states in its class that it is exact. The rules that ship with the package are checked by the package's own
-tests. Any other rule is "exact (declared)" in all results until ``python -m experiments.check_verifier`` has passed it,
-and again as soon as its code or an argument changes, because what is remembered is a digest of both.
+tests. Any other rule is "exact (declared)" in all results until ``python -m experiments.check_verifier`` has passed it
+("exact") or not ("exact (refuted)"), and again as soon as its code or an argument changes, because a digest of both is
+remembered.
 
 The file is ``.specdec/checked.json`` at the root of the project: the nearest folder, from the working directory
 upwards, that has a ``.specdec``, a ``.git`` or a ``pyproject.toml``; without any, the working directory. It can be
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 FOLDER = ".specdec"
 CHECKED = "checked.json"
+REFUTED = "exact (refuted)"
+"""The word for a rule that states that it is exact, and whose check says otherwise."""
 _ROOT_MARKS = (FOLDER, ".git", "pyproject.toml")
 _SHIPPED = "verifiers"
 """The package whose public rules are checked by the package's own tests."""
@@ -36,9 +39,17 @@ _CORE = ("specdec", "builtins", "abc", "typing")
 
 
 def stated_exactness(rule: "Verifier") -> str:
-    """What results say of a rule: its promise, and whether an exact one is only declared."""
+    """What results say of a rule: its promise, and whether an exact one is only declared, or was refuted.
+
+    Raises:
+        ValueError: The project's file is damaged.
+    """
     promise = str(rule.exactness.value)
-    return DECLARED if promise == EXACT and not (ships(rule) or is_checked(rule)) else promise
+    if promise != EXACT or ships(rule):
+        return promise
+    known = _read(checked_file())
+    found = known.get(digest(rule) or "") if known else None
+    return DECLARED if found is None else EXACT if found.get("passed", True) else REFUTED
 
 
 def ships(rule: "Verifier") -> bool:
@@ -47,18 +58,8 @@ def ships(rule: "Verifier") -> bool:
     return kind.__name__ in getattr(package, "__all__", ()) and getattr(package, kind.__name__, None) is kind
 
 
-def is_checked(rule: "Verifier") -> bool:
-    """Whether ``check_verifier`` has passed this very rule: this code with these arguments.
-
-    Raises:
-        ValueError: The project's file is damaged.
-    """
-    known = _read(checked_file())
-    return bool(known) and digest(rule) in known
-
-
-def remember(rule: "Verifier", **how: object) -> Path | None:
-    """Remember that a rule has passed its check.
+def remember(rule: "Verifier", *, passed: bool, **how: object) -> Path | None:
+    """Remember whether a rule, this code with these arguments, has passed its check.
 
     Returns:
         The file that remembers it, and how it was checked; None where the rule's source cannot be read, so that an
@@ -74,6 +75,7 @@ def remember(rule: "Verifier", **how: object) -> Path | None:
         "arguments": {name: repr(value) for name, value in getattr(rule, "__dict__", {}).items()},
         "checked": datetime.now().astimezone().isoformat(timespec="seconds"),
         "specdec": specdec.__version__,
+        "passed": passed,
         **how,
     }
     replace_text(path, json_text({"rules": known}))

@@ -13,7 +13,8 @@ from experiments.check_drafter import check_drafter
 from experiments.check_verifier import check_verifier
 from experiments.inspect_drafter import inspect_drafter as inspect
 from experiments.inspecting.kinds import Mistake
-from experiments.results.checked import stated_exactness
+from experiments.results.checked import REFUTED, stated_exactness
+from experiments.results.lossless import promises_exact
 from specdec import DraftSampling, DraftTree, Laws
 from specdec.checks import draws
 from specdec.checks.drafter import Status
@@ -98,7 +99,7 @@ def test_a_rule_that_promises_too_much(configure: Configure, rule: type, message
     words += ["streams=500"] * (rule is AlwaysTheFirst)
     with pytest.raises(ValueError, match=message):
         check_verifier(configure("check_verifier", *words))
-    assert not remembered.exists()
+    assert remembered.exists() and stated_exactness(rule()) == REFUTED and not promises_exact(REFUTED)
 
 
 def test_a_rule_that_passes_is_remembered(

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from experiments.results import texts as files
-from experiments.results.checked import is_checked, remember, ships, stated_exactness
+from experiments.results.checked import remember, ships, stated_exactness
 from experiments.results.revision import _PIECE, _PIECES, revision_of
 from experiments.results.texts import INCOMPLETE, in_context, read_token_texts, text_of
 from verifiers import RejectionVerifier
@@ -66,10 +66,11 @@ def test_shipped_rules_are_exact_and_one_that_somebody_adds_to_the_package_is_de
 
 def test_a_rule_is_declared_until_it_is_remembered_and_after_an_edit(project: Path) -> None:
     for file, text in (("own_rule.py", RULE + "    x = True\n"), ("own_parts.py", PARTS.replace("n x", "n 2 * x"))):
-        remember(loaded().Mine(), cases=75)
-        assert stated_exactness(loaded().Mine()) == "exact", "in the next process, too"
+        for passed, said in ((False, "exact (refuted)"), (True, "exact")):
+            remember(loaded().Mine(), passed=passed, cases=75)
+            assert stated_exactness(loaded().Mine()) == said, "in the next process, too"
         (project / file).write_text(text)
-        assert not is_checked(loaded().Mine())
+        assert stated_exactness(loaded().Mine()) == "exact (declared)"
 
 
 def test_a_damaged_file_is_an_error(project: Path) -> None:
