@@ -135,6 +135,8 @@ def unpack(packed: Packed) -> tuple[DraftTree, Float[Tensor, "batch node vocab"]
         valid=torch.from_numpy(packed.valid),
         sampling=torch.from_numpy(packed.law.astype(np.int8)),
         draft_probs=None if q is None else torch.from_numpy(q),
+        max_depth=int(_depth(packed.parents)[packed.valid].max()),
+        max_children=_most_children(packed.parents, drafted),
     )
     return tree, torch.from_numpy(table(packed.p, packed.rest_p))
 
@@ -147,3 +149,16 @@ def _top(
     # From the smallest upwards: what is left must not drown in the rounding of a sum near one.
     left = ordered.flip(-1).double().cumsum(-1).flip(-1)
     return torch.zeros_like(probs, dtype=torch.bool).scatter_(-1, ids, (left > most) & (ordered > 0))
+
+
+def _depth(parents: np.ndarray) -> np.ndarray:
+    depth, above = np.zeros_like(parents), parents
+    for _ in range(parents.shape[1]):
+        depth = depth + (above >= 0)
+        above = np.where(above >= 0, np.take_along_axis(parents, above.clip(min=0), 1), -1)
+    return depth
+
+
+def _most_children(parents: np.ndarray, drafted: np.ndarray) -> int:
+    of = np.arange(len(parents))[:, None] * parents.shape[1] + parents.clip(min=0)
+    return int(np.bincount(of[drafted], minlength=1).max()) if drafted.any() else 0

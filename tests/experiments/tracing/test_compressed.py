@@ -59,6 +59,14 @@ def test_a_table_by_hand() -> None:
     assert small.draft_probs[0, 0].tolist() == pytest.approx([0.05, 0.8, 0, 0.1, 0.05])
 
 
+def test_nodes_that_are_not_drafted_do_not_make_a_tree_deeper() -> None:
+    """A drafter on the host pads its trees; results have as many places as drafts are deep."""
+    valid = torch.tensor([[True, True, False]])
+    tree = DraftTree.from_shape(TreeShape.chain(2), torch.tensor([[0, 1, 2]]), sampling=TOP, valid=valid)
+    small, _ = unpack(pack(tree, torch.full((1, 3, 4), 0.25)))
+    assert small.max_depth == 1 and small.depth.max() == 1
+
+
 def moved(drafts: WeightedDrafts, dropped: float, like_q: bool = True) -> tuple[Tensor, Tensor]:
     """p': like q (or evenly) on the tokens that are dropped; and how far it is from p, by node."""
     packed = pack(drafts.tree, drafts.target_probs, dropped=dropped)
