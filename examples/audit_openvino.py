@@ -1,4 +1,4 @@
-"""What OpenVINO GenAI 2026.4 returns behind a draft model, against the target's law and against what its code does.
+"""OpenVINO GenAI 2026.4 behind a draft model: its outputs against the target's law, and against its code's own.
 
     python -m experiments.audit +contender=openvino contenders.openvino.method=model undrafted=1
     python examples/audit_openvino.py
@@ -107,4 +107,9 @@ def main(outputs: int = 2560) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if set(sys.argv[1:]) - {"--patched"}:
+        sys.exit(f"error: {' '.join(sys.argv[1:])}: give --patched or nothing")
+    try:
+        main()
+    except (ValueError, RuntimeError) as error:
+        sys.exit(f"error: {error}")

@@ -98,7 +98,7 @@ class Coin:
 
 
 class Found(NamedTuple):
-    """What an audit found.
+    """The findings of an audit.
 
     Attributes:
         tv: Total variation between the law of the output and the target's; None if it was not enumerated.

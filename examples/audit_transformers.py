@@ -165,8 +165,11 @@ def main() -> None:
     logging.disable_progress_bar()
     folder = FOLDER / words[0]
     torch.manual_seed(0)
-    drafted = [int(word.removeprefix("drafted=")) for word in words if word.startswith("drafted=")]
-    subject = kinds[words[0]](folder, *drafted)
+    try:
+        drafted = [int(word.removeprefix("drafted=")) for word in words if word.startswith("drafted=")]
+        subject = kinds[words[0]](folder, *drafted)
+    except ValueError as error:  # no number, or more drafts than a model has layers for
+        sys.exit(f"error: {error}")
     sys.argv[1:] = [f"target.name={folder}", f"assistant={folder / 'similar'}", *subject, *AUDIT, *words[1:]]
     audit.main()
 

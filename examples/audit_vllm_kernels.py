@@ -78,7 +78,7 @@ TARGET = [[1, 7, 12], [2, 2, 16], [14, 1, 5]]
 DRAFTER = [[2, 17, 1], [5, 1, 14], [6, 1, 13]]
 """Odds of the next token (out of 20), by the last one."""
 ROUND = 0x1E3779B97F4A7C15
-"""Of the patch."""
+"""The constant of the patch."""
 decoder: "Decoder"
 
 
@@ -142,7 +142,7 @@ class Decoder:
         return [each[len(prompt) :] for each in outputs]
 
     def round(self, sequences: list[list[int]], seeds: torch.Tensor, temperature: float) -> list[list[int]]:
-        """What a round adds to every sequence."""
+        """Return the tokens that a round adds to every sequence."""
         rows, columns = torch.arange(len(sequences)), torch.arange(DRAFTED + 1)
         positions = torch.tensor([len(each) - 1 for each in sequences])[:, None] + columns
         tokens = torch.zeros(len(rows), int(positions.max()) + 1, dtype=torch.long)

@@ -153,7 +153,7 @@ def eagle_batched(clone: Clone) -> Round:
 
 
 def spec_bench_eagle(clone: Clone) -> Round:
-    """What follows a whole accepted path is drawn without logits processors: at temperature 1, unfiltered."""
+    """The token behind a whole accepted path is drawn without logits processors: at temperature 1, unfiltered."""
     code = clone.take("model/eagle/utils.py", EAGLE1, {RAW: WARMED}, TOPK=5, Timer=nullcontext)
     code.sample = clone.take("model/eagle/cnets.py", "Model.sample").sample
     return eagle1(code, batched=False)

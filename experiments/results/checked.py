@@ -39,7 +39,7 @@ _CORE = ("specdec", "builtins", "abc", "typing")
 
 
 def stated_exactness(rule: "Verifier") -> str:
-    """What results say of a rule: its promise, and whether an exact one is only declared, or was refuted.
+    """The word of results for a rule: its promise, and whether an exact one is only declared, or was refuted.
 
     Raises:
         ValueError: The project's file is damaged.
