@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
@@ -168,8 +169,8 @@ def main() -> None:
     try:
         drafted = [int(word.removeprefix("drafted=")) for word in words if word.startswith("drafted=")]
         subject = kinds[words[0]](folder, *drafted)
-    except ValueError as error:  # no number, or more drafts than a model has layers for
-        sys.exit(f"error: {error}")
+    except (ValueError, StrictDataclassError) as error:  # no number, or more drafts than a model has layers for
+        sys.exit(f"error: {' '.join(str(error).split())}")
     sys.argv[1:] = [f"target.name={folder}", f"assistant={folder / 'similar'}", *subject, *AUDIT, *words[1:]]
     audit.main()
 
