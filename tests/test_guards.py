@@ -31,18 +31,17 @@ def python_files() -> dict[str, int]:
 
 
 def in_room(file: str, patterns: Iterable[str]) -> bool:
-    """Whether a file is of a room, which is given as folders and files."""
-    return any(file == pattern or file.startswith(f"{pattern}/") for pattern in patterns)
+    """Whether a file is of a room, which is given as folders, files, and ``folder/*.py`` for a folder's own files."""
+    folder = file.rpartition("/")[0]
+    return any(pattern in (file, f"{folder}/*.py") or file.startswith(f"{pattern}/") for pattern in patterns)
 
 
-def too_large(files: Mapping[str, int], rooms: Mapping[str, Any]) -> list[str]:
-    """The rooms that have more lines than their limit."""
-    found = []
-    for name, room in rooms.items():
-        lines = sum(count for file, count in files.items() if in_room(file, room["paths"]))
-        if lines > room["limit"]:
-            found.append(f"{name} has {lines} lines, {lines - room['limit']} more than its limit")
-    return found
+def distances(files: Mapping[str, int], rooms: Mapping[str, Any]) -> dict[str, int]:
+    """How many lines every room has above its limit; negative where it has fewer."""
+    return {
+        name: sum(count for file, count in files.items() if in_room(file, room["paths"])) - room["limit"]
+        for name, room in rooms.items()
+    }
 
 
 def homeless(files: Iterable[str], rooms: Mapping[str, Any]) -> list[str]:
@@ -54,22 +53,26 @@ def homeless(files: Iterable[str], rooms: Mapping[str, Any]) -> list[str]:
 
 
 def test_rooms_keep_their_size() -> None:
-    wrong = too_large(python_files(), ROOMS)
-    assert not wrong, "take something out, or change tests/rooms.toml in the same commit and say why: " + "; ".join(
-        wrong
-    )
+    """A room that is marked as above its limit loses the mark when it fits: marks may only go."""
+    above = {name: lines for name, lines in distances(python_files(), ROOMS).items() if lines > 0}
+    marked = {name for name, room in ROOMS.items() if room.get("above")}
+    print("Lines above the limit:", ", ".join(f"{name} {lines}" for name, lines in above.items()) or "none")
+    assert above.keys() == marked, "take something out, or take away the mark of a room that fits (tests/rooms.toml)"
 
 
 def test_every_file_has_a_room() -> None:
     assert homeless(python_files(), ROOMS) == []
-    empty = [name for name, room in ROOMS.items() if not all((ROOT / path).exists() for path in room["paths"])]
-    assert not empty, f"tests/rooms.toml names files that there are not: {empty}"
+    missing = [path for room in ROOMS.values() for path in room["paths"] if not any(ROOT.glob(path))]
+    assert not missing, f"tests/rooms.toml names files that there are not: {missing}"
 
 
 def test_a_room_that_grows_is_noticed() -> None:
     rooms = {"verifiers": {"paths": ["verifiers"], "limit": 10}, "core": {"paths": ["specdec/types.py"], "limit": 5}}
     files = {"verifiers/a.py": 6, "verifiers/b.py": 5, "verifiers_of_others/c.py": 90, "specdec/types.py": 5}
-    assert too_large(files, rooms) == ["verifiers has 11 lines, 1 more than its limit"]
+    assert distances(files, rooms) == {"verifiers": 1, "core": 0}
+    assert in_room("experiments/run.py", ["experiments/*.py"]) and not in_room(
+        "experiments/a/b.py", ["experiments/*.py"]
+    )
     assert homeless(["specdec/types.py", "specdec/new.py", "verifiers/a.py"], rooms) == ["specdec/new.py"]
 
 
