@@ -284,7 +284,6 @@ LONG = {
     "docs/engine.md": 4_720,
     "docs/experiments.md": 3_660,
     "docs/measurements.md": 3_850,
-    "docs/results.md": 5_250,
     "docs/why-decoding-is-slow.md": 3_950,
 }
 """Pages that are longer, and their own limits."""
