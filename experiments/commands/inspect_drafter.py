@@ -9,26 +9,15 @@ from omegaconf import DictConfig, OmegaConf
 from drafters.heads.files import Checkpoint
 from experiments.config.pairs import check_files
 from experiments.config.sections import build, plain
-from experiments.datasets.context import Context
-from experiments.datasets.prompt import choose
 from experiments.inspecting.acceptance import prompts_of
-from experiments.inspecting.contexts import Curve, Limits, cause_of, play_at
-from experiments.inspecting.facts import facts_of, module_of, trained_length, trained_on
+from experiments.inspecting.facts import facts_of, trained_on
 from experiments.inspecting.kinds import USUAL, kind_of
 from experiments.inspecting.search import Inspection, inspect
 from experiments.reporting import terminal
-from experiments.reporting.checks import (
-    contexts_table,
-    contexts_verdict,
-    facts_table,
-    predictions_table,
-    tried_table,
-    verdict,
-)
+from experiments.reporting.checks import facts_table, predictions_table, tried_table, verdict
 from experiments.reporting.progress import steps_shown
 from experiments.session.engines import settle
 from experiments.session.methods import check_components
-from specdec.engine.prompts import encode
 from specdec.interfaces import Drafter
 from specdec.target.target import Target
 
@@ -39,12 +28,8 @@ _DEEPEST = 7
 """The longest chain that is drafted, unless another length is wanted."""
 
 
-def inspect_drafter(config: DictConfig) -> Inspection | Curve:
-    """Inspect the drafter of a checked configuration, and print facts, acceptance, and the verdict.
-
-    Returns:
-        The acceptance by depth, and with other ways to load it; with ``contexts``, by length of the context.
-    """
+def inspect_drafter(config: DictConfig) -> Inspection:
+    """Inspect the drafter of a checked configuration, and print facts, acceptance, and the verdict."""
     settle(config)
     check_components(config, {"": "drafter"}, ("target",))
     options = plain(config, "drafter")
@@ -66,12 +51,6 @@ def inspect_drafter(config: DictConfig) -> Inspection | Curve:
     title = f"{type(first).__name__} {options.get('name') or ''}".strip()
     heading = f"{title}, inspected with {target.name}"
     console = terminal.console()
-    if config.contexts is not None:
-        curve = _at_lengths(config, make({}), target, checkpoint)
-        facts = facts_of(first, target, checkpoint, curve.found[0].frequencies)
-        terminal.show(console, facts_table(heading, facts), contexts_table(curve, config.tokens))
-        terminal.say(console, *contexts_verdict(curve, cause_of(curve, config.seed)))
-        return curve
     with steps_shown("the target writes") as say:
         prompts = prompts_of(target, config.prompts, config.seed)
         found = inspect(
@@ -93,26 +72,6 @@ def inspect_drafter(config: DictConfig) -> Inspection | Curve:
     )
     terminal.say(console, *verdict(title, target.name, found, usual, trained))
     return found
-
-
-def _at_lengths(config: DictConfig, drafter: Drafter, target: Target, checkpoint: Checkpoint | None) -> Curve:
-    """Play rounds at the lengths of ``contexts``, which go on from the same places of long texts."""
-    lengths = [int(length) for length in config.contexts]
-    longest = max(lengths, default=0)
-    if longest + config.tokens > target.max_length:
-        raise ValueError(
-            f"contexts={lengths} and tokens={config.tokens} are beyond the {target.max_length:,} positions of "
-            f"{target.name}: give shorter ones"
-        )
-    if target.tokenizer is None:
-        raise ValueError(f"{target.name} has no tokenizer, so that there are no texts of {longest} tokens for it")
-    files = None if config.context_files is None else plain(config, "context_files")
-    texts = Context(tokens=longest, longest=longest, count=config.places, files=files, seed=config.seed)
-    prompts = [list(encode(target.tokenizer, each.turns[0])) for each in choose(texts)[0]]
-    trained = config.trained_length or (None if checkpoint is None else trained_length(checkpoint))
-    limits = Limits.of(module_of(drafter, target), trained)
-    with steps_shown("the target writes") as say:
-        return play_at(drafter, target, prompts, lengths, limits, tokens=config.tokens, seed=config.seed, progress=say)
 
 
 def _checkpoint(options: dict[str, Any], target: Target) -> Checkpoint | None:

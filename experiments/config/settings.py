@@ -241,14 +241,6 @@ OWN: dict[str, dict[str, Any]] = {
         "temperatures": Annotated[list[Positive], Wanted("at least one temperature, each above 0", bool)]
     },
     "check_drafter": {"rounds": Two},
-    "inspect_drafter": {
-        "contexts": _or_null(
-            Annotated[list[Two], Wanted("lengths, each of at least 2, as 'contexts=[128,512]'", bool)]
-        ),
-        "context_files": _or_null(OneOrMore[Text]),
-        "places": Annotated[int, _least(3)],
-        "trained_length": _or_null(Two),
-    },
     "corpus": {"out": Text, "tokenizer": _or_null(Text)},
     "export": {"format": Literal["native", "speculators", "sglang"], "tokens": _or_null(Count)},
     "bundle": {"threads": Count},

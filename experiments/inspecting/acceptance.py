@@ -37,7 +37,7 @@ _ROOTS = 256
 LEAST, SHARE = 0.03, 0.05
 """A gain counts from so many tokens per round, and from this share of what was accepted before."""
 _SURE, _SURE_BY_PROMPT = 4.0, 2.5
-"""… and from so many standard errors over rounds, and over prompts."""
+"""Minimum distance in standard errors, over rounds and over prompts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,6 @@ class Acceptance:
         reached: How likely depth d - 1 was to be accepted, given the drafted tokens.
         unigram: The acceptance at depth 1 of a drafter that knows nothing but how frequent tokens are here.
         frequencies: The mean of p over roots.
-        entropies: The entropy of p at the root, in nats.
     """
 
     rates: Float[Tensor, "round depth"]
@@ -57,7 +56,6 @@ class Acceptance:
     prompts: Int[Tensor, " round"]
     unigram: float
     frequencies: Float[Tensor, " vocab"]
-    entropies: Float[Tensor, " round"]
 
     @property
     def acceptance(self) -> list[float]:
@@ -140,14 +138,12 @@ def play(
     *,
     tokens: int,
     seed: int,
-    at_once: int | None = None,
 ) -> Acceptance:
     """Let the target go on from prompts with a drafter's help, at temperature 1.
 
     Args:
         drafter: Drafts chains.
         tokens: How many tokens are written after each, unless a text ends earlier.
-        at_once: The number of texts that are written at a time; None for all. It changes no text.
 
     Raises:
         ValueError: The drafter drafts trees, or the texts are too short for it to draft anything.
@@ -156,23 +152,19 @@ def play(
     reached: list[Tensor] = []
     roots: list[Tensor] = []
     streams: list[int] = []
-    entropies: list[Tensor] = []
 
     def look(seen: Round) -> None:
         rows = [row for row, request in enumerate(seen.requests) if request is not None]
         streams.extend(request.sampling.stream or 0 for request in seen.requests if request is not None)
         for kept, part in zip((rates, reached), _rates(seen.tree, seen.target_probs), strict=True):
             kept.extend(part[rows].double().cpu())
-        entropies.append(torch.special.entr(seen.target_probs[rows, 0]).sum(-1).double().cpu())
         if len(roots) < _ROOTS:
             roots.extend(seen.target_probs[rows, 0].cpu())
 
     count, longest = len(prompts), max(map(len, prompts)) + tokens
     sampling = SamplingParams(temperature=1.0, max_new_tokens=tokens, seed=seed)
     room = min(longest + 2, target.max_length)
-    with Engine(
-        target, drafter, RejectionVerifier(), max_batch_size=at_once or count, max_length=room, optimize=False
-    ) as engine:
+    with Engine(target, drafter, RejectionVerifier(), max_batch_size=count, max_length=room, optimize=False) as engine:
         engine.on_round = look
         done = engine.generate([list(prompt) for prompt in prompts], sampling)
     errors = [each.error for each in done if each.error is not None]
@@ -190,7 +182,6 @@ def play(
         prompts=torch.tensor(streams)[drafted],
         unigram=_unigram(p),
         frequencies=p.mean(0),
-        entropies=torch.cat(entropies)[drafted],
     )
 
 

@@ -141,12 +141,6 @@ def trained_on(checkpoint: Checkpoint) -> str | None:
     return named if isinstance(named, str) and named else None
 
 
-def trained_length(checkpoint: Checkpoint) -> int | None:
-    """Returns the length of the texts that a head was trained on, where its training noted it."""
-    length = (checkpoint.json(_TRAINING) or {}).get("length")
-    return length if isinstance(length, int) else None
-
-
 def same_model(one: str, other: str) -> bool:
     """Returns whether two names surely mean one model: the same name, or the same folder.
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from experiments.exporting.kinds import DFLASH, DSPARK, EAGLE3, MEDUSA, MTP, Found
-from experiments.inspecting.contexts import Cause, Curve, Explanation
 from experiments.inspecting.facts import same_model
 from experiments.inspecting.kinds import Usual
 from experiments.inspecting.search import Inspection
@@ -209,77 +208,6 @@ def verdict(name: str, target: str, found: Inspection, usual: Usual | None, trai
             if same
             else f"Its files say that it was trained on {trained_on}, and the target is {target}."
         )
-    return lines
-
-
-def contexts_table(curve: Curve, tokens: int) -> Table:
-    """A row per length of the context."""
-
-    def beyond(at: int) -> str:
-        return ", ".join(
-            f"{name} of {limit:,}"
-            for name, limit in _limits(curve)
-            if limit < curve.lengths[at] and (at == 0 or limit >= curve.lengths[at - 1])
-        )
-
-    def change(at: int) -> str:
-        more, error = curve.change(at)
-        return f"{more:+.2f} ± {error:.2f}" if at else ""
-
-    return Table.of(
-        range(len(curve.lengths)),
-        [
-            ("context", lambda at: f"{curve.lengths[at]:,}"),
-            ("tokens per\nround", lambda at: f"{curve.tokens[:, at].mean():.2f}"),
-            ("since the\nshortest (SE)", change),
-            ("acceptance\nby depth", lambda at: " ".join(f"{each:.2f}" for each in curve.found[at].acceptance)),
-            ("target's\nentropy, nats", lambda at: f"{curve.entropies[:, at].mean():.2f}"),
-            (left("now beyond its", fold=True), beyond),
-        ],
-        title=f"acceptance by length of the context: {len(curve.prompts)} places, {tokens} tokens each, at T = 1",
-        notes=["all lengths go on from the same places; standard errors are over places, paired"],
-    )
-
-
-def _limits(curve: Curve) -> list[tuple[str, int]]:
-    limits = curve.limits
-    named = {"window": limits.window, "max_position_embeddings": limits.positions, "training length": limits.trained}
-    return [(name, limit) for name, limit in named.items() if limit is not None]
-
-
-_REMEDIES = {
-    Cause.WINDOW: "what lies further back is hidden from it and not from the target; train it with a larger window",
-    Cause.POSITIONS: "scale its RoPE (rope_parameters in its config.json), or train it at such positions",
-    Cause.TRAINING: "train it on longer texts (fit.length)",
-    Cause.TARGET: "another drafter will lose as much; compare it there with drafter=ngram",
-}
-
-
-def contexts_verdict(curve: Curve, found: Explanation) -> list[str]:
-    """The likely cause of a fall, in sentences."""
-    first, last = (f"{curve.lengths[at]:,}" for at in (0, -1))
-    more, error = curve.change(-1)
-    if found.cause is Cause.NONE:
-        doubt = "" if found.sure else " As few places as these would not show a small fall: give places=40."
-        return [
-            f"Acceptance does not fall with the context: from {first} to {last} tokens a round changes by {more:+.2f} "
-            f"± {error:.2f} tokens.{doubt}"
-        ]
-    before, after = found.gap
-    lines = [
-        f"Acceptance falls with the context, from between {before:,} and {after:,} tokens on; beyond, a round has "
-        f"{found.fall:.2f} tokens fewer."
-    ]
-    if found.sure:
-        lines.append(f"The likely cause: {found.cause}. What to do: {_REMEDIES[found.cause]}.")
-        return lines
-    likely = [str(each) for each in dict.fromkeys((found.cause, *found.others)) if each is not Cause.UNKNOWN]
-    limits = ", ".join(f"its {name} of {limit:,}" for name, limit in _limits(curve)) or "its files name no limit"
-    what = f"It may be {' or '.join(likely)}" if likely else "No limit that its files name explains this course"
-    lines.append(
-        f"The cause cannot be told. {what} ({limits}). Give lengths closer to where it falls, with two or more beyond, "
-        f"on both sides of every limit, or more places."
-    )
     return lines
 
 

@@ -185,21 +185,6 @@ def test_how_much_two_vocabularies_share(configure: Configure, saved: Path, caps
     assert f"vocabulary 256 of the target's 257 tokens, which have {share:.1%} of its probability" in shown(capsys)
 
 
-def test_acceptance_by_length_of_the_context(
-    configure: Configure, saved: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The prompts are the ends of one text each, whose words all lengths go on from."""
-    names = [f"target.name={saved / 'target'}", f"drafter.name={saved / 'drafter'}", *INSPECTED]
-    words = ("drafter=model", "depths=2", *names, "tokens=8", "places=3", "trained_length=24", "contexts=[16,48]")
-    found = inspect(configure("inspect_drafter", *words))
-    assert found.lengths == [16, 48] and found.prompts == [0, 1, 2] and found.limits.trained == 24
-    text = shown(capsys)
-    assert "acceptance by length of the context: 3 places, 8 tokens each, at T = 1" in text
-    assert "training length of 24" in text and ("does not fall" in text or "Acceptance falls" in text)
-    with pytest.raises(ValueError, match=r"contexts=\[16, 9999\] and tokens=8 are beyond the [0-9,]+ positions of"):
-        inspect(configure("inspect_drafter", *words[:-1], "contexts=[16,9999]"))
-
-
 @pytest.mark.full
 def test_a_mistake_and_what_mends_it(composed: Configure, capsys: pytest.CaptureFixture[str]) -> None:
     """What the verdict says to set is set, and then nothing is wrong."""

@@ -260,7 +260,6 @@ MISTAKES: dict[str, dict[str, str]] = {
     },
     "inspect_drafter": {
         "tokens=2": "tokens=2",
-        "contexts=[1]": "contexts=[1]",
         "drafter=none": "drafter=none",
         "drafter=ngram": "NGramDrafter is not one trained model",
     },
