@@ -8,7 +8,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo gallery test test-full gpu gpu-dry check format docs docs-serve wheel clean
+.PHONY: help setup demo test test-full gpu gpu-dry check format docs docs-serve wheel clean
 
 PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(shell $(name) -c "import sys; sys.version_info >= (3, 11) and print('$(name)')" 2>/dev/null)) python3)
 VENV ?= .venv
@@ -47,9 +47,6 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP) ## Decode with every drafter beside plain decoding, on the bundled models
 	$(BIN)/python -m experiments.demo
-
-gallery: $(STAMP) ## Make every picture of the documentation, from the runs that they show
-	$(BIN)/python -m experiments.bench evidence 'only=[demo,ablation,verifiers]'
 
 test: $(STAMP) ## Run one strong case of every claim, with array shapes checked
 	$(TEST) $(ARGS)

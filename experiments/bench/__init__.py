@@ -10,7 +10,5 @@ NAMES = {
     "load": "what schedules and pages cost, what a shared beginning and pages save",
     "virtual": "request-rounds per second of loads in virtual time",
     "gpu": "what only a GPU can show, in four parts: smoke, measure, tests, profile",
-    "evidence": "the tables and pictures of the documentation, from runs",
-    "chapter": "docs/why-decoding-is-slow.md, with all of its numbers",
 }
 """The benchmarks, and what each measures or makes."""

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from experiments.bench.chapter.models import CONFIGS
 from experiments.plan import plan
 from specdec.physics.calibrated import Box, CalibratedRounds, Conditions
 from specdec.physics.speculation import best_length
 from specdec.physics.step_cost import Errors, PartCost, StepCost, TokenRange
 from tests.experiments.runs import Configure
+from tests.public_models import CONFIGS
 
 
 @pytest.fixture

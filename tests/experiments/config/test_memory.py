@@ -9,7 +9,6 @@ import pytest
 from drafters.peagle import TrainedPEagle
 from drafters.redrafter import TrainedRecurrent
 from drafters.uno import TrainedUno
-from experiments.bench.chapter.models import ROUND_8B
 from experiments.config.checking import in_words
 from experiments.config.sections import build
 from experiments.config.settings import EngineSettings
@@ -23,6 +22,7 @@ from specdec.physics.precision import Precision
 from specdec.physics.shape import nominal
 from tests.experiments.runs import Configure
 from tests.gemma4 import assistant, gemma
+from tests.public_models import ROUND_8B
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from experiments.bench.chapter.models import CONFIGS
 from experiments.config.launch import Command, sentence
 from experiments.results.records import read_records
 from experiments.run import run
@@ -22,6 +21,7 @@ from specdec.drafting.costs import Conditions
 from tests.experiments.conftest import called
 from tests.experiments.runs import Configure, invoke
 from tests.experiments.showcase import write_run
+from tests.public_models import CONFIGS
 
 MINE = """
 from drafters import NGramDrafter

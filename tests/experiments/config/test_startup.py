@@ -17,7 +17,7 @@ from types import ModuleType
 import pytest
 
 import experiments
-from experiments.bench.chapter.models import CONFIGS
+from tests.public_models import CONFIGS
 
 ROOT = Path(__file__).parents[3]
 FOLDER = Path(experiments.__file__).parent

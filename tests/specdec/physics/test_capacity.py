@@ -8,7 +8,6 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
 
-from experiments.bench.chapter.models import CONFIGS, LLAMA_8B, LLAMA_70B, ROUND_8B
 from experiments.planning.formats import choose_formats
 from specdec import ModelRunner, Paging
 from specdec.cache.base import CACHE
@@ -30,6 +29,7 @@ from specdec.quantization import quantize
 from specdec.quantization.dispatch import DispatchedLinear
 from specdec.slot_memory import SlotMemory
 from tests.architectures import MODEL_TYPES, tiny, tiny_config
+from tests.public_models import CONFIGS, LLAMA_8B, LLAMA_70B, ROUND_8B
 
 BY_DEFAULT = (
     *("llama", "gpt2", "opt", "gpt_neox", "gpt_bigcode", "gemma3_text", "mixtral", "qwen3_moe", "deepseek_v3"),

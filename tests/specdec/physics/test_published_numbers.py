@@ -1,19 +1,21 @@
 """Numbers that texts about serving print: each follows from the formulas, or is corrected here with the printed one.
 
-``tests/experiments/bench/test_chapter.py`` compares many more, where the chapter shows them.
+They are those of ``docs/why-decoding-is-slow.md``, too.
 """
 
 from collections.abc import Callable
 
 import pytest
 
-from experiments.bench.chapter.models import DEEPSEEK_V3, LLAMA_8B, ROUND_8B, ROUND_70B
 from specdec.physics.bounds import Roof, flop_utilization
 from specdec.physics.capacity import Served, kv_bytes_per_position
 from specdec.physics.precision import Precision, bytes_of
+from specdec.physics.rounds import RoofRounds
 from specdec.physics.serving import all_reduce_seconds, latency, price_per_million
 from specdec.physics.shape import Attention, Layer, ModelShape, experts_hit, nominal
+from specdec.physics.speculation import target_efficiency
 from specdec.physics.work import StepWork, prefill_work, step_work
+from tests.public_models import DEEPSEEK_V3, LLAMA_8B, ROUND_8B, ROUND_70B, SHAPES
 
 H100 = Roof(bandwidth=3.35e12, flops=989.4e12)
 A100 = Roof(bandwidth=2.0e12, flops=312e12)
@@ -84,6 +86,18 @@ def test_experts_that_are_hit() -> None:
     for tokens, *hit in ((1, 2, 8, 8), (4, 5.47, 29.1, 30.5), (8, 7.2, 51.6, 57.4), (32, 8, 111.8, 163.3)):
         found = [experts_hit(tokens, experts=e, chosen=k) for e, k in ((8, 2), (128, 8), (256, 8))]
         assert found == pytest.approx(hit, abs=0.05)
+
+
+def test_target_efficiency_of_dense_models_and_mixtures() -> None:
+    """Verifying three drafted tokens behind 1,024 positions on an H100: cheapest for few rows, or in the middle."""
+    for name, cells in (
+        ("llama-3.1-8b", "1.00 1.00 0.99 0.75 0.55"),
+        ("mixtral-8x7b", "0.40 0.90 1.00 1.00 0.66"),
+        ("qwen3-30b-a3b", "0.39 0.49 0.88 0.99 0.99"),
+    ):
+        cost = RoofRounds(shape=SHAPES[name], precision=HALF, roof=H100)
+        found = [target_efficiency(cost, batch=batch, drafted=3, context=1024) for batch in (1, 8, 32, 128, 512)]
+        assert [f"{value:.2f}" for value in found] == cells.split()
 
 
 def test_matrices_of_prefill_and_decode() -> None:

@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 import pytest
 
-from experiments.bench.chapter.models import DEEPSEEK_V3, LLAMA_8B, ROUND_8B, ROUND_70B
 from specdec.drafting.policies.goodput import best_depths
 from specdec.physics.bounds import Roof
 from specdec.physics.precision import Precision
@@ -24,6 +23,7 @@ from specdec.physics.speculation import (
     tokens_per_round,
 )
 from specdec.physics.step_cost import StepSize
+from tests.public_models import DEEPSEEK_V3, LLAMA_8B, ROUND_8B, ROUND_70B
 
 H100 = Roof(bandwidth=3.35e12, flops=989.4e12)
 HALF = Precision()
