@@ -282,7 +282,6 @@ LONG = {
     "docs/costs.md": 3_200,
     "docs/drafters.md": 5_450,
     "docs/engine.md": 4_720,
-    "docs/experiments.md": 3_660,
     "docs/measurements.md": 3_850,
     "docs/why-decoding-is-slow.md": 3_950,
 }
