@@ -279,7 +279,6 @@ def test_questions_and_deep_classes_are_noticed() -> None:
 
 MOST_WORDS, MOST_PAGES, ALL_WORDS = 3_000, 17, 47_900
 LONG = {
-    "docs/costs.md": 3_200,
     "docs/drafters.md": 5_450,
     "docs/engine.md": 4_720,
     "docs/measurements.md": 3_850,
