@@ -7,12 +7,9 @@ from omegaconf import DictConfig
 from experiments.config.sections import listed
 from experiments.load.run import LoadRun
 from experiments.load.studies import Study, is_study
-from experiments.reporting import terminal
 from experiments.reporting.comparison import report_comparison
 from experiments.reporting.load import report_studies
-from experiments.reporting.published import export, report_published
 from experiments.results.comparison import Row
-from experiments.results.exchange import published
 from experiments.results.runs import find_folders, load_run
 
 
@@ -27,13 +24,8 @@ def compare(config: DictConfig) -> list[Row] | list[LoadRun]:
         return report_studies(
             [Study.read(folder) for folder in folders], Path(config.out), allow_mixed=config.allow_mixed
         )
-    told = [figure for file in listed(config, "published") for figure in published(file)]
     runs = [load_run(folder, width=config.width) for folder in folders]
     formats = [str(name) for name in listed(config, "format")]
-    out = Path(config.out)
-    rows = report_comparison(runs, out, allow_mixed=config.allow_mixed, formats=formats, difference=config.difference)
-    if told:
-        report_published(rows, told, out)
-    for kind in listed(config, "exports"):
-        terminal.list_written(terminal.console(), export(runs, kind, out))
-    return rows
+    return report_comparison(
+        runs, Path(config.out), allow_mixed=config.allow_mixed, formats=formats, difference=config.difference
+    )

@@ -162,8 +162,6 @@ KINDS: dict[str, Any] = {
     "runs": Annotated[OneOrMore[Text], Wanted("folders of runs or of sweeps, or a pattern, as 'runs=[FOLDER,FOLDER]'")],
     "run": Annotated[str, Wanted("the folder of a run", bool)],
     "format": OneOrMore[Format],
-    "published": Annotated[list[Text], Wanted("a file with acceptance lengths, or a list of them")],
-    "exports": list[Literal["vllm", "inferencex", "spec_bench"]],
     "tasks": Annotated[OneOrMore[Text], Wanted("a name of a task, or a list of them")],
     "files": Annotated[OneOrMore[Text], Wanted("a file, a pattern, or a list of them")],
     "texts": Annotated[OneOrMore[Text], Wanted("a file, or a list of files: JSON Lines with prompts and answers")],
