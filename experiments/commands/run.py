@@ -1,15 +1,11 @@
 """Methods measured against plain decoding, and what is shown of them."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 from omegaconf import DictConfig
 
 from experiments.config.sections import bootstrap_of, build, plain
-from experiments.measuring.conditions import ingredients_of
-from experiments.measuring.measure import Contender
-from experiments.reporting.ingredients import check_ladder, report_ingredients
 from experiments.reporting.policies import loss_table, policy_losses
 from experiments.reporting.requests import in_flight_plot, requests_plot, requests_table
 from experiments.reporting.run_plots import RUN_PLOTS, category_plot, methods_plot, nodes_plot
@@ -28,7 +24,7 @@ def run(config: DictConfig) -> Summary:
     """Measure the configuration's drafter, or its drafter with every policy, or all of its methods."""
     methods = {str(name): f"methods.{name}" for name in config.methods}
     methods = methods or dict.fromkeys([str(name) for name in config.policies] or [config.method], "drafter")
-    make = _report_on_ladder if config.ladder else _report_on_several if config.methods else _report_on_one
+    make = _report_on_several if config.methods else _report_on_one
     report = make(config)
     if config.study is not None:
         report = replace(report, studies=[*report.studies, build(config, "study")])
@@ -59,19 +55,6 @@ def _report_on_several(config: DictConfig) -> Report:
             "nodes.png": lambda summary, path, title: nodes_plot(summary, path, title, labels),
         },
     )
-
-
-def _report_on_ladder(config: DictConfig) -> Report:
-    labels = {str(name): str(label) for name, label in config.labels.items()}
-    order = [str(rung) for rung in config.ladder]
-
-    def study(ended: Ended) -> Shown:
-        return report_ingredients(ended.folder, ended.records, order, labels, bootstrap_of(config))
-
-    def opening(contenders: Sequence[Contender]) -> None:
-        check_ladder({each.method: ingredients_of(each.engine, speculate=each.speculate) for each in contenders}, order)
-
-    return Report(tables=lambda summary, title: [], plots={}, opening=opening, studies=[study])
 
 
 def _policy_losses(config: DictConfig, ended: Ended) -> Shown:

@@ -20,7 +20,6 @@ from experiments.config.groups import labelled, option_names, sections
 from experiments.config.sections import CONF
 from experiments.reporting.formats import FORMATS
 from experiments.results.limits import seconds_of
-from experiments.results.records import PLAIN
 
 T = TypeVar("T")
 
@@ -145,7 +144,7 @@ KINDS: dict[str, Any] = {
     **dict.fromkeys(("threshold", "max_minutes"), Positive),
     **dict.fromkeys(("seconds", "overhead"), Seconds),
     **dict.fromkeys(("chat_template", "generation"), Options),
-    **dict.fromkeys(("ladder", "prompts"), Texts),
+    "prompts": Texts,
     "engine": EngineSettings,
     "sla": LimitsSettings,
     "trace": bool,
@@ -285,13 +284,6 @@ def _check_run(self: Any) -> None:
     if self.objective is not None and not drafts:
         raise ValueError(f"objective={self.objective}: plain decoding alone has none, give a drafter")
     _check_name("compared_with", self.compared_with, methods)
-    for rung in self.ladder or ():
-        _check_name("ladder", rung, [PLAIN, *methods])
-        own = rung in self.setups or (self.methods.get(rung) or {}).get("_target_") is not None
-        if rung != PLAIN and not drafts and not own:
-            raise ValueError(f"ladder: {rung} has neither a drafter nor a setup, give setups.{rung}={{engine: …}}")
-    if self.ladder and (len(set(self.ladder)) < len(self.ladder) or len(self.ladder) < 2):
-        raise ValueError(f"ladder={self.ladder}: give at least two methods, each once")
 
 
 def _check_load(self: Any) -> None:

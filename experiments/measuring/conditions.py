@@ -85,7 +85,7 @@ def least_work(target: Target, runner: ModelRunner) -> LeastWork | None:
 
 
 def ingredients_of(engine: object, *, speculate: bool) -> dict[str, str]:
-    """Return the ingredients of a method's speed by name, as ``experiments.reporting.ingredients.LEVERS`` has them.
+    """Return what decides a method's speed, by name: its target, weights, forwards, drafter and batch.
 
     Of another engine, only the name is known.
     """

@@ -8,7 +8,6 @@ from experiments.reporting import style
 from experiments.reporting.cells import NOTHING, label_cell, number, signed, three_digits, times, with_interval
 from experiments.reporting.comparison import conditions_of
 from experiments.reporting.formats import document, publish
-from experiments.reporting.quadrants import input_of
 from experiments.reporting.table import Cell, Table, left
 from experiments.reporting.verdicts import warning
 from experiments.results.comparison import commit_of, dataset_name
@@ -53,6 +52,17 @@ def contexts(runs: Sequence[Run], bootstrap: Bootstrap) -> list[Figures]:
         for _, own in sorted(found.items(), key=lambda each: each[0][0])
         for context in sorted(own)
     ]
+
+
+def input_of(run: Run, study: str) -> int:
+    """Return the tokens of a run's prompts; refuse one whose prompts have no common length, for a study's report."""
+    tokens = run.manifest["config"]["dataset"].get("tokens")
+    if tokens is None:
+        raise ValueError(
+            f"{run.folder} has no dataset.tokens: {study} need a dataset that makes prompts of one length, give "
+            f"dataset=joined or dataset=context"
+        )
+    return int(tokens)
 
 
 def _row(

@@ -111,8 +111,8 @@ def test_every_study_and_recipe_composes(group: str, name: str, configure: Confi
     check_arguments(settings_of(command), settings | {"out": "."} | ({} if command == "train" else {"method": "m"}))
     if command == "run" and config.methods:
         named = {*config.methods, *config.contenders, "plain"}
-        assert {*config.labels, *config.rules, *config.setups, *(config.ladder or ())} <= named
-        shown = {*(config.ladder or config.methods), *config.contenders} - {"plain"}
+        assert {*config.labels, *config.rules, *config.setups} <= named
+        shown = {*config.methods, *config.contenders} - {"plain"}
         assert not config.labels or set(config.labels) - {"plain"} == shown, "every method that is shown has a label"
     if name == "medusa_sampled":  # what a study changes; the command line wins
         assert config.sampling.temperature == 1 and config.drafter.name == "bundled/medusa"

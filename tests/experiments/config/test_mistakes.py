@@ -212,8 +212,6 @@ MISTAKES: dict[str, dict[str, str]] = {
         f"{TWO} +setups.copied.engine.max_length=64": "setups.copied.engine.max_length",
         f"{TWO} +setups.copied.engine=fast": "setups.copied.engine='fast'",
         f"{TWO} +setups.copied.engine.optimize=false +contender=hf_generate": "contenders and setups",
-        f"{TWO} ladder=[plain,nothing]": "ladder: nothing has neither a drafter nor a setup",
-        f"{TWO} ladder=[plain]": "ladder=['plain']",
         "drafter=model +policy@policies.a=fixed +policy@policies.b=fixed objective=speedup": "objective=speedup",
     },
     "demo": {
