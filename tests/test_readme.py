@@ -54,7 +54,6 @@ MOST_LINES = 150
 SHORT = {
     "experiments.optimize_tree": ("trace", True),
     "experiments.report": ("runs", True),
-    "experiments.show": ("run", False),
 }
 """Commands that take bare folders: the setting that these stand for, and whether it takes several."""
 

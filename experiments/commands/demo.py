@@ -17,9 +17,9 @@ from experiments.measuring.jobs import Job, prepare
 from experiments.measuring.measure import Contender
 from experiments.measuring.race import run_lane
 from experiments.reporting import terminal
+from experiments.reporting.race import show_race
 from experiments.reporting.run_plots import RUN_PLOTS
 from experiments.reporting.run_tables import comparison_table
-from experiments.reporting.tokens import show_race
 from experiments.results.origin import MANIFEST
 from experiments.results.summary import Summary
 from experiments.session.assembly import measure_methods, title

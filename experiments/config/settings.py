@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from omegaconf import OmegaConf
 
 from experiments.config.checking import Wanted, did_you_mean
-from experiments.config.groups import labelled, option_names, sections
+from experiments.config.groups import option_names, sections
 from experiments.config.sections import CONF
 from experiments.reporting.formats import FORMATS
 from experiments.results.limits import seconds_of
@@ -134,9 +134,9 @@ KINDS: dict[str, Any] = {
     **dict.fromkeys(("compared_with", "costs", "race", "include", "device", "devices", "states"), _or_null(Text)),
     **dict.fromkeys(("race_tokens", "max_new_tokens", "output", "longest", "page", "max_nodes"), Count),
     **dict.fromkeys(("tables", "evaluate_every", "held_out_rows"), Count),
-    **dict.fromkeys(("threads", "limit", "per_category", "max_depth", "depths"), _or_null(Count)),
+    **dict.fromkeys(("threads", "limit", "max_depth", "depths"), _or_null(Count)),
     **dict.fromkeys(("warmup_prompts", "seed", "max_prompts", "sample", "draws"), Natural),
-    **dict.fromkeys(("fewshot", "turn", "round"), _or_null(Natural)),
+    **dict.fromkeys(("fewshot",), _or_null(Natural)),
     **dict.fromkeys(("prompt", "verifiers", "old"), Any),
     **dict.fromkeys(("out", "work"), Folder),
     **dict.fromkeys(("grid", "held_out"), GridSettings),
@@ -163,7 +163,6 @@ KINDS: dict[str, Any] = {
     "format": OneOrMore[Format],
     "tasks": Annotated[OneOrMore[Text], Wanted("a name of a task, or a list of them")],
     "files": Annotated[OneOrMore[Text], Wanted("a file, a pattern, or a list of them")],
-    "texts": Annotated[OneOrMore[Text], Wanted("a file, or a list of files: JSON Lines with prompts and answers")],
     "drafters": Annotated[list[Any], Wanted("a list of drafters", bool)],
     "models": Annotated[list[Text], Wanted("a list of names of recipes: [target,drafter]", bool)],
     "batch": OneOrMore[Count],
@@ -204,7 +203,6 @@ OWN: dict[str, dict[str, Any]] = {
         "shift": Annotated[float, _number("a probability of at most 0.2", lambda x: 0 < x <= 0.2)],
     },
     "report": {"out": Text},
-    "show": {"method": Any},
     "replay": {
         "trace": Annotated[str, Wanted("the folder of a run made with trace=true, or of a sweep of them", bool)]
     },
@@ -311,7 +309,6 @@ CONTRADICTIONS: dict[str, Callable[[Any], object]] = {
     "demo": lambda self: _check_name("race", self.race, self.methods),
     "report": _check_report,
     "replay": _check_replay,
-    "replay_text": lambda self: labelled("drafter", self.drafters),
 }
 """Further refusals, by all settings of a command together."""
 

@@ -26,7 +26,6 @@ HEAVY = ("torch", "transformers", "matplotlib", "pandas", "pyarrow", "scipy", "n
 TYPING_ERRORS = {
     "run": (["verifier=bloc", "-m"], "there is no verifier 'bloc'"),
     "replay": (["nowhere", "verifiers=[{name: lenient, lenence: 1}]"], "verifier lenient has no 'lenence'"),
-    "replay_text": (["texts=a", "drafters=[{name: suffix, shred: true}]"], "drafter suffix has no 'shred'"),
     "demo": (["temperatures=[]"], "temperatures=[]"),
     "plan": (["acceptance=1.5"], "acceptance=1.5"),
     "compare": (["outputs/run"], "'outputs/run' has no name"),

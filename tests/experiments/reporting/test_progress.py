@@ -7,7 +7,7 @@ from rich.console import Console
 
 from experiments.measuring.race import Emitted, Lane, run_lane
 from experiments.reporting.progress import Every, Progress
-from experiments.reporting.tokens import show_race
+from experiments.reporting.race import show_race
 from experiments.results.sources import Source
 from specdec import Engine, SamplingParams, Target
 from tests.components import DRAFTERS, fitting
