@@ -9,6 +9,5 @@ NAMES = {
     "verifiers": "what a rule costs and brings; operations per round",
     "load": "what schedules and pages cost, what a shared beginning and pages save",
     "virtual": "request-rounds per second of loads in virtual time",
-    "gpu": "what only a GPU can show, in four parts: smoke, measure, tests, profile",
 }
 """The benchmarks, and what each measures or makes."""

@@ -46,7 +46,7 @@ def goals(results: Results) -> list[dict[str, Any]]:
     rounds = results.get("rounds", [])
     outside = max(_known(r["outside"] for r in rounds if r["rule"] in ("none", "rejection")), default=None)
     found: list[tuple[str, float, float | None, bool]] = []
-    if results["device"]["type"] == "cpu":  # a GPU has figures of its own, in experiments/bench/gpu/expected.py
+    if results["device"]["type"] == "cpu":
         is_110m = name == "110m"
         found.append(("share of a round outside its forwards (110M)", 0.05, outside if is_110m else None, True))
         for scheme, least in (("int8", 1.4), ("int4", 1.8)):
