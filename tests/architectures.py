@@ -1,12 +1,15 @@
 """A tiny random model of any type that transformers knows, the comparison that it must pass, and the table of results.
 
-    python -m tests.architectures      try every type; write this transformers version's column of docs/models.md
+    python -m tests.architectures      try every type; write this version's column, and docs/models.md
 
 Most configurations become small by the same few fields, whatever their type (``SMALL``); ``OVERRIDES`` has what a type
 needs besides, and the settings that make it use what is special about it (windows, chunks, indexers) in a short row.
 """
 
+import csv
 import inspect
+import re
+import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -291,7 +294,9 @@ def own_error(model: PreTrainedModel) -> float:
     return float(torch.stack(errors).max() / wanted.abs().max())
 
 
-TABLE = Path(__file__).parent.parent / "docs" / "models.md"
+TABLE = Path(__file__).with_suffix(".csv")
+"""Every type that was tried: a cell per version of transformers, and the reason where it is refused."""
+PAGE = Path(__file__).parent.parent / "docs" / "models.md"
 VERSION = ".".join(transformers.__version__.split(".")[:2])
 
 
@@ -334,14 +339,13 @@ def _sentence(text: str) -> str:
 
 
 def read_table() -> tuple[list[str], dict[str, dict[str, str]]]:
-    """The versions of the table in docs/models.md, and every row by model type: cells by version, and ``"why not"``."""
-    lines = [line for line in TABLE.read_text().splitlines() if line.startswith("|")]
-    head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return head[1:-1], {row[0].strip("`"): dict(zip(head[1:], row[1:], strict=True)) for row in rows}
+    """The versions of the table, and every row by model type: cells by version, and ``"why not"``."""
+    head, *rows = csv.reader(TABLE.read_text().splitlines())
+    return head[1:-1], {row[0]: dict(zip(head[1:], row[1:], strict=True)) for row in rows}
 
 
 def write_column() -> None:
-    """Try every type and put the results into this version's column."""
+    """Try every type and put the results into this version's column, and into the page."""
     versions, rows = read_table()
     versions = sorted({*versions, VERSION}, key=lambda version: [int(part) for part in version.split(".")])
     for model_type in MODEL_TYPES:
@@ -355,15 +359,28 @@ def write_column() -> None:
             row["why not"] = ""
         elif newest == VERSION:
             row["why not"] = found.reason if newest == versions[-1] else f"in {VERSION}: {found.reason}"
-    head = ["model type", *versions, "why not"]
-    lines = [head, ["---"] * len(head)]
-    for model_type, row in sorted(rows.items()):
-        cells = [row.get(version, "") for version in versions]
-        reason = row.get("why not", "")
-        lines.append([f"`{model_type}`", *cells, reason])
-    text = TABLE.read_text().splitlines()
-    before = text[: next((i for i, line in enumerate(text) if line.startswith("|")), len(text))]
-    TABLE.write_text("\n".join([*before, *("| " + " | ".join(line) + " |" for line in lines)]) + "\n")
+    with TABLE.open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["model type", *versions, "why not"], restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({"model type": model_type} | row for model_type, row in sorted(rows.items()))
+    write_page()
+
+
+def summary() -> str:
+    """The types of the newest version by what became of them, as docs/models.md has them."""
+    versions, rows = read_table()
+    kinds: dict[str, list[str]] = {}
+    for model_type, row in rows.items():
+        kinds.setdefault(row[versions[-1]], []).append(f"`{model_type}`")
+    titles = {"yes": "Equal", "eager": "Equal, by the model's own attention", "no": "Refused", "?": "Not tried"}
+    return "\n\n".join(
+        textwrap.fill(f"**{title}:** {', '.join(kinds[cell])}.", 120, break_long_words=False, break_on_hyphens=False)
+        for cell, title in titles.items()
+    )
+
+
+def write_page() -> None:
+    PAGE.write_text(re.sub(r"\*\*Equal:\*\*.*", lambda _: summary() + "\n", PAGE.read_text(), flags=re.DOTALL))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Any decoder-only model: equal to its own plain forwards over the slot cache, or refused with its type and the reason.
 
 The named ones are here for what is special about them, and a test says that it is there; ``make test-full`` tries every
-type of the installed transformers against the table in docs/models.md.
+type of the installed transformers against the table of types.
 """
 
 from collections import Counter
@@ -293,9 +293,10 @@ _ROWS = architectures.read_table()[1]
 
 def test_the_table_has_every_type_of_this_version() -> None:
     if not any(VERSION in row for row in _ROWS.values()):
-        pytest.skip(f"docs/models.md has no column for transformers {VERSION}")
+        pytest.skip(f"the table has no column for transformers {VERSION}")
     known = {name for name, row in _ROWS.items() if row.get(VERSION)}
     assert known == set(MODEL_TYPES), "write the column anew: python -m tests.architectures"
+    assert architectures.summary() in architectures.PAGE.read_text()
 
 
 @pytest.mark.full
