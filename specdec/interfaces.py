@@ -1,10 +1,8 @@
 """What a drafter and a verifier are."""
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from inspect import isabstract
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from jaxtyping import Float, Int
@@ -205,7 +203,6 @@ class Verifier(ABC):
         recordable: Whether ``laws`` may be recorded and replayed without its Python, as is done with the rules of this
             project. For a rule from elsewhere this must be said, because its Python may do other things besides (count,
             print). A change of an attribute is noticed.
-        is_reference: Whether it is meant for tables of tiny vocabularies alone, because it is too slow for a model's.
         walks_greedily: Whether the path goes down while p's token is a child, if p is one-hot everywhere and no node
             was drawn at random (``draft_probs`` is None). The engine then judges batches of greedy requests by these
             tokens alone (``acceptance.certain``), without ``laws``. A class that defines ``laws`` has to say it anew.
@@ -218,7 +215,6 @@ class Verifier(ABC):
     noise: Noise = Noise.FRESH
     needs_leaf_probs: bool = False
     recordable: bool | None = None
-    is_reference: bool = False
     walks_greedily: bool = False
 
     def __init_subclass__(cls) -> None:
@@ -231,16 +227,15 @@ class Verifier(ABC):
         """Refuse a drafter that this rule is not made for.
 
         Raises:
-            ValueError: Says why, and names verifiers that fit.
+            ValueError: Says why, and names exact verifiers that fit.
         """
         misfit = why_unfit(self, drafter)
         if misfit is None:
             return
         reason, remedy = misfit
-        names = [rule.__name__ for rule in fitting_rules(drafter) if rule is not type(self)]
-        if names:
-            raise ValueError(f"{reason}: use {' or '.join(names[:2])}, or {remedy}")
-        raise ValueError(f"{reason}, and no verifier that has been imported takes its drafts: use {remedy}")
+        takers = ["SharedNoiseVerifier" if DraftSampling.COUPLED in drafter.laws else "RejectionVerifier"]
+        names = [name for name in (*takers, "TargetWalkVerifier") if name != type(self).__name__]
+        raise ValueError(f"{reason}: use {' or '.join(names)}, or {remedy}")
 
     def stated_law(
         self, target_probs: Float[Tensor, "*rows vocab"], draft_probs: Float[Tensor, "*rows vocab"]
@@ -285,63 +280,6 @@ def why_unfit(rule: Verifier | type[Verifier], drafter: Drafter) -> tuple[str, s
         reason = f"{name} reads the draft's probabilities at every node, which {drafts} does not have"
         return reason, "a drafter that has them"
     return None
-
-
-def fitting_rules(drafter: Drafter) -> list[type[Verifier]]:
-    """Returns all verifier classes that take a drafter's drafts, those to recommend first.
-
-    It looks among the classes that have been imported and the public names of their packages, so it finds rules that
-    this package does not know. The order is
-    decided by these questions, the earlier ones first: is the rule exact? Is it a class of its own, not a variation of
-    another concrete rule? Does it use shared noise if, and only if, the drafter looks at that noise? How many kinds of
-    drafts does it take?
-    """
-    coupled = DraftSampling.COUPLED in drafter.laws
-
-    def rank(rule: type[Verifier]) -> tuple[int, int, bool, int, str]:
-        return (
-            tuple(Exactness).index(rule.exactness),
-            sum(_concrete(parent) for parent in rule.__mro__[1:]),
-            (rule.noise is Noise.SHARED) != coupled,
-            -len(rule.samplings - {DraftSampling.COUPLED}),
-            rule.__name__,
-        )
-
-    return sorted((rule for rule in _concrete_rules() if why_unfit(rule, drafter) is None), key=rank)
-
-
-def _concrete(rule: type) -> bool:
-    """Returns whether a class is a verifier that can be made and that states what it promises for which drafts."""
-    return (
-        issubclass(rule, Verifier)
-        and not isabstract(rule)
-        and isinstance(getattr(rule, "samplings", None), frozenset)
-        and isinstance(getattr(rule, "exactness", None), Exactness)
-    )
-
-
-def _load_public_rules() -> None:
-    """Import the public names of the packages that known rules come from, which may be imported on first use only."""
-    tops = {rule.__module__.partition(".")[0] for rule in _subclasses()}
-    for package in filter(None, map(sys.modules.get, tops)):
-        for name in getattr(package, "__all__", ()):
-            getattr(package, name, None)
-
-
-def _concrete_rules() -> list[type[Verifier]]:
-    _load_public_rules()
-    return [rule for rule in _subclasses() if _concrete(rule)]
-
-
-def _subclasses() -> list[type[Verifier]]:
-    """Returns ``Verifier`` and all its subclasses that have been imported, each once."""
-    found: dict[type[Verifier], None] = {}
-    waiting: list[type[Verifier]] = [Verifier]
-    while waiting:
-        rule = waiting.pop()
-        waiting += rule.__subclasses__()
-        found[rule] = None
-    return list(found)
 
 
 @dataclass(frozen=True, eq=False)

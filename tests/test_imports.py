@@ -24,7 +24,7 @@ LAYERS = (
     ("forward", "batch", "coupling", "tree_parts"),
     ("cache",),
     ("interfaces", "recurrent"),
-    ("acceptance", "attention", "wellformed", "attributes"),
+    ("acceptance", "attention", "wellformed"),
     ("execution",),
     ("quantization",),
     ("target",),

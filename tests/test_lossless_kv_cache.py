@@ -20,6 +20,7 @@ from specdec.checks.drafter import check_drafter
 from tests.components import DRAFTERS, STRONGEST, TREE, VERIFIERS, perturbed
 from tests.test_lossless import SAMPLING, prompts, reference, target_model
 from tests.verifiers.cases import complete
+from verifiers import RejectionVerifier
 
 pytestmark = pytest.mark.usefixtures("untried")
 MAIN = "qwen3"  # whose outputs every format changes
@@ -142,7 +143,7 @@ def test_a_drafter_with_a_quantized_cache_keeps_its_contract(kv_cache: str) -> N
     findings = check_drafter(
         lambda: ModelDrafter(perturbed(model, 0.1), TREE, sampling="without_replacement", kv_cache=kv_cache),
         Target(model),
-        rules=(),
+        verifier=RejectionVerifier(),
         prompts=prompts()[2:4],
         options={"optimize": False, "kv_cache": kv_cache},
     )

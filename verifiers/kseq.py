@@ -23,8 +23,7 @@ class KSeqVerifier(Verifier):
 
     k siblings drawn independently from q are tried in order; each is accepted with probability
     min(1, p(x) / (rho q(x))), and p is not updated between them. With b(rho) = sum min(p / rho, q), any rho in [1, k]
-    with 1 - (1 - b)^k <= rho b is exact. The smallest such rho accepts most; it is found by a search
-    whose upper end is used.
+    with 1 - (1 - b)^k <= rho b is exact. The smallest such rho accepts most; a search's upper end is used.
     If all are rejected, the next token is drawn from N([p - min(p / rho, q) (1 - (1 - b)^k) / b]+), which does not
     depend on what was drafted. The rule reaches at least (1 - 1/e) of the best possible acceptance; for one child it is
     rejection sampling.
@@ -106,7 +105,7 @@ def _smallest_rho(
 def _search(
     p: Float[Tensor, "*rows vocab"], q: Float[Tensor, "*rows vocab"], k: Float[Tensor, "*rows"], ways: int, steps: int
 ) -> Float[Tensor, "*rows"]:
-    """Return an exact rho that is hardly larger than the smallest one.
+    """See ``_smallest_rho``.
 
     Every step looks at one place or several in the interval that is left, and keeps the part whose upper end is exact
     and whose lower end is not.

@@ -44,7 +44,6 @@ class TransportVerifier(Verifier):
     exactness = Exactness.EXACT
     samplings = frozenset({DraftSampling.DETERMINISTIC, *SAMPLED})
     walks_greedily = True
-    is_reference = True
 
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
         return top_down(tree, target_probs, try_by_program)

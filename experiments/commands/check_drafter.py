@@ -4,7 +4,6 @@ from collections import Counter
 
 from omegaconf import DictConfig
 
-import verifiers.rejection  # noqa: F401 (a rule that fits is looked for among the packages of imported ones)
 from experiments.config.pairs import check_files
 from experiments.config.sections import build, plain
 from experiments.reporting import terminal
@@ -17,6 +16,9 @@ from specdec.checks.drafter import Finding, Status
 from specdec.checks.drafter import check_drafter as tried
 from specdec.interfaces import Drafter
 from specdec.target.target import Target
+from specdec.types import DraftSampling
+from verifiers import RejectionVerifier, SharedNoiseVerifier
+from verifiers.exact import exact_rules
 
 
 def check_drafter(config: DictConfig) -> list[Finding]:
@@ -40,7 +42,8 @@ def check_drafter(config: DictConfig) -> list[Finding]:
         findings = tried(
             make,
             target,
-            rules=None if config.every_rule else (),
+            verifier=SharedNoiseVerifier() if DraftSampling.COUPLED in make().laws else RejectionVerifier(),
+            rules=exact_rules() if config.every_rule else (),
             prompts=config.prompts,
             sampling=sampling,
             tokens=config.tokens,

@@ -128,13 +128,13 @@ def component_of(config: DictConfig, section: str) -> tuple[Any, dict[str, Any]]
         raise ValueError(f"{section}={options!r}: give '{section}={{_target_:my_module.MyClass}}'")
     if options.get("_target_") is None:
         return None, {}
-    from specdec.attributes import missing_methods  # it imports torch
-
     component = locate(options["_target_"], section)
     owner: Any = getattr(component, "__self__", component)  # the class, or that of a class method
-    lacking = missing_methods(owner)
-    if lacking is not None:
-        raise ValueError(f"{section}: {lacking}")
+    missing = sorted(getattr(owner, "__abstractmethods__", ()))
+    if missing:
+        raise ValueError(
+            f"{section}: {owner.__name__} has no {' and no '.join(missing)}: write it as its base class says"
+        )
     # The name is checked where it is used: every loader has a word of its own for it.
     arguments = {key: value for key, value in options.items() if not (key == "name" and _loads(options))}
     arguments.pop("_target_")

@@ -4,9 +4,9 @@
 
     from specdec.checks.drafter import assert_conforms, check_drafter
 
-    for finding in check_drafter(MyDrafter, target):
+    for finding in check_drafter(MyDrafter, target, verifier=RejectionVerifier(), rules=exact_rules()):
         print(finding)
-    assert_conforms(MyDrafter, target)  # in a test
+    assert_conforms(MyDrafter, target, verifier=RejectionVerifier())  # in a test
 """
 
 import traceback
@@ -18,11 +18,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from specdec.attributes import check_drafter_attributes, missing_methods
 from specdec.checks import draws as q
 from specdec.checks.playing import Broken, Log, MalformedError, NotApplicable, NotTried, Stage, prompts_for
 from specdec.checks.trials import Trials
-from specdec.interfaces import Drafter, Verifier
+from specdec.engine.parts import check_declared
+from specdec.interfaces import Drafter, Verifier, why_unfit
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from specdec.wellformed import FATAL, Form
@@ -68,8 +68,8 @@ def check_drafter(
     make: Callable[[], Drafter],
     target: Target,
     *,
-    verifier: Verifier | None = None,
-    rules: Sequence[Verifier] | None = None,
+    verifier: Verifier,
+    rules: Sequence[Verifier] = (),
     prompts: Sequence[str | Sequence[int]] | None = None,
     sampling: SamplingParams | None = None,
     tokens: int = 24,
@@ -89,10 +89,9 @@ def check_drafter(
         make: Makes a new drafter, every time it is called: a class, or a function. Drafters made by it may share a
             model.
         target: The target, best in float32: in other dtypes outputs and drafts cannot be compared exactly.
-        verifier: The acceptance rule that the drafter is tried with; None for an exact one that takes its drafts, of
-            those that have been imported.
-        rules: The rules that are asked about the rounds of the other checks, whether outputs follow the target; None
-            for all exact ones that take its drafts, have been imported and need no arguments.
+        verifier: The acceptance rule that the drafter is tried with.
+        rules: Exact rules that are asked about the rounds of the other checks, whether outputs follow the target; those
+            that do not take its drafts are left out. ``verifiers.exact_rules()`` has all of this package.
         prompts: Texts or token ids, at least two; None for built-in ones.
         sampling: Parameters of sampled requests; None, or a temperature of 0, for temperature 1.
         tokens: Length of most outputs.
@@ -126,17 +125,10 @@ def check_drafter(
     if announced.failed:
         return [announced]
     drafter = make()
-    every = q.exact_rules(drafter) if rules is None else list(rules)
-    rule = verifier or next(iter(q.exact_rules(drafter)), None)
-    if rule is None:
-        raise ValueError(
-            f"no exact rule that takes drafts of {type(drafter).__name__} has been imported: import one of "
-            f"yours or of the package verifiers, or give verifier=…"
-        )
-    for each in (rule, *every):
-        each.check(drafter)
+    every = [rule for rule in rules if why_unfit(rule, drafter) is None]
+    verifier.check(drafter)
     log = Log()
-    stage = Stage(make, target, rule, length, log, drafter.max_depth, drafter.adapts, options)
+    stage = Stage(make, target, verifier, length, log, drafter.max_depth, drafter.adapts, options)
     del drafter  # it may hold a model, and every check makes a new one
 
     begin = progress or (lambda check: None)
@@ -211,12 +203,9 @@ def _ours(filename: str) -> bool:
 
 
 def _announced(make: Callable[[], Drafter]) -> str:
-    lacking = missing_methods(make) if isinstance(make, type) else None
-    if lacking is not None:
-        raise Broken(lacking)
     drafter = make()
     try:
-        check_drafter_attributes(drafter)
+        check_declared(drafter)
     except ValueError as error:
         raise Broken(str(error)) from error
     laws = ", ".join(law.name for law in sorted(drafter.laws))

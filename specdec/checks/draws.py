@@ -22,11 +22,11 @@ import torch
 from specdec.acceptance import accept
 from specdec.checks.goodness import fits, independent, numbers, uniform
 from specdec.checks.playing import DRAWN, Broken, Job, NotApplicable, NotTried, Stage, run
-from specdec.interfaces import Drafter, Round, Verifier, fitting_rules
+from specdec.interfaces import Round, Verifier
 from specdec.random import Purpose, request_key, uniforms
 from specdec.requests import SamplingParams
 from specdec.tree import along_path
-from specdec.types import DraftSampling, Exactness, Noise
+from specdec.types import DraftSampling, Noise
 
 FIRST = "q is what was drawn: first node"
 DEEPER = "q is what was drawn: deeper nodes"
@@ -53,21 +53,6 @@ Numbers = dict[tuple[int, int], float]
 """A number of every (request, round)."""
 Tests = dict[str, tuple[float, int]]
 """The p-value of every test and the draws that it counts, by the words that say what is tested."""
-
-
-def exact_rules(drafter: Drafter) -> list[Verifier]:
-    """Return every exact rule that takes a drafter's drafts, has been imported and needs no arguments.
-
-    References, which are too slow for a model's vocabulary, are left out.
-    """
-    found = []
-    for rule in fitting_rules(drafter):
-        if rule.exactness is Exactness.EXACT and not rule.is_reference:
-            try:
-                found.append(rule())
-            except TypeError:
-                continue
-    return found
 
 
 class ByRule:

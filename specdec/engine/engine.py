@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 
 from specdec.arguments import flag, instance, whole
-from specdec.attributes import check_session
 from specdec.cache.pages import PageCounts, Paging
 from specdec.engine.clock import StageTimer
 from specdec.engine.delivery import Delivery
@@ -13,7 +12,7 @@ from specdec.engine.inspection import Inspector
 from specdec.engine.intake import Intake
 from specdec.engine.out_of_memory import beside_cache_of, explained
 from specdec.engine.output import Outputs, completion
-from specdec.engine.parts import check_parts
+from specdec.engine.parts import check_parts, check_session
 from specdec.engine.prompts import Prompt
 from specdec.engine.recording import RecordingCounts, as_on_gpu, recorded_as
 from specdec.engine.round import Mode

@@ -1,15 +1,22 @@
 """Refuses anything that is not a target, a drafter, a verifier or a scheduler, and says what was meant."""
 
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from specdec.arguments import instance
-from specdec.attributes import check_drafter_attributes, check_verifier_attributes
+from specdec.arguments import instance, whole
 from specdec.engine.scheduler import Scheduler
-from specdec.interfaces import Drafter, Verifier
+from specdec.interfaces import Drafter, Session, Verifier
 from specdec.target.target import Target
+from specdec.types import DraftSampling
+
+DECLARED: dict[type, dict[str, str]] = {
+    Drafter: {"max_nodes": "4", "max_depth": "4", "laws": "frozenset({DraftSampling.IID})", "is_chain": "True"},
+    Verifier: {"exactness": "Exactness.EXACT", "samplings": "frozenset({DraftSampling.IID})"},
+}
+"""The attributes without a default that the engine reads of a component, and an example of each."""
 
 
 def check_parts(target: Any, drafter: Any, verifier: Any, scheduler: Any) -> None:
@@ -26,9 +33,39 @@ def check_parts(target: Any, drafter: Any, verifier: Any, scheduler: Any) -> Non
     if drafter is not None:
         if verifier is None:
             raise ValueError(f"{type(drafter).__name__} needs a verifier: pass for example RejectionVerifier()")
-        check_drafter_attributes(drafter)
-        check_verifier_attributes(verifier)
+        check_declared(drafter)
+        check_declared(verifier)
         verifier.check(drafter)
+
+
+def check_declared(component: Drafter | Verifier) -> None:
+    """Refuse a component that lacks an attribute which the engine reads, and laws that are no set of laws."""
+    name, kind = type(component).__name__, Drafter if isinstance(component, Drafter) else Verifier
+    missing = [key for key in DECLARED[kind] if not hasattr(component, key)]
+    if missing:
+        lines = "; ".join(f"{key} = {DECLARED[kind][key]}" for key in missing)
+        raise ValueError(
+            f"{name} has no {' and no '.join(missing)}: write {lines} into the class, or call super().__init__(…) in "
+            f"its constructor"
+        )
+    for key in ("laws", "samplings"):
+        laws = getattr(component, key, None)
+        if key in DECLARED[kind] and not (isinstance(laws, Set) and laws and laws <= set(DraftSampling)):
+            raise ValueError(f"{name}.{key}={laws!r}: give a frozenset of DraftSampling")
+    for key in ("max_nodes", "max_depth"):
+        if kind is Drafter:
+            whole(f"{name}.{key}", getattr(component, key), least=0)
+
+
+def check_session(session: Any, drafter: Drafter, *, layers: int) -> None:
+    """Refuse what is no session, and a session that wants hidden states which the target does not have."""
+    instance(f"{type(drafter).__name__}.bind(…)", session, Session, "a Session with the state of one engine")
+    wrong = [layer for layer in session.hidden_layers if not -1 <= layer <= layers]
+    if wrong:
+        raise ValueError(
+            f"{type(session).__name__}.hidden_layers names layer {wrong[0]} and the target has {layers} layers: give "
+            f"numbers from 0 to {layers}, or -1 for the last hidden state"
+        )
 
 
 def check_drafter(drafter: Any) -> None:

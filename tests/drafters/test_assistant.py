@@ -125,7 +125,7 @@ def test_every_node_of_a_tree_has_its_own_path_s_law(attention: str) -> None:
 def test_it_keeps_the_contract(shared: int, tree: Any) -> None:
     """Outputs, laws, slots, shared beginnings, recorded rounds: all that ``check_drafter`` asks."""
     target, model = gemma(shared=shared), assistant(clusters=bool(shared))
-    few: Any = {"tokens": 6, "rounds": 8, "draws": 120, "max_length": 128, "rules": [RejectionVerifier()]}
+    few: Any = {"tokens": 6, "rounds": 8, "draws": 120, "max_length": 128, "verifier": RejectionVerifier()}
     assert_conforms(lambda: AssistantDrafter(model, tree), target, prompts=PROMPTS, **few)
 
 

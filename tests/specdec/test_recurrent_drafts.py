@@ -206,5 +206,5 @@ def test_outputs_follow_the_target() -> None:
 def test_a_hybrid_drafts_for_attention_and_keeps_the_contract() -> None:
     """Outputs, laws, slots, beginnings, recorded rounds: all that ``check_drafter`` asks."""
     target = Target(tiny_model("llama", vocab_size=VOCAB))
-    few: Any = {"tokens": 6, "rounds": 8, "draws": 120, "max_length": 64, "rules": [RejectionVerifier()]}
+    few: Any = {"tokens": 6, "rounds": 8, "draws": 120, "max_length": 64, "verifier": RejectionVerifier()}
     assert_conforms(lambda: ModelDrafter(tiny("lfm2"), (2, 1)), target, prompts=PROMPTS[1:], **few)

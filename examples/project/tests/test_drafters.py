@@ -7,7 +7,8 @@ from mine.drafter import RepeatDrafter
 
 from specdec import Drafter, Target
 from specdec.checks.drafter import assert_conforms
-from verifiers import BlockVerifier, RejectionVerifier, TraversalVerifier
+from verifiers import RejectionVerifier
+from verifiers.exact import exact_rules
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "repeat": lambda: RepeatDrafter(4),
@@ -23,5 +24,5 @@ def target() -> Target:
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_it_conforms(name: str, target: Target) -> None:
     """Everything that docs/write-a-drafter.md lists, with every rule that takes its drafts."""
-    rules = [RejectionVerifier(), BlockVerifier(), TraversalVerifier()]
-    assert_conforms(DRAFTERS[name], target, rules=rules, tokens=16, rounds=40, draws=1600)
+    options = {"verifier": RejectionVerifier(), "rules": exact_rules()}
+    assert_conforms(DRAFTERS[name], target, **options, tokens=16, rounds=40, draws=1600)

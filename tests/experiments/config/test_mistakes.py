@@ -239,7 +239,7 @@ MISTAKES: dict[str, dict[str, str]] = {
         "prompts=[abc,3]": "prompts=['abc', 3]",
         "drafter=none": "drafter=none",
         "+drafter.width=3": "drafter.width",
-        f"{OWN}own_parts.Unfinished": "drafter: Unfinished has no bind: write bind(self, target, sizes)",
+        f"{OWN}own_parts.Unfinished": "drafter: Unfinished has no bind: write it",
         "target.name={models}/target drafter=ngram policy=confidence": "policy=cost_aware or policy=additive",
     },
     "inspect_drafter": {
