@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from specdec.target.target import Target
 
-BUILD = "python -m experiments.corpus"
+BUILD = "python examples/corpus.py"
 _KIND = "specdec corpus 1"
 _MOST = 2**31 - 1
 

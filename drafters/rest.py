@@ -31,7 +31,7 @@ class RestDrafter(RatedDrafter):
     array count; the authors' code takes the first ones, which begin with the smallest tokens.
 
     Args:
-        corpus: A file that ``python -m experiments.corpus`` wrote, or a ``Corpus``.
+        corpus: A file that ``python examples/corpus.py`` wrote, or a ``Corpus``.
         max_nodes: Nodes of a draft at most.
         max_depth: Tokens of a path at most.
         max_match: Tokens of the longest match that is looked for.

@@ -42,7 +42,7 @@ class SamDrafter(RatedDrafter):
     All work is on the host. A token costs a request's automaton a few steps, a draft some bisections in the corpus.
 
     Args:
-        corpus: A file that ``python -m experiments.corpus`` wrote, or a ``Corpus``; None for the request's text alone.
+        corpus: A file that ``python examples/corpus.py`` wrote, or a ``Corpus``; None for the request's text alone.
         max_draft_tokens: Tokens of a draft at most.
         threshold: Tokens of the shortest match that is drafted behind.
         corpus_bias: So many tokens longer must a match in the corpus be to count the same.

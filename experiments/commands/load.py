@@ -34,7 +34,6 @@ from experiments.results.lossless import DECLARED
 from experiments.results.manifest import check_facts, device_name, note_resumed, write_manifest
 from experiments.results.origin import MANIFEST
 from experiments.results.records import PLAIN
-from experiments.session.charged import charge_memory
 from experiments.session.engines import assemble, settle
 from experiments.session.methods import check_components
 from experiments.session.resume import begun
@@ -42,7 +41,6 @@ from experiments.session.tracked import tracked_run
 from experiments.tracking.base import NullTracker
 from specdec.engine.engine import Engine
 from specdec.native import recommended_threads
-from specdec.slot_memory import written_bytes
 
 REFERENCE_TOKENS = 24
 """Tokens of the request that is timed before and after a run."""
@@ -88,7 +86,6 @@ def load(config: DictConfig) -> list[LoadRun]:
     loads, planned = plan_loads(config, config.seed)
     chosen, _ = choose(build(config, "dataset"))
     check_files(config)
-    charge_memory(config, methods)
     found = _served(config, methods, [prompt.turns[0] for prompt in chosen[:8]])
     if found is None:
         return []
@@ -133,7 +130,7 @@ def load(config: DictConfig) -> list[LoadRun]:
         terms=terms,
         bootstrap=bootstrap,
         title=title,
-        notes=[*_conditions(config, contenders), *_notes(counts, len(fitted), room, texts.passes, len(kept))],
+        notes=[*_conditions(config), *_notes(counts, len(fitted), room, texts.passes, len(kept))],
         spare=overload.spare,
     )
     runs: list[LoadRun] = []
@@ -324,15 +321,10 @@ def _title(config: DictConfig, served: Lent, contenders: Sequence[Entrant], plan
     return f"{served.name} on {times}{served.device}; {about}{slots}"
 
 
-def _conditions(config: DictConfig, contenders: Sequence[Entrant]) -> list[str]:
-    """Return what the title does not say: how the rate varies, and what the same memory leaves every method."""
+def _conditions(config: DictConfig) -> list[str]:
+    """Return what the title does not say: how the rate varies."""
     shown = {name: value for name, value in plain(config, "arrival").items() if name not in ("_target_", "rate")}
-    said = [f"arrivals: {', '.join(f'{name} {value}' for name, value in shown.items())}"] if shown else []
-    if config.memory is not None:
-        ours = [(each.method, each.engine) for each in contenders]
-        pages = [f"{name} {own.paging.pages} pages" for name, own in ours if not isinstance(own, Client)]
-        said.append(f"{written_bytes(config.memory)} of memory leave {', '.join(pages)}")
-    return said
+    return [f"arrivals: {', '.join(f'{name} {value}' for name, value in shown.items())}"] if shown else []
 
 
 def _notes(counts: Mapping[str, int], planned: int, room: int, passes: float, kept: int) -> list[str]:

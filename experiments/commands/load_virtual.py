@@ -46,11 +46,6 @@ DENSE = "traces.safetensors"
 def play_virtual(config: DictConfig, clock: Clock, methods: Mapping[str, str]) -> list[LoadRun]:
     """Play plain decoding and the configuration's methods under the same load in virtual time, and report it."""
     bootstrap, terms = bootstrap_of(config), Terms.of(plain_whole(config))
-    if config.get("memory") is not None:
-        raise ValueError(
-            f"memory={config.memory:g} with clock=virtual: no model is there to take some of it; give every method its "
-            f"pages, as in setups.plain.engine.cache.pages=…"
-        )
     engines = {
         each.name: virtual_engine(each, clock, None if each.drafter is None else clock.traces_of(each.name))
         for each in methods_of(config, methods)

@@ -138,9 +138,9 @@ KINDS: dict[str, Any] = {
     **dict.fromkeys(("warmup_prompts", "seed", "max_prompts", "sample", "draws"), Natural),
     **dict.fromkeys(("fewshot",), _or_null(Natural)),
     **dict.fromkeys(("prompt", "verifiers", "old"), Any),
-    **dict.fromkeys(("out", "work"), Folder),
+    **dict.fromkeys(("out",), Folder),
     **dict.fromkeys(("grid", "held_out"), GridSettings),
-    **dict.fromkeys(("time_limit", "memory"), _or_null(Positive)),
+    "memory": _or_null(Positive),
     **dict.fromkeys(("threshold", "max_minutes"), Positive),
     **dict.fromkeys(("seconds", "overhead"), Seconds),
     **dict.fromkeys(("chat_template", "generation"), Options),
@@ -164,7 +164,6 @@ KINDS: dict[str, Any] = {
     "tasks": Annotated[OneOrMore[Text], Wanted("a name of a task, or a list of them")],
     "files": Annotated[OneOrMore[Text], Wanted("a file, a pattern, or a list of them")],
     "drafters": Annotated[list[Any], Wanted("a list of drafters", bool)],
-    "models": Annotated[list[Text], Wanted("a list of names of recipes: [target,drafter]", bool)],
     "batch": OneOrMore[Count],
     "context": _or_null(Two),
     "acceptance": OneOrMore[Annotated[float, _number("a probability from 0 to 1", lambda value: 0 <= value <= 1)]],
@@ -175,9 +174,6 @@ KINDS: dict[str, Any] = {
     "vocab": Two,
     "streams": Annotated[int, _least(100)],
     "mixed_precision": Literal["no", "bf16"],
-    "vocab_size": Annotated[int, _least(257)],
-    "max_length": Annotated[int, _least(4)],
-    "overrides": list[str],
     "function": _or_null(Text),
     "assistant": Text,
     "mistakes": Texts,
@@ -236,26 +232,13 @@ OWN: dict[str, dict[str, Any]] = {
         "temperatures": Annotated[list[Positive], Wanted("at least one temperature, each above 0", bool)]
     },
     "check_drafter": {"rounds": Two},
-    "corpus": {"out": Text, "tokenizer": _or_null(Text)},
     "export": {"format": Literal["native", "speculators", "sglang"], "tokens": _or_null(Count)},
-    "bundle": {"threads": Count},
     "pays": {
         "context": Count,
         "nodes": Several[Two],
         "draft_costs": Several[
             Annotated[float, _number("a share of a plain step, 0 or above", lambda value: value >= 0)]
         ],
-    },
-    "parity": {
-        "engines": Section,
-        "dtypes": Several[Literal["float32", "bfloat16", "float16"]],
-        "quantizations": Annotated[list[Text | None], Wanted("a list of schemes, null for none", bool)],
-        "sizes": Several[Two],
-        "trees": Annotated[list[Any], Wanted("a list of tree shapes, as 'trees=[[3,2,1]]'")],
-        "engine": Section,
-        "tokens": Two,
-        "prompt_tokens": Two,
-        "alternatives": Two,
     },
 }
 """Where a command differs."""

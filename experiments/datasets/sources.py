@@ -1,7 +1,7 @@
 """The Python standard library's own source files, split into training and held-out modules.
 
 Text that every user of this project has on disk. The bundled models are trained on one part of it
-(``experiments.bundle``), and prompts come from the other (``dataset=stdlib``).
+(``examples/bundle.py``), and prompts come from the other (``dataset=stdlib``).
 """
 
 import sysconfig

@@ -1,17 +1,13 @@
 """What methods made of the device: utilization and memory as tables, and warnings of what cannot be true."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
-from experiments.planning.memory import RunMemory
 from experiments.reporting.cells import NOTHING, names_of, percent, signed_percent
 from experiments.reporting.table import Column, Table
 from experiments.results.frame import Figures
 from experiments.results.summary import Summary
 from experiments.results.utilization import IMPOSSIBLE, STAGES
-from specdec.physics.capacity import state_bytes_per_row
-from specdec.slot_memory import written_bytes
 
 TITLE = "Use of the device"
 Line = tuple[str, Callable[[Figures], str]]
@@ -105,64 +101,17 @@ def _notes(uses: Sequence[Figures]) -> list[str]:
     return notes
 
 
-def memory_table(planned: RunMemory, held: Figures | None = None, peak: Figures | None = None) -> Table:
-    """A row for the memory that was planned before anything was loaded, and one for what is held."""
-    rows = f"{planned.rows} rows" if planned.rows > 1 else "one row"
-    engines = f", {len(planned.methods)} engines" if len(planned.methods) > 1 else ""
-    headings = ("weights", "drafter", "KV\ncache", "drafter's\nKV", "draft\nnodes", "activations", "copies", "total")
-    table = Table(
-        [Column("MB", "left"), *map(Column, headings)],
-        f"Memory in MB: {rows} of {planned.length:,} positions{engines}; {planned.place} has "
-        f"{written_bytes(planned.free)} free",
-        _memory_notes(planned, held, peak),
-    )
-    memory, copies = planned.planned, planned.copies
-    parts = (memory.weights, memory.drafter, memory.kv, memory.drafter_kv, memory.scratch, memory.activations, copies)
-    table.add("planned", *map(_mb, parts), _mb(memory.total + copies))
-    if held is not None:
-        # On a CPU, pages of weights that nobody has read yet are not resident.
-        rest = NOTHING if peak is None else _mb(max(0, peak.used - held.total))
-        total = held.total if peak is None else max(held.total, peak.used)
-        own = (held.weights, held.drafter, held.kv, held.drafter_kv, held.scratch)
-        table.add("held", *map(_mb, own), rest, _mb(held.copies), _mb(total))
+def memory_table(held: Figures, peak: Figures) -> Table:
+    """The bytes that engines hold, and what the peak of the memory has beyond them."""
+    headings = ("weights", "drafter", "KV\ncache", "drafter's\nKV", "draft\nnodes", "copies", "rest of\nthe peak")
+    if peak.fragmentation is None:
+        note = f"the peak is that of the process, without the {_mb(peak.before)} MB that it had before"
+    else:
+        note = f"the allocator had {_mb(peak.reserved)} MB at most, of which {_mb(peak.fragmentation)} MB in no tensor"
+    table = Table([Column(heading) for heading in headings], "Memory held, in MB", [note])
+    parts = (held.weights, held.drafter, held.kv, held.drafter_kv, held.scratch, held.copies)
+    table.add(*map(_mb, parts), _mb(max(0, peak.used - held.total)))
     return table
-
-
-def memory_facts(planned: RunMemory | str, held: Figures | None = None, peak: Figures | None = None) -> dict[str, Any]:
-    """The figures in bytes, for a run's manifest."""
-    facts: dict[str, Any] = {"planned": None, "why_not_planned": planned if isinstance(planned, str) else None}
-    if isinstance(planned, RunMemory):
-        own = {name: getattr(planned, name) for name in ("copies", "free", "place", "rows", "length")}
-        memory = {**asdict(planned.planned), "total": planned.planned.total}
-        facts["planned"] = {**memory, **own, "not_counted": planned.unknown}
-    return facts | {name: found for name, found in {"held": held, "peak": peak}.items() if found is not None}
-
-
-def _memory_notes(planned: RunMemory, held: Figures | None, peak: Figures | None) -> list[str]:
-    notes = []
-    if planned.copies or (held is not None and held.copies):
-        notes.append("copies of weights in the layout that the processor multiplies faster are made if there is room")
-    served = max(planned.methods.values(), key=lambda each: each.drafted)
-    if state := state_bytes_per_row(served.shape, served.precision):
-        slot = served.slots.per_row + served.drafted * served.slots.per_node
-        nodes = f"{served.drafted} nodes" + (" in the layer that runs" if served.again else "")
-        notes.append(
-            f"states of recurrent layers count as KV cache, or as draft nodes: {_mb(state)} MB for a row, for its root "
-            f"and for each of {nodes}, {_mb(slot)} MB per slot"
-            + (f"; {served.states} more are kept for shared beginnings" if served.states else "")
-        )
-    if planned.unknown:
-        notes.append(f"not counted is the drafter of {', '.join(planned.unknown)}")
-    if not planned.is_sure:
-        notes.append("nobody has compared the sizes of this type of model, so this is no more than a guess")
-    if held is not None and peak is not None:
-        notes.append("held activations are what is left of the peak: prompts, kernels, and all else that was loaded")
-        if peak.fragmentation is not None:
-            reserved, free = _mb(peak.reserved or 0), _mb(peak.fragmentation)
-            notes.append(f"the allocator had {reserved} MB at most, of which {free} MB in no tensor")
-        else:
-            notes.append(f"without the {_mb(peak.before)} MB that the process had before")
-    return notes
 
 
 def _mb(size: float) -> str:

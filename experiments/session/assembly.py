@@ -19,7 +19,6 @@ from experiments.measuring.conditions import ingredients_of
 from experiments.measuring.jobs import Fitting, Job, fit, prepare, template_facts
 from experiments.measuring.measure import Contender, failure, measure, slots_of
 from experiments.measuring.meters import PeakMeter, drafter_cache, held_by
-from experiments.reporting.device import memory_facts
 from experiments.reporting.terminal import short
 from experiments.results.manifest import check_facts, device_name, note_resumed, write_manifest
 from experiments.results.origin import read_manifest
@@ -29,7 +28,6 @@ from experiments.results.summary import Summary
 from experiments.results.texts import write_prompts, write_token_texts
 from experiments.session.engines import accounted, assemble, peaks_of, settle
 from experiments.session.measurement import Measurement, Report, check_finished, check_lossless
-from experiments.session.memory import plan_memory, show_planned
 from experiments.session.methods import check_components, revisions_of
 from experiments.session.policies import named_policy
 from experiments.session.resume import begun
@@ -70,8 +68,6 @@ def measure_methods(
         if complete(folder):
             return already_complete(folder)
     begin = time.perf_counter()
-    planned = plan_memory(config, methods)
-    show_planned(planned, shown=report.memory)
     folder.mkdir(parents=True, exist_ok=True)
     meter = PeakMeter(resolve_device(plain(config, "target").get("device") or "auto"))
     tracker = NullTracker() if ranks.follows() else build(config, "tracker") or NullTracker()
@@ -111,7 +107,7 @@ def measure_methods(
     warmup = encode_warmup(texts, target, sampling, engine.max_length, most=_one_length(prompts))
     facts |= facts_of(target, contenders, prompts, samplings)
     held = held_by([each.engine for each in contenders if isinstance(each.engine, Engine)])
-    facts["memory"] = memory_facts(planned, held)
+    facts["memory"] = {"held": held}
     facts["ingredients"] = {each.method: ingredients_of(each.engine, speculate=each.speculate) for each in contenders}
     facts["peaks"] = peaks_of(target, config.get("peaks", "none")) if before is None else before.get("peaks")
     facts["revisions"] = revisions_of(config, methods)
@@ -147,7 +143,8 @@ def measure_methods(
             kv_cache=facts["target"]["kv_cache"],
         ),
         mirror=mirror,
-        memory=(planned, held, meter),
+        held=held,
+        meter=meter,
         before=refused(contenders, [unfit for _, unfit in prepared]),
         kept=kept,
         passed=sum(

@@ -12,9 +12,8 @@ from experiments.config.sections import bootstrap_of, plain_whole
 from experiments.measuring.conditions import recordings_of
 from experiments.measuring.measure import Contender
 from experiments.measuring.meters import PeakMeter
-from experiments.planning.memory import RunMemory
 from experiments.reporting import terminal
-from experiments.reporting.device import above_roof, memory_facts, memory_table, not_recorded, utilization_table
+from experiments.reporting.device import above_roof, memory_table, not_recorded, utilization_table
 from experiments.reporting.policies import calibration_table
 from experiments.reporting.progress import Every, Progress
 from experiments.reporting.requests import warnings_of
@@ -61,14 +60,12 @@ class Report:
     Attributes:
         opening: Called with all contenders when they are loaded. It may show something, refuse them, or make
             ``dataset.count`` and ``sampling.max_new_tokens`` of the configuration smaller.
-        memory: Whether the memory that is planned and held is shown; the manifest has it in any case.
     """
 
     tables: Callable[[Summary, str], Tables]
     plots: Mapping[str, Plot]
     opening: Callable[[Sequence[Contender]], None] | None = None
     studies: Sequence[Callable[[Ended], Shown]] = ()
-    memory: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +74,7 @@ class Measurement:
 
     Attributes:
         title: Title of the tables, and the second line of the pictures' titles.
-        memory: What was planned, what the engines hold, and what measures the peak.
+        held: The bytes that the engines hold, by what they are for.
         before: Records of prompts that cannot run, which are written first.
         kept: Records that an earlier attempt left in the file; None if this run does not go on from one.
         passed: Prompts that the earlier attempt has done.
@@ -89,7 +86,8 @@ class Measurement:
     report: Report
     title: str
     mirror: Mirror
-    memory: tuple[RunMemory | str, Figures, PeakMeter]
+    held: Figures
+    meter: PeakMeter
     before: Sequence[Record] = field(default_factory=tuple)
     kept: Sequence[Record] | None = None
     passed: int = 0
@@ -183,12 +181,11 @@ class Measurement:
     def _closing(self, summary: Summary, records: Sequence[Record]) -> Shown:
         """More tables for the end, and the files of what policies have learned. Notes the peak of memory."""
         engines = {each.method: each.engine for each in self.contenders[1:] if isinstance(each.engine, Engine)}
-        planned, held, meter = self.memory
-        peak = meter.peak()
-        note_in_manifest(self.folder, memory=memory_facts(planned, held, peak))
+        peak = self.meter.peak()
+        note_in_manifest(self.folder, memory={"held": self.held, "peak": peak})
         tables: Tables = [
             calibration_table(calibrations_of(engines)),
-            memory_table(planned, held, peak) if self.report.memory and isinstance(planned, RunMemory) else None,
+            memory_table(self.held, peak),
         ]
         files = keep_calibrations(engines, self.folder)
         ended = Ended(summary=summary, records=records, contenders=self.contenders, folder=self.folder)

@@ -101,13 +101,10 @@ def test_what_users_felt(
     assert "requests within all limits" in shown and "BROKEN TIMESTAMPS" not in shown
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["loading_seconds"] > 0
-    planned, held, peak = (manifest["memory"][name] for name in ("planned", "held", "peak"))
-    for part in ("kv", "drafter_kv", "scratch"):
-        assert planned[part] == held[part] > 0, part
-    for part in ("weights", "drafter"):  # norms are not planned
-        assert planned[part] == pytest.approx(held[part], rel=0.02), part
-    assert peak["used"] >= 0 and peak["before"] > 0 and "Memory in MB: 2 rows of" in shown
-    assert shown.index("planned") < shown.index("mean acceptance length") < shown.index("held")
+    held, peak = manifest["memory"]["held"], manifest["memory"]["peak"]
+    assert all(held[part] > 0 for part in ("weights", "drafter", "kv", "drafter_kv", "scratch"))
+    assert peak["used"] >= 0 and peak["before"] > 0
+    assert shown.index("mean acceptance length") < shown.index("Memory held")
 
 
 @pytest.mark.full
@@ -126,19 +123,6 @@ def test_several_policies_in_one_run(configure: Configure, saved: Path, tiny: li
     assert "Predicted and actual acceptance" in text
     found = json.loads((folder / "confidence_calibration.json").read_text())
     assert found["source"] == "top" and 0 <= found["calibration_error"] <= 1
-
-
-def test_a_run_that_cannot_fit_loads_nothing(
-    configure: Configure, saved: Path, tiny: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("experiments.session.memory.free_memory", lambda device: 1 << 20)
-    monkeypatch.setattr(
-        "experiments.session.assembly.assemble", lambda *given, **more: pytest.fail("something is loaded")
-    )
-    said = r"^this run needs .* and cpu .* has 1 MiB free: give at most engine\.max_batch_size=\d+ with engine\.max_len"
-    with pytest.raises(ValueError, match=said):
-        run(configure("run", *tiny, *local(saved, "model"), "engine.max_batch_size=64"))
-    assert not (tmp_path / "out").exists()
 
 
 def test_the_demo(configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from experiments.load.__main__ import load, main
 from experiments.load.run import DONE, UNFINISHED, load_runs
-from experiments.session.charged import charge_memory
 from specdec.engine.engine import Engine
 from tests.experiments.runs import Configure, launched
 
@@ -52,20 +51,6 @@ def test_chats_find_their_beginnings_in_the_cache(configure: Configure, tiny: li
         assert figures["hit_rate"] > 0.3 and figures["saved_tokens"] == run.requests.reused_tokens.sum() >= 32 * 4
     both = [run.requests.tokens.map(tuple) for run in runs]
     assert both[0].equals(both[1])
-
-
-def test_a_drafter_takes_pages_of_the_memory_that_plain_decoding_has(configure: Configure, tiny: list[str]) -> None:
-    drafter = f"drafter.name={Path(tiny[0].partition('=')[2]).parent / 'drafter'}"
-
-    def pages(memory: float) -> tuple[int, int]:
-        words = [drafter, "method=m", "engine=paged", "engine.max_length=64", "engine.max_batch_size=256"]
-        config = configure("load", *tiny, *words, f"memory={memory}")
-        charge_memory(config, {"m": "drafter"})
-        return config.setups.plain.engine.cache.pages, config.setups.m.engine.cache.pages
-
-    assert pages(1e9) == (256 * 4, 256 * 4), "never more than all slots can fill"
-    plain, drafting = pages(8e6)
-    assert 4 <= drafting < plain < 256 * 4
 
 
 @pytest.mark.usefixtures("no_pictures")

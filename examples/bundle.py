@@ -1,12 +1,25 @@
-"""Puts finished trainings among the bundled models, with their cards and checksums."""
+"""Makes the bundled models, one training after the other, each by its recipe (conf/recipe/bundled_NAME.yaml).
 
+    python examples/bundle.py                        all of them, into outputs/bundle/bundled
+    python examples/bundle.py medusa eagle3 --out FOLDER
+    python examples/bundle.py target --overrides fit.steps=10 data.count=3
+
+A second call goes on from the trainings in ``--work``. Finished ones get cards and checksums.
+"""
+
+import argparse
 import json
+import shlex
 import shutil
-from collections.abc import Mapping
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
 from drafters.block import BlockDrafter
@@ -15,6 +28,7 @@ from drafters.hydra import HydraDrafter
 from drafters.medusa import MedusaDrafter
 from drafters.model import ModelDrafter
 from drafters.mtp import MTPDrafter
+from experiments.datasets.sources import read_source, training_files
 from experiments.results.comparison import commit_of
 from experiments.results.origin import read_manifest
 from specdec import bundled
@@ -23,6 +37,10 @@ from specdec.interfaces import Drafter
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from verifiers.rejection import RejectionVerifier
+
+END_OF_TEXT = "<|endoftext|>"
+# Words, numbers and punctuation with the space before them; a line break takes the next line's indentation along.
+_PIECES = Regex(r" ?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|[\r\n]+[ \t]*|[ \t]+(?=[ \t])|\s+")
 
 CARD, FACTS, BEST = "MODEL_CARD.md", "training.json", "best"
 TARGET, HYBRID = "target", "hybrid"
@@ -40,6 +58,40 @@ KINDS: dict[str, tuple[str, Any]] = {
     "TrainedMTP": ("MTP module", MTPDrafter),
 }
 """The heads that can be bundled, by the class that trained it: in words, and its drafter."""
+
+
+def make_blank(folder: Path, vocab_size: int, max_length: int) -> None:
+    """Write a blank target: it has a vocabulary and positions, and its few weights are random.
+
+    A language model that is trained for it with ``loss=cross_entropy`` (``recipe=bundled_target``) learns from the
+    text, and nothing from the blank.
+
+    Args:
+        folder: Takes the model and the tokenizer, a byte-level BPE.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(_PIECES, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((read_source(path) for path in training_files()), trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END_OF_TEXT,
+        clean_up_tokenization_spaces=False,
+        model_max_length=max_length,
+    )
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    special = {"bos_token_id": None, "eos_token_id": fast.eos_token_id, "pad_token_id": None}
+    config = LlamaConfig(vocab_size=len(fast), max_position_embeddings=max_length, **sizes, **special)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    fast.save_pretrained(folder)
 
 
 def install(name: str, training: Path, out: Path) -> None:
@@ -182,3 +234,43 @@ def _list_heads(out: Path) -> None:
     before, found, rest = text.partition(_BEGIN)
     after = rest.partition(_END)[2] if found else "\n"
     path.write_text(f"{before.rstrip()}\n\n{section}{after}", encoding="utf-8")
+
+
+MODELS = ("target", "drafter", "medusa", "hydra", "eagle3", "dspark", "hybrid", "hybrid_eagle3")
+
+
+def train(name: str, out: Path, work: Path, sizes: tuple[int, int], overrides: Sequence[str], threads: int = 1) -> None:
+    """Train a bundled model by its recipe, in a process of its own, and install it.
+
+    Args:
+        sizes: The tokens of the target's tokenizer, which is trained first, and its positions.
+    """
+    blank = work / "blank"
+    if name == TARGET and not (blank / "tokenizer.json").is_file():
+        make_blank(blank, *sizes)
+    if not (work / name / "last").is_dir():
+        whose = target_for(name)
+        target = blank if name == TARGET else out / (whose or TARGET)
+        words = [f"recipe=bundled_{name}", f"out={work / name}", f"threads={threads}"]
+        words += [f"target.name={target}"] if (target / "config.json").is_file() else []
+        words += [f"regenerate.file={work / 'responses.jsonl'}"] if whose == TARGET else []
+        if whose == HYBRID and (kin := out / name.removeprefix(f"{HYBRID}_") / "config.json").is_file():
+            words.append(f"head.name={kin.parent}")  # its recipe goes on from the target's drafter of this kind
+        words += [*overrides, *(["resume=true"] if (work / name / "manifest.json").is_file() else [])]
+        command = [sys.executable, "-m", "experiments.train", *words, f"hydra.run.dir={work / name}"]
+        print(shlex.join(["python", *command[1:]]), flush=True)
+        if subprocess.run(command).returncode:
+            raise ValueError(f"the training of {name} ended early: see above; the same command goes on with it")
+    install(name, work / name, out)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=list(MODELS))
+    parser.add_argument("--out", type=Path, default=Path("outputs/bundle/bundled"))
+    parser.add_argument("--work", type=Path, default=Path("outputs/bundle"))
+    parser.add_argument("--overrides", nargs="*", default=[])
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    for model in given.models:
+        train(model, given.out, given.work, (4096, 1024), given.overrides)
