@@ -191,9 +191,9 @@ def triton_kernels() -> Kernels | None:
 
         if int(triton.__version__.split(".")[0]) < 3:
             raise ImportError(f"Triton {triton.__version__} is older than 3.0")
-        from specdec.execution.kernels.gated import gated
-        from specdec.execution.kernels.norm import add_norm, norm
-        from specdec.execution.kernels.rotary import rotate
+        from specdec.kernels.gated import gated
+        from specdec.kernels.norm import add_norm, norm
+        from specdec.kernels.rotary import rotate
     except Exception as error:  # an installation that is broken raises anything
         logger.warning("norms and rotary embeddings run as the models' own operations, because of Triton: %s", error)
         return None

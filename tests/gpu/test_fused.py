@@ -9,11 +9,12 @@ from specdec.execution.fused import FusedExecutor
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from tests.models import tiny_model
+from tests.plain_kernels import plain_add_norm, plain_gated, plain_rotate
 from verifiers.rejection import RejectionVerifier
 
-gated = pytest.importorskip("specdec.execution.kernels.gated")
-norm = pytest.importorskip("specdec.execution.kernels.norm")
-rotary = pytest.importorskip("specdec.execution.kernels.rotary")
+gated = pytest.importorskip("specdec.kernels.gated")
+norm = pytest.importorskip("specdec.kernels.norm")
+rotary = pytest.importorskip("specdec.kernels.rotary")
 pytestmark = pytest.mark.gpu
 
 CUDA = torch.device("cuda")
@@ -33,16 +34,16 @@ def test_kernels_at_the_sizes_of_an_8b(dtype: torch.dtype) -> None:
         x, residual, weight = drawn(1, rows, 4096), drawn(1, rows, 4096), drawn(4096)
         for form in ((True, 0.0), (False, 1.0)):
             found = norm.add_norm(x, residual, weight, 1e-5, *form)
-            expected = norm.plain_add_norm(x, residual, weight, 1e-5, *form)
+            expected = plain_add_norm(x, residual, weight, 1e-5, *form)
             assert torch.equal(found[1], expected[1])
             assert_close(found[0], expected[0])
         gate, up = drawn(1, rows, 14336), drawn(1, rows, 14336)
         for activation in gated.ACTIVATIONS:
             found_gate = gated.gated(gate, up, activation)
-            assert_close(found_gate, gated.plain_gated(gate, up, activation))
+            assert_close(found_gate, plain_gated(gate, up, activation))
         query, key, value = (drawn(1, rows, count, 128).transpose(1, 2) for count in (32, 8, 8))
         given = query, key, value, drawn(1, 1, rows, 128), drawn(1, 1, rows, 128), None, None, None
-        for one, other in zip(rotary.rotate(*given), rotary.plain_rotate(*given), strict=True):
+        for one, other in zip(rotary.rotate(*given), plain_rotate(*given), strict=True):
             assert_close(one, other)
 
 

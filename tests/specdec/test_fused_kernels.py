@@ -13,11 +13,12 @@ from torch import Tensor
 
 from specdec.cache.base import Destination
 from tests.kernel_compiler import SHARED
+from tests.plain_kernels import plain_add_norm, plain_gated, plain_norm, plain_rotate
 
 triton = pytest.importorskip("triton")
-gated_kernel = pytest.importorskip("specdec.execution.kernels.gated")
-norm_kernel = pytest.importorskip("specdec.execution.kernels.norm")
-rotary_kernel = pytest.importorskip("specdec.execution.kernels.rotary")
+gated_kernel = pytest.importorskip("specdec.kernels.gated")
+norm_kernel = pytest.importorskip("specdec.kernels.norm")
+rotary_kernel = pytest.importorskip("specdec.kernels.rotary")
 
 ROOT = Path(__file__).parents[2]
 interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="triton was imported for a GPU")
@@ -53,7 +54,7 @@ def test_a_norm_with_its_residual(name: str, dtype: torch.dtype) -> None:
     x = 0.01 * drawn(*shape, dtype=dtype)
     residual = 0.01 * drawn(*shape, dtype=dtype)
     weight = drawn(shape[-1], dtype=dtype) if weighted else None
-    expected, total = norm_kernel.plain_add_norm(x, residual, weight, 1e-4, rounds, offset)
+    expected, total = plain_add_norm(x, residual, weight, 1e-4, rounds, offset)
     found = norm_kernel.add_norm(x, residual, weight, 1e-4, rounds, offset)
     assert torch.equal(found[1], total)
     assert steps_apart(found[0], expected) <= (8 if dtype is torch.float32 else 1)  # sums in another order
@@ -69,9 +70,7 @@ def test_a_norm_of_heads_that_do_not_lie_in_order(dtype: torch.dtype) -> None:
     weight = drawn(24, dtype=dtype)
     found = norm_kernel.norm(heads, weight, 1e-6, True, 0.0)
     assert found.stride() == heads.stride()
-    assert steps_apart(found, norm_kernel.plain_norm(heads, weight, 1e-6, True, 0.0)) <= (
-        8 if dtype is torch.float32 else 1
-    )
+    assert steps_apart(found, plain_norm(heads, weight, 1e-6, True, 0.0)) <= (8 if dtype is torch.float32 else 1)
 
 
 @interpreted
@@ -80,7 +79,7 @@ def test_a_norm_of_heads_that_do_not_lie_in_order(dtype: torch.dtype) -> None:
 def test_a_gate(activation: str, dtype: torch.dtype) -> None:
     both = 3 * drawn(2, 3, 2 * 1100, dtype=dtype)
     gate, up = both.chunk(2, dim=-1)  # halves of one product; more than one block, and a part of another
-    expected = gated_kernel.plain_gated(gate, up, activation)
+    expected = plain_gated(gate, up, activation)
     found = gated_kernel.gated(gate, up, activation)
     # In float32, exponentials differ in their last places, and 1 + tanh loses some where the gate is nearly closed.
     open_enough = gate > -2
@@ -115,7 +114,7 @@ def rotated(
 @dtypes
 @pytest.mark.parametrize("norms", [False, True], ids=["plain", "normed"])
 def test_a_rotary_embedding_and_the_write_behind_it(norms: bool, dtype: torch.dtype) -> None:
-    expected, there = rotated(rotary_kernel.plain_rotate, dtype, writes=True, norms=norms)
+    expected, there = rotated(plain_rotate, dtype, writes=True, norms=norms)
     found, here = rotated(rotary_kernel.rotate, dtype, writes=True, norms=norms)
     assert here is not None and there is not None
     for one, other in zip((*found, *here[:2]), (*expected, *there[:2]), strict=True):
@@ -138,9 +137,9 @@ import sys, torch
 from tests.kernel_compiler import compile_for
 kernels = compile_for(int(sys.argv[1]))
 from specdec.cache.base import Destination
-from specdec.execution.kernels.gated import ACTIVATIONS, gated
-from specdec.execution.kernels.norm import add_norm, norm
-from specdec.execution.kernels.rotary import rotate
+from specdec.kernels.gated import ACTIVATIONS, gated
+from specdec.kernels.norm import add_norm, norm
+from specdec.kernels.rotary import rotate
 for dtype in (torch.bfloat16, torch.float16, torch.float32):
     new = lambda *shape: torch.zeros(*shape, dtype=dtype)
     add_norm(new(1, 60, 8192), new(1, 60, 8192), new(8192), 1e-5, True, 0.0)

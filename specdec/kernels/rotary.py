@@ -9,15 +9,13 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from specdec.cache.base import Destination
-from specdec.execution.kernels.norm import plain_norm
-from specdec.execution.kernels.rounding import rounded
+from specdec.kernels.rounding import rounded
 
 _HEADS = 4  # heads of a program
 
 
 HeadNorm = tuple[Tensor | None, float, bool, float]
-"""The norm of every head before it is turned: weight, eps, rounds and offset, as in ``norm.plain_norm``."""
+"""The norm of every head before it is turned: weight, eps, rounds and offset, as in ``norm.norm``."""
 
 
 def rotate(
@@ -28,16 +26,18 @@ def rotate(
     sines: Float[Tensor, "rows 1 node head_dim"],
     query_norm: HeadNorm | None,
     key_norm: HeadNorm | None,
-    destination: Destination | None,
+    destination: tuple[Tensor, Tensor, Tensor, Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
-    """Return queries and keys, normalized and turned; see ``plain_rotate``.
+    """Return queries and keys, normalized and turned: a head (a, b) becomes ``(a cos - b sin, b cos + a sin)``.
+
+    Every product is rounded to the dtype before the sum.
 
     Args:
         query, key: Heads of an even size.
         value: Only read to be written.
         cosines, sines: Those of every node's position.
         query_norm, key_norm: What comes before; None for nothing. They differ in their weights only.
-        destination: Where keys and values are written; None leaves that to the caller.
+        destination: Where keys and values are written (``cache.base.Destination``); None leaves that to the caller.
     """
     query, key, value = (each if each.stride(-1) == 1 else each.contiguous() for each in (query, key, value))
     batch, heads, nodes, dim = query.shape
@@ -60,34 +60,6 @@ def rotate(
             NORM=query_norm is not None, WEIGHT=weight is not None, ROUND=rounds, OFFSET=offset, WRITE=writes,
             num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
-    return new_query, new_key
-
-
-def plain_rotate(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cosines: Tensor,
-    sines: Tensor,
-    query_norm: HeadNorm | None,
-    key_norm: HeadNorm | None,
-    destination: Destination | None,
-) -> tuple[Tensor, Tensor]:
-    """Return queries and keys in plain torch: a head with the halves (a, b) becomes ``(a cos - b sin, b cos + a sin)``.
-
-    Every product is rounded to the dtype before the sum.
-    """
-
-    def turned(x: Tensor, norm: HeadNorm | None) -> Tensor:
-        if norm is not None:
-            x = plain_norm(x, *norm)
-        low, high = x.chunk(2, dim=-1)
-        return x * cosines + torch.cat([-high, low], dim=-1) * sines
-
-    new_query, new_key = turned(query, query_norm), turned(key, key_norm)
-    if destination is not None:
-        destination.keys[destination.rows, destination.cells] = new_key.transpose(1, 2)
-        destination.values[destination.rows, destination.cells] = value.transpose(1, 2)
     return new_query, new_key
 
 

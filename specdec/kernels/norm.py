@@ -9,13 +9,22 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from specdec.execution.kernels.rounding import rounded
+from specdec.kernels.rounding import rounded
 
 
 def norm(
     x: Float[Tensor, "*row width"], weight: Float[Tensor, " width"] | None, eps: float, rounds: bool, offset: float
 ) -> Float[Tensor, "*row width"]:
-    """Return ``x``, which has at most four axes, normalized; see ``plain_norm``."""
+    """Return ``x``, which has at most four axes, normalized.
+
+    Args:
+        x: What is normalized, row by row.
+        weight: Factors; None for none.
+        eps: Added to the mean of the squares.
+        rounds: The normalized numbers are rounded to their dtype before they are multiplied by the weight (Llama), or
+            only the products are (Gemma).
+        offset: Added to the weight: Gemma's are distances from 1.
+    """
     x = x if x.stride(-1) == 1 else x.contiguous()
     output = torch.empty_like(x)
     _launch(x, x, weight, output, x, eps, rounds, offset, add=False)
@@ -30,37 +39,11 @@ def add_norm(
     rounds: bool,
     offset: float,
 ) -> tuple[Float[Tensor, "*row width"], Float[Tensor, "*row width"]]:
-    """Return ``x + residual``, normalized, and the sum itself; see ``plain_norm``."""
+    """Return ``x + residual``, normalized, and the sum itself, which is rounded to its dtype before its norm."""
     x, residual = x.contiguous(), residual.contiguous()
     output, total = torch.empty_like(x), torch.empty_like(x)
     _launch(x, residual, weight, output, total, eps, rounds, offset, add=True)
     return output, total
-
-
-def plain_norm(x: Tensor, weight: Tensor | None, eps: float, rounds: bool, offset: float) -> Tensor:
-    """Return the norm in plain torch.
-
-    Args:
-        x: What is normalized, row by row.
-        weight: Factors; None for none.
-        eps: Added to the mean of the squares.
-        rounds: The normalized numbers are rounded to their dtype before they are multiplied by the weight (Llama), or
-            only the products are (Gemma).
-        offset: Added to the weight: Gemma's are distances from 1.
-    """
-    numbers = x.float()
-    numbers = numbers * torch.rsqrt(numbers.pow(2).mean(-1, keepdim=True) + eps)
-    if rounds:
-        numbers = numbers.to(x.dtype).float()
-    return (numbers if weight is None else numbers * (weight.float() + offset)).to(x.dtype)
-
-
-def plain_add_norm(
-    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, rounds: bool, offset: float
-) -> tuple[Tensor, Tensor]:
-    """Return the norm of the sum, and the sum, in plain torch. The sum is rounded to its dtype before its norm."""
-    total = x + residual
-    return plain_norm(total, weight, eps, rounds, offset), total
 
 
 def _launch(

@@ -8,16 +8,15 @@ import triton
 import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional
 
-from specdec.execution.kernels.rounding import rounded
+from specdec.kernels.rounding import rounded
 
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 _BLOCK = 1024
 
 
 def gated(gate: Float[Tensor, "*row width"], up: Float[Tensor, "*row width"], activation: str) -> Tensor:
-    """Return ``activation(gate) * up``, in order of its axes; see ``plain_gated``."""
+    """Return ``activation(gate) * up``, in order of its axes; the activation is rounded to its dtype."""
     width = gate.shape[-1]
     gate_rows, up_rows = _rows(gate), _rows(up)
     output = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
@@ -28,13 +27,6 @@ def gated(gate: Float[Tensor, "*row width"], up: Float[Tensor, "*row width"], ac
             ACTIVATION=ACTIVATIONS[activation], num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
     return output
-
-
-def plain_gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
-    """Return ``activation(gate) * up`` in plain torch, which rounds the activation to its dtype."""
-    if activation == "silu":
-        return functional.silu(gate) * up
-    return functional.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none") * up
 
 
 def _rows(tensor: Tensor) -> Float[Tensor, "row width"]:
