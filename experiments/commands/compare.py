@@ -5,6 +5,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from experiments.config.sections import listed
+from experiments.load.imported import import_results
 from experiments.load.run import LoadRun
 from experiments.load.studies import Study, is_study
 from experiments.reporting.comparison import report_comparison
@@ -14,8 +15,14 @@ from experiments.results.runs import find_folders, load_run
 
 
 def compare(config: DictConfig) -> list[Row] | list[LoadRun]:
-    """Compare the configuration's runs; print and write the table, the figures and the pictures."""
-    folders = find_folders(listed(config, "runs"))
+    """Compare the configuration's runs; print and write the table, the figures and the pictures.
+
+    A file is the result of another load generator, of which a folder is made first.
+    """
+    given = map(Path, listed(config, "runs"))
+    folders = find_folders(
+        [str(import_results(path, Path(config.out, path.stem)) if path.is_file() else path) for path in given]
+    )
     of_load = [folder for folder in folders if is_study(folder)]
     if of_load:
         others = [folder for folder in folders if folder not in of_load]

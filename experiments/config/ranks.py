@@ -1,8 +1,7 @@
 """Commands under torchrun: several processes run the same command, and the first of them speaks for all.
 
-The others compute along: they share a target, or each has one of the replicas that the first process asks. What they
-would print goes nowhere, and what they would write goes to a folder that is removed at their end. A process that fails
-ends, and torchrun then ends the others.
+The others compute along, as they share a target. What they would print goes nowhere, and what they would write goes to
+a folder that is removed at their end. A process that fails ends, and torchrun then ends the others.
 """
 
 import os
@@ -81,7 +80,7 @@ def taking_part(config: DictConfig, *, divides: bool = False) -> Iterator[None]:
             _leave()
         return
     _check(config)
-    _bind_device(has_queue=config.get("replicas", 1) != 1)
+    _bind_device()
     try:
         if not follows():
             yield
@@ -118,34 +117,16 @@ def let_the_first_speak() -> None:
         time.sleep(_PATIENCE)
 
 
-def check_replicas(replicas: int) -> None:
-    """Refuse a number of replicas (``replicas``) that torchrun has not started the processes for."""
-    started = processes()
-    if replicas == 1:
-        return
-    if started != replicas + 1:
-        there = f"torchrun has started {started} processes" if started > 1 else "this process was started alone"
-        raise ValueError(
-            f"replicas={replicas}: {there}; start the program with torchrun --nproc-per-node {replicas + 1}: a process "
-            f"for the queue, and one for each replica"
-        )
-    if os.environ.get("LOCAL_WORLD_SIZE", str(started)) != str(started):
-        raise ValueError(f"replicas={replicas}: moments are compared by one clock, so start all on one machine")
-
-
 def _check(config: DictConfig) -> None:
     started = processes()
     target: Any = config.get("target")
     if target is None:
         raise ValueError(f"torchrun has started {started} processes, and this command needs one: start it without")
     shared = target.get("tensor_parallel") not in (None, False, 1) or target.get("tensor_parallel") is True
-    replicas = config.get("replicas", 1)
-    if shared and replicas != 1:
-        raise ValueError(f"replicas={replicas}: a replica is one process, so leave target.tensor_parallel out")
-    if not shared and replicas == 1:
+    if not shared:
         raise ValueError(
             f"torchrun has started {started} processes that would all do the same: give "
-            f"target.tensor_parallel={started} or, to experiments.load, replicas={started - 1}, or start one process"
+            f"target.tensor_parallel={started}, or start one process"
         )
     if in_sweep():
         raise ValueError("a sweep starts its jobs in this process: start torchrun once for every job instead")
@@ -155,15 +136,12 @@ def _check(config: DictConfig) -> None:
         raise ValueError("contenders run whole models in one process: leave them out with target.tensor_parallel")
 
 
-def _bind_device(*, has_queue: bool) -> None:
-    """Make every process use its own GPU from the beginning, whichever model it loads first.
-
-    The first one loads none where it has the queue of replicas, so the others have the GPUs from the first on.
-    """
+def _bind_device() -> None:
+    """Make every process use its own GPU from the beginning, whichever model it loads first."""
     import torch
 
-    local = int(os.environ["LOCAL_RANK"]) - has_queue
-    if torch.cuda.is_available() and 0 <= local < torch.cuda.device_count():
+    local = int(os.environ["LOCAL_RANK"])
+    if torch.cuda.is_available() and local < torch.cuda.device_count():
         torch.cuda.set_device(local)
 
 

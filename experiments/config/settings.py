@@ -213,8 +213,6 @@ OWN: dict[str, dict[str, Any]] = {
     "load": {
         "seed": Natural,
         "engine": Section,
-        "replicas": Count,
-        "affinity_margin": Natural,
         "requests": _or_null(Count),
         "seconds": _or_null(Positive),
         "rates": _or_null(Annotated[list[Positive], Wanted("a list of rates, each above 0, as 'rates=[1,2,4]'", bool)]),

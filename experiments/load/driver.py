@@ -32,7 +32,7 @@ LONGEST_SLEEP = 0.05
 
 
 class Serving(Protocol):
-    """An engine, or a client of a server."""
+    """What the driver asks of an engine."""
 
     @property
     def unfinished(self) -> int:
@@ -46,7 +46,7 @@ class Serving(Protocol):
         ...
 
     def step(self) -> list[Step]:
-        """Return what has happened since the last call; an engine runs a turn."""
+        """Run a turn, and return what has happened in it."""
         ...
 
     def abort(self, request_id: int) -> None:
@@ -79,7 +79,7 @@ class Overload:
 
 
 class Entrance:
-    """Says who arrives when, who is turned away and who loses patience: for engines, servers and virtual time alike.
+    """Says who arrives when, who is turned away and who loses patience: in real and in virtual time alike.
 
     Args:
         times: When requests arrive, in seconds; in a closed loop, how long their user thinks before them.
@@ -157,9 +157,6 @@ class Driver:
 
     Args:
         times: See ``Entrance``, like loop and users.
-        in_process: Whether ``step`` is a turn of the engine itself, for which arrivals wait.
-        wait: Waits for news of a server, at most so many seconds. What comes from a server is chunks, not rounds, and
-            it has a request when the request has left this process. None for an engine, whose ``step`` takes its time.
     """
 
     def __init__(
@@ -172,13 +169,11 @@ class Driver:
         users: int = 0,
         overload: Overload = Overload(),
         speculate: bool = True,
-        in_process: bool = True,
-        wait: Callable[[float], object] | None = None,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], object] = time.sleep,
     ):
-        self._engine, self._asked, self._speculate, self._in_process = engine, asked, speculate, in_process
-        self._wait, self._clock, self._sleep = wait, clock, sleep
+        self._engine, self._asked, self._speculate = engine, asked, speculate
+        self._clock, self._sleep = clock, sleep
         self._entrance = Entrance(asked, times, loop, users, overload)
         self._seen: dict[int, _Seen] = {}
         self._live: dict[int, int] = {}  # the number of a request by the engine's id
@@ -226,8 +221,7 @@ class Driver:
                 asked.prompt_ids, asked.sampling, speculate=self._speculate, arrived=self._begun + arrived
             )
             seen.submitted = self._now()
-            free_from = max(arrived, self._last_end) if self._in_process else arrived
-            self._own_delays.append(seen.submitted - free_from)
+            self._own_delays.append(seen.submitted - max(arrived, self._last_end))
             self._live[identity] = number
 
     def _lose_patience(self) -> None:
@@ -240,8 +234,6 @@ class Driver:
     def _turn(self) -> None:
         inside, begin = self._engine.unfinished, self._now()
         self._notes.clear()
-        if self._wait is not None:
-            self._wait(self._until_due())
         steps = self._engine.step()
         self._last_end = self._now()
         for step in steps:
@@ -272,7 +264,7 @@ class Driver:
         if number is None:
             return
         seen, visible = self._seen[number], step.visible - self._begun
-        seen.rounds += self._wait is None
+        seen.rounds += 1
         seen.drafted += step.proposed_depth
         seen.nodes += step.proposed_nodes
         seen.accepted += step.accepted
@@ -320,8 +312,6 @@ class Driver:
         ends = [seen.finished for seen in self._seen.values() if seen.outcome == DONE]
         whole = len(self._seen) == len(self._asked) and not self._live
         delays = self._own_delays
-        if self._wait is not None:
-            delays = [seen.admitted - seen.arrived for seen in self._seen.values() if seen.admitted == seen.admitted]
         requests = typed(rows, REQUESTS)
         requests["emissions"] = [self._seen[number].emissions for number in requests.request]
         requests["tokens"] = [self._seen[number].tokens for number in requests.request]

@@ -53,15 +53,14 @@ def figures_of(run: LoadRun, terms: Terms, bootstrap: Bootstrap, *, slots: int |
         over the run's time; ``goodput``; ``running`` and ``waiting`` as averages over time; ``in_engine`` and what
         Little's law has ``expected`` of it; ``unused``, the share of slots and time that nothing used; tokens that
         were computed for nothing (``wasted``); ``hit_rate`` of the caches, ``late``, ``outputs``
-        (``experiments.load.agreement``), what only a ``server`` tells, and ``warnings``. Of a server,
-        ``mean_acceptance_length`` is over rounds with a draft.
+        (``experiments.load.agreement``), and ``warnings``.
     """
     frame = latencies(run)
     outcomes = frame.outcome.value_counts()
     done, seconds = frame[frame.outcome == DONE], run.seconds
     balance, totals = little(run), run.totals
-    tokens, rounds = int(done.output_tokens.sum()), int(frame.rounds.sum()) + totals.rounds
-    accepted = int(frame.accepted.sum()) + totals.accepted
+    tokens, rounds = int(done.output_tokens.sum()), int(frame.rounds.sum())
+    accepted = int(frame.accepted.sum())
     lost = frame[frame.outcome != DONE]
     found = Figures(
         method=run.method,
@@ -91,12 +90,12 @@ def figures_of(run: LoadRun, terms: Terms, bootstrap: Bootstrap, *, slots: int |
             swapped_tokens=totals.swapped_out,
             swap_seconds=totals.swap_seconds,
             preempted_seconds=float(frame.preempted_seconds.sum()),
-            rejected_nodes=int(frame.nodes.sum()) + totals.drafted - accepted,
+            rejected_nodes=int(frame.nodes.sum()) - accepted,
         ),
         saved_tokens=totals.reused,
         hit_rate=totals.reused / totals.queried if totals.queried else None,
         late=run.late,
-        **{name: Figures(run.facts[name]) if run.facts.get(name) else None for name in ("outputs", "server")},
+        outputs=Figures(run.facts["outputs"]) if run.facts.get("outputs") else None,
         warnings=[],
     )
     whole = run.facts.get("complete", True)

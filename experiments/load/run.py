@@ -1,4 +1,4 @@
-"""What happened to requests that arrived over time, on a real engine, a virtual one or a server."""
+"""What happened to requests that arrived over time, on a real engine or a virtual one."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -51,9 +51,6 @@ class Totals:
         preempted: Requests that lost their slot, counted as often as they did.
         swapped_out: Tokens whose keys and values went to the host's memory.
         swap_seconds: Seconds of the ways there and back.
-        rounds: Rounds with a draft, as a server counts them; none where the requests have their own.
-        drafted: Drafted tokens, as a server counts them.
-        accepted: Those that were accepted, as a server counts them.
     """
 
     queried: int = 0
@@ -62,9 +59,6 @@ class Totals:
     preempted: int = 0
     swapped_out: int = 0
     swap_seconds: float = 0.0
-    rounds: int = 0
-    drafted: int = 0
-    accepted: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

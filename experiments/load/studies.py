@@ -45,6 +45,11 @@ class Study:
         return str(self.manifest.get(name, "unknown"))
 
     @property
+    def is_imported(self) -> bool:
+        """Whether another load generator has measured it, which knows neither our limits nor our texts."""
+        return "imported" in self.manifest["config"]
+
+    @property
     def missing(self) -> int:
         """How many runs were planned and have not ended."""
         rates = self.manifest["config"].get("rates") or [None]
@@ -69,8 +74,9 @@ _ALIKE: dict[str, Callable[[Study], str]] = {
     "clock (real or virtual)": lambda study: str(bool(study.manifest.get("virtual"))),
 }
 """What studies should share, unless they are mixed on purpose."""
+LOOP = "loop (open or closed)"
 _NEVER: dict[str, Callable[[Study], str]] = {
-    "loop (open or closed)": lambda study: study.fact("loop"),
+    LOOP: lambda study: study.fact("loop"),
     "limits (sla)": lambda study: str(Terms.of(study.manifest["config"])),
     "intervals": _setting("bootstrap"),
 }
@@ -83,10 +89,11 @@ def check_alike(studies: Sequence[Study], *, allow_mixed: bool = False) -> list[
     Raises:
         ValueError: They cannot stand in one table, or should not and were not mixed on purpose.
     """
+    ours = [each for each in studies if not each.is_imported]
     for what, value in _NEVER.items():
-        if len({value(each) for each in studies}) > 1:
+        if len({value(each) for each in (studies if what == LOOP else ours)}) > 1:
             raise ValueError(f"the studies differ in their {what}, and a table has one: compare them apart")
-    mixed = [what for what, value in _ALIKE.items() if len({value(each) for each in studies}) > 1]
+    mixed = [what for what, value in _ALIKE.items() if len({value(each) for each in ours}) > 1]
     if mixed and not allow_mixed:
         names = " and ".join(f"in their {what}" for what in mixed)
         raise ValueError(f"the studies differ {names}: allow_mixed=true compares them all the same")
@@ -94,9 +101,9 @@ def check_alike(studies: Sequence[Study], *, allow_mixed: bool = False) -> list[
 
 
 def terms_of(studies: Sequence[Study]) -> tuple[Terms, Bootstrap]:
-    """Return the limits and the settings of intervals that checked studies share."""
-    config = studies[0].manifest["config"]
-    return Terms.of(config), Bootstrap(**config["bootstrap"])
+    """Return the limits and the settings of intervals that checked studies share; none and ours if all are imported."""
+    config = next((each.manifest["config"] for each in studies if not each.is_imported), {})
+    return Terms.of(config), Bootstrap(**config.get("bootstrap", {}))
 
 
 def merged(studies: Sequence[Study]) -> list[LoadRun]:
@@ -141,6 +148,7 @@ def remarks(studies: Sequence[Study]) -> list[str]:
         for each in studies
         if each.missing
     ]
+    said += [f"{each.folder.name} was measured by another load generator" for each in studies if each.is_imported]
     devices = sorted({each.fact("device") for each in studies})
     if len(devices) > 1:
         said.append(f"The studies were made on different devices ({', '.join(devices)}): compare no times across them.")

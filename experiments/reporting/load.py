@@ -61,8 +61,6 @@ def report_load(runs: Sequence[LoadRun], report: LoadReport) -> tuple[list[Figur
     """Print tables, and write them with pictures, figures and timelines; returns the figures, and the files."""
     figures = [figures_of(run, report.terms, report.bootstrap, slots=run.facts.get("slots")) for run in runs]
     tables = [load_table(figures, report), waste_table(figures)]
-    if any(each.server is not None for each in figures):
-        tables.append(server_table(figures))
     classes = [(run, by_class(run, report.terms, report.bootstrap)) for run in runs]
     several = any(len(own) > 1 for _, own in classes)
     if several:
@@ -162,28 +160,6 @@ def waste_table(figures: Sequence[Figures]) -> Table:
         "late: 99th percentile of the generator's own delays; waiting for the running turn is the engine's",
     ]
     return Table.of(figures, columns, title="Beside goodput", notes=notes, section=lambda found: found.rate)
-
-
-def server_table(figures: Sequence[Figures]) -> Table:
-    """A row per rate and server: what it says about itself."""
-    columns: list[tuple[Column | str, Callable[[Figures], Cell | str]]] = [
-        (RATES[figures[0].loop].replace(" ", "\n"), lambda found: f"{found.rate:.3g}"),
-        (left("method", fold=True, min_width=10), lambda found: found.method),
-        (left("server", fold=True, min_width=10), lambda found: found.server.address),
-        ("tokens per\ndrafted round", lambda found: number(found.mean_acceptance_length)),
-        ("tokens\nper round", lambda found: number(found.server.tokens_per_round)),
-        ("accepted at position 1, 2, …", lambda found: ", ".join(map(percent, found.server.acceptance_at)) or NOTHING),
-        ("queue\nms", lambda found: number(found.server.queue_seconds and 1000 * found.server.queue_seconds, 0)),
-        ("tokens are", lambda found: found.server.tokens),
-    ]
-    notes = [
-        "tokens per drafted round: 1 + accepted / rounds with a draft, as vLLM has it; our own are over all rounds",
-        "tokens per round: over all rounds; drafts that the end of an output has cut make it a little too large",
-        "queue: mean time without a slot, which the other tables have as part of TTFT alone",
-        "tokens are: named by the server, counted by it, or those of the text, as its tokenizer has them",
-    ]
-    servers = [found for found in figures if found.server is not None]
-    return Table.of(servers, columns, title="What servers say", notes=notes, section=lambda found: found.rate)
 
 
 def class_table(classes: Sequence[tuple[LoadRun, Mapping[str, Figures]]]) -> Table:

@@ -93,8 +93,7 @@ def check_components(
     others: Sequence[str] = ("target", "verifier", "sampling", "dataset", "tracker"),
 ) -> None:
     """Check the arguments of all components, and of what methods have of their own, before anything is made."""
-    if config.engine.get("_target_") is None:  # else it is a server, whose own arguments are checked where it is made
-        check_arguments(EngineSettings, plain(config, "engine"), "engine")
+    check_arguments(EngineSettings, plain(config, "engine"), "engine")
     if PLAIN in drafters:
         raise ValueError(f"method={PLAIN} is what plain decoding beside it is called: give another name")
     kv_cache, contenders = config.engine.get("kv_cache"), list(config.get("contenders") or ())

@@ -69,7 +69,6 @@ def test_an_error_tells_whose_it_is(process: Callable[[int], None], capsys: pyte
     ("settings", "message"),
     [
         ({"target": {"tensor_parallel": 1}}, "give target.tensor_parallel=2"),
-        ({"target": {"tensor_parallel": 2}, "replicas": 2}, "a replica is one process"),
         ({"target": None}, "this command needs one"),
         ({"seed": None}, "seed=null: processes that share a target need the same seed"),
         ({"contenders": {"hf": {}}}, "contenders run whole models in one process"),
