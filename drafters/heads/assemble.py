@@ -6,8 +6,9 @@ backwards to load one.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, Unpack
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -16,14 +17,38 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from drafters.heads.bound import move
+from drafters.heads.files import Checkpoint, Where
 from specdec.arguments import number, shown, whole
-from specdec.target.loading import listed
+from specdec.target.loading import listed, resolve_device, resolve_dtype
 
 Names = Sequence[tuple[str, str]]
+Written = dict[str, Any]
+"""A ``config.json``."""
 _Head = TypeVar("_Head", bound=nn.Module)
 _Config = TypeVar("_Config", bound=PreTrainedConfig)
 _PLAIN_THETA = 10000.0  # what a configuration without a rope_theta means, whatever the target's is
 _LAYER = re.compile(r"layers\.(\d+)\.")
+
+
+def loaded(
+    path: str | Path,
+    build: Callable[[Checkpoint], _Head],
+    *,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    **where: Unpack[Where],
+) -> _Head:
+    """Returns a head that is built from the files of a checkpoint.
+
+    Args:
+        path: A folder, a name on the hub, or ``bundled/…``.
+        dtype: What to load it in; None for the checkpoint's own.
+        device: Where to put it; None for the CPU.
+    """
+    resolved, place = None if dtype is None else resolve_dtype(dtype), resolve_device(device or "cpu")
+    head = build(Checkpoint(path, **where))
+    return move(head, place, resolved if isinstance(resolved, torch.dtype) else next(head.parameters()).dtype)
 
 
 def public_name(key: str, names: Names) -> str:

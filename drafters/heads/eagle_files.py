@@ -6,7 +6,7 @@ What a checkpoint is, is read off its tensors; its ``config.json`` is asked only
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,38 +14,51 @@ from transformers import Qwen3Config
 
 from drafters.heads.assemble import (
     Names,
+    Written,
     config_of,
     count_of,
     draft_id_tensors,
     fill,
     finite,
+    loaded,
     named,
     needed,
     section,
     take_draft_ids,
 )
-from drafters.heads.bound import move
 from drafters.heads.eagle import Eagle3Head, EagleHead
-from drafters.heads.files import OURS, Checkpoint, ServedFor, Where, check_layout, write
+from drafters.heads.files import OURS, Checkpoint, ServedFor, check_layout, write
 from specdec.arguments import whole, wholes
 from specdec.drafting.vocabulary import MOST_PADDING
-from specdec.target.loading import resolve_device, resolve_dtype
+from specdec.machine import dtype_name
 
 LAYOUTS = ("native", "speculators", "sglang")
 """EAGLE's own; speculators' (vLLM); EAGLE's with what SGLang reads otherwise."""
-
 TOKENS = 5
 """Drafted tokens per round that a server is told, if nothing else is said."""
-
 EMBEDDINGS = ("auto", "own", "target")
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 """The names of the mask token in a ``config.json``, as vLLM looks for it (``get_parallel_drafting_token_id``)."""
-
+IDS = "eagle_aux_hidden_state_layer_ids"
+PUBLIC = {
+    "captured_width": "target_hidden_size",
+    "norm_before_residual": "norm_before_residual",
+    "norm_joined": "norm_before_fc",
+    "norm_each": "fc_norm",
+    "feeds_normed": "norm_output",
+}
+"""Attributes of an EAGLE-3 head, and their public names."""
+FLAGS = ("norm_before_residual", "feeds_normed")
+"""Those of them that no tensor tells."""
+NORMS = {"norm_joined": "input_norm.weight", "norm_each": "fc_norm.0.weight"}
+"""Tensors that tell the others."""
+_LAYERS = """model_type hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim
+hidden_act max_position_embeddings rms_norm_eps attention_bias vocab_size"""
 _LAYER = re.compile(r"(?:midlayer|layers\.0)\.")
 _IGNORED = re.compile(r".*rotary_emb\.inv_freq|(?:model\.)?verifier_(?:lm_head|norm)\.weight")
 
 
-def _names(first: str) -> Names:
+def names_of(first: str) -> Names:
     """The table of names; ``first`` is what the names of the first layer's tensors begin with."""
     return (
         ("model.fusion.norm.norms.", "fc_norm."),
@@ -56,6 +69,9 @@ def _names(first: str) -> Names:
     )
 
 
+# ---------------------------------------------------------------- reading
+
+
 def load_eagle(
     path: str | Path,
     *,
@@ -63,49 +79,46 @@ def load_eagle(
     embeddings: str = "auto",
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
-    **where: Unpack[Where],
+    **where: Any,
 ) -> EagleHead | Eagle3Head:
     """Load a head of EAGLE-1, 2, 3 or 3.1.
 
     Args:
-        path: A folder, a name on the hub, or ``bundled/…``.
+        path, dtype, device, where: See ``assemble.loaded``.
         hidden_layers: The target's hidden states that the head fuses, in place of those that its files name; for
             EAGLE-3 only.
         embeddings: ``"own"`` takes the checkpoint's, ``"target"`` the target's; ``"auto"`` the checkpoint's if it has
             some and they are finite.
-        dtype: What to load them in; None for the checkpoint's own.
-        device: Where to put them; None for the CPU.
 
     Raises:
         ValueError: There is no such checkpoint, or it is none of an EAGLE head, or incomplete.
     """
     if embeddings not in EMBEDDINGS:
         raise ValueError(f"embeddings={embeddings!r}: give one of {', '.join(EMBEDDINGS)}")
-    resolved, place = None if dtype is None else resolve_dtype(dtype), resolve_device(device or "cpu")
-    checkpoint = Checkpoint(path, **where)
-    name, tensors = checkpoint.name, {}
-    for key, tensor in checkpoint.tensors(lambda key: not _IGNORED.fullmatch(key)).items():
-        tensors[key.removeprefix("model.")] = tensor
-    own = tensors.get("embed_tokens.weight")
-    if embeddings == "own" and not finite(own):
-        raise ValueError(f"embeddings='own' and {name} has none that are finite: give 'target'")
-    if embeddings == "target" or not finite(own):
-        tensors.pop("embed_tokens.weight", None)
-    if _fuses(tensors):
-        head = _eagle3(checkpoint, tensors, hidden_layers)
-    elif "fc.weight" in tensors and any(_LAYER.match(key) for key in tensors):
+
+    def build(checkpoint: Checkpoint) -> EagleHead | Eagle3Head:
+        name, stored = checkpoint.name, checkpoint.tensors(lambda key: not _IGNORED.fullmatch(key))
+        tensors = {key.removeprefix("model."): tensor for key, tensor in stored.items()}
+        own = finite(tensors.get("embed_tokens.weight"))
+        if embeddings == "own" and not own:
+            raise ValueError(f"embeddings='own' and {name} has none that are finite: give 'target'")
+        if embeddings == "target" or not own:
+            tensors.pop("embed_tokens.weight", None)
+        if _fuses(tensors):
+            return _eagle3(checkpoint, tensors, hidden_layers)
+        if "fc.weight" not in tensors or not any(_LAYER.match(key) for key in tensors):
+            raise ValueError(
+                f"{name} is no EAGLE head: it has no tensors fc.weight and midlayer.* (or layers.0.*); its tensors are "
+                f"{', '.join(sorted(tensors)[:3]) or 'none'} …"
+            )
         if hidden_layers is not None:
             raise ValueError(
                 f"hidden_layers={list(hidden_layers)} and {name} is an EAGLE-1 head, which reads the last hidden "
                 f"state: leave hidden_layers out"
             )
-        head = _eagle1(checkpoint, tensors)
-    else:
-        raise ValueError(
-            f"{name} is no EAGLE head: it has no tensors fc.weight and midlayer.* (or layers.0.*); its tensors are "
-            f"{', '.join(sorted(tensors)[:3]) or 'none'} …"
-        )
-    return move(head, place, resolved if isinstance(resolved, torch.dtype) else head.dtype)
+        return _eagle1(checkpoint, tensors)
+
+    return loaded(path, build, dtype=dtype, device=device, **where)
 
 
 def _fuses(tensors: Mapping[str, Tensor]) -> bool:
@@ -121,13 +134,9 @@ def _eagle1(checkpoint: Checkpoint, tensors: dict[str, Tensor]) -> EagleHead:
     config = config_of(name, checkpoint.config, tensors, "layers.0.")
     for key in ("lm_head.weight", "d2t", "t2d"):  # the target's, where a copy was saved
         tensors.pop(key, None)
-    joined, embeddings = needed(name, tensors, "fc.weight").shape, tensors.get("embed_tokens.weight")
-    if joined[1] != 2 * joined[0]:
-        raise ValueError(
-            f"{name}: fc.weight joins {joined[1]} channels to {joined[0]}, and EAGLE-1's joins two hidden sizes to one"
-        )
+    embeddings = tensors.get("embed_tokens.weight")
     if embeddings is not None:
-        config.vocab_size = embeddings.shape[0]
+        config.vocab_size = len(embeddings)
     with torch.device("meta"):
         head = EagleHead(config, fusion_bias="fc.bias" in tensors, owns_embeddings=embeddings is not None)
     return fill(name, head, tensors, [("model.", "")])
@@ -135,71 +144,57 @@ def _eagle1(checkpoint: Checkpoint, tensors: dict[str, Tensor]) -> EagleHead:
 
 def _eagle3(checkpoint: Checkpoint, tensors: dict[str, Tensor], hidden_layers: tuple[int, ...] | None) -> Eagle3Head:
     name, stored, ours = checkpoint.name, checkpoint.config, checkpoint.json(OURS) or {}
-    layers = section(name, stored, "transformer_layer_config") or stored
     first = "midlayer." if any(key.startswith("midlayer.") for key in tensors) else "layers.0."
     if any("kv_a_proj" in key for key in tensors):
         raise ValueError(f"{name} has layers with latent attention (MLA): give a head with q_proj, k_proj and v_proj")
-    config = config_of(name, layers, tensors, first)
-    width = config.hidden_size
+    config = config_of(name, section(name, stored, "transformer_layer_config") or stored, tensors, first)
     embeddings, marks = tensors.get("embed_tokens.weight"), tensors.get("t2d")
-    if embeddings is not None and embeddings.shape[1] != width:
-        raise ValueError(f"{name}: its embeddings have width {embeddings.shape[1]} and its layers {width}")
     joined = needed(name, tensors, "fc.weight").shape[1]
-    captured_width = ours.get("captured_width") or count_of(name, stored, "target_hidden_size") or width
-    if joined % captured_width:
-        raise ValueError(
-            f"{name}: fc.weight reads {joined} channels, which are no whole number of hidden states of "
-            f"{captured_width}: correct target_hidden_size in its config.json"
-        )
+    width = ours.get("captured_width") or count_of(name, stored, "target_hidden_size") or config.hidden_size
     chosen = hidden_layers or layers_of(stored, ours, name=name)
-    captured = joined // captured_width
-    if chosen is not None and len(chosen) != captured:
+    captured = len(chosen or ()) or joined // width
+    if joined != captured * width:
         raise ValueError(
-            f"{name} fuses {captured} hidden states of width {captured_width}, and {list(chosen)} are {len(chosen)}: "
-            f"give hidden_layers with {captured} numbers"
+            f"{name}: fc.weight reads {joined} channels, and hidden states of width {width} would be "
+            f"{joined / width:.3g}, where {captured} are named: give hidden_layers with as many numbers, or correct "
+            f"target_hidden_size in its config.json"
         )
     mask = mask_of(name, stored)
     if stored.get("speculators_model_type") == "peagle":
         needed(name, tensors, "mask_hidden")
     if mask is None and "mask_hidden" in tensors:
         raise ValueError(f"{name} is a P-EAGLE head and its config.json names no mask token: add mask_token_id to it")
-    if mask is not None:
-        # vLLM takes zeros, too, where there are none.
-        found = tensors.get("mask_hidden", tensors["fc.weight"].new_zeros(joined))
-        tensors["mask_hidden"] = found.reshape(1, 1, -1)
-    for flag, key in (("norm_before_fc", "input_norm.weight"), ("fc_norm", "fc_norm.0.weight")):
-        if stored.get(flag) is True:
+    if mask is not None:  # vLLM takes zeros, too, where there are none
+        tensors["mask_hidden"] = tensors.get("mask_hidden", tensors["fc.weight"].new_zeros(joined)).reshape(1, 1, -1)
+    for norm, key in NORMS.items():
+        if stored.get(PUBLIC[norm]) is True:
             needed(name, tensors, key)
     ids = take_draft_ids(name, tensors)
-    if embeddings is not None:
-        config.vocab_size = embeddings.shape[0]
-        if marks is not None and abs(len(marks) - config.vocab_size) > MOST_PADDING:
-            raise ValueError(
-                f"{name}: its t2d marks the tokens of a vocabulary of {len(marks)} and its embeddings have "
-                f"{config.vocab_size}: one of them belongs to another checkpoint"
-            )
-    elif marks is not None:
-        config.vocab_size = len(marks)
-    elif ids is None and "lm_head.weight" in tensors:
-        config.vocab_size = tensors["lm_head.weight"].shape[0]
+    rows = tensors.get("lm_head.weight") if ids is None else None
+    told = [each for each in (embeddings, marks, rows) if each is not None]
+    if told:
+        config.vocab_size = len(told[0])
+    if embeddings is not None and marks is not None and abs(len(marks) - len(embeddings)) > MOST_PADDING:
+        raise ValueError(
+            f"{name}: its t2d marks the tokens of a vocabulary of {len(marks)} and its embeddings have "
+            f"{len(embeddings)}: one of them belongs to another checkpoint"
+        )
     with torch.device("meta"):
         head = Eagle3Head(
             config,
             hidden_layers=chosen,
             captured=captured,
-            captured_width=captured_width,
-            norm_before_residual=_flag(stored, ours, "norm_before_residual"),
-            norm_joined="input_norm.weight" in tensors,
-            norm_each="fc_norm.0.weight" in tensors,
-            feeds_normed=_flag(stored, ours, "norm_output"),
+            captured_width=width,
             fusion_bias="fc.bias" in tensors,
             owns_embeddings=embeddings is not None,
             owns_output="lm_head.weight" in tensors,
             draft_ids=ids,
             mask_token_id=mask,
             tokens=_tokens(name, stored, ours),
+            **{norm: key in tensors for norm, key in NORMS.items()},
+            **{flag: _flag(stored, ours, PUBLIC[flag]) for flag in FLAGS},
         )
-    return fill(name, head, tensors, _names(first))
+    return fill(name, head, tensors, names_of(first))
 
 
 def mask_of(name: str, stored: Mapping[str, Any]) -> int | None:
@@ -233,11 +228,10 @@ def layers_of(
     said = f"{name}: its config.json has"
     if stored.get("target_layer_ids") is not None:
         return tuple(layer + 1 for layer in wholes(f"{said} target_layer_ids", stored["target_layer_ids"], remedy))
-    key = "eagle_aux_hidden_state_layer_ids"
-    ids = section(name, stored, "eagle_config").get(key) or stored.get(key)
+    ids = section(name, stored, "eagle_config").get(IDS) or stored.get(IDS)
     if not ids:
         return None
-    ids = wholes(f"{said} {key}", ids, remedy)
+    ids = wholes(f"{said} {IDS}", ids, remedy)
     outputs = ids[0] == 1 and stored.get("speculators_model_type") is None
     return tuple(layer + outputs for layer in ids)
 
@@ -246,6 +240,9 @@ def _flag(stored: Mapping[str, Any], ours: Mapping[str, Any], key: str) -> bool:
     """Whether our notes say yes to a setting, or else ``config.json``, or else its EAGLE section."""
     inner = stored.get("eagle_config") or {}
     return bool(ours.get(key, stored.get(key, inner.get(key, False))))
+
+
+# ---------------------------------------------------------------- writing
 
 
 def save_eagle(
@@ -268,122 +265,85 @@ def save_eagle(
         ValueError: There is no such layout, or it cannot say what this head is.
     """
     check_layout(layout, LAYOUTS)
-    three = isinstance(head, Eagle3Head)
-    first = "midlayer." if three and len(head.model.layers) == 1 and layout != "speculators" else "layers.0."
-    tensors, ours = dict(head.named_parameters()), {"family": "eagle3" if three else "eagle", **(notes or {})}
-    if three:
-        ours |= {
-            "hidden_layers": head.hidden_layers,
-            "captured_width": head.captured_width,
-            "norm_before_residual": head.norm_before_residual,
-            "norm_output": head.feeds_normed,
-        }
-        if head.mask_token_id is not None:
-            ours |= {"tokens": head.tokens}
-        tensors |= draft_id_tensors(head.draft_ids, head.config.vocab_size)
-    config = _config(head)
-    if layout == "speculators":
-        config = _speculators(head, config, served or ServedFor(target=""))
-    elif layout == "sglang":
-        config |= _sglang(head)
-    write(folder, named(tensors, _names(first)), config, ours=ours)
-
-
-def _config(head: EagleHead | Eagle3Head) -> dict[str, Any]:
-    """``config.json`` with the keys that EAGLE's, SGLang's and vLLM's loaders read."""
     config: Any = head.config
-    copied = (
-        *("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-        *("num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps"),
-        *("attention_bias", "vocab_size"),
-    )
-    public = {
-        "architectures": ["LlamaForCausalLM"],
-        **{name: getattr(config, name) for name in copied},
-        "rope_theta": config.rope_parameters["rope_theta"],
-        "rope_parameters": dict(config.rope_parameters),
-        "tie_word_embeddings": False,
-        "torch_dtype": str(head.dtype).removeprefix("torch."),
-    }
+    rope, dtype = dict(config.rope_parameters), dtype_name(head.dtype)
+    layers: Written = {name: getattr(config, name) for name in _LAYERS.split()} | {"tie_word_embeddings": False}
+    layers |= {"rope_theta": rope["rope_theta"], "rope_parameters": rope}
+    tensors, ours = dict(head.named_parameters()), {"family": "eagle", **(notes or {})}
     if not isinstance(head, Eagle3Head):
-        return public | {"bias": head.fusion_bias}
+        if layout == "speculators":
+            raise ValueError("speculators' layout has no EAGLE-1 heads: give native or sglang")
+        public = {"architectures": ["LlamaForCausalLM"], **layers, "torch_dtype": dtype, "bias": head.fusion_bias}
+        if layout == "sglang":
+            _check_sglang(head, {"a fc without a bias": not head.fusion_bias})
+            public["architectures"] = ["LlamaForCausalLMEagle"]
+        write(folder, named(tensors, names_of("layers.0.")), public, ours=ours)
+        return
+    own: Written = {public: getattr(head, ours) for ours, public in PUBLIC.items()}
+    own["draft_vocab_size"] = config.vocab_size if head.draft_ids is None else len(head.draft_ids)
+    if head.mask_token_id is not None:  # the second name is the one that vLLM's proposer reads
+        own |= dict.fromkeys(MASK_KEYS[:2], head.mask_token_id)
+    ours |= {"family": "eagle3", "hidden_layers": head.hidden_layers, "captured_width": head.captured_width}
+    ours |= {PUBLIC[flag]: getattr(head, flag) for flag in FLAGS}
+    ours |= {} if head.mask_token_id is None else {"tokens": head.tokens}
+    first = "midlayer." if len(head.model.layers) == 1 and layout != "speculators" else "layers.0."
     ids = None if head.hidden_layers is None else list(head.hidden_layers)
-    return public | {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        **_own(head),
-        "eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": ids},
-    }
+    if layout == "speculators":
+        kind = ("eagle3", "Eagle3Speculator") if head.mask_token_id is None else ("peagle", "PEagleSpeculator")
+        public = {IDS: _speculators_layers(head)} | (served or ServedFor(target="")).speculators(
+            *kind, head.tokens or TOKENS
+        )
+        public |= {"dtype": dtype, "transformer_layer_config": layers | {"dtype": dtype}, **own}
+    else:
+        public = {**layers, "architectures": ["LlamaForCausalLMEagle3"], "torch_dtype": dtype, **own}
+        if layout == "sglang":  # it counts hidden states as outputs of layers
+            ids = [layer - 1 for layer in _sglang_layers(head)]
+            public |= {"bias": head.fusion_bias, "num_aux_hidden_states": head.captured}
+        public["eagle_config"] = {"use_aux_hidden_state": True, IDS: ids}
+    tensors |= draft_id_tensors(head.draft_ids, config.vocab_size)
+    write(folder, named(tensors, names_of(first)), public, ours=ours)
 
 
-def _own(head: Eagle3Head) -> dict[str, Any]:
-    """The names that all layouts of EAGLE-3 share."""
-    mask = head.mask_token_id
-    return {
-        "draft_vocab_size": head.config.vocab_size if head.draft_ids is None else len(head.draft_ids),
-        "target_hidden_size": head.captured_width,
-        "norm_before_residual": head.norm_before_residual,
-        "norm_before_fc": head.norm_joined,
-        "fc_norm": head.norm_each,
-        "norm_output": head.feeds_normed,
-        # The second name is the one that vLLM's proposer reads.
-        **({} if mask is None else {"mask_token_id": mask, "pard_token": mask}),
-    }
-
-
-def _speculators(head: EagleHead | Eagle3Head, public: dict[str, Any], served: ServedFor) -> dict[str, Any]:
-    if not isinstance(head, Eagle3Head):
-        raise ValueError("speculators' layout has no EAGLE-1 heads: give native or sglang")
+def _speculators_layers(head: Eagle3Head) -> list[int]:
+    """The hidden states of a head that speculators' layout can describe; refuses any other."""
     layers = _known_layers(head)
     if len(set(layers)) < len(layers):
-        raise ValueError(f"the head fuses the hidden states {list(layers)}, and speculators refuses duplicates")
+        raise ValueError(f"the head fuses the hidden states {layers}, and speculators refuses duplicates")
     if head.fusion_bias:
         raise ValueError("speculators' layout has no bias where the hidden states are fused: give native")
     if not head.owns_output:
         raise ValueError("speculators' EAGLE-3 heads have an output layer, and this one borrows the target's")
-    own, dtype = _own(head), public.pop("torch_dtype")
-    left_out = ("architectures", "eagle_config", *own)
-    kind = ("eagle3", "Eagle3Speculator") if head.mask_token_id is None else ("peagle", "PEagleSpeculator")
-    return {
-        **served.speculators(*kind, head.tokens or TOKENS),
-        "dtype": dtype,
-        "transformer_layer_config": {k: v for k, v in public.items() if k not in left_out} | {"dtype": dtype},
-        **own,
-        "eagle_aux_hidden_state_layer_ids": list(layers),
+    return layers
+
+
+def _sglang_layers(head: Eagle3Head) -> list[int]:
+    """The hidden states of a head that SGLang can serve; refuses any other."""
+    layers, count = _known_layers(head), len(head.model.layers)
+    wrong = {
+        "a residual stream that begins with the normed feature (norm_before_residual)": head.norm_before_residual,
+        "one norm over all fused states (norm_before_fc)": head.norm_joined,
+        "an output layer that is borrowed from the target": not head.owns_output,
+        "masks (P-EAGLE)": head.mask_token_id is not None,
+        f"more than one layer, and this one has {count}": count > 1,
+        f"hidden states before the first layer, and this head reads the embeddings (layers {layers})": min(layers) < 1,
     }
+    _check_sglang(head, wrong)
+    return layers
 
 
-def _sglang(head: EagleHead | Eagle3Head) -> dict[str, Any]:
-    """The differences in SGLang's layout: it counts hidden states as outputs of layers."""
-    if isinstance(head.config, Qwen3Config):
-        raise ValueError("SGLang's EAGLE heads have Llama's layers, and this one norms queries and keys, as Qwen3 does")
-    if head.owns_embeddings:
-        raise ValueError(
-            "SGLang gives every EAGLE head the target's embeddings, and this one has its own: load it with "
-            "embeddings=target if they are the target's"
-        )
-    if not isinstance(head, Eagle3Head):
-        if not head.fusion_bias:
-            raise ValueError("SGLang's EAGLE-1 heads have a bias in fc, and this one has none: give native")
-        return {"architectures": ["LlamaForCausalLMEagle"]}
-    layers = _known_layers(head)
-    if len(head.model.layers) > 1:
-        raise ValueError(f"SGLang's EAGLE-3 heads have one layer, and this one has {len(head.model.layers)}")
-    if min(layers) < 1:
-        raise ValueError(f"SGLang reads outputs of layers, and this head reads the embeddings (layers {list(layers)})")
-    for flag, words in (
-        (head.norm_before_residual, "a residual stream that begins with the normed feature (norm_before_residual)"),
-        (head.norm_joined, "one norm over all fused states (norm_before_fc)"),
-        (not head.owns_output, "an output layer that is borrowed from the target"),
-        (head.mask_token_id is not None, "masks (P-EAGLE)"),
-    ):
-        if flag:
-            raise ValueError(f"SGLang's EAGLE-3 heads do not have {words}: give native or speculators")
-    outputs = [layer - 1 for layer in layers]
-    inner = {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": outputs}
-    return {"bias": head.fusion_bias, "num_aux_hidden_states": head.captured, "eagle_config": inner}
+def _check_sglang(head: EagleHead | Eagle3Head, wrong: Mapping[str, bool]) -> None:
+    wrong = {
+        "layers that norm queries and keys, as Qwen3's do": isinstance(head.config, Qwen3Config),
+        "embeddings but the target's, and this one has its own": head.owns_embeddings,
+        **wrong,
+    }
+    for words, is_so in wrong.items():
+        if is_so:
+            kind = "EAGLE-3" if isinstance(head, Eagle3Head) else "EAGLE-1"
+            raise ValueError(f"SGLang's {kind} heads do not have {words}: give native or speculators")
 
 
-def _known_layers(head: Eagle3Head) -> tuple[int, ...]:
+def _known_layers(head: Eagle3Head) -> list[int]:
     """The hidden states that a head fuses."""
     if head.hidden_layers is None:
         raise ValueError("the head's files do not say which hidden states of the target it fuses: give hidden_layers")
@@ -392,4 +352,4 @@ def _known_layers(head: Eagle3Head) -> tuple[int, ...]:
             f"the head fuses the hidden states {list(head.hidden_layers)}, and serving engines do not hand out -1, the "
             f"last one after its norm: give native"
         )
-    return head.hidden_layers
+    return list(head.hidden_layers)

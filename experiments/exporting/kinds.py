@@ -11,8 +11,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from drafters.heads import eagle_files, mtp_files
-from drafters.heads.block_files import load_block
-from drafters.heads.block_layouts import save_block
+from drafters.heads.block_files import load_block, save_block
 from drafters.heads.files import OURS, Checkpoint, ServedFor
 from drafters.heads.trained_on import TRAINING
 from drafters.medusa import FILES as MEDUSA_FILES
@@ -115,10 +114,7 @@ def _write_mtp(module: Any, folder: Path, layout: str, served: ServedFor, target
 
 
 def _write_block(head: Any, folder: Path, layout: str, served: ServedFor, target: Any) -> None:
-    config = head.config
-    native = "speculators" if config.xpress_rank else "z-lab"
-    native = "deepspec" if config.shifted and not config.gru_hidden_dim else native
-    save_block(head, folder, layout=native if layout == "native" else layout, served=served)
+    save_block(head, folder, layout=layout, served=served)
 
 
 def _read_lm(source: Source, dtype: torch.dtype | None, target: Any) -> Any:

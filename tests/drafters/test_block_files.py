@@ -11,8 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from drafters import BlockDrafter, BlockHead
-from drafters.heads.block_files import load_block
-from drafters.heads.block_layouts import save_block
+from drafters.heads.block_files import load_block, save_block
 from drafters.heads.files import ServedFor
 from specdec.target.target import Target
 from tests.drafters.test_block import HIDDEN, VOCAB, context_of, head_for
@@ -205,9 +204,9 @@ def test_a_public_layout_is_read_and_written(tmp_path: Path, target: Target, lay
     ("settings", "layout", "words"),
     [
         ({}, "gguf", "layout='gguf'"),
-        ({}, "deepspec", "DeepSpec's"),
-        ({"markov_rank": 4}, "z-lab", "no Markov head"),
-        ({"markov_rank": 4}, "speculators", "no Markov head"),
+        ({}, "deepspec", "every place for its own token"),
+        ({"markov_rank": 4}, "z-lab", "no head with a Markov head"),
+        ({"markov_rank": 4}, "speculators", "no head with a Markov head"),
         ({"causal": True}, "speculators", "one way"),
         (TYPES, "speculators", "from the root"),
         ({"selector_rank": 4}, "z-lab", "no head with a selector"),

@@ -12,8 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafters import BlockDrafter, ChoiceDrafter, EagleDrafter, MarginalDrafter, MergedDrafter, ModelDrafter, MTPDrafter
-from drafters.heads.block_files import load_block
-from drafters.heads.block_layouts import save_block
+from drafters.heads.block_files import load_block, save_block
 from drafters.heads.eagle import Eagle3Head, EagleHead
 from drafters.heads.eagle_files import load_eagle, save_eagle
 from drafters.heads.files import ServedFor
@@ -197,7 +196,7 @@ def as_deepspec(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     [
         ("eagle", without("layers.0.mlp.up_proj.weight"), r"layers\.0\.mlp\.up_proj\.weight"),
         ("eagle", cut("layers.0.self_attn.o_proj.weight"), r"o_proj\.weight .* 31, .*gate_proj\.weight reads 32"),
-        ("eagle", has("fc.weight", 32, 96), r"fc\.weight joins 96 channels to 32"),
+        ("eagle", has("fc.weight", 32, 96), r"fc\.weight has the shape \[32, 96\]"),
         ("eagle3.1", without("fc_norm.1.weight"), r"fc_norm\.1\.weight is missing$"),
         ("eagle3", lambda c, t: [t.pop(name) for name in list(t) if name != "t2d"], "is no EAGLE head"),
         ("eagle3", without("lm_head.weight"), "32 tokens .* no lm_head.weight"),
@@ -208,8 +207,8 @@ def as_deepspec(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         ("eagle3", lambda c, t: t["d2t"].add_(torch.arange(len(t["d2t"]))), "d2t holds tokens"),
         ("eagle3", spoilt("fc.weight", -torch.inf), r"fc\.weight holds NaN or infinity"),
         ("eagle3", says(head_dim=7), "correct head_dim"),
-        ("eagle3", says(target_hidden_size=36), "no whole number of hidden states of 36"),
-        ("eagle3", says(eagle_config={"eagle_aux_hidden_state_layer_ids": [2, 3]}), r"\[2, 3\] are 2"),
+        ("eagle3", says(target_hidden_size=36), "hidden states of width 36 would be 2.67"),
+        ("eagle3", says(eagle_config={"eagle_aux_hidden_state_layer_ids": [2, 3]}), r"where 2 are named"),
         (
             "eagle3",
             says(eagle_config={"eagle_aux_hidden_state_layer_ids": "2, 16"}),
@@ -224,7 +223,7 @@ def as_deepspec(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         ("own", says(block_size="x"), r"config\.json has block_size='x'"),
         ("z-lab", dflash(mask_token_id=64), "mask token 64 .* 64 tokens: give mask_token_id"),
         ("z-lab", dflash(target_layer_ids=[0, 1, 2]), r"fc\.weight reads 32 channels, and 3 hidden states"),
-        ("z-lab", dflash(target_layer_ids=[-2]), r"hidden states \[-1\]"),
+        ("z-lab", dflash(target_layer_ids=[-2]), r"it says \[-1\]"),
         ("z-lab", lambda c, t: [c.pop("block_size", 0), c["dflash_config"].pop("block_size", 0)], "block_size"),
         ("z-lab", has("layers.0.attention_conv.base_kernel", 2, 2, 32), r"attention_conv\.kernel_projection\.weight"),
         ("z-lab", dflash(projector_type="other"), "projector_type 'other'"),
@@ -234,7 +233,11 @@ def as_deepspec(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         ("speculators", without("d2t", "t2d"), "d2t"),
         ("speculators", lambda c, t: t["t2d"].logical_not_(), "d2t and t2d name different tokens"),
         ("speculators", lambda c, t: t["d2t"].zero_().sub_(1), "distinct tokens"),
-        ("deepspec", has("confidence_head.proj.weight", 1, 33), "confidence head reads 33 channels"),
+        (
+            "deepspec",
+            has("confidence_head.proj.weight", 1, 33),
+            r"confidence_head\.proj\.weight has the shape \[1, 33\]",
+        ),
         ("medusa", without("1.0.linear.bias"), r"1\.0\.linear\.bias is missing"),
         ("medusa", without("0.1.weight", "2.1.weight"), r"0\.1\.weight, 2\.1\.weight are missing"),
         ("medusa", spoilt("0.0.linear.bias"), r"0\.0\.linear\.bias holds NaN or infinity"),

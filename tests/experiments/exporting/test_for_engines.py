@@ -121,8 +121,12 @@ def test_a_block_drafter_for_sglang(kind: str, written: Callable[[str], Path], e
 @pytest.mark.parametrize(
     ("form", "make", "message"),
     [
-        ("sglang", lambda t: eagle3_of(t, owns_embeddings=True), "target's embeddings, and this one has its own"),
-        ("sglang", lambda t: eagle3_of(t, layers=2), "SGLang's EAGLE-3 heads have one layer, and this one has 2"),
+        (
+            "sglang",
+            lambda t: eagle3_of(t, owns_embeddings=True),
+            "embeddings but the target's",
+        ),
+        ("sglang", lambda t: eagle3_of(t, layers=2), "heads do not have more than one layer, and this one has 2"),
         ("sglang", lambda t: eagle3_of(t, norm_before_residual=True), "SGLang's EAGLE-3 heads do not have a residual"),
         ("sglang", lambda t: eagle3_of(t, hidden_layers=(0, 2, 3)), "this head reads the embeddings"),
         ("sglang", lambda t: eagle3_of(t, hidden_layers=(1, 2, -1)), "do not hand out -1, the last one after its norm"),
@@ -130,7 +134,7 @@ def test_a_block_drafter_for_sglang(kind: str, written: Callable[[str], Path], e
         ("sglang", lambda t: block_of(t, owns_output=True), "SGLang's DFLASH heads have no output layer of their own"),
         ("sglang", lambda t: block_of(t, causal=True), "have no places that see a block one way"),
         ("sglang", lambda t: block_of(t, shifted=True), "heads have no shifted places without a Markov"),
-        ("native", lambda t: block_of(t, markov_rank=4), "z-lab's layout has no Markov head in place"),
+        ("native", lambda t: block_of(t, markov_rank=4), "has no head with a Markov head"),
     ],
 )
 def test_what_an_engine_would_leave_out_is_refused(
