@@ -7,7 +7,7 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any, ClassVar
 
 import psutil
@@ -16,10 +16,9 @@ import torch
 
 from experiments.contenders import peer as module
 from experiments.contenders.llamacpp import LlamaCpp
-from experiments.contenders.mlx_lm import MlxLm
 from experiments.contenders.peer import Peer
 from experiments.contenders.vllm_cpu import VllmCpu
-from experiments.contenders.workers import mlx_worker, vllm_worker
+from experiments.contenders.workers import vllm_worker
 from experiments.datasets.prompt import Prompt
 from experiments.measuring.jobs import Job
 from experiments.measuring.measure import Contender, measure
@@ -276,10 +275,6 @@ def test_workers_are_told_what_drafts(target: Target, saved: Path, tmp_path: Pat
             LlamaCpp(method="draft", draft=str(saved / "drafter"), probabilistic=True),
             {"probabilistic": True, "draft": str(tmp_path / "draft"), "precision": "F32"},
         ),
-        (
-            MlxLm(method="model", draft=str(saved / "drafter"), patched=True),
-            {"draft": str(tmp_path / "draft"), "patched": True},
-        ),
     ):
         made.target, made.max_batch_size = target, 1
         given = made.prepared(tmp_path)
@@ -289,84 +284,3 @@ def test_workers_are_told_what_drafts(target: Target, saved: Path, tmp_path: Pat
     penalized = SamplingParams(repetition_penalty=1.2)
     with pytest.raises(ValueError, match="measured without a repetition penalty"):
         LlamaCpp().check_sampling(penalized)
-    with pytest.raises(ValueError, match=r"does not show its repetition penalty the prompt .* patched=true"):
-        MlxLm(method="model").check_sampling(penalized)
-    made = MlxLm()
-    made.target, made.max_batch_size = target, 2
-    with pytest.raises(ValueError, match=r"mlx-lm is measured at batch 1, on one thread .*max_batch_size=2"):
-        made.prepared(tmp_path)
-
-
-def test_mlx_tells_rounds_draws_behind_the_temperature_and_shows_its_penalty_the_prompt(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Played by torch: drafts come as pairs, an end of text among them, and the length cuts the last one."""
-    seen: list[Any] = []
-    drafted = [(5, True), (6, True), (7, False), (8, False), (9, True), (4, True), (3, False), (2, True), (1, True)]
-
-    def step(prompt: torch.Tensor, *models: Any, max_tokens: int, sampler: Any, logits_processors: Any, **given: Any):
-        seen.append((prompt.tolist(), models, given))
-        for processor in logits_processors:
-            processor(prompt[-1:] if len(models) > 1 else prompt, None)
-        for token, by_draft in drafted[:max_tokens]:
-            yield (token, None, by_draft) if len(models) > 1 else (token, None)
-
-    parts = {
-        "mlx.core": {
-            "array": torch.tensor, "concatenate": torch.cat, "synchronize": seen.append,
-            "random": SimpleNamespace(seed=lambda number: seen.append(number)),
-        },
-        "mlx_lm.generate": {
-            "generate_step": step, "speculative_generate_step": step, "generation_stream": "its stream"
-        },
-        "mlx_lm.utils": {"load_model": lambda folder, model_config: ((folder.name, model_config), {})},
-        "mlx_lm.sample_utils": {
-            "make_repetition_penalty": lambda *given: lambda tokens, _: seen.append((*given, tokens.tolist())),
-            "make_sampler": lambda *given, **more: lambda x: (*given, more, x.tolist()),
-            "apply_top_k": lambda x, top_k: x[:top_k],
-        },
-    }  # fmt: skip
-    for name in ("mlx", "mlx_lm"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    for name, members in parts.items():
-        made = ModuleType(name)
-        vars(made).update(members)
-        monkeypatch.setitem(sys.modules, name, made)
-        setattr(sys.modules[name.partition(".")[0]], name.partition(".")[2], made)
-    monkeypatch.setattr(mlx_worker, "version", lambda name: "0.32")
-    for name, rope in (
-        ("target", {"rope_theta": 5e5, "rope_type": "default"}),
-        ("draft", {"rope_theta": 7.0, "rope_type": "linear", "factor": 2.0}),
-        ("mixed", {"full_attention": {"rope_theta": 1.0}}),
-    ):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(json.dumps({"rope_parameters": rope}))
-    assert mlx_worker.rotary(tmp_path / "mixed") == {}
-    given = {"model": str(tmp_path / "target"), "max_length": 64, "num_tokens": 2, "patched": False}
-    asked = {
-        "prompts": [[1, 2, 3]], "seeds": [11], "max_new_tokens": 9, "ends": [0],
-        "sampling": {"temperature": 0.0, "repetition_penalty": 1.0},
-    }  # fmt: skip
-    penalized = asked | {"sampling": {"temperature": 0.0, "repetition_penalty": 1.5}}
-    for draft, patched, shown in ((False, False, [1, 2, 3]), (True, False, [3]), (True, True, [1, 2, 3])):
-        told, decode = mlx_worker.load(
-            given | {"patched": patched} | ({"draft": str(tmp_path / "draft")} if draft else {})
-        )
-        assert told == {"versions": {"mlx-lm": "0.32", "mlx": "0.32"}, "threads": 1}
-        decode(penalized)
-        assert (seen[-4], *seen[-2:]) == (11, (1.5, 64, shown), "its stream")
-    prompt, models, options = seen[-3]
-    linear = {"rope_theta": 7.0, "rope_type": "linear", "factor": 2.0}
-    assert (prompt, options) == ([1, 2, 3], {"num_draft_tokens": 2})
-    assert [config for _, config in models] == [
-        {"rope_theta": 5e5, "rope_scaling": None}, {"rope_theta": 7.0, "rope_scaling": linear}
-    ]  # fmt: skip
-    tokens = [token for token, _ in drafted]
-    assert decode(asked) == {"rows": [{"token_ids": tokens, "rounds": [3, 1, 3, 3]}]}
-    assert decode(asked | {"ends": [9]}) == {"rows": [{"token_ids": tokens[:5], "rounds": [3, 1, 3]}]}
-    assert decode(asked | {"ends": [7]}) == {"rows": [{"token_ids": tokens[:3], "rounds": [3]}]}
-    _, plainly = mlx_worker.load(given)
-    assert plainly(asked | {"max_new_tokens": 3}) == {"rows": [{"token_ids": tokens[:3], "rounds": [1] * 3}]}
-    draw = mlx_worker.sampler({"temperature": 0.5, "top_k": 2, "top_p": 0.9, "min_p": 0.1})
-    assert draw is not None and mlx_worker.sampler({"temperature": 0.0}) is None
-    assert draw(torch.tensor([-1.0, -2.0, -3.0])) == (1.0, {"top_p": 0.9, "min_p": 0.1}, [-2.0, -4.0])
