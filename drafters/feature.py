@@ -10,10 +10,9 @@ from drafters.heads.bound import row_of
 from drafters.heads.eagle import default_layers
 from drafters.own_model import HeadDrafter, HeadOptions, layers_given
 from specdec.drafting.builders import TreeBuilder
-from specdec.drafting.feature_scorer import FeatureScorer
 from specdec.drafting.scored import ScoredSession
 from specdec.drafting.vocabulary import VocabularyMap
-from specdec.drafting.window import WindowScorer
+from specdec.drafting.window import FeatureScorer, WindowScorer
 from specdec.execution.module import ModuleCaller
 from specdec.interfaces import Sizes
 from specdec.target.runner import ModelRunner

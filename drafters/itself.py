@@ -13,7 +13,7 @@ from drafters.layers import checked, chosen_parts, exits_early, layers_of, leave
 from drafters.own_model import CausalDrafter, Settings, twin_of
 from specdec.arguments import flag, shown
 from specdec.drafting.builders import AnyTree, tree_of
-from specdec.drafting.exit_scorer import ExitScorer
+from specdec.drafting.model_scorer import ExitScorer
 from specdec.drafting.scored import ScoredSession
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.interfaces import Sizes

@@ -16,8 +16,7 @@ from drafters.heads.trained_on import TrainedOn, trained_on
 from specdec.arguments import flag, wholes
 from specdec.cache.formats import check_format
 from specdec.drafting.builders import ExpansionTree, TreeBuilder
-from specdec.drafting.model_scorer import ModelScorer
-from specdec.drafting.recurrent_scorer import RecurrentScorer
+from specdec.drafting.model_scorer import ModelScorer, RecurrentScorer
 from specdec.drafting.scored import ScoredDrafter, ScoredSession
 from specdec.drafting.scorer import Scorer
 from specdec.drafting.vocabulary import VocabularyMap

@@ -15,7 +15,7 @@ from drafters.model import ModelDrafter, ModelFiles, TrainedLM
 from drafters.own_model import Options, Settings
 from specdec.arguments import whole
 from specdec.drafting.builders import AnyTree
-from specdec.drafting.parallel_scorer import ParallelScorer
+from specdec.drafting.window import ParallelScorer
 from specdec.interfaces import Drafter
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target

@@ -26,7 +26,7 @@ from drafters.heads.training import (
 from drafters.own_model import HeadOptions
 from specdec.arguments import instance
 from specdec.drafting.builders import AnyTree, tree_of
-from specdec.drafting.parallel_scorer import ParallelScorer
+from specdec.drafting.window import ParallelScorer
 from specdec.interfaces import Drafter
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target

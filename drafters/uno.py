@@ -23,9 +23,9 @@ from drafters.own_model import Options, OwnModelDrafter, Settings, twin_of
 from specdec.arguments import shown, whole
 from specdec.batch import Batch
 from specdec.drafting.builders import AnyTree, tree_of
-from specdec.drafting.parallel_scorer import ParallelScorer
 from specdec.drafting.scored import ScoredSession
 from specdec.drafting.vocabulary import VocabularyMap
+from specdec.drafting.window import ParallelScorer
 from specdec.interfaces import Drafter, Sizes
 from specdec.random import Purpose, uniforms
 from specdec.target.adapters import Adapters, Matrices

@@ -1,11 +1,8 @@
 """The static tree that emits most tokens per round, for every number of nodes and every depth: a dynamic program.
 
-The program is that of Sequoia (Chen et al. 2024, arXiv 2402.12374, section 3.1), with two differences: a rate belongs
-to a rank *and a depth*, and the depth of the tree is bounded from above and not fixed, so that one run gives all trees
-that may be worth their time. It shares Sequoia's positional assumption, which ``AcceptanceRates`` states.
-
-Where the rates of every depth fall with the rank, the best tree of n nodes is simply that of the n most probable paths.
-Measured rates need not fall, and then only the program is right: a rank can be had only with all ranks before it.
+That of Sequoia (Chen et al. 2024, arXiv 2402.12374, section 3.1), but a rate belongs to a rank *and a depth*, and the
+depth is bounded from above, so that one run gives all trees. Measured rates need not fall with the rank, and a rank can
+be had only with all ranks before it; so the n most probable paths are not always best.
 """
 
 from collections.abc import Sequence
@@ -23,19 +20,16 @@ from specdec.shape import MOST_NODES, TreeShape
 class AcceptanceRates:
     """How often the child of each rank is the accepted one, among nodes of the depth above that were accepted.
 
-    One number stands for all nodes of a depth and a rank, whichever tokens they are and whichever ranks their ancestors
-    have. This is the positional assumption of Sequoia, here for each depth by itself. The rates of one parent's
-    children add up to at most 1, because at most one of them is accepted.
+    One number stands for all nodes of a depth and a rank, whatever their ancestors (Sequoia's positional assumption).
 
     Attributes:
-        table: The rate of rank r at depth d in ``table[d - 1, r]``, with NaN where it is not known. The known ranks of
-            a depth are the first ones, and the known depths too.
+        table: The rate of rank r at depth d in ``table[d - 1, r]``; NaN behind the last known rank and depth.
 
     Raises:
         ValueError: The table is not of this form, or a number in it is no probability.
 
-    A drafter whose first token is right in 70 % of all rounds and its second one in another 10 %, and which is right
-    at depth 2 in 60 %::
+    A drafter whose first token is right in 70 % of all rounds and its second one in another 10 %, and which is right at
+    depth 2 in 60 %::
 
         rates = AcceptanceRates.of([[0.7, 0.1], [0.6]])
         rates.tokens_per_round(TreeShape.from_paths([(0,), (1,), (0, 0)]))  # 1 + 0.7 + 0.1 + 0.7 * 0.6 = 2.22
@@ -64,7 +58,7 @@ class AcceptanceRates:
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[float]]) -> "AcceptanceRates":
-        """Return the rates of a list per depth, of a rate per rank; the lists may differ in length."""
+        """Return the rates of a list per depth, with a rate per rank; the lists may differ in length."""
         table = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
         for depth, row in enumerate(rows):
             table[depth, : len(row)] = row
@@ -102,8 +96,7 @@ class AcceptanceRates:
     def tokens_per_round(self, shape: TreeShape) -> float:
         """Return the expected number of tokens that a round emits, the recovered or bonus token included.
 
-        This is the sum of ``reached`` over all nodes, the root included. It is exact for rules that decide about a node
-        before they look at what stands below it, as rejection sampling does, under the assumption of the class.
+        Exact for rules that decide about a node before they look at what stands below it, under the class's assumption.
         """
         return float(self.reached(shape).sum())
 
@@ -117,12 +110,10 @@ class PlannedShape:
 
     @property
     def nodes(self) -> int:
-        """The number of drafted nodes."""
         return self.shape.num_nodes
 
     @property
     def depth(self) -> int:
-        """The deepest node."""
         return self.shape.max_depth
 
 
@@ -132,13 +123,9 @@ def fastest(planned: Sequence[PlannedShape], costs: TreeCosts) -> PlannedShape:
 
 
 def best_shapes(rates: AcceptanceRates, *, max_nodes: int, max_depth: int | None = None) -> list[PlannedShape]:
-    """Return the best tree of every number of nodes and every depth.
+    """Return the best tree of every number of nodes and every bound on the depth, each once, by nodes, then depth.
 
-    For every number of nodes up to ``max_nodes`` and every bound on the depth, this is the tree with the largest
-    expected number of tokens. A tree that is best under several bounds is listed once, with its own depth. Larger trees
-    than the known ranks allow are left out. The list is sorted by nodes, then by depth.
-
-    It takes O(max_depth² · ranks · max_nodes²) steps.
+    It takes O(max_depth² · ranks · max_nodes²) steps. Larger trees than the known ranks allow are left out.
 
     Args:
         max_nodes: The most nodes of a tree, the root not counted.
@@ -180,7 +167,7 @@ class _Level:
 
 
 def _levels(rates: AcceptanceRates, max_nodes: int, depth: int) -> list[_Level]:
-    """Return the best subtrees below nodes of depth 0, 1, … for trees no deeper than ``depth``, deepest first made."""
+    """Return the best subtrees below nodes of depth 0, 1, … for trees no deeper than ``depth``."""
     size = max_nodes + 1
     none = np.full(size, -np.inf)  # without children
     none[0] = 0.0
@@ -205,7 +192,6 @@ def _levels(rates: AcceptanceRates, max_nodes: int, depth: int) -> list[_Level]:
 
 
 def _paths(levels: list[_Level], depth: int, nodes: int, path: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Return the paths of the best subtree below a node of some depth."""
     found: list[tuple[int, ...]] = []
     for rank in reversed(range(int(levels[depth].children[nodes]))):
         share = int(levels[depth].taken[rank][nodes])

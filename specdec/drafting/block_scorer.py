@@ -33,26 +33,22 @@ _READS_NOTHING = 1
 class BlockScorer(Scorer):
     """Scores with a head that reads the target's hidden states into its cache and fills a block of places at once.
 
-    Its cache holds keys and values of committed positions alone. Those of a block stand behind them during the round,
-    and the next context is written over them. So nothing has to be moved or taken back.
+    Its cache holds committed positions alone. A block stands behind them during the round, and the next context is
+    written over it, so nothing is moved or taken back.
 
     Args:
         runner: Runs the head (``features`` are context, tokens are places).
         block: What the places of a block see of each other.
-        shifted: Whether the first place, which holds the root, predicts a token, as every place then predicts the next
-            one's. Otherwise every place predicts its own, and the root is known.
+        shifted: Whether every place, the root's too, predicts the next token; else its own.
         mask_token: What the other places hold.
         layers: The target's hidden states that make up the context, in their order.
         last_state: The number of the head's hidden state that the logits are computed from.
         max_shown: The largest number of nodes that a builder shows.
         to_head: Turns the target's token ids into rows of the head's embeddings.
-        embed: The embeddings of tokens, for a head that is to be given a block as such; None gives it tokens.
-        condition: A place's logits behind a token; None if places do not depend on drafted tokens.
-        prepare: Makes what ``condition`` takes of a block's hidden states; None if it reads none.
+        embed: The embeddings of a block's tokens, for a head that is given these; None gives it tokens.
+        condition, prepare, refine, confidence: None for a head without them.
         state_width: Width of the state that ``condition`` passes down a path; 0 for none.
-        refine: Makes a block's logits better, before anything is drafted; None for no such thing.
         slots_before: Slots whose token before the root is kept for ``prepare`` and ``refine``; 0 if neither reads it.
-        confidence: Predicts acceptance; None if that is not known.
         version: Returns the version of the modules that ``condition`` and ``confidence`` call.
     """
 
@@ -99,7 +95,7 @@ class BlockScorer(Scorer):
     def observe(self, outcome: Outcome, nodes: Int[Tensor, "batch depth"] | None) -> None:
         """Read the context of positions that have become final.
 
-        In rows without any, it is written behind what they have, where nothing is read before it is written.
+        Rows without any get it behind what they have, where nothing is read before it is written.
         """
         states = [outcome.hidden_states[layer] for layer in self._layers]
         tokens, slots = outcome.tokens, outcome.slots
@@ -118,7 +114,6 @@ class BlockScorer(Scorer):
         )
 
     def root_logits(self, batch: Batch) -> Float[Tensor, "batch 1 vocab"]:
-        """Return logits for the first token, after filling all places."""
         width = self._topology.width
         tokens = torch.cat([self._to_head(batch.roots)[:, None], self._masks.expand(len(batch), -1)], dim=1)
         # A block may be longer than the tree that the bound was made for.
@@ -147,7 +142,6 @@ class BlockScorer(Scorer):
     def level_logits(
         self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
     ) -> Float[Tensor, "batch some vocab"]:
-        """Return the logits of the place of the next depth, with what each node's token adds to them."""
         count = tokens.shape[1]
         parents = topology.parents[:, topology.width - count :] if self._state_width else None
         return self._conditioned(tokens, depth, first=topology.width - count, parents=parents)
@@ -157,7 +151,6 @@ class BlockScorer(Scorer):
         return self._logits[:, :depth]
 
     def confidence(self, tokens: Int[Tensor, "batch node"], depth: int) -> Float[Tensor, "batch node"] | None:
-        """See ``Scorer.confidence``; any depth may be asked for between ``root_logits`` and the next tree."""
         if self._confidence is None or self._hidden is None:
             return None
         hidden = self._hidden[:, depth : depth + 1].expand(-1, tokens.shape[1], -1)
@@ -166,7 +159,7 @@ class BlockScorer(Scorer):
     def _conditioned(
         self, tokens: Int[Tensor, "batch node"], depth: int, *, first: int, parents: Tensor | None
     ) -> Float[Tensor, "batch some vocab"]:
-        """Return a place's logits after each of some nodes, which are shown under the numbers from ``first`` on."""
+        """Return a place's logits after each of some nodes, the first of which is the ``first`` that was shown."""
         logits = self._logits[:, depth : depth + 1]
         if self._condition is None:
             return logits

@@ -1,12 +1,22 @@
-"""How often a drafter is right when it is so confident: counted, kept in a file, and judged."""
+"""How likely the nodes of a growing tree are to be accepted, known before their tokens are drawn.
+
+``Calibration`` counts how often a drafter is right when it is so confident; ``Rater`` rates the nodes of a round by it.
+"""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from specdec.batch import Batch
+from specdec.drafting.levels import Level
+from specdec.drafting.scorer import Scorer
+from specdec.host import can_look
+from specdec.tree import DraftTree
 
 BINS = 16
 """Bins of confidence: half a unit of its logit each, from -4 to 4."""
@@ -23,11 +33,8 @@ class Calibration:
     """Counts, by a drafter's confidence, how often a node was accepted where its parent was.
 
     Greedy and sampled requests, depths and sibling ranks are counted apart. A cell in which little was counted leans on
-    the same cell over all depths, and this one on the confidence itself.
-
-    Beside that it judges itself: of every node that was verified it compares the predicted probability that the node is
-    accepted, made before the round, with what happened. The mean gap over bins of the prediction is the expected
-    calibration error (Guo et al. 2017, arXiv 1706.04599).
+    the same cell over all depths, and this one on the confidence itself. Predictions that were made before a round are
+    compared with what happened: expected calibration error (Guo et al. 2017, arXiv 1706.04599).
 
     Args:
         depths: The deepest node.
@@ -63,10 +70,7 @@ class Calibration:
         return ((kind * self.depths + depth - 1) * self.ranks + rank) * BINS + place
 
     def rates(self) -> Float[Tensor, " cell"]:
-        """Return the probability that a node is accepted if its parent is, by cell.
-
-        A later sibling is never more likely than an earlier one.
-        """
+        """Return the probability that a node is accepted if its parent is, by cell; never more for a later sibling."""
         pooled = (self.right.sum(1, keepdim=True) + _PRIOR * self._raw) / (self.tried.sum(1, keepdim=True) + _PRIOR)
         rates = (self.right + _PRIOR * pooled) / (self.tried + _PRIOR)
         return rates.cummin(dim=2).values.clamp(max=_SURE).flatten()
@@ -83,7 +87,7 @@ class Calibration:
         """Count the nodes of a round.
 
         Args:
-            cells: Their cells; -1 for nodes that there were not.
+            cells: -1 for nodes that there were not.
             survival: The predicted probability that they are accepted.
             tried: Whether the parent was accepted.
             accepted: Whether the node was.
@@ -100,11 +104,7 @@ class Calibration:
             self._judged[row].view(-1).index_add_(0, place.flatten(), values.flatten().double())
 
     def errors(self) -> list[dict[str, Any]]:
-        """Return how good the predictions have been, for every kind and depth at which nodes were verified.
-
-        Each has ``requests`` (greedy or sampled), ``depth``, ``nodes``, ``predicted`` and ``accepted`` (mean rates) and
-        ``calibration_error``.
-        """
+        """Return mean ``predicted`` and ``accepted`` rates and ``calibration_error`` by ``requests`` and ``depth``."""
         predicted, happened, count = self._judged.cpu()
         found = []
         for number, nodes in enumerate(count.sum(-1).tolist()):
@@ -135,11 +135,7 @@ class Calibration:
         Path(path).write_text(text + "\n", encoding="utf-8")
 
     def load(self, path: str | Path, *, source: str) -> None:
-        """Begin with the counts of a file that ``save`` wrote; deeper nodes and more siblings in it do not count.
-
-        Raises:
-            ValueError: The file cannot be read, is something else, or was written for other trees or another source.
-        """
+        """Begin with the counts of a file that ``save`` wrote; deeper nodes and more siblings in it do not count."""
         try:
             found = json.loads(Path(path).read_text(encoding="utf-8"))
             tried, right = (torch.tensor(found[name], dtype=torch.float64) for name in ("tried", "right"))
@@ -159,3 +155,118 @@ class Calibration:
             )
         self.tried.copy_(tried[:, : self.depths, : self.ranks])
         self.right.copy_(right[:, : self.depths, : self.ranks])
+
+
+SOURCES = ("auto", "head", "top", "entropy", "margin")
+
+
+@dataclass(frozen=True, eq=False)
+class Rated:
+    """What is known of a tree's nodes before their tokens were drawn; the root is certain.
+
+    Attributes:
+        cells: Where the calibration counts each node; -1 for the root.
+        survival: The probability that the node is accepted.
+    """
+
+    cells: Int[Tensor, "batch node"]
+    survival: Float[Tensor, "batch node"]
+
+    def first(self, nodes: int) -> "Rated":
+        return self if nodes == self.cells.shape[1] else Rated(self.cells[:, :nodes], self.survival[:, :nodes])
+
+
+class Rater:
+    """Rates the nodes of one round's trees.
+
+    Args:
+        source: Where confidence comes from: ``"head"`` (the scorer's own), ``"top"`` (the largest probability under the
+            drafter at temperature 1), ``"entropy"`` (exp of minus its entropy in nats) or ``"margin"`` (σ(m − 2) for
+            the difference m of the two largest log-probabilities: the calibration tells margins of 0 to 6 nats apart).
+        calibration: From confidence to probability.
+        least: A draft may end where no node is as likely as this; None to draft all nodes.
+    """
+
+    def __init__(self, scorer: Scorer, source: str, calibration: Calibration, batch: Batch, least: float | None):
+        self._scorer, self._source, self._calibration = scorer, source, calibration
+        self._kind = (batch.sampling.temperature > 0).long()[:, None]
+        self._rates = calibration.rates()
+        self._rows, self._least = batch.drafting[:, None], least
+
+    def begin(self, nodes: int) -> None:
+        """Make room in ``rated`` for the nodes of a static tree, the root included; ``level`` fills it."""
+        size, device = (len(self._rows), nodes), self._rows.device
+        ones = torch.ones(size, dtype=torch.float64, device=device)
+        self.rated = Rated(torch.full(size, -1, dtype=torch.long, device=device), ones)
+
+    def level(self, level: Level, tokens: Int[Tensor, "batch node"], scores: Float[Tensor, "batch some token"]) -> bool:
+        """Rate the children of a level's nodes, which are not drawn yet; return whether any is worth drafting.
+
+        ``tokens`` are those of all nodes so far. One row of ``scores`` may serve all parents. The host looks if that is
+        free.
+        """
+        rated = self.rated
+        confidence = self.confidence(tokens.index_select(1, level.parents), scores, level.depth)
+        confidence = confidence.expand(-1, len(level.parents)).index_select(1, level.row_of)
+        depth = torch.full_like(level.rank_of, level.depth + 1)[None]
+        cells = self._calibration.cells(confidence, self._kind, depth, level.rank_of[None])
+        survival = rated.survival.index_select(1, level.parent_of) * self._rates[cells]
+        rated.cells[:, level.children_at], rated.survival[:, level.children_at] = cells, survival
+        if self._least is None or not can_look(survival):
+            return True
+        return bool(((survival >= self._least) & self._rows).any())
+
+    def nodes(
+        self,
+        confidence: Float[Tensor, "batch node"],
+        parents: Int[Tensor, "batch node"],
+        depth: Int[Tensor, "batch node"],
+        rank: Int[Tensor, "batch node"],
+    ) -> Rated:
+        """Return the ratings of whole trees, the root first (parent -1, depth 0), parents before children."""
+        root = parents < 0
+        cells = self._calibration.cells(confidence, self._kind, depth.clamp(min=1), rank)
+        survival = self._rates[cells].masked_fill(root, 1.0)
+        above, rate = parents.clamp(min=0), survival
+        for _ in range(self._calibration.depths - 1):
+            survival = survival * rate.gather(1, above)
+            above = parents.gather(1, above).clamp(min=0)
+        return Rated(cells.masked_fill(root, -1), survival)
+
+    def paths(self, logs: Float[Tensor, "batch node"], tree: DraftTree) -> Rated:
+        """Return the ratings of trees by the nodes' own probabilities, from the log-probabilities of their paths."""
+        own = logs - logs.gather(1, tree.parents.clamp(min=0))
+        return self.nodes(own.exp().nan_to_num(nan=0.0), tree.parents, tree.depth, torch.zeros_like(tree.parents))
+
+    def confidence(
+        self, tokens: Int[Tensor, "batch node"], scores: Float[Tensor, "batch some token"], depth: int
+    ) -> Float[Tensor, "batch some"]:
+        """Return the confidence in the children of some nodes of one depth, before any of them is drawn."""
+        if self._source == "head":
+            found = self._scorer.confidence(tokens, depth)
+            assert found is not None, "checked when the policy was bound"
+            return found
+        if self._source == "margin":
+            largest = scores.float().topk(2, dim=-1).values
+            return (largest[..., 0] - largest[..., 1] - 2).sigmoid()
+        log_probs = scores.float().log_softmax(-1)
+        if self._source == "top":
+            return log_probs.amax(-1).exp()
+        return (log_probs.exp() * log_probs.nan_to_num(neginf=0.0)).sum(-1).exp()
+
+
+def source_of(source: str, scorer: Scorer) -> str:
+    """Return where confidence comes from, for ``"auto"`` the scorer's own if it has one."""
+    if source == "auto":
+        return "head" if scorer.has_confidence else "top"
+    if source == "head" and not scorer.has_confidence:
+        raise ValueError(
+            "source=head asks for the drafter's confidence head, and this drafter has none: give source=top, entropy, "
+            "margin or auto"
+        )
+    return source
+
+
+def spared(played: Int[Tensor, "1"], every: int) -> Bool[Tensor, "1"]:
+    """Return whether a round is one of those in which nothing is left out, so that all confidences are seen."""
+    return (played + 1) % every == 0

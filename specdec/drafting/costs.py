@@ -19,17 +19,8 @@ KIND = "calibrated costs of rounds"
 class Conditions:
     """The conditions that costs were measured under. Costs of other conditions are refused.
 
-    Attributes:
-        device: The processor's or the GPU's name.
-        dtype: What the target computes in.
-        model: The target's name.
-        fingerprint: Of the target's configuration and the storage of its weights: models of one fingerprint cost alike.
-        quantization: Of the target's weights; None for none.
-        kv_cache: Format of keys and values; None for the dtype.
-        attention: Name of the attention backend.
-        executor: What runs forwards.
-        threads: Of the processor.
-        drafter: What drafted; None where no drafter was measured.
+    ``fingerprint`` is of the target's configuration and the storage of its weights: models of one fingerprint cost
+    alike. ``quantization`` and ``kv_cache`` are None for the dtype, ``drafter`` where none was measured.
     """
 
     device: str
@@ -45,11 +36,7 @@ class Conditions:
 
 
 def check_conditions(measured: Conditions, here: Conditions, path: str, *, drafter: bool = True) -> None:
-    """Refuse to use costs from a file under other conditions, by a ``ValueError`` that names what differs.
-
-    Args:
-        drafter: Whether the drafter matters.
-    """
+    """Refuse costs from a file under other conditions; ``drafter`` says whether the drafter matters."""
     then, now = asdict(measured), asdict(here)
     models = then.pop("model"), now.pop("model")
     different = []
@@ -83,27 +70,24 @@ class RaggedCosts(Protocol):
     def ragged(
         self, rows: int, positions: float, *, drafted: Int[np.ndarray, "*size"], deepest: Int[np.ndarray, "*#size"]
     ) -> Float[np.ndarray, "*size"]:
-        """Return the seconds of rounds, each with its own number of drafted tokens and its own deepest draft.
+        """Return the seconds of rounds of ``rows`` rows with ``positions`` in the cache, over all rows.
 
         Args:
-            rows: Of every round.
-            positions: Positions in the cache, over all rows.
             drafted: Drafted tokens, over all rows.
-            deepest: Depth of the deepest draft; of one shape with ``drafted``, or broadcast to it.
+            deepest: Depth of the deepest draft.
         """
         ...
 
 
-class Kept:
-    """A dataclass that is written to a file."""
+class _Kept:
+    """A dataclass that is written to a file as JSON."""
 
     def save(self: Any, path: str | Path) -> None:
-        """Write it as JSON."""
         Path(path).write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundCosts(Kept):
+class RoundCosts(_Kept):
     """Seconds of a round, everything included: drafting, the verify forward, acceptance, commit, the host.
 
     Attributes:
@@ -111,9 +95,6 @@ class RoundCosts(Kept):
         table: For each of them the seconds of a round whose drafts are 0, 1, 2, … deep; with ``nodes``, of a round that
             verifies so many nodes per row.
         nodes: The numbers of nodes that were measured, ascending from 0; None if it was the depth.
-        device: What it was measured on.
-        dtype: The target's.
-        drafter: What drafted.
         conditions: Everything that calibrated costs were measured under; None for costs that were measured directly.
     """
 
@@ -127,20 +108,15 @@ class RoundCosts(Kept):
     conditions: Conditions | None = None
 
     def __post_init__(self) -> None:
-        flat = [seconds for row in self.table for seconds in row]
-        widths = {len(row) for row in self.table}
+        flat, widths = [seconds for row in self.table for seconds in row], {len(row) for row in self.table}
         if not flat or len(self.rows) != len(self.table) or len(widths) > 1:
             raise ValueError(
                 f"costs of rounds have {len(self.rows)} batch sizes and {len(self.table)} rows of lengths "
                 f"{sorted(widths)}: give one row per batch size, all of one length"
             )
-        if self.nodes is not None and (
-            len(self.nodes) != len(self.table[0]) or list(self.nodes) != sorted(set(self.nodes)) or self.nodes[0] != 0
-        ):
-            raise ValueError(
-                f"costs of rounds have the numbers of nodes {self.nodes} and {len(self.table[0])} times for each batch "
-                f"size: give ascending numbers from 0, one per time"
-            )
+        nodes = range(len(self.table[0])) if self.nodes is None else self.nodes
+        if list(nodes) != sorted(set(nodes)) or len(nodes) != len(self.table[0]) or nodes[0] != 0:
+            raise ValueError(f"costs of rounds have the nodes {nodes}: give ascending numbers from 0, one per time")
         if list(self.rows) != sorted(set(self.rows)) or self.rows[0] < 1:
             raise ValueError(f"costs of rounds have the batch sizes {self.rows}: give ascending positive numbers")
         _check_seconds("rounds", flat)
@@ -159,15 +135,12 @@ class RoundCosts(Kept):
         Raises:
             ValueError: No draft of this depth was measured.
         """
-        if self.nodes is not None:
+        if self.nodes is not None or depth > self.max_depth:
+            known = f"to depth {self.max_depth}" if self.nodes is None else "by the number of nodes"
+            asked = f"drafts are {depth} deep" if self.nodes is None else "depths are asked for"
             raise ValueError(
-                "these costs of rounds are by the number of nodes, and depths are asked for: measure them with "
-                "drafters.round_costs.measure_costs"
-            )
-        if depth > self.max_depth:
-            raise ValueError(
-                f"the costs of rounds were measured to depth {self.max_depth}, and drafts are {depth} deep: measure "
-                f"them with this drafter"
+                f"the costs of rounds were measured {known}, and {asked}: measure them with this drafter "
+                f"(drafters.round_costs.measure_costs)"
             )
         return self._rising(rows)[: depth + 1]
 
@@ -184,8 +157,8 @@ class RoundCosts(Kept):
     def by_nodes(self, rows: int, most: int) -> Float[np.ndarray, " nodes"]:
         """Return the seconds of a round of ``rows`` rows that verifies 0 to ``most`` nodes in each.
 
-        Times between measured numbers are interpolated, and steps of the curve are taken away: it is the largest convex
-        function that is nowhere above what was measured. So every further node costs no less than the one before.
+        This is the largest convex function that is nowhere above what was measured: every further node costs no less
+        than the one before.
 
         Raises:
             ValueError: No round with so many nodes was measured.
@@ -197,21 +170,25 @@ class RoundCosts(Kept):
                 f"drafter (drafters.round_costs.measure_node_costs)"
             )
         hull: list[tuple[float, float]] = []
-        for point in zip(self.nodes, self._rising(rows).tolist(), strict=True):
-            while len(hull) > 1 and _above(hull[-1], hull[-2], point):
-                hull.pop()
-            hull.append(point)
+        for x, y in zip(self.nodes, self._rising(rows).tolist(), strict=True):
+            while len(hull) > 1:
+                (left, low), (middle, height) = hull[-2:]
+                if height < low + (y - low) / (x - left) * (middle - left):
+                    break
+                hull.pop()  # it is on or above the line between its neighbours
+            hull.append((x, y))
         sizes, seconds = zip(*hull, strict=True)
         return np.interp(np.arange(most + 1), sizes, seconds)
 
     def _rising(self, rows: int) -> Float[np.ndarray, " sizes"]:
         """Return the times of a batch, none of which is more than that of a larger draft."""
+        floor = self._floor
         below = max(bisect_right(self.rows, rows) - 1, 0)
         above = min(below + 1, len(self.rows) - 1)
         if rows <= self.rows[below] or below == above:
-            return self._floor[below]
+            return floor[below]
         share = (rows - self.rows[below]) / (self.rows[above] - self.rows[below])
-        return self._floor[below] + share * (self._floor[above] - self._floor[below])
+        return floor[below] + share * (floor[above] - floor[below])
 
     @cached_property
     def _floor(self) -> Float[np.ndarray, "rows sizes"]:
@@ -219,10 +196,7 @@ class RoundCosts(Kept):
 
     @classmethod
     def load(cls, path: str | Path, *, by_nodes: bool = False) -> "RoundCosts":
-        """Return what ``save`` has written, or one of the tables in a file of ``experiments.calibrate``.
-
-        Args:
-            by_nodes: Which table of a calibrated file: by nodes, else by depth. A file of ``save`` has one.
+        """Return what ``save`` has written, or a table in a file of ``experiments.calibrate``: by nodes or by depth.
 
         Raises:
             ValueError: The file cannot be read, or is something else.
@@ -243,29 +217,21 @@ class RoundCosts(Kept):
             raise ValueError(
                 f"{path} holds no costs of rounds ({error}): give a file that RoundCosts.save wrote"
             ) from error
-        raise ValueError(
-            f"the calibrated costs in {path} have no drafter's, and policies choose by those: calibrate with the "
-            f"drafter"
-        )
+        raise ValueError(f"the calibrated costs in {path} have no drafter's: calibrate with the drafter")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TreeCosts(Kept):
+class TreeCosts(_Kept):
     """Seconds of a round, everything included, by the number of nodes and the depth of its trees.
 
-    Between the trees that were measured, a round is taken to cost ``c + a · depth + f(nodes)``, where f is a line with
-    bends at the measured sizes that never becomes flatter: a forward costs the same for few nodes and then more and
-    more, and every level of the tree takes a call of the drafter. The numbers are fitted to the measured rounds by
-    least squares of the relative errors, none of them below 0. So a tree never costs less than a smaller one, and a
-    single disturbed measurement counts for little.
+    Between the trees that were measured, a round costs ``c + a · depth + f(nodes)``, where f is a line with bends at
+    the measured sizes that never becomes flatter, fitted by least squares of the relative errors with no number below
+    0. So a tree never costs less than a smaller one, and a single disturbed measurement counts for little.
 
     Attributes:
         trees: Nodes and depth of each tree that was measured.
         seconds: Seconds of a round with each of these trees.
         plain: Seconds of a round of plain decoding.
-        device: What it was measured on.
-        dtype: The target's.
-        target, drafter: What verified and drafted.
         rows: The batch size.
         threads: How many threads the processor used, which matters where the processor is the device.
     """
@@ -333,12 +299,6 @@ def smallest(times: Sequence[float]) -> float:
     return float(np.quantile(times, 0.25))
 
 
-def _above(point: tuple[float, float], left: tuple[float, float], right: tuple[float, float]) -> bool:
-    """Return whether a point is on or above the line between two others."""
-    slope = (right[1] - left[1]) / (right[0] - left[0])
-    return point[1] >= left[1] + slope * (point[0] - left[0])
-
-
 def _check_seconds(what: str, seconds: Sequence[float]) -> None:
-    if not all(0 < each < float("inf") for each in seconds):
+    if not all(0 < time < float("inf") for time in seconds):
         raise ValueError(f"costs of {what} have a time that is no positive number of seconds: measure them again")

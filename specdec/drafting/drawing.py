@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int, Int8
 from torch import Tensor
 
 from specdec.batch import Batch
-from specdec.drafting.rating import Rater
+from specdec.drafting.calibration import Rater
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.random import Purpose, uniforms
 from specdec.sampling import SamplingTensors, adjust, distribution, path_tokens, warmed
@@ -19,7 +19,6 @@ class Drawing:
     """What a tree builder needs to know of the requests of a round.
 
     Attributes:
-        batch: The rows.
         vocabulary: Translates the scorer's columns to tokens.
         law: How siblings are drawn for sampled requests. Greedy requests get the most probable tokens.
         sampling: The requests' parameters, over the scorer's columns.
@@ -84,9 +83,7 @@ class Drawing:
     ) -> Float[Tensor, "batch some token"]:
         """Return logits with penalties and grammars, of the columns that are tokens of the target.
 
-        Args:
-            tokens: The tokens of the tree so far.
-            above: Which nodes of the tree are above or at each of the scored nodes; needed if they count (``by_path``).
+        ``above`` marks the nodes of the tree so far (``tokens``) above or at each scored node; needed if ``by_path``.
         """
         paths = None
         if self.sampling.seen is not None:
@@ -110,7 +107,6 @@ class Drawing:
         return scores.masked_fill(~allowed & allowed.any(-1, keepdim=True), -torch.inf)
 
     def distribution(self, scores: Float[Tensor, "batch some token"]) -> Float[Tensor, "batch some token"]:
-        """Return q."""
         return distribution(scores, self.sampling)
 
     def room(self, nodes: int) -> Float[Tensor, "batch node vocab"]:
@@ -118,7 +114,6 @@ class Drawing:
         return torch.zeros(len(self.batch), nodes, self.vocabulary.target, device=self.batch.device)
 
     def law_of(self, tokens: Int[Tensor, "batch node"]) -> DraftSampling | Int8[Tensor, "batch node"]:
-        """Return the law of every node of a tree that was drawn with ``law``."""
         if not self.sampled:
             return DraftSampling.DETERMINISTIC
         if self.greedy is None:

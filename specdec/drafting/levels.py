@@ -14,16 +14,14 @@ class Level:
 
     Attributes:
         depth: Depth of the nodes to forward.
-        start, stop: The first node to forward, and one more than the last one: the first and the last parent. Nodes
-            without children between them are forwarded as well, because the nodes of a forward are consecutive.
+        start, stop: The consecutive nodes to forward: from the first parent to the last one.
         topology: The topology of all nodes before ``stop``; the nodes to forward are its last ones.
         parents: The nodes of this depth that have children; with ``leaves``, all nodes of this depth.
         rows: Which of the forwarded nodes are parents; None if all are.
         parents_at: The parents as a slice if they stand side by side, otherwise as indices.
         children_at: All their children, which always stand side by side.
-        parent_of: Parent of each child, as a node.
-        row_of: Parent of each child, as an index into ``parents``.
-        rank_of: Sibling rank of each child.
+        parent_of, row_of, rank_of: Each child's parent, as a node and as an index into ``parents``, and its sibling
+        rank.
         by_rank: For every rank, the children of that rank (as indices into the children) and their parents' rows.
         one_each: Whether every parent has one child.
         width: The largest number of children of a parent; 0 at the last level, which exists only with ``leaves``.
@@ -61,8 +59,6 @@ class Level:
 
 class LevelPlan:
     """A shape's levels and index tensors, made once: a round copies no index to the device.
-
-    With ``leaves`` the deepest nodes are forwarded, too, because q is wanted there.
 
     Attributes:
         level_of: The level of the parent of each drafted node, by which its token is scored.

@@ -50,7 +50,6 @@ class Draft:
         return draft
 
     def add(self, token: int, parent: int) -> int:
-        """Add a node, and return its place."""
         self.tokens.append(token)
         self.parents.append(parent)
         return len(self.tokens) - 1
@@ -64,10 +63,7 @@ class RatedSession(Session):
 
     @abstractmethod
     def rate(self, batch: Batch) -> Float[np.ndarray, " batch"]:
-        """Return the number of tokens of the draft that ``propose`` would return that are likely to be accepted.
-
-        It draws nothing at random, and changes no draft: ``propose`` may follow, for all rows or some of them.
-        """
+        """Return the expected number of accepted tokens of ``propose``'s draft; changes no draft."""
 
 
 class RatedDrafter(Drafter):
@@ -76,8 +72,7 @@ class RatedDrafter(Drafter):
     runs = "nothing"
 
     @abstractmethod
-    def bind(self, target: Target, sizes: Sizes) -> RatedSession:
-        """See ``Drafter.bind``."""
+    def bind(self, target: Target, sizes: Sizes) -> RatedSession: ...
 
 
 class LookUpSession(RatedSession):
@@ -91,7 +86,6 @@ class LookUpSession(RatedSession):
         self._found: list[tuple[Draft, int, int]] = [(Draft(), 0, 0)] * sizes.max_batch_size
 
     def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
-        """Begin without a draft."""
         self._found[slot] = Draft(), 0, 0
 
     def read(self, slot: int, sequence: Int[np.ndarray, " position"]) -> None:
@@ -102,7 +96,6 @@ class LookUpSession(RatedSession):
         """Return what may follow a sequence, at most so deep."""
 
     def rate(self, batch: Batch) -> Float[np.ndarray, " batch"]:
-        """Return the scores of the drafts."""
         return np.array([draft.score for draft in self._drafts(batch)])
 
     def propose(self, batch: Batch) -> DraftTree:
@@ -118,7 +111,6 @@ class LookUpSession(RatedSession):
         return chains(roots, branches, batch.device)
 
     def _drafts(self, batch: Batch) -> list[Draft]:
-        """Return the draft of every row; an empty one where nothing is to be drafted."""
         host, drafts = batch.on_host, [Draft()] * len(batch)
         asked = []
         for row in np.flatnonzero(host.drafting & (host.max_depth > 0)).tolist():
@@ -136,13 +128,9 @@ class LookUpSession(RatedSession):
 def chains(
     roots: Int[np.ndarray, " batch"], branches: Int[np.ndarray, "batch depth"], device: torch.device
 ) -> DraftTree:
-    """Return one branch per row, on a device.
+    """Return one branch per row (-1 padded, at least one token), on a device.
 
-    The tree's width is a power of two, or what the rows have room for: there are few such shapes, so that each comes
-    often enough to be captured.
-
-    Args:
-        branches: -1 padded; at least one has a token.
+    The tree's width is a power of two, or what the rows have room for, so that each comes often enough to be captured.
     """
     sizes = (branches >= 0).sum(1)
     width = min(1 << (int(sizes.max()) - 1).bit_length(), branches.shape[1])
@@ -169,8 +157,7 @@ def trees(
         parents -1 0 1 0
 
     Args:
-        tokens: The drafted tokens of every row, parents before children.
-        parents: The parent of each: a place in the row's tokens, or -1 for the root.
+        parents: The parent of each token: a place in the row's tokens, parents first, or -1 for the root.
         valid: How many of each row's tokens may be accepted, the first ones; None for all.
     """
     sizes = np.array([len(row) for row in tokens])

@@ -1,6 +1,9 @@
-"""A causal LM as a scorer, with a KV cache of its own, which follows the target's sequences."""
+"""A causal LM as a scorer: one with a KV cache of its own, one with recurrent layers, or the target's first layers."""
 
 from collections.abc import Callable, Hashable
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -8,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdec.batch import Batch
+from specdec.cache.states import States
 from specdec.drafting.scorer import Logits, Scorer, forward_of
 from specdec.forward import LOGITS, ForwardBatch, Wants
 from specdec.target.runner import ModelRunner
@@ -27,10 +31,8 @@ def chunk(tokens: Tensor, slots: np.ndarray, starts: np.ndarray, counts: np.ndar
 class ModelScorer(Scorer):
     """Scores with a model whose cache is kept in step with what the target has committed.
 
-    The last committed token may be missing there, because it was a leaf of the tree and never forwarded;
-    ``root_logits`` forwards it together with the root. More is missing after rounds in which it grew no tree for a row,
-    or in which nodes of another drafter were accepted; ``prepare`` forwards that.
-
+    The last committed token may be missing there, because leaves are never forwarded: ``root_logits`` forwards it with
+    the root. ``prepare`` forwards what else is missing, after rounds without a tree or with another drafter's nodes.
     ``to_model`` turns the target's token ids into the model's.
     """
 
@@ -45,8 +47,7 @@ class ModelScorer(Scorer):
         with torch.inference_mode(False):
             self._last_token = torch.zeros(max_batch_size, dtype=torch.long, device=runner.device)
         self._pair = Topology.chain(2, runner.device)
-        # On the host, by slot: the position up to which keys and values are right, and whether a tree was grown since
-        # the last round.
+        # By slot: up to where keys and values are right, and whether a tree was grown since the last round.
         self._known = np.full(max_batch_size, _IN_STEP)
         self._grown = np.zeros(max_batch_size, dtype=bool)
         self._every = False  # whether every row has a committed token
@@ -58,7 +59,6 @@ class ModelScorer(Scorer):
         return max(min(length - 1, int(self._known[slot])), 0)
 
     def observe(self, outcome: Outcome, nodes: Int[Tensor, "batch depth"] | None) -> None:
-        """Prefill a piece of a prompt; commit an accepted path."""
         slots, host = outcome.slots, outcome.host
         if outcome.path is None:
             assert host is not None, "pieces of prompts come with the host's numbers"
@@ -70,19 +70,16 @@ class ModelScorer(Scorer):
             self._follow(host, host.path)
 
     def _read(self, tokens: Int[Tensor, "batch position"], host: HostOutcome) -> None:
-        """Prefill a piece of a prompt."""
         self.runner.run(chunk(tokens, host.slots, host.starts, host.counts))
 
     def _commit(self, outcome: Outcome, nodes: Int[Tensor, "batch depth"] | None) -> None:
-        """Make an accepted path final."""
         if nodes is not None:
             self.runner.cache.commit(outcome.slots, outcome.starts, nodes)
 
     def _follow(self, host: HostOutcome, path: Int[np.ndarray, "batch depth"]) -> None:
         """Note how far the cache of every row is right after a round in which others may have drafted.
 
-        All but the last node of its own had children, so they were forwarded. Behind them, the path may go on with
-        another drafter's nodes, which this model was not shown.
+        All but the last of its own nodes were forwarded; behind them, the path may go on with another drafter's.
         """
         known, grown = self._known[host.slots], self._grown[host.slots]
         shown = (path >= 0).cumprod(1).sum(1)
@@ -92,14 +89,13 @@ class ModelScorer(Scorer):
         self._grown[host.slots] = False
 
     def skip(self, batch: Batch) -> None:
-        """Note that the root was not forwarded."""
         host = batch.on_host
         known = self._known[host.slots]
         self._known[host.slots] = np.where(known == _IN_STEP, np.maximum(host.lengths - 1, 0), known)
         self._grown[host.slots] = False
 
     def prepare(self, batch: Batch) -> Hashable:
-        """Prefill what was committed while this model drafted nothing, in the rows that may have drafts now."""
+        """Catch up, in the rows that may have drafts now."""
         host = batch.on_host
         self._every = bool((host.lengths > 0).all())
         known = self._known[host.slots]
@@ -123,7 +119,6 @@ class ModelScorer(Scorer):
         self.runner.run(chunk(tokens, host.slots, starts, missing))
 
     def root_logits(self, batch: Batch) -> Float[Tensor, "batch 1 vocab"]:
-        """Return logits at the root, after forwarding the last committed token again."""
         lengths, last, again = batch.lengths, self._last_token[batch.slots], None
         if self._every:  # as nearly always: a prompt of one token has nothing there
             lengths = lengths - 1
@@ -136,5 +131,97 @@ class ModelScorer(Scorer):
         return scores if again is None else scores.gather(1, again.long()[:, None, None].expand(-1, 1, scores.shape[2]))
 
     def level_logits(self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int) -> Logits:
-        """Return logits at the next nodes of a tree, whose nodes above are in the cache."""
         return self.runner.run(forward_of(batch, self._to_model(tokens), topology)).scores
+
+
+class RecurrentScorer(ModelScorer):
+    """Scores with a model whose states have all committed tokens but the last one.
+
+    A state cannot take a token back, and a leaf was never forwarded. So every tree begins with the last committed token
+    above the root, and all of its nodes above the last accepted one are committed.
+    """
+
+    needs_state = True  # at first there is no last token
+
+    def __init__(self, runner: ModelRunner, *, max_batch_size: int, **given: Any):
+        super().__init__(runner, max_batch_size=max_batch_size, **given)
+        if self._states.short is not None:  # a tree that grows goes on from its nodes' states
+            raise self._states.short
+        with torch.inference_mode(False):  # by slot: whether a tree was grown since the last round
+            self._trees = torch.zeros(max_batch_size, dtype=torch.bool, device=runner.device)
+        self._lengths = np.zeros(max_batch_size, dtype=np.int64)  # of what is observed before the first rounds
+
+    def admit(self, slot: int, length: int) -> None:
+        super().admit(slot, length)
+        self._lengths[slot] = length
+
+    @property
+    def _states(self) -> States:
+        assert self.runner.cache.states is not None, "the model has recurrent layers"
+        return self.runner.cache.states
+
+    def _read(self, tokens: Int[Tensor, "batch position"], host: HostOutcome) -> None:
+        """Prefill a piece of a prompt, but for its last token."""
+        counts = host.counts - (host.starts + host.counts == self._lengths[host.slots])
+        if counts.any():
+            self.runner.run(chunk(tokens, host.slots, host.starts, counts))
+
+    def _commit(self, outcome: Outcome, nodes: Int[Tensor, "batch depth"] | None) -> None:
+        """Make the last token, the root and all accepted nodes but the last one final.
+
+        Rows that drafted nothing for some rounds were forwarded behind other tokens: their states stay as they are.
+        """
+        path = outcome.path
+        assert path is not None, "a round"
+        own = (path >= 0).cumprod(1)  # behind them, the path may go on with another drafter's nodes
+        nodes = torch.arange(1, path.shape[1] + 1, device=path.device).expand_as(path) if nodes is None else nodes
+        above = torch.nn.functional.pad(nodes, (1, 0))[:, : path.shape[1]] + 1  # node 0 is the last token, 1 the root
+        in_step = self._trees[outcome.slots] & (self._states.lengths[outcome.slots] == outcome.starts - 1)
+        self._trees[outcome.slots] = False
+        counts = torch.where(in_step & (outcome.counts > 0), 1 + own.sum(1), 0)
+        starts = (outcome.starts - 1).clamp(min=0)
+        self.runner.cache.commit(outcome.slots, starts, above.where(own > 0, -1), counts)
+
+    def root_logits(self, batch: Batch) -> Float[Tensor, "batch 1 vocab"]:
+        self._trees[batch.slots] = True
+        tokens = self._to_model(torch.stack([self._last_token[batch.slots], batch.roots], dim=1))
+        lengths = self._states.lengths[batch.slots]
+        return self.runner.run(forward_of(batch, tokens, self._pair, lengths, wants=LAST)).scores
+
+    def level_logits(self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int) -> Logits:
+        below = _kept_below_last(topology) if topology.static else _below_last(topology)
+        lengths = self._states.lengths[batch.slots]
+        return self.runner.run(forward_of(batch, self._to_model(tokens), below, lengths)).scores
+
+
+def _below_last(topology: Topology) -> Topology:
+    """Return a topology with a node above its root."""
+    with torch.inference_mode(False):
+        parents = torch.nn.functional.pad(topology.parents + 1, (1, 0), value=-1)
+        return replace(topology, parents=parents, max_depth=topology.max_depth + 1)
+
+
+_kept_below_last = lru_cache(maxsize=1024)(_below_last)
+
+
+class ExitScorer(Scorer):
+    """Scores with the target's first layers, whose output goes to its own output layer (early exit).
+
+    Nothing is prefilled, committed or kept: their keys and values are in the target's cache, and those of drafted nodes
+    are written where verification writes the same ones.
+    """
+
+    lookback = 0
+
+    def __init__(self, runner: ModelRunner):
+        self.model = self.runner = runner
+        self._root = Topology.chain(1, runner.device)
+
+    def prepare(self, batch: Batch) -> int:
+        return self.runner.version
+
+    def root_logits(self, batch: Batch) -> Float[Tensor, "batch 1 vocab"]:
+        return self.runner.run(forward_of(batch, batch.roots[:, None], self._root, wants=LAST)).scores
+
+    def level_logits(self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int) -> Logits:
+        return self.runner.run(forward_of(batch, tokens, topology)).scores

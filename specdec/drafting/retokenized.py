@@ -20,9 +20,9 @@ class RetokenizedScorer(Scorer):
     """Scores with a model that has another tokenizer than the target.
 
     Before a tree is grown, the text of a row is read in the model's tokens. The cache keeps what it begins with of the
-    last round's; the rest, which is mostly what became final since, is forwarded together with the last token. So
-    there is nothing to roll back, and drafted nodes never become final in this cache. Texts that are longer than the
-    cache are read from a later place on. It lives on the host: its session must say ``reads_host``.
+    last round's; the rest is forwarded with the last token. Nothing is rolled back, and drafted nodes never become
+    final in this cache. Texts longer than the cache are read from a later place on. Its session must say
+    ``reads_host``.
 
     Args:
         source: Spells the target's tokens.
@@ -106,7 +106,6 @@ class RetokenizedScorer(Scorer):
         return self.runner.version
 
     def root_logits(self, batch: Batch) -> Float[Tensor, "batch 1 vocab"]:
-        """Return logits after the texts, whose last tokens are forwarded."""
         for slot in batch.on_host.slots.tolist():
             self._held[slot] = self._wanted[slot]
         width = self._tokens.shape[1]

@@ -27,12 +27,12 @@ from specdec.types import DraftSampling, Outcome
 class ScoredDrafter(Drafter):
     """Drafts with a scorer, whose logits a tree builder turns into trees.
 
-    A subclass describes a model. Its ``bind`` makes a scorer of it, and returns a ``ScoredSession``.
+    A subclass describes a model; its ``bind`` makes a scorer of it, and returns a ``ScoredSession``.
 
     Args:
-        sampling: How siblings are drawn for sampled requests: ``"iid"``, ``"without_replacement"``,
-            ``"deterministic"`` (the most probable tokens) or ``"coupled"`` (the first to arrive in the race that the
-            target watches, for ``SharedNoiseVerifier``). Greedy requests always get the most probable tokens.
+        sampling: How siblings are drawn for sampled requests: ``"iid"``, ``"without_replacement"``, ``"deterministic"``
+            (the most probable tokens) or ``"coupled"`` (the first to arrive in the race that the target watches, for
+            ``SharedNoiseVerifier``). Greedy requests always get the most probable tokens.
         temperature: The drafter's own; None follows each request. 0 means ``"deterministic"``.
 
     Attributes:
@@ -74,11 +74,7 @@ class ScoredDrafter(Drafter):
 
 
 class ScoredSession(Session):
-    """The drafts of a scorer, whose columns ``vocabulary`` translates, in one engine.
-
-    Raises:
-        ValueError: The trees are deeper than the scorer can score.
-    """
+    """The drafts of a scorer, whose columns ``vocabulary`` translates, in one engine."""
 
     def __init__(
         self,
@@ -122,7 +118,6 @@ class ScoredSession(Session):
 
     @torch.inference_mode()
     def observe(self, outcome: Outcome) -> None:
-        """Show the scorer what became final."""
         slots, path = outcome.slots, outcome.path
         self.scorer.observe(outcome, None if path is None or self.tree.is_chain else self._shown(slots, path))
         if self.policy is not None and path is not None:
@@ -130,7 +125,6 @@ class ScoredSession(Session):
 
     @torch.inference_mode()
     def prepare(self, batch: Batch) -> Hashable:
-        """Catch up with what was committed meanwhile."""
         host = batch.on_host
         if self.scorer.needs_state:
             self._every = bool(((host.lengths > 0) | ~host.drafting).all())
@@ -175,8 +169,7 @@ class ScoredSession(Session):
         return tree if ready is None else tree.limited(torch.where(ready, tree.max_depth, 0))
 
     def _shown(self, slots: Int[Tensor, " batch"], path: Int[Tensor, "batch depth"]) -> Int[Tensor, "batch depth"]:
-        """Return the scorer's numbers of the nodes of a path."""
-        if not self.tree.renumbers and (self.policy is None or self.tree.is_chain):
+        if not self.tree.reorders_nodes and (self.policy is None or self.tree.is_chain):
             return path
         return self._nodes[slots].gather(1, path.clamp(min=0)).where(path >= 0, -1)
 
@@ -193,8 +186,7 @@ def law_of(sampling: DraftSampling | str) -> DraftSampling:
 def without_tail(tree: DraftTree) -> DraftTree:
     """Return the trees without the columns behind the last valid node of any row, rounded up to one of few sizes.
 
-    The host looks at one number, which on a GPU makes it wait for the draft. That is worth it: what is cut off need not
-    be verified.
+    The host looks at one number and waits for the draft, which is worth it: what is cut off need not be verified.
     """
     columns = torch.arange(tree.width, device=tree.tokens.device)
     needed = int((columns * tree.valid).amax())

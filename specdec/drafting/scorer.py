@@ -25,15 +25,13 @@ class Scorer:
     ``admit``, ``prepare``, ``skip`` and ``release`` may be recorded and replayed without its Python.
 
     Attributes:
-        per_depth: Whether the logits depend on the depth alone, whatever was drafted above. The scorer then has
-            ``all_logits`` in place of ``root_logits`` and ``level_logits``.
+        per_depth: Whether the logits depend on the depth alone. The scorer then has ``all_logits`` in place of
+            ``root_logits`` and ``level_logits``.
         max_depth: The deepest node that it can score the tokens of; None without a limit.
         has_confidence: Whether it predicts acceptance (``confidence``).
-        needs_state: Whether it reads the target's states, of which there are none before a token is committed. Such
-            rows get no drafts.
+        needs_state: Whether it reads the target's states, so that rows in which no token is committed get no drafts.
         model: Runs the model that scores, if there is one.
-        caches: See ``Session``.
-        lookback: See ``Session``.
+        caches, lookback: See ``Session``.
     """
 
     per_depth: bool = False
@@ -46,7 +44,6 @@ class Scorer:
 
     @property
     def models(self) -> tuple[ModelRunner | nn.Module, ...]:
-        """See ``Session``."""
         return () if self.model is None else (self.model,)
 
     def root_logits(self, batch: Batch) -> Float[Tensor, "batch 1 vocab"]:
@@ -56,8 +53,8 @@ class Scorer:
     def level_logits(self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int) -> Logits:
         """Return logits for the children of some nodes of one depth, whose tokens are the target's ids.
 
-        ``topology`` connects all nodes that the scorer has been shown; these are its last ones. The scorer numbers
-        nodes in the order in which it is shown them, the root first.
+        ``topology`` connects all nodes that the scorer has been shown, in this order, the root first; these are its
+        last ones.
         """
         raise NotImplementedError
 
@@ -83,10 +80,9 @@ class Scorer:
         return scores
 
     def confidence(self, tokens: Int[Tensor, "batch node"], depth: int) -> Float[Tensor, "batch node"] | None:
-        """Return how likely a child of each node is to be accepted if the node is; known before the child is drawn.
+        """Return how likely a child of each node, of one depth, is to be accepted if the node is; not calibrated.
 
-        It may be asked of the nodes of one depth (0 for the root) once they have been scored. The probabilities are not
-        calibrated. None if nothing is known.
+        May be asked once these nodes were scored, before children are drawn. None if nothing is known.
         """
         return None
 
@@ -94,24 +90,19 @@ class Scorer:
         """Begin a request in an empty slot, of which so many tokens are observed before its first round."""
 
     def held(self, slot: int, length: int) -> int:
-        """See ``Session.held``."""
         return length
 
-    def release(self, slot: int) -> None:
-        """Forget a slot's request; the engine clears the ``caches``."""
+    def release(self, slot: int) -> None: ...
 
     def observe(self, outcome: Outcome, nodes: Int[Tensor, "batch depth"] | None) -> None:
         """Take note of tokens that have become final, those of a round if the outcome has a path.
 
-        ``nodes`` are then the numbers under which this scorer was shown the nodes of the path, -1 for those that it was
-        not shown; None if they are 1, 2, 3, …, as for a chain.
+        ``nodes`` are then the numbers under which this scorer was shown the path's nodes, -1 for none; None for 1, 2,
+        3, …
         """
 
     def prepare(self, batch: Batch) -> Hashable:
-        """Do on the host what must come before a tree is grown; returns everything that a recording of it depends on.
-
-        ``batch.host`` is there, one round late on a GPU.
-        """
+        """Do on the host what must come before a tree is grown; return everything that its recording depends on."""
         return None
 
     def skip(self, batch: Batch) -> None:

@@ -19,9 +19,8 @@ from specdec.topology import Topology
 class TargetKeys:
     """Answers a drafting model's attention calls with what some layers of the target have stored.
 
-    All nodes of a draft stand at one place, behind the committed positions, and see these alone. So the nodes of a
-    level are one query with more heads: the heads of all nodes that share a key head lie side by side, and the cache is
-    read once for all of them, by any backend, whatever the tree is.
+    All nodes of a draft stand at one place, behind the committed positions, and see these alone. So a level's nodes are
+    one query with more heads, and the cache is read once for all of them.
 
     Args:
         runner: Runs the target. Nothing is written to its cache.

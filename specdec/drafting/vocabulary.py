@@ -14,12 +14,11 @@ MOST_PADDING = 512
 class VocabularyMap:
     """Translates between the columns of a drafter's logits and the target's token ids.
 
-    Where both mean the same by an id, the columns are the ids, and only the widths may differ (padding). A drafter with
-    a reduced vocabulary (EAGLE-3, arXiv 2503.01840; FR-Spec, arXiv 2502.14856) says which id each of its columns is.
-    Other tokens have probability zero under q, which is exact: the residual covers them.
+    A drafter with a reduced vocabulary (EAGLE-3, arXiv 2503.01840; FR-Spec, arXiv 2502.14856) says which id each column
+    is. Other tokens have probability zero under q, which is exact: the residual covers them.
 
     Attributes:
-        drafter, target: Widths of the logits.
+        drafter, target: Widths of the logits, which may differ by padding.
         ids: The target's id of every column, ascending; None if column i is id i.
         common: The number of columns that are tokens of the target.
     """
@@ -35,7 +34,6 @@ class VocabularyMap:
         return tokens if self.drafter >= self.target else tokens.clamp(max=self.drafter - 1)
 
     def to_target(self, columns: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-        """Return the target's ids of columns."""
         return columns if self.ids is None else self.ids[columns]
 
     def columns(self, table: Shaped[Tensor, "*rows vocab"]) -> Shaped[Tensor, "*rows column"]:
@@ -58,10 +56,7 @@ class VocabularyMap:
 
 
 def check_same_vocabulary(name: str, tokenizer: PreTrainedTokenizerBase | None, width: int, target: Target) -> None:
-    """Refuse a drafter, by its name, whose token ids mean other text than the target's.
-
-    If one of both has no tokenizer, only the widths of the logits can be compared.
-    """
+    """Refuse a drafter, by its name, whose token ids mean other text; without two tokenizers by its width alone."""
     if tokenizer is not None and target.tokenizer is not None:
         mine, wanted = tokenizer.get_vocab(), target.tokenizer.get_vocab()
         if mine != wanted:

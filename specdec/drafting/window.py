@@ -1,6 +1,17 @@
-"""Scorers that forward each row's newest entries together, when a tree is grown: a window at addresses that stay."""
+"""Scorers that forward each row's newest entries together, when a tree is grown: a window at addresses that stay.
+
+``FeatureScorer``: a head that reads pairs (the target's hidden state at t, token t+1), such as EAGLE's and MTP modules.
+The pair of position t stands at position t of the head's own cache. With L committed tokens the newest complete pair,
+(state at L-1, root), is node 0 of the tree. A drafted node's pair is (its parent's output, its token); the pairs of
+accepted tokens are forwarded again, with the target's hidden states.
+
+``ParallelScorer``: a model that fills mask tokens, one forward for all depths (PARD, P-EAGLE). Masks stand behind the
+newest complete entry: the root's, or for a head that reads pairs (state at L-1, root). It predicts depth 1, and mask i
+depth i + 1.
+"""
 
 from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -8,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdec.batch import Batch
-from specdec.drafting.scorer import Scorer
+from specdec.drafting.scorer import Logits, Scorer, forward_of
 from specdec.forward import ForwardBatch, Wants
 from specdec.target.runner import ModelRunner
 from specdec.topology import Topology
@@ -25,12 +36,9 @@ class WindowScorer(Scorer):
     """Scores with a model whose cache holds one entry per committed position.
 
     The entry of position t is the token there, or a *pair*: a feature of the target's hidden state at t, and the token
-    after it, of which the newest is the root.
-
-    Each slot keeps its last ``window`` entries, at addresses that stay. A tree begins with a forward of all of them, so
-    that this forward has one size whatever was accepted: the entries that are new since the last tree, and before them
-    some that are written once more. A round makes at most as many new entries as the window holds; those of prompts are
-    forwarded when they are observed. Nothing of a tree is committed.
+    after it. Each slot keeps its last ``window`` entries. A tree begins with a forward of all of them, which has one
+    size whatever was accepted: some are written once more. Entries of prompts are forwarded when they are observed.
+    Nothing of a tree is committed.
 
     Args:
         runner: The model. Its forward takes ``features`` if there are any.
@@ -60,9 +68,8 @@ class WindowScorer(Scorer):
         self._window, self._layers, self._fuse, self._to_model = window, tuple(layers), fuse, to_model
         self._fuse_version = fuse_version
         device, dtype = runner.device, runner.facts.dtype
-        # The most entries of each slot's window that may not be in the cache yet, and how many they were before a tree
-        # was grown. All of the window is forwarded when one is, so that only rounds in which none is can add more than
-        # it holds.
+        # The most entries of each slot's window that may not be in the cache yet, and how many before a tree was grown.
+        # Only rounds in which no tree is grown can add more than the window holds.
         self._waiting = np.zeros(max_batch_size, dtype=np.int64)
         self._before = np.zeros(max_batch_size, dtype=np.int64)
         self._prepared = np.zeros(0, dtype=np.int64)  # the slots of this round
@@ -80,10 +87,7 @@ class WindowScorer(Scorer):
         return max(length - self._window, 0)
 
     def release(self, slot: int) -> None:
-        """Forget a row's window."""
         self._features[slot] = 0
-
-    # ---------------------------------------------------------------- what becomes final
 
     def observe(self, outcome: Outcome, nodes: Int[Tensor, "batch depth"] | None) -> None:
         """Forward the entries of a piece of a prompt; keep those of a round.
@@ -112,7 +116,6 @@ class WindowScorer(Scorer):
             self._waiting[where] += new
 
     def _entries(self, outcome: Outcome) -> tuple[Tensor, Tensor]:
-        """Return the tokens and features of the positions that have become final."""
         if self._fuse is None:
             return outcome.tokens, self._features.new_zeros(*outcome.tokens.shape, 0)
         states = [outcome.hidden_states[layer] for layer in self._layers]
@@ -163,8 +166,6 @@ class WindowScorer(Scorer):
             )
         )
 
-    # ---------------------------------------------------------------- a tree
-
     def prepare(self, batch: Batch) -> Hashable:
         """See whether every row that drafts has a full window; no entry can be missing."""
         host = batch.on_host
@@ -176,9 +177,133 @@ class WindowScorer(Scorer):
         return self.runner.version, self._fuse_version(), self._every
 
     def skip(self, batch: Batch) -> None:
-        """Note that the windows were not forwarded."""
         slots = batch.on_host.slots
         self._waiting[slots] = self._before[slots]
+
+
+class FeatureScorer(WindowScorer):
+    """Scores level by level with a head that reads its own output where the target has not been run yet.
+
+    Args:
+        runner: The head. Its forward takes ``features`` and can return what is fed back.
+        fuse: Makes features of the target's hidden states.
+        fed_back: Which of the head's hidden states is the feature of a node's children.
+        **window: See ``WindowScorer``.
+    """
+
+    def __init__(self, runner: ModelRunner, *, fuse: Fuse, fed_back: int, **window: Any):
+        super().__init__(runner, fuse=fuse, **window)
+        self._fed_back = fed_back
+        self._chain = Topology.chain(self._window, runner.device)
+        # What the head has returned for the nodes of the last forward, from which node on.
+        self._outputs, self._first = self._features[:0, :1], 0
+
+    def root_logits(self, batch: Batch) -> Float[Tensor, "batch 1 vocab"]:
+        tokens, features, starts, have = self._newest(batch.slots, batch.lengths, full=self._every)
+        wants = Wants(logits=1 if have is None else None, hidden_layers=(self._fed_back,))
+        output = self.runner.run(
+            forward_of(batch, self._to_model(tokens), self._chain, starts, features=features, wants=wants)
+        )
+        feature, logits = output.hidden_states[self._fed_back], output.scores
+        if have is None:
+            feature = feature[:, -1:]
+        else:
+            last = (have - 1).clamp_(min=0)[:, None]
+            feature, logits = take(feature, last), take(logits, last)
+        self._outputs, self._first = feature, 0
+        return logits
+
+    def level_logits(self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int) -> Logits:
+        first = topology.width - tokens.shape[1]
+        features, lengths = self._outputs, (batch.lengths - 1).clamp(min=0)
+        if not topology.in_line:  # all parents were in the last forward
+            features = take(features, topology.parents[:, first:].expand(len(batch), -1) - self._first)
+        wants = Wants(hidden_layers=(self._fed_back,))
+        output = self.runner.run(
+            forward_of(batch, self._to_model(tokens), topology, lengths, features=features, wants=wants)
+        )
+        self._outputs, self._first = output.hidden_states[self._fed_back], first
+        return output.scores
+
+
+class ParallelScorer(WindowScorer):
+    """Scores all depths at once: the logits of a depth do not depend on the tokens drafted above.
+
+    A round's forward holds the window, the root if entries are tokens alone, and a mask for every depth but the first.
+
+    Args:
+        mask_token: The token of masks, as the model counts tokens.
+        mask_feature: Returns the feature of masks; None if entries are tokens alone.
+        fill: Returns the tokens of so many masks of every row, where they are not all ``mask_token``.
+        adapter: The number of the adapter that masks go through, and nothing else does.
+        **window: See ``WindowScorer``.
+    """
+
+    per_depth = True
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        *,
+        mask_token: int,
+        mask_feature: Callable[[], Tensor] | None = None,
+        fill: Callable[[Batch, int], Tensor] | None = None,
+        adapter: int = 0,
+        **window: Any,
+    ):
+        super().__init__(runner, **window)
+        self._mask_token, self._mask_feature = mask_token, mask_feature
+        self._rooted = mask_feature is None
+        self._fill, self._adapter = fill, adapter
+        self._made_at: Hashable = None
+        with torch.inference_mode(False):
+            self._feature = torch.zeros_like(self._features[0, 0])
+
+    def prepare(self, batch: Batch) -> Hashable:
+        """Also make the masks' feature, if what makes it has changed."""
+        version = self._fuse_version()
+        if self._mask_feature is not None and version != self._made_at:
+            self._feature.copy_(self._mask_feature())
+            self._made_at = version
+        return super().prepare(batch)
+
+    def all_logits(self, batch: Batch, depth: int) -> Float[Tensor, "batch depth vocab"]:
+        slots, window, every = batch.slots, self._window, self._every
+        masks = self._tokens.new_full((len(batch), depth - 1), self._mask_token)
+        if self._fill is not None:
+            masks = self._fill(batch, depth - 1)
+        behind = [self._to_model(batch.roots)[:, None], masks] if self._rooted else [masks]
+        tokens = torch.cat([self._to_model(self._tokens[slots]), *behind], dim=1)
+        nodes = tokens.shape[1]
+        features = torch.cat([self._features[slots], self._feature.expand(len(batch), nodes - window, -1)], dim=1)
+        adapters = None
+        if self._adapter:
+            adapters = torch.zeros_like(tokens)
+            adapters[:, nodes - depth + 1 :].fill_(self._adapter)  # a number assigned would become a tensor first
+        lengths, bound = batch.lengths, batch.key_bound
+        have = lengths.clamp(max=window)
+        if not every:  # shorter rows begin at position 0, with what there is, and end in what is never read
+            index = window - have[:, None] + torch.arange(nodes, device=batch.device)
+            index = index.clamp_(max=nodes - 1)
+            tokens, features = tokens.gather(1, index), take(features, index)
+            adapters = None if adapters is None else adapters.gather(1, index)
+            bound = None if bound is None else bound + nodes
+        logits = self.runner.run(
+            forward_of(
+                batch,
+                tokens,
+                Topology.chain(nodes, batch.device),
+                (lengths - window).clamp_(min=0),
+                features=given(features),
+                adapters=adapters,
+                key_bound=bound,
+                wants=Wants(logits=depth if every else None),
+            )
+        ).scores
+        if every:
+            return logits
+        first = have if self._rooted else (have - 1).clamp_(min=0)
+        return take(logits, first[:, None] + torch.arange(depth, device=batch.device))
 
 
 def following(outcome: Outcome) -> Int[Tensor, "batch position"]:

@@ -11,7 +11,7 @@ from drafters.lora import write_adapter
 from drafters.own_model import twin_of
 from drafters.uno import TrainedUno, UnoDrafter
 from specdec import Engine, SamplingParams, Target
-from specdec.drafting.parallel_scorer import ParallelScorer
+from specdec.drafting.window import ParallelScorer
 from specdec.interfaces import Round
 from specdec.target.adapters import Adapters
 from tests.components import noisy_adapter

@@ -10,7 +10,6 @@ import pytest
 import scipy.stats
 
 from specdec.drafting.costs import RaggedCosts
-from specdec.drafting.margins import MarginEstimator
 from specdec.drafting.policies import (
     CostAwareLength,
     LengthPolicy,
@@ -21,7 +20,7 @@ from specdec.drafting.policies import (
     TableLength,
     TieredLength,
 )
-from specdec.drafting.policies.goodput import best_depths
+from specdec.drafting.policies.goodput import MarginEstimator, best_depths
 from specdec.physics.published import LLAMA_8B_H100
 
 DEPTH = 8

@@ -16,7 +16,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from specdec import Drafter, Engine, ForwardBatch, ModelRunner, Paging, SamplingParams, Scheduler, Target
 from specdec.cache import pool as pool_module
 from specdec.cache.pool import Pool, keys_of
-from specdec.drafting.feature_scorer import FeatureScorer
+from specdec.drafting.window import FeatureScorer
 from specdec.engine.scheduler import View, Work
 from specdec.engine.scheduler.base import entering
 from tests.components import DRAFTERS

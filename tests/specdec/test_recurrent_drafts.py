@@ -17,9 +17,9 @@ from drafters.model import ModelDrafter
 from specdec import Drafter, Engine, Paging, SamplingParams, Target, Topology
 from specdec.cache.states import States
 from specdec.checks.drafter import assert_conforms
-from specdec.drafting import recurrent_scorer
+from specdec.drafting import model_scorer
 from specdec.drafting.builders import ExpansionTree
-from specdec.drafting.recurrent_scorer import RecurrentScorer
+from specdec.drafting.model_scorer import RecurrentScorer
 from specdec.drafting.scored import ScoredSession
 from specdec.interfaces import Round
 from specdec.memory import NoRoomError
@@ -112,7 +112,7 @@ def rootless(patch: pytest.MonkeyPatch, scorer: RecurrentScorer) -> None:
         parents = torch.where(topology.parents == 0, -1, topology.parents)
         return replace(topology, parents=torch.nn.functional.pad(parents + 1, (1, 0), value=-1))
 
-    patch.setattr(recurrent_scorer, "_kept_below_last", below)
+    patch.setattr(model_scorer, "_kept_below_last", below)
 
 
 @pytest.mark.parametrize("mutant", [uncommitted, complete(rootless, strong=False)])

@@ -27,8 +27,8 @@ class AlongOutput(TreeBuilder):
 
     Attributes:
         following: The tokens of the output behind every row's root; set before ``grow``.
-        seen: After ``grow``, for every row and depth: q of the output's token, its rank among the drafter's candidates
-            (-1 if it cannot draft it), and the margin before it.
+        seen: After ``grow``: q of the output's token, its rank among the drafter's candidates (-1 for none), the margin
+            before it.
     """
 
     is_chain = is_paths = True

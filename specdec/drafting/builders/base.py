@@ -1,4 +1,4 @@
-"""What a tree builder is, and what builders have in common that expand the best nodes of every level."""
+"""A tree builder, and the base of those that expand the best nodes of every level."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from specdec.arguments import whole
+from specdec.drafting.calibration import Rated
 from specdec.drafting.drawing import Drawing
-from specdec.drafting.rating import Rated
 from specdec.drafting.scorer import Scorer
 from specdec.shape import MOST_NODES
 from specdec.tree import DraftTree
@@ -22,8 +22,8 @@ class Grown:
 
     Attributes:
         tree: The trees.
-        nodes: The number under which the scorer was shown each node; -1 for nodes that it was not shown. None if it was
-            shown them under the numbers that they have in the tree (leaves may be missing).
+        nodes: The number under which the scorer was shown each node, -1 for none; None if these are the tree's own
+            numbers.
         rated: How likely the nodes are to be accepted; None if the drawing has no rater.
     """
 
@@ -35,7 +35,7 @@ class Grown:
 class TreeBuilder(ABC):
     """Decides which nodes a draft tree has, and draws their tokens, by asking a scorer level by level.
 
-    A builder is a value: it has no state of any request, and one may serve several drafters.
+    It has no state of any request, and one may serve several drafters.
 
     Attributes:
         max_nodes: The largest number of drafted nodes in a row.
@@ -44,12 +44,12 @@ class TreeBuilder(ABC):
         is_chain: Whether no node has two children. The scorer is then shown an accepted path as nodes 1, 2, 3, …
         is_paths: Whether the trees are paths of one length that share only the root.
         has_leaf_probs: Whether q can be had at the leaves.
-        renumbers: Whether ``grow`` says under which numbers the scorer was shown the nodes.
+        reorders_nodes: Whether node i of the tree may not be the scorer's node i.
         ranks: How many siblings ``grow`` tells apart when it rates nodes.
-        rates_nodes: Whether it rates every node by its own probability, in place of the confidence in its parent's
-            children. Only trees that are never drawn at random may.
-        ordered: Whether nodes may be left out from the end only, because the tree's nodes stand in the order in which
-            it was decided that there are any.
+        rates_nodes: Whether it rates every node by its own probability, not by the confidence in its parent's children.
+            Only trees that are never drawn at random may.
+        ordered: Whether nodes may be left out from the end only, as they stand in the order in which they were decided
+            on.
     """
 
     max_nodes: int
@@ -58,17 +58,13 @@ class TreeBuilder(ABC):
     is_chain: bool = False
     is_paths: bool = False
     has_leaf_probs: bool = False
-    renumbers: bool = False
+    reorders_nodes: bool = False
     ranks: int = 1
     rates_nodes: bool = False
     ordered: bool = False
 
     def laws(self, sampling: DraftSampling) -> frozenset[DraftSampling]:
-        """Return the laws of sampled requests' nodes, for a drafter that asks for ``sampling``.
-
-        Raises:
-            ValueError: The builder cannot draw like that.
-        """
+        """Return the laws of sampled requests' nodes, or refuse a way of drawing by a ``ValueError``."""
         return frozenset([sampling])
 
     def bind(self, device: torch.device, *, leaves: bool = False) -> None:  # noqa: B027
@@ -76,20 +72,14 @@ class TreeBuilder(ABC):
 
     @abstractmethod
     def grow(self, scorer: Scorer, drawing: Drawing, depth: int) -> Grown:
-        """Return trees no deeper than ``depth``, which is at least 1. Nothing here looks at a value.
-
-        The scorer has caught up with the rows.
-        """
+        """Return trees no deeper than ``depth``, at least 1, without a look at any value."""
 
 
 class BeamTree(TreeBuilder):
     """Expands the best nodes of every level, and keeps the best of all nodes that these offer.
 
-    A subclass says what is best, in ``grow``.
-
     Attributes:
-        takes: The laws that sampled requests' nodes may have: ``DETERMINISTIC`` alone where the best nodes of all are
-            kept, which drawn nodes would not survive.
+        takes: The laws that sampled requests' nodes may have.
 
     Args:
         nodes: Drafted nodes of a tree.
@@ -100,7 +90,7 @@ class BeamTree(TreeBuilder):
         ValueError: A number is out of its range, or the levels do not offer ``nodes`` nodes.
     """
 
-    renumbers = True
+    reorders_nodes = True
     takes: tuple[DraftSampling, ...] = (DraftSampling.DETERMINISTIC,)
 
     def __init__(self, nodes: int, depth: int, width: int):
@@ -125,5 +115,4 @@ class BeamTree(TreeBuilder):
         return frozenset([sampling])
 
     def offered(self, depth: int) -> int:
-        """Return how many nodes the first ``depth`` levels offer."""
         return self.width + (depth - 1) * self.width**2

@@ -15,8 +15,8 @@ from specdec.tree import DraftTree
 class BeamSearchTree(BeamTree):
     """Drafts the paths that a beam search ends with, ``DETERMINISTIC`` whatever the request's temperature.
 
-    Each level keeps the ``width`` best continuations of the level before. What no beam of the last level continues is
-    not drafted, so that a tree has at most ``width`` nodes of every depth, and ``width`` leaves.
+    What no beam of the last level continues is not drafted: at most ``width`` nodes of every depth, and ``width``
+    leaves.
 
     Args:
         width: Beams.
@@ -25,7 +25,7 @@ class BeamSearchTree(BeamTree):
             None for all tokens.
     """
 
-    renumbers, rates_nodes = False, True
+    reorders_nodes, rates_nodes = False, True
 
     def __init__(self, width: int = 10, depth: int = 4, *, among: int | None = 50):
         width, depth = whole("width", width, least=1), whole("depth", depth, least=1)
@@ -33,7 +33,6 @@ class BeamSearchTree(BeamTree):
         self.among = None if among is None else whole("among", among, least=width)
 
     def grow(self, scorer: Scorer, drawing: Drawing, depth: int) -> Grown:
-        """Search ``depth`` levels, and keep the nodes that lie on a beam of a row's last level."""
         rows, logits_of = drawing.batch, scorer.levels(drawing.batch, depth)
         fronts, worths = [rows.roots[:, None]], [torch.zeros(len(rows), 1, dtype=torch.float64, device=rows.device)]
         above = [torch.full_like(fronts[0], -1)]
@@ -56,7 +55,7 @@ class BeamSearchTree(BeamTree):
     def _children(
         self, logits: Float[Tensor, "batch some column"], drawing: Drawing
     ) -> tuple[Float[Tensor, "batch some child"], Int[Tensor, "batch some child"]]:
-        """Return the log-probabilities and the tokens of the most probable children of some nodes, in order."""
+        """Return the log-probabilities and the tokens of the most probable children, in order."""
         logits = logits[..., : drawing.vocabulary.common].float()
         columns = logits.shape[-1]
         best, column = logits.topk(min(self.among or self.width, columns), dim=-1)

@@ -1,9 +1,8 @@
-"""Trees of the most probable paths: expand the best nodes level by level, then keep the best of all (EAGLE-2).
+"""Trees of the most probable paths: expand the best nodes level by level, then keep the best of all.
 
-Li et al. 2024 (arXiv 2406.16858), section 4. A path's score is the product of its probabilities under the drafter at
-temperature 1, which estimates how likely it is to be accepted. For a scorer whose logits depend on the depth alone, and
-``width`` no less than ``nodes``, these are exactly the ``nodes`` best paths, which best-first search over rank tuples
-finds one by one (DDTree, arXiv 2604.12989).
+EAGLE-2 (Li et al. 2024, arXiv 2406.16858, section 4). A path's score is the product of its probabilities at temperature
+1. With ``width`` no less than ``nodes``, and logits that depend on the depth alone, these are exactly the best paths
+(DDTree, arXiv 2604.12989).
 """
 
 import torch
@@ -33,7 +32,6 @@ class ExpansionTree(BeamTree):
         super().__init__(nodes, depth, width)
 
     def grow(self, scorer: Scorer, drawing: Drawing, depth: int) -> Grown:
-        """Expand ``depth`` levels, and keep the best nodes of all that were offered."""
         rows, logits_of = drawing.batch, scorer.levels(drawing.batch, depth)
         masks, so_far = rows.masks_drafts, rows.roots[:, None]
         here = torch.ones_like(so_far, dtype=torch.bool)[..., None] if masks else None
@@ -112,9 +110,9 @@ def _children(
     shown: Int[Tensor, "batch shown"],
     above: Bool[Tensor, "batch parent shown"] | None,
 ) -> tuple[Float[Tensor, "batch scored width"], Int[Tensor, "batch scored width"]]:
-    """Return the log-probabilities and the tokens of the most probable children of some nodes, in order.
+    """Return the log-probabilities and tokens of the most probable children, in order.
 
-    Where a grammar masks drafts, ``above`` says which of the nodes that were ``shown`` are above or at each of these.
+    Where a grammar masks drafts, ``above`` marks the ``shown`` nodes on each parent's path.
     """
     vocabulary = drawing.vocabulary
     if above is not None:
@@ -136,15 +134,10 @@ def _front(
     Float[Tensor, "batch offer"], Float[Tensor, "batch front"],
     Int[Tensor, "batch front"], Int[Tensor, "batch front"], Int[Tensor, "batch front"],
 ]:  # fmt: skip
-    """Return the scores of some nodes' children, and of the best of these scores, tokens, numbers and shown parents.
+    """Return the children's scores, and of the best of them scores, tokens, numbers and the parents as shown.
 
-    Args:
-        worth: The scores of the nodes.
-        log_probs: Of the children; one row serves all nodes if a scorer is ``per_depth``.
-        token: The children.
-        width: How many are the best.
-        first: The number under which the scorer was shown the first of the nodes.
-        offered: The number of candidates before these.
+    ``first`` is the number under which the scorer was shown the first parent, ``offered`` the candidates before these.
+    One row of ``log_probs`` serves all parents if a scorer is ``per_depth``.
     """
     if usable(worth):
         from specdec.kernels.trees import front

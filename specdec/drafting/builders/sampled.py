@@ -1,23 +1,16 @@
 """Trees that are drawn without replacement where a draft is most likely to come by: best first, and still exact.
 
-DySpec (arXiv 2410.11744) takes the most promising *slot*, then draws its token. Here this is done level by level, for
-all rows at once.
+DySpec (arXiv 2410.11744) takes the most promising *slot*, then draws its token; here level by level, for all rows at
+once. A node is reached if the tokens above it are accepted and its earlier siblings are not. DySpec takes a token's
+probability under q for its chance; but a rule that compares p with q accepts a token drawn from q = p for sure. So the
+chance is the token's share of what was left, raised to a ``power``: 1 is DySpec's, smaller makes trees longer and
+narrower.
 
-What is promising. A node is reached if the tokens above it are accepted and its earlier siblings are not. DySpec takes
-a drawn token's own probability under q for the chance that it is accepted. That is right where the target is greedy.
-But a rule that compares p with q accepts a token that was drawn from q = p for sure, however unlikely it was. So the
-chance is taken to be the token's probability among those that were left, raised to a ``power``: 1 is DySpec's, and the
-smaller it is, the more drawn tokens are trusted, and the longer and narrower trees become.
-
-Why it is exact. Let a node's *worth* be the product of these chances down its path, and of the chances that the
-earlier siblings of each are not accepted. Let a slot's worth be what is known of it before its token is drawn: its
-parent's worth times the chances that its earlier siblings are not accepted. Then a node is worth no more than its
-slot, a slot no more than the one before it and no more than its parent. The nodes to be kept are the first ones by
-their slots' worth, the nodes to be expanded the first ones of a level by their own. So whether there is a slot depends
-on slots of greater worth alone, and the token in it is no part of what decides: the slots below it, those beside it
-and those of nodes that its token might keep from being expanded are all worth no more than it is. To keep nodes by
-their own worth, as is right for trees that are not drawn at random (``ExpansionTree``), would drop tokens because of
-what they are, and bias the output.
+Why it is exact. A node's *worth* is the product of these chances down its path, and of the chances that earlier
+siblings are rejected; a slot's worth is what is known of it before its token is drawn. A slot is worth no more than its
+parent, the slot before it, and no less than its node. Nodes are kept by their slots' worth, and expanded by their own:
+so whether there is a slot depends on slots of greater worth alone, never on its token. To keep drawn nodes by their own
+worth (``ExpansionTree``) would drop tokens because of what they are, and bias the output.
 """
 
 from dataclasses import dataclass
@@ -42,14 +35,8 @@ _TINY = 1e-30
 class _Level:
     """The candidates of one level: all children of its parents side by side, in the order in which they were drawn.
 
-    Attributes:
-        q: What they were drawn from; None if nothing is drawn.
-        token: Their tokens.
-        slot: What they are kept by.
-        node: Their own worth.
-        parent: The numbers of their parents.
-        rank: Their sibling ranks.
-        confidence: The confidence in them, if it was asked for.
+    ``slot`` is what they are kept by, ``node`` their own worth, ``parent`` the numbers of their parents; ``q`` is None
+    if nothing is drawn, ``confidence`` if nobody asked for it.
     """
 
     q: Float[Tensor, "batch parent vocab"] | None
@@ -64,13 +51,11 @@ class _Level:
 class SampledTree(BeamTree):
     """Draws a tree without replacement for sampled requests, with its nodes where q is: best first.
 
-    Greedy requests get the most probable paths, as with ``ExpansionTree``.
-
-    The other arguments and errors are those of ``BeamTree``.
+    Greedy requests get the most probable paths, as with ``ExpansionTree``. The other arguments are those of
+    ``BeamTree``.
 
     Args:
-        power: How much a drawn token's own probability says of whether it is accepted: 1 for all of it, towards 0 for
-            nothing.
+        power: How much a drawn token's own probability says of its acceptance: 1 for all of it, towards 0 for nothing.
     """
 
     ordered = True
@@ -84,7 +69,6 @@ class SampledTree(BeamTree):
             raise ValueError(f"power={power}: give a number above 0, such as 0.1")
 
     def grow(self, scorer: Scorer, drawing: Drawing, depth: int) -> Grown:
-        """Draw ``depth`` levels, and keep the best slots of all."""
         rows, logits_of = drawing.batch, scorer.levels(drawing.batch, depth)
         zero = torch.zeros(len(rows), 1, dtype=torch.long, device=rows.device)
         uniform = drawing.uniforms(self.offered(depth)) if drawing.fresh else None
@@ -119,7 +103,6 @@ class SampledTree(BeamTree):
         numbers: Int[Tensor, "batch parent"],
         uniform: Float[Tensor, "batch draw"] | None,
     ) -> _Level:
-        """Return the candidates below some nodes."""
         parents, ancestors = worth.shape[1], None
         if drawing.by_path:
             ancestors = topology.ancestors[:, -parents:].expand(len(worth), -1, -1)
@@ -176,8 +159,6 @@ class SampledTree(BeamTree):
         return slot
 
     def _best(self, levels: list[_Level], shown: Int[Tensor, "batch shown"], drawing: Drawing) -> Grown:
-        """Return the trees of the best candidates, in the order in which they were decided on."""
-
         def every(name: str) -> Tensor:
             return torch.cat([getattr(level, name) for level in levels], dim=1)
 

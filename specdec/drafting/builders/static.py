@@ -40,7 +40,6 @@ class StaticTree(TreeBuilder):
             self._plans[device, leaves] = LevelPlan.by_depth(self.shape, device, leaves=leaves)
 
     def grow(self, scorer: Scorer, drawing: Drawing, depth: int) -> Grown:
-        """Draft level by level, one call of the scorer for each."""
         rows, vocabulary, rater = drawing.batch, drawing.vocabulary, drawing.rater
         plan = self._plans[rows.device, drawing.leaves][depth]
         shape, batch = plan.shape, len(rows)
@@ -99,7 +98,6 @@ class StaticTree(TreeBuilder):
 
 
 def _at_once(plan: LevelPlan, logits: Float[Tensor, "batch depth vocab"], drawing: Drawing) -> Grown:
-    """Return trees of the most probable tokens of every depth, chosen for all nodes together."""
     best = drawing.scores(logits).topk(plan.width, dim=-1).indices
     tokens = drawing.vocabulary.to_target(best[:, plan.level_of, plan.rank_of])
     tokens = torch.cat([drawing.batch.roots[:, None], tokens], dim=1)
@@ -143,15 +141,7 @@ def _children(
 def drawn(
     q: Float[Tensor, "batch parent vocab"], level: Level, uniform: Float[Tensor, "batch child"], law: DraftSampling
 ) -> tuple[Int[Tensor, "batch child"], Bool[Tensor, "batch child"] | None]:
-    """Return every parent's children, drawn at random (``IID`` or ``WITHOUT_REPLACEMENT``).
-
-    Args:
-        q: The distributions that the children are drawn from.
-        uniform: One random number per child.
-
-    Returns:
-        The tokens, and which children exist; None if all do. (Without replacement, q may run out of tokens.)
-    """
+    """Return every parent's children, drawn from q with one number each, and which of them exist; None if all do."""
     if law is DraftSampling.IID or level.width == 1:
         weights = q if level.one_each else q.index_select(1, level.row_of)
         return draw(weights, uniform), None

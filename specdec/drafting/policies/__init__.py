@@ -1,9 +1,15 @@
 """How much to draft: length policies decide before a round, node policies while a tree is drafted."""
 
-from specdec.drafting.policies.foreseen import MarginLength, OracleLength
-from specdec.drafting.policies.goodput import CostAwareLength
-from specdec.drafting.policies.lengths import AdditiveLength, FixedLength, LengthPolicy, RandomLength
-from specdec.drafting.policies.load import SwitchedLength, TableLength, TieredLength
+from specdec.drafting.policies.goodput import CostAwareLength, MarginLength, OracleLength
+from specdec.drafting.policies.lengths import (
+    AdditiveLength,
+    FixedLength,
+    LengthPolicy,
+    RandomLength,
+    SwitchedLength,
+    TableLength,
+    TieredLength,
+)
 from specdec.drafting.policies.nodes import ConfidenceNodes, CostAwareNodes, FirstNodes, NodePolicy
 
 __all__ = [

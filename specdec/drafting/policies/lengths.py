@@ -1,12 +1,16 @@
-"""Length policies: they decide before a round how deep its drafts may be."""
+"""Length policies by fixed rules, by the last rounds, or by the load, as serving engines ship them."""
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Int
 
-from specdec.arguments import whole
+from specdec.arguments import number, shown, whole, wholes
 
 Slots = Int[np.ndarray, " batch"]
 
@@ -14,9 +18,8 @@ Slots = Int[np.ndarray, " batch"]
 class LengthPolicy(ABC):
     """Decides before a round how deep each row's drafts may be, from how earlier rounds went.
 
-    That is exact with every rule, however drafts are drawn: whether there is a node of some depth is settled before any
-    token of the round is known. What may not be is a length that depends on the very token it cuts off (DSpark, arXiv
-    2607.05147, appendix A).
+    That is exact with every rule: whether there is a node of some depth is settled before any token of the round is
+    known. A length that depends on the very token it cuts off is not (DSpark, arXiv 2607.05147, appendix A).
 
     Attributes:
         foresees: What the policy is told of a round before it is played, which only a replay in virtual time knows;
@@ -38,20 +41,10 @@ class LengthPolicy(ABC):
 
     @abstractmethod
     def depths(self, slots: Slots, lengths: Slots) -> Slots:
-        """Return how deep the drafts for the requests in these slots may be; 0 drafts nothing.
-
-        Args:
-            slots: Those of the running requests, one per row of the batch.
-            lengths: The tokens in each row's cache.
-        """
+        """Return how deep the drafts of running requests may be, by their slots and the tokens in their caches."""
 
     def note(self, slots: Slots, proposed: Slots, accepted: Slots) -> None:  # noqa: B027
-        """Take note of how a round went.
-
-        Args:
-            proposed: How deep the drafts were.
-            accepted: How many tokens of them were accepted.
-        """
+        """Take note of a round: how deep the drafts were, and how many tokens of them were accepted."""
 
 
 class FixedLength(LengthPolicy):
@@ -91,7 +84,6 @@ class AdditiveLength(LengthPolicy):
         return self._depths[slots]
 
     def note(self, slots: Slots, proposed: Slots, accepted: Slots) -> None:
-        """Go up or down; a round in which nothing could be drafted changes nothing."""
         change = np.where(accepted == proposed, self.up, -self.down) * (proposed > 0)
         self._depths[slots] = np.clip(self._depths[slots] + change, min(self.least, self._max_depth), self._max_depth)
 
@@ -108,3 +100,169 @@ class RandomLength(LengthPolicy):
 
     def depths(self, slots: Slots, lengths: Slots) -> Slots:
         return self._draws.integers(0, self._max_depth, len(slots), endpoint=True)
+
+
+class TableLength(LengthPolicy):
+    """Drafts to the depth that a table has for the number of running rows.
+
+    The table is vLLM's ``num_speculative_tokens_per_batch_size``: entries of fewest rows, most rows (inclusive) and
+    depth. Numbers of rows between two entries, and above the last one, take the depth of the entry before.
+
+    Args:
+        table: The entries, such as ``[[1, 64, 3], [65, 128, 1], [129, 512, 0]]``.
+    """
+
+    def __init__(self, table: Sequence[Sequence[int]]):
+        remedy = "give ascending entries [fewest rows, most rows, depth] from one row on, such as [[1,64,3],[65,128,1]]"
+        entries = [wholes("table", entry, remedy) for entry in table]
+        before = 0
+        for entry in entries:
+            if len(entry) != 3 or not before < entry[0] <= entry[1] or entry[2] < 0:
+                raise ValueError(f"table={shown(table)} has the entry {list(entry)}: {remedy}")
+            before = entry[1]
+        if not entries or entries[0][0] != 1:
+            raise ValueError(f"table={shown(table)} says nothing of a single row: {remedy}")
+        self._begins, self._depths = (np.array([entry[place] for entry in entries]) for place in (0, 2))
+
+    def depths(self, slots: Slots, lengths: Slots) -> Slots:
+        depth = self._depths[np.searchsorted(self._begins, len(slots), side="right") - 1]
+        return np.full(len(slots), min(depth, self._max_depth))
+
+
+class SwitchedLength(LengthPolicy):
+    """Drafts to one depth, and not at all while many rows run or little is accepted.
+
+    Args:
+        above: With more running rows than this, nothing is drafted.
+        back: With so many or fewer, it is again; None for seven eighths of ``above`` (at least one row), so that a load
+            around the threshold does not switch back and forth.
+        depth: How deep drafts are; None for as deep as the drafter can.
+        least: Where fewer tokens than this are accepted of a draft, on average of the last rounds, nothing is drafted
+            either; 0 to look at the rows alone.
+        dwell: Rounds that a switch is kept for, at least.
+        probe: While ``least`` keeps it from drafting, one round in so many drafts, to learn; 0 for none.
+    """
+
+    def __init__(
+        self,
+        above: int,
+        *,
+        back: int | None = None,
+        depth: int | None = None,
+        least: float = 0.0,
+        dwell: int = 10,
+        probe: int = 32,
+    ):
+        self.above = whole("above", above, least=0)
+        self.back = max(self.above * 7 // 8, min(self.above, 1)) if back is None else whole("back", back, least=0)
+        if self.back > self.above:
+            raise ValueError(f"back={back} rows are more than above={above}: give as many or fewer")
+        self.depth = None if depth is None else whole("depth", depth, least=1)
+        self.least = number("least", least)
+        self.dwell, self.probe = whole("dwell", dwell, least=0), whole("probe", probe, least=0)
+
+    def bind(self, *, max_batch_size: int, max_depth: int) -> None:
+        super().bind(max_batch_size=max_batch_size, max_depth=max_depth)
+        self._depth = max_depth if self.depth is None else min(self.depth, max_depth)
+        self._on, self._since, self._accepted = True, self.dwell, float(self._depth)
+
+    def depths(self, slots: Slots, lengths: Slots) -> Slots:
+        good = self._accepted >= self.least
+        wanted = good and len(slots) <= (self.above if self._on else self.back)
+        if wanted != self._on and self._since >= self.dwell:
+            self._on, self._since = wanted, 0
+        self._since += 1
+        probing = self.least > 0 and self.probe > 0 and self._since % self.probe == 0
+        return np.full(len(slots), self._depth if self._on or probing else 0)
+
+    def note(self, slots: Slots, proposed: Slots, accepted: Slots) -> None:
+        """Average over the rounds with drafts; each weighs a tenth of the rest."""
+        if proposed.any():
+            self._accepted += 0.1 * (float(accepted[proposed > 0].mean()) - self._accepted)
+
+
+@dataclass
+class _Tier:
+    """The depths to choose from for a range of batch sizes, the place of the present one, and what is known."""
+
+    candidates: tuple[int, ...]
+    place: int
+    average: float
+    rounds: int = 0
+
+
+class TieredLength(LengthPolicy):
+    """Drafts one token deeper than is accepted on average, out of a few depths for every range of batch sizes.
+
+    The rule is that of SGLang's adaptive speculation (pull requests 21599 and 24055, read in November 2026), and so are
+    the numbers by default. All rows have one depth. A moving average of the tokens accepted per draft goes down to a
+    smaller depth c at or below c − 1/2 + ``down`` (1/2 + ``down`` for 0), and up from a depth c above c − 1/2 + ``up``.
+    A depth of 0 is left for the next one at the next choice, to look again.
+
+    Args:
+        tiers: Pairs of the fewest running rows that a tier is for and the depths to choose from, ascending.
+        weight: Of a round in the average.
+        warm_up: Rounds of a tier before its first choice.
+        every: Rounds from one choice to the next.
+    """
+
+    def __init__(
+        self,
+        tiers: Sequence[tuple[int, Sequence[int]]],
+        *,
+        weight: float = 0.2,
+        warm_up: int = 10,
+        every: int = 5,
+        down: float = -0.25,
+        up: float = 0.0,
+    ):
+        remedy = "give pairs of fewest rows and depths, from one row on, such as [[1, [1,3,7]], [64, [1,2,5]]]"
+        if not all(isinstance(tier, Sequence) and len(tier) == 2 for tier in tiers):
+            raise ValueError(f"tiers={shown(tiers)}: {remedy}")
+        self.begins = wholes("tiers", [rows for rows, _ in tiers], remedy)
+        self.depths_of = [wholes("tiers", depths, remedy) for _, depths in tiers]
+        ascending = self.begins[:1] == (1,) and all(one < other for one, other in pairwise(self.begins))
+        if not ascending or not all(depths and min(depths) >= 0 for depths in self.depths_of):
+            raise ValueError(f"tiers={shown(tiers)}: {remedy}")
+        self.weight = number("weight", weight, "give a share, such as 0.2")
+        self.warm_up, self.every = whole("warm_up", warm_up, least=0), whole("every", every, least=1)
+        self.down, self.up = number("down", down), number("up", up)
+
+    def bind(self, *, max_batch_size: int, max_depth: int) -> None:
+        """Begin every tier in the middle of its depths, of which those that the drafter does not reach become one."""
+        super().bind(max_batch_size=max_batch_size, max_depth=max_depth)
+        self._tiers = []
+        for depths in self.depths_of:
+            candidates = tuple(sorted({min(depth, max_depth) for depth in depths}))
+            middle = len(candidates) // 2
+            self._tiers.append(_Tier(candidates, middle, candidates[middle] - 1.0))
+        self._tier = self._tiers[0]
+
+    def depths(self, slots: Slots, lengths: Slots) -> Slots:
+        self._tier = self._tiers[bisect_right(self.begins, len(slots)) - 1]
+        return np.full(len(slots), self._tier.candidates[self._tier.place])
+
+    def note(self, slots: Slots, proposed: Slots, accepted: Slots) -> None:
+        """Average over the rows of the round, and choose anew after every few rounds."""
+        tier = self._tier
+        if not len(slots):
+            return
+        if tier.candidates[tier.place]:
+            tier.average += self.weight * (float(accepted.mean()) - tier.average)
+        tier.rounds += 1
+        if tier.rounds > self.warm_up and (tier.rounds - self.warm_up) % self.every == 0:
+            tier.place = self._chosen(tier)
+
+    def _chosen(self, tier: _Tier) -> int:
+        candidates, place = tier.candidates, tier.place
+        last = len(candidates) - 1
+        if candidates[place] == 0:
+            place = min(place + 1, last)
+            tier.average = candidates[place] - 1.0 if tier.average < 0 else tier.average
+            return place
+        while place and tier.average <= abs(candidates[place - 1] - 0.5) + self.down:
+            place -= 1
+        if place == tier.place:
+            while place < last and tier.average > candidates[place] - 0.5 + self.up:
+                place += 1
+        return place

@@ -13,9 +13,8 @@ from torch import Tensor
 from specdec.arguments import flag, number, whole
 from specdec.batch import Batch
 from specdec.drafting.builders.base import Grown, TreeBuilder
-from specdec.drafting.calibration import Calibration
+from specdec.drafting.calibration import SOURCES, Calibration, Rated, Rater, source_of, spared
 from specdec.drafting.costs import RoundCosts
-from specdec.drafting.rating import SOURCES, Rated, Rater, source_of, spared
 from specdec.drafting.scorer import Scorer
 from specdec.host import can_look
 from specdec.tree import DraftTree
@@ -33,19 +32,15 @@ class Learning(TypedDict, total=False):
 class NodePolicy(ABC):
     """Leaves out nodes of a tree by how likely they are to be accepted, in the round in which they are drafted.
 
-    What may decide about a node is what was known before its own token was drawn: the confidence in a node is that in
-    its parent's children, whichever they are. A node is never left out for its token, nor for what was drawn behind it
-    (DSpark, arXiv 2607.05147, appendix A); where no token was drawn at random, nothing is forbidden. Everything is done
-    with tensors: no loop over nodes or rows, and a recorded round may contain it.
-
-    A drafter that is made of a scorer and a tree builder takes one (``ScoredDrafter.pruned_by``).
+    What may decide about a node is what was known before its own token was drawn: a node is never left out for its
+    token, nor for what was drawn behind it (DSpark, arXiv 2607.05147, appendix A); where no token was drawn at random,
+    nothing is forbidden. A drafter of a scorer and a tree builder takes one (``ScoredDrafter.pruned_by``).
 
     Args:
-        source: Where confidence comes from (``Rater``): ``"head"``, ``"top"``, ``"entropy"``, ``"margin"``, or
-            ``"auto"`` for the drafter's confidence head if it has one, and ``"top"`` otherwise. In trees of the most
-            probable paths it is always the probability of the node itself.
-        calibration: A file of an earlier run, in which confidence was compared with what was accepted; None to begin
-            with the confidence as it is.
+        source: Where confidence comes from (``Rater``), or ``"auto"`` for the drafter's confidence head if it has one,
+            and ``"top"`` otherwise. In trees of the most probable paths it is always the probability of the node
+            itself.
+        calibration: A file of an earlier run; None to begin with the confidence as it is.
         learn: Whether to go on counting. Drafts then depend on other requests.
         explore: Every so many rounds nothing is left out, or nothing would be learned of nodes that are. 0 for never.
 
@@ -100,10 +95,7 @@ class NodePolicy(ABC):
         return Rater(scorer, self._used, self.calibration, batch, self._least() if may_stop else None)
 
     def prune(self, grown: Grown, batch: Batch, drafting: Bool[Tensor, " batch"]) -> Grown:
-        """Return rated trees with the nodes to be verified first, and the others made invalid; note them for ``count``.
-
-        ``drafting`` marks the rows whose drafts are verified at all.
-        """
+        """Return rated trees, nodes to be verified first, the others made invalid; note them for ``count``."""
         tree, rated = grown.tree, grown.rated
         assert rated is not None, "builders rate the nodes when they are asked to"
         there = tree.valid & drafting[:, None] & (tree.depth <= batch.max_depth[:, None])
@@ -138,9 +130,7 @@ class NodePolicy(ABC):
     def kept(self, survival: Float[Tensor, "batch node"], batch: Batch) -> Bool[Tensor, "batch node"]:
         """Return which nodes are verified; whether one is may not depend on those behind it.
 
-        Args:
-            survival: The probability that a node is accepted, in the order in which nodes may be left out: from the
-                end. Negative where there is no node.
+        Nodes may be left out from the end; ``survival`` is negative where there is none.
         """
 
     def skip(self, slots: Int[Tensor, " batch"]) -> None:
@@ -148,15 +138,18 @@ class NodePolicy(ABC):
         self._cells.index_fill_(0, slots, -1)
 
     def count(
-        self, slots: Int[Tensor, " batch"], path: Int[Tensor, "batch depth"], told: Bool[Tensor, " batch"] | None = None
+        self,
+        slots: Int[Tensor, " batch"],
+        path: Int[Tensor, "batch depth"],
+        decided: Bool[Tensor, " batch"] | None = None,
     ) -> None:
         """Count what was accepted of the last drafts: a path of nodes per row, -1 padded, root left out.
 
-        ``told`` is False for rows in which nothing was decided; None if there are none.
+        ``decided`` is False for rows in which nothing was; None if there are none.
         """
         cells, parents, survival = self._cells[slots], self._parents[slots], self._survival[slots]
-        if told is not None:
-            cells = cells.where(told[:, None], -1)
+        if decided is not None:
+            cells = cells.where(decided[:, None], -1)
         nodes = cells.shape[1]
         on_path = torch.zeros(len(cells), nodes + 1, dtype=torch.bool, device=cells.device)
         on_path.scatter_(1, path.where(path >= 0, nodes), True)
@@ -179,14 +172,13 @@ class NodePolicy(ABC):
 class ConfidenceNodes(NodePolicy):
     """Verifies the nodes whose estimated survival reaches a threshold, and drafts no further than there are any.
 
-    A node's survival is the product of calibrated confidences down its path (DSpark, arXiv 2607.05147, section 3;
-    AdaEDL, arXiv 2410.18351, stops by the entropy of q). A chain ends where it falls below the threshold; in a tree
-    every branch ends by itself.
+    Survival is the product of calibrated confidences down the path (DSpark, arXiv 2607.05147, section 3; AdaEDL, arXiv
+    2410.18351, stops by the entropy of q). Every branch ends by itself.
 
     Args:
         threshold: The least survival of a node that is verified; from 0 (all nodes) to 1. A node pays for itself where
-            its survival is more than the tokens that the other nodes bring in the time that it takes: 0.15 where it
-            takes a fifteenth of a round that brings two tokens. ``CostAwareNodes`` measures this.
+            its survival is more than the tokens that the other nodes bring in the time that it takes: 0.15 for a
+            fifteenth of a round that brings two tokens.
     """
 
     unseen = ("learn", "explore", "threshold")
@@ -198,7 +190,6 @@ class ConfidenceNodes(NodePolicy):
             raise ValueError(f"threshold={threshold}: give a probability from 0 (all nodes) to 1")
 
     def kept(self, survival: Float[Tensor, "batch node"], batch: Batch) -> Bool[Tensor, "batch node"]:
-        """Return the nodes that reach the threshold; what is behind them on a path never reaches more."""
         return survival >= self.threshold
 
     def _least(self) -> float | None:
@@ -210,15 +201,11 @@ class ConfidenceNodes(NodePolicy):
 class CostAwareNodes(NodePolicy):
     """Verifies nodes in the order of their survival while the expected tokens per measured second grow.
 
-    With B rows and n nodes in each, a round is expected to emit B + Σ survival tokens, over the n most likely nodes of
-    every row, in C(B, n) seconds (``RoundCosts``). A batch is as wide as its widest row, so all rows take the same
-    number: the first n after which one more node per row would lower the ratio. To stop there, and not at the largest
-    ratio of all, is what keeps the output exact where tokens are drawn at random: whether there is a node does not
-    depend on those behind it (DSpark, arXiv 2607.05147, appendix A and algorithm 1). Nothing is lost by it, because the
-    costs are made convex first, and a sum of falling gains over a convex cost has one maximum.
-
-    The whole tree is drafted, whatever is verified of it. With a drafter that works level by level, ``CostAwareLength``
-    may save more: it also spares the drafting.
+    With B rows and n nodes in each, a round emits B + Σ survival expected tokens in C(B, n) seconds (``RoundCosts``).
+    All rows take the first n after which one more node per row would lower the ratio. Stopping there, not at the
+    largest ratio of all, keeps the output exact where tokens are drawn: whether there is a node does not depend on
+    those behind it (DSpark, arXiv 2607.05147, appendix A and algorithm 1). Nothing is lost, as the costs are made
+    convex. The whole tree is drafted; ``CostAwareLength`` spares the drafting, too.
 
     Args:
         costs: How long rounds take by the number of nodes, or a file of that (``RoundCosts.save``) or of calibrated
@@ -233,11 +220,9 @@ class CostAwareNodes(NodePolicy):
 
     @property
     def adapts(self) -> bool:
-        """All rows take one number of nodes, so drafts depend on the other requests."""
         return True
 
     def bind(self, builder: TreeBuilder, scorer: Scorer, device: torch.device, *, max_batch_size: int) -> None:
-        """Begin with a new engine; refuse costs that are unknown, or were measured with fewer nodes."""
         if self.costs is None:
             raise ValueError(
                 "this policy needs to know how long rounds take: give costs=…, from "
@@ -257,7 +242,6 @@ class CostAwareNodes(NodePolicy):
                 self._seconds[self.costs, rows] = seconds
 
     def kept(self, survival: Float[Tensor, "batch node"], batch: Batch) -> Bool[Tensor, "batch node"]:
-        """Return the first nodes of every row, as many as pay."""
         assert self.costs is not None, "checked by bind"
         seconds = self._seconds[self.costs, len(batch)][: survival.shape[1]]
         emitted = survival.clamp(min=0).sum(0).cumsum(0)  # the root, which is certain, stands for the token after it
@@ -288,8 +272,8 @@ def reordered(tree: DraftTree, order: Int[Tensor, "batch node"]) -> DraftTree:
         parents before   -1 0 1 1
         parents after    -1 0 1 1   (node 2 is the former node 3)
 
-    ``order`` has the present numbers of the nodes in their new order, the root first and every parent before its
-    children. Nodes that are not valid get the root's token.
+    ``order`` has the present numbers, the root first and every parent before its children. Invalid nodes get the root's
+    token.
     """
     number = torch.empty_like(order).scatter_(1, order, torch.arange(tree.width, device=order.device).expand_as(order))
     above = tree.parents.gather(1, order)
