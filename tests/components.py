@@ -36,7 +36,6 @@ from drafters.redrafter import RecurrentHead, ReDrafter
 from drafters.rest import RestDrafter
 from drafters.staged import StagedDrafter
 from drafters.suffix import SuffixDrafter
-from experiments.bench.synthetic import SyntheticDrafter
 from specdec import Drafter, DraftSampling, Verifier
 from specdec.drafting.builders import BeamSearchTree, ExpansionTree, SampledTree
 from specdec.drafting.policies import AdditiveLength, ConfidenceNodes, NodePolicy
@@ -240,7 +239,6 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
     ),
     "recycling": lambda target, distance=DISTANCE: TokenRecyclingDrafter(TREE, scope="request"),
     "suffix": lambda target, distance=DISTANCE: SuffixDrafter(6, mode="tree", tree_depth=8, shared=True),
-    "synthetic": lambda target, distance=DISTANCE: SyntheticDrafter([0.9, 0.7, 0.7], depth=None),
     "choice": lambda target, distance=DISTANCE: ChoiceDrafter(
         SuffixDrafter(4, factor=2.0), ModelDrafter(perturbed(target, 5 * distance), TREE, sampling="iid"), start=0.4
     ),

@@ -352,13 +352,10 @@ def differences(player: Player) -> list[str]:
         rounds = [step.round for step in asked.steps if step.token_ids]
         if rounds != sorted(set(rounds)):
             found.append(f"the rounds of request {number} are not counted one by one")
-        if drafter is not None:
-            # At a temperature, another draft may be another output of the same law.
-            adapts = drafter_of(program.architecture, drafter).adapts or (
-                drafter == "synthetic" and program.may_preempt
-            )  # it then begins at the output so far
-            if adapts or program.scheduler == "random depth":
-                continue
+        # At a temperature, another draft may be another output of the same law.
+        adapts = drafter is not None and drafter_of(program.architecture, drafter).adapts
+        if adapts or (drafter is not None and program.scheduler == "random depth"):
+            continue
         rule = program.rule
         if drafter is None and VERIFIERS[rule].noise is Noise.FRESH:
             rule = EVERYWHERE  # plain decoding is the same with every rule of this kind

@@ -27,7 +27,6 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 import specdec
-from experiments.bench.options import parse
 from experiments.config.sections import CONF
 from experiments.config.words import bare_words, with_folders
 from specdec.doctor.__main__ import parse as parse_doctor
@@ -178,9 +177,6 @@ def test_commands_resolve(place: str, command: str) -> None:
         return
     if words[:3] == ["python", "-m", "specdec.doctor"]:
         parse_doctor(words[3:])  # raises for an argument that it does not understand
-        return
-    if words[:3] == ["python", "-m", "experiments.bench"]:
-        assert parse(importlib.import_module(f"experiments.bench.{words[3]}").Options, words[4:])
         return
     if words[:2] == ["torchrun", "--nproc-per-node"]:
         words = ["python", *words[3:]]

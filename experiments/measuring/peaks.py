@@ -58,7 +58,7 @@ def measure_peaks(device: torch.device, dtype: torch.dtype, *, seconds: float, l
     size = min(wanted if largest is None else largest, free_memory(device) // 8)
 
     def best(call: Callable[[], object]) -> float:
-        return _best(call, device, seconds)
+        return shortest(call, device, seconds)
 
     def memory() -> tuple[float, float]:
         source = torch.ones(size // 4, device=device)
@@ -123,7 +123,7 @@ def cache_bytes(device: torch.device, root: Path = Path("/sys/devices/system/cpu
     return max(sizes, default=0)
 
 
-def _best(call: Callable[[], object], device: torch.device, limit: float) -> float:
+def shortest(call: Callable[[], object], device: torch.device, limit: float) -> float:
     """Return the shortest of a call's times, of at least three and at most fifty."""
     call()
     began = now(device)

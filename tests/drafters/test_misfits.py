@@ -24,7 +24,6 @@ from drafters.ngram import NGramDrafter
 from drafters.recycling import TokenRecyclingDrafter
 from drafters.redrafter import RecurrentHead, ReDrafter
 from drafters.suffix import SuffixDrafter
-from experiments.bench.synthetic import SyntheticDrafter
 from specdec import Sizes, Target
 from specdec.drafting.builders import BeamSearchTree, ExpansionTree
 from tests.components import block_head, eagle3_head, eagle_head, hydra_heads, markov_head, medusa_heads, recurrent_head
@@ -47,14 +46,6 @@ MISTAKES: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], str]] 
     (SuffixDrafter, (), {"min_probability": 0.0}, "min_probability=0.0"),
     (SuffixDrafter, (), {"shared": 1}, "shared=1"),
     (SuffixDrafter, (), {"shared_requests": 0}, "shared_requests=0"),
-    (SyntheticDrafter, (), {"accept": 1.5}, "accept=1.5"),
-    (SyntheticDrafter, (), {"accept": ["high"], "depth": None}, "accept='high'"),
-    (SyntheticDrafter, (), {"accept": [0.5, -0.1], "depth": None}, "accept=-0.1"),
-    (SyntheticDrafter, (), {"accept": [0.5, 0.4], "depth": 3}, "depth=3 .* accept"),
-    (SyntheticDrafter, (), {"accept": 0.5, "depth": None}, "depth=None .* accept=0.5"),
-    (SyntheticDrafter, (), {"accept": 0.5, "depth": 0}, "depth=0"),
-    (SyntheticDrafter, (), {"accept": [], "depth": None}, "accept"),
-    (SyntheticDrafter, (), {"cost": -1.0}, "cost=-1.0"),
     (MarginalDrafter, (), {"samples": 0}, "samples=0"),
     (MarginalDrafter, (), {"samples": 2000}, "samples=2000"),
     (MarginalDrafter, (), {"text_temperature": -0.5}, "text_temperature=-0.5"),

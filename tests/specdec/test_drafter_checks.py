@@ -68,10 +68,10 @@ FORMS = list({wanted: name for name, (_, wanted) in MALFORMED.items()}.values())
 ONE_OF_EACH = (mutants.SaysIid,)
 
 
-# Two instruments draft by the request's random numbers even where it is greedy, which no method should do: the
-# synthetic drafter makes mistakes on purpose, and marginals are estimated (test_marginals.py has them without draws).
+# An instrument drafts by the request's random numbers even where it is greedy, which no method should do: marginals are
+# estimated (test_marginals.py has them without draws).
 @pytest.mark.full
-@pytest.mark.parametrize("name", [name for name in DRAFTERS if name not in ("synthetic", "marginals")])
+@pytest.mark.parametrize("name", [name for name in DRAFTERS if name != "marginals"])
 def test_the_drafters_of_this_project_pass(name: str) -> None:
     """The conformance suite: a drafter takes part in it by its line in ``tests/components.py``."""
     model = tiny_model(vocab_size=96, layers=2)

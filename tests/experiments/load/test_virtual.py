@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.bench.virtual import made_up
 from experiments.load.arrivals import Poisson
+from experiments.load.dense import Dense
 from experiments.load.driver import Overload
 from experiments.load.figures import figures_of
 from experiments.load.run import CLOSED, DONE, DROPPED, OPEN, pooled
@@ -22,6 +22,23 @@ from specdec.physics.rounds import AffineRounds
 from specdec.physics.step_cost import StepCost
 
 COSTS = AffineRounds(target=StepCost.affine(fixed=5e-3, per_token=2e-5, per_position=4e-8), outside=1e-3)
+DEPTH = 8
+
+
+def made_up(outputs: int, length: int) -> Dense:
+    """Return traces in which each token is accepted with probability 0.7."""
+    rng, positions = np.random.default_rng(0), outputs * length
+    kept = (rng.random((positions, DEPTH)) < 0.7).astype(np.float32)
+    return Dense(
+        lengths=np.full(outputs, length),
+        probability=kept,
+        proposed=np.full(positions, DEPTH),
+        nodes=np.tile(np.arange(1, DEPTH + 1), (positions, 1)),
+        rank=np.where(kept > 0, 0, 1),
+        margin=rng.exponential(2.0, kept.shape).astype(np.float32),
+    )
+
+
 TRACES = made_up(outputs=8, length=60)
 
 

@@ -142,7 +142,7 @@ def test_the_peaks_of_a_processor_are_numbers() -> None:
 
 def test_a_processor_that_widens_16_bits_is_measured_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a product of 16-bit numbers is emulated, forwards are widened, and would reach several times its rate."""
-    best = "experiments.measuring.peaks._best"
+    best = "experiments.measuring.peaks.shortest"
     for widened, plain in ((4.0, 1.0), (1.0, 4.0)):  # seconds, of a processor that widens and of one that does not
         monkeypatch.setattr(best, lambda call, *of, w=widened, p=plain: w if call().dtype == torch.bfloat16 else p)
         found, usual = (

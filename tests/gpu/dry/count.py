@@ -9,12 +9,11 @@ torch is counted as one kernel, which a few (sorts, softmax of long rows) exceed
 import sys
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaForCausalLM, PreTrainedModel
 
-from experiments.bench.models import ENDLESS, SHAPES
+from experiments.bench.models import llama_config
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
@@ -55,9 +54,8 @@ def kernels(shape: str = "llama-8b", *, batch: int = 1, temperature: float = 0.0
 
 def llama(shape: str, layers: int) -> PreTrainedModel:
     """Return a model without numbers in bfloat16 (``fake_cuda.move``)."""
-    sizes: dict[str, Any] = SHAPES[shape] | ENDLESS | {"num_hidden_layers": layers}
     with torch.device("meta"):
-        return LlamaForCausalLM._from_config(LlamaConfig(**sizes), dtype=torch.bfloat16).eval()
+        return LlamaForCausalLM._from_config(llama_config(shape, num_hidden_layers=layers), dtype=torch.bfloat16).eval()
 
 
 def _step(shape: str, layers: int, batch: int, temperature: float) -> dict[str, Counter[str]]:

@@ -1,0 +1,112 @@
+"""The parts of the benchmark as frames: forwards by nodes, rounds by stage, and both beside another checkout's."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from experiments.bench.play import Case, Checkout, folder_of, play
+from experiments.results.manifest import ROOT
+
+
+def step_cases(
+    base: Case, *, dtypes: Sequence[str], quantizations: Sequence[str | None], rows: Sequence[int], nodes: Sequence[int]
+) -> list[Case]:
+    """Return chains whose verification is a forward of so many nodes per row, root included; 1 is plain decoding."""
+    return [
+        replace(
+            base,
+            drafts="plain" if count == 1 else "chain",
+            nodes=count - 1,
+            dtype=dtype,
+            quantization=quantization,
+            rows=number,
+        )
+        for dtype, quantization, number, count in product(dtypes, quantizations, rows, sorted({1, *nodes}))
+    ]
+
+
+def round_cases(base: Case, *, drafts: Sequence[str], temperatures: Sequence[float], rows: Sequence[int]) -> list[Case]:
+    """Return rounds of every drafter, behind plain ones."""
+    return [
+        replace(base, drafts=name, temperature=temperature, rows=number)
+        for temperature, number, name in product(temperatures, rows, dict.fromkeys(("plain", *drafts)))
+    ]
+
+
+def steps(cases: Sequence[Case]) -> pd.DataFrame:
+    """Time the verify stage of every case: milliseconds, and those of one node as 1."""
+    rows: list[dict[str, Any]] = []
+    one = 1.0
+    for case in cases:
+        taken = 1000 * play(case)["verify"]
+        one = taken if case.drafts == "plain" else one
+        rows.append({**_about(case, "dtype", "quantization", "rows"), "nodes": case.nodes + 1, "ms": taken})
+        rows[-1] |= {"over_one_node": taken / one}
+    return pd.DataFrame(rows)
+
+
+def rounds(cases: Sequence[Case]) -> pd.DataFrame:
+    """Time the rounds of every case: milliseconds by stage, and how many times plain decoding's speed that is.
+
+    ``outside`` is the share of a round that is neither drafting nor the target's forward.
+    """
+    rows: list[dict[str, Any]] = []
+    plain: dict[str, float] = {}
+    for case in cases:
+        found = play(case)
+        plain = found if case.drafts == "plain" else plain
+        stages = {f"{name}_ms": 1000 * found[name] for name in ("round", "draft", "verify", "accept", "commit")}
+        rows.append({**_about(case, "drafts", "temperature", "rows"), **stages})
+        rows[-1] |= {
+            "outside": 1 - (found["draft"] + found["verify"]) / found["round"],
+            "tokens": found["tokens"],
+            "speedup": _per_token(plain) / _per_token(found),
+        }
+    return pd.DataFrame(rows)
+
+
+def against(revision: str, parts: Mapping[str, Sequence[Case]], *, repeats: int) -> pd.DataFrame:
+    """Play every case in this checkout and in another one, in turn; a ratio above 1 says that this one is faster.
+
+    Compared are a forward's seconds (``steps``) and seconds per emitted token (``rounds``), each in a process of its
+    own. The interval of the ratio is a 95 % one over pairs of plays; ``sure`` says whether it leaves out 1.
+
+    Raises:
+        ValueError: There is no such revision, or it cannot play a case.
+    """
+    figure_of = {"steps": lambda found: found["verify"], "rounds": _per_token}
+    rows = []
+    with ExitStack() as stack:
+        folders = ROOT, stack.enter_context(folder_of(revision, ROOT))
+        checkouts = [stack.enter_context(Checkout(folder)) for folder in folders]
+        for part, case in ((part, case) for part, cases in parts.items() for case in cases):
+            sides = [partial(checkout.play, case) for checkout in checkouts]
+            pairs = np.zeros((repeats + 1, 2))
+            for turn, side in product(range(repeats + 1), (0, 1)):  # who comes after whom changes from turn to turn
+                index = (side + turn) % 2
+                pairs[turn, index] = figure_of[part](sides[index]())
+            pairs = pairs[1:]  # the first play captures and chooses kernels
+            logs = np.log(pairs[:, 1] / pairs[:, 0])
+            interval = stats.ttest_1samp(logs, 0.0).confidence_interval(0.95)
+            low, high = np.exp((interval.low, interval.high))
+            ours, theirs = 1000 * np.median(pairs, axis=0)
+            names = ("drafts", "nodes", "dtype", "quantization", "rows", "temperature")
+            row = {"part": part, **_about(case, *names), "ours_ms": ours, "theirs_ms": theirs}
+            rows.append({**row, "ratio": np.exp(logs.mean()), "low": low, "high": high, "sure": low > 1 or high < 1})
+            print(f"{part}, {case.drafts}: {rows[-1]['ratio']:.3f} [{low:.3f}, {high:.3f}]", flush=True)
+    return pd.DataFrame(rows)
+
+
+def _about(case: Case, *names: str) -> dict[str, Any]:
+    return {name: value for name, value in asdict(case).items() if name in names}
+
+
+def _per_token(found: Any) -> float:
+    return found["round"] / found["tokens"]
