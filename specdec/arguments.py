@@ -70,12 +70,7 @@ def text(name: str, value: object, remedy: str = "give a text") -> str:
 
 
 def instance(name: str, value: object, kind: type | tuple[type, ...], remedy: str) -> None:
-    """Refuse a value of another class, and a class where an instance of it is wanted.
-
-    Args:
-        kind: The class or classes that are right.
-        remedy: What to give instead, after "give".
-    """
+    """Refuse a value of another class, or a class in place of an instance; ``remedy`` follows after "give"."""
     if isinstance(value, kind):
         return
     if isinstance(value, type):

@@ -1,7 +1,7 @@
-"""Public names of a package that are imported when they are first used.
+"""Public names of a package that are imported when they are first used, so that importing it costs next to nothing.
 
-``import specdec`` then costs next to nothing, and a program pays for PyTorch and transformers when it uses them. The
-package says once where its names are: in the imports behind its ``if TYPE_CHECKING:``, which type checkers read, too.
+The package says once where its names are: in the imports behind its ``if TYPE_CHECKING:``, which type checkers read,
+too.
 """
 
 import ast

@@ -31,10 +31,10 @@ def keep_top(
 ) -> Float[Tensor, "batch node vocab"]:
     """Returns the logits with -inf outside the top k, and then outside the top p of what is left.
 
-    A token stays within top-p if the tokens before it have less than p together. The first one always stays.
+    A token stays within top-p if the tokens before it have less than p together. The first one always stays, and so
+    does NaN.
 
     Args:
-        logits: In float32. Rows with NaN keep it.
         top_k: 0 where off.
         top_p: 1 where off.
         largest_top_k: The largest of ``top_k``, 0 if all are off; None if the host does not know it.
@@ -98,10 +98,7 @@ def _first_largest(values: Tensor) -> Tensor:
 def nucleus(
     logits: Float[Tensor, "batch node vocab"], top_p: Float[Tensor, " batch"]
 ) -> Bool[Tensor, "batch node vocab"]:
-    """Returns which tokens are within the top p; bisection over the bits of a logit, without sorting.
-
-    NaN stays, as in ``keep_top``.
-    """
+    """Returns which tokens are within the top p; bisection over the bits of a logit, without sorting. NaN stays."""
     mass = logits.softmax(-1)
     key = _ordered_bits(logits)
     limit = torch.where(top_p < 1, top_p, torch.inf)[:, None, None]
@@ -133,10 +130,8 @@ def _last_kept(
 ) -> tuple[Float[Tensor, "batch node 1"], Int[Tensor, "batch node 1"]]:
     """Returns the smallest logit that stays, and how many of those that equal it stay.
 
-    Args:
-        largest: The largest logits, in descending order.
-        k: How many may stay.
-        top_p: How much mass must be before a token for it to go; None if no token goes.
+    ``largest`` is in descending order, ``k`` is how many may stay, and ``top_p`` how much mass must be before a token
+    to go.
     """
     rank = torch.arange(largest.shape[-1], device=largest.device)
     dropped = rank >= k

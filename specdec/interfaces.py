@@ -50,16 +50,16 @@ class Session(ABC):
     Attributes:
         reads_host: Whether ``propose`` reads ``Batch.host``, and ``observe`` reads ``Outcome.host``. The rounds of any
             other session may be recorded and replayed without its Python.
-        hidden_layers: Hidden states it wants in ``Outcome``: -1 for the normalized last one, which the output
-            layer reads, i for the input of decoder layer i (transformers' ``hidden_states[i]``).
+        hidden_layers: Hidden states it wants in ``Outcome``: -1 for the normalized last one, which the output layer
+            reads, i for the input of decoder layer i (transformers' ``hidden_states[i]``).
         top_tokens: How many of the target's most probable successors it wants in ``Outcome`` for every node that was
-            verified, rejected ones too; by the target's own logits, before all processing.
+            verified, by the target's own logits, before all processing.
         models: The models that it runs: runners, with a cache of their own, or modules. Memory is counted by them.
-        caches: The caches of these models, in which every committed token has a place. The engine shares beginnings in
-            them, and clears them when a request ends.
+        caches: Their caches, in which every committed token has a place. The engine shares beginnings in them, and
+            clears them when a request ends.
         lookback: How many of the last tokens before its first round a request must show to the session, because it
-            keeps something of them outside of its caches. With a beginning that is shared it observes no others. None
-            if it must observe every token, so that its requests share nothing.
+            keeps something of them outside of its caches. None for every token, so that its requests share no
+            beginning.
     """
 
     reads_host: bool = False
@@ -78,35 +78,26 @@ class Session(ABC):
     def prepare(self, batch: "Batch") -> Hashable:
         """Do on the host what must come before ``propose``, and before the recording of it.
 
-        Returns:
-            Everything that ``propose`` and ``observe`` depend on besides tensors that stay where they are. A recording
-            is used again for as long as this is equal.
+        Returns everything that ``propose`` and ``observe`` depend on besides tensors that stay where they are: a
+        recording is used again for as long as this is equal.
         """
         return None
 
     @abstractmethod
     def propose(self, batch: "Batch") -> DraftTree:
-        """Return a draft tree for every row of ``batch``.
+        """Return a draft tree for every row of ``batch``, of what ``observe`` has reported of its slots.
 
-        Tokens, hidden states and other state come from ``batch`` and from what ``observe`` has reported of its slots.
-        Rows whose ``batch.drafting`` is False may hold any valid tree.
-
-        A row's branches must not be longer than ``batch.max_depth`` says; the engine makes deeper nodes invalid.
-
-        In a recorded round ``batch.host`` is None, and the tree has one size whatever the values. In other rounds a
-        session may look at ``batch.host``, for example to draft no deeper than any row has room for.
+        Rows whose ``batch.drafting`` is False may hold any valid tree. Nodes deeper than ``batch.max_depth`` are made
+        invalid. In a recorded round ``batch.host`` is None, and the tree has one size whatever the values.
 
         With ``Sizes.leaf_probs`` the tree has ``draft_probs`` with a row for every node, even where nothing can be
         drafted. For greedy requests (``DETERMINISTIC`` rows) this is q at temperature 1. Rows that are not in
         ``batch.drafting`` are zero; so may be a row without drafts before anything is committed (``batch.lengths`` is
-        0), because a drafter that reads the target's states has none to read there.
+        0).
         """
 
     def trimmed(self, tree: DraftTree) -> DraftTree:
-        """Return the trees of ``propose`` without columns that nobody needs; never part of a recording.
-
-        A session that looks at values here makes the host wait for the draft.
-        """
+        """Return trees without columns that nobody needs; never part of a recording, so it may look at values."""
         return tree
 
     def held(self, slot: int, length: int) -> int:
@@ -128,8 +119,8 @@ class Drafter(ABC):
         is_chain: Whether its drafts are chains: no node has two children.
         is_paths: Whether its drafts are paths of one length that share only the root.
         has_leaf_probs: Whether it can also give q at the leaves.
-        adapts: Whether its drafts may depend on more than the request itself (its tokens, parameters and random
-            numbers): on other requests, or on how earlier rounds went. ``specdec.checks.drafter`` reads it.
+        adapts: Whether its drafts may depend on more than the request itself: on other requests, or on how earlier
+            rounds went. ``specdec.checks.drafter`` reads it.
         runs: What it runs, by which memory and time are planned before anything is loaded: ``"nothing"`` (it looks
             drafts up), a ``"model"`` or a ``"head"`` from the files that its argument ``name`` gives, or the
             ``"target"``, over keys and values of its own. None if it does not say; then it is not planned.
@@ -147,10 +138,6 @@ class Drafter(ABC):
     @abstractmethod
     def bind(self, target: "Target", sizes: Sizes) -> Session:
         """Check that this drafter fits the target (vocabulary, widths, device), and begin a session in an engine.
-
-        Args:
-            target: The target.
-            sizes: The engine's sizes.
 
         Raises:
             ValueError: The drafter does not fit the target.
@@ -175,8 +162,8 @@ class Laws:
     """The two distributions of a round, given its trees.
 
     Attributes:
-        stop: The probability that the accepted path ends at each node. The root's entry is the probability that nothing
-            is accepted; invalid nodes have zero; rows sum to one.
+        stop: The probability that the accepted path ends at each node (the root: nothing is accepted). Invalid nodes
+            have zero; rows sum to one.
         after: Returns the distribution of the token that follows a path ending at ``stop_nodes``, one node per row: a
             residual, or p after a leaf. What it shares with ``stop`` has been computed already.
     """
@@ -200,12 +187,12 @@ class Verifier(ABC):
             ``target_probs`` are one-hot. This holds in plain decoding, too (``specdec.coupling``).
         needs_leaf_probs: Whether the rule reads q at every node, leaves included. For greedy requests it is then given
             p and q at temperature 1. In a row without drafts, q is zero.
-        recordable: Whether ``laws`` may be recorded and replayed without its Python, as is done with the rules of this
-            project. For a rule from elsewhere this must be said, because its Python may do other things besides (count,
-            print). A change of an attribute is noticed.
+        recordable: Whether ``laws`` may be recorded and replayed without its Python, as is done with this project's
+            rules. A rule from elsewhere must say so, because its Python may do other things besides. A change of an
+            attribute is noticed.
         walks_greedily: Whether the path goes down while p's token is a child, if p is one-hot everywhere and no node
-            was drawn at random (``draft_probs`` is None). The engine then judges batches of greedy requests by these
-            tokens alone (``acceptance.certain``), without ``laws``. A class that defines ``laws`` has to say it anew.
+            was drawn at random. Greedy batches are then judged by tokens alone (``acceptance.certain``), without
+            ``laws``. A class that defines ``laws`` has to say it anew.
     """
 
     exactness: Exactness
@@ -240,31 +227,19 @@ class Verifier(ABC):
     def stated_law(
         self, target_probs: Float[Tensor, "*rows vocab"], draft_probs: Float[Tensor, "*rows vocab"]
     ) -> Float[Tensor, "*rows vocab"]:
-        """Returns the distribution that the output follows, or for a ``LOSSY`` rule should follow: p by default.
-
-        Args:
-            target_probs: p.
-            draft_probs: q.
-        """
+        """Returns the distribution that the output follows, or for a ``LOSSY`` rule should follow: p by default."""
         return target_probs
 
     @abstractmethod
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
         """Return where the accepted path ends, given these trees, and which token follows it.
 
-        Args:
-            tree: What was drafted.
-            target_probs: p at every node; anything, even NaN, at invalid ones.
+        ``target_probs`` may be anything, even NaN, at invalid nodes.
         """
 
 
 def why_unfit(rule: Verifier | type[Verifier], drafter: Drafter) -> tuple[str, str] | None:
-    """Returns None if a rule takes a drafter's drafts; otherwise why it does not, and what to change in the drafter.
-
-    Args:
-        rule: A verifier, or a class of verifiers.
-        drafter: The drafter.
-    """
+    """Returns None if a rule takes a drafter's drafts; otherwise why it does not, and what to change in the drafter."""
     name = (rule if isinstance(rule, type) else type(rule)).__name__
     drafts = type(drafter).__name__
     unfit = sorted(law.name for law in drafter.laws - rule.samplings)

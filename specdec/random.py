@@ -109,10 +109,9 @@ def shared_noise(
 
 
 def draw(weights: Float[Tensor, "*rows choice"], uniform: Float[Tensor, "*rows"]) -> Int[Tensor, "*rows"]:
-    """Returns the first index whose cumulative weight exceeds ``uniform`` times the total.
+    """Returns the first index whose cumulative weight exceeds ``uniform`` times the total, computed in float64.
 
-    This is computed in float64. It is never an index of weight zero, if any weight is positive. Weights need not be
-    normalized.
+    It is never an index of weight zero, if any weight is positive. Weights need not be normalized.
     """
     return draw_with_total(weights, uniform)[0]
 

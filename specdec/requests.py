@@ -30,8 +30,8 @@ class Grammar:
         json_schema: A JSON schema, as a mapping or as JSON; kept as JSON.
         regex: A regular expression for the whole output.
         ebnf: Rules in xgrammar's EBNF, of which the first is ``root``.
-        mask_drafts: Whether drafters that have a model choose and draw only tokens that the grammar allows at their
-            node. Both ways are exact. Under the mask more drafts are accepted, and the host is asked at every depth.
+        mask_drafts: Whether drafting models choose only tokens that the grammar allows at their node. Both ways are
+            exact. Under the mask more drafts are accepted, and the host is asked at every depth.
         any_whitespace: Whether there may be any whitespace between the parts of JSON, which small models may go on
             writing to the end; False: one space behind commas and colons.
 
@@ -59,7 +59,6 @@ class Grammar:
 
     @property
     def written(self) -> str:
-        """The schema, the expression or the rules."""
         return str(self.json_schema or self.regex or self.ebnf)
 
     @classmethod
@@ -76,11 +75,7 @@ class Grammar:
 
 
 class Matcher(ABC):
-    """Where a request's output has come to in its grammar.
-
-    Attributes:
-        masks_drafts: See ``Grammar.mask_drafts``.
-    """
+    """Where a request's output has come to in its grammar; ``masks_drafts`` as in ``Grammar``."""
 
     masks_drafts: bool
 
@@ -212,12 +207,10 @@ class SamplingParams:
                 raise ValueError(message)
 
     def _set(self, name: str, value: object) -> None:
-        """Set a field while the frozen instance is being made."""
         object.__setattr__(self, name, value)
 
     @property
     def processors(self) -> tuple[Callable[..., Any], ...]:
-        """The logits processors as a tuple."""
         return self.logits_processor or ()
 
     @property
@@ -237,7 +230,6 @@ class SamplingParams:
 
 
 def _strings(stop: object) -> tuple[str, ...]:
-    """Returns the stop strings as a tuple; a single one may stand alone."""
     several = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, Iterable) else None
     if several is None or any(not isinstance(string, str) for string in several):
         raise ValueError(f"stop={stop!r}: give strings; tokens go into stop_token_ids")
@@ -247,7 +239,6 @@ def _strings(stop: object) -> tuple[str, ...]:
 
 
 def _token_ids(ids: object) -> tuple[int, ...]:
-    """Returns the stop tokens as a tuple of ints."""
     if isinstance(ids, str) or not isinstance(ids, Iterable):
         raise ValueError(f"stop_token_ids={ids!r}: give a sequence of token ids; strings go into stop")
     return tuple(whole("stop_token_ids", token, remedy="give whole numbers") for token in ids)
@@ -262,32 +253,18 @@ class Request:
     """One prompt on its way through the engine.
 
     Attributes:
-        id: The number that the engine gave it.
-        prompt_ids: The prompt's tokens, at least one.
         sampling: Its parameters, with seed and stream filled in.
-        speculate: False decodes plainly.
         stop_ids: Every token that ends it.
         matcher: Where its output is in its grammar; None without one.
         adapter: The number of its adapter, 0 for none.
-        output_ids: The output tokens so far.
-        slot: Its slot while it is running.
-        prefilled: Number of its tokens that were put into the cache before its rounds began: of the prompt, and after
-            a preemption of the output too.
-        to_prefill: Number of tokens that must still be put there before it can take part in a round.
-        pages: Number of the pages that it holds; 0 where every slot has its own row.
-        rounds: Number of verify forwards so far.
-        computed: Number of its first tokens that have been in the cache at some time.
-        reused: Number of its tokens that were found in the cache when it was first admitted.
-        recomputed: Number of tokens that were prefilled again after preemptions.
-        swapped: Number of tokens that came back from the host's memory after preemptions.
-        swap_seconds: Seconds that the ways there and back took.
-        preemptions: How often it lost its slot.
-        preempted_at: When it lost it last, on the clock of ``time.perf_counter``, like the next four.
-        preempted: Seconds without a slot between its rounds.
-        arrived: When it came.
-        admitted: When it took its slot; 0 before.
-        prefill_ended: When its prompt was in the cache; 0 before.
-        ingestion: How many seconds it took to make a request of the prompt: template, tokenizer, checks.
+        prefilled: Tokens that were put into the cache before its rounds began, after a preemption of the output too.
+        to_prefill: Tokens that must still be put there before it can take part in a round.
+        pages: Pages that it holds; 0 where every slot has its own row.
+        rounds: Verify forwards so far.
+        computed: Tokens, the first ones, that have been in the cache at some time.
+        reused: Tokens that were found in the cache when it was first admitted.
+        recomputed, swapped, swap_seconds: See ``Timestamps``, like ``preempted`` and ``ingestion``.
+        preempted_at, arrived, admitted, prefill_ended: On the clock of ``time.perf_counter``; 0 before.
     """
 
     id: int
@@ -330,10 +307,8 @@ class Request:
 
     @property
     def length(self) -> int:
-        """The number of ``tokens``."""
         return len(self.prompt_ids) + len(self.output_ids)
 
     @property
     def remaining(self) -> int:
-        """The number of tokens still wanted."""
         return self.sampling.max_new_tokens - len(self.output_ids)

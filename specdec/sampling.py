@@ -19,20 +19,14 @@ from specdec.requests import SamplingParams
 class SamplingTensors:
     """The sampling parameters of a batch of rows, and which of them any row uses (known on the host).
 
+    Filters and penalties are 0 or 1 where off, ``temperature`` is 0 where greedy. What begins with ``any_`` holds if
+    some active row is so.
+
     Attributes:
-        temperature: 0 where greedy.
-        top_k: 0 where off.
-        top_p: 1 where off.
-        min_p: 0 where off.
-        repetition_penalty: 1 where off.
         seen: Tokens in each row's prompt or output so far, root included; None unless a row is penalized.
-        any_greedy: Some active row is greedy.
-        any_sampled: Some active row is not.
         any_filtered: Some active row uses top-k or top-p.
-        any_min_p: Some active row uses min-p.
         largest_top_k: The largest top-k of any active row, 0 if none uses it; None if the host does not know it.
         all_top_k: Every active row that samples uses top-k.
-        any_top_p: Some active row may use top-p.
     """
 
     temperature: Float[Tensor, " batch"]
@@ -61,7 +55,7 @@ class SamplingTensors:
         repetition_penalty: Float[Tensor, " batch"],
         seen: Bool[Tensor, "batch vocab"] | None,
     ) -> "SamplingTensors":
-        """Returns the tensors together with what the host knows: which parameters any of the requests uses."""
+        """Returns the tensors together with what the host knows of the requests."""
         sampled = [each for each in params if not each.greedy]
         return cls(
             temperature=temperature,
@@ -81,7 +75,6 @@ class SamplingTensors:
 
     @property
     def flags(self) -> Hashable:
-        """What the host knows of the parameters: the flags, and which tensors there are."""
         values = [getattr(self, each.name) for each in fields(self)]
         return tuple("there" if isinstance(value, Tensor) else value for value in values)
 
@@ -94,11 +87,7 @@ def penalize(
 ) -> Float[Tensor, "batch node vocab"]:
     """Returns the logits with the repetition penalty at every node, for the sequence so far *and* the node's path.
 
-    Args:
-        logits: Raw logits.
-        penalty: One per row.
-        seen: Tokens of the sequence so far.
-        path_tokens: Tokens on the path to each node; pad with any token of the path.
+    ``path_tokens`` are padded with any token of the path.
     """
     factor = penalty[:, None, None]
     penalized = torch.where(logits > 0, logits / factor, logits * factor)
@@ -121,12 +110,8 @@ def probs(
     """Returns the distribution that sampling draws from at every node, in float32.
 
     It applies repetition penalty, temperature, top-k, top-p and min-p, in this order (transformers' order). A greedy
-    row gets the one-hot argmax. In all ties the lower token id wins.
-
-    Args:
-        logits: Raw logits, in any floating dtype.
-        sampling: The parameters of the rows.
-        paths: ``path_tokens`` of the nodes; needed if a row has a repetition penalty.
+    row gets the one-hot argmax. In all ties the lower token id wins. ``paths`` are ``path_tokens`` of the nodes, needed
+    if a row has a repetition penalty.
     """
     logits = adjust(logits, sampling, paths)
     return distribution(logits, sampling)

@@ -86,11 +86,7 @@ class TreeShape:
 
     @classmethod
     def of(cls, shape: "TreeShape | int | Sequence[int] | Sequence[Sequence[int]]") -> "TreeShape":
-        """Returns a shape as a configuration writes it: a chain's length, branching factors, or a list of paths.
-
-        Raises:
-            ValueError: It is none of these, or too large.
-        """
+        """Returns a shape as a configuration writes it: a chain's length, branching factors, or a list of paths."""
         if isinstance(shape, TreeShape):
             return shape
         if isinstance(shape, (int, float, np.number, np.bool_)):
@@ -108,7 +104,6 @@ class TreeShape:
         raise ValueError(f"the tree shape is {shown(shape)}: {_FORMS}")
 
     def cut(self, depth: int) -> "TreeShape":
-        """Returns the part of the tree that is no deeper than ``depth``, which must be at least 1."""
         return self if depth >= self.max_depth else TreeShape(path for path in self.paths if len(path) <= depth)
 
     @property

@@ -55,8 +55,7 @@ class Verdict:
     """What the acceptance of one round decided.
 
     Attributes:
-        path: Indices of the accepted nodes from the root's child downwards, -1 padded. The root is left out.
-        num_accepted: Length of the path.
+        path: Indices of the accepted nodes from the root's child downwards, -1 padded.
         expected_accepted: The expected length of the path, given this draft tree.
         next_token: The recovered or bonus token that follows the path.
         valid: False where the laws were not finite (because of NaN logits, say); nothing else in the row means anything
@@ -75,13 +74,10 @@ class HostOutcome:
     """The numbers of an ``Outcome`` on the host.
 
     Attributes:
-        slots: The slot of every row.
-        starts: The position of each row's first token.
-        counts: The number of tokens that became final in each row.
-        path: After a round, the accepted nodes, -1 padded, root left out; None after a piece of a prompt.
-        emitted: After a round, the tokens of the accepted nodes and the one that follows: ``counts`` of them, then
-            padding; None after a piece of a prompt.
-        proposed_depth: After a round, the depth of each row's drafts; None after a piece of a prompt.
+        path: After a round, the accepted nodes, -1 padded, root left out; None after a piece of a prompt, like the next
+            two.
+        emitted: The tokens of the accepted nodes and the one that follows: ``counts`` of them, then padding.
+        proposed_depth: The depth of each row's drafts.
     """
 
     slots: Int[np.ndarray, " batch"]
@@ -92,7 +88,6 @@ class HostOutcome:
     proposed_depth: Int[np.ndarray, " batch"] | None = None
 
     def rows(self, rows: np.ndarray) -> "HostOutcome":
-        """Return some of the rows."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return replace(self, **{name: value[rows] for name, value in values.items() if value is not None})
 
@@ -104,22 +99,19 @@ class Outcome:
     After a piece of a prompt the tokens are that piece; after a round they are the root and the accepted path.
 
     Attributes:
-        slots: The slot of every row.
         starts: The position of each row's first token.
-        tokens: The tokens, in order of position; padding follows after ``counts`` of them.
-        counts: The number of tokens that became final. It is 0 in a row whose round decided nothing, and for a drafter
-            in a row that does not speculate.
-        next_tokens: The token that follows the last one (known, but not in the cache). So pairs
-            (hidden state at t, token t+1) are complete.
-        path: After a round, the accepted nodes (-1 padded, root left out) in the tree that was proposed; None
-            after a piece of a prompt.
+        tokens: In order of position; padding follows after ``counts`` of them.
+        counts: 0 in a row whose round decided nothing, and for a drafter in a row that does not speculate.
+        next_tokens: The token that follows the last one, known but not in the cache. So pairs (hidden state at t, token
+            t+1) are complete.
+        path: After a round, the accepted nodes (-1 padded, root left out) in the tree that was proposed, else None.
         hidden_states: Hidden states at these positions, by layer index, as far as the session asked for them.
         node_tokens: After a round, the token of every node that was verified, rejected ones too.
         node_valid: After a round, False for nodes that were verified although they are none (``DraftTree.valid``).
-        top_tokens: After a round, the target's most probable successors of each of these nodes, the most probable
-            first; None if the session's ``top_tokens`` is 0.
-        host: The same numbers on the host, for a session that says ``reads_host``, and after a piece of a prompt;
-            otherwise None.
+        top_tokens: After a round, the target's most probable successors of each node, the most probable first; None if
+            the session's ``top_tokens`` is 0.
+        host: The same numbers on the host, for a session that says ``reads_host``, and after a piece of a prompt; else
+            None.
     """
 
     slots: Int[Tensor, " batch"]
@@ -135,7 +127,6 @@ class Outcome:
     host: HostOutcome | None = None
 
     def rows(self, rows: np.ndarray) -> "Outcome":
-        """Return some of the rows."""
         index = torch.from_numpy(rows).to(self.tokens.device, non_blocking=True)
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         taken = {name: value.index_select(0, index) for name, value in values.items() if isinstance(value, Tensor)}
@@ -156,15 +147,12 @@ class Timestamps:
     Attributes:
         arrived: It was given to the engine: text, before it was tokenized. All prompts of a call arrive together.
         admitted: It took its slot.
-        prefilled: The last part of its prompt was computed. On a GPU: given to the device, which may still be at it.
+        prefilled: The last part of its prompt was computed; on a GPU, given to the device.
         finished: The host saw its last tokens, or the error that ended it.
-        ingestion: How many seconds template, tokenizer and checks took for this request alone. They lie between
-            ``arrived`` and ``admitted``.
-        reused: Number of its tokens that were found in the cache when it was admitted.
-        preemptions: How often it lost its slot to other requests.
+        ingestion: Seconds that template, tokenizer and checks took for this request alone, before ``admitted``.
+        reused: Tokens that were found in the cache when it was admitted.
         preempted: Seconds without a slot between its rounds.
-        recomputed: Number of its tokens that were prefilled again after preemptions.
-        swapped: Number of its tokens that came back from the host's memory after preemptions.
+        recomputed, swapped: Tokens that were prefilled again, or came back from the host's memory, after preemptions.
         swap_seconds: Seconds that the ways there and back took.
     """
 
@@ -189,26 +177,22 @@ class Step:
         request: Id of the request.
         round: Count of this request's rounds, from 0.
         token_ids: Tokens it adds to the output, cut at EOS, a stop and the length.
-        text: What it adds to the output text. The beginning of a stop string or of a UTF-8 character is held back
-            for a later step.
+        text: What it adds to the output text; the beginning of a stop string or a UTF-8 character is held back.
         logprobs: Log-probability of each of ``token_ids`` under p, in nats.
-        raw_logprobs: The same under the model's own distribution, before temperature, filters, penalties and
-            processors; empty unless ``SamplingParams.logprobs`` asks for it.
-        top_logprobs: For each of ``token_ids``, the most probable tokens at its place in the model's own distribution,
-            as pairs of a token and its log-probability, the most probable first; empty unless asked for.
+        raw_logprobs: The same under the model's own distribution, before all processing; empty unless
+            ``SamplingParams.logprobs`` asks for it.
+        top_logprobs: For each of ``token_ids``, pairs of the model's most probable tokens and their log-probabilities.
         proposed_nodes: Drafted nodes that were verified (root not counted).
         proposed_depth: Depth of the longest branch among them.
         accepted: Accepted nodes before any cut. Before the cut, the round emitted ``accepted + 1`` tokens.
         expected_accepted: The expected value of ``accepted``, given the draft tree.
-        seconds: Seconds of each stage of the round, if timing is on. Rows that share the round carry the same
-            figures: do not add them up over rows.
-        elapsed: Seconds from when the request took its slot to when the host saw this round's tokens, prefill included.
-        visible: When the host saw this round's tokens, in seconds on the clock of ``time.perf_counter``: the round's
-            results had been read back from the device, and text had not been made of them yet.
-        timestamps: When the request arrived, was admitted, prefilled and finished; in its last step alone.
+        seconds: Seconds of each stage of the round, if timing is on, the same in all rows: do not add them up.
+        elapsed: Seconds from when the request took its slot to when the host saw these tokens, prefill included.
+        visible: When the host had read these tokens, on the clock of ``time.perf_counter``.
+        timestamps: In the request's last step alone.
         finish_reason: ``"stop"``, ``"length"`` or ``"error"`` in a request's last step, else None.
-        error: What went wrong in the round, in one sentence, if anything did. Without a ``finish_reason``, the drafts
-            were at fault, and the next round goes on from the same place without any.
+        error: What went wrong in the round, in one sentence. Without a ``finish_reason``, the drafts were at fault, and
+            the next round goes on without any.
     """
 
     request: int
@@ -230,7 +214,6 @@ class Step:
     error: str | None = None
 
     def shortened(self, count: int) -> "Step":
-        """Returns the step with the first ``count`` of its tokens alone."""
         return replace(
             self,
             token_ids=self.token_ids[:count],
@@ -258,9 +241,7 @@ class Completion:
     """A finished request.
 
     Attributes:
-        prompt_ids: The prompt's tokens.
-        token_ids: The output's tokens.
-        text: The output's text, without a stop string that ended it; empty without a tokenizer.
+        text: Without a stop string that ended it; empty without a tokenizer.
         finish_reason: ``"stop"`` (EOS, a stop token or string), ``"length"`` or ``"error"``.
         steps: One per round.
         error: With ``"error"``: one sentence on what happened.
@@ -281,7 +262,6 @@ class Completion:
 
     @property
     def timestamps(self) -> Timestamps | None:
-        """When the request arrived, was admitted, prefilled and finished; None if it never ended."""
         return self.steps[-1].timestamps if self.steps else None
 
     @property
@@ -301,17 +281,14 @@ class Completion:
 
     @property
     def logprobs(self) -> tuple[float, ...]:
-        """The log-probability of every output token under p, in nats."""
         return tuple(value for step in self.steps for value in step.logprobs)
 
     @property
     def raw_logprobs(self) -> tuple[float, ...]:
-        """The same under the model's own distribution; empty unless ``SamplingParams.logprobs`` asks for it."""
         return tuple(value for step in self.steps for value in step.raw_logprobs)
 
     @property
     def top_logprobs(self) -> tuple[tuple[tuple[int, float], ...], ...]:
-        """The most probable tokens at every output token's place (``Step.top_logprobs``)."""
         return tuple(value for step in self.steps for value in step.top_logprobs)
 
     def __repr__(self) -> str:

@@ -43,14 +43,7 @@ FATAL = frozenset({Form.TENSORS, Form.PARENTS, Form.VALID, Form.ROOT, Form.TOKEN
 
 @dataclass(frozen=True)
 class Flaw:
-    """What is wrong with a tree.
-
-    Attributes:
-        check: The check that it fails.
-        row: The first row that fails; None if it concerns the whole tree.
-        node: The first node of that row that fails; None if it concerns the whole tree.
-        what: What is wrong, and what to give instead.
-    """
+    """What is wrong with a tree: the check that it fails, where first (None for the whole tree), and the remedy."""
 
     check: Form
     row: int | None
@@ -59,16 +52,10 @@ class Flaw:
 
 
 def flaws(tree: DraftTree, drafter: Drafter, batch: Batch, *, leaf_probs: bool = False) -> list[Flaw]:
-    """Return what is wrong with a drafter's proposal, at most one flaw per check.
+    """Return what is wrong with a drafter's proposal, at most one flaw per check, up to the first ``FATAL`` one.
 
-    The list ends at the first ``FATAL`` flaw. Rows that do not draft may hold any valid tree, so only the structure of
-    those is checked.
-
-    Args:
-        tree: What the drafter returned.
-        drafter: What it announced.
-        batch: What it was asked for.
-        leaf_probs: Whether the drafter was bound with ``leaf_probs=True``.
+    Rows that do not draft may hold any valid tree, so only the structure of those is checked. ``leaf_probs`` says
+    whether the drafter was bound with it.
     """
     for flaw in _fatal(tree, drafter, batch):
         return [flaw]
@@ -248,9 +235,8 @@ def draft_probs_flaws(
 ) -> list[Flaw]:
     """Return what is wrong with q, and with the tokens that were drawn from it.
 
-    Args:
-        drafted: The nodes whose law counts.
-        every: Nodes that need a row of q whether they have children or not.
+    ``drafted`` marks the nodes whose law counts, ``every`` nodes that need a row of q whether they have children or
+    not.
     """
     drawn = drafted & ((tree.law == DraftSampling.IID) | (tree.law == DraftSampling.WITHOUT_REPLACEMENT))
     q = tree.draft_probs

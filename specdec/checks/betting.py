@@ -1,15 +1,12 @@
 """Does a stream of outputs follow a known law? Testing by betting, valid whenever it is stopped, and its power.
 
-Somebody who believes in another law bets on it against the one that should hold: a stake is multiplied by the ratio of
-both probabilities at each output. Where the right law holds, no bet gains on average, so the wealth ever reaches
-1 / level with a probability of at most level (Ville's inequality; Shafer 2021, "Testing by betting"; Waudby-Smith &
-Ramdas 2024). Wealth is hence an e-value, at whatever output one looks or stops. Here the stake is spread over several
-bets: on every mistake with a name, and on what the outputs so far look like (a Dirichlet estimate around the law, made
-before the outputs that it bets on are seen). The e-value is the sum; there is nothing to correct for.
+A bet's stake is multiplied at each output by the ratio of another law's probability to that of the right one. Under the
+right law no bet gains on average, so the wealth ever reaches 1 / level with a probability of at most level (Ville's
+inequality; Shafer 2021, "Testing by betting"; Waudby-Smith & Ramdas 2024): it is an e-value, at whatever output one
+looks. The stake is spread over bets on every mistake with a name, and on what the outputs so far look like (a Dirichlet
+estimate around the law). The e-value is the mean; there is nothing to correct for.
 
-A fixed-sample chi-square test of every prompt stands beside it, Bonferroni over prompts. Each of both tests has half of
-the level.
-
+A fixed-sample chi-square test of every prompt stands beside it, Bonferroni over prompts; each has half of the level.
 All is done for many audits at once (the leading axis), so the same lines judge an audit and simulate thousands.
 """
 
@@ -93,7 +90,6 @@ class Bets:
     """The wealth of every bet, in audits that go on at the same time.
 
     Attributes:
-        bets: What they are on.
         logs: The logarithm of the wealth.
         level: Largest probability of a false alarm, half of which is theirs.
     """
@@ -110,16 +106,11 @@ class Bets:
 
     @property
     def alarm(self) -> np.ndarray:
-        """Whether the e-value has reached its bound."""
         return self.log_e >= np.log(2.0 / self.level)
 
 
 class Wealth(Bets):
-    """Bets on the answers to a question.
-
-    Attributes:
-        seen: By prompt: the outputs so far, by cell.
-    """
+    """Bets on the answers to a question; ``seen`` counts by prompt the outputs so far, by cell."""
 
     def __init__(self, question: Question, audits: int = 1):
         self.question, self.bets, self.level = question, question.bets, question.level
@@ -139,7 +130,7 @@ class Wealth(Bets):
     def likeliest(self) -> list[str]:
         """The mistakes under which the first audit's outputs are most probable, the best first.
 
-        A bet's wealth does not say so, as what should never come out has one largest ratio for all.
+        Wealth does not say so, as what should never come out has one largest ratio for all.
         """
         logs = dict.fromkeys(self.question.mistakes, 0.0)
         for name, laws in self.question.mistakes.items():
@@ -173,10 +164,9 @@ class Power:
     """How surely a mistake is seen.
 
     Attributes:
-        mistake: Its name.
         distance: Total variation that it makes at its most telling prompt.
-        samples: Outputs, over all prompts, after which the e-value has seen it with the wanted power; None if the
-            most that are allowed do not do.
+        samples: Outputs, over all prompts, after which the e-value has seen it with the wanted power; None if the most
+            that are allowed do not do.
         power: The probability that the e-value sees it within the most that are allowed, by simulated audits.
         chi_square: The same of the chi-square test.
     """
@@ -201,10 +191,7 @@ def first_alarms(
     """Returns the block at whose end each of many simulated audits sounds the alarm (``blocks`` + 1: never).
 
     Also the outputs by prompt, for fixed-sample tests; all blocks are played unless every audit has sounded it.
-
-    Args:
-        blocks: Blocks in all, in the order of the question.
-        rarely: Look less often the more blocks there have been, which is faster, and finds nothing earlier.
+    ``rarely`` looks less often the more blocks there have been, which is faster, and finds nothing earlier.
     """
     generator = np.random.default_rng(seed)
     state, found = wealth(question, audits), np.full(audits, blocks + 1)

@@ -2,8 +2,6 @@
 
 ::
 
-    from specdec.checks.drafter import assert_conforms, check_drafter
-
     for finding in check_drafter(MyDrafter, target, verifier=RejectionVerifier(), rules=exact_rules()):
         print(finding)
     assert_conforms(MyDrafter, target, verifier=RejectionVerifier())  # in a test
@@ -43,13 +41,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report.
-
-    Attributes:
-        check: What was checked.
-        status: How it ended.
-        detail: What was tried; what is wrong; or why the check does not apply.
-    """
+    """One line of the report: what was checked, how it ended, and what was tried or is wrong."""
 
     check: str
     status: Status
@@ -57,7 +49,6 @@ class Finding:
 
     @property
     def failed(self) -> bool:
-        """Whether the drafter breaks the contract here."""
         return self.status is Status.FAILED
 
     def __str__(self) -> str:
@@ -81,25 +72,23 @@ def check_drafter(
 ) -> list[Finding]:
     """Tries a drafter against the contract, and returns a line per check.
 
-    The first failure ends it, and so does a statistical proof while draws still come in. Everything is seeded, so that
-    a second call returns the same lines. A drafter that draws as it says fails one of the statistical checks by chance
-    with a probability of 2e-5 at most: 1e-5 for what it draws, and as much for outputs.
+    The first failure ends it, and so does a statistical proof while draws still come in. Everything is seeded. A
+    drafter that draws as it says fails by chance with a probability of 2e-5 at most: 1e-5 for what it draws, and as
+    much for outputs.
 
     Args:
-        make: Makes a new drafter, every time it is called: a class, or a function. Drafters made by it may share a
-            model.
+        make: Makes a new drafter, every time it is called: a class, or a function. They may share a model.
         target: The target, best in float32: in other dtypes outputs and drafts cannot be compared exactly.
         verifier: The acceptance rule that the drafter is tried with.
-        rules: Exact rules that are asked about the rounds of the other checks, whether outputs follow the target; those
-            that do not take its drafts are left out. ``verifiers.exact_rules()`` has all of this package.
+        rules: Exact rules that are asked whether outputs follow the target; those that do not take its drafts are left
+            out. ``verifiers.exact.exact_rules()`` has all of this package.
         prompts: Texts or token ids, at least two; None for built-in ones.
         sampling: Parameters of sampled requests; None, or a temperature of 0, for temperature 1.
         tokens: Length of most outputs.
         rounds: Length of a long output, in rounds, over which drafts must not drift.
         draws: Drafts from which it is tested whether q is what was drawn, and what every rule makes of them.
         max_length: Tokens per request; None for what the target has, at most 1024.
-        options: More arguments of the engines. The default saves the time that packing weights takes, which does not
-            pay in runs this short.
+        options: More arguments of the engines. By default no weights are packed, which does not pay in runs this short.
         progress: Called with the name of a check when it begins.
 
     Raises:
@@ -146,11 +135,7 @@ def check_drafter(
 
 
 def assert_conforms(make: Callable[[], Drafter], target: Target, **options: Any) -> None:
-    """Tries a drafter against the whole contract; arguments are those of ``check_drafter``.
-
-    Raises:
-        AssertionError: A check failed. Names all that did, with what is wrong.
-    """
+    """Raises an ``AssertionError`` that names all checks that failed; arguments are those of ``check_drafter``."""
     wrong = [finding for finding in check_drafter(make, target, **options) if finding.failed]
     if wrong:
         raise AssertionError("the drafter breaks its contract:\n" + "\n".join(map(str, wrong)))
@@ -178,7 +163,6 @@ def _checks(trials: Trials) -> Iterator[dict[str, Callable[[], str]]]:
 
 
 def _finding(check: str, tried: Callable[[], str]) -> Finding:
-    """Return how a check ended; an exception of the drafter is a failure."""
     ends = {Broken: Status.FAILED, NotApplicable: Status.NOT_APPLICABLE, NotTried: Status.NOT_TRIED}
     try:
         return Finding(check, Status.PASSED, tried())

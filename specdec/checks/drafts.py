@@ -38,12 +38,12 @@ MOST_NUMBERS = 200_000_000
 
 @dataclass(frozen=True)
 class WeightedDrafts:
-    """Drafts and their probabilities, one per row: all possible drafts, or a random sample of equal probabilities.
+    """All possible drafts, one per row, or a random sample of equal probabilities.
 
     Attributes:
         tree: The drafts as a verifier gets them.
         prefixes: The path to every node as a number (see ``Tables``).
-        probability: Probability of every row; all rows of a sample have the same.
+        probability: Probability of every row.
         target_probs: p at every node; NaN at nodes that are not drafted, because a rule must not read them.
     """
 
@@ -57,13 +57,10 @@ def enumerate_drafts(tables: Tables, shape: TreeShape, laws: Samplings, **option
     """Return all drafts of a shape, and how probable each is.
 
     Args:
-        tables: p and q; nodes are drawn from q.
-        shape: The tree; a node is missing where it does not grow or q is exhausted.
         laws: How nodes are drawn. ``DETERMINISTIC`` takes the most probable token that no earlier sibling has.
-        **options: The rest of them:
-            ``declared``: the laws that the tree states. They differ from ``laws`` only in tests of what a false
-            statement does. ``declared_q``: the same of q. ``grows``: which nodes are drafted; all by default.
-            ``leaf_probs``: whether q is given at the leaves, too, for a rule that needs it; otherwise NaN stands there.
+        **options: ``declared`` and ``declared_q``: the laws and q that the tree states, which differ in tests of what a
+            false statement does. ``grows``: which nodes are drafted; all by default. ``leaf_probs``: whether q is given
+            at the leaves, too; otherwise NaN stands there.
 
     Raises:
         ValueError: The tables do not reach the shape's depth or have no q, a law cannot be drawn from tables, or the
@@ -120,8 +117,8 @@ def _draft(
 ) -> WeightedDrafts:
     """Return drafts made node by node, of which there are ``rows`` to begin with.
 
-    ``choose`` makes the rows after a node from the probability of every token in every row. For each new row it returns
-    the row that it continues, its token, and the token's probability.
+    From the probability of every token in every row, ``choose`` makes the rows after a node: the row that each
+    continues, its token, and the token's probability.
     """
     if tables.depth < shape.max_depth:
         raise ValueError(
@@ -208,10 +205,7 @@ def at_nodes(
 
 
 def check_drafts(verifier: Verifier, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> None:
-    """Refuse trees that are malformed, or that a rule does not take: ``ValueError`` says why, in which row and node.
-
-    This reads every number, so it is for tests and experiments, not for the main path.
-    """
+    """Refuse trees that are malformed, or that a rule does not take: ``ValueError`` says why, in which row and node."""
     for flaw in _draft_flaws(verifier, tree, target_probs):
         raise ValueError(f"row {flaw.row}, node {flaw.node}: {flaw.what}")
 

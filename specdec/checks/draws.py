@@ -1,13 +1,12 @@
 """Is q what was drawn, and does the output follow the target with every rule? Tested over thousands of rounds.
 
-Drawn tokens become numbers that are uniform if every token was drawn as declared (``goodness``). They are also
-independent: of each other, from parent to child, sibling to sibling and round to round, and of the numbers with which
-the engine accepts. The law of a ``WITHOUT_REPLACEMENT`` draw is q without its earlier siblings, renormalized.
+Drawn tokens become numbers that are uniform if every token was drawn as declared (``goodness``), and independent: of
+each other, from parent to child, sibling to sibling and round to round, and of the numbers with which the engine
+accepts. The law of a ``WITHOUT_REPLACEMENT`` draw is q without its earlier siblings, renormalized.
 
-The rules are asked about the same rounds, so that no forward is made for them. Every token that a rule emits in a round
-becomes a number by the target's distribution at its place. What later rounds would emit is replaced by fresh uniform
-numbers, which is what tokens from the target would give. These numbers are uniform and independent if, and only if, the
-joint distribution of the output is the target's.
+The rules are asked about the same rounds. Every token that a rule emits becomes a number by the target's distribution
+at its place; later rounds' tokens are replaced by fresh uniform numbers. All are uniform and independent if, and only
+if, the joint distribution of the output is the target's.
 """
 
 from collections import defaultdict
@@ -58,9 +57,7 @@ Tests = dict[str, tuple[float, int]]
 class ByRule:
     """The tokens that rules would have emitted in the rounds that were played.
 
-    Args:
-        rules: All rules, of which those with another noise than the engine's own are left out.
-        noise: The noise of the engine's rule.
+    Rules with another noise than the engine's own (``noise``) are left out.
     """
 
     def __init__(self, rules: Sequence[Verifier], noise: Noise):
@@ -71,7 +68,6 @@ class ByRule:
         self._generator = torch.Generator().manual_seed(1)
 
     def note(self, played: Round) -> None:
-        """Ask the rules about a round."""
         tree, batch = played.tree, len(played.requests)
         drafted = torch.tensor([request is not None for request in played.requests])
         sampled = torch.tensor([request is not None and not request.sampling.greedy for request in played.requests])
@@ -92,7 +88,6 @@ class ByRule:
             self._numbers[index].append(found[sampled].numpy())
 
     def check(self, rule: Verifier) -> str:
-        """Return what was found about a rule."""
         index = self.rules.index(rule)
         if index in self._impossible:
             raise Broken("it emits a token that the target excludes there, so that greedy outputs differ, too")
@@ -119,7 +114,6 @@ class Draws:
         first: Counts of first tokens and their q, by prompt: all from round 0, where the context is the prompt.
         chosen: The different drafts of round 0, by prompt.
         laws: The laws of all drafted nodes.
-        adapts: What the drafter announced.
     """
 
     adapts: bool
@@ -132,11 +126,9 @@ class Draws:
 
     @property
     def drawn(self) -> bool:
-        """Whether any node was drawn from a q."""
         return not self.laws.isdisjoint(DRAWN)
 
     def note(self, played: Round) -> None:
-        """Turn what was drawn in a round into numbers."""
         for row, request in enumerate(played.requests):
             if request is not None:
                 stream, seed = request.sampling.stream, request.sampling.seed
@@ -169,7 +161,6 @@ class Draws:
             earlier.append(node)
 
     def tests(self) -> dict[str, Tests]:
-        """Return the tests of every check."""
         tested = {path: values for path, values in self.numbers.items() if len(values) >= FEWEST}
         groups: dict[str, Tests] = {FIRST: {}, DEEPER: {}, SIBLINGS: {}, INDEPENDENT: self._pairs(tested)}
         for path, values in tested.items():
@@ -209,7 +200,6 @@ class Draws:
         return any(p_value < limit for check in checks for p_value, _ in tests[check].values())
 
     def check(self, check: str) -> str:
-        """Return what was found by one of the checks of draws."""
         if check == CHOSEN:
             return self._check_chosen()
         if not self.drawn:
@@ -224,7 +214,6 @@ class Draws:
         return _judged(tests[check], _limit(tests), "draws", f"draws {wrong}")
 
     def _check_chosen(self) -> str:
-        """Return whether drafts that are declared as chosen are the same under all seeds."""
         if self.laws != {int(DraftSampling.DETERMINISTIC)}:
             raise NotApplicable("its drafts are drawn" if self.laws else "it drafted nothing")
         if self.adapts:

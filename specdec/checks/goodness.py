@@ -54,10 +54,7 @@ def fits(counts: np.ndarray, law: np.ndarray) -> float:
 
 
 def cells(expected: Float[np.ndarray, " outcome"]) -> tuple[Int[np.ndarray, " outcome"], Int[np.ndarray, " cell"]]:
-    """Return outcomes by falling expected counts, and where cells begin: the last one takes what is rare.
-
-    If rare outcomes are too few together, it takes the rarest of the others, too.
-    """
+    """Return outcomes by falling expected counts, and where cells begin: the last one takes what is rare."""
     order = np.argsort(-expected, kind="stable")
     count = int((expected >= RARE).sum())
     return order, np.arange(count + bool(expected[order][count:].sum() >= RARE))

@@ -1,13 +1,12 @@
 """The output laws of mistakes that engines have shipped, beside the right one: which prompts tell them apart?
 
-A round drafts a chain; a draft token x ~ q stays with probability min(1, p(x) / q(x)), else a token is recovered from
-the residual max(p - q, 0), renormalized; behind a chain that stays, a bonus token comes from p (Leviathan et al. 2023,
-algorithm 1). Each mistake changes one of these parts, and the law of the tokens that come out follows in closed form:
-``MISTAKES[name](place)`` gives the parts, and ``joint`` the law of the next tokens. Beside them are the settings that
-servers have of their own, or do not look at (``OF_SERVERS``).
+A draft token x ~ q stays with probability min(1, p(x) / q(x)), else a token is recovered from the residual max(p - q,
+0), renormalized; behind a chain that stays, a bonus token comes from p (Leviathan et al. 2023, algorithm 1). Each
+mistake changes one of these parts: ``MISTAKES[name](place)`` gives them, and ``joint`` the law of the next tokens in
+closed form. Beside them are settings that servers have of their own, or do not look at (``OF_SERVERS``).
 
 Outputs are compared in cells: every opened prefix has a cell for each of its likely tokens, and the rest of the
-vocabulary is pooled into two, by whether p or q is larger. Nothing is lost but what a mistake moves within a pool.
+vocabulary is pooled into two, by whether p or q is larger.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -67,8 +66,8 @@ class Place:
         whole_q: The drafter's without top-p.
         raw_q: The drafter's at temperature 1.
         served: The target's with the settings of ``OF_SERVERS``.
-        edges: The target's, with slightly less and slightly more in the nucleus (top-p, min-p): where a token lies so
-            near its edge that rounding decides, they differ from p.
+        edges: The target's, with slightly less and slightly more in the nucleus: where rounding decides, they differ
+            from p.
     """
 
     p: Row
@@ -86,11 +85,7 @@ class Place:
         sampling: SamplingParams,
         before: Sequence[int] = (0,),
     ) -> "Place":
-        """Returns the laws that a request's parameters make of the logits of both models.
-
-        Args:
-            before: The tokens of the sequence so far, for repetition penalties.
-        """
+        """Returns the laws that a request's parameters make of both models' logits behind the tokens ``before``."""
         less, more = (
             replace(sampling, top_p=min(sampling.top_p + by, 1.0), min_p=max(sampling.min_p * (1 - by), 0.0))
             for by in (-EDGE, EDGE)
@@ -107,7 +102,6 @@ class Place:
 
     @property
     def whole_p(self) -> Row:
-        """The target's without top-p."""
         return self.served["top_p_ignored"]
 
     @property
@@ -141,12 +135,7 @@ def _share(value: Row, instead: Row) -> Row:
 
 
 def _round(p: Row, q: Row, *, says: Row | None = None, stays: Row | None = None, residual: Row | None = None) -> Parts:
-    """The parts where drafts come from q and are judged by ``says`` (q itself): with p as bonus, unless it is replaced.
-
-    Args:
-        stays: What stays, where it is not q · min(1, p / says).
-        residual: The law of a recovered token, where it is not max(p - says, 0), renormalized.
-    """
+    """The parts where drafts come from q and are judged by ``says`` (q itself); by default the right ones."""
     says = q if says is None else says
     if stays is None:
         stays = q * np.minimum(1.0, np.divide(p, says, out=np.ones_like(p), where=says > 0))
@@ -245,15 +234,12 @@ def joint(
     ends: frozenset[int] = frozenset(),
     names: Sequence[str] = (),
 ) -> tuple[Cells, dict[str, Float[np.ndarray, " cell"]]]:
-    """Returns the cells of the next ``horizon`` tokens, and the laws of the right rule (``HONEST``) and of mistakes.
-
-    Beside them are the laws that rounding may make of the right one (``EDGES``).
+    """Returns the cells of the next ``horizon`` tokens, and the laws of ``HONEST``, ``EDGES`` and mistakes (or all).
 
     Args:
         drafted: Tokens of a round's chain.
         undrafted: The first tokens, which come without drafts.
         ends: Tokens behind which nothing follows.
-        names: The mistakes; by default all.
     """
     rules = {HONEST: lambda at: _round(at.p, at.q), **EDGES, **{name: MISTAKES[name] for name in names or MISTAKES}}
     opened: dict[Path, np.ndarray] = {}

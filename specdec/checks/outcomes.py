@@ -11,20 +11,16 @@ expected number of accepted tokens can be compared with other rules' on the same
 
 A rule that is ``EXACT_WRT`` another distribution is compared with that one, and ``target_tv`` says how far it is from
 the target. With ``noise = SHARED`` nothing is left to enumerate: see ``specdec.checks.shared``.
-
-A bias can be too small to be seen in text: SpecInfer's rule on drafts without replacement is off by 0.028. Where there
-are too many drafts to enumerate, ``estimate`` draws some at random.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-import scipy.stats
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from specdec.checks.drafts import Samplings, WeightedDrafts, check_drafts, enumerate_drafts, sample_drafts
+from specdec.checks.drafts import Samplings, WeightedDrafts, check_drafts, enumerate_drafts
 from specdec.checks.tables import Tables
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
@@ -47,30 +43,6 @@ class Outcome:
     tv: float
     target_tv: float
     expected_accepted: float
-
-
-class SampleMean(NamedTuple):
-    """A mean and its confidence interval (normal approximation)."""
-
-    mean: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """What a random sample of drafts shows.
-
-    Attributes:
-        bias: A lower bound of the total variation to the distribution that the rule states: how much more probable a
-            set of outputs is than that distribution says. One half of the sample chooses the set, the outputs that seem
-            too frequent; the other half gives the interval. For an exact rule the interval contains zero with the
-            probability ``confidence``.
-        expected_accepted: Expected number of accepted draft tokens in a round.
-    """
-
-    bias: SampleMean
-    expected_accepted: SampleMean
 
 
 def outcome(verifier: Verifier, tables: Tables, drafts: WeightedDrafts) -> Outcome:
@@ -105,8 +77,7 @@ def emitted_law(
 ) -> Float[Tensor, "batch vocab"]:
     """Return the distribution of the first token that a round emits, given the tree.
 
-    That token is the accepted child of the root, or the next token if none is accepted. For an exact rule, the average
-    over all trees that could have been drawn is p at the root; for one tree it is not, unless the draft is not random.
+    For an exact rule, its average over all trees that could have been drawn is p at the root.
     """
     laws = verifier.laws(tree, target_probs)
     at_root = laws.after(torch.zeros_like(tree.tokens[:, 0]))
@@ -120,52 +91,3 @@ def enumerate_outcome(verifier: Verifier, tables: Tables, shape: TreeShape, laws
     """Return ``outcome`` of all drafts; the arguments are those of ``enumerate_drafts``."""
     drafts = enumerate_drafts(tables, shape, laws, leaf_probs=verifier.needs_leaf_probs, **options)
     return outcome(verifier, tables, drafts)
-
-
-def estimate(
-    verifier: Verifier,
-    tables: Tables,
-    shape: TreeShape,
-    laws: Samplings,
-    *,
-    samples: int = 20_000,
-    seed: int = 0,
-    confidence: float = 0.99,
-    **options: Any,
-) -> Estimate:
-    """Estimates what ``enumerate_outcome`` would return, from a random sample of drafts.
-
-    Only the drafts are random. For each of them the rule's laws give exact probabilities, so the intervals are narrow.
-
-    Args:
-        samples: How many drafts; one half chooses where to look for a bias.
-        confidence: Probability that an interval contains the true value.
-        **options: As for ``enumerate_drafts``.
-    """
-    if samples < 4:
-        raise ValueError(f"samples={samples}: give at least 4, two to look for a bias and two to measure it")
-    first, second = (
-        sample_drafts(tables, shape, laws, count, seed=2 * seed + half, leaf_probs=verifier.needs_leaf_probs, **options)
-        for half, count in enumerate((samples // 2, samples - samples // 2))
-    )
-    stated = tables.stated(verifier)
-    # within[d]: probability under that law that an output with a prefix of length d gets into the chosen set.
-    within = [(outcome(verifier, tables, first).joint > stated.joint(shape.max_depth + 1)).double()]
-    for level in reversed(stated.p[: shape.max_depth + 1]):
-        within.insert(0, (level * within[0].view(-1, tables.vocab)).sum(-1))
-    tree, found = second.tree, verifier.laws(second.tree, second.target_probs)
-    hit = torch.zeros_like(second.probability)
-    for node, depth in enumerate(shape.depths):
-        next_law = found.after(torch.full_like(tree.tokens[:, 0], node))
-        value = within[depth + 1].view(-1, tables.vocab)[second.prefixes[:, node]]
-        # Where a path never ends, the residual may be anything.
-        hit += torch.where(found.stop[:, node] > 0, found.stop[:, node] * (next_law * value).sum(-1), 0.0)
-    stops = verifier.laws(first.tree, first.target_probs).stop, found.stop
-    accepted = torch.cat([(stop * tree.depth[:1]).sum(-1) for stop in stops])
-    return Estimate(_mean(hit - within[0], confidence), _mean(accepted, confidence))
-
-
-def _mean(values: Float[Tensor, " sample"], confidence: float) -> SampleMean:
-    mean, error = float(values.mean()), float(values.std()) / len(values) ** 0.5
-    half = float(scipy.stats.norm.ppf(0.5 + confidence / 2)) * error
-    return SampleMean(mean, mean - half, mean + half)

@@ -58,9 +58,7 @@ class Log:
     Attributes:
         flaws: The first flaw of every kind, by the name of its check.
         changed: The array of the batch that ``propose`` changed, if any.
-        trees: The number of trees.
-        nodes: The number of valid drafted nodes.
-        drawn: The number of these nodes that were drawn at random from a q.
+        trees, nodes, drawn: The numbers of trees, of valid drafted nodes, and of those drawn at random from a q.
         top_tokens: The number of successors of every node that its session wants.
         told: The number of nodes for which it was told the target's likeliest successors.
         untold: What was wrong with these, if anything.
@@ -138,7 +136,6 @@ class WatchedSession(Session):
         return tree
 
     def _untold(self, outcome: Outcome) -> str | None:
-        """Return what is wrong with the target's successors of every node; None if nothing is."""
         nodes, top = outcome.node_tokens, outcome.top_tokens
         if nodes is None or top is None or top.shape != (*nodes.shape, self.top_tokens):
             shape = None if top is None else tuple(top.shape)
@@ -157,7 +154,6 @@ class WatchedSession(Session):
 
 
 def _arrays(batch: Batch) -> dict[str, np.ndarray]:
-    """Return copies of all arrays of the batch, by name."""
     values = {
         prefix + each.name: getattr(owner, each.name)
         for prefix, owner in (("", batch), ("sampling.", batch.sampling), ("host.", batch.on_host))
@@ -191,7 +187,6 @@ class Draft:
 
     @property
     def drawn_after(self) -> list[int]:
-        """The nodes with children that were drawn from q."""
         return sorted({parent for _, parent, law in self.nodes[1:] if law in DRAWN})
 
     def difference(self, other: "Draft", tolerance: float) -> str | None:
@@ -239,7 +234,6 @@ class Run:
 
     @property
     def error(self) -> str | None:
-        """Why it failed, if it did."""
         return next((step.error for step in self.steps if step.error), None)
 
 
@@ -247,11 +241,7 @@ class Run:
 class Stage:
     """Where a drafter is tried: how to make it, and what it works with.
 
-    Attributes:
-        verifier: An acceptance rule that takes its drafts.
-        log: Takes what all of its trees show.
-        max_depth, adapts: As the drafter announced.
-        options: More arguments of the engines.
+    ``log`` takes what all of its trees show, ``options`` are more arguments of the engines.
     """
 
     make: Callable[[], Drafter]

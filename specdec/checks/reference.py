@@ -39,8 +39,7 @@ def reference_decode(
     """Return the tokens of plain decoding, cut after a stop token; ignores the strings in ``sampling.stop``.
 
     Args:
-        prompt_ids: At least one token.
-        sampling: How to sample; its seed and stream give the engine's random numbers (``stream=None`` counts as 0).
+        sampling: Its seed and stream give the engine's random numbers (``stream=None`` counts as 0).
         stop_ids: Tokens that end the output.
         noise: The noise of the verifier with which the engine is compared.
         kv_cache: The format in which the engine stores keys and values; here they are rounded to it.
@@ -68,7 +67,7 @@ def reference_decode(
 def next_scores(
     logits: Float[Tensor, " vocab"], sequence: Sequence[int], sampling: SamplingParams
 ) -> Float[Tensor, " vocab"]:
-    """Return the logits that follow a sequence with repetition penalty and logits processors applied, in float32."""
+    """Return the logits that follow a sequence with repetition penalty and processors applied, in float32."""
     state = _state(sequence, sampling.seeded(0), len(logits), logits.device)
     return _scores(logits[None, None], sequence, state)
 
@@ -92,8 +91,8 @@ class RoundedCache(DynamicCache):
     """transformers' growing cache, whose entries are rounded to a format when they are stored, and kept as numbers.
 
     Args:
-        shake: How far numbers are moved at random before they are rounded, as a fraction of the largest number in their
-            vector. What lies that close to the border of two codes may then get either.
+        shake: How far numbers are moved at random before, as a fraction of the largest number in their vector. What
+            lies that close to the border of two codes may then get either.
     """
 
     def __init__(self, model: PreTrainedModel, format: Format, *, shake: float = 0.0, seed: int = 0):
@@ -102,7 +101,6 @@ class RoundedCache(DynamicCache):
         self._generator = torch.Generator(model.device).manual_seed(seed)
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
-        """Store rounded keys and values; returns all of the layer's."""
         return super().update(self._rounded(key_states), self._rounded(value_states), layer_idx, *args, **kwargs)
 
     def _rounded(self, states: Tensor) -> Tensor:

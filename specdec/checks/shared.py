@@ -1,13 +1,7 @@
 """Does a verifier with ``noise = SHARED`` keep its promise? A check over tables of p and q.
 
-Its output is a function of target and seed. So two things have to hold: whatever was drafted, the output equals that of
-plain decoding, token for token; and over many seeds the output of plain decoding follows the target. The expected
-number of accepted tokens is known in closed form::
-
-    tables = Tables.random(4, 2, seed=0)
-    shape = TreeShape.branching(2, 2)
-    check_shared(SharedNoiseVerifier(), tables, shape, DraftSampling.COUPLED)
-    expected_coupled(tables, shape)
+Its output is a function of target and seed: whatever was drafted, it equals that of plain decoding, token for token;
+and over many seeds the output of plain decoding follows the target.
 """
 
 import math
@@ -34,7 +28,7 @@ class SharedOutcome:
 
     Attributes:
         differing: The number of outputs that differ from plain decoding's with the same seed; 0 for an exact rule.
-        p_value: p-value of a chi-square test of plain decoding's outputs against the target's joint distribution.
+        p_value: Of a chi-square test of plain decoding's outputs against the target's joint distribution.
         accepted: Mean number of accepted draft tokens in a round.
         error: Standard error of ``accepted``.
     """
@@ -48,10 +42,7 @@ class SharedOutcome:
 def check_shared(
     verifier: Verifier, tables: Tables, shape: TreeShape, law: DraftSampling, *, samples: int = 20_000, seed: int = 0
 ) -> SharedOutcome:
-    """Compares one round with plain decoding of as many tokens, for each of ``samples`` streams of a seed.
-
-    Nodes are drawn by ``law``: ``COUPLED``, or any other, with randomness of its own.
-    """
+    """Compares one round with plain decoding of as many tokens, for each of ``samples`` streams of a seed."""
     keys = torch.tensor([request_key(seed, stream) for stream in range(samples)])
     if law is DraftSampling.COUPLED:
         drafts = coupled_drafts(tables, shape, keys)
@@ -123,7 +114,6 @@ def _noise(keys: Int[Tensor, " batch"], count: int, vocab: int) -> Float[Tensor,
 
 
 def _plain(tables: Tables, length: int, keys: Int[Tensor, " batch"]) -> Int[Tensor, "batch position"]:
-    """Return the next tokens of plain decoding after a root at position 0."""
     noise = _noise(keys, length, tables.vocab)
     tokens = torch.zeros(len(keys), length, dtype=torch.long)
     prefix = torch.zeros_like(keys)

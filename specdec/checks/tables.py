@@ -21,8 +21,7 @@ class Tables:
     """The next-token distributions of a target and a drafter, after every prefix up to some length.
 
     Attributes:
-        p: The target's distributions: ``p[d][i]`` follows the prefix of length d whose tokens, read as digits in base
-            ``vocab``, make the number i.
+        p: ``p[d][i]`` follows the prefix of length d whose tokens, read as digits in base ``vocab``, make the number i.
         q: The drafter's, in the same order; None if drafts are ``DETERMINISTIC`` and made elsewhere.
 
     Raises:
@@ -50,18 +49,13 @@ class Tables:
 
     @property
     def depth(self) -> int:
-        """The length of the longest prefix."""
         return len(self.p) - 1
 
     @classmethod
     def from_rows(
         cls, p: Mapping[tuple[int, ...], Sequence[float]], q: Mapping[tuple[int, ...], Sequence[float]] | None
     ) -> "Tables":
-        """Return tables from one row per prefix; the dictionaries may be in any order.
-
-        Raises:
-            ValueError: A prefix has no row, or a row is not a distribution.
-        """
+        """Return tables from one row per prefix, in any order."""
 
         def levels(name: str, rows: Mapping[tuple[int, ...], Sequence[float]]) -> tuple[Tensor, ...]:
             vocab, longest = len(rows.get((), ())), max(map(len, rows))
@@ -86,8 +80,8 @@ class Tables:
         Args:
             depth: Length of the longest prefix.
             kinds: ``dense``: all probabilities positive; ``zeros``: one zero in p and one in q; ``disjoint``: no token
-                has a positive probability in both; ``equal``: q is p; ``one_hot``: p has a single token;
-                ``exhausted``: q has two tokens, so a third draw without replacement finds none.
+                has a positive probability in both; ``equal``: q is p; ``one_hot``: p has a single token; ``exhausted``:
+                q has two tokens, so a third draw without replacement finds none.
         """
         unknown = [kind for kind in kinds if kind not in ROW_KINDS]
         if unknown or not kinds:
@@ -120,18 +114,13 @@ class Tables:
         return cls(tuple(p for p, _ in levels), tuple(q for _, q in levels))
 
     def tempered(self, temperature: float) -> "Tables":
-        """Return the tables with p and q at another temperature."""
-
         def temper(levels: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             return tuple((level.log() / temperature).softmax(-1) for level in levels)
 
         return Tables(temper(self.p), None if self.q is None else temper(self.q))
 
     def stated(self, verifier: Verifier) -> "Tables":
-        """Return tables whose p is the distribution that a verifier's output should follow.
-
-        That is p itself, unless the rule is ``EXACT_WRT`` another distribution.
-        """
+        """Return tables whose p is the law that a verifier's output should follow."""
         if self.q is None:
             return self
         return Tables(tuple(verifier.stated_law(p, q) for p, q in zip(self.p, self.q, strict=True)), self.q)

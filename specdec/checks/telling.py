@@ -38,7 +38,6 @@ class Telling:
     best_for: tuple[str, ...] = ()
 
     def distance(self, name: str) -> float:
-        """Total variation that a mistake makes."""
         return 0.5 * float(np.abs(self.laws[name] - self.laws[HONEST]).sum())
 
 
@@ -86,11 +85,8 @@ def planned(candidates: Sequence[Telling], names: Sequence[str], **settings: Any
     """Returns the prompts of an audit, and what is asked at each, with its share of the outputs.
 
     Shares make the bet grow fastest whose mistake is hardest to see (a linear program, the static design of Chernoff
-    1959). Every mistake's most telling prompt keeps a small one, so that a mistake without a name meets more prompts.
-    There is no bet on mistakes that change nothing here, such as ignoring a filter that is not asked for.
-
-    Args:
-        settings: Of ``Question``.
+    1959); every mistake's most telling prompt keeps a small one. There is no bet on mistakes that change nothing here.
+    ``settings`` are those of ``Question``.
     """
     every = _question(candidates, names, settings)
     growth = np.array([[every.growth(index, name) for index in range(len(candidates))] for name in names])

@@ -1,9 +1,8 @@
 """Could rounding have exchanged two tokens? What a dtype explains at one place of a sequence, measured at that place.
 
-Greedy decoding takes the largest logit. The logits of a place depend a little on how the sequence went through the
-model: all at once, token by token, or as the nodes of a draft tree, because other shapes run other kernels, which round
-differently. So two exact methods may part where two logits are nearly equal, and nowhere else. Whether a place is one
-of those is measured: the same sequence is fed to the same model in several other pieces.
+The logits of a place depend a little on how the sequence went through the model: other shapes run other kernels, which
+round differently. So two exact methods may part where two logits are nearly equal, and nowhere else. Whether a place is
+one of those is measured: the same sequence is fed to the same model in several other pieces.
 """
 
 import math
@@ -28,21 +27,19 @@ from specdec.target.runner import ModelRunner
 from specdec.topology import Topology
 
 FACTOR = 3.0
-"""How many times the largest measured change goes into the bound. A few passes do not find the worst case: the rounds
-that parted ran other pieces still, and a divergence shows only where they were unlucky. The range of a handful of
-normal numbers is about 2.7 standard deviations, so this allows for eight of them. Of 299 divergences of the bundled
-models in bfloat16, with and without int8 weights, the worst had half of its bound."""
+"""How many times the largest measured change goes into the bound: a few passes do not find the worst case. The range of
+a handful of normal numbers is about 2.7 standard deviations, so this allows for eight of them. Of 299 divergences of
+the bundled models in bfloat16, the worst had half of its bound."""
 FLOOR_ULPS = 4.0
-"""The part of the bound that holds without any measured change, in units in the last place of the place's largest
-logit, because the errors of all logits of a place are of about one size. Two logits that are rounded to the dtype can
-change their difference by two units from one forward to another though nothing else changed; as much again is left
-for the layers before, in case no pass happened to show it."""
+"""The part of the bound without any measured change, in units in the last place of the place's largest logit. Two
+rounded logits can change their difference by two units from one forward to another; as much again is left for the
+layers before."""
 RUNNER_AT_MOST = 2.0
-"""How many times the bound of the model's own passes the engine's passes may bring it to. Kernels that round otherwise
-stay far below; an engine that computes something else must not excuse itself."""
+"""How many times the model's own bound the engine's passes may bring it to: an engine that computes something else must
+not excuse itself."""
 SHAKE = 16.0
 """How far numbers are moved before they get their codes in a quantized cache, in units of the dtype's epsilon, as a
-fraction of the largest number in their vector. Keys differ by a few epsilon from one forward to another."""
+fraction of the largest number in their vector."""
 SHAKEN = 6
 """Passes with numbers that are moved in this way."""
 _MASKED = -5e3  # some models write -1e4, -65504 or -inf where a token is never to be chosen: no logit computes so
@@ -79,15 +76,11 @@ def examine(
 ) -> Tie:
     """Return whether two methods may have parted after ``sequence`` because of rounding.
 
-    The margin is taken from one forward over the whole sequence, with repetition penalty and logits processors as the
-    engine applies them. It counts from the largest logit of all, so that a wrong token is not excused by a near-tie of
-    two others.
-
-    The bound is ``FACTOR`` times the largest change, from one pass to another, of the difference of any two of the
-    three logits concerned (the two tokens' and the largest), plus ``FLOOR_ULPS`` units in the last place of the dtype.
-    That is the coarsest of the weights', the logits', the one that quantized layers round to, and float32, in which the
-    engine compares logits. Passes of the engine's own runner, whose kernels differ from the model's, count up to
-    ``RUNNER_AT_MOST``; they are made where they decide, which is above the bound of the model's own.
+    The margin is from one forward over the whole sequence, with penalty and processors, and counts from the largest
+    logit of all: a wrong token is not excused by a near-tie of two others. The bound is ``FACTOR`` times the largest
+    change, from one pass to another, of the difference of any two of the three logits concerned, plus ``FLOOR_ULPS``
+    units of the coarsest dtype: the weights', the logits', the one that quantized layers round to, or float32. Passes
+    of the engine's own runner count up to ``RUNNER_AT_MOST``, and are made where they decide.
 
     Args:
         sequence: Prompt and output up to the place.
@@ -96,10 +89,8 @@ def examine(
         prompt_length: How many tokens of the sequence are the prompt's.
         runner: The engine's; None leaves its passes out.
         bounded: False leaves the bound out, which costs a forward instead of many.
-        kv_cache: The format in which the engine stores keys and values. The model's own passes round them to it, too:
-            the model that the methods followed is the one with such a cache. There, rounding decides which code a
-            number at the border of two codes gets, and a few such codes move logits much further than rounding alone.
-            So passes are added in which numbers are moved by ``SHAKE`` before they get their codes.
+        kv_cache: The format in which the engine stores keys and values. The model's passes round to it, too, and passes
+            are added in which numbers are moved by ``SHAKE`` before they get their codes.
     """
     whole = _run_model(model, sequence, (), kv_cache)
     scores = next_scores(whole, sequence, sampling)

@@ -161,7 +161,6 @@ class Trials:
         return [run(self.stage.engine(chunk=chunk), [job])[0] for job in self._pair]
 
     def _compare(self, runs: Sequence[Run], so: str) -> None:
-        """Refuse drafts that are not those of the requests alone, up to the first round that differs."""
         for job, mine, wanted in zip(self._pair, runs, self._alone, strict=True):
             for number, words in _differences(mine, wanted):
                 raise Broken(f"in round {number} of a {job.kind} request, {so}: {words}")
@@ -249,10 +248,7 @@ class Trials:
             raise NotApplicable(self._rounds_apart)
 
     def recorded_rounds(self) -> str:
-        """Play rounds as an engine records them, with the drafter itself, and compare them with other rounds.
-
-        On a GPU, whole rounds are recorded, and replayed without the drafter's Python.
-        """
+        """Play rounds as an engine records them, with the drafter itself, and compare them with other rounds."""
         played = []
         for recording in ("off", "rounds"):
             with self.stage.engine(slots=3, make=self.stage.make, optimize=True, recording=recording) as engine:
@@ -283,8 +279,7 @@ class Trials:
     def nan_logits(self) -> str:
         """Decode two requests beside others that have NaN in their context, and once more in the slots of these.
 
-        A token that occurs in none of the good requests is given an embedding of NaN, so the others' hidden states and
-        logits are not finite.
+        A token that occurs in none of the good requests is given an embedding of NaN.
         """
         # A row without numbers may get any tree that the engine can run, so it is not among the checks of trees.
         apart = replace(self.stage, log=Log(spoiled=True))
@@ -347,7 +342,6 @@ class Trials:
         return f"bound with leaf_probs=True, q is given at every node of {log.trees} trees"
 
     def exact_with(self, rule: Verifier) -> str:
-        """Return whether outputs follow the target with a rule."""
         if rule in self._by_rule.rules:
             return self._by_rule.check(rule)
         apart = replace(self.stage, verifier=rule)
@@ -356,7 +350,7 @@ class Trials:
 
 
 class _ReadsLeaves(Plain):
-    """Accepts nothing, and wants q at the leaves. The class takes no drafts, so no message names it as a remedy."""
+    """Accepts nothing, and wants q at the leaves."""
 
     needs_leaf_probs = True
 

@@ -1,13 +1,11 @@
 """Do two streams of outputs follow one law, whatever it is? Testing by betting, valid whenever it is stopped.
 
-An output x of the one and an output y of the other are a pair. If both follow one law, (x, y) and (y, x) are equally
-probable, so the bet 2 r(x) / (r(x) + r(y)) gains nothing on average, whatever r is, as long as it was chosen before the
-pair was seen (Pandeva et al. 2022, "E-valuating classifier two-sample tests"; Shekhar & Ramdas 2023). Here r(x)
-estimates, from earlier blocks, how many times more often x comes from the one. Stakes are spread over several r: by an
-output's first tokens, and by how often these had come before, which shows where probability moves between likely and
-unlikely outputs though no output comes twice.
-
-A fixed-sample chi-square test of homogeneity stands beside it, Bonferroni over prompts; each has half of the level.
+If both follow one law, pairs (x, y) and (y, x) of an output of each are equally probable, so the bet 2 r(x) / (r(x) +
+r(y)) gains nothing on average, for any r chosen before the pair was seen (Pandeva et al. 2022, "E-valuating classifier
+two-sample tests"; Shekhar & Ramdas 2023). Here r(x) estimates, from earlier blocks, how many times more often x comes
+from the one: by an output's first tokens, and by how often these had come before, which shows where probability moves
+between likely and unlikely outputs though no output comes twice. A chi-square test of homogeneity stands beside it,
+Bonferroni over prompts; each has half of the level.
 """
 
 from collections.abc import Sequence
@@ -29,12 +27,7 @@ TOKENS = 64
 
 
 class TwoSamples(Bets):
-    """Bets on which of two subjects an output comes from.
-
-    Args:
-        prompts: The number of prompts.
-        horizon: Tokens of an output that are compared.
-    """
+    """Bets on which of two subjects an output comes from; ``horizon`` tokens of it are compared."""
 
     def __init__(self, prompts: int, horizon: int, level: float = 1e-3, audits: int = 1):
         self.horizon, self.level = horizon, level
@@ -122,11 +115,8 @@ def smallest_seen(
 ) -> tuple[list[Power], int]:
     """Returns how surely a subject is seen that moves some probability of every prompt's first token, by its amount.
 
-    Tried with tokens whose probabilities are as 1 / rank (``shifted``), in simulated audits. Also the number of blocks
-    after which a move of ``shift`` is seen; at most ``blocks``.
-
-    Args:
-        settings: Of ``first_alarms``.
+    By simulated audits with ``settings`` of ``first_alarms``. Also the number of blocks after which a move of ``shift``
+    is seen; at most ``blocks``.
     """
 
     def alarms(shift: float, blocks: int, *, whole: bool = True) -> tuple[np.ndarray, np.ndarray]:
@@ -166,8 +156,8 @@ def first_alarms(
 ) -> tuple[Int[np.ndarray, " audit"], Float[np.ndarray, " audit"]]:
     """Returns the block at whose end each of many simulated audits sounds the alarm, and the chi-square p-values.
 
-    The first tokens follow the laws of both sides, all later ones the second. Looks become rarer the more blocks there
-    have been. Unless ``whole``, the blocks after the last alarm of all are left out, and p-values are of fewer.
+    The first tokens follow the laws of both sides, all later ones the second. Unless ``whole``, the blocks after the
+    last alarm of all are left out, and p-values are of fewer.
     """
     generator = np.random.default_rng(seed)
     state, found, done = kind(prompts, horizon, level, audits), np.full(audits, blocks + 1), 0

@@ -68,18 +68,17 @@ def from_generation_config(
 ) -> SamplingParams:
     """Return a generation config's parameters; fields left at None get transformers' defaults (sampling: top_k 50).
 
-    The config's EOS tokens replace the target's, as in ``generate``; without any, the target's own EOS counts.
-    Stop strings are looked for in the output only. (In transformers, one that begins in the prompt ends it, too.)
+    The config's EOS tokens replace the target's, as in ``generate``; without any, the target's own EOS counts. Stop
+    strings are looked for in the output only. (In transformers, one that begins in the prompt ends it, too.)
 
     Args:
-        config: As ``model.generate`` takes it.
         prompt_length: Number of tokens in the prompt, needed by some fields (``max_length``, ``min_new_tokens``, …).
         seed: Seed of the random numbers (transformers has none of its own).
         device: The target's device: some processors keep tensors there.
 
     Raises:
-        ValueError: A field is set that this engine does not have (beam search, watermarks, …), or a field needs
-            another one that is missing. Nothing is ignored.
+        ValueError: A field is set that this engine does not have, or needs another one that is missing. Nothing is
+            ignored.
     """
     instance("config", config, GenerationConfig, "a GenerationConfig of transformers")
     check_fields(config)
@@ -112,11 +111,7 @@ def from_generation_config(
 def check_fields(config: GenerationConfig, names: Iterable[str] | None = None) -> None:
     """Refuse a config that asks for what this engine does not have.
 
-    Args:
-        names: Fields to look at; default: all that are neither translated nor without effect.
-
-    Raises:
-        ValueError: A field is set to something other than None and transformers' own default.
+    ``names`` are the fields to look at; by default all that are neither translated nor without effect.
     """
     fields = config.to_dict()
     looked_at = fields.keys() - _NO_EFFECT - _TRANSLATED if names is None else fields.keys() & set(names)

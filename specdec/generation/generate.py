@@ -5,20 +5,31 @@ of inputs, processors and stopping criteria, then our loop in place of its own.
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import (
+    Cache,
+    EosTokenCriteria,
+    GenerationConfig,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    PreTrainedModel,
+    QuantizedCache,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from specdec.arguments import whole
+from specdec.cache.base import CACHE
 from specdec.engine.engine import Engine
 from specdec.engine.parts import check_drafter, check_verifier
-from specdec.generation.calls import Endings, check_inputs, left_padding
 from specdec.generation.config import DECODING_FIELDS, check_fields, token_ids
 from specdec.generation.processors import check_processors, for_row, sampling_fields
 from specdec.interfaces import Drafter, Verifier
@@ -27,21 +38,128 @@ from specdec.target.support import check_tokenizer
 from specdec.target.target import Target
 from specdec.types import Completion, Step
 
+# Arguments of the model's forward that `generate` itself adds, and that change no token.
+_HARMLESS = frozenset(["use_cache", "logits_to_keep", "cache_position", "output_attentions", "output_hidden_states"])
+_READ = frozenset(["attention_mask", "position_ids", CACHE])
+
+
+def check_inputs(model: PreTrainedModel, config: GenerationConfig, kwargs: Mapping[str, Any]) -> None:
+    """Refuse inputs that would change the output or what is returned, and that this engine does not have."""
+    if model.config.is_encoder_decoder:
+        raise ValueError(f"{model.config.model_type} is an encoder-decoder model; give a decoder-only causal LM")
+    if kwargs.get("inputs_embeds") is not None:
+        raise ValueError("inputs_embeds are not supported: the engine starts from tokens, so pass input_ids")
+    unknown = [name for name, value in kwargs.items() if value is not None and name not in _HARMLESS | _READ]
+    if unknown:
+        raise ValueError(
+            f"generate got {', '.join(sorted(unknown))} for the model's forward, which this engine does not pass on: "
+            f"leave it out (for a tokenizer's token_type_ids: return_token_type_ids=False)"
+        )
+    cache = kwargs.get(CACHE)
+    if isinstance(cache, QuantizedCache):
+        raise ValueError("a quantized cache changes the output, and this engine keeps its own: leave it out")
+    if isinstance(cache, Cache) and cache.get_seq_length() > 0:
+        raise ValueError(
+            f"{CACHE} holds {cache.get_seq_length()} tokens, and this engine keeps a cache of its own: "
+            f"leave it out, and pass all tokens"
+        )
+    if config.return_dict_in_generate:
+        wanted = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+        missing = [name for name in wanted if getattr(config, name)]
+        if missing:
+            raise ValueError(f"{', '.join(missing)}: this engine returns sequences only; unset it")
+
+
+def left_padding(input_ids: Int[Tensor, "batch position"], kwargs: Mapping[str, Any]) -> list[int]:
+    """Return each row's number of padding tokens, all on its left.
+
+    Refuses other masks, and positions that are not 0, 1, 2, … from each row's first token on.
+    """
+    mask = kwargs.get("attention_mask")
+    kept = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask != 0
+    if kept.shape != input_ids.shape:
+        raise ValueError(
+            f"the attention mask is {list(kept.shape)} for tokens {list(input_ids.shape)}: give equal ones"
+        )
+    first = kept.cumsum(1) > 0
+    for row in ((kept != first).any(1) | ~kept.any(1)).nonzero()[:1, 0].tolist():
+        raise ValueError(
+            f"row {row} of the attention mask has zeros behind its first token, or no token: pad on the left "
+            f"(padding_side='left' for a tokenizer), and leave no holes"
+        )
+    positions = kwargs.get("position_ids")
+    if positions is not None:  # one row of them may stand for all
+        same = positions.ndim == 2 and positions.shape[1] == kept.shape[1]
+        wrong = ((positions != kept.cumsum(1) - 1) & kept).any(1) if same else torch.ones(1, dtype=torch.bool)
+        for row in wrong.nonzero()[:1, 0].tolist():
+            raise ValueError(f"row {row} of position_ids is not 0, 1, 2, … from its first token on: leave it out")
+    return (~kept).sum(-1).tolist()
+
+
+class Endings:
+    """What ends the rows of one call of ``generate``.
+
+    Stop strings are left to transformers' own criterion, which also finds a string that begins in the prompt.
+
+    Attributes:
+        max_length: The number of tokens of prompt and output together, padding included.
+        eos_ids: Tokens that end a row.
+        has_strings: Whether there are stop strings.
+    """
+
+    def __init__(
+        self,
+        criteria: Sequence[StoppingCriteria],
+        stop_strings: str | Sequence[str] | None = None,
+        tokenizer: Any = None,
+    ):
+        # By exact type: a subclass may do something else.
+        known = MaxLengthCriteria, EosTokenCriteria, StopStringCriteria
+        unknown = [type(c).__name__ for c in criteria if type(c) not in known]
+        if unknown:
+            raise ValueError(
+                f"stopping criteria {', '.join(unknown)} are not supported: use max_new_tokens, EOS or stop_strings"
+            )
+        limits = [c.max_length for c in criteria if isinstance(c, MaxLengthCriteria)]
+        if not limits:
+            raise ValueError("generate has no length limit: pass max_new_tokens")
+        self.max_length = min(limits)
+        self.eos_ids = [t for c in criteria if isinstance(c, EosTokenCriteria) for t in token_ids(c.eos_token_id)]
+        self._strings = [c for c in criteria if isinstance(c, StopStringCriteria)]
+        if stop_strings:
+            if tokenizer is None:
+                raise ValueError(
+                    f"stop_strings={stop_strings!r} need a tokenizer, and transformers does not pass its own argument "
+                    f"on: make this SpeculativeGenerate(..., tokenizer=tokenizer)"
+                )
+            several = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings)
+            self._strings.append(StopStringCriteria(tokenizer, several))
+        self.has_strings = bool(self._strings)
+        # A token of a stop string is at least one byte of it, so more tokens than this never matter.
+        self._window = max((len(text.encode()) for c in self._strings for text in c.stop_strings), default=0)
+
+    def cut(self, before: Sequence[int], tokens: Sequence[int]) -> int | None:
+        """Return how many new tokens there are up to the end of a stop string; None if none ends in them."""
+        row = [*before[-self._window :], *tokens]
+        for count in range(1, len(tokens) + 1):
+            end = len(row) - len(tokens) + count
+            seen = torch.tensor([row[max(0, end - self._window) : end]])
+            # transformers asks for a LongTensor, which a tensor of integers is.
+            if any(bool(criterion(seen, None)) for criterion in self._strings):  # pyright: ignore[reportArgumentType]
+                return count
+        return None
+
 
 class SpeculativeGenerate:
     """A callable for ``model.generate(..., custom_generate=…)``: any drafter and verifier on a transformers model.
 
-    Sampling draws its seed from torch's global generator, so ``torch.manual_seed`` repeats an output.
-    Processors that this engine has built in (temperature, top-k, top-p, min-p, repetition penalty) run at full speed;
-    all others run at every node (``specdec.engine.processors``), so they must depend on nothing but the tokens and
-    scores of the row that they are given. What this engine does not have is refused with a ``ValueError``.
+    Sampling draws its seed from torch's global generator, so ``torch.manual_seed`` repeats an output. Processors that
+    this engine does not have built in run at every node, so they must depend on nothing but the tokens and scores that
+    they are given. What this engine does not have is refused with a ``ValueError``.
 
-    ``generate(…, streamer=…)`` streams each round's tokens together. ``on_tokens=`` does the same with any function,
-    which is called with an Int[position] tensor. Both follow a batch of one row.
-
-    transformers (as of 5.23) keeps ``tokenizer`` from a callable: with ``stop_strings=``, give it here. Stop strings in
-    a ``GenerationConfig`` do not work, because transformers then demands a tokenizer; pass ``stop_strings=`` to
-    ``generate``, or a ``StopStringCriteria``.
+    ``streamer=`` and ``on_tokens=``, a function of an Int[position] tensor, get each round's tokens together, for a
+    batch of one row. transformers (as of 5.23) keeps ``tokenizer`` from a callable: with ``stop_strings=``, give it
+    here. Stop strings in a ``GenerationConfig`` do not work, because transformers then demands a tokenizer.
 
     Args:
         drafter: None decodes plainly.
@@ -50,8 +168,7 @@ class SpeculativeGenerate:
         max_batch_size: Rows that decode together; by default all rows of the call.
 
     Attributes:
-        completions: What the last call decoded, one per row: its steps tell what every round did. The texts are empty
-            without a tokenizer.
+        completions: What the last call decoded, one per row: its steps tell what every round did.
     """
 
     def __init__(
@@ -148,7 +265,6 @@ class SpeculativeGenerate:
         endings: Endings,
         listeners: Sequence[Callable[[Tensor], object]],
     ) -> list[Completion]:
-        """Return what each row decoded."""
         prompts = [row[pad:] for row, pad in zip(padded, pads, strict=True)]
         lengths = [len(prompt) + wanted.max_new_tokens for prompt, wanted in zip(prompts, sampling, strict=True)]
         engine = self._engine_for(model, rows=len(prompts), length=max(lengths))
@@ -191,8 +307,7 @@ class SpeculativeGenerate:
     def _engine_for(self, model: PreTrainedModel, *, rows: int, length: int) -> Engine:
         """Returns an engine for this model with room for the call; it is kept for the next one.
 
-        A conversation grows from call to call. So an engine that is only too short is replaced by one of twice its
-        length, as far as the model has positions.
+        An engine that is only too short is replaced by one of twice its length, as far as the model has positions.
         """
         engine = self._engine
         batch = self.max_batch_size or rows
@@ -218,8 +333,8 @@ class SpeculativeGenerate:
 def _argument_of_generate(name: str) -> Any:
     """Returns an argument that the running ``generate`` was called with and does not pass on to a callable.
 
-    It is a local variable of the function that calls ours. Of a ``streamer``, transformers hands it the prompt, and it
-    would wait for an output that never comes; an ``assistant_model`` would be ignored in silence.
+    It is a local variable of the function that calls ours. transformers hands a ``streamer`` the prompt, and it would
+    wait; an ``assistant_model`` would be ignored in silence.
     """
     frame = inspect.currentframe()
     while frame is not None:

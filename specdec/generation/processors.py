@@ -1,8 +1,7 @@
 """Translates transformers' logits processors into fields of ``SamplingParams``.
 
-``generate`` calls its processors once per step with all rows of the batch, padding included. Our engine calls a
-processor for one row at a time, at the nodes of its draft tree, without padding (``specdec.engine.processors``). Some
-of them are built into the engine, which is much faster.
+``generate`` calls its processors once per step with all rows, padding included; our engine calls one for one row at a
+time, at the nodes of its draft tree, without padding (``specdec.engine.processors``). Some are built into the engine.
 """
 
 import copy
@@ -51,9 +50,8 @@ def sampling_fields(processors: Sequence[Processor], *, sample: bool) -> dict[st
     """Return fields of ``SamplingParams`` that do what these processors do, one after the other.
 
     The built-in parameters take the place of processors if the list has our engine's order, each kind at most once.
-    Otherwise all processors run as they are, and no built-in parameter is used: the result is the same, but slower.
-    ``processors`` are what ``generate`` would apply to a row without padding; without ``sample`` the most probable
-    token is taken.
+    Otherwise all processors run as they are, which is slower. ``processors`` are what ``generate`` would apply to a row
+    without padding; without ``sample`` the most probable token is taken.
     """
     temperature = 1.0 if sample else 0.0
     fields: dict[str, Any] = {"temperature": temperature}
@@ -101,13 +99,8 @@ def check_processors(processors: Sequence[Processor]) -> None:
 def for_row(processor: Processor, row: int, rows: int, padding: Int[Tensor, " position"]) -> Processor:
     """Return a processor that does for one row, given without padding, what this one does for it in its batch.
 
-    Args:
-        processor: One of the batch's processors.
-        row: The row, counted as ``generate`` counts: the samples of a prompt are rows of their own.
-        padding: The row's padding, which stands on its left.
-
-    Raises:
-        ValueError: The processor was made for another number of rows.
+    ``row`` counts as ``generate`` does: the samples of a prompt are rows of their own. ``padding`` stands on the row's
+    left.
     """
     if isinstance(processor, RepetitionPenaltyLogitsProcessor):
         ignored = getattr(processor, "prompt_ignore_length", None)
@@ -136,12 +129,10 @@ def for_row(processor: Processor, row: int, rows: int, padding: Int[Tensor, " po
 
 
 def _prompt_of(row: int, rows: int, prompts: int) -> int:
-    """Return the number of a row's prompt; the samples of a prompt stand together."""
     return row // max(1, rows // prompts)
 
 
 def _encoder_penalty(given: EncoderRepetitionPenaltyLogitsProcessor, prompt: int) -> Processor:
-    """Return the penalty of one prompt's tokens, for any number of nodes."""
     processor: Any = copy.copy(given)
     tokens = given.encoder_input_ids[prompt : prompt + 1]
 
@@ -153,8 +144,6 @@ def _encoder_penalty(given: EncoderRepetitionPenaltyLogitsProcessor, prompt: int
 
 
 def _with_padding(processor: Processor, padding: Int[Tensor, " position"]) -> Processor:
-    """Return a processor that is shown the row's padding before its tokens, as in transformers' own loop."""
-
     def padded(input_ids: Tensor, scores: Tensor) -> Tensor:
         before = padding.to(input_ids.device).expand(len(input_ids), -1)
         return processor(torch.cat([before, input_ids], dim=1), scores)
