@@ -12,9 +12,10 @@ from specdec import ForwardBatch, Topology
 from specdec.attention import BACKENDS, AttentionBackend
 from specdec.attention.call import AttentionCall
 from specdec.attention.facts import Facts, Reach
-from specdec.attention.tree_attention import Seen, tree_attention
-from specdec.cache.base import LayerShape, Stored
+from specdec.cache.base import LayerShape
 from specdec.cache.slot_cache import SlotCache
+from specdec.kernels import Stored
+from specdec.kernels.attention import Seen, tree_attention
 
 
 @dataclass(frozen=True)
@@ -219,7 +220,8 @@ def launch(given: Problem, *, stored: Stored | None = None, seen: Seen | None = 
     """What the kernel makes of a problem whose keys are in the cache already, with some arguments changed."""
     case = given.case
     usual = {
-        "reach": Reach(case.window, case.chunk), "scaling": case.scaling, "softcap": case.softcap, "sinks": given.sinks
+        "window": case.window, "chunk": case.chunk, "scaling": case.scaling, "softcap": case.softcap,
+        "sinks": given.sinks,
     }  # fmt: skip
     return tree_attention(given.query, stored or given.cache.stored(0), seen or given.seen(), **usual | options)
 

@@ -11,7 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction
 
-from specdec.attention import tree_attention
+from specdec.kernels import attention
 from tests.attention import Case
 
 _HALF: dict[str, Any] = {"lengths": (40,), "dtype": torch.bfloat16}
@@ -48,6 +48,6 @@ def compile_for(capability: int) -> list[Any]:
         kernels.append(run(self, *args, grid=grid, warmup=True, **kwargs))
 
     JITFunction.run = compiled  # type: ignore[method-assign]
-    tree_attention.shared_memory = lambda device: SHARED[capability]
-    tree_attention.processors = lambda device: 132
+    attention.shared_memory = lambda device: SHARED[capability]
+    attention.processors = lambda device: 132
     return kernels

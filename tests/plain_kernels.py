@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from specdec.cache.base import Destination
+from specdec.kernels import Destination
 
 HeadNorm = tuple[Tensor | None, float, bool, float]
 

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from specdec import Engine, ForwardBatch, SamplingParams, Target, Topology
 from specdec.attention import BACKENDS
-from specdec.attention.tree_attention import Seen, tree_attention
-from specdec.cache.base import Cache, Stored
+from specdec.cache.base import Cache
 from specdec.checks.reference import reference_decode
+from specdec.kernels import Stored
+from specdec.kernels.attention import Seen, tree_attention
 from specdec.target.facts import find
 from tests.attention import CASES, TOLERANCE, Case, error, launch, paged, problem, quantized
 from tests.components import DRAFTERS, fitting

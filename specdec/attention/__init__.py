@@ -6,7 +6,7 @@ To add a backend: a file with a subclass of ``AttentionBackend``, and its name i
 from specdec.attention.call import AttentionBackend
 from specdec.attention.grouped import DenseAttention, EagerAttention, GroupedAttention
 from specdec.attention.native import NativeAttention
-from specdec.attention.triton_tree import TritonAttention
+from specdec.attention.triton import TritonAttention
 
 BACKENDS: dict[str, AttentionBackend] = {
     "triton": TritonAttention(),

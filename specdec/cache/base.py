@@ -17,6 +17,7 @@ from transformers.masking_utils import create_causal_mask
 from specdec.cache.pages import Placement
 from specdec.cache.states import States
 from specdec.forward import ForwardBatch
+from specdec.kernels import Destination, Stored
 
 
 @dataclass(frozen=True)
@@ -88,40 +89,6 @@ class Segment(NamedTuple):
 
     rows: slice
     slots: slice
-
-
-class Stored(NamedTuple):
-    """A layer's keys and values as a kernel reads them, which walks through the slots itself.
-
-    Every tensor is a view of the cache's own memory, whose strides tell where things are.
-
-    Attributes:
-        keys: ``[slot, kv_head, position, head_dim]``, in the dtype that they are stored in.
-        values: ``[slot, kv_head, position, value_dim]``, in the dtype that they are stored in.
-        key_scales: Factors of quantized keys, ``[slot, kv_head, position]`` in float32; None if they are not quantized.
-        value_scales: Factors of quantized values, likewise.
-    """
-
-    keys: Tensor
-    values: Tensor
-    key_scales: Tensor | None = None
-    value_scales: Tensor | None = None
-
-
-class Destination(NamedTuple):
-    """Where a layer's new entries go, for a kernel that puts them there itself.
-
-    Attributes:
-        keys: The layer's keys, ``[slot, position, kv_head, head_dim]``: a view of the cache's own memory.
-        values: Its values, likewise.
-        rows: Index along the first axis of every node's entry, ``[batch, node]`` or ``[batch, 1]``.
-        cells: Index along the second axis, ``[batch, node]``.
-    """
-
-    keys: Tensor
-    values: Tensor
-    rows: Tensor
-    cells: Tensor
 
 
 @lru_cache(maxsize=4096)

@@ -15,12 +15,13 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_map_only
 
-from specdec.cache.base import Cache, LayerShape, Segment, Stored
+from specdec.cache.base import Cache, LayerShape, Segment
 from specdec.cache.formats import Format, check_device
 from specdec.cache.paged_cache import cache_of
 from specdec.cache.pages import Paging, Placement
 from specdec.cache.slot_cache import check_memory
 from specdec.forward import ForwardBatch
+from specdec.kernels import Stored
 
 
 class QuantizedSlotCache(Cache):

@@ -15,10 +15,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from specdec.cache.base import Cache, Destination, LayerShape, Segment, Stored, segments
+from specdec.cache.base import Cache, LayerShape, Segment, segments
 from specdec.cache.pages import Placement
 from specdec.forward import ForwardBatch
 from specdec.host import can_look
+from specdec.kernels import Destination, Stored
 from specdec.memory import NoRoomError, free_memory
 from specdec.slot_memory import SlotMemory
 

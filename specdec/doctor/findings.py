@@ -9,8 +9,8 @@ import torch
 
 from specdec import machine
 from specdec.attention.native import faster_here
-from specdec.attention.triton_tree import TritonAttention
 from specdec.execution.packing import can_pack, torch_rows
+from specdec.kernels import obstacle
 from specdec.machine import Cpu, choose_dtype, dtype_name
 from specdec.native import DTYPES, SWITCH, native_library, recommended_threads
 
@@ -66,7 +66,7 @@ def chosen(device: torch.device, facts: Cpu | None = None, *, default_threads: i
     threads = recommended_threads(facts)
     rows.append(("threads", f"{threads} (torch by itself: {default_threads})"))
     if device.type != "cpu":
-        triton = TritonAttention.missing()
+        triton = obstacle(device)
         attention = f"grouped, because {triton}" if triton else "triton, or grouped for a model that its kernel fails"
         return [*rows, ("attention", attention), ("executor", "eager"), ("packed weights", "none: they are for CPUs")]
     packed = [d for d in (torch.float32, torch.bfloat16) if can_pack(torch.empty(1, dtype=d))]

@@ -8,6 +8,7 @@ from specdec.execution.executor import EagerExecutor, Executor
 from specdec.execution.fused import FusedExecutor, triton_kernels
 from specdec.execution.invariant import InvariantExecutor
 from specdec.execution.replay import ReplayExecutor
+from specdec.kernels import obstacle
 from specdec.placement import is_shared, is_spread
 
 
@@ -24,8 +25,8 @@ def executor_for(
         return InvariantExecutor(model, facts, backend, optimize=optimize)
     if optimize and model.device.type == "cpu":
         return ReplayExecutor(model, facts, backend)
-    if optimize and model.device.type == "cuda" and not facts.mixers and (kernels := triton_kernels()) is not None:
-        return FusedExecutor(model, facts, backend, kernels)
+    if optimize and model.device.type == "cuda" and not facts.mixers and obstacle(model.device) is None:
+        return FusedExecutor(model, facts, backend, triton_kernels())
     return EagerExecutor(model, facts, backend)
 
 

@@ -9,7 +9,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -183,18 +183,10 @@ def _product(forward: Callable[[Tensor], Tensor], width: Any, inputs: Tensor) ->
     return opaque(forward, inputs, like=lambda: inputs.new_empty(*inputs.shape[:-1], width))
 
 
-@cache
-def triton_kernels() -> Kernels | None:
-    """Return Triton's kernels; None, said once, without a Triton that compiles them."""
-    try:
-        import triton
+def triton_kernels() -> Kernels:
+    """Return Triton's kernels, where they run (``specdec.kernels.obstacle``)."""
+    from specdec.kernels.gated import gated
+    from specdec.kernels.norm import add_norm, norm
+    from specdec.kernels.rotary import rotate
 
-        if int(triton.__version__.split(".")[0]) < 3:
-            raise ImportError(f"Triton {triton.__version__} is older than 3.0")
-        from specdec.kernels.gated import gated
-        from specdec.kernels.norm import add_norm, norm
-        from specdec.kernels.rotary import rotate
-    except Exception as error:  # an installation that is broken raises anything
-        logger.warning("norms and rotary embeddings run as the models' own operations, because of Triton: %s", error)
-        return None
     return Kernels(norm, add_norm, gated, rotate)

@@ -9,6 +9,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from specdec.kernels import Destination
 from specdec.kernels.rounding import rounded
 
 _HEADS = 4  # heads of a program
@@ -26,7 +27,7 @@ def rotate(
     sines: Float[Tensor, "rows 1 node head_dim"],
     query_norm: HeadNorm | None,
     key_norm: HeadNorm | None,
-    destination: tuple[Tensor, Tensor, Tensor, Tensor] | None,
+    destination: Destination | None,
 ) -> tuple[Tensor, Tensor]:
     """Return queries and keys, normalized and turned: a head (a, b) becomes ``(a cos - b sin, b cos + a sin)``.
 
@@ -37,7 +38,7 @@ def rotate(
         value: Only read to be written.
         cosines, sines: Those of every node's position.
         query_norm, key_norm: What comes before; None for nothing. They differ in their weights only.
-        destination: Where keys and values are written (``cache.base.Destination``); None leaves that to the caller.
+        destination: Where keys and values are written (``Destination``); None leaves that to the caller.
     """
     query, key, value = (each if each.stride(-1) == 1 else each.contiguous() for each in (query, key, value))
     batch, heads, nodes, dim = query.shape

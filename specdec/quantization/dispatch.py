@@ -9,12 +9,10 @@ rows take no other inputs, and the product for many rows rounds likewise. So two
 such a rounding falls the other way, in about one output of ten thousand, and not in all.
 """
 
-import logging
 import sys
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import cache
-from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
@@ -25,6 +23,7 @@ from torch import Tensor, nn
 from specdec.execution.frozen import epoch
 from specdec.execution.packing import PackedWeight, can_pack, packing_allowed
 from specdec.execution.products import PanelWeight
+from specdec.kernels import obstacle
 from specdec.machine import native_bfloat16
 from specdec.native import is_plain
 from specdec.quantization.base import QuantizedLinear
@@ -40,10 +39,7 @@ CUDA_ROWS = 1024
 """Rows up to which the Triton kernel is taken to be faster on a GPU than dequantizing first, which by its bytes takes
 an H100 17 ms (fp8) to 29 ms (int4) for an 8B. Measured there, 72 rows take 1.12 to 1.27 of full precision's time; that
 1,024 take less than 17 ms more is by counts of instructions."""
-OLDEST_GPU = (8, 0)
-"""The lowest compute capability whose tensor cores Triton uses."""
 
-logger = logging.getLogger(__name__)
 _ALIGNMENT = 32  # bytes, of the inputs: torch's int8 kernel crashes elsewhere
 
 
@@ -54,7 +50,7 @@ def kernel_rows(dtype: torch.dtype, device: torch.device, *, copied: bool) -> in
         copied: Whether a dequantized copy is kept for many rows.
     """
     if device.type == "cuda":
-        return CUDA_ROWS if dtype in (torch.float32, torch.bfloat16, torch.float16) and gpu_kernel(device) else 0
+        return CUDA_ROWS if dtype in (torch.float32, torch.bfloat16, torch.float16) and obstacle(device) is None else 0
     if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
         return 0
     if dtype is torch.bfloat16 and not _native():
@@ -64,35 +60,16 @@ def kernel_rows(dtype: torch.dtype, device: torch.device, *, copied: bool) -> in
     return KERNEL_ROWS if dtype is torch.bfloat16 else KERNEL_ROWS_FLOAT32
 
 
-@cache
-def gpu_kernel(device: torch.device) -> bool:
-    """Returns whether the Triton kernel runs on a GPU. If not, says once why; weights are then dequantized instead."""
-    try:
-        if find_spec("triton") is None:
-            raise RuntimeError("Triton is not installed (pip install triton)")
-        if (found := torch.cuda.get_device_capability(device)) < OLDEST_GPU:
-            have, need = (".".join(map(str, version)) for version in (found, OLDEST_GPU))
-            raise RuntimeError(f"this GPU has compute capability {have}, and the kernel needs {need}")
-        from specdec.quantization.kernels.rows import multiply
-
-        number = torch.zeros(1, 64, dtype=torch.bfloat16, device=device)
-        multiply(number, number.view(torch.int32), number[0, :1], "int8")
-    except Exception as error:  # an installation that is broken raises anything
-        logger.warning("quantized weights are dequantized in every forward, slower than full precision: %s", error)
-        return False
-    return True
-
-
 def gpu_words(weight: Tensor) -> Tensor:
     """Returns stored weights as the Triton kernel reads them, a view where rows have whole words."""
-    from specdec.quantization.kernels.rows import words_of  # imports Triton
+    from specdec.kernels.products import words_of  # imports Triton
 
     return words_of(weight)
 
 
 def gpu_product(inputs: Tensor, words: Tensor, scale: Tensor, scheme: Literal["int4", "int8", "fp8"]) -> Tensor:
     """Returns the product through the Triton kernel, on what ``gpu_words`` returned."""
-    from specdec.quantization.kernels.rows import multiply
+    from specdec.kernels.products import multiply
 
     return multiply(inputs, words, scale, scheme)
 

@@ -81,7 +81,7 @@ def check_fast(
     """Refuse a scheme that the model's device has no kernel for, or whose kernel is slower than full precision.
 
     Only CPUs are measured. On a GPU the kernel is taken to be faster; where it does not run, a warning says so, and the
-    weights still take less memory (``dispatch.gpu_kernel``).
+    weights still take less memory (``specdec.kernels.obstacle``).
 
     Args:
         device: The kind of device; None for the model's.

@@ -1,9 +1,6 @@
 """Forwards as on a GPU: rewritten in a few kernels, which Triton interprets here, with the model's own results."""
 
-import logging
-import sys
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +15,6 @@ import specdec.target.runner
 from drafters.ngram import NGramDrafter
 from specdec import Engine, ModelRunner, Paging, SamplingParams, Target
 from specdec.counting import _FREE, is_view
-from specdec.execution.executor import EagerExecutor
 from specdec.execution.fused import FusedExecutor, _restored, _Rewriter, triton_kernels
 from specdec.execution.program import Step
 from specdec.execution.recorder import _while_recording
@@ -34,19 +30,13 @@ triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="triton was imported for a GPU")
 
 
-def kernels() -> Kernels:
-    found = triton_kernels()
-    assert found is not None
-    return found
-
-
 @pytest.fixture
 def fuses(monkeypatch: pytest.MonkeyPatch) -> list[FusedExecutor]:
     """Let runners take the executor of GPUs; returns those that they have taken."""
     taken: list[FusedExecutor] = []
 
     def executor_for(model: Any, facts: Any, backend: Any, **options: Any) -> FusedExecutor:
-        taken.append(FusedExecutor(model, facts, backend, kernels()))
+        taken.append(FusedExecutor(model, facts, backend, triton_kernels()))
         return taken[-1]
 
     monkeypatch.setattr(specdec.target.runner, "executor_for", executor_for)
@@ -54,7 +44,7 @@ def fuses(monkeypatch: pytest.MonkeyPatch) -> list[FusedExecutor]:
 
 
 def fused(runner: ModelRunner, table: Kernels | None = None) -> ModelRunner:
-    runner.executor = FusedExecutor(runner.model, runner.facts, runner.backend, table or kernels())
+    runner.executor = FusedExecutor(runner.model, runner.facts, runner.backend, table or triton_kernels())
     return runner
 
 
@@ -139,11 +129,11 @@ def test_a_single_row_and_lengths_that_the_host_does_not_know() -> None:
 
 
 def _sines_turned(*given: Any) -> tuple[Tensor, Tensor]:
-    return kernels().rotate(*given[:4], -given[4], *given[5:])
+    return triton_kernels().rotate(*given[:4], -given[4], *given[5:])
 
 
 def _weight_forgotten(x: Tensor, residual: Tensor, weight: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
-    return kernels().add_norm(x, residual, 0.5 * weight, *given)
+    return triton_kernels().add_norm(x, residual, 0.5 * weight, *given)
 
 
 def _broken(*given: Any) -> Tensor:
@@ -158,7 +148,7 @@ WRONG: dict[str, Callable[..., Any]] = {"rotate": _sines_turned, "add_norm": _we
 def test_a_wrong_kernel_is_refused_and_said_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
     model = tiny_model("llama", layers=2)
     expected = list(rounds(runner_of(model, optimize=False)))
-    runner = fused(runner_of(model), kernels()._replace(**{name: WRONG[name]}))
+    runner = fused(runner_of(model), triton_kernels()._replace(**{name: WRONG[name]}))
     assert_close([*rounds(runner), *rounds(runner, 1)], [*expected, *rounds(runner_of(model, optimize=False), 1)])
     assert len(caplog.records) == 1 and "is not rewritten" in caplog.text
     assert not runner.executor.recordings.keys  # type: ignore[attr-defined]
@@ -211,14 +201,14 @@ def test_no_tensor_without_numbers_stays_in_a_module_or_in_a_program() -> None:
     assert torch.equal(module.last, x) and module.table is not None
     layers = Layers(*(lambda *given: None for _ in range(3)))  # type: ignore[arg-type]
     with torch.inference_mode():
-        program = _Rewriter(module, kernels(), layers).program(lambda x: [module(x)], [x])
+        program = _Rewriter(module, triton_kernels(), layers).program(lambda x: [module(x)], [x])
     assert torch.equal(program(x)[0], expected)
     assert not any(isinstance(each, FakeTensor) for each in (module.last, module.table))
 
 
 def test_code_that_looks_at_numbers_or_writes_is_left_alone() -> None:
     layers = Layers(*(lambda *given: None for _ in range(3)))  # type: ignore[arg-type]
-    rewriter, x = _Rewriter(nn.Identity(), kernels(), layers), torch.randn(2, 3)
+    rewriter, x = _Rewriter(nn.Identity(), triton_kernels(), layers), torch.randn(2, 3)
 
     def written(x: Tensor) -> list[Tensor]:
         y = nn.functional.silu(x)
@@ -228,26 +218,3 @@ def test_code_that_looks_at_numbers_or_writes_is_left_alone() -> None:
         with pytest.raises(Exception, match="_local_scalar_dense"):
             rewriter.program(lambda x: [x * 2 if float(x.sum()) > 0 else x], [x])
         assert torch.equal(rewriter.program(written, [x])(x)[0], written(x)[0])
-
-
-@pytest.mark.parametrize("found", [None, type(sys)("triton")], ids=["missing", "old"])
-def test_without_a_triton_that_compiles_them_models_run_as_they_are(
-    found: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    if found is not None:
-        found.__version__ = "2.3.1"
-    monkeypatch.setitem(sys.modules, "triton", found)
-    triton_kernels.cache_clear()
-    facts = ModelRunner(tiny_model(layers=1), max_batch_size=1, max_length=8).facts
-    model = tiny_model(layers=1)
-    monkeypatch.setattr(type(model), "device", torch.device("cuda"))
-    try:
-        with caplog.at_level(logging.WARNING):
-            for _ in range(2):
-                executor = specdec.execution.executor_for(model, replace(facts), None, optimize=True)  # type: ignore[arg-type]
-                assert isinstance(executor, EagerExecutor)
-    finally:
-        triton_kernels.cache_clear()
-    assert len(caplog.records) == 1 and "because of Triton" in caplog.text
-    monkeypatch.undo()
-    assert triton_kernels() is not None

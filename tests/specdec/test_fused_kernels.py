@@ -6,13 +6,20 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from specdec.cache.base import Destination
+from specdec.attention import BACKENDS
+from specdec.execution import EagerExecutor, executor_for
+from specdec.kernels import Destination, obstacle
+from specdec.quantization.dispatch import kernel_rows
+from specdec.target.facts import find
 from tests.kernel_compiler import SHARED
+from tests.models import tiny_model
 from tests.plain_kernels import plain_add_norm, plain_gated, plain_norm, plain_rotate
 
 triton = pytest.importorskip("triton")
@@ -132,11 +139,41 @@ def test_a_rotary_embedding_and_the_write_behind_it(norms: bool, dtype: torch.dt
         assert not any(torch.allclose(*pair, atol=0.1) for pair in zip(wrong, expected, strict=True))
 
 
+LACKS: dict[str, tuple[Any, str]] = {
+    "missing": (None, "Triton is not installed (CUDA builds of torch bring it; pip install triton)"),
+    "old": (SimpleNamespace(__version__="2.3.1"), "Triton 2.3.1 is older than 3.0"),
+    "an old GPU": ((7, 5), "this GPU has compute capability 7.5, and kernels need 8.0"),
+    "no driver": ((8, 0), "Triton does not work here: "),  # no compiler: whatever is raised
+}
+
+
+@pytest.mark.parametrize("lacks", LACKS)
+def test_what_kernels_lack_is_said_once_and_torch_runs(
+    lacks: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    found, reason = LACKS[lacks]
+    if isinstance(found, tuple):
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: found)
+    else:
+        monkeypatch.setitem(sys.modules, "triton", found)
+    facts, model, device = find(tiny_model(layers=1)).facts, tiny_model(layers=1), torch.device("cuda")
+    monkeypatch.setattr(type(model), "device", device)
+    obstacle.cache_clear()
+    try:
+        for _ in range(2):
+            assert isinstance(executor_for(model, facts, BACKENDS["grouped"], optimize=True), EagerExecutor)
+            assert not kernel_rows(torch.bfloat16, device, copied=False)
+            assert str(BACKENDS["triton"].check(model)).startswith(reason)
+    finally:
+        obstacle.cache_clear()
+    assert [record.getMessage().partition("because ")[2][: len(reason)] for record in caplog.records] == [reason]
+
+
 COMPILE = """
 import sys, torch
 from tests.kernel_compiler import compile_for
 kernels = compile_for(int(sys.argv[1]))
-from specdec.cache.base import Destination
+from specdec.kernels import Destination
 from specdec.kernels.gated import ACTIVATIONS, gated
 from specdec.kernels.norm import add_norm, norm
 from specdec.kernels.rotary import rotate

@@ -1,8 +1,6 @@
 """The Triton kernel on quantized weights against float64, in the interpreter; and on a GPU where there is one."""
 
 import itertools
-import logging
-import re
 from typing import Any
 
 import numpy as np
@@ -11,15 +9,15 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specdec.quantization import dispatch, int4
-from specdec.quantization.dispatch import CUDA_ROWS, gpu_kernel
+from specdec.quantization import int4
+from specdec.quantization.dispatch import CUDA_ROWS
 from specdec.quantization.fp8 import from_fp8, to_fp8
 from specdec.quantization.int4 import from_int4, to_int4
 from specdec.quantization.int8 import from_int8, to_int8
 from specdec.quantization.methods import METHODS
 
 triton = pytest.importorskip("triton")
-kernels = pytest.importorskip("specdec.quantization.kernels.rows")
+kernels = pytest.importorskip("specdec.kernels.products")
 interpreter = pytest.importorskip("triton.runtime.interpreter")
 tl = triton.language
 
@@ -178,29 +176,6 @@ def test_a_large_layer_is_quantized_by_tens_of_kernels() -> None:
     with Counted():
         to_int4(torch.zeros(16, 128))
     assert 20 < Counted.kernels < 100
-
-
-def test_what_a_gpu_lacks_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    device = torch.device("cuda")
-    old = {"torch.cuda.get_device_capability": lambda device: (7, 5)}
-    for lacks, says in (
-        (
-            {"specdec.quantization.dispatch.find_spec": lambda name: None},
-            r"Triton is not installed \(pip install triton\)",
-        ),
-        (old, "this GPU has compute capability 7.5, and the kernel needs 8.0"),
-        ({"torch.cuda.get_device_capability": lambda device: (8, 0)}, ""),  # no driver, no compiler: whatever is raised
-    ):
-        with monkeypatch.context() as patched, caplog.at_level(logging.WARNING):
-            for name, value in lacks.items():
-                patched.setattr(name, value)
-            gpu_kernel.cache_clear()
-            assert not dispatch.kernel_rows(torch.bfloat16, device, copied=False)
-            assert not dispatch.kernel_rows(torch.float16, device, copied=False)
-        assert re.fullmatch(f"quantized weights are dequantized .*: .*{says}.*", caplog.messages[-1], re.DOTALL)
-        assert len(caplog.messages) == 1
-        caplog.clear()
-    gpu_kernel.cache_clear()
 
 
 @pytest.mark.gpu

@@ -1,6 +1,5 @@
 """Attention over the cache against its definition in float64, and backends behind whole models."""
 
-import importlib.util
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,11 +12,9 @@ from transformers import PreTrainedModel
 from drafters.model import ModelDrafter
 from specdec import Drafter, Engine, ModelRunner, SamplingParams, Target
 from specdec.attention import BACKENDS, AttentionBackend, NativeAttention, call
-from specdec.attention.facts import Reach
-from specdec.attention.tree_attention import DTYPES, Tiles, choose_tiles
 from specdec.checks.reference import reference_decode
 from specdec.counting import counted
-from specdec.doctor.findings import chosen
+from specdec.kernels.attention import DTYPES, Tiles, choose_tiles
 from specdec.native import native_library
 from specdec.target.facts import find
 from tests.attention import CASES, TOLERANCE, Case, Problem, error, launch, paged, path_to, problem, quantized
@@ -135,8 +132,8 @@ MISTAKES = {
     "one position too few": lambda seen, given: {"seen": replace(seen, lengths=seen.lengths - 1)},
     "other depths": lambda seen, given: {"seen": replace(seen, depth=seen.depth.roll(1, 1))},
     "rows exchanged": lambda seen, given: {"seen": replace(seen, table=seen.table.flip(0))},
-    "a wider window": lambda seen, given: {"reach": Reach(window=9)},
-    "no window": lambda seen, given: {"reach": Reach()},
+    "a wider window": lambda seen, given: {"window": 9},
+    "no window": lambda seen, given: {"window": None},
     "no sinks": lambda seen, given: {"sinks": None},
     "another scale": lambda seen, given: {"scaling": 0.3},
     "a softcap": lambda seen, given: {"softcap": 2.0},
@@ -202,7 +199,7 @@ def test_preparing_reads_nothing_and_a_known_tree_costs_nothing() -> None:
 
 @pytest.mark.parametrize("room", [99 * 1024, 227 * 1024], ids=["a consumer's card", "H100"])
 def test_tiles_fit_into_shared_memory(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specdec.attention.tree_attention.shared_memory", lambda device: room)
+    monkeypatch.setattr("specdec.kernels.attention.shared_memory", lambda device: room)
     widths = [(64, 64), (80, 80), (128, 128), (192, 128), (256, 256), (576, 512)]
     for dtype, (head_dim, value_dim), queries in itertools.product(DTYPES, widths, [1, 8, 64, 256, 4096]):
         tiles = choose_tiles(queries, head_dim, value_dim, dtype, torch.device("cpu"))
@@ -269,15 +266,6 @@ def test_auto_says_why_others_were_passed_over(monkeypatch: pytest.MonkeyPatch) 
     assert found.reason.startswith("grouped (auto; not absent: it is not installed; not wrong: its logits ")
 
 
-def test_without_triton_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"attention='triton': Triton is not installed .* use attention='auto'"):
-        ModelRunner(tiny_model(), max_batch_size=1, max_length=8, attention="triton")
-    monkeypatch.setattr("specdec.machine.is_native", lambda *args: True)  # asks the GPU
-    rows = dict(chosen(torch.device("cuda"), default_threads=1))
-    assert rows["attention"].startswith("grouped, because Triton is not installed")
-
-
 def test_what_the_kernel_is_not_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(model: PreTrainedModel, words: str, attention: str = "triton") -> None:
         with pytest.raises(ValueError, match=words):
@@ -287,8 +275,8 @@ def test_what_the_kernel_is_not_for_is_refused(monkeypatch: pytest.MonkeyPatch) 
         tiny_model(layers=1), "attention='flash': .* auto, triton, native, grouped, dense, eager", attention="flash"
     )
     refused(tiny_model(layers=1).double(), "float64")
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    refused(tiny_model(layers=1), "on cpu")
+    monkeypatch.setattr("specdec.attention.triton.obstacle", lambda device: "Triton is not installed")
+    refused(tiny_model(layers=1), r"attention='triton': Triton is not installed; use attention='auto'")
 
 
 @pytest.mark.parametrize(("change", "words"), [("key", "changes keys or values"), ("mask", "changes the mask")])

@@ -28,12 +28,12 @@ from transformers import PreTrainedModel
 from drafters.eagle import EagleDrafter
 from drafters.heads.eagle import Eagle3Head
 from drafters.model import ModelDrafter
-from specdec.attention.tree_attention import Tiles
 from specdec.drafting.builders import ExpansionTree
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter
+from specdec.kernels import products
+from specdec.kernels.attention import Tiles
 from specdec.quantization import METHODS
-from specdec.quantization.kernels import rows as products
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from tests.attention import launch, paged, problem, quantized

@@ -1,7 +1,5 @@
 """Tree attention by a Triton kernel that walks through the cache: no mask, no copy, nothing that the host must know."""
 
-import importlib.util
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,10 +12,11 @@ from specdec.attention.facts import Facts, Reach
 from specdec.attention.masks import stand_ins
 from specdec.cache.base import Cache
 from specdec.forward import ForwardBatch, bucket_of
+from specdec.kernels import obstacle
 from specdec.placement import is_divided, is_shared, main_device
 
 if TYPE_CHECKING:  # importing it imports Triton
-    from specdec.attention.tree_attention import Seen
+    from specdec.kernels.attention import Seen
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -36,11 +35,11 @@ class TreeView(View):
 
 
 class TritonAttention(AttentionBackend):
-    """The kernel of ``tree_kernel``. Triton is imported when a model first uses it."""
+    """The kernel of ``specdec.kernels.attention``. Triton is imported when a model first uses it."""
 
     def prepare(self, batch: ForwardBatch, cache: Cache, facts: Facts) -> TreeView:
         """Return the kernel's view of a forward. All of it is on the device already, or is derived there."""
-        from specdec.attention.tree_attention import Seen
+        from specdec.kernels.attention import Seen
 
         reaches, pages = facts.distinct_reaches, cache.pages(batch.slots)
         keys = cache.positions if batch.key_bound is None else bucket_of(batch.key_bound)
@@ -53,24 +52,19 @@ class TritonAttention(AttentionBackend):
 
     def attend(self, call: AttentionCall, view: TreeView) -> Tensor:
         """See ``AttentionBackend.attend``."""
-        from specdec.attention.tree_attention import tree_attention
+        from specdec.kernels.attention import tree_attention
 
+        reach = view.reaches[call.reach]
         return tree_attention(
             call.query,
             view.cache.stored(call.layer),
             view.seen[call.reach],
-            reach=view.reaches[call.reach],
+            window=reach.window,
+            chunk=reach.chunk,
             scaling=call.scaling,
             softcap=call.softcap,
             sinks=call.sinks,
         )
-
-    @staticmethod
-    def missing() -> str | None:
-        """Return that Triton is not installed, and what to do; None if it is."""
-        if importlib.util.find_spec("triton") is None:
-            return "Triton is not installed (CUDA builds of torch bring it; pip install triton)"
-        return None
 
     def automatic(self, model: Any) -> bool:
         """See ``AttentionBackend.automatic``. Interpreted kernels are for tests."""
@@ -78,13 +72,8 @@ class TritonAttention(AttentionBackend):
 
     def check(self, model: Any) -> str | None:
         """See ``AttentionBackend.check``."""
-        if missing := self.missing():
-            return missing
-        device = main_device(model)
-        # Kernels run on the CPU, as Triton's documentation says, by an environment variable.
-        interpreted = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
-        if device.type != "cuda" and not interpreted:
-            return f"its kernel is compiled for GPUs, and the model is on {device}"
+        if (reason := obstacle(main_device(model))) is not None:
+            return reason
         if model.dtype not in DTYPES:
             return f"its kernel computes in float32, float16 or bfloat16, and the model is in {model.dtype}"
         if is_divided(model) and not is_shared(model):

@@ -1,6 +1,4 @@
-"""The Triton kernels of tree attention: a program per row, key head, block of queries and piece of the context.
-
-Importing this module imports Triton; only ``triton_tree`` does, when its backend is first used.
+"""Tree attention: a program per row, key head, block of queries and piece of the context.
 
 A row's keys are a prefix, which every query sees, and the cells of a tree behind it, of which a query sees its
 ancestors. The queries of a key head are its query heads times the row's nodes, so that a key is read from memory once
@@ -9,11 +7,194 @@ for all of them. A long context is cut into pieces (flash decoding), which diffe
 
 The functions are source code to Triton: ``no_type_check`` keeps wrappers that check types away from them.
 """
+# ruff: noqa: N803, N806 (a kernel's constants are written in capitals)
 
-from typing import no_type_check
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple, no_type_check
 
+import torch
 import triton
 import triton.language as tl
+from jaxtyping import Float, Int
+from torch import Tensor
+from triton.runtime import JITFunction
+
+from specdec.kernels import Stored
+
+DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+PROGRAMS_PER_PROCESSOR = 4
+"""How many programs a GPU's multiprocessor gets, if the context is long enough to be cut into so many pieces."""
+
+LEAST_KEYS = 128
+"""Positions in a piece, at least: below that, joining the pieces costs more than reading them one after the other."""
+
+MOST_PIECES = 128
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What the queries of a forward see: the prefix of their row, and their ancestors in the tree behind it.
+
+    Attributes:
+        lengths: Positions of every row's prefix.
+        table: The pages of every row, in order: indices along the first axis of ``Stored``'s tensors.
+        words: For every query 64 cells of the tree per number, the first cell in the lowest bit; one row, if it holds
+            for all rows. None if every query sees all cells up to its own.
+        depth: The depth of every cell; one row, if it holds for all rows.
+        keys: A bound: no row has more positions, the tree's included.
+    """
+
+    lengths: Int[Tensor, " batch"]
+    table: Int[Tensor, "batch page"]
+    words: Int[Tensor, "rows query word"] | None
+    depth: Int[Tensor, "rows cell"]
+    keys: int
+
+
+class Tiles(NamedTuple):
+    """How a launch is divided.
+
+    Attributes:
+        queries: Queries (nodes times query heads of a key head) per program.
+        keys: Positions per step of a program.
+        warps: Warps per program.
+        stages: Steps whose keys and values are on their way at the same time.
+    """
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def tree_attention(
+    query: Float[Tensor, "batch head query head_dim"],
+    stored: Stored,
+    seen: Seen,
+    *,
+    window: int | None = None,
+    chunk: int | None = None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    sinks: Float[Tensor, " head"] | None = None,
+    pieces: int | None = None,
+    tiles: Tiles | None = None,
+) -> Float[Tensor, "batch query head value_dim"]:
+    """Return the attention of a tree's nodes over the cache, which holds their own keys and values already.
+
+    Nothing here looks at a value on the device, so that a launch can be captured in a graph.
+
+    Args:
+        query: The *last* nodes of the tree.
+        stored: A layer's keys and values. Quantized ones are multiplied with their scales on the way.
+        seen: Where the rows are, and what their queries see.
+        window, chunk: The layer's reach, counted in positions of the sequence (``length + depth``).
+        scaling, softcap, sinks: See ``AttentionCall``.
+        pieces: Into how many equal pieces a row's context is cut; None for as many as fill the device.
+        tiles: How the launch is divided; None for what suits the sizes.
+    """
+    rows, heads, nodes, head_dim = query.shape
+    kv_heads, page_size, value_dim = stored.values.shape[1:]
+    groups = heads // kv_heads
+    if query.stride(3) != 1:
+        query = query.contiguous()
+    tiles = tiles or choose_tiles(nodes * groups, head_dim, value_dim, query.dtype, query.device)
+    blocks = triton.cdiv(nodes * groups, tiles.queries)
+    positions = seen.table.shape[1] * page_size
+    keys = min(seen.keys, positions)
+    if pieces is None:
+        pieces = choose_pieces(blocks * rows * kv_heads, keys, processors(query.device))
+    output = query.new_empty(rows, nodes, heads, value_dim)
+    nothing = seen.lengths  # stands for a tensor that this launch does not read
+    split = pieces > 1
+    totals = query.new_empty(rows, nodes, heads, pieces, value_dim, dtype=torch.float32) if split else nothing
+    logs = query.new_empty(rows, nodes, heads, pieces, dtype=torch.float32) if split else nothing
+    scaled = stored.key_scales is not None and stored.value_scales is not None
+    scales = (stored.key_scales, stored.value_scales) if scaled else (nothing, nothing)
+    scale_strides = [stride for t in scales if t is not None for stride in t.stride()[:3]] if scaled else [0] * 6
+    word_strides = (0, 0) if seen.words is None else (_row_stride(seen.words), seen.words.stride(1))
+    low = max(16, triton.next_power_of_2(head_dim + 1) // 2)  # the largest power of two that is not above head_dim
+    rest = head_dim - low
+    dtype = DTYPES[query.dtype]
+    # The interpreter multiplies the bit patterns of bfloat16 (triton#11584).
+    compute = tl.float32 if INTERPRETED and query.dtype is torch.bfloat16 else dtype
+    block_v = max(16, triton.next_power_of_2(value_dim))
+    with torch.cuda.device_of(query):  # Triton launches on the current device
+        kernel: Any = attend_piece
+        kernel[(blocks, rows * kv_heads, pieces)](
+            query, stored.keys, stored.values, *scales, nothing if sinks is None else sinks, output, totals, logs,
+            seen.lengths, seen.table, nothing if seen.words is None else seen.words, seen.depth,
+            head_dim**-0.5 if scaling is None else scaling, 1.0 if softcap is None else softcap, nodes,
+            seen.depth.shape[1], positions, pieces, page_size, *query.stride()[:3], *stored.keys.stride()[:3],
+            *stored.values.stride()[:3], *scale_strides, seen.table.stride(0), *word_strides, _row_stride(seen.depth),
+            HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim, VALUE_DIM=value_dim, BLOCK_M=tiles.queries,
+            BLOCK_N=tiles.keys, BLOCK_D=low, BLOCK_REST=0 if rest <= 0 else max(16, triton.next_power_of_2(rest)),
+            BLOCK_V=block_v, IN_PIECES=split, IN_LINE=seen.words is None, PAGED=seen.table.shape[1] > 1, SCALED=scaled,
+            SOFTCAP=softcap is not None, SINKS=sinks is not None, WINDOW=window or 0, CHUNK=chunk or 0,
+            COMPUTE=compute, ROUND=dtype, num_warps=tiles.warps, num_stages=tiles.stages,
+            enable_fp_fusion=True,  # Triton's present default, which it announces to change
+        )  # fmt: skip
+        if split:
+            kernel = merge_pieces
+            kernel[(rows * nodes, heads)](
+                totals, logs, nothing if sinks is None else sinks, output, pieces, HEADS=heads, VALUE_DIM=value_dim,
+                BLOCK_V=block_v, BLOCK_S=triton.next_power_of_2(pieces), STEP=min(16, triton.next_power_of_2(pieces)),
+                SINKS=sinks is not None, ROUND=dtype, num_warps=4, enable_fp_fusion=True,
+            )  # fmt: skip
+    return output
+
+
+def choose_pieces(programs: int, keys: int, available: int) -> int:
+    """Return the number of pieces of a context of ``keys`` positions, for launches of so many programs if it is whole.
+
+    ``available`` is the number of the device's multiprocessors.
+    """
+    wanted = triton.cdiv(PROGRAMS_PER_PROCESSOR * available, programs)
+    return max(1, min(wanted, triton.cdiv(keys, LEAST_KEYS), MOST_PIECES))
+
+
+def choose_tiles(queries: int, head_dim: int, value_dim: int, dtype: torch.dtype, device: torch.device) -> Tiles:
+    """Return tiles that fit into a multiprocessor's registers and shared memory.
+
+    They were chosen by what ptxas reports for compute capability 9.0 (Triton 3.9): in half precision no register is
+    spilled to memory, but for a few bytes with scales or chunks. Their speed has not been measured.
+    """
+    wide = max(head_dim, value_dim)
+    if dtype is torch.float32:  # without tensor cores, all of it stands in registers
+        most, widest_step = 16, 32 if wide <= 128 else 16
+    else:
+        most, widest_step = (128, 128) if wide <= 128 else (64, 64) if wide <= 256 else (16, 32)
+    block = min(most, max(16, triton.next_power_of_2(queries)))
+    room = int(0.9 * shared_memory(device))
+    for keys, stages in ((128, 2), (64, 3), (64, 2), (32, 3), (32, 2), (32, 1)):
+        if keys > widest_step or block * keys > 128 * 64 or (keys == 128 and block > 32):
+            continue  # the scores would not fit into the registers
+        if (block * head_dim + stages * keys * (head_dim + value_dim)) * dtype.itemsize <= room:
+            break
+    else:
+        keys, stages = 16, 1
+    return Tiles(block, keys, 8 if block == 128 or block * wide >= 32 * 256 or wide > 256 else 4, stages)
+
+
+@lru_cache
+def processors(device: torch.device) -> int:
+    """Return the number of multiprocessors; 1 on a CPU, where the interpreter runs one program after the other."""
+    return 1 if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@lru_cache
+def shared_memory(device: torch.device) -> int:
+    """Return the bytes of shared memory that one program may have."""
+    if device.type == "cpu":
+        return 96 * 1024
+    properties: Any = torch.cuda.get_device_properties(device)
+    return getattr(properties, "shared_memory_per_block_optin", 64 * 1024)
+
+
+def _row_stride(tensor: Tensor) -> int:
+    return 0 if tensor.shape[0] == 1 else tensor.stride(0)
+
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 NOTHING = tl.constexpr(float("-inf"))
@@ -36,51 +217,14 @@ def _hidden(position, in_tree, cell, length, depth, query_position, WINDOW: tl.c
 @triton.jit
 @no_type_check
 def _add_block(
-    total,
-    norm,
-    best,
-    start,
-    stop,
-    length,
-    width,
-    query,
-    query_rest,
-    cell_of_query,
-    query_position,
-    keys,
-    values,
-    key_scales,
-    value_scales,
-    table,
-    words,
-    depth,
-    scale,
-    softcap,
-    page_size,
-    key_page_stride,
-    key_stride,
-    value_page_stride,
-    value_stride,
-    key_scale_page_stride,
-    key_scale_stride,
-    value_scale_page_stride,
-    value_scale_stride,
-    HEAD_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_REST: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    IN_PREFIX: tl.constexpr,
-    IN_LINE: tl.constexpr,
-    PAGED: tl.constexpr,
-    SCALED: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    WINDOW: tl.constexpr,
-    CHUNK: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    ROUND: tl.constexpr,
-):
+    total, norm, best, start, stop, length, width, query, query_rest, cell_of_query, query_position, keys, values,
+    key_scales, value_scales, table, words, depth, scale, softcap, page_size, key_page_stride, key_stride,
+    value_page_stride, value_stride, key_scale_page_stride, key_scale_stride, value_scale_page_stride,
+    value_scale_stride, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_REST: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_N: tl.constexpr, IN_PREFIX: tl.constexpr,
+    IN_LINE: tl.constexpr, PAGED: tl.constexpr, SCALED: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr, COMPUTE: tl.constexpr, ROUND: tl.constexpr,
+):  # fmt: skip
     """Adds the keys of one block of positions to the running softmax of a block of queries.
 
     ``IN_PREFIX`` says that all positions of the block exist and belong to the prefix.
@@ -156,65 +300,16 @@ def _add_block(
 @triton.jit(do_not_specialize=["nodes", "width", "positions", "pieces"])
 @no_type_check
 def attend_piece(
-    queries,
-    keys,
-    values,
-    key_scales,
-    value_scales,
-    sinks,
-    output,
-    piece_totals,
-    piece_logs,
-    lengths,
-    table,
-    words,
-    depth,
-    scale,
-    softcap,
-    nodes,
-    width,
-    positions,
-    pieces,
-    page_size,
-    query_row_stride,
-    query_head_stride,
-    query_stride,
-    key_page_stride,
-    key_head_stride,
-    key_stride,
-    value_page_stride,
-    value_head_stride,
-    value_stride,
-    key_scale_page_stride,
-    key_scale_head_stride,
-    key_scale_stride,
-    value_scale_page_stride,
-    value_scale_head_stride,
-    value_scale_stride,
-    table_stride,
-    words_row_stride,
-    words_stride,
-    depth_stride,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_REST: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    IN_PIECES: tl.constexpr,
-    IN_LINE: tl.constexpr,
-    PAGED: tl.constexpr,
-    SCALED: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    SINKS: tl.constexpr,
-    WINDOW: tl.constexpr,
-    CHUNK: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    ROUND: tl.constexpr,
-):
+    queries, keys, values, key_scales, value_scales, sinks, output, piece_totals, piece_logs, lengths, table, words,
+    depth, scale, softcap, nodes, width, positions, pieces, page_size, query_row_stride, query_head_stride,
+    query_stride, key_page_stride, key_head_stride, key_stride, value_page_stride, value_head_stride, value_stride,
+    key_scale_page_stride, key_scale_head_stride, key_scale_stride, value_scale_page_stride, value_scale_head_stride,
+    value_scale_stride, table_stride, words_row_stride, words_stride, depth_stride, HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_REST: tl.constexpr, BLOCK_V: tl.constexpr,
+    IN_PIECES: tl.constexpr, IN_LINE: tl.constexpr, PAGED: tl.constexpr, SCALED: tl.constexpr, SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, COMPUTE: tl.constexpr, ROUND: tl.constexpr,
+):  # fmt: skip
     """Attends from one block of a row's queries to one piece of its context.
 
     The grid is (blocks of queries, rows * key heads, pieces). With a single piece, the output is written; with more,
@@ -320,19 +415,9 @@ def attend_piece(
 @triton.jit(do_not_specialize=["pieces"])
 @no_type_check
 def merge_pieces(
-    piece_totals,
-    piece_logs,
-    sinks,
-    output,
-    pieces,
-    HEADS: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    STEP: tl.constexpr,
-    SINKS: tl.constexpr,
-    ROUND: tl.constexpr,
-):
+    piece_totals, piece_logs, sinks, output, pieces, HEADS: tl.constexpr, VALUE_DIM: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_S: tl.constexpr, STEP: tl.constexpr, SINKS: tl.constexpr, ROUND: tl.constexpr,
+):  # fmt: skip
     """Joins the pieces of one query head of one node, weighted by their norms. The grid is (rows * nodes, heads)."""
     line = tl.program_id(0).to(tl.int64) * HEADS + tl.program_id(1)
     piece = tl.arange(0, BLOCK_S)
@@ -356,3 +441,7 @@ def merge_pieces(
         norm += tl.sum(weight, 0)
     total /= tl.where(norm > 0.0, norm, 1.0)
     tl.store(output + line * VALUE_DIM + v, total.to(ROUND), mask=v < VALUE_DIM)
+
+
+INTERPRETED = not isinstance(attend_piece, JITFunction)
+"""Whether Triton runs kernels on the CPU, operation by operation, as it was told when it was imported."""

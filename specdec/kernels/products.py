@@ -138,22 +138,9 @@ def _numbers(words, dtype: tl.constexpr, SCHEME: tl.constexpr):
 @triton.jit(do_not_specialize=["rows"])  # not compiled anew for a single row
 @no_type_check
 def _product(
-    inputs,
-    words,
-    scale,
-    sums,
-    rows,
-    width,
-    out,
-    stored,
-    groups,
-    SCHEME: tl.constexpr,
-    WHOLE: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_OUT: tl.constexpr,
-    BLOCK_IN: tl.constexpr,
-    SHARES: tl.constexpr,
-):
+    inputs, words, scale, sums, rows, width, out, stored, groups, SCHEME: tl.constexpr, WHOLE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr, SHARES: tl.constexpr,
+):  # fmt: skip
     """Writes one share's sums for one block of rows and output channels to ``sums[share, row, out]``.
 
     ``WHOLE`` says that blocks divide the inputs, so that no load needs a mask for its columns.

@@ -1,1 +1,0 @@
-"""Kernels on quantized weights for GPUs, in Triton. Import a module here only where Triton is installed."""
