@@ -10,7 +10,7 @@ HeadNorm = tuple[Tensor | None, float, bool, float]
 
 
 def plain_norm(x: Tensor, weight: Tensor | None, eps: float, rounds: bool, offset: float) -> Tensor:
-    """The definition of ``specdec.kernels.norm.norm``."""
+    """The definition of ``specdec.kernels.layers.norm``."""
     numbers = x.float()
     numbers = numbers * torch.rsqrt(numbers.pow(2).mean(-1, keepdim=True) + eps)
     if rounds:

@@ -185,8 +185,6 @@ def _product(forward: Callable[[Tensor], Tensor], width: Any, inputs: Tensor) ->
 
 def triton_kernels() -> Kernels:
     """Return Triton's kernels, where they run (``specdec.kernels.obstacle``)."""
-    from specdec.kernels.gated import gated
-    from specdec.kernels.norm import add_norm, norm
-    from specdec.kernels.rotary import rotate
+    from specdec.kernels.layers import add_norm, gated, norm, rotate
 
     return Kernels(norm, add_norm, gated, rotate)

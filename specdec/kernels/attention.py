@@ -38,7 +38,7 @@ class Seen:
 
     Attributes:
         lengths: Positions of every row's prefix.
-        table: The pages of every row, in order: indices along the first axis of ``Stored``'s tensors.
+        table: The pages of every row, in order: indices into ``Stored``'s tensors.
         words: For every query 64 cells of the tree per number, the first cell in the lowest bit; one row, if it holds
             for all rows. None if every query sees all cells up to its own.
         depth: The depth of every cell; one row, if it holds for all rows.
@@ -56,14 +56,11 @@ class Tiles(NamedTuple):
     """How a launch is divided.
 
     Attributes:
-        queries: Queries (nodes times query heads of a key head) per program.
-        keys: Positions per step of a program.
-        warps: Warps per program.
         stages: Steps whose keys and values are on their way at the same time.
     """
 
-    queries: int
-    keys: int
+    queries: int  # nodes times query heads of a key head, per program
+    keys: int  # positions per step of a program
     warps: int
     stages: int
 
@@ -157,8 +154,7 @@ def choose_pieces(programs: int, keys: int, available: int) -> int:
 def choose_tiles(queries: int, head_dim: int, value_dim: int, dtype: torch.dtype, device: torch.device) -> Tiles:
     """Return tiles that fit into a multiprocessor's registers and shared memory.
 
-    They were chosen by what ptxas reports for compute capability 9.0 (Triton 3.9): in half precision no register is
-    spilled to memory, but for a few bytes with scales or chunks. Their speed has not been measured.
+    They were chosen by what ptxas reports for compute capability 9.0 (Triton 3.9); their speed has not been measured.
     """
     wide = max(head_dim, value_dim)
     if dtype is torch.float32:  # without tensor cores, all of it stands in registers

@@ -33,7 +33,6 @@ class _Blocks(NamedTuple):
         rows: Tensor cores multiply sixteen at least.
         channels: More of them, where there are more rows: each program reads its rows' inputs anew.
         bytes: Of weights, per channel and step.
-        warps: Groups of 32 threads.
         programs: The number to aim for: two per processor of a large GPU, or more where a program waits for memory.
     """
 
@@ -77,17 +76,12 @@ def multiply(
     shares = _shares(grid[0] * grid[1], -(-width // step), blocks.programs)
     # One share needs no second kernel.
     sums = torch.empty(shares, rows, out, dtype=torch.float32 if shares > 1 else inputs.dtype, device=inputs.device)
-    constants: dict[str, Any] = {
-        "SCHEME": scheme,
-        "WHOLE": width % step == 0,
-        "BLOCK_ROWS": blocks.rows,
-        "BLOCK_OUT": blocks.channels,
-        "BLOCK_IN": step,
-        "SHARES": shares,
-        "num_warps": blocks.warps,
-    }
     groups = scale.shape[1] if four_bits else 1
-    _product[(*grid, shares)](inputs, words, scale, sums, rows, width, out, words.shape[1], groups, **constants)
+    constants: dict[str, Any] = {"WHOLE": width % step == 0, "SHARES": shares, "num_warps": blocks.warps}
+    _product[(*grid, shares)](
+        inputs, words, scale, sums, rows, width, out, words.shape[1], groups, SCHEME=scheme, BLOCK_ROWS=blocks.rows,
+        BLOCK_OUT=blocks.channels, BLOCK_IN=step, **constants,
+    )  # fmt: skip
     if shares == 1:
         return sums[0]
     outputs = torch.empty(rows, out, dtype=inputs.dtype, device=inputs.device)

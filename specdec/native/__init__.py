@@ -1,8 +1,4 @@
-"""This project's C for CPUs, what compiles it (``library``), and what is measured of it on this machine (``choices``).
-
-The C knows nothing but numbers and addresses. What is given to it stands with its callers: ``execution.products``,
-``execution.native_modules``, ``attention.native``, ``filters`` and ``random``.
-"""
+"""This project's C for CPUs: what compiles it (``library``), and what is measured of it (``choices``)."""
 
 from specdec.native.choices import chosen, loses, recommended_threads
 from specdec.native.library import DTYPES, SWITCH, is_plain, native_library

@@ -1,12 +1,8 @@
 """Choices that this machine decides, by short measurements that are kept beside the compiled library.
 
-Each is made where it is first needed, in some tenths of a second, on synthetic tensors: whether attention is the C's
-(``attention.native``), from how many rows on products are torch's (``execution.packing``), and the number of threads
-(``recommended_threads``). The C is the default, and only what is faster by a tenth takes its place.
-
-Other work on the machine must not decide. So ways are tried in turn, and the least seconds of each count. What threads
-do not change is measured on one: two of them that have to share a core wait a whole slice of the scheduler's time for
-each other. And what cannot be the machine's own is not kept.
+Each is made where it is first needed, in some tenths of a second, on synthetic tensors. The C is the default, and only
+what is faster by a tenth takes its place. Other work on the machine must not decide: ways are tried in turn, the least
+seconds of each count, on one thread where threads change nothing, and what was disturbed is not kept.
 """
 
 import json
@@ -24,7 +20,7 @@ from typing import TypeVar
 import torch
 
 from specdec.machine import Cpu, cpu, usable_cores
-from specdec.native.library import DTYPES, SWITCH, native_library
+from specdec.native.library import DTYPES, SWITCH, keep, native_library
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +56,7 @@ def chosen(what: str, measure: Callable[[], Choice | None], default: Choice) -> 
             said = "too much other work to tell" if found is None else found
             logger.info("%s: %s (measured in %.1f s)", what, said, perf_counter() - begin)
             if found is not None:
-                _keep(file, {"measured_for": measured_for, "found": found})
+                keep(file, json.dumps({"measured_for": measured_for, "found": found}).encode())
         _known[str(file)] = default if found is None else found
     return _known[str(file)]  # pyright: ignore[reportReturnType]
 
@@ -137,13 +133,3 @@ def _read(file: Path, measured_for: str) -> object:
         return kept["found"] if kept["measured_for"] == measured_for else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _keep(file: Path, content: dict[str, object]) -> None:
-    """Write a file in one step: others may do the same at any time."""
-    part = file.with_suffix(f".{os.getpid()}")
-    try:
-        part.write_text(json.dumps(content), encoding="utf-8")
-        os.replace(part, file)
-    except OSError as error:  # read-only, full, or there is no such folder
-        logger.info("this choice is not kept: %s", error)

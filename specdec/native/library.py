@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from functools import cache
 from pathlib import Path
 
@@ -77,13 +78,25 @@ def library_in(folder: Path | None) -> ctypes.CDLL:
             return _load(kept)
         except OSError as error:  # linked with the libraries of another system that has the same home
             logger.info("%s is compiled again, because it cannot be loaded: %s", kept, error)
-    with _scratch(folder) as scratch:
+    with tempfile.TemporaryDirectory(dir=_writable(folder), ignore_cleanup_errors=True) as scratch:
         made = _compiled(compiler, Path(scratch))
         library = _load(made)  # stays in memory when its file is gone
         if kept is not None:
-            _keep(made, kept)
+            content = made.read_bytes()
+            keep(kept, content + hashlib.sha256(content).digest())
             library._name = str(kept)  # what is measured is kept beside it (``choices``)
     return library
+
+
+def _writable(folder: Path | None) -> Path | None:
+    """Return a folder if it can be written to: programs may be run there, which other places may forbid."""
+    try:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+        return folder
+    except OSError:
+        return None
 
 
 def _compiler() -> list[str]:
@@ -121,26 +134,14 @@ def _compiled(compiler: list[str], folder: Path) -> Path:
     return linked
 
 
-def _scratch(folder: Path | None) -> tempfile.TemporaryDirectory[str]:
-    """Return a folder to compile in: within the one given, where programs may be run, if that can be written to."""
-    if folder is not None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            return tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True)
-        except OSError as error:
-            logger.info("the compiled library is not kept: %s", error)
-    return tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-
-
-def _keep(made: Path, kept: Path) -> None:
-    """Put a library into its place, with its checksum behind it, in one step: others may do the same at any time."""
-    content = made.read_bytes()
-    whole = made.with_name(kept.name)
+def keep(file: Path, content: bytes) -> None:
+    """Write a file in one step: others may do the same at any time. It is only said where that cannot be done."""
+    part = file.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
     try:
-        whole.write_bytes(content + hashlib.sha256(content).digest())
-        os.replace(whole, kept)
-    except OSError as error:  # read-only, or full
-        logger.info("the compiled library is not kept: %s", error)
+        part.write_bytes(content)
+        os.replace(part, file)
+    except OSError as error:  # read-only, full, or there is no such folder
+        logger.info("%s is not kept: %s", file, error)
 
 
 def _is_whole(kept: Path) -> bool:

@@ -12,9 +12,7 @@ from tests.models import tiny_model
 from tests.plain_kernels import plain_add_norm, plain_gated, plain_rotate
 from verifiers.rejection import RejectionVerifier
 
-gated = pytest.importorskip("specdec.kernels.gated")
-norm = pytest.importorskip("specdec.kernels.norm")
-rotary = pytest.importorskip("specdec.kernels.rotary")
+layers = pytest.importorskip("specdec.kernels.layers")
 pytestmark = pytest.mark.gpu
 
 CUDA = torch.device("cuda")
@@ -33,17 +31,17 @@ def test_kernels_at_the_sizes_of_an_8b(dtype: torch.dtype) -> None:
     for rows in (1, 60, 1920):
         x, residual, weight = drawn(1, rows, 4096), drawn(1, rows, 4096), drawn(4096)
         for form in ((True, 0.0), (False, 1.0)):
-            found = norm.add_norm(x, residual, weight, 1e-5, *form)
+            found = layers.add_norm(x, residual, weight, 1e-5, *form)
             expected = plain_add_norm(x, residual, weight, 1e-5, *form)
             assert torch.equal(found[1], expected[1])
             assert_close(found[0], expected[0])
         gate, up = drawn(1, rows, 14336), drawn(1, rows, 14336)
-        for activation in gated.ACTIVATIONS:
-            found_gate = gated.gated(gate, up, activation)
+        for activation in layers.ACTIVATIONS:
+            found_gate = layers.gated(gate, up, activation)
             assert_close(found_gate, plain_gated(gate, up, activation))
         query, key, value = (drawn(1, rows, count, 128).transpose(1, 2) for count in (32, 8, 8))
         given = query, key, value, drawn(1, 1, rows, 128), drawn(1, 1, rows, 128), None, None, None
-        for one, other in zip(rotary.rotate(*given), plain_rotate(*given), strict=True):
+        for one, other in zip(layers.rotate(*given), plain_rotate(*given), strict=True):
             assert_close(one, other)
 
 

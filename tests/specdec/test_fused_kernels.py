@@ -23,9 +23,7 @@ from tests.models import tiny_model
 from tests.plain_kernels import plain_add_norm, plain_gated, plain_norm, plain_rotate
 
 triton = pytest.importorskip("triton")
-gated_kernel = pytest.importorskip("specdec.kernels.gated")
-norm_kernel = pytest.importorskip("specdec.kernels.norm")
-rotary_kernel = pytest.importorskip("specdec.kernels.rotary")
+layers = pytest.importorskip("specdec.kernels.layers")
 
 ROOT = Path(__file__).parents[2]
 interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="triton was imported for a GPU")
@@ -62,11 +60,11 @@ def test_a_norm_with_its_residual(name: str, dtype: torch.dtype) -> None:
     residual = 0.01 * drawn(*shape, dtype=dtype)
     weight = drawn(shape[-1], dtype=dtype) if weighted else None
     expected, total = plain_add_norm(x, residual, weight, 1e-4, rounds, offset)
-    found = norm_kernel.add_norm(x, residual, weight, 1e-4, rounds, offset)
+    found = layers.add_norm(x, residual, weight, 1e-4, rounds, offset)
     assert torch.equal(found[1], total)
     assert steps_apart(found[0], expected) <= (8 if dtype is torch.float32 else 1)  # sums in another order
     for eps, moved in ((0.0, offset), (1e-4, offset + 0.01)):  # forgotten, or nearly so
-        wrong = norm_kernel.add_norm(x, residual, weight, eps, rounds, moved)[0]
+        wrong = layers.add_norm(x, residual, weight, eps, rounds, moved)[0]
         assert steps_apart(wrong, expected) > 8 or (eps and not weighted)
 
 
@@ -75,26 +73,26 @@ def test_a_norm_with_its_residual(name: str, dtype: torch.dtype) -> None:
 def test_a_norm_of_heads_that_do_not_lie_in_order(dtype: torch.dtype) -> None:
     heads = drawn(2, 5, 3 * 24, dtype=dtype).view(2, 5, 3, 24).transpose(1, 2)
     weight = drawn(24, dtype=dtype)
-    found = norm_kernel.norm(heads, weight, 1e-6, True, 0.0)
+    found = layers.norm(heads, weight, 1e-6, True, 0.0)
     assert found.stride() == heads.stride()
     assert steps_apart(found, plain_norm(heads, weight, 1e-6, True, 0.0)) <= (8 if dtype is torch.float32 else 1)
 
 
 @interpreted
 @dtypes
-@pytest.mark.parametrize("activation", gated_kernel.ACTIVATIONS)
+@pytest.mark.parametrize("activation", layers.ACTIVATIONS)
 def test_a_gate(activation: str, dtype: torch.dtype) -> None:
     both = 3 * drawn(2, 3, 2 * 1100, dtype=dtype)
     gate, up = both.chunk(2, dim=-1)  # halves of one product; more than one block, and a part of another
     expected = plain_gated(gate, up, activation)
-    found = gated_kernel.gated(gate, up, activation)
+    found = layers.gated(gate, up, activation)
     # In float32, exponentials differ in their last places, and 1 + tanh loses some where the gate is nearly closed.
     open_enough = gate > -2
     assert found.is_contiguous()
     assert steps_apart(found[open_enough], expected[open_enough]) <= (64 if dtype is torch.float32 else 1)
     torch.testing.assert_close(found, expected, atol=1e-2 if dtype is torch.bfloat16 else 1e-3, rtol=0.0)
-    others = [name for name in gated_kernel.ACTIVATIONS if name != activation]
-    assert all(steps_apart(gated_kernel.gated(gate, up, each), expected) > 64 for each in others)
+    others = [name for name in layers.ACTIVATIONS if name != activation]
+    assert all(steps_apart(layers.gated(gate, up, each), expected) > 64 for each in others)
 
 
 Rotated = tuple[tuple[Tensor, Tensor], Destination | None]
@@ -122,7 +120,7 @@ def rotated(
 @pytest.mark.parametrize("norms", [False, True], ids=["plain", "normed"])
 def test_a_rotary_embedding_and_the_write_behind_it(norms: bool, dtype: torch.dtype) -> None:
     expected, there = rotated(plain_rotate, dtype, writes=True, norms=norms)
-    found, here = rotated(rotary_kernel.rotate, dtype, writes=True, norms=norms)
+    found, here = rotated(layers.rotate, dtype, writes=True, norms=norms)
     assert here is not None and there is not None
     for one, other in zip((*found, *here[:2]), (*expected, *there[:2]), strict=True):
         if norms:
@@ -130,11 +128,11 @@ def test_a_rotary_embedding_and_the_write_behind_it(norms: bool, dtype: torch.dt
         else:  # the interpreter makes 1e-38 of a zero in bfloat16
             torch.testing.assert_close(one, other, atol=1e-37, rtol=0.0)
     assert int((here.keys != 0).any(-1).sum()) == int((here.values != 0).any(-1).sum()) == 2 * 3 * 2
-    without, _ = rotated(rotary_kernel.rotate, dtype, writes=False, norms=norms)
+    without, _ = rotated(layers.rotate, dtype, writes=False, norms=norms)
     assert all(map(torch.equal, without, found))
     for wrong in (
-        rotated(rotary_kernel.rotate, dtype, writes=False, norms=norms, sign=-1.0)[0],
-        rotated(rotary_kernel.rotate, dtype, writes=False, norms=not norms)[0],
+        rotated(layers.rotate, dtype, writes=False, norms=norms, sign=-1.0)[0],
+        rotated(layers.rotate, dtype, writes=False, norms=not norms)[0],
     ):
         assert not any(torch.allclose(*pair, atol=0.1) for pair in zip(wrong, expected, strict=True))
 
@@ -174,9 +172,7 @@ import sys, torch
 from tests.kernel_compiler import compile_for
 kernels = compile_for(int(sys.argv[1]))
 from specdec.kernels import Destination
-from specdec.kernels.gated import ACTIVATIONS, gated
-from specdec.kernels.norm import add_norm, norm
-from specdec.kernels.rotary import rotate
+from specdec.kernels.layers import ACTIVATIONS, add_norm, gated, norm, rotate
 for dtype in (torch.bfloat16, torch.float16, torch.float32):
     new = lambda *shape: torch.zeros(*shape, dtype=dtype)
     add_norm(new(1, 60, 8192), new(1, 60, 8192), new(8192), 1e-5, True, 0.0)

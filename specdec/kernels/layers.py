@@ -1,4 +1,9 @@
-"""Rotary embedding of queries and keys, their norms before it, and the write of keys and values behind it."""
+"""What stands between the products of a forward: norms, gates, and rotary embedding with the write behind it.
+
+Kernels round where the model's own operations round, so that little but the order of sums tells the two apart. Products
+and sums are not contracted to one operation, which would round less. Nothing here reads a value on the device, so that
+a launch can be captured in a graph.
+"""
 # ruff: noqa: N803 (a kernel's constants are written in capitals)
 
 from typing import Any, no_type_check
@@ -8,15 +13,153 @@ import triton
 import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
+from triton.runtime import JITFunction
 
 from specdec.kernels import Destination
-from specdec.kernels.rounding import rounded
 
+ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
+_BLOCK = 1024  # of a gate
 _HEADS = 4  # heads of a program
 
-
 HeadNorm = tuple[Tensor | None, float, bool, float]
-"""The norm of every head before it is turned: weight, eps, rounds and offset, as in ``norm.norm``."""
+"""The norm of every head before it is turned: weight, eps, rounds and offset, as in ``norm``."""
+
+
+@triton.jit
+@no_type_check
+def rounded(numbers, DTYPE: tl.constexpr):
+    """Returns float32 numbers, rounded to a dtype."""
+    if _CUTS and tl.bfloat16 == DTYPE:
+        bits = numbers.to(tl.int32, bitcast=True)
+        numbers = (bits + 0x7FFF + ((bits >> 16) & 1)).to(tl.float32, bitcast=True)
+    return numbers.to(DTYPE).to(tl.float32)
+
+
+_CUTS = tl.constexpr(not isinstance(rounded, JITFunction))
+"""Triton's interpreter cuts off what bfloat16 does not hold."""
+
+
+def norm(
+    x: Float[Tensor, "*row width"], weight: Float[Tensor, " width"] | None, eps: float, rounds: bool, offset: float
+) -> Float[Tensor, "*row width"]:
+    """Return ``x``, which has at most four axes, normalized.
+
+    Args:
+        x: What is normalized, row by row.
+        weight: Factors; None for none.
+        eps: Added to the mean of the squares.
+        rounds: The normalized numbers are rounded to their dtype before they are multiplied by the weight (Llama), or
+            only the products are (Gemma).
+        offset: Added to the weight: Gemma's are distances from 1.
+    """
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    output = torch.empty_like(x)
+    _launch(x, x, weight, output, x, eps, rounds, offset, add=False)
+    return output
+
+
+def add_norm(
+    x: Float[Tensor, "*row width"],
+    residual: Float[Tensor, "*row width"],
+    weight: Float[Tensor, " width"] | None,
+    eps: float,
+    rounds: bool,
+    offset: float,
+) -> tuple[Float[Tensor, "*row width"], Float[Tensor, "*row width"]]:
+    """Return ``x + residual``, normalized, and the sum itself, which is rounded to its dtype before its norm."""
+    x, residual = x.contiguous(), residual.contiguous()
+    output, total = torch.empty_like(x), torch.empty_like(x)
+    _launch(x, residual, weight, output, total, eps, rounds, offset, add=True)
+    return output, total
+
+
+def _launch(
+    x: Tensor, residual: Tensor, weight: Tensor | None, output: Tensor, total: Tensor, eps: float, rounds: bool,
+    offset: float, *, add: bool,
+) -> None:  # fmt: skip
+    width, missing = x.shape[-1], 4 - x.dim()
+    _, middle, inner = (1,) * missing + tuple(x.shape[:-1])
+    block = triton.next_power_of_2(width)
+    with torch.cuda.device_of(x):  # Triton launches on the current device
+        kernel: Any = norm_rows
+        kernel[(x.numel() // width,)](
+            x, residual, x if weight is None else weight, output, total, middle, inner, *(0,) * missing,
+            *x.stride()[:-1], *(0,) * missing, *output.stride()[:-1], eps, WIDTH=width, BLOCK=block, ADD=add,
+            WEIGHT=weight is not None, ROUND=rounds, OFFSET=offset, num_warps=min(16, max(1, block // 512)),
+            enable_fp_fusion=False,
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["middle", "inner"])  # not compiled anew for other numbers of rows
+@no_type_check
+def norm_rows(
+    x, residual, weight, output, total, middle, inner, outer_stride, middle_stride, inner_stride, outer_out,
+    middle_out, inner_out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, WEIGHT: tl.constexpr,
+    ROUND: tl.constexpr, OFFSET: tl.constexpr,
+):  # fmt: skip
+    """Normalizes one row, which stands in registers."""
+    row = tl.program_id(0)
+    last, rest = row % inner, row // inner
+    second, first = rest % middle, (rest // middle).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    real = column < WIDTH
+    place = first * outer_stride + second * middle_stride + last * inner_stride + column
+    to = first * outer_out + second * middle_out + last * inner_out + column
+    dtype: tl.constexpr = output.dtype.element_ty
+    numbers = tl.load(x + place, mask=real, other=0.0).to(tl.float32)
+    if ADD:
+        numbers = rounded(numbers + tl.load(residual + place, mask=real, other=0.0).to(tl.float32), dtype)
+        tl.store(total + to, numbers.to(dtype), mask=real)
+    numbers = numbers * tl.rsqrt(tl.sum(numbers * numbers, 0) / WIDTH + eps)
+    if ROUND:
+        numbers = rounded(numbers, dtype)
+    if WEIGHT:
+        numbers = numbers * (tl.load(weight + column, mask=real, other=0.0).to(tl.float32) + OFFSET)
+    tl.store(output + to, rounded(numbers, dtype).to(dtype), mask=real)
+
+
+def gated(gate: Float[Tensor, "*row width"], up: Float[Tensor, "*row width"], activation: str) -> Tensor:
+    """Return ``activation(gate) * up``, in order of its axes; the activation is rounded to its dtype."""
+    width = gate.shape[-1]
+    gate_rows, up_rows = _rows(gate), _rows(up)
+    output = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    with torch.cuda.device_of(gate):  # Triton launches on the current device
+        kernel: Any = gate_row
+        kernel[(gate_rows.shape[0], triton.cdiv(width, _BLOCK))](
+            gate_rows, up_rows, output, gate_rows.stride(0), up_rows.stride(0), WIDTH=width, BLOCK=_BLOCK,
+            ACTIVATION=ACTIVATIONS[activation], num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
+    return output
+
+
+def _rows(tensor: Tensor) -> Float[Tensor, "row width"]:
+    tensor = tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+    return tensor.reshape(-1, tensor.shape[-1])
+
+
+@triton.jit
+@no_type_check
+def gate_row(
+    gate, up, output, gate_stride, up_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr
+):
+    """Computes a block of one row."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    real = column < WIDTH
+    x = tl.load(gate + row * gate_stride + column, mask=real, other=0.0).to(tl.float32)
+    if ACTIVATION == 0:
+        active = x / (1.0 + tl.exp(-x))
+    elif ACTIVATION == 1:
+        active = x * 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
+    else:
+        inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+        small = tl.exp(-2.0 * tl.abs(inner))
+        tanh = (1.0 - small) / (1.0 + small)
+        active = 0.5 * x * (1.0 + tl.where(inner < 0, -tanh, tanh))
+    dtype: tl.constexpr = output.dtype.element_ty
+    factor = tl.load(up + row * up_stride + column, mask=real, other=0.0).to(tl.float32)
+    product = rounded(rounded(active, dtype) * factor, dtype)
+    tl.store(output + row * WIDTH + column, product.to(dtype), mask=real)
 
 
 def rotate(
