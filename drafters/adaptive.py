@@ -10,7 +10,7 @@ from drafters.combined import CombinedDrafter, CombinedSession
 from specdec.arguments import instance
 from specdec.batch import Batch
 from specdec.drafting.policies import LengthPolicy
-from specdec.interfaces import Drafter, Session, Sizes
+from specdec.interfaces import Description, Drafter, Session, Sizes
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from specdec.tree import DraftTree
@@ -41,6 +41,9 @@ class AdaptiveDrafter(CombinedDrafter):
         self.max_nodes, self.is_chain = drafter.max_nodes, drafter.is_chain
         self.is_paths = drafter.is_paths  # a row's paths are cut at one depth
         self.has_leaf_probs = drafter.has_leaf_probs
+
+    def describe(self, target: Target | None = None) -> Description:
+        return self.drafter.describe(target)
 
     def bind(self, target: Target, sizes: Sizes) -> "AdaptiveSession":
         return AdaptiveSession(self, self.drafter.bind(target, sizes), sizes)

@@ -9,6 +9,7 @@ reference that is followed, are transformers' ``Gemma4AssistantForCausalLM`` and
 
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -32,7 +33,7 @@ from specdec.drafting.vocabulary import VocabularyMap
 from specdec.drafting.window import take
 from specdec.execution.executor import configs_of, switched
 from specdec.execution.module import ModuleCaller
-from specdec.interfaces import Sizes
+from specdec.interfaces import Description, Sizes
 from specdec.placement import is_divided
 from specdec.target.loading import load_model
 from specdec.target.target import Target
@@ -98,6 +99,9 @@ class AssistantDrafter(OwnModelDrafter):
             assistant = load_model(str(path), dtype=dtype, device=device, **where)
         settings: Any = {"sampling": sampling, "temperature": temperature, "optimize": optimize}
         return cls(assistant, shape, name=str(path), **settings)
+
+    def describe(self, target: Target | None = None) -> Description:
+        return replace(super().describe(target), kind="assistant of Gemma-4", parts=(self.assistant,))
 
     def bind(self, target: Target, sizes: Sizes) -> ScoredSession:
         """Check that it is an assistant of this target, and make room for one hidden state per slot."""

@@ -4,6 +4,7 @@ DFlash (arXiv 2602.06036), DSpark (arXiv 2607.05147), and trees over what their 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -39,7 +40,7 @@ from specdec.drafting.vocabulary import VocabularyMap
 from specdec.execution.module import ModuleCaller
 from specdec.filters import first_largest
 from specdec.inflate import signal_width
-from specdec.interfaces import Drafter, Sizes
+from specdec.interfaces import Description, Drafter, Sizes
 from specdec.target.target import Target
 
 
@@ -132,6 +133,11 @@ class BlockDrafter(HeadDrafter):
             )
 
         return cls.loaded(path, load, shape, {**options, "block_size": block_size, "passes": passes})
+
+    def describe(self, target: Target | None = None) -> Description:
+        found, mask = self.head.describe(), self.mask_token_id
+        doubts = {"layers": self.hidden_layers, "mask": mask}
+        return replace(found, reads=self.hidden_layers, doubts=doubts, facts={**found.facts, "mask token": str(mask)})
 
     def bind(self, target: Target, sizes: Sizes) -> ScoredSession:
         head = self.beside(self.head, self.hidden_layers, target, sizes)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdec.arguments import instance
 from specdec.batch import Batch
-from specdec.interfaces import Drafter, Session, Sizes
+from specdec.interfaces import Description, Drafter, Session, Sizes
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from specdec.tree import DraftTree
@@ -33,6 +33,12 @@ class CombinedDrafter(Drafter):
         self.parts = tuple(parts.values())
         self.laws = frozenset(law for part in self.parts for law in part.laws)
         self.max_depth = max(part.max_depth for part in self.parts)
+
+    def describe(self, target: Target | None = None) -> Description:
+        found = [part.describe(target) for part in self.parts]
+        return Description(
+            kind=" and ".join(part.kind for part in found), parts=tuple(model for part in found for model in part.parts)
+        )
 
     @abstractmethod
     def bind(self, target: Target, sizes: Sizes) -> "CombinedSession":

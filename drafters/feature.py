@@ -1,6 +1,7 @@
 """What EAGLE's heads and MTP modules have in common as drafters: they read the target's hidden states."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Unpack
 
 import torch
@@ -14,7 +15,7 @@ from specdec.drafting.scored import ScoredSession
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.drafting.window import FeatureScorer, WindowScorer
 from specdec.execution.module import ModuleCaller
-from specdec.interfaces import Sizes
+from specdec.interfaces import Description, Sizes
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 
@@ -66,6 +67,13 @@ class FeatureDrafter(HeadDrafter):
     def scorer_of(self, head: Any, runner: ModelRunner, **window: Any) -> WindowScorer:
         """Return what scores with a head beside its target; ``window`` are the arguments of ``WindowScorer``."""
         return FeatureScorer(runner, fed_back=head.fed_back, **window)
+
+    def describe(self, target: Target | None = None) -> Description:
+        head = self.head if target is None else self.head_for(target)
+        found = head.describe()
+        layers = found.reads if target is None else tuple(self.layers_for(head, target))
+        doubts = {name: layers if name == "layers" else value for name, value in found.doubts.items()}
+        return replace(found, reads=layers, at_once=self.at_once, doubts=doubts)
 
     def head_for(self, target: Target) -> FeatureHead:
         """Return the head for a target."""

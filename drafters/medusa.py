@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -15,7 +16,7 @@ from drafters.heads.files import INDICES, WEIGHTS, Checkpoint, Where, check_layo
 from drafters.heads.last_state import Heads, LastStateDrafter, LastStateScorer, TrainedHeads
 from drafters.heads.training import Anchors, Prediction, TargetStates, TextBatch
 from specdec.batch import Batch
-from specdec.interfaces import Sizes
+from specdec.interfaces import Description, Sizes
 from specdec.target.loading import listed
 from specdec.target.target import Target
 
@@ -271,6 +272,12 @@ class MedusaDrafter(LastStateDrafter):
     """
 
     kind, title = MedusaHeads, "Medusa"
+
+    def describe(self, target: Target | None = None) -> Description:
+        heads = self.heads
+        facts = {"heads": f"{heads.num_heads}, of {heads.num_layers} residual layers each"}
+        doubts = {"first": heads} if heads.num_heads > 1 else {}
+        return replace(super().describe(target), facts=facts, doubts=doubts)
 
     def scorer(self, heads: Any, target: Target, sizes: Sizes) -> MedusaScorer:
         return MedusaScorer(**self.placed(heads, target, sizes))

@@ -29,7 +29,7 @@ from drafters.own_model import CausalDrafter, Options, Settings
 from specdec.cache.formats import check_format
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.vocabulary import check_same_vocabulary
-from specdec.interfaces import Drafter
+from specdec.interfaces import Description, Drafter
 from specdec.placement import main_device
 from specdec.quantization.stored import output_width
 from specdec.target.loading import load, load_model, load_tokenizer
@@ -92,6 +92,9 @@ class ModelDrafter(CausalDrafter):
         except ValueError:
             tokenizer = None  # many drafters ship without one; then only the widths can be compared
         return cls(model, shape, tokenizer=tokenizer, name=name_or_path, **given)
+
+    def describe(self, target: Target | None = None) -> Description:
+        return Description(kind="model", parts=(self.model,), at_once=self.at_once)
 
     def model_for(self, target: Target) -> PreTrainedModel:
         output = self.model.get_output_embeddings()

@@ -22,7 +22,7 @@ from specdec.drafting.retokenized import RetokenizedScorer
 from specdec.drafting.scored import ScoredSession
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.filters import first_largest
-from specdec.interfaces import Drafter, Session, Sizes
+from specdec.interfaces import Description, Drafter, Session, Sizes
 from specdec.requests import SamplingParams
 from specdec.target.spelling import Spelling
 from specdec.target.support import check_tokenizer, position_limit
@@ -69,6 +69,10 @@ class TLIDrafter(ModelDrafter):
         super().__init__(model, shape, tokenizer=tokenizer, **options)
         check_tokenizer(target_tokenizer)
         self.target_tokenizer = target_tokenizer
+
+    def describe(self, target: Target | None = None) -> Description:
+        tokens = None if target is None else [token for token, _ in self.common(target)]
+        return replace(super().describe(target), tokens=tokens)
 
     def common(self, target: Target) -> list[tuple[int, int]]:
         """Return the tokens that the target and the model have in common, as pairs of their numbers."""

@@ -1,6 +1,7 @@
 """P-EAGLE: an EAGLE-3 head that drafts all tokens in one forward, over masks (arXiv 2602.01469)."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -27,7 +28,7 @@ from drafters.own_model import HeadOptions
 from specdec.arguments import instance
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.window import ParallelScorer
-from specdec.interfaces import Drafter
+from specdec.interfaces import Description, Drafter
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 
@@ -62,6 +63,11 @@ class PEagleDrafter(FromEagleFiles, FeatureDrafter):
         super().__init__(head, builder, hidden_layers=hidden_layers, **given)
         self.mask_token_id = head.mask_token_id
         self.has_leaf_probs = builder.has_leaf_probs  # a leaf's law is said by one more mask
+
+    def describe(self, target: Target | None = None) -> Description:
+        found = super().describe(target)
+        doubts = {name: value for name, value in found.doubts.items() if name != "residual"}
+        return replace(found, kind="P-EAGLE head", doubts=doubts)
 
     def scorer_of(self, head: Eagle3Head, runner: ModelRunner, **window: Any) -> ParallelScorer:
         rows = head.get_input_embeddings().weight.shape[0]

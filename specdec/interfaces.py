@@ -1,9 +1,9 @@
 """What a drafter and a verifier are."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -108,6 +108,34 @@ class Session(ABC):
         """Forget the request in ``slot``, which has ended."""
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Description:
+    """What a drafter is, for whoever inspects, exports, measures or counts it.
+
+    Attributes:
+        kind: What it is, in words.
+        parts: The modules that it runs, the target apart; none for a look-up.
+        at_once: Whether one forward drafts all depths.
+        reads: The target's hidden states that it reads, numbered as in ``Session.hidden_layers``.
+        tokens: The target's ids that it can draft; None for all.
+        facts: What decides how it drafts, by subject.
+        doubts: What files may say wrongly without an error, by subject; ``experiments.inspecting`` tries the opposite.
+    """
+
+    kind: str
+    parts: tuple[nn.Module, ...] = ()
+    at_once: bool = False
+    reads: tuple[int, ...] = ()
+    tokens: Sequence[int] | None = None
+    facts: Mapping[str, str] = field(default_factory=dict)
+    doubts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """The bytes that it holds: weights and tables of its parts."""
+        return sum(each.nbytes for part in self.parts for each in (*part.parameters(), *part.buffers()))
+
+
 class Drafter(ABC):
     """Proposes token trees: a description that never changes, and that serves any number of engines.
 
@@ -134,6 +162,10 @@ class Drafter(ABC):
     is_paths: bool = False
     has_leaf_probs: bool = False
     adapts: bool = False
+
+    def describe(self, target: "Target | None" = None) -> Description:
+        """Return what it is. Some drafters know that only beside a target."""
+        return Description(kind=type(self).__name__)
 
     @abstractmethod
     def bind(self, target: "Target", sizes: Sizes) -> Session:

@@ -27,6 +27,7 @@ from drafters.heads.block_selector import CandidateSelector, GroupedConvolution,
 from drafters.heads.bound import DraftHead, sizes_like, widened, wider_config
 from drafters.heads.markov import ConfidenceHead, MarkovHead
 from specdec.cache.base import CACHE, Cache
+from specdec.interfaces import Description
 
 _MANY_LAYERS = 8
 
@@ -131,6 +132,33 @@ class BlockHead(DraftHead):
     def place_head(self) -> PlaceHead | None:
         """The part that makes a place depend on the tokens drawn before it; None if nothing does."""
         return self.markov_head or self.candidate_selector or self.prefix_head or self.refiner_head
+
+    def describe(self) -> Description:
+        config, ids = self.config, self.draft_ids
+        form = "every place predicts the next one's token" if config.shifted else "every place predicts its own token"
+        sight = "sees those before it" if config.causal else "sees all others"
+        if config.causal_in_windows not in (None, config.causal):
+            sight += ", in sliding layers " + ("those before it" if config.causal_in_windows else "all others")
+        parts = {
+            f"{config.markov_head_type} Markov head of rank {config.markov_rank}": config.markov_rank,
+            f"selector among {config.selector_top_k} candidates of rank {config.selector_rank}": config.selector_rank,
+            f"recurrent network down the tokens, {config.gru_hidden_dim} wide": config.gru_hidden_dim,
+            f"refiner of rank {config.xpress_rank}": config.xpress_rank,
+            f"convolutions over {config.conv_kernel_size} places": config.conv_kernel_size,
+        }
+        return Description(
+            kind=f"block head ({'DSpark' if config.shifted else 'DFlash'})",
+            parts=(self,),
+            at_once=True,
+            reads=self.hidden_layers,
+            tokens=None if ids is None else ids.tolist(),
+            facts={
+                "block": f"{config.block_size} places, {config.tokens} tokens: {form}, and {sight}",
+                "mask token": str(config.mask_token_id),
+                "besides": "; ".join(name for name, there in parts.items() if there) or "nothing",
+            },
+            doubts={"layers": self.hidden_layers, "mask": config.mask_token_id},
+        )
 
     def get_input_embeddings(self) -> Any:
         return self.embed_tokens

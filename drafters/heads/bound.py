@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from specdec.drafting.vocabulary import MOST_PADDING
 from specdec.inflate import signal_width
+from specdec.interfaces import Description
 from specdec.target.target import Target
 
 _Head = TypeVar("_Head", bound=nn.Module)
@@ -56,6 +57,10 @@ class DraftHead(PreTrainedModel):
     captured: int
     captured_width: int
     draft_ids: Int[Tensor, " column"] | None
+
+    def describe(self) -> Description:
+        """Return what the head is, as its files say."""
+        return Description(kind=type(self).__name__, parts=(self,))
 
     def bound(self, target: PreTrainedModel) -> Self:
         """Return the same head beside its target; see ``bound``."""

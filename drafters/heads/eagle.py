@@ -24,6 +24,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3Decode
 from drafters.heads.base import FeatureBackbone, FeatureHead, config_for
 from drafters.heads.bound import widened, wider_config
 from specdec.arguments import whole
+from specdec.interfaces import Description
 
 
 class EagleHead(FeatureHead):
@@ -50,6 +51,11 @@ class EagleHead(FeatureHead):
     def for_target(cls, target: PreTrainedModel, *, layers: int = 1, fusion_bias: bool = True) -> "EagleHead":
         """A new head with random weights for a target, of the target's sizes."""
         return cls(config_for(target, layers=layers), fusion_bias=fusion_bias)
+
+    def describe(self) -> Description:
+        return Description(
+            kind="EAGLE-1 head", parts=(self,), reads=(-1,), doubts={"halves": self.model.fc, "rope": self}
+        )
 
     def widened(self, width: int) -> "EagleHead":
         factor = width / self.captured_width
@@ -165,6 +171,22 @@ class Eagle3Head(FeatureHead):
         chosen = default_layers(text.num_hidden_layers) if hidden_layers is None else tuple(hidden_layers)
         config = config_for(target, layers=layers, intermediate_size=intermediate_size)
         return cls(config, hidden_layers=chosen, captured=len(chosen), **options)
+
+    def describe(self) -> Description:
+        norms = "one over all" if self.norm_joined else "one for each" if self.norm_each else "none"
+        words = {True: "normed", False: "un-normed"}
+        ids, first = self.draft_ids, self.model.layers[0]
+        return Description(
+            kind="EAGLE-3 head",
+            parts=(self,),
+            reads=self.hidden_layers or (),
+            tokens=None if ids is None else ids.tolist(),
+            facts={
+                "norms": f"of captured states: {norms}; residual stream: {words[self.norm_before_residual]}; fed back: "
+                f"{words[self.feeds_normed]}"
+            },
+            doubts={"layers": self.hidden_layers, "residual": first, "rope": self},
+        )
 
     def widened(self, width: int) -> "Eagle3Head":
         factor = width / self.captured_width

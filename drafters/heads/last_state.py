@@ -22,7 +22,7 @@ from specdec.drafting.scorer import Scorer
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.execution.module import ModuleCaller
 from specdec.inflate import signal_width
-from specdec.interfaces import Drafter, Sizes
+from specdec.interfaces import Description, Drafter, Sizes
 from specdec.quantization.base import input_width
 from specdec.target.loading import resolve_device, resolve_dtype
 from specdec.target.target import Target
@@ -253,6 +253,11 @@ class LastStateDrafter(ScoredDrafter):
         if not any_target:
             drafter.trained_on = trained_on(path, **where)
         return drafter
+
+    def describe(self, target: Target | None = None) -> Description:
+        ids, kind = self.heads.draft_ids, f"{self.title} heads"
+        tokens = None if ids is None else ids.tolist()
+        return Description(kind=kind, parts=(self.heads,), at_once=self.at_once, reads=(-1,), tokens=tokens)
 
     @abstractmethod
     def scorer(self, heads: Any, target: Target, sizes: Sizes) -> LastStateScorer:

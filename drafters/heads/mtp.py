@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from drafters.heads.base import FeatureBackbone, FeatureHead
 from drafters.heads.bound import move
+from specdec.interfaces import Description
 
 
 class _Backbone(FeatureBackbone):
@@ -69,6 +70,17 @@ class MTPHead(FeatureHead):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False) if owns_output else None
         self.draft_ids = None
         self.fed_back = 2  # the output after the norm
+
+    def describe(self) -> Description:
+        pair = ["embedding", "hidden state"][:: -1 if self.model.hidden_first else 1]
+        state = f"{'before' if self.before_norm else 'after'}_norm"
+        return Description(
+            kind="MTP module",
+            parts=(self,),
+            reads=(-1,),
+            facts={"last state": state.replace("_", " the final "), "joins": f"the {pair[0]} before the {pair[1]}"},
+            doubts={"state": state},
+        )
 
     @classmethod
     def for_target(cls, target: PreTrainedModel, *, hidden_first: bool = False, before_norm: bool = False) -> "MTPHead":

@@ -11,7 +11,7 @@ from experiments.config.pairs import check_files
 from experiments.config.sections import build, plain
 from experiments.inspecting.acceptance import prompts_of
 from experiments.inspecting.facts import facts_of, trained_on
-from experiments.inspecting.kinds import USUAL, kind_of
+from experiments.inspecting.kinds import USUAL, check_one_model
 from experiments.inspecting.search import Inspection, inspect
 from experiments.reporting import terminal
 from experiments.reporting.checks import facts_table, predictions_table, tried_table, verdict
@@ -37,7 +37,7 @@ def inspect_drafter(config: DictConfig) -> Inspection:
         raise ValueError("drafter=none drafts nothing, so there is nothing to inspect: give another drafter")
     check_files(config)
     first: Drafter = build(config, "drafter")
-    kind = kind_of(first)
+    check_one_model(first.describe())
     chain = {"shape": config.depths or min(first.max_depth, _DEEPEST), "sampling": "iid"}
     given = [name for name in _OVERRIDES if options.get(name) is not None]
     target: Target = build(config, "target")
@@ -63,7 +63,7 @@ def inspect_drafter(config: DictConfig) -> Inspection:
             progress=lambda text: say(f"trying: {text}"),
         )
     trained = None if checkpoint is None else trained_on(checkpoint)
-    usual = USUAL.get(kind)
+    usual = USUAL.get(found.drafter.kind)
     terminal.show(
         console,
         facts_table(heading, facts_of(found.drafter, target, checkpoint, found.loaded.frequencies)),

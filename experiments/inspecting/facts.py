@@ -1,23 +1,15 @@
-"""Facts about a drafter, by its files and its modules."""
+"""Facts about a trained drafter, by its description and its files."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from drafters.block import BlockDrafter
-from drafters.feature import FeatureDrafter
-from drafters.heads.eagle import Eagle3Head
 from drafters.heads.files import INDICES, OURS, WEIGHTS, Checkpoint
-from drafters.heads.mtp import MTPHead
-from drafters.medusa import MedusaDrafter
-from drafters.model import ModelDrafter
-from drafters.other_vocabulary import TLIDrafter
-from experiments.inspecting.kinds import kind_of, layers_of
 from specdec import bundled
-from specdec.interfaces import Drafter
+from specdec.interfaces import Description
 from specdec.machine import dtype_name
 from specdec.target.target import Target
 
@@ -36,21 +28,18 @@ _LAYOUTS = {
 
 
 def facts_of(
-    drafter: Drafter, target: Target, checkpoint: Checkpoint | None, frequencies: Float[Tensor, " vocab"]
+    drafter: Description, target: Target, checkpoint: Checkpoint | None, frequencies: Float[Tensor, " vocab"]
 ) -> dict[str, str]:
     """Returns facts by their subject.
 
     Args:
+        drafter: What one trained model is.
         checkpoint: Its files; None if it was not loaded from any.
         frequencies: How probable the target's tokens are in its texts.
     """
-    module: Any = module_of(drafter, target)
-    reads = layers_of(drafter, target)
+    module: Any = drafter.parts[0]
     head = getattr(module, "model", module)
-    weights, layers = list(module.parameters()), getattr(head, "layers", ())
-    size = sum(each.numel() for each in weights)
-    deep = f"{len(layers)} decoder layer{'' if len(layers) == 1 else 's'}, " if len(layers) else ""
-    facts = {"kind": f"{kind_of(drafter)}, {deep}{size:,} parameters, {dtype_name(weights[0].dtype)}"}
+    facts = {"kind": f"{drafter.kind}, {size_of(drafter)}"}
     if checkpoint is not None:
         there = [path for path in map(checkpoint.find, _FILES) if path is not None]
         facts |= {"layout": layout_of(checkpoint), "files": ", ".join(path.name + _bytes(path) for path in there)}
@@ -58,49 +47,15 @@ def facts_of(
         if trained:
             other = "" if same_model(trained, target.name) else f"; here: {target.name}"
             facts["trained on"] = f"{trained}, as its files say{other}"
-    if reads == (-1,):
+    if drafter.reads == (-1,):
         facts["reads"] = "the last hidden state, after the final norm"
-    elif reads:
-        numbers = ", ".join("the last one" if layer == -1 else str(layer) for layer in reads)
+    elif drafter.reads:
+        numbers = ", ".join("the last one" if layer == -1 else str(layer) for layer in drafter.reads)
         facts["reads"] = (
             f"hidden states {numbers} (l is the input of layer l) of a target of {target.num_layers} layers"
         )
-    if isinstance(module, MTPHead):
-        facts["reads"] = f"the last hidden state, {'before' if module.before_norm else 'after'} the final norm"
-        pair = ["embedding", "hidden state"][:: -1 if head.hidden_first else 1]
-        facts["joins"] = f"the {pair[0]} before the {pair[1]}"
-    elif isinstance(module, Eagle3Head):
-        norms = "one over all" if module.norm_joined else "one for each" if module.norm_each else "none"
-        words = {True: "normed", False: "un-normed"}
-        facts["norms"] = (
-            f"of captured states: {norms}; residual stream: {words[module.norm_before_residual]}; fed back: "
-            f"{words[module.feeds_normed]}"
-        )
-    elif isinstance(drafter, BlockDrafter):
-        config, tokenizer = drafter.head.config, target.tokenizer
-        form = "every place predicts the next one's token" if config.shifted else "every place predicts its own token"
-        sight = "sees those before it" if config.causal else "sees all others"
-        if config.causal_in_windows not in (None, config.causal):
-            sight += ", in sliding layers " + ("those before it" if config.causal_in_windows else "all others")
-        text = "" if tokenizer is None else f" ({tokenizer.convert_ids_to_tokens(drafter.mask_token_id)})"
-        facts["block"] = f"{drafter.block_size} places, {drafter.tokens} tokens: {form}, and {sight}"
-        facts["mask token"] = f"{drafter.mask_token_id}{text}"
-        if config.markov_rank:
-            facts["besides"] = f"Markov head ({config.markov_head_type}, rank {config.markov_rank})"
-        if config.selector_rank:
-            facts["besides"] = f"selector among {config.selector_top_k} candidates (rank {config.selector_rank})"
-        if config.gru_hidden_dim:
-            facts["besides"] = f"recurrent network down the tokens (width {config.gru_hidden_dim})"
-        if config.xpress_rank:
-            facts["besides"] = f"refiner (rank {config.xpress_rank}), {drafter.passes or 'no'} passes over a block"
-        if config.conv_kernel_size:
-            facts["convolutions"] = f"{config.conv_kernel_size} places, {config.conv_group_size} channels in a group"
-    elif isinstance(drafter, MedusaDrafter):
-        heads = drafter.heads
-        facts |= {"heads": f"{heads.num_heads}, of {heads.num_layers} residual layers each"}
-    ids = getattr(module, "draft_ids", None)
-    if isinstance(drafter, TLIDrafter):
-        ids = [token for token, _ in drafter.common(target)]
+    facts |= drafter.facts
+    ids = None if drafter.tokens is None else list(drafter.tokens)
     columns = target.vocab_size if ids is None else len(ids)
     facts["vocabulary"] = f"{columns:,} of the target's {target.vocab_size:,} tokens"
     if ids is not None:
@@ -112,6 +67,14 @@ def facts_of(
     if rope is not None:
         facts["RoPE"] = rope + (" (as the target's)" if rope == theirs else f" (the target's: {theirs})")
     return facts
+
+
+def size_of(drafter: Description) -> str:
+    """Returns the number of layers and parameters of a drafter's first part, and their type."""
+    module: Any = drafter.parts[0]
+    weights, layers = list(module.parameters()), getattr(getattr(module, "model", module), "layers", ())
+    deep = f"{len(layers)} decoder layer{'s' * (len(layers) > 1)}, " if len(layers) else ""
+    return f"{deep}{sum(each.numel() for each in weights):,} parameters, {dtype_name(weights[0].dtype)}"
 
 
 def layout_of(checkpoint: Checkpoint) -> str:
@@ -152,18 +115,6 @@ def same_model(one: str, other: str) -> bool:
 def _place(name: str) -> str:
     path = Path(bundled.resolve(name)).expanduser()
     return str(path.resolve()) if path.is_dir() else name.rstrip("/")
-
-
-def module_of(drafter: Drafter, target: Target) -> nn.Module:
-    """Returns the module whose weights were trained."""
-    if isinstance(drafter, MedusaDrafter):
-        return drafter.heads
-    if isinstance(drafter, ModelDrafter):
-        return drafter.model
-    if isinstance(drafter, FeatureDrafter):
-        return drafter.head_for(target)
-    assert isinstance(drafter, BlockDrafter)
-    return drafter.head
 
 
 def _bytes(path: Path) -> str:

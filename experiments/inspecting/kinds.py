@@ -1,18 +1,11 @@
-"""The kinds of trained drafters: what they usually bring, and which mistakes in loading them are likeliest."""
+"""What published heads bring, and the likeliest mistakes in loading a drafter, by what it says of itself."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from drafters.block import BlockDrafter
-from drafters.eagle import EagleDrafter
-from drafters.feature import FeatureDrafter
-from drafters.heads.eagle import Eagle3Head, EagleHead
-from drafters.medusa import MedusaDrafter
-from drafters.model import ModelDrafter
-from drafters.mtp import MTPDrafter
-from specdec.interfaces import Drafter
+from specdec.interfaces import Description
 from specdec.target.target import Target
 
 
@@ -36,14 +29,14 @@ class Alternative:
         mistake: What was wrong, if this is right.
         remedy: What to set, or to do.
         settings: The drafter's settings that differ.
-        edit: Changes the loaded drafter in place; None for nothing.
+        edit: Changes a drafter in place, by what it is in doubt about; None for nothing.
     """
 
     name: str
     mistake: Mistake
     remedy: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    edit: Callable[[Any], object] | None = None
+    edit: Callable[[Mapping[str, Any]], object] | None = None
 
 
 @dataclass(frozen=True)
@@ -73,43 +66,17 @@ USUAL: dict[str, Usual] = {
 """By the name of the kind. A small model has no usual figures: they depend on its size."""
 
 
-def kind_of(drafter: Drafter) -> str:
-    """Returns the name of a drafter's kind; refuses one without a trained model, or with several."""
-    match drafter:
-        case EagleDrafter():
-            return "EAGLE-1 head" if isinstance(drafter.head, EagleHead) else "EAGLE-3 head"
-        case BlockDrafter():
-            return f"block head ({'DSpark' if drafter.head.config.shifted else 'DFlash'})"
-        case MTPDrafter():
-            return "MTP module"
-        case FeatureDrafter():
-            return "P-EAGLE head"
-        case MedusaDrafter():
-            return "Medusa heads"
-        case ModelDrafter():
-            return "model"
-        case _:
-            raise ValueError(
-                f"{type(drafter).__name__} is not one trained model, so there is nothing to inspect: give "
-                f"drafter=eagle, peagle, mtp, block, medusa or model (of a combination its parts, one by one)"
-            )
+def check_one_model(drafter: Description) -> None:
+    """Refuse a drafter without a trained model, or with several."""
+    if len(drafter.parts) != 1:
+        raise ValueError(
+            f"{drafter.kind} is not one trained model, so there is nothing to inspect: give drafter=eagle, peagle, "
+            f"mtp, block, medusa or model (of a combination its parts, one by one)"
+        )
 
 
-def layers_of(drafter: Drafter, target: Target) -> tuple[int, ...]:
-    """Returns the target's hidden states that a drafter reads; none for a small model."""
-    match drafter:
-        case FeatureDrafter():
-            return tuple(drafter.layers_for(drafter.head_for(target), target))
-        case BlockDrafter():
-            return tuple(drafter.hidden_layers)
-        case MedusaDrafter():
-            return (-1,)
-        case _:
-            return ()
-
-
-def alternatives(drafter: Drafter, target: Target, given: Collection[str] = ()) -> Iterator[Alternative]:
-    """Yields the likeliest other ways to load a drafter, at most three kinds of them.
+def alternatives(drafter: Description, target: Target, given: Collection[str] = ()) -> Iterator[Alternative]:
+    """Yields the likeliest other ways to load a drafter, by its doubts.
 
     Args:
         given: Names of the settings that stand in place of what its files say, which are tried without.
@@ -117,69 +84,44 @@ def alternatives(drafter: Drafter, target: Target, given: Collection[str] = ()) 
     for name, mistake in (("hidden_layers", Mistake.LAYERS), ("mask_token_id", Mistake.MASK_TOKEN)):
         if name in given:
             yield Alternative(f"{name} of its own files", mistake, f"leave out drafter.{name}", {name: None})
-    match drafter:
-        case EagleDrafter(head=Eagle3Head() as head):
-            yield from _layers(drafter, target)
-            before = not head.norm_before_residual
-            yield Alternative(
-                f"the residual stream begins {'normed' if before else 'un-normed'}",
-                Mistake.NORM,
-                f"write 'norm_before_residual: {str(before).lower()}' into its config.json (and specdec.json)",
-                edit=lambda loaded: setattr(loaded.head.model.layers[0], "norm_before_residual", before),
-            )
-            yield from _rope(head.config, target)
-        case EagleDrafter():
-            yield Alternative(
-                "the hidden state before the embedding",
-                Mistake.HALVES,
-                "it joins the hidden state before the embedding: swap the two halves of the columns of fc.weight",
-                edit=lambda loaded: _swap_halves(loaded.head.model.fc),
-            )
-            yield from _rope(drafter.head.config, target)
-        case FeatureDrafter(head=Eagle3Head() as head):
-            yield from _layers(drafter, target)
-            yield from _rope(head.config, target)
-        case BlockDrafter():
-            yield from _layers(drafter, target)
-            yield from _masks(drafter, target)
-        case MTPDrafter():
-            other = "after" if drafter.head_for(target).before_norm else "before"
-            yield Alternative(
-                f"the last state {other} the final norm",
-                Mistake.NORM,
-                f"give drafter.hidden_state={other}_norm",
-                {"hidden_state": f"{other}_norm"},
-            )
-        case MedusaDrafter() if drafter.heads.num_heads > 1:
-            yield Alternative(
-                "its second head as the first",
-                Mistake.SHIFT,
-                "its first head predicts what the target's own output layer does: leave it out of its files, and count "
-                "the others from 0",
-                edit=lambda loaded: setattr(
-                    loaded.heads, "heads", loaded.heads.heads[1:].append(loaded.heads.heads[-1])
-                ),
-            )
-        case _:
-            pass
+    for subject, value in drafter.doubts.items():
+        yield from _OPPOSITES[subject](value, target)
 
 
-def _layers(drafter: FeatureDrafter | BlockDrafter, target: Target) -> Iterator[Alternative]:
+def _layers(layers: Sequence[int] | None, target: Target) -> Iterator[Alternative]:
     """Yields other hidden states: the neighbours, the usual three, and in another order."""
-    count, layers = target.num_layers or 0, layers_of(drafter, target)
+    count, layers = target.num_layers or 0, tuple(layers or ())
     lists = [tuple(layer if layer < 0 else layer + shift for layer in layers) for shift in (1, -1)]
     if count >= 7 and len(layers) == 3:
         lists.append((2, count // 2, count - 3))
     lists += [tuple(sorted(layers)), tuple(reversed(layers))]
-    for each in dict.fromkeys(lists):
-        if each != layers and all(-1 <= layer < count for layer in each):
-            shown = "[" + ",".join(map(str, each)) + "]"
-            yield Alternative(
-                f"hidden states {shown}",
-                Mistake.LAYERS,
-                f"give 'drafter.hidden_layers={shown}', or correct the layer ids in its config.json",
-                {"hidden_layers": list(each)},
-            )
+    for other in dict.fromkeys(lists):
+        if other != layers and all(-1 <= layer < count for layer in other):
+            shown = "[" + ",".join(map(str, other)) + "]"
+            remedy = f"give 'drafter.hidden_layers={shown}', or correct the layer ids in its config.json"
+            yield Alternative(f"hidden states {shown}", Mistake.LAYERS, remedy, {"hidden_layers": list(other)})
+
+
+def _masks(mask: int, target: Target) -> Iterator[Alternative]:
+    """Yields other tokens that places may hold: the tokenizer's own, and the last row."""
+    tokenizer: Any = target.tokenizer
+    tokens: list[int | None] = []
+    if tokenizer is not None:
+        tokens += [tokenizer.mask_token_id, tokenizer.pad_token_id, tokenizer.eos_token_id, len(tokenizer)]
+    for token in dict.fromkeys([*tokens, target.vocab_size - 1]):
+        if token is not None and 0 <= token < target.vocab_size and token != mask:
+            remedy = f"give drafter.mask_token_id={token}, or correct mask_token_id in its config.json"
+            yield Alternative(f"mask token {token}", Mistake.MASK_TOKEN, remedy, {"mask_token_id": token})
+
+
+def _residual(layer: Any, target: Target) -> Iterator[Alternative]:
+    before = not layer.norm_before_residual
+    yield Alternative(
+        f"the residual stream begins {'normed' if before else 'un-normed'}",
+        Mistake.NORM,
+        f"write 'norm_before_residual: {str(before).lower()}' into its config.json (and specdec.json)",
+        edit=lambda doubts: setattr(doubts["residual"], "norm_before_residual", before),
+    )
 
 
 def _rope(config: Any, target: Target) -> Iterator[Alternative]:
@@ -189,10 +131,10 @@ def _rope(config: Any, target: Target) -> Iterator[Alternative]:
     if "rope_theta" not in own or "rope_theta" not in theirs or own == theirs:
         return
 
-    def edit(loaded: Any) -> None:
-        inner = loaded.head.model
-        loaded.head.config.rope_parameters = theirs
-        inner.rotary_emb = type(inner.rotary_emb)(loaded.head.config)
+    def edit(doubts: Mapping[str, Any]) -> None:
+        head = doubts["rope"]
+        head.config.rope_parameters = theirs
+        head.model.rotary_emb = type(head.model.rotary_emb)(head.config)
 
     yield Alternative(
         f"RoPE of theta {theirs['rope_theta']:,.0f} (the target's)",
@@ -204,22 +146,37 @@ def _rope(config: Any, target: Target) -> Iterator[Alternative]:
     )
 
 
-def _masks(drafter: BlockDrafter, target: Target) -> Iterator[Alternative]:
-    """Yields other tokens that places may hold: the tokenizer's own, and the last row."""
-    tokenizer: Any = target.tokenizer
-    found: list[int | None] = []
-    if tokenizer is not None:
-        found += [tokenizer.mask_token_id, tokenizer.pad_token_id, tokenizer.eos_token_id, len(tokenizer)]
-    found += [target.vocab_size - 1]
-    for token in dict.fromkeys(found):
-        if token is not None and 0 <= token < target.vocab_size and token != drafter.mask_token_id:
-            yield Alternative(
-                f"mask token {token}",
-                Mistake.MASK_TOKEN,
-                f"give drafter.mask_token_id={token}, or correct mask_token_id in its config.json",
-                {"mask_token_id": token},
-            )
+def _halves(linear: Any, target: Target) -> Iterator[Alternative]:
+    def edit(doubts: Mapping[str, Any]) -> None:
+        weight, width = doubts["halves"].weight, doubts["halves"].in_features
+        weight.data = weight.data.roll(width // 2, dims=1)
+
+    remedy = "it joins the hidden state before the embedding: swap the two halves of the columns of fc.weight"
+    yield Alternative("the hidden state before the embedding", Mistake.HALVES, remedy, edit=edit)
 
 
-def _swap_halves(linear: Any) -> None:
-    linear.weight.data = linear.weight.data.roll(linear.in_features // 2, dims=1)
+def _state(state: str, target: Target) -> Iterator[Alternative]:
+    other = {"before_norm": "after_norm", "after_norm": "before_norm"}[state]
+    name = f"the last state {other.replace('_', ' the final ')}"
+    yield Alternative(name, Mistake.NORM, f"give drafter.hidden_state={other}", {"hidden_state": other})
+
+
+def _first(heads: Any, target: Target) -> Iterator[Alternative]:
+    def edit(doubts: Mapping[str, Any]) -> None:
+        module = doubts["first"]
+        module.heads = module.heads[1:].append(module.heads[-1])
+
+    remedy = "its first head predicts what the target's own output layer does: leave it out of its files, and count "
+    yield Alternative("its second head as the first", Mistake.SHIFT, f"{remedy}the others from 0", edit=edit)
+
+
+_OPPOSITES: Mapping[str, Callable[[Any, Target], Iterator[Alternative]]] = {
+    "layers": _layers,
+    "mask": _masks,
+    "residual": _residual,
+    "rope": lambda head, target: _rope(head.config, target),
+    "halves": _halves,
+    "state": _state,
+    "first": _first,
+}
+"""By the subject of a doubt: what to try instead."""

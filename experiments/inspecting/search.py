@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments.inspecting.acceptance import Acceptance, Gain, gain, play
-from experiments.inspecting.kinds import Alternative, alternatives, kind_of
-from specdec.interfaces import Drafter
+from experiments.inspecting.kinds import Alternative, alternatives, check_one_model
+from specdec.interfaces import Description, Drafter
 from specdec.target.target import Target
 
 ABOVE_UNIGRAM = 0.05
@@ -32,7 +32,7 @@ class Inspection:
         refused: Those that the drafter or the target refused, and why.
     """
 
-    drafter: Drafter
+    drafter: Description
     loaded: Acceptance
     tried: Sequence[Tried]
     refused: Mapping[str, str]
@@ -69,20 +69,21 @@ def inspect(
         ValueError: The drafter is no trained model, or does not fit the target, or drafts trees.
     """
     drafter = make({})
-    kind_of(drafter)
+    described = drafter.describe(target)
+    check_one_model(described)
     progress("as loaded")
     loaded = play(target, drafter, prompts, tokens=tokens, seed=seed)
     tried: list[Tried] = []
     refused: dict[str, str] = {}
-    for each in alternatives(drafter, target, given):
+    for each in alternatives(described, target, given):
         progress(each.name)
         try:
             other = make(each.settings)
             if each.edit is not None:
-                each.edit(other)
+                each.edit(other.describe(target).doubts)
             acceptance = play(target, other, prompts, tokens=tokens, seed=seed)
         except ValueError as error:
             refused[each.name] = str(error)
             continue
         tried.append(Tried(each, acceptance, gain(acceptance, loaded)))
-    return Inspection(drafter, loaded, sorted(tried, key=lambda each: -each.gain.tokens), refused)
+    return Inspection(described, loaded, sorted(tried, key=lambda each: -each.gain.tokens), refused)

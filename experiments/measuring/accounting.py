@@ -11,7 +11,6 @@ import numpy as np
 
 from drafters.round_costs import STAGES
 from experiments.measuring.conditions import drafter_name, shape_of, without_policy
-from specdec.drafting.scored import ScoredDrafter
 from specdec.engine.engine import Engine
 from specdec.physics.calibrated import CalibratedRounds
 from specdec.physics.shape import Attention, ModelShape
@@ -122,7 +121,7 @@ class Accountant:
         return cls(
             target=ModelWork.of(engine.runner),
             drafter=ModelWork.of(next((model for model in models if isinstance(model, ModelRunner)), None)),
-            at_once=isinstance(drafter, ScoredDrafter) and drafter.at_once,
+            at_once=drafter is not None and drafter.describe().at_once,
             chunk=engine.prefill_chunk,
             costs=costs,
         )

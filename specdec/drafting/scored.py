@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Int
@@ -16,8 +17,9 @@ from specdec.drafting.policies.nodes import NodePolicy
 from specdec.drafting.scorer import Scorer
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.host import can_look
-from specdec.interfaces import Drafter, Session, Sizes
+from specdec.interfaces import Description, Drafter, Session, Sizes
 from specdec.requests import GREEDY_BELOW, SamplingParams
+from specdec.target.target import Target
 from specdec.topology import Topology
 from specdec.tree import DraftTree
 from specdec.tree_parts import size_for
@@ -63,6 +65,9 @@ class ScoredDrafter(Drafter):
         self.has_leaf_probs = tree.has_leaf_probs
         self.laws = tree.laws(self.sampling)
         self.policy: NodePolicy | None = None
+
+    def describe(self, target: Target | None = None) -> Description:
+        return replace(super().describe(target), at_once=self.at_once)
 
     def pruned_by(self, policy: NodePolicy) -> "ScoredDrafter":
         """Return the same drafter with a policy that chooses, in every round, which nodes of the trees are verified."""

@@ -14,7 +14,7 @@ from drafters import BlockDrafter, EagleDrafter, MedusaDrafter, ModelDrafter, MT
 from drafters.heads.eagle import EagleHead
 from drafters.heads.eagle_files import save_eagle
 from experiments.inspecting.acceptance import prompts_of
-from experiments.inspecting.kinds import USUAL, Mistake, kind_of
+from experiments.inspecting.kinds import USUAL, Mistake
 from experiments.inspecting.search import Inspection, inspect
 from specdec import Drafter, Target
 from tests.components import perturbed, wide
@@ -78,7 +78,7 @@ def test_a_right_head_is_not_accused(name: str, target: Target, seen: Seen) -> N
     found = inspected(lambda settings: make(**settings), target)
     assert found.mistake is None and not found.knows_nothing and not found.refused
     assert found.loaded.acceptance[0] > found.loaded.unigram + 0.1
-    assert kind_of(found.drafter) in {*USUAL, "model"}
+    assert found.drafter.kind in {*USUAL, "model"}
 
 
 # How a mistake is made, which one it is, and what mends it.
