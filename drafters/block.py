@@ -13,10 +13,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from drafters.heads.block import BlockHead
-from drafters.heads.block_files import load_block
+from drafters.heads.block_files import is_shifted, load_block, save_block
 from drafters.heads.block_packed import packed_blocks
 from drafters.heads.block_refiner import Refinement, tokens_before
 from drafters.heads.bound import row_of
+from drafters.heads.files import Public, has, served_as
 from drafters.heads.markov import KINDS
 from drafters.heads.parallel import mask_token
 from drafters.heads.training import (
@@ -43,6 +44,31 @@ from specdec.inflate import signal_width
 from specdec.interfaces import Description, Drafter, Sizes
 from specdec.target.target import Target
 
+DECIDES = (
+    *("shifted", "causal", "block_size", "mask_token_id", "layer_kind", "columns", "tokens", "vocab_size"),
+    *("input_embedding_scale", "output_multiplier", "final_logit_softcapping", "rope_parameters", "layer_types"),
+    *("sliding_window", "hidden_act", "rms_norm_eps", "markov_rank", "markov_head_type", "causal_in_windows"),
+    *("window_from_root", "conv_kernel_size", "selector_rank", "selector_top_k", "gru_hidden_dim"),
+    *("pure_draft_prefix_len", "xpress_rank", "confidence"),
+)
+
+
+def _published(shifted: bool, **kind: Any) -> Public:
+    return Public(
+        formats=("native", "speculators", "sglang"),
+        holds=lambda names, config: (
+            has(names, "fc.weight") and "hidden_norm.weight" in names and is_shifted(config) is shifted
+        ),
+        read=lambda path, target, **given: load_block(path, **given),
+        write=lambda head, folder, target, **to: save_block(head, folder, **to),
+        tokens=lambda head: head.config.tokens,
+        bounded=True,
+        takes=("hidden_layers", "mask_token_id"),
+        width="config.target_hidden_size",
+        decides=("hidden_layers", *(f"config.{name}" for name in DECIDES)),
+        **kind,
+    )
+
 
 class BlockDrafter(HeadDrafter):
     """Drafts with a block drafter's head: one forward for a whole tree, however deep.
@@ -67,6 +93,20 @@ class BlockDrafter(HeadDrafter):
     """
 
     at_once = True
+    public = (
+        _published(False, name="dflash", title="a DFlash head", serves=served_as("dflash")),
+        _published(
+            True,
+            name="dspark",
+            title="a DSpark head",
+            serves=served_as("dspark", draft_sample_method="probabilistic"),
+            remark=lambda head, layout: (
+                ""
+                if layout != "speculators" or head.config.markov_head_type == "vanilla"
+                else f"vLLM serves vanilla Markov heads, and this one is {head.config.markov_head_type}"
+            ),
+        ),
+    )
 
     def __init__(
         self,

@@ -5,6 +5,7 @@ EAGLE-1 (Li et al. 2024, arXiv 2401.15077), EAGLE-2 (the same heads, another tre
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack
 
@@ -15,7 +16,8 @@ from torch import Tensor
 from drafters.feature import FeatureDrafter
 from drafters.heads.base import FeatureHead
 from drafters.heads.eagle import Eagle3Head, EagleHead, default_layers
-from drafters.heads.eagle_files import load_eagle, save_eagle
+from drafters.heads.eagle_files import TOKENS, load_eagle, mask_of, save_eagle
+from drafters.heads.files import Public, has
 from drafters.heads.training import take_output
 from drafters.heads.unrolled import TrainedFeatureHead
 from drafters.own_model import HeadOptions, Loaded, layers_given
@@ -25,6 +27,32 @@ from specdec.interfaces import Drafter
 from specdec.target.target import Target
 
 _SHAPE = ("layers", "intermediate_size", "norm_before_residual", "norm_each")
+
+
+DECIDES = (
+    *("fusion_bias", "owns_embeddings", "fed_back", "config.rope_parameters", "config.rms_norm_eps"),
+    *("config.hidden_act", "config.num_hidden_layers", "config.vocab_size"),
+)
+DECIDES_3 = (
+    *("hidden_layers", "captured", "captured_width", "norm_before_residual", "norm_joined", "norm_each"),
+    *("feeds_normed", "owns_output", "mask_token_id", *DECIDES),
+)
+
+
+def published(**kind: Any) -> Public:
+    """A kind of heads in files of EAGLE's layouts."""
+    usual: dict[str, Any] = {
+        "read": lambda path, target, **given: load_eagle(path, **given),
+        "write": lambda head, folder, target, **to: save_eagle(head, folder, **to),
+        "tokens": lambda head: TOKENS,
+        "width": "captured_width",
+    }
+    return Public(**usual | kind)
+
+
+def fuses_pairs(names: Sequence[str], config: Mapping[str, Any], *, masks: bool) -> bool:
+    """Whether files hold an EAGLE-3 head, with or without masks."""
+    return has(names, "midlayer.hidden_norm.", "layers.0.hidden_norm.") and masks is (mask_of("", config) is not None)
 
 
 class FromEagleFiles:
@@ -63,6 +91,32 @@ class EagleDrafter(FromEagleFiles, FeatureDrafter):
         shape: A tree builder, or what ``TreeShape.of`` takes; None for EAGLE-2's tree of 59 nodes.
         hidden_layers: The target's hidden states that the head reads, in place of those that its files name.
     """
+
+    public = (
+        published(
+            name="eagle",
+            title="an EAGLE-1 head",
+            formats=("native", "sglang"),
+            why_not={"speculators": "speculators has no layout for it"},
+            holds=lambda names, config: (
+                has(names, "fc.weight")
+                and not has(names, "hidden_norm.", "midlayer.hidden")
+                and not has(names, "layers.0.hidden_norm.")
+            ),
+            takes=("embeddings",),
+            serves={"vLLM": {"method": "eagle"}, "SGLang": {"algorithm": "EAGLE"}},
+            decides=DECIDES,
+        ),
+        published(
+            name="eagle3",
+            title="an EAGLE-3 head",
+            formats=("native", "speculators", "sglang"),
+            holds=partial(fuses_pairs, masks=False),
+            takes=("embeddings", "hidden_layers"),
+            serves={"vLLM": {"method": "eagle3"}, "SGLang": {"algorithm": "EAGLE3"}},
+            decides=DECIDES_3,
+        ),
+    )
 
     def __init__(
         self,

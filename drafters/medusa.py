@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from drafters.heads.assemble import Names, fill, named, needed
 from drafters.heads.bound import widened
-from drafters.heads.files import INDICES, WEIGHTS, Checkpoint, Where, check_layout, write
+from drafters.heads.files import INDICES, WEIGHTS, Checkpoint, Public, ServedFor, Where, check_layout, has, write
 from drafters.heads.last_state import Heads, LastStateDrafter, LastStateScorer, TrainedHeads
 from drafters.heads.training import Anchors, Prediction, TargetStates, TextBatch
 from specdec.batch import Batch
@@ -86,6 +86,10 @@ class MedusaHeads(Heads):
             output = [nn.Linear(self.hidden_size, self.vocab_size, bias=False)] if self.vocab_size else []
             heads.append(nn.Sequential(*(made * count if shared else made), *output))
         self.heads = nn.ModuleList(heads)
+
+    def describe(self) -> Description:
+        facts = {"heads": f"{self.num_heads}, of {self.num_layers} residual layers each"}
+        return replace(super().describe(), facts=facts, doubts={"first": self} if self.num_heads > 1 else {})
 
     def begin_as(self, output: nn.Linear) -> None:
         """New residual blocks change nothing."""
@@ -252,6 +256,11 @@ def _take_outputs(
     return ids
 
 
+def _saved_for(heads: MedusaHeads, folder: Path, target: Any, *, layout: str, served: ServedFor) -> None:
+    heads.base_model = served.target or heads.base_model
+    heads.save_pretrained(folder)
+
+
 class MedusaScorer(LastStateScorer):
     """Scores every depth with a head of its own."""
 
@@ -272,12 +281,22 @@ class MedusaDrafter(LastStateDrafter):
     """
 
     kind, title = MedusaHeads, "Medusa"
-
-    def describe(self, target: Target | None = None) -> Description:
-        heads = self.heads
-        facts = {"heads": f"{heads.num_heads}, of {heads.num_layers} residual layers each"}
-        doubts = {"first": heads} if heads.num_heads > 1 else {}
-        return replace(super().describe(target), facts=facts, doubts=doubts)
+    public = (
+        Public(
+            name="medusa",
+            title="Medusa heads",
+            formats=("native",),
+            why_not={"speculators": "speculators has no layout for them", "sglang": "SGLang does not serve them"},
+            files=FILES,
+            holds=lambda names, config: has(names, *_PREFIXES, "blocks.0.layers."),
+            read=lambda path, target, **given: MedusaHeads.from_pretrained(path, **given),
+            write=_saved_for,
+            tokens=lambda heads: heads.num_heads,
+            bounded=True,
+            width="hidden_size",
+            decides=("num_heads", "num_layers", "hidden_size", "vocab_size"),
+        ),
+    )
 
     def scorer(self, heads: Any, target: Target, sizes: Sizes) -> MedusaScorer:
         return MedusaScorer(**self.placed(heads, target, sizes))

@@ -4,7 +4,7 @@ Leviathan et al. 2023 (arXiv 2211.17192) for chains, SpecInfer (arXiv 2305.09781
 shares, Daliri et al. 2024 (arXiv 2408.07978); distilled from the target, DistillSpec (arXiv 2310.08461).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, Unpack
 
@@ -13,7 +13,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from drafters.heads.files import Where
+from drafters.heads.eagle_files import mask_of
+from drafters.heads.files import Public, Where, has
 from drafters.heads.training import (
     Anchors,
     Prediction,
@@ -26,6 +27,7 @@ from drafters.heads.training import (
     output_of,
 )
 from drafters.own_model import CausalDrafter, Options, Settings
+from specdec import bundled
 from specdec.cache.formats import check_format
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.vocabulary import check_same_vocabulary
@@ -54,6 +56,29 @@ class LoadedModel(ModelFiles, Settings, total=False):
     """``ModelFiles``, and ``Settings``."""
 
 
+NO_LAYOUT = "speculators has no layout for it, and vLLM serves its own folder"
+
+
+def is_model(names: Sequence[str], config: Mapping[str, Any]) -> bool:
+    """Whether files hold a model of transformers and no head. An MTP module may stand in a model's files, too."""
+    embeds = has(names, "embed_tokens.", "transformer.wte.", "wte.", "embed_in.")
+    return bool(config.get("model_type")) and embeds and not has(names, "fc.weight", "medusa_head", "blocks.0.layers.")
+
+
+def _read(path: str, target: Any, *, dtype: torch.dtype | None, adapter: str | None = None) -> PreTrainedModel:
+    stored = AutoConfig.from_pretrained(bundled.resolve(path)).dtype
+    return load_model(path, dtype=dtype or stored or "auto", device="cpu", adapter=adapter)
+
+
+MODEL: dict[str, Any] = {
+    "read": _read,
+    "write": lambda model, folder, target, **to: model.save_pretrained(folder),
+    "takes": ("adapter",),
+    "decides": ("config.model_type",),
+}
+"""How a model of transformers is published."""
+
+
 class ModelDrafter(CausalDrafter):
     """Drafts with a model of the target's vocabulary.
 
@@ -65,6 +90,18 @@ class ModelDrafter(CausalDrafter):
     """
 
     runs = "model"
+    public = (
+        Public(
+            name="lm",
+            title="a small causal LM",
+            formats=("native", "sglang"),
+            why_not={"speculators": NO_LAYOUT},
+            holds=lambda names, config: is_model(names, config) and mask_of("it", config) is None,
+            serves={"vLLM": {"method": "draft_model"}, "SGLang": {"algorithm": "STANDALONE"}},
+            tokens=lambda model: 4,
+            **MODEL,
+        ),
+    )
 
     def __init__(
         self,

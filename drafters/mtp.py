@@ -12,8 +12,9 @@ from transformers import PreTrainedModel
 
 from drafters.feature import FeatureDrafter
 from drafters.heads.base import FeatureHead
+from drafters.heads.files import Public
 from drafters.heads.mtp import MTPHead
-from drafters.heads.mtp_files import check_hidden, load_mtp, save_mtp
+from drafters.heads.mtp_files import TOKENS, check_hidden, holds_module, load_mtp, model_like, save_mtp
 from drafters.heads.unrolled import TrainedFeatureHead
 from drafters.own_model import HeadOptions, Loaded
 from specdec.arguments import instance, whole
@@ -31,6 +32,24 @@ class MTPDrafter(FeatureDrafter):
         head: The module, or what loads it when the target is known (``from_pretrained``).
         shape: A tree builder, or what ``TreeShape.of`` takes. Modules are trained to look one or a few tokens ahead.
     """
+
+    public = (
+        Public(
+            name="mtp",
+            title="an MTP module",
+            formats=("native", "speculators"),
+            why_not={"sglang": "SGLang reads modules from the target's own folder only"},
+            holds=holds_module,
+            read=lambda path, target, *, dtype: load_mtp(path, model_like(path, target)).to(dtype),
+            write=save_mtp,
+            tokens=lambda module: TOKENS,
+            width="captured_width",
+            decides=("before_norm", "model.hidden_first"),
+            remark=lambda module, layout: (
+                "engines read MTP modules from the target's own folder; vLLM takes this one for Qwen3-Next only"
+            ),
+        ),
+    )
 
     def __init__(self, head: MTPHead | Load, shape: AnyTree = 3, **options: Unpack[HeadOptions]):
         self._load: Load | None = None if isinstance(head, nn.Module) or not callable(head) else head

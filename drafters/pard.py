@@ -9,9 +9,10 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from drafters.heads.eagle_files import mask_of
+from drafters.heads.files import Public
 from drafters.heads.parallel import FillsMasks, Masked, mask_token
 from drafters.heads.training import Anchors, Prediction, TargetStates, TextBatch, additive, frozen_copy
-from drafters.model import ModelDrafter, ModelFiles, TrainedLM
+from drafters.model import MODEL, NO_LAYOUT, ModelDrafter, ModelFiles, TrainedLM, is_model
 from drafters.own_model import Options, Settings
 from specdec.arguments import whole
 from specdec.drafting.builders import AnyTree
@@ -47,6 +48,18 @@ class PARDDrafter(ModelDrafter):
     """
 
     at_once = True
+    public = (
+        Public(
+            name="pard",
+            title="a small causal LM that fills masks (PARD)",
+            formats=("native",),
+            why_not={"speculators": NO_LAYOUT, "sglang": "SGLang has no models that fill masks"},
+            holds=lambda names, config: is_model(names, config) and mask_of("it", config) is not None,
+            tokens=lambda model: TOKENS,
+            serves={"vLLM": {"method": "draft_model", "parallel_drafting": True}},
+            **{**MODEL, "decides": ("config.pard_token",)},
+        ),
+    )
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -9,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from drafters.eagle import FromEagleFiles, NewEagle3, columns_of, eagle3_for
+from drafters.eagle import DECIDES_3, FromEagleFiles, NewEagle3, columns_of, eagle3_for, fuses_pairs, published
 from drafters.feature import FeatureDrafter
 from drafters.heads.eagle import Eagle3Head, EagleHead
 from drafters.heads.eagle_files import TOKENS, save_eagle
@@ -46,6 +47,19 @@ class PEagleDrafter(FromEagleFiles, FeatureDrafter):
     """
 
     at_once = True
+    public = (
+        published(
+            name="peagle",
+            title="a P-EAGLE head",
+            formats=("native", "speculators"),
+            why_not={"sglang": "SGLang has no heads that fill masks"},
+            holds=partial(fuses_pairs, masks=True),
+            tokens=lambda head: head.tokens or TOKENS,
+            takes=("embeddings", "hidden_layers"),
+            serves={"vLLM": {"method": "eagle3", "parallel_drafting": True}},
+            decides=DECIDES_3,
+        ),
+    )
 
     def __init__(
         self,

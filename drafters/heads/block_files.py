@@ -336,6 +336,11 @@ def _described(
     }
 
 
+def is_shifted(stored: Mapping[str, Any]) -> bool:
+    """Whether a ``config.json`` is of a head with shifted places."""
+    return bool(_described("it", stored, {})[1].get("shifted"))
+
+
 def _block(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a block that no tensor tells."""
     if given.get("block_size") is None:

@@ -3,7 +3,7 @@
 import json
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -239,6 +239,56 @@ class ServedFor:
                 "verifier": {"name_or_path": self.target, "architectures": list(self.architectures)},
             },
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Public:
+    """A kind of trained drafter as others publish and serve it.
+
+    Attributes:
+        name, title: What it is called, in files and in words.
+        formats: What it is written in: as its authors write it, for vLLM in speculators' layout, for SGLang.
+        why_not: Why it is not written in the others.
+        holds: Whether files hold one, by the names of their tensors, without ``model.``, and their ``config.json``.
+        read: Loads its module by its files' place, the target's configuration (None if it is not known), ``dtype`` and
+            what it ``takes``.
+        write: Writes its module to a folder for a target's configuration, with ``layout`` and ``served``; returns the
+            module as it was written, None if that is as it was.
+        takes: Settings of a drafter that it has a use for.
+        tokens: How many tokens a server drafts per round if nothing else is said, by the module.
+        bounded: Whether that is also the most: it does not go on by reading its own output.
+        serves: By engine, the settings with which it is served; none where it is not served by itself.
+        width: Attribute that says how wide the target's hidden states are; None if it reads none.
+        decides: Attributes of the module that decide how it drafts, besides its tensors.
+        files: Names of its file of weights, where these tell what it is.
+        remark: What to know about it in a layout, by the module and the layout; empty for nothing.
+    """
+
+    name: str
+    title: str
+    formats: tuple[str, ...]
+    holds: Callable[[Sequence[str], Mapping[str, Any]], bool]
+    read: Callable[..., Any]
+    write: Callable[..., object]
+    tokens: Callable[[Any], int]
+    decides: tuple[str, ...]
+    why_not: Mapping[str, str] = field(default_factory=dict)
+    takes: tuple[str, ...] = ()
+    serves: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    bounded: bool = False
+    width: str | None = None
+    remark: Callable[[Any, str], str] = lambda module, layout: ""
+    files: tuple[str, ...] = ()
+
+
+def served_as(method: str, **more: Any) -> dict[str, dict[str, Any]]:
+    """What serves a head whose name vLLM and SGLang share."""
+    return {"vLLM": {"method": method, **more}, "SGLang": {"algorithm": method.upper()}}
+
+
+def has(names: Sequence[str], *beginnings: str) -> bool:
+    """Whether a name begins so."""
+    return any(name.startswith(beginnings) for name in names)
 
 
 def check_layout(layout: str, layouts: Sequence[str]) -> None:

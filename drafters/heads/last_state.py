@@ -3,6 +3,7 @@
 import copy
 from abc import abstractmethod
 from collections.abc import Hashable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
@@ -86,6 +87,11 @@ class Heads(nn.Module):
     @abstractmethod
     def begin_as(self, output: nn.Linear) -> None:
         """Set all weights so that every head says what an output layer does of the hidden state alone."""
+
+    def describe(self) -> Description:
+        """What the heads are."""
+        tokens = None if self.draft_ids is None else self.draft_ids.tolist()
+        return Description(kind=type(self).__name__, parts=(self,), reads=(-1,), tokens=tokens)
 
     def completed(self, output: nn.Linear) -> Any:
         """The same heads with the target's output layer, if they borrow it."""
@@ -255,9 +261,7 @@ class LastStateDrafter(ScoredDrafter):
         return drafter
 
     def describe(self, target: Target | None = None) -> Description:
-        ids, kind = self.heads.draft_ids, f"{self.title} heads"
-        tokens = None if ids is None else ids.tolist()
-        return Description(kind=kind, parts=(self.heads,), at_once=self.at_once, reads=(-1,), tokens=tokens)
+        return replace(self.heads.describe(), kind=f"{self.title} heads", at_once=self.at_once)
 
     @abstractmethod
     def scorer(self, heads: Any, target: Target, sizes: Sizes) -> LastStateScorer:

@@ -5,17 +5,17 @@ transformers leaves these tensors out when it loads a model. They are found by t
 
 import copy
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from drafters.heads.assemble import Names, count_of, fill, named, public_name, section
 from drafters.heads.bound import move
-from drafters.heads.files import OURS, Checkpoint, ServedFor, Where, check_layout, write
+from drafters.heads.files import OURS, Checkpoint, ServedFor, Where, check_layout, has, write
 from drafters.heads.mtp import MTPHead
 from specdec.drafting.vocabulary import MOST_PADDING
 
@@ -84,6 +84,25 @@ FAMILIES = {
     ),
 }
 """DeepSeek's names are GLM's, too; MiMo's are those of speculators, which joins the two in the other order."""
+
+
+def holds_module(names: Sequence[str], config: Mapping[str, Any]) -> bool:
+    """Whether files hold a module, by the names of their tensors without ``model.``."""
+    layers = (config.get("text_config") or config).get("num_hidden_layers", 0)
+    prefixes = [each.format(layer=layers, module=0) for family in FAMILIES.values() for each in family.prefixes]
+    return has(names, *(each.removeprefix("model.") for each in prefixes)) and not has(names, "fc.weight")
+
+
+def model_like(path: str, target: PreTrainedConfig | None) -> PreTrainedModel:
+    """A model without weights whose layers a module's is like: the target's, or what the module's files say."""
+    if target is None:
+        stored = dict(Checkpoint(path).config)
+        kind = stored.pop("model_type", None)
+        if kind is None:
+            raise ValueError(f"{path} does not say what its target's layers are: give target.name=FOLDER")
+        target = AutoConfig.for_model(kind, **stored)
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(target)
 
 
 def check_hidden(hidden_state: str) -> str:
@@ -205,12 +224,12 @@ def _stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def save_mtp(
     head: MTPHead,
     folder: str | Path,
+    target: PreTrainedConfig | None = None,
     *,
     layout: str = "native",
     served: ServedFor | None = None,
-    target_config: Mapping[str, Any] | None = None,
     notes: Mapping[str, Any] | None = None,
-) -> None:
+) -> MTPHead:
     """Write a module by itself: ``config.json``, ``model.safetensors`` and ``specdec.json``.
 
     Natively, a head with the hidden state first gets MiMo's names, which imply it, the others Qwen's. speculators joins
@@ -220,8 +239,11 @@ def save_mtp(
         folder: Where to; it is made if it is not there.
         layout: One of ``LAYOUTS``.
         served: The target, which speculators' layout has to name.
-        target_config: What the target's ``config.json`` says of its decoder, for speculators' layout.
+        target: The target's configuration, for speculators' layout.
         notes: More to keep in ``specdec.json``.
+
+    Returns:
+        The module as it was written: speculators' have the embedding first.
 
     Raises:
         ValueError: There is no such layout, or it cannot say what this module is.
@@ -235,18 +257,20 @@ def save_mtp(
                 "speculators' MTP modules borrow the target's embeddings and output layer, and this one has its own: "
                 "give native"
             )
-        if target_config is None:
+        if target is None:
             raise ValueError("speculators' layout describes the target's layers: its config.json is needed")
         dtype = str(head.dtype).removeprefix("torch.")
         config = {
             **(served or ServedFor(target="")).speculators("mtp", "MTPDraftModel", TOKENS),
             "dtype": dtype,
             "num_nextn_predict_layers": 1,
-            "transformer_layer_config": dict(target_config) | {"dtype": dtype},
+            "transformer_layer_config": target.get_text_config(decoder=True).to_dict() | {"dtype": dtype},
         }
         head, family, prefix = embedding_first(head), "mimo", "mtp_layers.0."
     ours = {"family": "mtp", "hidden_state": "before_norm" if head.before_norm else "after_norm", **(notes or {})}
     write(folder, named(head.state_dict(), FAMILIES[family].names_of(prefix, 0)), config, ours=ours)
+
+    return head
 
 
 def embedding_first(head: MTPHead) -> MTPHead:

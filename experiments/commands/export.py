@@ -12,13 +12,14 @@ from transformers import AutoConfig, PreTrainedConfig
 import specdec
 from drafters.heads.files import ServedFor
 from experiments.config.sections import plain, typed
-from experiments.exporting.kinds import DSPARK, KINDS, MTP, Found, Source, check_format, kind_of, notes_of, read
+from experiments.exporting.kinds import KINDS, Found, Source, check_format, kind_of, notes_of, read
 from experiments.exporting.writing import check_folder, write
 from experiments.reporting import terminal
-from experiments.reporting.checks import facts_of
 from experiments.results.revision import revision_of
 from experiments.session.engines import quiet_hub
 from specdec import bundled
+from specdec.interfaces import Description
+from specdec.machine import dtype_name
 
 
 def export(config: DictConfig) -> list[Path]:
@@ -56,25 +57,33 @@ def export(config: DictConfig) -> list[Path]:
 def _say(found: Found, folder: Path, layout: str, served: ServedFor, written: list[Path], *, known: bool) -> None:
     out = terminal.console()
     title = KINDS[found.kind].title.removeprefix("an ").removeprefix("a ")
-    terminal.say(out, f"{title[0].upper()}{title[1:]}: {facts_of(found)}")
+    terminal.say(out, f"{title[0].upper()}{title[1:]}: {'; '.join(_facts(found))}")
     if not served.target:
         terminal.say(out, "its files name no target, so it was compared with none: give target.name=NAME to do so")
     elif not known:
         terminal.say(
             out, f"the configuration of {served.target} is not on this machine, so it was not compared with it"
         )
-    module: Any = found.module
-    if found.kind == DSPARK and layout == "speculators" and module.config.markov_head_type != "vanilla":
-        terminal.say(out, f"vLLM serves vanilla Markov heads, and this one is {module.config.markov_head_type}")
-    if found.kind == MTP:
-        terminal.say(
-            out, "engines read MTP modules from the target's own folder; vLLM takes this one for Qwen3-Next only"
-        )
+    remark = KINDS[found.kind].remark(found.module, layout)
+    terminal.say(out, *([remark] if remark else []))
     terminal.list_written(out, written)
     terminal.say(out, "read back and compared: equal")
     tokens = served.tokens or KINDS[found.kind].tokens(found.module)
     for engine, line in _commands(found.kind, folder, layout, served.target, tokens):
         out.print(f"{engine}: {line}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _facts(found: Found) -> list[str]:
+    """A drafter's sizes and numbers."""
+    parameters = list(found.module.parameters())
+    facts = [f"{sum(each.numel() for each in parameters):,} parameters in {dtype_name(parameters[0].dtype)}"]
+    describe = getattr(found.module, "describe", None)  # a small model is one of transformers
+    if describe is not None:
+        known: Description = describe()
+        facts += [f"reads the inputs of layers {', '.join(map(str, known.reads))}"] if known.reads[1:] else []
+        facts += [f"{subject}: {fact}" for subject, fact in known.facts.items()]
+        facts += [] if known.tokens is None else [f"drafts {len(known.tokens):,} tokens"]
+    return facts
 
 
 def _commands(kind: str, folder: Path, layout: str, target: str, tokens: int) -> Iterator[tuple[str, str]]:
@@ -84,17 +93,14 @@ def _commands(kind: str, folder: Path, layout: str, target: str, tokens: int) ->
         target: The target's name; empty if it is not known.
     """
     model, known, place = shlex.quote(target) if target else "TARGET", KINDS[kind], shlex.quote(str(folder))
-    if layout == "speculators" and kind != MTP:
+    vllm, sglang = known.serves.get("vLLM"), known.serves.get("SGLang")
+    if layout == "speculators" and vllm is not None:
         yield "vLLM", f"vllm serve {place}"
-    if known.vllm is not None and layout != "sglang":
-        setting: dict[str, Any] = {"method": known.vllm, "model": str(folder), "num_speculative_tokens": tokens}
-        if known.parallel:
-            setting["parallel_drafting"] = True
-        if kind == DSPARK:
-            setting["draft_sample_method"] = "probabilistic"
+    if vllm is not None and layout != "sglang":
+        setting = {"method": vllm["method"], "model": str(folder), "num_speculative_tokens": tokens, **vllm}
         yield "vLLM", f"vllm serve {model} --speculative-config {shlex.quote(json.dumps(setting))}"
-    if known.sglang is not None and layout == "sglang":
-        line = f"python -m sglang.launch_server --model-path {model} --speculative-algorithm {known.sglang}"
+    if sglang is not None and layout == "sglang":
+        line = f"python -m sglang.launch_server --model-path {model} --speculative-algorithm {sglang['algorithm']}"
         line += f" --speculative-draft-model-path {place}"
         if "mask_token_id" not in known.takes:  # a block's length is in its configuration
             line += f" --speculative-num-steps {tokens} --speculative-eagle-topk 1"

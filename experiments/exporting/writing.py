@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from drafters.heads.eagle import Eagle3Head, default_layers
+from drafters.heads.eagle import default_layers
 from drafters.heads.files import INDICES, OURS, WEIGHTS, ServedFor
-from drafters.heads.mtp_files import embedding_first
 from drafters.heads.trained_on import TRAINING
-from experiments.exporting.kinds import DFLASH, DSPARK, KINDS, MEDUSA, MTP, Found, Source, read
+from experiments.exporting.kinds import KINDS, Found, Source, read
 from specdec import bundled
 
 
@@ -52,8 +52,10 @@ def write(
         ValueError: The layout cannot say what the drafter is, or the drafter does not fit the target.
         RuntimeError: What was written is not what was read back.
     """
-    head, kind = found.module, KINDS[found.kind]
-    if isinstance(head, Eagle3Head) and head.hidden_layers is None and target is not None:
+    kind = KINDS[found.kind]
+    head: Any = found.module
+    reads = "hidden_layers" in kind.takes
+    if reads and getattr(head, "hidden_layers", None) is None and target is not None:
         head.hidden_layers = default_layers(target.get_text_config(decoder=True).num_hidden_layers)
     if target is not None:
         check_fit(found, target, served.target)
@@ -61,18 +63,18 @@ def write(
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     try:
-        kind.write(head, unfinished, layout, served, target)
+        as_written = kind.write(head, unfinished, target, layout=layout, served=served) or head
         if found.tokenizer is not None:
             found.tokenizer.save_pretrained(unfinished)
         own = unfinished / OURS
         written = json.loads(own.read_text()) if own.is_file() else {"family": found.kind}
         told = {**found.notes, **written, **(notes or {}), "format": layout}
-        if told.get("hidden_layers") is None and found.kind in (DFLASH, DSPARK):
-            told["hidden_layers"] = list(getattr(head, "hidden_layers", ()))
+        if told.get("hidden_layers") is None and reads:
+            told["hidden_layers"] = list(getattr(head, "hidden_layers", None) or ())
         told["hidden_layers_are"] = "inputs of layers"
         own.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
         again = read(Source(name=str(unfinished)), found.kind, target)
-        compare(found, again, swapped=found.kind == MTP and layout == "speculators")
+        compare(replace(found, module=as_written), again)
         names = sorted(path.name for path in unfinished.iterdir())
         folder.mkdir(parents=True, exist_ok=True)
         for stale in (*INDICES, *WEIGHTS, TRAINING):  # what other layouts have left there would be read first
@@ -100,13 +102,13 @@ def check_fit(found: Found, target: PreTrainedConfig, name: str) -> None:
             f"{known.title} for hidden states of width {width} does not fit the target {name}, whose width is "
             f"{text.hidden_size}: give the target that it was trained on"
         )
-    tokens = module.vocab_size if found.kind == MEDUSA else module.config.vocab_size
+    tokens = (module if known.width == "hidden_size" else module.config).vocab_size
     if tokens > text.vocab_size:
         raise ValueError(
             f"{known.title} of {tokens} tokens does not fit the target {name}, which has {text.vocab_size}: "
             f"give the target that it was trained on"
         )
-    mask = module.config.mask_token_id if found.kind in (DFLASH, DSPARK) else 0
+    mask = module.config.mask_token_id if "mask_token_id" in known.takes else 0
     if mask >= text.vocab_size:
         raise ValueError(
             f"the mask token {mask} is outside of the vocabulary of the target {name}, which has {text.vocab_size} "
@@ -114,15 +116,12 @@ def check_fit(found: Found, target: PreTrainedConfig, name: str) -> None:
         )
 
 
-def compare(found: Found, again: Found, *, swapped: bool = False) -> None:
-    """Compare a drafter with what was read back: every tensor, and what decides how it drafts.
-
-    ``swapped`` tells that the layout has the other order of embedding and hidden state (``embedding_first``).
-    """
-    module: Any = embedding_first(found.module) if swapped else found.module  # pyright: ignore[reportArgumentType]
+def compare(found: Found, again: Found) -> None:
+    """Compare a drafter with what was read back: every tensor, and what decides how it drafts."""
+    module: Any = found.module
     wanted, got = _state(module), _state(again.module)
     different = [name for name in wanted.keys() | got.keys() if not _equal(wanted.get(name), got.get(name))]
-    for name in KINDS[found.kind].facts:
+    for name in KINDS[found.kind].decides:
         values = [attrgetter(name)(each) for each in (module, again.module)]
         first, second = (list(value) if isinstance(value, tuple) else value for value in values)
         different += [name] if first != second else []

@@ -89,7 +89,7 @@ def test_a_corpus_of_another_tokenizer_is_refused(kind: type[Drafter], tmp_path:
     other = byte_tokenizer()
     other.add_tokens(["another"])
     Corpus.of([[1, 2]], tokenizer=other).save(tmp_path / "a.corpus")
-    with pytest.raises(ValueError, match=r"a\.corpus has the tokens of another tokenizer .* python -m experiments"):
+    with pytest.raises(ValueError, match=r"a\.corpus has the tokens of another tokenizer .* python examples"):
         kind(tmp_path / "a.corpus").bind(target, sizes)
     kind(Corpus.of([[1, 2]], tokenizer=byte_tokenizer())).bind(target, sizes)
     kind(Corpus.of([[1, 2]])).bind(target, sizes)  # nobody knows whose

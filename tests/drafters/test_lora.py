@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from drafters.heads.training import TargetStates, TextBatch
 from drafters.lora import TrainedLora
 from drafters.model import ModelDrafter
-from experiments.exporting.kinds import LM, Source, kind_of, read
+from experiments.exporting.kinds import Source, kind_of, read
 from specdec.target.target import Target
 from tests.drafters.agreeing import losses
 from tests.models import tiny_model
@@ -60,7 +60,7 @@ def test_training_lowers_the_loss_and_what_is_trained_is_what_is_served(base: st
     ours: Any = ModelDrafter.from_pretrained(base, adapter=str(tmp_path / "saved"), dtype="float32", device="cpu")
     torch.testing.assert_close(ours.model(ALONE).logits, theirs(ALONE).logits, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(ours.model(ALONE).logits[0, :8], wanted, rtol=0.05, atol=0.05)  # rounded to bfloat16
-    exported: Any = read(Source(name=base, adapter=str(tmp_path / "saved")), LM).module
+    exported: Any = read(Source(name=base, adapter=str(tmp_path / "saved")), "lm").module
     torch.testing.assert_close(exported(ALONE).logits, ours.model(ALONE).logits, rtol=1e-4, atol=1e-4)
     for load in (ModelDrafter.from_pretrained, kind_of):
         with pytest.raises(ValueError, match=rf"an adapter[,:].* give .*adapter={tmp_path / 'saved'}"):

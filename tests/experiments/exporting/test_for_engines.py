@@ -222,7 +222,7 @@ def test_what_is_said(written: Callable[[str], Path], exported: Export, capsys: 
     shown = capsys.readouterr().out
     words = " ".join(shown.split())
     assert "DFlash head: " in words
-    assert "reads the inputs of layers 1 and 3; blocks of 4 places for 3 tokens; mask token 63" in words
+    assert "reads the inputs of layers 1, 3; block: 4 places, 3 tokens: every place predicts its own token" in words
     assert "read back and compared: equal" in shown
     assert f"vLLM: vllm serve {out}\n" in shown
     assert re.search(r"vLLM: vllm serve \S+ --speculative-config '{\"method\": \"dflash\", ", shown)

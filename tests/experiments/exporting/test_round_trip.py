@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from drafters import BlockDrafter, EagleDrafter, MedusaDrafter, ModelDrafter, MTPDrafter, PARDDrafter, PEagleDrafter
 from drafters.heads.eagle_files import load_eagle
+from drafters.heads.mtp_files import embedding_first
 from experiments.exporting.kinds import KINDS, Source, kind_of, read
 from experiments.exporting.writing import compare
 from specdec import Drafter, Engine, SamplingParams, Target
@@ -53,7 +55,9 @@ def test_what_is_exported_drafts_as_before(
     decoder = target.model.config
     sources = [read(Source(name=str(each)), kind_of(str(each)), decoder) for each in (folder, out)]
     assert sources[0].kind == sources[1].kind == kind
-    compare(sources[0], sources[1], swapped=(kind, form) == ("mtp", "speculators"))
+    if (kind, form) == ("mtp", "speculators"):  # which has the embedding first
+        sources[0] = replace(sources[0], module=embedding_first(sources[0].module))  # type: ignore[arg-type]
+    compare(sources[0], sources[1])
     before, after = (drafts(DRAFTERS[kind](each), target) for each in (folder, out))
     assert before[0].tokens == after[0].tokens
     assert any(len(draft.nodes) > 1 for draft in before[0].drafts)
