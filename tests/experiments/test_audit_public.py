@@ -61,10 +61,6 @@ def test_an_exact_function_passes_and_mistaken_ones_do_not(
     assert (found.pvalue > example.LEVEL) == exact
 
 
-def test_our_rule_passes_the_same_audit(example: ModuleType, tmp_path: Path) -> None:
-    assert example.audit(example.SUBJECTS[0], example.Clone(tmp_path), 400).follows
-
-
 def test_a_law_is_that_of_all_courses(example: ModuleType) -> None:
     def drawn() -> list[int]:
         first, second = torch.multinomial(torch.tensor([0.2, 0.3, 0.5]), 2).tolist()

@@ -3,7 +3,6 @@
 import functools
 import itertools
 import math
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -169,28 +168,6 @@ def test_the_most_probable_paths_are_not_always_best() -> None:
     assert planned[3].shape == TreeShape.branching(3)
 
 
-@pytest.mark.parametrize(
-    ("rows", "words"),
-    [
-        ([], "shape (0, 0)"),
-        ([[0.5], [], [0.5]], "behind ranks or depths where they are not"),
-        ([[0.5, -0.1]], "[-0.1]: give 0 to 1"),
-        ([[0.7, 0.6]], "add up to more than 1"),
-    ],
-)
-def test_rates_that_are_none(rows: list[list[float]], words: str) -> None:
-    with pytest.raises(ValueError, match=rf"acceptance rates .*{re.escape(words)}"):
-        AcceptanceRates.of(rows)
-
-
-@pytest.mark.parametrize(("nodes", "depth"), [(0, None), (5000, None), (3, 3), (3, 0)])
-def test_bad_bounds(nodes: int, depth: int | None) -> None:
-    """Too few and too many, and a depth at which no rates are known."""
-    wrong = f"max_nodes={nodes}" if depth is None else f"max_depth={depth}"
-    with pytest.raises(ValueError, match=f"^{wrong}: "):
-        best_shapes(AcceptanceRates.of([[0.5], [0.5]]), max_nodes=nodes, max_depth=depth)
-
-
 def costs_of(
     seconds: Callable[[int, int], float],
     sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32),
@@ -243,9 +220,3 @@ def test_costs_are_kept_and_other_files_hold_none(tmp_path: Path) -> None:
         path.write_text(content)
         with pytest.raises(ValueError, match=r"costs\.json holds no costs of trees"):
             TreeCosts.load(path)
-
-
-@pytest.mark.parametrize("wrong", [{"trees": ()}, {"trees": ((1, 2),)}, {"seconds": (0.0,)}, {"plain": float("nan")}])
-def test_costs_that_are_none(wrong: dict) -> None:
-    with pytest.raises(ValueError, match="costs of trees"):
-        TreeCosts(**{"trees": ((2, 1),), "seconds": (0.1,), "plain": 0.1, **wrong})

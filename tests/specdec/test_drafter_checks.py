@@ -18,7 +18,7 @@ from specdec.interfaces import why_unfit
 from specdec.quantization import quantize
 from tests import mutants
 from tests.components import DRAFTERS, VERIFIERS, fitting
-from tests.honest import Honest, HonestTop
+from tests.honest import Honest
 from tests.models import tiny_model
 from tests.mutants import BEHAVIOUR, DRAWS, HONEST, MALFORMED, broken
 from tests.shapes import shapes_unchecked
@@ -150,15 +150,6 @@ def test_drafts_of_quantized_weights_are_not_compared_between_batches(quantized:
         assert {found[name].status for name in tried} == {Status.PASSED}
 
 
-def test_a_drafter_that_never_drafts_is_no_success(target: Target) -> None:
-    class Silent(Honest):
-        def finish(self, slots, tokens, q):
-            tree = super().finish(slots, tokens, q)
-            return type(tree).root_only(slots.roots)
-
-    assert list(failing(check(Silent, target, **FEW))) == ["drafts to the end"]
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -188,13 +179,6 @@ def wide() -> Target:
 def test_what_nan_leaves_behind_is_noticed(wide: Target, drafter: type[Honest], words: str) -> None:
     found = failing(check(drafter, wide, **FEW))
     assert list(found) == ["NaN logits"] and words in found["NaN logits"]
-
-
-def test_nan_harms_no_honest_drafter_and_leaves_the_target_alone(wide: Target) -> None:
-    embedding = wide.model.get_input_embeddings()
-    findings = {finding.check: finding.status for finding in check(HonestTop, wide, **FEW)}
-    assert findings["NaN logits"] is Status.PASSED
-    assert not embedding._forward_hooks and bool(embedding.weight.isfinite().all())
 
 
 def test_wrong_successors_are_noticed(wide: Target, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,18 +281,6 @@ def test_malformed_trees_are_named(target: Target, drafter: type[Honest]) -> Non
     with pytest.raises(ValueError, match=rf"^{drafter.__name__}\b.*") as caught:
         outputs(target, drafter(), RejectionVerifier())
     assert "\n" not in str(caught.value)
-
-
-def test_the_round_is_counted_per_request(target: Target) -> None:
-    class Late(Honest):
-        def finish(self, slots, tokens, q):
-            if (slots.rounds == 2).any():
-                tokens = tokens.clone()
-                tokens[:, 0] = -5
-            return super().finish(slots, tokens, q)
-
-    with pytest.raises(ValueError, match=r"Late \(request \d, round 2, node 0\)"):
-        outputs(target, Late(), RejectionVerifier())
 
 
 class SomeRows(Honest):

@@ -159,15 +159,6 @@ def test_a_list_of_processors_gives_the_law_that_it_has_in_transformers(case: st
         assert first.argmax() == scores.argmax() and first.max() == 1
 
 
-def test_our_order_runs_at_full_speed() -> None:
-    fields = sampling_fields(LISTS["our order"], sample=True)
-    assert [type(p).__name__ for p in fields.pop("logits_processor")] == [
-        "NoRepeatNGramLogitsProcessor",
-        "SuppressTokensLogitsProcessor",
-    ]
-    assert fields == {"temperature": 0.5, "repetition_penalty": 1.7, "top_k": 9, "top_p": 0.8, "min_p": 0.1}
-
-
 def test_a_field_that_is_set_is_translated_or_refused_by_name() -> None:
     for fields, words in (
         ({"num_beams": 4}, "num_beams=4"),

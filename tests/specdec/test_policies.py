@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from drafters import BlockDrafter, ModelDrafter, NGramDrafter
+from drafters import ModelDrafter, NGramDrafter
 from drafters.adaptive import AdaptiveDrafter
 from drafters.round_costs import measure_costs, measure_node_costs, node_sizes
 from experiments.session.policies import paced
@@ -26,7 +26,7 @@ from specdec.drafting.policies import (
     LengthPolicy,
     NodePolicy,
 )
-from tests.components import block_head, perturbed
+from tests.components import perturbed
 from tests.models import tiny_model
 from tests.verifiers.cases import complete
 from verifiers.rejection import RejectionVerifier
@@ -145,22 +145,6 @@ def test_costs_are_measured_kept_and_read_again(target: Target, tmp_path: Path) 
         assert engine.generate([[1, 2]], SamplingParams(max_new_tokens=3))
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda target: RoundCosts(rows=(1, 2), table=((1.0, 2.0),)), "one row per batch size"),
-        (lambda target: RoundCosts(rows=(2, 1), table=((1.0,), (1.0,))), "ascending"),
-        (lambda target: RoundCosts(rows=(1,), table=((1.0, 0.0),)), "no positive number"),
-        (lambda target: costs(0.1).seconds(1, 9), "depth 6, .* 9 deep"),
-        (lambda target: CostAwareLength(memory=0), "numbers of rounds"),
-        (lambda target: measure_costs(target, NGramDrafter(), RejectionVerifier(), []), "there are none"),
-    ],
-)
-def test_numbers_that_do_not_fit(target: Target, make: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        make(target)
-
-
 PROMPTS = [[1, 2, 3], [4, 5]]
 
 
@@ -274,17 +258,6 @@ def test_more_nodes_where_they_cost_less(target: Target) -> None:
         trees = trees_of(target, ExpansionTree(12, 3, 4), CostAwareNodes(costs, explore=0), tokens=8)
         means.append(np.mean([tree.width for tree in trees]))
     assert means[0] > means[1] > means[2] == 1
-
-
-def test_a_confidence_head_is_asked(target: Target) -> None:
-    head = block_head(target.model, shifted=True, markov_rank=24, confidence=True)
-    drafter = BlockDrafter(head, 3).pruned_by(ConfidenceNodes(0.2))
-    with Engine(target, drafter, RejectionVerifier()) as engine:
-        engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=8))
-        assert engine.session.policy._used == "head"
-    without = BlockDrafter(block_head(target.model), 3).pruned_by(ConfidenceNodes(0.2, source="head"))
-    with pytest.raises(ValueError, match="this drafter has none: give source=top"):
-        Engine(target, without, RejectionVerifier())
 
 
 @pytest.mark.full

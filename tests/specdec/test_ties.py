@@ -1,6 +1,5 @@
 """What a dtype explains at one place, and the exactness harness itself: neither can excuse itself."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -209,23 +208,6 @@ CHAIN, FORK = TreeShape.chain(1), TreeShape.branching(2)
 TABLES = Tables.from_rows(COIN, COIN)
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: Tables(TABLES.p, (TABLES.q[0], TABLES.q[1][:1])), "q has 1 rows for prefixes of length 1"),
-        (lambda: enumerate_drafts(TABLES, TreeShape.chain(2), IID), "the tables end after 1 tokens"),
-        (lambda: enumerate_drafts(Tables.from_rows(COIN, None), CHAIN, IID), "have no q"),
-        (lambda: enumerate_drafts(TABLES, CHAIN, DraftSampling.COUPLED), "COUPLED"),
-        (lambda: enumerate_drafts(TABLES, FORK, (IID,)), r"node 2 of .* has rank 1 and laws has 1"),
-        (lambda: enumerate_drafts(Tables.random(40, 1, seed=0), TreeShape.branching(4), IID), "too many to enumerate"),
-        (lambda: Tables.random(2, 1, seed=0, kinds=("dens",)), "choose from dense"),
-    ],
-)
-def test_tables_that_do_not_do(make: Callable[[], object], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        make()
-
-
 class ChainRule(RejectionVerifier):
     samplings = frozenset({IID})
     chain_only = True
@@ -275,12 +257,6 @@ PARENTS = torch.tensor([[-1, 0, 0], [-1, 0, 0]])
 def test_malformed_drafts(changes: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         check_drafts(RejectionVerifier(), *broken(**changes))
-
-
-def test_well_formed_drafts_pass() -> None:
-    check_drafts(RejectionVerifier(), *broken())
-    # A leaf's q is not read.
-    check_drafts(RejectionVerifier(), *broken(draft_probs=changed(HALF, (1, 2, 0), float("nan"))))
 
 
 def test_a_rule_is_not_asked_for_what_it_does_not_take() -> None:

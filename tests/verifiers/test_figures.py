@@ -5,14 +5,13 @@ import torch
 
 import verifiers.greedy_multipath
 import verifiers.kseq
-from specdec import DraftSampling, DraftTree, TreeShape, Verifier
-from specdec.checks.drafts import WeightedDrafts, enumerate_drafts
-from specdec.checks.outcomes import enumerate_outcome, outcome
+from specdec import DraftSampling, TreeShape, Verifier
+from specdec.checks.outcomes import enumerate_outcome
 from specdec.checks.shared import expected_coupled
 from specdec.checks.tables import Tables
 from specdec.coupling import coupled_acceptance
 from tests.verifiers.cases import DIGITS, EXACT, IID, MIXED, SWOR, TOP, needs_tables
-from tests.verifiers.test_mutants import UNCAPPED, merged, no_skew
+from tests.verifiers.test_mutants import UNCAPPED
 from verifiers import (
     BlockVerifier,
     CascadeVerifier,
@@ -77,13 +76,6 @@ def test_expected_accepted_tokens(tables, table: str, shapes, rule: Verifier, la
     for factors, figure in zip(shapes, figures, strict=False):
         result = enumerate_outcome(rule, tables[table], TreeShape.branching(*factors), law)
         assert result.expected_accepted == pytest.approx(figure, abs=DIGITS) and result.tv < EXACT, factors
-
-
-def test_towards_temperature_zero(tables: dict[str, Tables]) -> None:
-    for temperature, figure in ((0.5, 1.426498), (0.2, 1.569305), (0.05, 1.987023), (0.01, 2.0)):
-        tempered = tables["A"].tempered(temperature)
-        result = enumerate_outcome(RejectionVerifier(), tempered, TreeShape.chain(4), IID)
-        assert result.expected_accepted == pytest.approx(figure, abs=DIGITS) and result.tv < EXACT, temperature
 
 
 @pytest.mark.parametrize(
@@ -154,23 +146,6 @@ def test_distances_of_lossy_and_wrong_rules(tables, rule: Verifier, distance: fl
         assert result.expected_accepted == pytest.approx(2.210, abs=THREE_PLACES)
 
 
-def test_the_best_path_without_its_law(tables, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verifiers.greedy_multipath, "_law_of_the_largest", no_skew)
-    result = enumerate_outcome(GreedyMultiPathVerifier(), tables["A"], TreeShape.branching(2, 1), IID)
-    assert result.tv == pytest.approx(0.128, abs=THREE_PLACES)
-
-
-@pytest.mark.parametrize(
-    ("rule", "length", "figure"),
-    [(TraversalVerifier(), 2, 1.447552), (RejectionVerifier(), 2, 1.367008), (TraversalVerifier(), 3, 1.933680)],
-)
-def test_figures_of_the_trie(tables, rule: Verifier, length: int, figure: float) -> None:
-    """Two paths, merged: distinct siblings are as good as drawn without replacement."""
-    trie = merged(enumerate_drafts(tables["A"], TreeShape.branching(2, *[1] * (length - 1)), IID))
-    result = outcome(rule, tables["A"], trie)
-    assert result.expected_accepted == pytest.approx(figure, abs=DIGITS) and result.tv < EXACT
-
-
 def test_rho(tables) -> None:
     p, q = tables["L"].p[0], tables["L"].q[0]
     for k, rho in ((1, 1.0), (2, 1.414397), (3, 1.751615)):
@@ -184,33 +159,3 @@ def test_figures_of_coupled_drafts(tables) -> None:
     published = (0.748128, 1.220285, 1.517414, 1.704525, 1.689290, 1.846301, 2.060418, 2.393495)
     for factors, figure in zip((*CHAINS, (2, 2), (2, 1, 1), (3, 1, 1), (2, 2, 2)), published, strict=True):
         assert expected_coupled(tables["A"], TreeShape.branching(*factors)) == pytest.approx(figure, abs=DIGITS)
-
-
-def one_draw_and_the_top(tables: Tables, children: int, *, drawn_first: bool) -> WeightedDrafts:
-    """The top k-1 of q, and one draw from the rest: all drafts."""
-    p, q = tables.p[0][0], tables.q[0][0]
-    top = q.topk(children - 1).indices
-    rest = q.scatter(0, top, 0.0)
-    rest = rest / rest.sum()
-    drawn = rest.nonzero()
-    certain = top.expand(len(drawn), -1)
-    tokens = torch.cat([torch.zeros_like(drawn), *([drawn, certain] if drawn_first else [certain, drawn])], 1)
-    law = [TOP, IID, *[TOP] * (children - 1)] if drawn_first else [TOP, *[TOP] * (children - 1), IID]
-    tree = DraftTree.from_shape(
-        TreeShape.branching(children),
-        tokens,
-        sampling=torch.tensor(law, dtype=torch.int8).expand(len(drawn), -1),
-        draft_probs=rest.expand(len(drawn), children + 1, -1).contiguous(),
-    )
-    below = torch.stack([p.expand(len(drawn), -1), *tables.p[1][tokens[:, 1:]].unbind(1)], 1)
-    return WeightedDrafts(tree, tokens, rest[drawn[:, 0]], below)
-
-
-@pytest.mark.parametrize("rule", [rule for rule in MIXED if rule != "target walk"])
-def test_one_draw_beside_the_top(tables, rule: str) -> None:
-    """Drawn first, every rule reaches the optimum; drawn last, only one that plans for all siblings."""
-    for children, optimum, drawn_last in ((2, 0.774061, 0.748424), (3, 0.844130, 0.781198)):
-        for first, figure in ((True, optimum), (False, optimum if rule == "transport" else drawn_last)):
-            drafts = one_draw_and_the_top(tables["L"], children, drawn_first=first)
-            found = outcome(MIXED[rule], tables["L"], drafts)
-            assert found.tv < EXACT and found.expected_accepted == pytest.approx(figure, abs=DIGITS)

@@ -15,7 +15,6 @@ from transformers import (
     StopStringCriteria,
     WatermarkingConfig,
 )
-from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
 from drafters.model import ModelDrafter
@@ -140,25 +139,6 @@ def test_tokens_arrive_round_by_round(model) -> None:
             model.generate(**batch(), **common, **given, pad_token_id=PAD)
 
 
-def test_a_callback_that_fails_leaves_nothing_behind(model) -> None:
-    def failing(tokens: torch.Tensor) -> None:
-        raise OSError("the reader has gone")
-
-    ours = SpeculativeGenerate()
-    prompt = torch.tensor([[1, 2, 3]])
-    with pytest.raises(OSError, match="the reader has gone"):
-        model.generate(prompt, max_new_tokens=9, custom_generate=ours, on_tokens=failing)
-    plain = model.generate(prompt, max_new_tokens=9)
-    assert torch.equal(model.generate(prompt, max_new_tokens=9, custom_generate=ours), plain)
-
-
-def test_a_dictionary_is_returned_where_one_is_asked_for(model) -> None:
-    common = {"max_new_tokens": 6, "pad_token_id": PAD, "return_dict_in_generate": True}
-    output = model.generate(**batch(), **common, custom_generate=SpeculativeGenerate())
-    assert isinstance(output, GenerateDecoderOnlyOutput)
-    assert torch.equal(output.sequences, model.generate(**batch(), **common).sequences)
-
-
 def test_samples_of_a_prompt_have_the_batch_ids_of_transformers(model) -> None:
     """The samples of a prompt stand together: each has a number of its own, and since 5.24 the prompt's."""
 
@@ -185,14 +165,6 @@ def test_logits_that_are_not_finite_are_an_error() -> None:
     model.model.norm.weight.data[3] = torch.nan  # which is read where it is
     with pytest.raises(RuntimeError, match="row 0: the logits or the draft's probabilities were not finite"):
         model.generate(torch.tensor([[1, 2]]), max_new_tokens=3, custom_generate=ours)
-
-
-@pytest.mark.parametrize("architecture", ["gpt2", "mistral_sliding"])
-def test_left_padding_in_other_models(architecture: str) -> None:
-    model = tiny_model(architecture, vocab_size=VOCAB)
-    ours = SpeculativeGenerate(DRAFTERS["ngram"](model), RejectionVerifier())
-    common = {"max_new_tokens": 12, "pad_token_id": PAD, "no_repeat_ngram_size": 3}
-    assert torch.equal(model.generate(**batch(), **common, custom_generate=ours), model.generate(**batch(), **common))
 
 
 def test_an_empty_cache_and_the_usual_positions_change_nothing(model) -> None:
@@ -235,17 +207,6 @@ def test_a_conversation_needs_few_engines(model, counted: type[Counted]) -> None
     assert counted.made == 4
 
 
-def test_room_for_later_calls_is_no_reason_to_fail(model, counted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Counted, "longest", 20)
-    ours = SpeculativeGenerate()
-    for length in (12, 18, 20):
-        prompt = torch.ones((1, length - 2), dtype=torch.long)
-        plain = model.generate(prompt, max_new_tokens=2)
-        assert torch.equal(model.generate(prompt, max_new_tokens=2, custom_generate=ours), plain)
-    with pytest.raises(ValueError, match="no room"):
-        model.generate(torch.ones((1, 20), dtype=torch.long), max_new_tokens=2, custom_generate=ours)
-
-
 def stops_of(model) -> dict[str, list[str]]:
     """Stop strings that occur in the greedy outputs of ``batch``."""
     rows = model.generate(**batch(), max_new_tokens=12, pad_token_id=PAD).tolist()
@@ -273,15 +234,6 @@ def test_stop_strings_end_a_row_where_they_do_in_transformers(model, case: str) 
     for given, options in ((named, {"tokenizer": letters()}), (criteria, {"max_batch_size": 2})):
         ours = SpeculativeGenerate(DRAFTERS["model_chain_iid"](model), RejectionVerifier(), **options)
         assert torch.equal(model.generate(**batch(), **common, **given, custom_generate=ours), plain)
-
-
-def test_a_stop_string_that_is_a_special_token(model) -> None:
-    prompt = torch.tensor([[1, 2, 3]])
-    biased = {"sequence_bias": [[[30], 4.0]], "max_new_tokens": 40}
-    plain = model.generate(prompt, **biased, stop_strings="</s>", tokenizer=letters())
-    assert plain[0, -1] == 30 and plain.shape[1] < 43, "the special token comes, and ends the output"
-    ours = SpeculativeGenerate(tokenizer=letters())
-    assert torch.equal(model.generate(prompt, **biased, stop_strings="</s>", custom_generate=ours), plain)
 
 
 def test_a_special_token_ends_the_engine_s_own_output_and_text(model) -> None:
