@@ -15,8 +15,17 @@ from experiments.config.pairs import check_files
 from experiments.config.sections import build, locate, plain_whole
 from experiments.contenders.base import OtherEngine
 from experiments.datasets.prompt import Prompt, choose
-from experiments.measuring.audited import Subject, of_engine, of_function
-from experiments.measuring.gathered import SAMPLES, AgainstLaw, AgainstReference, Audit, Greedy, Sampled
+from experiments.measuring.gathered import (
+    SAMPLES,
+    AgainstLaw,
+    AgainstReference,
+    Audit,
+    Greedy,
+    Sampled,
+    Subject,
+    of_engine,
+    of_function,
+)
 from experiments.measuring.jobs import Job
 from experiments.reporting import terminal
 from experiments.reporting.audit import (
@@ -101,12 +110,7 @@ def _check_sampling(config: DictConfig, sampling: SamplingParams) -> None:
 
 @dataclass(frozen=True)
 class _Made:
-    """The parts of an audit.
-
-    Attributes:
-        name: What the subject is called.
-        reference: What stands in place of the law; None for the law.
-    """
+    """The parts of an audit; ``reference`` stands in place of the law, which is None."""
 
     target: Target
     name: str
@@ -115,11 +119,6 @@ class _Made:
 
     @classmethod
     def of(cls, config: DictConfig) -> "_Made":
-        """Load the target, and whatever is compared.
-
-        Raises:
-            ValueError: There are several subjects, or no such reference.
-        """
         others = {str(name): build(config, f"contenders.{name}") for name in config.contenders}
         second = others.pop(config.reference, None)
         function = None if config.function is None else locate(config.function, "function")
@@ -151,12 +150,7 @@ class _Made:
 
 @dataclass(frozen=True)
 class _Asked:
-    """The request that a subject gets, and its prompts.
-
-    Attributes:
-        horizon: The tokens of an output that are looked at.
-        ends: The tokens that end an output.
-    """
+    """The request that a subject gets, and its prompts; ``horizon`` tokens of an output are looked at."""
 
     sampling: SamplingParams
     prompts: list[Encoded]
@@ -167,7 +161,6 @@ class _Asked:
 def _subject(
     config: DictConfig, target: Target, others: dict[str, OtherEngine], function: Callable[..., Any] | None
 ) -> tuple[str, Subject]:
-    """The subject and what it is called."""
     size = config.engine.max_batch_size
     if function is not None:
         return str(config.function), of_function(function, str(config.function))
@@ -345,7 +338,6 @@ def _sampled(
     plan: Table,
     prompts: list[dict[str, Any]],
 ) -> Figures:
-    """Show the plan, gather the outputs, and report."""
     console = terminal.console()
     terminal.show(console, plan)
     terminal.say(console, *plan_lines(running, config.level))

@@ -1,15 +1,17 @@
 """The outputs of an audit, step by step: judged as they come, and kept in a file from which the audit goes on."""
 
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from experiments.measuring.audited import Subject
+from experiments.contenders.base import OtherEngine
+from experiments.contenders.openai import ServerError
 from experiments.measuring.divergence import find_divergence
 from experiments.measuring.jobs import Job
 from experiments.results.frame import Figures
@@ -20,6 +22,63 @@ from specdec.checks.telling import Telling
 from specdec.checks.two_samples import TwoSamples, homogeneous
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
+
+Subject = Callable[[Sequence[Sequence[int]], SamplingParams, Sequence[int]], list[list[int]]]
+"""From prompts, their sampling and a stream for each to one output for each, as token ids."""
+
+
+def of_engine(engine: Engine | OtherEngine, size: int) -> Subject:
+    """An engine in batches of ``size``; a request that fails, or tokens that are not its own, are a ``ValueError``."""
+
+    def outputs(prompts: Sequence[Sequence[int]], sampling: SamplingParams, streams: Sequence[int]) -> list[list[int]]:
+        found: list[list[int]] = []
+        for first in range(0, len(streams), size):
+            asked = [replace(sampling, stream=stream) for stream in streams[first : first + size]]
+            try:
+                done = engine.generate([list(each) for each in prompts[first : first + size]], asked)
+            except ServerError as error:
+                raise ValueError(str(error)) from error
+            for each in done:
+                if each.error is not None:
+                    raise ValueError(f"a request failed: {each.error}")
+            found += [list(each.token_ids) for each in done]
+        if not getattr(engine, "tells_tokens", True):
+            raise ValueError(
+                "the tokens cannot be judged: a server has to return token ids, as text has several spellings (recent "
+                "vLLM, SGLang and llama.cpp do; where another one needs a field: '+contenders.openai.extra="
+                "{return_token_ids:true}'), and engines in processes of their own need target.dtype=float32"
+            )
+        return found
+
+    return outputs
+
+
+def of_function(function: Callable[..., Any], name: str) -> Subject:
+    """A function ``generate(prompt_ids, sampling, n)`` that returns n lists of new token ids, after one prompt.
+
+    It is called with a seed of its own for every block.
+    """
+    try:
+        inspect.signature(function).bind([], SamplingParams(), 1)
+    except TypeError as error:
+        raise ValueError(f"function={name}: {error}; it is called with prompt_ids, sampling and n") from error
+
+    def outputs(prompts: Sequence[Sequence[int]], sampling: SamplingParams, streams: Sequence[int]) -> list[list[int]]:
+        given = replace(sampling, seed=((sampling.seed or 0) << 32) + streams[0])
+        found = function(list(prompts[0]), given, len(streams))
+        try:
+            rows = [[int(token) for token in row] for row in found]
+        except (TypeError, ValueError):
+            rows = []
+        if len(rows) != len(streams):
+            raise ValueError(
+                f"function={name} returned {type(found).__name__} where {len(streams)} outputs were asked for: "
+                f"return a list of n lists of new token ids"
+            )
+        return rows
+
+    return outputs
+
 
 SAMPLES = "samples.jsonl"
 """A line per step: what it asked for, and the outputs."""
@@ -35,10 +94,7 @@ Output = tuple[int, ...]
 class Audit(ABC):
     """An audit under way.
 
-    Attributes:
-        steps: Steps that it has in all.
-        done: Steps so far.
-        tokens: Tokens that the subject, and a reference, have returned.
+    ``steps`` are all that it has, ``done`` those so far; ``tokens`` is what subject and reference have returned.
     """
 
     steps: int
@@ -47,13 +103,11 @@ class Audit(ABC):
 
     @property
     @abstractmethod
-    def alarm(self) -> bool:
-        """Whether it is sure that the subject is not lossless."""
+    def alarm(self) -> bool: ...
 
     @property
     @abstractmethod
-    def progress(self) -> str:
-        """How it stands, in a few words."""
+    def progress(self) -> str: ...
 
     @abstractmethod
     def ask(self) -> Row:
@@ -61,17 +115,12 @@ class Audit(ABC):
 
     @abstractmethod
     def take(self, row: Row) -> None:
-        """Judge what a step returned.
-
-        Raises:
-            ValueError: An output cannot be one of the model's, or belongs to another audit's prompt.
-        """
+        """Judge what a step returned, or refuse outputs that cannot be the model's or that audit's."""
 
     def gather(self, folder: Path, *, advance: Callable[[str], None]) -> str | None:
         """Go on until the alarm or the last step; what is in the file comes first.
 
-        Returns:
-            Why it ended early: ``"interrupted"`` or an error's sentence; None if it did not.
+        Returns why it ended early: ``"interrupted"`` or an error's sentence; None if it did not.
         """
         file = folder / SAMPLES
         for row in kept_rows(file):
@@ -102,7 +151,6 @@ class Sampled(Audit):
     """Blocks of outputs of one prompt each.
 
     Attributes:
-        prompts: The prompts as token ids.
         order: The prompt of every block.
         block: Outputs of a block.
         horizon: Tokens of an output that are looked at.
@@ -121,8 +169,7 @@ class Sampled(Audit):
 
     @property
     @abstractmethod
-    def wealth(self) -> Wealth | TwoSamples:
-        """The bets on the outputs so far."""
+    def wealth(self) -> Wealth | TwoSamples: ...
 
     @property
     def steps(self) -> int:  # type: ignore[override]
@@ -134,7 +181,6 @@ class Sampled(Audit):
 
     @property
     def outputs(self) -> int:
-        """Outputs of the subject so far."""
         return self.done * self.block
 
     @property
@@ -173,11 +219,7 @@ class Sampled(Audit):
     def check_noise(
         self, prompt: int, outputs: Sequence[Sequence[int]], likely: Callable[[Sequence[int]], float], whose: str
     ) -> None:
-        """Refuse outputs that are the same every time.
-
-        Args:
-            likely: The probability of an output.
-        """
+        """Refuse outputs that are the same every time; ``likely`` is the probability of an output."""
         block = (prompt, whose, *map(tuple, outputs))
         same = len(set(block[2:])) == 1
         often = f"one and the same output {len(outputs)} times" if same else "an earlier block's outputs again"
@@ -274,7 +316,6 @@ class Greedy(Audit):
 
     Attributes:
         size: Prompts that the subject is given at once.
-        ends: Tokens behind which nothing follows.
         compared: Tokens that were compared: up to the first that differs.
         differences: Where an output parts from plain decoding's (``find_divergence``), and after which prompt.
     """
