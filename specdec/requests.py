@@ -16,10 +16,25 @@ from specdec.random import fresh_seed
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy, for targets and drafters."""
 
-_LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
-"""The temperatures of a batch are a float32 tensor, in which a larger number would be infinite."""
-_LARGEST_PENALTY = 1e20
-"""Even a logit of 65504 (float16's largest), penalized by this and divided by the smallest temperature, is finite."""
+_REAL = ("temperature", "top_p", "min_p", "repetition_penalty", "deadline")
+_INT64 = -(2**63), 2**63 - 1
+_RANGES: dict[str, tuple[float, float, str]] = {
+    # A larger number would be infinite in float32, which the temperatures of a batch are.
+    "temperature": (0, (2 - 2**-23) * 2.0**127, "0 (greedy) or a positive number, at most 3.4e38"),
+    "top_k": (0, _INT64[1], "a positive count below 2**63, or 0 (off)"),
+    "top_p": (5e-324, 1, "a mass in (0, 1]"),
+    "min_p": (0, 1, "a fraction in [0, 1]"),
+    # Even a logit of 65504 (float16's largest), penalized so and divided by the smallest temperature, is finite.
+    "repetition_penalty": (1e-20, 1e20, "a number from 1e-20 to 1e20; 1 is off"),
+    "max_new_tokens": (1, math.inf, "a whole number of at least 1"),
+    "n": (1, math.inf, "at least 1 sample per prompt, a whole number"),
+    "seed": (*_INT64, "a 64-bit integer (signed) or None"),
+    "stream": (*_INT64, "a 64-bit integer (signed) or None"),
+    "logprobs": (0, math.inf, "a count of tokens from 0 on, or None"),
+    "priority": (-math.inf, math.inf, "a whole number, without a decimal point"),
+    "deadline": (0, math.inf, "seconds after the arrival, or None"),
+}
+"""Smallest and largest value of every number in the parameters, and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,58 +171,34 @@ class SamplingParams:
     user: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
-            self._set(name, number(name, getattr(self, name)))
-        for name in ("top_k", "max_new_tokens", "n"):
-            self._set(name, whole(name, getattr(self, name)))
-        for name in ("seed", "stream"):
-            if getattr(self, name) is not None:
-                self._set(name, whole(name, getattr(self, name), remedy="give a 64-bit integer (signed) or None"))
-        if self.logprobs is not None:
-            self._set("logprobs", whole("logprobs", self.logprobs, remedy="give a count of tokens, or None"))
-        self._set("ignore_eos", flag("ignore_eos", self.ignore_eos))
-        self._set("priority", whole("priority", self.priority))
-        if self.deadline is not None:
-            self._set("deadline", number("deadline", self.deadline, "give seconds after the arrival, or None"))
-        instance("user", self.user, str, "the name of a user")
-        self._set("stop", _strings(self.stop))
-        self._set("stop_token_ids", _token_ids(self.stop_token_ids))
-        given = self.logits_processor
-        if given is not None:
+        for name, (low, high, remedy) in _RANGES.items():
+            value = getattr(self, name)
+            if value is None and remedy.endswith("or None"):
+                continue
+            value = (number if name in _REAL else whole)(name, value, remedy=f"give {remedy}")
+            if not low <= value <= high:
+                raise ValueError(f"{name}={value}: give {remedy}")
+            object.__setattr__(self, name, value)
+        processors = self.logits_processor
+        if processors is not None:
             # transformers' LogitsProcessorList is a list that is callable, too: take it apart.
-            several = tuple(given) if isinstance(given, Sequence) else (given,)
-            self._set("logits_processor", several or None)
-        if self.grammar is not None:
-            self._set("grammar", Grammar.of(self.grammar))
+            processors = tuple(processors) if isinstance(processors, Sequence) else (processors,)
+            if any(not callable(processor) or isinstance(processor, type) for processor in processors):
+                raise ValueError(
+                    f"logits_processor={processors!r} has a class itself, or what cannot be called: give callables of "
+                    f"input_ids and scores, such as an instance with its arguments"
+                )
+        instance("user", self.user, str, "the name of a user")
         if self.adapter is not None:
             text("adapter", self.adapter, "give the name of one of the target's adapters, or None")
-        temperature, penalty, processors = self.temperature, self.repetition_penalty, self.logits_processor
-        for wrong, message in (
-            (not 0 <= temperature < math.inf, f"{temperature=}: give 0 (greedy) or a positive number"),
-            (temperature > _LARGEST_FLOAT32, f"{temperature=}: give at most 3.4e38, the largest number in float32"),
-            (self.top_k < 0, f"top_k={self.top_k}: give 0 (off) or a positive count"),
-            (not _is_int64(self.top_k), f"top_k={self.top_k}: give a count below 2**63, or 0 (off)"),
-            (not 0 < self.top_p <= 1, f"top_p={self.top_p}: give a mass in (0, 1]"),
-            (not 0 <= self.min_p <= 1, f"min_p={self.min_p}: give a fraction in [0, 1]"),
-            (not 0 < penalty < math.inf, f"repetition_penalty={penalty}: give a positive number, 1 is off"),
-            (not 1 / _LARGEST_PENALTY <= penalty <= _LARGEST_PENALTY,
-             f"repetition_penalty={penalty}: give a number from 1e-20 to 1e20, beyond which float32 logits overflow"),
-            (self.max_new_tokens < 1, f"max_new_tokens={self.max_new_tokens}: give at least 1"),
-            (self.n < 1, f"n={self.n}: give at least 1 sample per prompt"),
-            (not (self.deadline or 0) >= 0, f"deadline={self.deadline}: give seconds after the arrival, or None"),
-            ((self.logprobs or 0) < 0, f"logprobs={self.logprobs}: give a count of tokens from 0 on, or None"),
-            (not _is_int64(self.seed), f"seed={self.seed}: give a 64-bit integer (signed) or None"),
-            (not _is_int64(self.stream), f"stream={self.stream}: give a 64-bit integer (signed) or None"),
-            (any(not callable(p) for p in processors or ()),
-             f"logits_processor={processors!r}: give callables of input_ids and scores"),
-            (any(isinstance(p, type) for p in processors or ()),
-             f"logits_processor={processors!r} has a class itself: give an instance of it, with its arguments"),
-        ):  # fmt: skip
-            if wrong:
-                raise ValueError(message)
-
-    def _set(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
+        for name, value in {
+            "ignore_eos": flag("ignore_eos", self.ignore_eos),
+            "stop": _strings(self.stop),
+            "stop_token_ids": _token_ids(self.stop_token_ids),
+            "logits_processor": processors or None,
+            "grammar": None if self.grammar is None else Grammar.of(self.grammar),
+        }.items():
+            object.__setattr__(self, name, value)
 
     @property
     def processors(self) -> tuple[Callable[..., Any], ...]:
@@ -242,10 +233,6 @@ def _token_ids(ids: object) -> tuple[int, ...]:
     if isinstance(ids, str) or not isinstance(ids, Iterable):
         raise ValueError(f"stop_token_ids={ids!r}: give a sequence of token ids; strings go into stop")
     return tuple(whole("stop_token_ids", token, remedy="give whole numbers") for token in ids)
-
-
-def _is_int64(number: int | None) -> bool:
-    return number is None or -(2**63) <= number < 2**63
 
 
 @dataclass(eq=False)
