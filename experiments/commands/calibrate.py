@@ -10,7 +10,7 @@ from experiments.config.sections import build, plain
 from experiments.measuring.calibrating import Plan
 from experiments.measuring.calibrating import calibrate as measured
 from experiments.measuring.forwards import Grid
-from experiments.reporting.calibration import constants_table, document, errors_table, predicted_plot, remarks
+from experiments.reporting.calibration import constants_table, errors_table, predicted_plot, remarks
 from experiments.reporting.formats import publish
 from experiments.session.engines import settle
 from experiments.session.methods import check_components
@@ -52,7 +52,6 @@ def calibrate(config: DictConfig) -> CalibratedRounds:
         out,
         "calibration",
         tables=[constants_table(found), errors_table(found)],
-        document=document(found),
         said=remarks(found),
         drawn=lambda: [predicted_plot(found, out / PICTURE), path],
     )

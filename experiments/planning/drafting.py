@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -20,9 +20,6 @@ from specdec.physics.shape import Attention, Layer, Mlp, ModelShape
 PARTS = ("lookup", "model", "helper")
 """The sections of drafters in that of one that is made of several."""
 _OTHER_VOCABULARY = ("TLIDrafter", "SLEMDrafter")
-_PLACES = 16
-"""Places of a block where nobody says."""
-_PEAGLE_LAYERS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +82,7 @@ def plan_drafter(
     if parts:
         return _several([plan_drafter(each, target, formats, target_name=target_name) for each in parts])
     name, kv_cache = options.get("name"), options.get("kv_cache")
-    kind: Any = None if owner in _USUAL else class_of(options)  # which imports PyTorch
+    kind: Any = None if owner in HEADS else class_of(options)  # which imports PyTorch
     runs, at_once = getattr(kind, "runs", None), bool(getattr(kind, "at_once", False))
     if runs == "nothing":
         return Planned(title=f"{owner}, which looks drafts up: its time is not counted")
@@ -122,72 +119,111 @@ def plan_drafter(
             keeps=not exits or scheme is not None or kv_cache is not None,
         )
     precision = Precision.of(formats.computes, kv=kv_cache)
-    borrowed = replace(precision, output=formats.precision.output)
+    if owner not in HEADS and runs != "head":
+        raise ValueError(
+            f"drafter._target_={options['_target_']}: it does not say what it runs (Drafter.runs), so that its cost "
+            f"cannot be told"
+        )
     found = None if name is None else _own_config(str(name))
     width = target.hidden if found is None else found.get("backbone_hidden_size") or found.get("hidden_size")
-    if found is not None and owner in _USUAL and str(name).startswith(bundled.PREFIX) and width != target.hidden:
+    if owner in HEADS and width not in (None, target.hidden) and str(name).startswith(bundled.PREFIX):
         found = width = None  # the default of the option, which was trained for the bundled target
-    if width is not None and width != target.hidden:
+    if width not in (None, target.hidden):
         raise ValueError(
             f"drafter.name={name} is a head for hidden states of {width} numbers, and target.name={target_name} has "
             f"{target.hidden}: give a head of this target"
         )
-    source = f"sizes from {name}" if found is not None else "with the sizes that such heads usually have"
     own = found or {}
-    layer = None if found is None or "num_attention_heads" not in own else _layer_of(own, str(name))
-    if owner == "EagleDrafter":
-        first = str((own.get("architectures") or [""])[0]).lower()
-        if found is not None and "eagle3" not in first and "draft_vocab_size" not in own:
-            return Planned(title=f"EAGLE head, {source}", model=_of(heads.eagle(target, layer=layer), borrowed))
-        shape = heads.eagle3(target, layer=layer, draft_vocab=own.get("draft_vocab_size"))
-        return Planned(title=f"EAGLE-3 head, {source}", model=_of(shape, precision))
-    if owner == "PEagleDrafter":
-        count = int((own.get("transformer_layer_config") or own).get("num_hidden_layers") or _PEAGLE_LAYERS)
-        shape = heads.eagle3(target, layers=count, layer=layer, draft_vocab=own.get("draft_vocab_size"))
-        if found is not None:  # it may have embeddings of its own
-            shape = replace(shape, table_weights=sum(stored_sizes(str(name), r"embed_tokens\.weight").values()))
-        model = DraftModel(shape=shape, precision=precision, at_once=True, catches_up=True)
-        return Planned(title=f"P-EAGLE head of {count} layers, {source}", model=model, longest=own.get("tokens"))
-    if owner == "MTPDrafter":
-        return Planned(title="MTP module, a layer like the target's last", model=_of(heads.mtp(target), borrowed))
-    if owner == "BlockDrafter":
-        count, captured = int(own.get("num_hidden_layers") or 5), own.get("hidden_layers")
-        shape = heads.block(
-            target,
-            layers=count,
-            layer=layer,
-            hidden_layers=len(captured) if isinstance(captured, list) else None,
-            **{key: int(own.get(key) or 0) for key in ("markov_rank", "selector_rank")},
-            gru=(int(own.get("gru_hidden_dim") or 0), int(own.get("emb_dim") or 0)),
-            refiner=(int(own.get("xpress_rank") or 0), int(own.get("xpress_mlp_ratio") or 0)),
-            convolution=(int(own.get("conv_kernel_size") or 0), int(own.get("conv_group_size") or 1)),
-        )
-        places = int(options.get("block_size") or own.get("block_size") or _PLACES)
-        longest = places if own.get("shifted") else places - 1  # the first place holds the root
-        model = DraftModel(shape=shape, precision=borrowed, at_once=True)
-        title = f"block drafter of {count} layers, {source}"
-        return Planned(title=title, model=model, longest=longest, shown=places - 1)
-    if owner == "MedusaDrafter":
-        count = int(own.get("medusa_num_heads") or 4)
-        shape = heads.medusa(target, heads=count, layers=int(own.get("medusa_num_layers") or 1))
-        model = DraftModel(shape=shape, precision=precision, at_once=True)
-        return Planned(title=f"{count} Medusa heads, {source}", model=model, longest=count)
-    if runs == "head":
+    if owner not in HEADS:
         return _from_files(owner, str(name), own, target, precision, at_once=at_once)
-    raise ValueError(
-        f"drafter._target_={options['_target_']}: it does not say what it runs (Drafter.runs), so that its cost cannot "
-        f"be told"
+    given = {**own, "block_size": options.get("block_size") or own.get("block_size")}
+    head = HEADS[owner](given, target, _layer_of(own, str(name)) if "num_attention_heads" in own else None)
+    shape = head.shape
+    if found is not None:  # it may have embeddings of its own
+        tables = sum(stored_sizes(str(name), r"embed_tokens\.weight", least=0).values())
+        shape = replace(shape, table_weights=shape.table_weights + tables)
+    if shape.borrowed:
+        precision = replace(precision, output=formats.precision.output)
+    source = f"sizes from {name}" if found is not None else "with the sizes that such heads usually have"
+    model = DraftModel(shape=shape, precision=precision, at_once=head.at_once, catches_up=head.catches_up)
+    return Planned(title=f"{head.title}, {source}", model=model, longest=head.longest, shown=head.shown)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """A head by its sizes; attributes as in ``Planned`` and ``DraftModel``."""
+
+    title: str
+    shape: ModelShape
+    longest: int | None = None
+    shown: int | None = None
+    at_once: bool = False
+    catches_up: bool = False
+
+
+Own = Mapping[str, Any]
+"""What the files of a head say; empty where they are not here."""
+
+
+def _eagle(own: Own, target: ModelShape, layer: Layer | None) -> Head:
+    first = str((own.get("architectures") or [""])[0]).lower()
+    if first and "eagle3" not in first and "draft_vocab_size" not in own:
+        return Head(title="EAGLE head", shape=heads.eagle(target, layer=layer))
+    return Head(title="EAGLE-3 head", shape=_eagle3(own, target, layer, 1))
+
+
+def _eagle3(own: Own, target: ModelShape, layer: Layer | None, usual: int) -> ModelShape:
+    count = (own.get("transformer_layer_config") or own).get("num_hidden_layers") if usual > 1 else 1
+    return heads.eagle3(target, layers=int(count or usual), layer=layer, draft_vocab=own.get("draft_vocab_size"))
+
+
+def _block(own: Own, target: ModelShape, layer: Layer | None) -> Head:
+    count, captured = int(own.get("num_hidden_layers") or 5), own.get("hidden_layers")
+    shape = heads.block(
+        target,
+        layers=count,
+        layer=layer,
+        hidden_layers=len(captured) if isinstance(captured, list) else None,
+        **{key: int(own.get(key) or 0) for key in ("markov_rank", "selector_rank")},
+        gru=(int(own.get("gru_hidden_dim") or 0), int(own.get("emb_dim") or 0)),
+        refiner=(int(own.get("xpress_rank") or 0), int(own.get("xpress_mlp_ratio") or 0)),
+        convolution=(int(own.get("conv_kernel_size") or 0), int(own.get("conv_group_size") or 1)),
     )
+    places = int(own.get("block_size") or 16)
+    longest = places if own.get("shifted") else places - 1  # the first place holds the root
+    return Head(title=f"block drafter of {count} layers", shape=shape, longest=longest, shown=places - 1, at_once=True)
+
+
+def _medusa(own: Own, target: ModelShape, layer: Layer | None) -> Head:
+    count = int(own.get("medusa_num_heads") or 4)
+    shape = heads.medusa(target, heads=count, layers=int(own.get("medusa_num_layers") or 1))
+    return Head(title=f"{count} Medusa heads", shape=shape, longest=count, at_once=True)
+
+
+def _mtp(own: Own, target: ModelShape, layer: Layer | None) -> Head:
+    return Head(title="MTP module, a layer like the target's last", shape=heads.mtp(target))
+
+
+def _peagle(own: Own, target: ModelShape, layer: Layer | None) -> Head:
+    shape, longest = _eagle3(own, target, layer, 4), own.get("tokens")
+    title = f"P-EAGLE head of {len(shape.layers)} layers"
+    return Head(title=title, shape=shape, longest=longest, at_once=True, catches_up=True)
+
+
+HEADS: Mapping[str, Callable[[Own, ModelShape, Layer | None], Head]] = {
+    "BlockDrafter": _block,
+    "EagleDrafter": _eagle,
+    "MTPDrafter": _mtp,
+    "MedusaDrafter": _medusa,
+    "PEagleDrafter": _peagle,
+}
+"""Heads whose usual sizes are known, so that neither their files nor PyTorch are needed; others are read from files."""
 
 
 def drafter_class(options: Mapping[str, Any]) -> str | None:
     """Return the name of the class that a section ``drafter`` makes; None without a drafter."""
     kind = options.get("_target_")
     return None if kind is None else str(kind).removesuffix(".from_pretrained").rpartition(".")[2]
-
-
-_USUAL = ("EagleDrafter", "PEagleDrafter", "MTPDrafter", "BlockDrafter", "MedusaDrafter")
-"""Heads whose usual sizes are known, so that their files need not be there."""
 
 
 def class_of(options: Mapping[str, Any]) -> Any:
@@ -247,10 +283,6 @@ def _from_files(
     count = next((int(value) for key, value in own.items() if key.endswith("_num_heads")), None)
     title = f"{owner} of {short_count(shape.weights)} parameters, sizes from {name}"
     return Planned(title=title, model=DraftModel(shape=shape, precision=precision, at_once=at_once), longest=count)
-
-
-def _of(shape: ModelShape, precision: Precision) -> DraftModel:
-    return DraftModel(shape=shape, precision=precision)
 
 
 def _layer_of(own: Mapping[str, Any], name: str) -> Any:

@@ -74,13 +74,14 @@ def _completed(config: Mapping[str, Any]) -> Any:
     return CONFIG_MAPPING[kind].from_dict(dict(config))
 
 
-def stored_sizes(name: str, pattern: str = "", axis: int | None = None) -> dict[str, int]:
+def stored_sizes(name: str, pattern: str = "", axis: int | None = None, *, least: int = 1) -> dict[str, int]:
     """Return how many numbers each tensor of a drafter's files has, from the heads of the files alone.
 
     Args:
         name: A folder (or one with the files in its subfolder ``adapter``), a file, or a name on the hub.
         pattern: Of the names that count, at their end.
         axis: Return the length of this axis instead.
+        least: The fewest files that must be there.
 
     Raises:
         ValueError: There are no files in safetensors' format on this machine.
@@ -90,7 +91,7 @@ def stored_sizes(name: str, pattern: str = "", axis: int | None = None) -> dict[
     folder = place if found is None else found.parent
     folder = folder / "adapter" if (folder / "adapter").is_dir() else folder
     files = [folder] if folder.is_file() else sorted(folder.glob("*.safetensors"))
-    if not files or any(file.suffix != ".safetensors" for file in files):
+    if len(files) < least or any(file.suffix != ".safetensors" for file in files):
         raise ValueError(f"{name!r}: there are no files in safetensors' format on this machine: download them first")
     sizes: dict[str, int] = {}
     for file in files:

@@ -1,10 +1,11 @@
 """Calibrated costs as tables and a picture: the constants with what they mean, and how well they predict."""
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from experiments.reporting import formats, style
+from experiments.reporting import style
 from experiments.reporting.table import NOTHING, Cell, Column, Emphasis, Table, left
 from specdec.physics.bounds import Roof
 from specdec.physics.calibrated import CalibratedRounds
@@ -74,13 +75,6 @@ def errors_table(found: CalibratedRounds) -> Table:
     return table
 
 
-def document(found: CalibratedRounds) -> str:
-    """Both tables in Markdown, with their conditions."""
-    about = f"{_title(found)}; {'; '.join(_notes(found))}."
-    said = "Predicted against measured times:"
-    return formats.document(about, constants_table(found), said, errors_table(found), remarks(found))
-
-
 def remarks(found: CalibratedRounds) -> list[str]:
     """Sentences that a reader of the tables needs."""
     said = [found.note] if found.note else []
@@ -96,11 +90,10 @@ def remarks(found: CalibratedRounds) -> list[str]:
 def _step_rows(table: Table, name: str, cost: StepCost, known: dict[str, Meaning]) -> None:
     for number, (tokens, each) in enumerate(_with_tokens(cost.ranges)):
         first, last = number == 0, number == len(cost.ranges) - 1
-        of = f", {tokens}" if len(cost.ranges) > 1 else ""
         delta, gamma = known.get("delta") if first else None, known.get("gamma") if last else None
-        table.add(name if first else "", f"{DELTA}{of}", _amount(each.fixed), *_meaning(delta, "any forward"))
+        table.add(name if first else "", f"{DELTA}{tokens}", _amount(each.fixed), *_meaning(delta, "any forward"))
         if each.per_token:
-            table.add("", f"{GAMMA}{of}", _amount(each.per_token), *_meaning(gamma, "per token"))
+            table.add("", f"{GAMMA}{tokens}", _amount(each.per_token), *_meaning(gamma, "per token"))
     table.add("", ALPHA, _amount(cost.per_position), *_meaning(known.get("alpha"), "per position read"))
     table.add("", BETA, _amount(cost.per_pair), "", "per query and position", end_section=True)
 
@@ -108,25 +101,22 @@ def _step_rows(table: Table, name: str, cost: StepCost, known: dict[str, Meaning
 def _part_rows(table: Table, name: str, cost: PartCost, level: str) -> None:
     rows = [("fixed", cost.fixed, "any such round")]
     for tokens, each in _with_tokens(cost.levels):
-        of = f", {tokens}" if len(cost.levels) > 1 else ""
-        rows += [(f"per level{of}", each.fixed, level), (f"per token{of}", each.per_token, "per drafted token")]
+        rows += [(f"per level{tokens}", each.fixed, level), (f"per token{tokens}", each.per_token, "per drafted token")]
     rows.append(("per position", cost.per_position, "per level and position"))
     kept = [row for row in rows if row[1]] or rows[:1]
-    for number, (constant, seconds, meaning) in enumerate(kept):
-        last = number == len(kept) - 1
-        table.add("" if number else name, constant, _amount(seconds), "", meaning, end_section=last)
+    for number, (constant, seconds, meaning) in enumerate(kept, 1):
+        last = number == len(kept)
+        table.add(name if number == 1 else "", constant, _amount(seconds), "", meaning, end_section=last)
 
 
 def _with_tokens(ranges: Sequence[TokenRange]) -> list[tuple[str, TokenRange]]:
-    """Every range with its numbers of tokens in words."""
-    found: list[tuple[str, TokenRange]] = []
-    begin = 1
-    for each in ranges:
-        tokens = f"{begin}" if each.upto == begin else f"{begin} to {each.upto}"
-        tokens = f"{begin} or more" if each.upto is None else tokens
-        found.append((f"{tokens} {'token' if each.upto == 1 else 'tokens'}", each))
-        begin = (each.upto or 0) + 1
-    return found
+    """Every range with its numbers of tokens in words, which are empty for one range."""
+    begins = [1, *((each.upto or 0) + 1 for each in ranges)]
+    words = []
+    for begin, each in zip(begins, ranges, strict=False):
+        end = " or more" if each.upto is None else "" if each.upto == begin else f" to {each.upto}"
+        words.append(f", {begin}{end}")
+    return [(f"{word} tokens" if len(ranges) > 1 else "", each) for word, each in zip(words, ranges, strict=True)]
 
 
 def _meaning(known: Meaning | None, otherwise: str) -> tuple[str, str]:
@@ -173,21 +163,15 @@ def predicted_plot(found: CalibratedRounds, path: Path) -> Path:
     """Draw every measured forward: its time beside the predicted one, and their ratio; points held out are filled."""
     figure = style.new_figure(style.PAGE, 3.2)
     both, ratio = figure.subplots(1, 2)
-    handles, labels = [], []
-    for index, prompt in enumerate((False, True)):
-        for held_out in (False, True):
-            # A row holds batch, context, drafted nodes, measured and predicted time, held out, and tokens of a prompt.
-            rows = [row for row in found.measured if bool(row[5]) == held_out and bool(row[6]) == prompt]
-            if not rows:
-                continue
-            fill = style.color(index) if held_out else "none"
-            options: dict[str, Any] = {"linestyle": "none", "markerfacecolor": fill, "markersize": 4}
-            options |= style.looks(index)
-            measured = [1e3 * row[3] for row in rows]
-            (drawn,) = both.plot(measured, [1e3 * row[4] for row in rows], **options)
-            ratio.plot(measured, [row[4] / row[3] for row in rows], **options)
-            handles.append(drawn)
-            labels.append(f"{'prefill' if prompt else 'rounds'}, {'held out' if held_out else 'fitted'}")
+    for index, (prompt, held_out) in enumerate(product((False, True), repeat=2)):
+        # A row holds batch, context, drafted nodes, measured and predicted time, held out, and tokens of a prompt.
+        rows = [row for row in found.measured if (bool(row[6]), bool(row[5])) == (prompt, held_out)]
+        fill = {} if held_out else {"markerfacecolor": "none"}
+        options: dict[str, Any] = {**style.looks(index // 2), "linestyle": "none", "markersize": 4, **fill}
+        measured = [1e3 * row[3] for row in rows]
+        label = f"{'prefill' if prompt else 'rounds'}, {'held out' if held_out else 'fitted'}"
+        both.plot(measured, [1e3 * row[4] for row in rows], label=label, **options)
+        ratio.plot(measured, [row[4] / row[3] for row in rows], **options)
     times = [1e3 * value for row in found.measured for value in row[3:5]]
     ends = (min(times) * 0.8, max(times) * 1.25)
     both.plot(ends, ends, color="black", linewidth=0.8)
@@ -197,7 +181,7 @@ def predicted_plot(found: CalibratedRounds, path: Path) -> Path:
         style.plain_log(axis)
     both.set(xlim=ends, ylim=ends, xlabel="measured, ms", ylabel="predicted, ms")
     ratio.set(xlim=ends, xlabel="measured, ms", ylabel="predicted / measured")
-    style.legend(figure, handles, labels)
+    style.legend_of(figure, both)
     where = found.conditions
     held = found.errors.get("target", {}).get("held_out")
     errors = "" if held is None else f"; held out: median error {held.median:.1%}, 95 % within {held.p95:.1%}"

@@ -20,14 +20,9 @@ _LONG = 10.0
 """Seconds from which on a check shows its progress."""
 _EMPHASIS = {Status.FAILED: Emphasis.MISSED, Status.NOT_TRIED: Emphasis.LOSSY}
 HEADERS = {
-    "rejection": "RS",
-    "traversal": "trav.",
-    "k-seq": "k-seq",
-    "target walk": "walk",
-    "two drafts": "two",
-    "weighted transport": "w. tr",
-    "greedy multi-path": "paths",
-}
+    "rejection": "RS", "traversal": "trav.", "k-seq": "k-seq", "target walk": "walk", "two drafts": "two",
+    "weighted transport": "w. tr", "greedy multi-path": "paths",
+}  # fmt: skip
 """Short headings of the known rules: with all of them a row has 80 characters. Block has none, because it equals
 traversal on chains and takes nothing else."""
 
@@ -134,20 +129,17 @@ def predictions_table(found: Inspection, usual: Usual | None) -> Table:
     """A row per depth."""
     loaded = found.loaded
     notes = ["acceptance: the mean of Σ min(p, q), given that all before was accepted; reached: its product so far"]
+    expected = ""
     if usual is not None:
         notes.append(f"usual: published heads of 7 to 8 billion weights' targets, chat to code ({usual.source})")
-
-    def expected(row: tuple[int, float, float]) -> str:
-        return f"{usual.first[0]:.2f} to {usual.first[1]:.2f}" if usual is not None and row[0] == 1 else ""
-
-    depths = range(1, len(loaded.acceptance) + 1)
+        expected = f"{usual.first[0]:.2f} to {usual.first[1]:.2f}"
     return Table.of(
-        list(zip(depths, loaded.acceptance, loaded.unconditional, strict=True)),
+        list(enumerate(zip(loaded.acceptance, loaded.unconditional, strict=True), 1)),
         [
             ("depth", lambda row: f"{row[0]}"),
-            ("acceptance", lambda row: f"{row[1]:.2f}"),
-            ("reached", lambda row: f"{row[2]:.2f}"),
-            ("usual acceptance", expected),
+            ("acceptance", lambda row: f"{row[1][0]:.2f}"),
+            ("reached", lambda row: f"{row[1][1]:.2f}"),
+            ("usual acceptance", lambda row: expected if row[0] == 1 else ""),
         ],
         title=f"acceptance in {len(loaded.prompts)} rounds of {len(loaded.prompts.unique())} texts at T = 1",
         notes=notes,
@@ -176,9 +168,11 @@ def tried_table(found: Inspection) -> Table:
 
 def verdict(name: str, target: str, found: Inspection, usual: Usual | None, trained_on: str | None = None) -> list[str]:
     """The likely mistakes, in sentences."""
-    loaded = found.loaded
-    lines = [f"Tokens per round with a chain of {len(loaded.acceptance)}: {loaded.length:.2f}.{_usual(usual)}"]
-    mistake = found.mistake
+    loaded, mistake = found.loaded, found.mistake
+    lines = [f"Tokens per round with a chain of {len(loaded.acceptance)}: {loaded.length:.2f}."]
+    if usual is not None:
+        lines[0] += f" Published ones have {usual.lengths[0]:g} to {usual.lengths[1]:g} with a chain of {usual.depth} "
+        lines[0] += f"({usual.source})."
     if mistake is not None:
         change = mistake.alternative
         lines.append(
@@ -195,24 +189,8 @@ def verdict(name: str, target: str, found: Inspection, usual: Usual | None, trai
     elif found.tried:
         lines.append(f"No mistake was found: none of {len(found.tried)} alternatives raises the acceptance.")
         if usual is not None and loaded.acceptance[0] < usual.first[0]:
-            lines.append(
-                "It predicts less than published heads of larger targets do: it was trained for a short time, on other "
-                "text, or its target is harder to predict."
-            )
+            lines.append("It predicts less than published heads of larger targets: trained for less, or hard text.")
     if trained_on is not None:
-        same = same_model(trained_on, target)
-        lines.append(
-            "Its files name this target."
-            if same
-            else f"Its files say that it was trained on {trained_on}, and the target is {target}."
-        )
+        other = f"say that it was trained on {trained_on}, and the target is {target}."
+        lines.append(f"Its files {'name this target.' if same_model(trained_on, target) else other}")
     return lines
-
-
-def _usual(usual: Usual | None) -> str:
-    if usual is None:
-        return ""
-    return (
-        f" Published ones have {usual.lengths[0]:g} to {usual.lengths[1]:g} with a chain of {usual.depth} "
-        f"({usual.source})."
-    )

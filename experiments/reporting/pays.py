@@ -68,26 +68,24 @@ def lengths_table(rounds: TimedRounds, batch: int, costs: Sequence[float], about
 
 def heads_table(rounds: TimedRounds, costs: Sequence[float], about: str) -> Table:
     """A row per published head and batch: its speedup here at the best length, by the drafter's cost."""
-    items = [
+    rows = [
         (batch, [heads(rounds, batch, share)[index] for share in costs])
         for batch in rounds.seconds
         for index in range(len(USUAL))
     ]
 
-    def cell(each: Figures) -> str:
-        return f"{each.speedups[0]:.2f}x-{each.speedups[1]:.2f}x ({each.drafted[0]}-{each.drafted[1]})"
-
-    def published(each: Figures) -> str:
-        return f"{each.lengths[0]}-{each.lengths[1]} ({each.depth})"
+    def both(head: Figures) -> str:
+        ends = [f"{speed:.2f}x ({drafted})" for speed, drafted in zip(head.speedups, head.drafted, strict=True)]
+        return " to ".join(dict.fromkeys(ends))
 
     return Table.of(
-        items,
+        rows,
         [
-            ("rows", lambda item: str(item[0])),
-            (left("published head"), lambda item: item[1][0].name),
-            ("tokens per round\n(drafted)", lambda item: published(item[1][0])),
+            ("rows", lambda row: str(row[0])),
+            (left("published head"), lambda row: row[1][0].name),
+            ("tokens per round\n(drafted)", lambda row: "{}-{} ({})".format(*row[1][0].lengths, row[1][0].depth)),
             *(
-                (f"speedup (drafted),\ndrafter {_share(share)}", lambda item, at=at: cell(item[1][at]))
+                (f"speedup (drafted),\ndrafter {_share(share)}", lambda row, at=at: both(row[1][at]))
                 for at, share in enumerate(costs)
             ),
         ],
@@ -97,7 +95,7 @@ def heads_table(rounds: TimedRounds, costs: Sequence[float], about: str) -> Tabl
             "blocks and Medusa draft all tokens in one forward, others one each",
             *(f"{name}: {usual.source}" for name, usual in USUAL.items()),
         ],
-        section=lambda item: item[0],
+        section=lambda row: row[0],
     )
 
 
@@ -133,7 +131,7 @@ def figures_of(rounds: TimedRounds, costs: Sequence[float]) -> dict[str, Any]:
 
 @style.styled()
 def pays_plot(rounds: TimedRounds, costs: Sequence[float], path: Path, about: str) -> Path:
-    """Draw the time of verification, and the speedup at the best length by acceptance, with what heads have."""
+    """Draw the time of verification, and the speedup at the best length by acceptance."""
     figure = style.new_figure(style.PAGE, 3.6)
     shown = sorted({min(rounds.seconds), max(rounds.seconds)})
     times, *panels = figure.subplots(1, 1 + len(shown))
@@ -151,18 +149,10 @@ def pays_plot(rounds: TimedRounds, costs: Sequence[float], path: Path, about: st
             label = f"a drafted token costs {_share(share, ' of a plain step')}"
             axes.plot(rates, speed, label=label, markevery=6, **style.looks(index))
         style.baseline(axes)
-        top = axes.get_ylim()[1]
-        for index, (name, usual) in enumerate(USUAL.items()):
-            ends = [rate_for(length, usual.depth) or 0.0 for length in usual.lengths]
-            height = top * (1.02 + 0.07 * index)
-            axes.hlines(height, *ends, color=style.FAINT, linewidth=3)
-            style.note(axes, name, (ends[0], height), (-3, 0), ha="right")
         axes.set(title=f"speedup at the best length, {_rows(batch)}", xlabel="acceptance per token", xlim=(0, 1))
         axes.set_ylabel("over plain decoding")
     style.legend_of(figure, *panels)
-    return style.finish(
-        figure, path, "Does speculation pay here?", f"{about}; bars: acceptance of published heads elsewhere"
-    )
+    return style.finish(figure, path, "Does speculation pay here?", about)
 
 
 def _share(share: float, of: str = "") -> str:

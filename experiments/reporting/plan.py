@@ -9,11 +9,9 @@ from experiments.planning.plan import Plan
 from experiments.reporting.table import NOTHING, Cell, Emphasis, Table, left
 from experiments.results.origin import Figures
 from specdec.physics.bounds import CACHES
-from specdec.physics.capacity import kv_bytes_per_position, weight_bytes, windowed_kv_bytes
+from specdec.physics.capacity import kv_bytes_per_position, windowed_kv_bytes
 from specdec.physics.reading import COUNTED
 
-DISK = 7e9
-"""Bytes per second of a fast disk, from which weights are loaded."""
 Line = tuple[str, Callable[[Any], Cell | str]]
 _GIGA = 1e9
 _SHOWN = (256, 1024, 4096, 16_384, 65_536)
@@ -28,82 +26,64 @@ def tables(plan: Plan) -> list[Table]:
 
 def memory_table(plan: Plan) -> Table:
     """The memory of every batch, by purpose."""
-    asked = plan.asked
-    shape, precision = asked.shape, asked.precision
-    kv = kv_bytes_per_position(shape, precision)
+    asked, drafter = plan.asked, plan.asked.drafter
     parts = {"weights": "weights", "KV cache": "kv"}
-    if asked.drafter is not None and asked.drafter.model is not None:
-        parts |= {"drafter's\nweights": "drafter", "drafter's\nKV": "drafter_kv"}
-    parts |= {"draft\nnodes": "scratch"} if asked.drafter is not None else {}
+    if drafter is not None:
+        runs = {"drafter's\nweights": "drafter", "drafter's\nKV": "drafter_kv"}
+        parts |= (runs if drafter.model is not None else {}) | {"draft\nnodes": "scratch"}
     parts |= {"activations": "activations", "total": "total"}
-    sizes = [(name, lambda room, part=part: gigabytes(room[part])) for name, part in parts.items()]
-    slots, paged = plan.most_rows, plan.most_paged_rows
-    room = (
-        f"{slots:,} such slots fit, or {paged:,} rows in pages of {asked.page} if they are half as long on average"
-        if paged
-        else "not even one row fits"
-    )
-    whole, least = kv * asked.context, windowed_kv_bytes(shape, precision, asked.context)
-    dropped = f"one that drops what has left a window takes {least / whole:.0%} of it"
+    paged = f"{plan.most_paged_rows:,} rows in pages of {asked.page} if they are half as long on average"
+    kv = kv_bytes_per_position(asked.shape, asked.precision)
+    whole, least = kv * asked.context, windowed_kv_bytes(asked.shape, asked.precision, asked.context)
+    notes = [
+        f"a position takes {kv / 1024:,.4g} KiB of KV cache",
+        f"{plan.most_rows:,} such slots fit, or {paged}" if plan.most_paged_rows else "not even one row fits",
+    ]
+    if least < whole:
+        share = f"{least / whole:.0%}"
+        notes.append(f"slots keep whole rows in all layers: one that drops what has left a window takes {share} of it")
     return Table.of(
         plan.rooms,
         [
             ("rows", lambda room: f"{room.batch:,}"),
-            *sizes,
+            *((name, lambda room, part=part: gigabytes(room[part])) for name, part in parts.items()),
             (left("fits"), lambda room: "yes" if room.fits else Cell("NO", emphasis=Emphasis.MISSED)),
             ("longest that fits\n(positions)", lambda room: f"{room.longest:,}" if room.longest else "none"),
         ],
         title=f"Memory in GB, slots of {asked.context:,} positions; {asked.usable / _GIGA:.4g} GB may be used",
-        notes=[
-            f"a position takes {kv / 1024:,.4g} KiB of KV cache",
-            room,
-            *([f"slots keep whole rows in all layers: {dropped}"] if least < whole else []),
-            f"loading the weights from a disk of {DISK / _GIGA:.0f} GB/s takes "
-            f"{weight_bytes(shape, precision) / DISK:.3g} s",
-        ],
+        notes=notes,
     )
 
 
 def phase_table(plan: Plan) -> Table:
-    """Bytes and operations of each kind of forward, its limit, and its least time.
-
-    Measured costs take the place of three columns, because a line has only so much room.
-    """
+    """Bytes and operations of each kind of forward, its limit, and its least time; with costs, the predicted one."""
     asked, first = plan.asked, plan.phases[0]
 
     def rate(phase: Figures) -> str:
         seconds = phase.seconds if asked.costs is None else phase.predicted_seconds
-        return "" if not phase.tokens else NOTHING if seconds is None else f"{phase.tokens / seconds:,.0f}"
+        return "" if not phase.tokens else _said(seconds and phase.tokens / seconds, ",.0f")
 
-    def over_least(phase: Figures) -> str:
-        return NOTHING if phase.predicted_seconds is None else f"{phase.predicted_seconds / phase.seconds:.2f}"
-
-    flops: Line = ("TFLOP", lambda phase: f"{phase.flops / 1e12:,.3g}")
-    sizes: list[Line] = [
-        ("weights\nGB", lambda phase: gigabytes(phase.weight_bytes)),
-        ("KV\nGB", lambda phase: gigabytes(phase.kv_read_bytes + phase.kv_write_bytes)),
-        ("other\nGB", lambda phase: gigabytes(phase.activation_bytes + phase.logit_bytes)),
-        flops,
-        ("of these\nattention", lambda phase: f"{phase.attention_flops / (phase.flops or 1.0):.0%}"),
-    ]
-    predicted: list[Line] = []
     notes = [
         "tokens/s are over all rows",
         f"prompts are prefilled in chunks of {asked.prefill_chunk:,} tokens, and each reads the weights",
     ]
-    if asked.costs is not None:
+    sizes: list[Line] = [
+        ("weights\nGB", lambda phase: gigabytes(phase.weight_bytes)),
+        ("KV\nGB", lambda phase: gigabytes(phase.kv_read_bytes + phase.kv_write_bytes)),
+        ("other\nGB", lambda phase: gigabytes(phase.activation_bytes + phase.logit_bytes)),
+    ]
+    predicted: list[Line] = []
+    if asked.costs is not None:  # a line has only so much room
         notes.append("predicted drafts include the decision about them")
-        sizes = [("GB", lambda phase: gigabytes(phase.bytes)), flops]
-        predicted = [
-            ("predicted\nms", lambda phase: _ms(phase.predicted_seconds)),
-            ("over the\nleast", over_least),
-        ]
+        sizes = [("GB", lambda phase: gigabytes(phase.bytes))]
+        predicted = [("predicted\nms", lambda phase: _ms(phase.predicted_seconds))]
     return Table.of(
         plan.phases,
         [
             (left("forward"), lambda phase: phase.what),
             ("rows", lambda phase: f"{phase.batch:,}"),
             *sizes,
+            ("TFLOP", lambda phase: f"{phase.flops / 1e12:,.3g}"),
             ("FLOP/\nbyte", lambda phase: f"{phase.intensity:,.3g}"),
             (left("bound by"), lambda phase: phase.bound),
             ("least\nms", lambda phase: _ms(phase.seconds)),
@@ -118,30 +98,29 @@ def phase_table(plan: Plan) -> Table:
 
 def speculation_table(plan: Plan) -> Table:
     """The length of the best draft for every batch, and its gain."""
-    measured = plan.asked.costs is not None
-    bound = [("by least\ntimes", lambda each: f"{each.bound.drafted}: {each.bound.speedup:.2f}x")] if measured else []
     columns: list[Line] = [
-        ("best draft\n(tokens)", lambda each: f"{each.best.drafted}" if each.best.drafted else "none pays"),
-        ("tokens\nper round", lambda each: f"{each.tokens:.2f}"),
-        ("draft\nms", lambda each: _ms(each.draft_seconds)),
-        ("verify\nms", lambda each: _ms(each.verify_seconds)),
-        ("target\nefficiency", lambda each: f"{each.efficiency:.2f}"),
-        ("speedup", lambda each: f"{each.best.speedup:.2f}x"),
-        *bound,
-        ("tokens/s", lambda each: f"{each.tokens_per_second:,.0f}"),
-        ("plainly", lambda each: f"{each.tokens_per_second / each.best.speedup:,.0f}"),
+        ("best draft\n(tokens)", lambda row: f"{row.best.drafted}" if row.best.drafted else "none pays"),
+        ("tokens\nper round", lambda row: f"{row.tokens:.2f}"),
+        ("draft\nms", lambda row: _ms(row.draft_seconds)),
+        ("verify\nms", lambda row: _ms(row.verify_seconds)),
+        ("target\nefficiency", lambda row: f"{row.efficiency:.2f}"),
+        ("speedup", lambda row: f"{row.best.speedup:.2f}x"),
+        ("tokens/s", lambda row: f"{row.tokens_per_second:,.0f}"),
+        ("plainly", lambda row: f"{row.tokens_per_second / row.best.speedup:,.0f}"),
     ]
+    notes = [
+        f"drafts of up to {plan.longest} tokens, in a chain",
+        "target efficiency is the time of a plain step over that of verifying: 1 where verifying is free",
+        "plainly is the speed without drafts",
+    ]
+    if plan.asked.costs is not None:
+        columns.insert(6, ("by least\ntimes", lambda row: f"{row.bound.drafted}: {row.bound.speedup:.2f}x"))
+        notes.append("by least times: the best draft and its speedup, as the device would allow them")
     return Table.of(
         list(zip(plan.asked.batches, plan.speculations, strict=True)),
         [("rows", lambda row: f"{row[0]:,}"), *((name, _known(cell)) for name, cell in columns)],
         title=f"Speculation, at {plan.asked.context:,} positions per row and acceptance {acceptance_in_words(plan)}",
-        notes=[
-            f"drafts of up to {plan.longest} tokens, in a chain",
-            "target efficiency is the time of a plain step over that of verifying: 1 where verifying is free",
-            "plainly is the speed without drafts",
-            *(["by least times: the best draft and its speedup, as the device would allow them"] if measured else []),
-            *_too_many(plan),
-        ],
+        notes=[*notes, *_too_many(plan)],
     )
 
 
@@ -152,18 +131,18 @@ def request_table(plan: Plan) -> Table:
     if asked.drafter is not None:
         methods["speculative"] = plan.requests(speculate=True)
     rows = [(batch, each[place], name) for place, batch in enumerate(asked.batches) for name, each in methods.items()]
-    notes = ["the rows of a batch arrive together and are prefilled first", *_prefill_unknown(plan)]
     columns: list[Line] = [
-        ("prefill\ns", lambda request: _number(request.prefill_seconds, ",.3g")),
+        ("prefill\ns", lambda request: _said(request.prefill_seconds, ",.3g")),
         ("per token\nms", lambda request: _ms(request.per_token)),
-        ("request\ns", lambda request: _number(request.seconds, ",.3g")),
-        ("prefill's\nshare", lambda request: _number(request.prefill_share, ".0%")),
-        ("tokens/s\nper row", lambda request: _rate(1 / request.per_token)),
+        ("request\ns", lambda request: _said(request.seconds, ",.3g")),
+        ("prefill's\nshare", lambda request: _said(request.prefill_share, ".0%")),
+        ("tokens/s\nper row", lambda request: f"{1 / request.per_token:,.3g}"),
         ("tokens/s", lambda request: f"{request.tokens_per_second:,.0f}"),
     ]
+    notes = ["the rows of a batch arrive together and are prefilled first", *_prefill_unknown(plan)]
     if asked.price is not None:
         notes.append(f"output tokens, prefill included, at {asked.price:g} per hour and no idle time")
-        columns.append(("price of a\nmillion tokens", lambda request: _number(request.price, ",.3g")))
+        columns.append(("price of a\nmillion tokens", lambda request: _said(request.price, ",.3g")))
     return Table.of(
         rows,
         [
@@ -184,10 +163,9 @@ def _known(cell: Callable[[Any], Cell | str]) -> Callable[[Any], Cell | str]:
 
 def head_lines(plan: Plan) -> list[str]:
     """The question of the plan, and the meaning of its figures."""
-    asked = plan.asked
-    shape, device = asked.shape, asked.device
+    asked, shape, device = plan.asked, plan.asked.shape, plan.asked.device
     used = short_count(shape.active_weights + shape.output_weights)
-    active = "" if not shape.is_mixture else f", of which a token uses {used}"
+    active = f", of which a token uses {used}" if shape.is_mixture else ""
     figures = "measured" if asked.measured else "printed"
     lines = [
         f"{asked.name}: {short_count(shape.weights)} parameters in matrices{active}; {asked.formats}",
@@ -195,16 +173,12 @@ def head_lines(plan: Plan) -> list[str]:
         f"ridge {asked.roof.ridge:.3g} FLOP/byte",
     ]
     if plan.phases[1].bytes < CACHES * device.cache:
-        read = gigabytes(plan.phases[1].bytes)
         lines.append(
-            f"What a step reads ({read} GB) is not much larger than the device's last "
-            f"cache ({device.cache / 1e6:.0f} MB), which is faster than its memory: the times do not hold for it."
+            f"What a step reads ({gigabytes(plan.phases[1].bytes)} GB) is not much larger than the device's last cache "
+            f"({device.cache / 1e6:.0f} MB), which is faster than its memory: the times do not hold for it."
         )
     if shape.kind not in COUNTED:
-        lines.append(
-            f"The sizes are read by the names that most models use: for model_type {shape.kind!r} nobody has compared "
-            f"them with the model."
-        )
+        lines.append(f"Nobody has compared the sizes of models of the model_type {shape.kind!r} with such a model.")
     if asked.drafter is not None:
         lines.append(f"drafter: {asked.drafter.title}; acceptance {acceptance_in_words(plan)}, an assumption")
     return [*lines, _times_in_words(plan)]
@@ -221,26 +195,21 @@ def tail_lines(plan: Plan) -> list[str]:
     known = {context: batch for context, batch, sure in even if sure}
     if not known:
         return [*lines, f"{what}: batches and contexts of the map are {OUTSIDE}."]
-    shown = list(known) if measured else [each for each in _SHOWN if each in known] or list(known)[-1:]
-    pieces: list[tuple[str, list[int]]] = []
-    for context in shown:
-        said = _slower(known[context], grid.most if measured else None)
-        if pieces and pieces[-1][0] == said:
-            pieces[-1][1].append(context)
-        else:
-            pieces.append((said, [context]))
-    words = [f"{said} with {between((contexts[0], contexts[-1]))}" for said, contexts in pieces]
+    pieces: dict[str, list[int]] = {}
+    for context in list(known) if measured else [each for each in _SHOWN if each in known] or list(known)[-1:]:
+        batch = known[context]
+        never = f"at no batch up to {grid.most:,}" if measured else "at no batch"
+        words = never if batch is None else f"above batch {batch:,}" if batch else "at every batch"
+        pieces.setdefault(words, []).append(context)
+    words = [f"{said} with {between((contexts[0], contexts[-1]))}" for said, contexts in pieces.items()]
     return [*lines, f"{what} is slower than plain decoding {', '.join(words)} positions per row."]
 
 
 def _times_in_words(plan: Plan) -> str:
     """The kind of times: the least ones, or predicted by costs that were measured."""
-    if plan.asked.costs is None:
-        return (
-            "Times are the least that the device allows: no engine is faster; good ones reach 60 to 85 % of these "
-            "speeds."
-        )
     rounds = plan.asked.costs
+    if rounds is None:
+        return "Times are the least that the device allows: good engines reach 60 to 85 % of these speeds."
     box, held = rounds.box, rounds.errors.get("target", {}).get("held_out")
     error = "" if held is None else f", with a median error of {held.median:.1%} at sizes that were held out"
     return (
@@ -254,22 +223,15 @@ def _times_in_words(plan: Plan) -> str:
 def _critical_in_words(plan: Plan) -> str:
     """The context from which on memory is the limit at every batch, for plain steps and for those that verify."""
     plain = plan.critical_context(0)
-    drafted = plan.fixed if plan.asked.drafter is not None else 0
     never = "bound by operations if there are many rows, at every context: attention alone is above the ridge"
     if plain is None:
         return f"A step is {never}."
     text = f"From a context of {plain:,.0f} on, a plain step is bound by memory however many rows there are"
-    if drafted:
-        verify = plan.critical_context(drafted)
-        text += f"; one that verifies a draft of {drafted} "
-        text += f"is {never}" if verify is None else f"from {verify:,.0f} on"
+    if plan.asked.drafter is not None:
+        verify = plan.critical_context(plan.fixed)
+        words = f"is {never}" if verify is None else f"from {verify:,.0f} on"
+        text += f"; one that verifies a draft of {plan.fixed} {words}"
     return f"{text}."
-
-
-def _slower(batch: int | None, most: int | None) -> str:
-    if batch is None:
-        return "at no batch" if most is None else f"at no batch up to {most:,}"
-    return f"above batch {batch:,}" if batch else "at every batch"
 
 
 def _prefill_unknown(plan: Plan) -> list[str]:
@@ -305,54 +267,45 @@ def gigabytes(size: float) -> str:
     return "0" if not size else f"{size / _GIGA:,.3g}" if size >= 1e6 else "<0.001"
 
 
-def _number(value: float | None, form: str) -> str:
+def _said(value: float | None, form: str) -> str:
     return NOTHING if value is None else f"{value:{form}}"
 
 
-def _rate(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"
-
-
 def _ms(seconds: float | None) -> str:
-    return NOTHING if seconds is None else f"{1e3 * seconds:,.3g}" if seconds else "0"
+    return NOTHING if seconds is None else f"{1e3 * seconds:,.3g}"
 
 
 def figures_of(plan: Plan) -> dict[str, Any]:
     """All figures by name, for ``plan.json``. Bytes, seconds and operations, without prefixes."""
-    asked, drafting = plan.asked, plan.asked.drafter is not None
+    asked, drafts = plan.asked, plan.asked.drafter is not None
+    names = ("formats", "precision", "measured", "context", "prompt", "output", "acceptance", "usable", "price")
     return {
         "schema": 1,
         "asked": {
+            **{name: getattr(asked, name) for name in names},
             "target": asked.name,
             "parameters": asked.shape.weights,
-            "formats": asked.formats,
-            "precision": asked.precision,
             "device": asked.device.name,
             "source": asked.device.source,
-            "measured": asked.measured,
             "bandwidth": asked.roof.bandwidth,
             "flops": asked.roof.flops,
             "batch": list(asked.batches),
-            **{name: getattr(asked, name) for name in ("context", "prompt", "output")},
             "drafter": None if asked.drafter is None else asked.drafter.title,
-            "acceptance": asked.acceptance,
             "longest": plan.longest,
-            "usable": asked.usable,
-            "price": asked.price,
             "costs": None if asked.costs is None else asked.costs.conditions,
         },
         "memory": plan.rooms,
         "most_rows": plan.most_rows,
         "most_paged_rows": plan.most_paged_rows,
         "forwards": plan.phases,
-        "speculation": plan.speculations if drafting else [],
+        "speculation": plan.speculations if drafts else [],
         "requests": {
             "plain": plan.requests(speculate=False),
-            "speculative": plan.requests(speculate=True) if drafting else [],
+            "speculative": plan.requests(speculate=True) if drafts else [],
         },
         "critical_context": {
             "plain": plan.critical_context(0),
-            "verify": plan.critical_context(plan.fixed) if drafting else None,
+            "verify": plan.critical_context(plan.fixed) if drafts else None,
         },
-        "map": plan.map if drafting else None,
+        "map": plan.map if drafts else None,
     }
