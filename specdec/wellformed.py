@@ -3,7 +3,7 @@
 The checks read every number on the host, so they are for tests, diagnostics and ``Engine(check=True)``.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -51,6 +51,21 @@ class Flaw:
     what: str
 
 
+def first_flaw(check: Form, wrong: Bool[Tensor, "batch node"], what: str, **values: Tensor) -> list[Flaw]:
+    """Return the first node that is wrong as a flaw; ``what`` names values of the node in braces."""
+    return [
+        Flaw(check, row, node, what.format(**{name: _shown(name, value[row, node]) for name, value in values.items()}))
+        for row, node in wrong.nonzero()[:1].tolist()
+    ]
+
+
+def _shown(name: str, value: Tensor) -> str:
+    if value.ndim:
+        return describe(value)
+    number = int(value)
+    return DraftSampling(number).name if name == "law" and number in tuple(DraftSampling) else str(number)
+
+
 def flaws(tree: DraftTree, drafter: Drafter, batch: Batch, *, leaf_probs: bool = False) -> list[Flaw]:
     """Return what is wrong with a drafter's proposal, at most one flaw per check, up to the first ``FATAL`` one.
 
@@ -73,14 +88,9 @@ def _fatal(tree: DraftTree, drafter: Drafter, batch: Batch) -> Iterator[Flaw]:
     """Yields flaws after which nothing else means anything; each check may rely on those before it."""
     yield from (Flaw(Form.TENSORS, None, None, what) for what in _tensors(tree, batch))
     yield from structure(tree)
-    yield from first_flaw(
-        Form.ROOT,
-        tree.tokens[:, :1] != batch.roots[:, None],
-        lambda row, _: (
-            f"its token is {int(tree.tokens[row, 0])}, and node 0 must be the root, the last token of the sequence, "
-            f"which is {int(batch.roots[row])}"
-        ),
-    )
+    root = "its token is {token}, and node 0 must be the root, the last token of the sequence, which is {root}"
+    wrong = tree.tokens[:, :1] != batch.roots[:, None]
+    yield from first_flaw(Form.ROOT, wrong, root, token=tree.tokens, root=batch.roots[:, None])
     yield from token_flaws(tree, batch.vocab_size)
     yield from _size(tree, drafter)
 
@@ -97,12 +107,11 @@ def _tensors(tree: DraftTree, batch: Batch) -> Iterator[str]:
     if not isinstance(tree, DraftTree):
         yield f"propose returned {type(tree).__name__}: return a DraftTree"
         return
-    rows, width = len(batch), tree.tokens.shape[1] if tree.tokens.ndim == 2 else 0
+    parents, rows = tree.topology.parents, len(batch)
+    width = tree.tokens.shape[1] if tree.tokens.ndim == 2 else 0
     if width == 0 or tree.tokens.shape[0] != rows:
-        shape = list(tree.tokens.shape)
-        yield f"tokens has the shape {shape}: give [batch, node], with a row for each of the {rows} slots"
+        yield f"tokens has the shape {list(tree.tokens.shape)}: give [batch, node], with a row for each of {rows} slots"
         return
-    parents = tree.topology.parents
     if parents.ndim != 2 or parents.shape[0] not in (1, rows) or parents.shape[1] != width:
         shapes = f"parents has the shape {list(parents.shape)} and tokens {list(tree.tokens.shape)}"
         yield f"{shapes}: give a parent for every node"
@@ -127,34 +136,21 @@ def _tensors(tree: DraftTree, batch: Batch) -> Iterator[str]:
 def structure(tree: DraftTree) -> Iterator[Flaw]:
     """Yields what is wrong with the parents of a tree's nodes, and with which of them are valid."""
     index, parents = torch.arange(tree.width, device=tree.tokens.device), tree.parents
-    yield from first_flaw(
-        Form.PARENTS,
-        (parents != -1) & (index == 0) | ((parents >= index) | (parents < 0)) & (index > 0),
-        lambda row, node: (
-            f"its parent is {int(parents[row, node])}, which must be a node before it"
-            if node
-            else f"its parent is {int(parents[row, 0])}: it is the root, so give it -1"
-        ),
-    )
+    root = index == 0
+    rooted = "its parent is {parent}: it is the root, so give it -1"
+    yield from first_flaw(Form.PARENTS, (parents != -1) & root, rooted, parent=parents)
+    wrong = ((parents >= index) | (parents < 0)) & ~root
+    yield from first_flaw(Form.PARENTS, wrong, "its parent is {parent}, which must be a node before it", parent=parents)
     above = tree.valid.gather(1, parents.clamp(0, tree.width - 1))
-    yield from first_flaw(
-        Form.VALID,
-        (tree.valid & ~above) | (~tree.valid & (index == 0)),
-        lambda row, node: "it is valid and its parent is not" if node else "it is the root, which must be valid",
-    )
+    yield from first_flaw(Form.VALID, ~tree.valid & root, "it is the root, which must be valid")
+    yield from first_flaw(Form.VALID, tree.valid & ~above, "it is valid and its parent is not")
 
 
 def token_flaws(tree: DraftTree, vocab: int) -> list[Flaw]:
-    """Return the first node whose token is none of the vocabulary."""
-    # All nodes: the target runs those that are not valid, too.
-    return first_flaw(
-        Form.TOKENS,
-        (tree.tokens < 0) | (tree.tokens >= vocab),
-        lambda row, node: (
-            f"its token is {int(tree.tokens[row, node])}, which is none of the target's {vocab}"
-            + ("" if tree.valid[row, node] else ": give nodes that are not valid some token, too")
-        ),
-    )
+    """Return the first node whose token is none of the vocabulary; also of those that are not valid, which are run."""
+    wrong = (tree.tokens < 0) | (tree.tokens >= vocab)
+    what = f"its token is {{token}}, which is none of the target's {vocab} (nodes that are not valid need one, too)"
+    return first_flaw(Form.TOKENS, wrong, what, token=tree.tokens)
 
 
 def _size(tree: DraftTree, drafter: Drafter) -> Iterator[Flaw]:
@@ -164,27 +160,17 @@ def _size(tree: DraftTree, drafter: Drafter) -> Iterator[Flaw]:
         return
     depth = depths(tree.parents)
     for bound, source in ((drafter.max_depth, "announced"), (tree.max_depth, "gave the tree")):
-        yield from first_flaw(
-            Form.SIZE,
-            tree.valid & (depth > bound),
-            lambda row, node, bound=bound, source=source: (
-                f"it stands at depth {int(depth[row, node])}, and the drafter {source} max_depth={bound}"
-            ),
-        )
+        what = f"it stands at depth {{depth}}, and the drafter {source} max_depth={bound}"
+        yield from first_flaw(Form.SIZE, tree.valid & (depth > bound), what, depth=depth)
     rank = _same_parent(tree, tree.valid).tril(-1).sum(-1)
-    yield from first_flaw(
-        Form.SIZE,
-        tree.valid & (rank >= tree.max_children) & (tree.parents >= 0),
-        lambda row, node: (
-            f"it is child {int(rank[row, node]) + 1} of its parent, and the drafter gave the tree "
-            f"max_children={tree.max_children}"
-        ),
-    )
+    what = f"it is child {{number}} of its parent, and the drafter gave the tree max_children={tree.max_children}"
+    wrong = tree.valid & (rank >= tree.max_children) & (tree.parents >= 0)
+    yield from first_flaw(Form.SIZE, wrong, what, number=rank + 1)
 
 
 def shape_flaws(tree: DraftTree, counted: Bool[Tensor, "batch node"], what: str) -> list[Flaw]:
     """Return the first of the counted nodes that has an earlier sibling among them."""
-    return first_flaw(Form.SHAPE, _same_parent(tree, counted).tril(-1).any(-1), lambda row, node: what)
+    return first_flaw(Form.SHAPE, _same_parent(tree, counted).tril(-1).any(-1), what)
 
 
 def _shape(tree: DraftTree, drafter: Drafter, drafted: Bool[Tensor, "batch node"]) -> list[Flaw]:
@@ -197,22 +183,20 @@ def _shape(tree: DraftTree, drafter: Drafter, drafted: Bool[Tensor, "batch node"
     has_child = torch.zeros_like(index).scatter_add(1, index, drafted.long()) > 0
     short = drafted & ~has_child & (depth < (depth * drafted).amax(-1, keepdim=True))
     return shape_flaws(tree, drafted & (tree.parents > 0), below) or first_flaw(
-        Form.SHAPE, short, lambda row, node: "its path is shorter than another, and the drafter says is_paths=True"
+        Form.SHAPE, short, "its path is shorter than another, and the drafter says is_paths=True"
     )
 
 
 def _laws(tree: DraftTree, drafter: Drafter, drafted: Bool[Tensor, "batch node"], batch: Batch) -> list[Flaw]:
-    known = torch.zeros(256, dtype=torch.bool, device=batch.device)
-    known[[int(law) for law in drafter.laws]] = True
     greedy = (batch.sampling.temperature == 0)[:, None] & (tree.law == DraftSampling.DETERMINISTIC)
-    return first_flaw(
-        Form.LAWS,
-        drafted & ~known[tree.law.long() & 255] & ~greedy,
-        lambda row, node: (
-            f"its law is {_law(int(tree.law[row, node]))}, and the drafter announced laws="
-            f"{{{', '.join(law.name for law in sorted(drafter.laws))}}}"
-        ),
-    )
+    announced = ", ".join(law.name for law in sorted(drafter.laws))
+    what = f"its law is {{law}}, and the drafter announced laws={{{{{announced}}}}}"
+    return first_flaw(Form.LAWS, drafted & ~is_one_of(tree.law, drafter.laws) & ~greedy, what, law=tree.law)
+
+
+def is_one_of(law: Int[Tensor, "*shape"], laws: frozenset[DraftSampling]) -> Bool[Tensor, "*shape"]:
+    """Marks nodes of one of these laws."""
+    return torch.isin(law, torch.tensor([int(each) for each in laws], dtype=law.dtype, device=law.device))
 
 
 def _siblings(tree: DraftTree, drafted: Bool[Tensor, "batch node"]) -> list[Flaw]:
@@ -220,13 +204,9 @@ def _siblings(tree: DraftTree, drafted: Bool[Tensor, "batch node"]) -> list[Flaw
     law = tree.law
     apart = (law[:, :, None] == law[:, None, :]) | (law == DraftSampling.WITHOUT_REPLACEMENT)[:, :, None]
     twice = same & apart & (law != DraftSampling.IID)[:, :, None]
+    what = "its token {token} is also that of its sibling, node {other}, and siblings that are {law} must be distinct"
     return first_flaw(
-        Form.SIBLINGS,
-        twice.any(-1),
-        lambda row, node: (
-            f"its token {int(tree.tokens[row, node])} is also that of its sibling, node "
-            f"{int(twice[row, node].nonzero()[0])}, and siblings that are {_law(int(law[row, node]))} must be distinct"
-        ),
+        Form.SIBLINGS, twice.any(-1), what, token=tree.tokens, other=twice.byte().argmax(-1), law=tree.law
     )
 
 
@@ -241,35 +221,18 @@ def draft_probs_flaws(
     drawn = drafted & ((tree.law == DraftSampling.IID) | (tree.law == DraftSampling.WITHOUT_REPLACEMENT))
     q = tree.draft_probs
     if q is None:
-        needed = drawn if every is None else drawn | every
-        return first_flaw(
-            Form.Q,
-            needed,
-            lambda row, node: (
-                (
-                    f"it was drawn {_law(int(tree.law[row, node]))}"
-                    if drawn[row, node]
-                    else "the rule reads q at every node"
-                )
-                + " and the tree has no draft_probs: give q"
-            ),
-        )
+        found = first_flaw(Form.Q, drawn, "it was drawn {law} and the tree has no draft_probs: give q", law=tree.law)
+        wanted = torch.zeros_like(drawn) if every is None else every
+        missing = "the rule reads q at every node and the tree has no draft_probs: give q"
+        return found or first_flaw(Form.Q, wanted, missing)
     parents = tree.parents.clamp(min=0)
     read = torch.zeros_like(drawn).long().scatter_add(1, parents, drawn.long()) > 0
     if every is not None:
         read = read | every
-    found = first_flaw(
-        Form.Q, read & (distribution_flaw(q) > 0), lambda row, node: f"q after it {describe(q[row, node])}"
-    )
-    if found:
-        return found
     chance = q.gather(1, parents[..., None].expand(-1, -1, q.shape[2])).gather(2, tree.tokens[..., None])[..., 0]
-    return first_flaw(
-        Form.POSSIBLE,
-        drawn & ~(chance > 0),
-        lambda row, node: (
-            f"its token {int(tree.tokens[row, node])} has probability 0 in the q that it says it was drawn from"
-        ),
+    impossible = "its token {token} has probability 0 in the q that it says it was drawn from"
+    return first_flaw(Form.Q, read & (distribution_flaw(q) > 0), "q after it {q}", q=q) or first_flaw(
+        Form.POSSIBLE, drawn & ~(chance > 0), impossible, token=tree.tokens
     )
 
 
@@ -301,12 +264,3 @@ def _same_parent(tree: DraftTree, counted: Bool[Tensor, "batch node"]) -> Bool[T
     """Marks pairs of counted nodes with one parent; the root has none."""
     counted = counted & (tree.parents >= 0)
     return (tree.parents[:, :, None] == tree.parents[:, None, :]) & counted[:, :, None] & counted[:, None, :]
-
-
-def first_flaw(check: Form, wrong: Bool[Tensor, "batch node"], what: Callable[[int, int], str]) -> list[Flaw]:
-    """Return the first node that is wrong as a flaw; ``what`` words it, from row and node."""
-    return [Flaw(check, row, node, what(row, node)) for row, node in wrong.nonzero()[:1].tolist()]
-
-
-def _law(number: int) -> str:
-    return DraftSampling(number).name if number in tuple(DraftSampling) else str(number)

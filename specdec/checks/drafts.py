@@ -17,10 +17,10 @@ from specdec.types import DraftSampling
 from specdec.wellformed import (
     Flaw,
     Form,
-    describe,
     distribution_flaw,
     draft_probs_flaws,
     first_flaw,
+    is_one_of,
     shape_flaws,
     structure,
     token_flaws,
@@ -216,19 +216,15 @@ def _draft_flaws(verifier: Verifier, tree: DraftTree, target_probs: Tensor) -> I
     yield from structure(tree)
     yield from token_flaws(tree, target_probs.shape[2])
     drafted = tree.valid & (torch.arange(tree.width) > 0)
-    fits = torch.isin(tree.law, torch.tensor([int(law) for law in verifier.samplings], dtype=torch.int8))
-    yield from first_flaw(
-        Form.LAWS,
-        drafted & ~fits,
-        lambda row, node: f"it is {DraftSampling(int(tree.law[row, node])).name}, and {rule} takes {takes}",
-    )
+    unfit = drafted & ~is_one_of(tree.law, verifier.samplings)
+    yield from first_flaw(Form.LAWS, unfit, f"it is {{law}}, and {rule} takes {takes}", law=tree.law)
     if verifier.chain_only:
         yield from shape_flaws(tree, drafted, f"it has a sibling, and {rule} takes chains only")
     if verifier.paths_only:
         below = drafted & (tree.parents > 0)
         yield from shape_flaws(tree, below, f"it has a sibling, and {rule} takes paths that share only the root")
     wrong = tree.valid & (distribution_flaw(target_probs) > 0)
-    yield from first_flaw(Form.Q, wrong, lambda row, node: f"p after it {describe(target_probs[row, node])}")
+    yield from first_flaw(Form.Q, wrong, "p after it {p}", p=target_probs)
     every = tree.valid if verifier.needs_leaf_probs and tree.draft_probs is not None else None
     # A token that q excludes is no flaw here: tests state a false q.
     yield from (flaw for flaw in draft_probs_flaws(tree, drafted, every=every) if flaw.check is Form.Q)
