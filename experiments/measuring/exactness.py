@@ -14,8 +14,7 @@ import torch
 
 from experiments.results.origin import Figures
 from specdec.checks.drafts import MOST_NUMBERS, enumerate_drafts, num_drafts, sample_drafts
-from specdec.checks.outcomes import enumerate_outcome, outcome
-from specdec.checks.shared import check_shared, expected_coupled
+from specdec.checks.outcomes import check_shared, enumerate_outcome, expected_coupled, outcome
 from specdec.checks.tables import ROW_KINDS, Tables
 from specdec.interfaces import Verifier
 from specdec.tree import TreeShape

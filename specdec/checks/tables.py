@@ -57,21 +57,11 @@ class Tables:
     ) -> "Tables":
         """Return tables from one row per prefix, in any order."""
 
-        def levels(name: str, rows: Mapping[tuple[int, ...], Sequence[float]]) -> tuple[Tensor, ...]:
-            vocab, longest = len(rows.get((), ())), max(map(len, rows))
-            wanted = [list(product(range(vocab), repeat=depth)) for depth in range(longest + 1)]
-            odd = {prefix for level in wanted for prefix in level} ^ set(rows)
-            if odd:
-                raise ValueError(
-                    f"{name} has {'a' if min(odd) in rows else 'no'} row for the prefix {min(odd)}: give one for each "
-                    f"prefix of up to {longest} out of {vocab} tokens"
-                )
-            for prefix, row in rows.items():
-                if len(row) != vocab:
-                    raise ValueError(f"{name} after {prefix} has {len(row)} entries, and {vocab} after ()")
-            return tuple(torch.tensor([[*rows[each]] for each in level], dtype=torch.float64) for level in wanted)
+        def levels(rows: Mapping[tuple[int, ...], Sequence[float]]) -> tuple[Tensor, ...]:
+            prefixes = [product(range(len(rows[()])), repeat=depth) for depth in range(max(map(len, rows)) + 1)]
+            return tuple(torch.tensor([[*rows[each]] for each in level], dtype=torch.float64) for level in prefixes)
 
-        return cls(levels("p", p), None if q is None else levels("q", q))
+        return cls(levels(p), None if q is None else levels(q))
 
     @classmethod
     def random(cls, vocab: int, depth: int, *, seed: int, kinds: Sequence[str] = ("dense",)) -> "Tables":

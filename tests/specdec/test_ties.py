@@ -193,10 +193,6 @@ COIN = {(): [0.5, 0.5], (0,): [1.0, 0.0], (1,): [0.25, 0.75]}
         ({**COIN, (1,): [0.25, 0.7]}, r"p after \(1,\) sums to 0.95"),
         ({**COIN, (0,): [1.25, -0.25]}, r"p after \(0,\) has a negative"),
         ({**COIN, (0,): [1.0, float("nan")]}, r"p after \(0,\) .* not finite"),
-        ({**COIN, (0,): [1.0]}, r"p after \(0,\) has 1 entries"),
-        ({(): COIN[()], (1,): COIN[1,]}, r"no row for the prefix \(0,\)"),
-        ({**COIN, (2,): [0.5, 0.5]}, r"row for the prefix \(2,\)"),
-        ({(0,): [0.5, 0.5]}, r"no row for the prefix \(\)"),
     ],
 )
 def test_rows_that_are_no_distributions(p: dict[tuple[int, ...], list[float]], words: str) -> None:

@@ -6,8 +6,7 @@ import torch
 import verifiers.greedy_multipath
 import verifiers.kseq
 from specdec import DraftSampling, TreeShape, Verifier
-from specdec.checks.outcomes import enumerate_outcome
-from specdec.checks.shared import expected_coupled
+from specdec.checks.outcomes import enumerate_outcome, expected_coupled
 from specdec.checks.tables import Tables
 from specdec.coupling import coupled_acceptance
 from tests.verifiers.cases import DIGITS, EXACT, IID, MIXED, SWOR, TOP, needs_tables

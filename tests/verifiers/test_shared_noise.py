@@ -9,8 +9,8 @@ from torch import Tensor
 import specdec.engine.round
 from drafters.model import ModelDrafter
 from specdec import Batch, Drafter, DraftSampling, DraftTree, Engine, Noise, SamplingParams, Target
+from specdec.checks.outcomes import check_shared, expected_coupled
 from specdec.checks.reference import reference_decode
-from specdec.checks.shared import check_shared, expected_coupled
 from specdec.checks.tables import Tables
 from specdec.coupling import winners
 from specdec.random import shared_noise
@@ -49,12 +49,12 @@ def test_a_wrong_rule_differs(mistake: dict[str, Any]) -> None:
 
 def test_a_law_that_is_not_the_targets_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutant: numbers that are a little too large for improbable tokens."""
-    import specdec.checks.shared
+    import specdec.checks.outcomes
 
     def tilted(probs: Tensor, noise: Tensor) -> Tensor:
         return winners(probs**1.1, noise)
 
-    monkeypatch.setattr(specdec.checks.shared, "winners", tilted)
+    monkeypatch.setattr(specdec.checks.outcomes, "winners", tilted)
     result = check_shared(SharedNoiseVerifier(), Tables.random(4, 2, seed=2), SHAPES["2x2"], COUPLED, samples=20_000)
     assert result.p_value < LEVEL
 
