@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -71,8 +71,6 @@ class ForwardBatch:
         wants: What to return.
         counts: The number of tokens of every row, for pieces of prompts, which are final and padded at the end. None
             for trees.
-        batch: Rows.
-        nodes: Nodes per row that go through the model.
     """
 
     tokens: Int[Tensor, "batch node"] | None
@@ -85,14 +83,10 @@ class ForwardBatch:
     adapters: Int[Tensor, "batch node"] | None = None
     wants: Wants = LOGITS
     counts: np.ndarray | None = None
-    batch: int = field(init=False)
-    nodes: int = field(init=False)
 
     def __post_init__(self) -> None:
-        given = self.embeds if self.tokens is None else self.tokens
-        if given is None or (self.tokens is not None and self.embeds is not None):
+        if (self.tokens is None) == (self.embeds is None):
             raise ValueError("a forward takes either tokens or embeds: give one of the two")
-        vars(self).update(batch=given.shape[0], nodes=given.shape[1])
         if self.nodes > self.topology.width:
             raise ValueError(
                 f"the batch has {self.nodes} nodes per row and its topology {self.topology.width}: give the topology "
@@ -164,6 +158,23 @@ class ForwardBatch:
             wants=Wants(logits=0, hidden_layers=hidden_layers),
             counts=np.full(len(tokens), tokens.shape[1]) if host_counts is None else host_counts,
         )
+
+    @cached_property
+    def given(self) -> Tensor:
+        """The tokens or the embeddings."""
+        given = self.embeds if self.tokens is None else self.tokens
+        assert given is not None, "checked when the batch was made"
+        return given
+
+    @cached_property
+    def batch(self) -> int:
+        """Rows."""
+        return self.given.shape[0]
+
+    @cached_property
+    def nodes(self) -> int:
+        """Nodes per row that go through the model."""
+        return self.given.shape[1]
 
     @property
     def sees_all(self) -> bool:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Int
@@ -10,6 +11,15 @@ from torch import Tensor, nn
 from specdec.host import can_look
 from specdec.kernels import usable
 from specdec.shape import TreeShape
+
+
+class Tables(NamedTuple):
+    """Tables of a topology under its own names, as far as they were made already."""
+
+    depth: Int[Tensor, "rows node"]
+    ancestors: Bool[Tensor, "rows node node"]
+    deeper: Bool[Tensor, "rows node"] | None = None
+    ancestor_words: Int[Tensor, "rows node word"] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +42,7 @@ class Topology:
         both_ways: Whether nodes also see those below them (``block``). Such a topology is for forwards only.
         windowed: What the nodes of a block see in layers with a window, and where from it counts (``depth``), if that
             is another topology.
+        given: The tables, where whoever made the topology has them; otherwise they follow from the parents.
     """
 
     parents: Int[Tensor, "rows node"]
@@ -41,6 +52,7 @@ class Topology:
     static: bool = False
     both_ways: bool = False
     windowed: "Topology | None" = None
+    given: Tables | None = None
 
     @classmethod
     def of_shape(cls, shape: TreeShape, device: torch.device) -> "Topology":
@@ -53,7 +65,7 @@ class Topology:
 
         Made once per device, but for long ones, as of prompts, which are let go after their forward.
         """
-        return _chain(width, device)
+        return (_short_chain if width <= _MOST_KEPT else _new_chain)(width, device)
 
     @classmethod
     def block(
@@ -113,23 +125,34 @@ class Topology:
         return self.parents.shape[1]
 
     @cached_property
-    def depth(self) -> Int[Tensor, "rows node"]:
-        """The depth of every node; 0 for the root. Nodes deeper than the bound get the bound."""
-        if usable(self.parents):
-            return self._connected()["depth"]
+    def _tables(self) -> Tables | None:
+        """The tables that were given, or that a kernel makes together; None if torch makes them one by one."""
+        if self.given is not None or not usable(self.parents):
+            return self.given
+        from specdec.kernels.trees import connected
+
+        return Tables(**connected(self.parents, self.max_depth))
+
+    @cached_property
+    def _depths(self) -> tuple[Int[Tensor, "rows node"], Bool[Tensor, "rows node"] | None]:
+        if self._tables is not None:
+            return self._tables.depth, self._tables.deeper
         depth = torch.zeros_like(self.parents)
         above = self.parents
         for _ in range(self.max_depth):
             depth += above >= 0
             above = self.parents.gather(1, above.clamp(min=0)).where(above >= 0, -1)
-        vars(self)["deeper"] = above >= 0
-        return depth
+        return depth, above >= 0
 
-    @cached_property
+    @property
+    def depth(self) -> Int[Tensor, "rows node"]:
+        """The depth of every node; 0 for the root. Nodes deeper than the bound get the bound."""
+        return self._depths[0]
+
+    @property
     def deeper(self) -> Bool[Tensor, "rows node"] | None:
         """Marks nodes deeper than ``max_depth``, which only padding may be; None if the bound was derived."""
-        _ = self.depth  # finds them
-        return vars(self)["deeper"]
+        return self._depths[1]
 
     @cached_property
     def ancestors(self) -> Bool[Tensor, "rows node node"]:
@@ -143,8 +166,8 @@ class Topology:
                        1 1 1 0
                        1 1 0 1
         """
-        if usable(self.parents):
-            return self._connected()["ancestors"]
+        if self._tables is not None:
+            return self._tables.ancestors
         rows, nodes = self.parents.shape
         marks = torch.eye(nodes, dtype=torch.bool, device=self.parents.device).repeat(rows, 1, 1)
         above = self.parents.clamp(min=0)
@@ -169,35 +192,25 @@ class Topology:
 
     def rows(self, part: slice) -> "Topology":
         """Returns the topology of some of the rows."""
-        some = replace(self, parents=self.parents[part])
-        known = vars(self)
-        tables = {name: known[name] for name in ("depth", "ancestors", "deeper", "paths") if name in known}
-        vars(some).update({name: None if table is None else table[part] for name, table in tables.items()})
-        return some
+        deeper = None if self.deeper is None else self.deeper[part]
+        given = Tables(self.depth[part], self.ancestors[part], deeper)
+        return replace(self, parents=self.parents[part], given=given)
 
     @cached_property
     def ancestor_words(self) -> Int[Tensor, "rows node word"]:
         """``ancestors`` with 64 of a node's marks packed into each number, the first mark in the lowest bit."""
-        if usable(self.parents) and "ancestors" not in vars(self):
-            return self._connected()["ancestor_words"]
+        if self._tables is not None and self._tables.ancestor_words is not None:
+            return self._tables.ancestor_words
         marks = nn.functional.pad(self.ancestors, (0, -self.width % 64)).unflatten(2, (-1, 64))
         # Every bit once, so that adding is the same as combining; the highest bit is the sign.
         return (marks.long() << torch.arange(64, device=marks.device)).sum(-1)
-
-    def _connected(self) -> dict[str, Tensor]:
-        """Returns the tables that follow from the parents, made and kept together in one launch."""
-        from specdec.kernels.trees import connected
-
-        vars(self).update(connected(self.parents, self.max_depth))
-        return vars(self)
 
     def first(self, count: int) -> "Topology":
         """Returns the topology of the first ``count`` nodes; a parent stands before its children, so it is complete."""
         if count == self.width:
             return self
-        part = replace(self, parents=self.parents[:, :count])
-        vars(part).update(depth=self.depth[:, :count], ancestors=self.ancestors[:, :count, :count], deeper=None)
-        return part
+        given = Tables(self.depth[:, :count], self.ancestors[:, :count, :count])
+        return replace(self, parents=self.parents[:, :count], given=given)
 
 
 def check_bound(holds: Bool[Tensor, "..."], message: str) -> None:
@@ -235,25 +248,19 @@ def _of_shape(shape: TreeShape, device: torch.device) -> Topology:
     with torch.inference_mode(False):  # it serves forwards inside and outside of inference mode
         parents = torch.tensor([shape.parents], device=device)
         topology = Topology(parents, shape.max_depth, shape.max_children, in_line=shape.is_chain, static=True)
-        vars(topology).update(depth=topology.depth, ancestors=topology.ancestors, deeper=None)
-    return topology
+        return replace(topology, given=Tables(topology.depth, topology.ancestors))
 
 
 _MOST_KEPT = 256
 """Nodes of the longest chains that are kept: the marks of those up to here have 6 MB in all, and grow with the cube."""
 
 
-def _chain(width: int, device: torch.device) -> Topology:
-    return _short_chain(width, device) if width <= _MOST_KEPT else _new_chain(width, device)
-
-
 def _new_chain(width: int, device: torch.device) -> Topology:
     with torch.inference_mode(False):
         index = torch.arange(width, device=device)[None]
-        topology = Topology(index - 1, width - 1, min(width - 1, 1), in_line=True, static=True)
         # The chain of a prompt's chunk is long, and so would be loops over its depth.
-        vars(topology).update(depth=index, ancestors=index[:, :, None] >= index[:, None, :], deeper=None)
-    return topology
+        tables = Tables(index, index[:, :, None] >= index[:, None, :])
+        return Topology(index - 1, width - 1, min(width - 1, 1), in_line=True, static=True, given=tables)
 
 
 _short_chain = lru_cache(maxsize=1024)(_new_chain)
@@ -261,14 +268,13 @@ _short_chain = lru_cache(maxsize=1024)(_new_chain)
 
 @lru_cache(maxsize=1024)
 def _block(width: int, device: torch.device, causal: bool, in_windows: bool, from_root: bool) -> Topology:
-    chain = _chain(width, device)
+    chain = Topology.chain(width, device)
     with torch.inference_mode(False):
         every, nowhere = torch.ones_like(chain.ancestors), torch.zeros_like(chain.depth)
 
         def block(causal: bool, depth: torch.Tensor, windowed: Topology | None) -> Topology:
-            made = replace(chain, in_line=False, both_ways=not causal, windowed=windowed)
-            vars(made).update(depth=depth, ancestors=chain.ancestors if causal else every, deeper=None)
-            return made
+            tables = Tables(depth, chain.ancestors if causal else every)
+            return replace(chain, in_line=False, both_ways=not causal, windowed=windowed, given=tables)
 
         other = in_windows is not causal or from_root
         windowed = block(in_windows, nowhere if from_root else chain.depth, None) if other else None

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, Int8, Shaped
@@ -13,6 +14,19 @@ from specdec.topology import Topology, check_bound
 from specdec.types import DraftSampling
 
 __all__ = ["DraftTree", "TreeShape"]
+
+
+class Known(NamedTuple):
+    """Facts about a tree's tensors, without a look at their values. They hold for these very tensors alone.
+
+    Attributes:
+        law: Laws that are all ``only_law``, if that is not None.
+        valid: Marks of a static topology that are all True; None if nobody knows it.
+    """
+
+    law: Tensor
+    only_law: DraftSampling | None
+    valid: Tensor | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +42,7 @@ class DraftTree:
         law: How each node was drawn (``DraftSampling``).
         draft_probs: Row i is the distribution that the children of node i were drawn from, q; only the rows of
             parents matter. None if every node is ``DETERMINISTIC``.
+        known: What the host knows about ``law`` and ``valid``.
     """
 
     tokens: Int[Tensor, "batch node"]
@@ -35,6 +50,7 @@ class DraftTree:
     valid: Bool[Tensor, "batch node"]
     law: Int8[Tensor, "batch node"]
     draft_probs: Float[Tensor, "batch node vocab"] | None
+    known: Known | None = None
 
     @classmethod
     def build(
@@ -65,15 +81,9 @@ class DraftTree:
         """
         _check_shapes(tokens, None, parents=parents, valid=valid, draft_probs=draft_probs)
         topology = Topology.from_parents(parents, max_depth=max_depth, max_children=max_children)
-        tree = cls(
-            tokens=tokens,
-            topology=topology,
-            valid=torch.ones_like(tokens, dtype=torch.bool) if valid is None else valid,
-            law=_laws(tokens, sampling),
-            draft_probs=draft_probs,
-        )
-        vars(tree)["only_law"] = sampling if isinstance(sampling, DraftSampling) else None
-        return tree
+        valid = torch.ones_like(tokens, dtype=torch.bool) if valid is None else valid
+        law, only = _laws(tokens, sampling)
+        return cls(tokens, topology, valid, law, draft_probs, Known(law, only, None))
 
     @classmethod
     def root_only(cls, roots: Int[Tensor, " batch"]) -> "DraftTree":
@@ -112,21 +122,9 @@ class DraftTree:
         valid: Bool[Tensor, "batch node"] | None = None,
     ) -> "DraftTree":
         """Returns trees that share one static topology (``Topology.of_shape``, ``Topology.chain``)."""
-        batch, whole = tokens.shape[0], _whole(topology)
-        tree = cls(
-            tokens=tokens,
-            topology=topology,
-            valid=whole.valid.expand(batch, -1) if valid is None else valid,
-            law=_laws(tokens, sampling),
-            draft_probs=draft_probs,
-        )
-        vars(tree)["only_law"] = sampling if isinstance(sampling, DraftSampling) else None
-        if valid is None:
-            # Fill the cached properties: for a static shape they need no computation.
-            children, nodes, depth = whole.children, *whole.size
-            size = (nodes.expand(batch), depth.expand(batch))
-            vars(tree).update(is_whole=True, children=children.expand(batch, -1, -1), size=size)
-        return tree
+        law, only = _laws(tokens, sampling)
+        marks = _whole(topology).valid.expand(len(tokens), -1) if valid is None else valid
+        return cls(tokens, topology, marks, law, draft_probs, Known(law, only, marks if valid is None else None))
 
     @property
     def is_static(self) -> bool:
@@ -153,15 +151,15 @@ class DraftTree:
         """Whether every node's parent is the node before it, as in a chain of a static shape."""
         return self.topology.in_line
 
-    @cached_property
+    @property
     def only_law(self) -> DraftSampling | None:
         """The law of all nodes, if the host knows that they have one; ``build`` and ``from_shape`` may be told it."""
-        return None
+        return self.known.only_law if self.known is not None and self.known.law is self.law else None
 
-    @cached_property
+    @property
     def is_whole(self) -> bool:
         """Whether the host knows that every node of a static shape is valid."""
-        return False
+        return self.known is not None and self.known.valid is self.valid
 
     @cached_property
     def parents(self) -> Int[Tensor, "batch node"]:
@@ -185,6 +183,9 @@ class DraftTree:
     @cached_property
     def size(self) -> tuple[Int[Tensor, " batch"], Int[Tensor, " batch"]]:
         """The number of valid drafted nodes of every row, and the depth of its longest branch."""
+        if self.is_whole:
+            nodes, depth = _whole(self.topology).size
+            return nodes.expand(len(self.tokens)), depth.expand(len(self.tokens))
         return self.valid.sum(-1) - 1, (self.depth * self.valid).amax(-1)
 
     @cached_property
@@ -200,6 +201,8 @@ class DraftTree:
             ValueError: A node has more of them than the bound that the tree was built with.
         """
         batch, nodes = self.tokens.shape
+        if self.is_whole:
+            return _whole(self.topology).children.expand(batch, -1, -1)
         most = self.max_children
         table = torch.full((batch, nodes, most + 1), -1, dtype=torch.long, device=self.tokens.device)
         if most == 0 or nodes == 1:
@@ -242,15 +245,9 @@ class DraftTree:
     def rows(self, part: slice) -> "DraftTree":
         """Returns the trees of some rows of the batch."""
         topology = self.topology if self.topology.parents.shape[0] == 1 else self.topology.rows(part)
-        q = self.draft_probs
-        tree = DraftTree(self.tokens[part], topology, self.valid[part], self.law[part], None if q is None else q[part])
-        known = vars(self)
-        if "children" in known:
-            vars(tree)["children"] = known["children"][part]
-        if "size" in known:
-            vars(tree)["size"] = tuple(figure[part] for figure in known["size"])
-        vars(tree).update({name: known[name] for name in ("only_law", "is_whole") if name in known})
-        return tree
+        valid, law, q = self.valid[part], self.law[part], self.draft_probs
+        known = Known(law, self.only_law, valid if self.is_whole else None)
+        return DraftTree(self.tokens[part], topology, valid, law, None if q is None else q[part], known)
 
     def limited(self, depth: Int[Tensor, " batch"]) -> "DraftTree":
         """Returns the same tree with the nodes deeper than each row's ``depth`` made invalid.
@@ -259,15 +256,7 @@ class DraftTree:
         Others that are not valid keep their tokens: a session may want to know what the target says there.
         """
         within = self.depth <= depth[:, None]
-        tree = replace(self, valid=self.valid & within, tokens=self.tokens.where(within, self.tokens[:, :1]))
-        known = vars(self)
-        kept = ("parents", "depth", "ancestors", "only_law")
-        vars(tree).update({name: known[name] for name in kept if name in known})
-        if "children" in known:
-            # All children of a node have one depth, so they go together, and sibling ranks stay.
-            keeps = (self.depth < depth[:, None])[..., None]
-            vars(tree)["children"] = known["children"].where(keeps, -1)
-        return tree
+        return replace(self, valid=self.valid & within, tokens=self.tokens.where(within, self.tokens[:, :1]))
 
 
 def along_path(
@@ -279,10 +268,10 @@ def along_path(
     return values.gather(1, index)
 
 
-def _laws(tokens: Int[Tensor, "batch node"], sampling: DraftSampling | Tensor) -> Int8[Tensor, "batch node"]:
+def _laws(tokens: Tensor, sampling: DraftSampling | Tensor) -> tuple[Int8[Tensor, "batch node"], DraftSampling | None]:
     if isinstance(sampling, Tensor):
-        return sampling
-    return torch.full_like(tokens, int(sampling), dtype=torch.int8)
+        return sampling, None
+    return torch.full_like(tokens, int(sampling), dtype=torch.int8), sampling
 
 
 @dataclass(frozen=True, eq=False)
@@ -299,7 +288,7 @@ def _whole(topology: Topology) -> _Whole:
     with torch.inference_mode(False):
         parents = topology.parents
         valid = torch.ones_like(parents, dtype=torch.bool)
-        tree = DraftTree(parents, topology, valid, _laws(parents, DraftSampling.DETERMINISTIC), None)
+        tree = DraftTree(parents, topology, valid, _laws(parents, DraftSampling.DETERMINISTIC)[0], None)
         return _Whole(valid, tree.children, tree.size)
 
 

@@ -1,7 +1,9 @@
-"""A batch of draft trees as plain tensors and back: what goes into a recorded stage, and what it is recorded for."""
+"""Values made of tensors, such as draft trees, as plain tensors and back: what recorded stages take and return."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,9 +20,7 @@ _SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 
 @dataclass(frozen=True)
 class TreeKind:
-    """All that the host knows of a batch of trees.
-
-    Two batches of one kind and of tensors of the same shapes take the same operations.
+    """All that the host knows of a batch of trees (see ``Kind``).
 
     Attributes:
         topology: The topology of a static shape, which is made once; None if every row has its own.
@@ -63,17 +63,17 @@ class TreeKind:
             parts.append(tree.draft_probs)
         return parts
 
-    def tree(self, parts: Sequence[Tensor]) -> tuple[DraftTree, Sequence[Tensor]]:
-        """Returns the tree that ``parts`` begin with, and the other tensors behind its own."""
-        tokens, *rest = parts
-        law = rest.pop(0) if self.only_law is None else self.only_law
-        parents = None if self.topology is not None else rest.pop(0)
-        valid = None if self.whole else rest.pop(0)
-        probs = rest.pop(0) if self.has_probs else None
+    def tree(self, parts: Iterator[Tensor]) -> DraftTree:
+        """Returns a tree of these tensors."""
+        tokens = next(parts)
+        law = next(parts) if self.only_law is None else self.only_law
+        parents = None if self.topology is not None else next(parts)
+        valid = None if self.whole else next(parts)
+        probs = next(parts) if self.has_probs else None
         if self.topology is not None:
-            return DraftTree.of_topology(self.topology, tokens, sampling=law, valid=valid, draft_probs=probs), rest
+            return DraftTree.of_topology(self.topology, tokens, sampling=law, valid=valid, draft_probs=probs)
         assert parents is not None
-        tree = DraftTree.build(
+        return DraftTree.build(
             tokens,
             parents,
             sampling=law,
@@ -82,7 +82,69 @@ class TreeKind:
             max_depth=self.max_depth,
             max_children=self.max_children,
         )
-        return tree, rest
+
+
+class Kind(NamedTuple):
+    """All of a value but its tensors: its class, what its parts are called, and their kinds.
+
+    Two values of one kind and of tensors of the same shapes take the same operations.
+    """
+
+    type: type
+    names: tuple[Any, ...] | None
+    parts: tuple[Hashable, ...]
+
+
+def taken_apart(value: Any, tensors: list[Tensor]) -> Hashable:
+    """Returns the kind of a value, and adds its tensors to a list.
+
+    Values are trees, other dataclasses, mappings, tuples and lists of such; anything else is a constant of the kind.
+    """
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return Tensor
+    if isinstance(value, DraftTree):
+        kind = TreeKind.of(value)
+        tensors += kind.parts(value)
+        return kind
+    if isinstance(value, (tuple, list)):
+        return Kind(type(value), None, tuple([taken_apart(part, tensors) for part in value]))
+    if isinstance(value, Mapping):
+        return Kind(dict, tuple(value), tuple([taken_apart(part, tensors) for part in value.values()]))
+    if is_dataclass(value):
+        names = _names(type(value))
+        return Kind(type(value), names, tuple([taken_apart(getattr(value, name), tensors) for name in names]))
+    return value
+
+
+def put_together(kind: Any, tensors: Iterator[Tensor]) -> Any:
+    """Returns the value of a kind whose tensors these are."""
+    if kind is Tensor:
+        return next(tensors)
+    if isinstance(kind, TreeKind):
+        return kind.tree(tensors)
+    if not isinstance(kind, Kind):
+        return kind
+    parts = [put_together(part, tensors) for part in kind.parts]
+    if kind.names is None:
+        return kind.type(parts)
+    named = dict(zip(kind.names, parts, strict=True))
+    return named if kind.type is dict else kind.type(**named)
+
+
+_Value = TypeVar("_Value")
+
+
+def with_tensors(value: _Value, change: Callable[[Tensor], Tensor]) -> _Value:
+    """Returns a value with all of its tensors changed."""
+    tensors: list[Tensor] = []
+    kind = taken_apart(value, tensors)
+    return put_together(kind, map(change, tensors))
+
+
+@cache
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(each.name for each in fields(kind))
 
 
 def bucketed(tree: DraftTree, *, max_nodes: int, max_depth: int) -> DraftTree:

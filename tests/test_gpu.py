@@ -74,8 +74,8 @@ def test_rounds_replayed_from_graphs_give_the_same_tokens(model, drafter: str, v
         with Engine(Target(model), made, rule, max_batch_size=3, max_length=96, recording=recording) as engine:
             outputs.append([each.token_ids for _ in range(3) for each in engine.generate(prompts(), SAMPLING)])
             if recording == "rounds":
-                assert engine._rounds.recordings.replays > 20
-                assert not engine._rounds.recordings._refused
+                assert engine._rounds.recorder.recordings.replays > 20
+                assert not engine._rounds.recorder.recordings._refused
     assert outputs[0] == outputs[1]
 
 

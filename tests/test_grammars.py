@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-import specdec.engine.rounds as rounds_module
+import specdec.engine.recording as recording_module
 from specdec import Engine, Paging, SamplingParams, Target, Verifier
 from specdec.batch import Matchers
 from specdec.checks.reference import reference_decode
@@ -263,7 +263,7 @@ RECORDED = ("ngram", "model_tree_without_replacement", "model_expansion")
 @pytest.mark.parametrize("drafter", [complete(name, strong=name in RECORDED) for name in DRAFTERS])
 def test_recorded_rounds_follow_grammars(model, drafter: str, mask_drafts: bool, monkeypatch) -> None:
     wanted, _ = long_outputs(model, drafter, "off", mask_drafts=mask_drafts)
-    monkeypatch.setattr(rounds_module, "RECORD_AFTER", 2)
+    monkeypatch.setattr(recording_module, "RECORD_AFTER", 2)
     for recording in ("auto", "rounds"):
         found, engine = long_outputs(model, drafter, recording, mask_drafts=mask_drafts)
         assert found == wanted
@@ -275,7 +275,7 @@ def test_recorded_rounds_follow_grammars(model, drafter: str, mask_drafts: bool,
 def test_masks_of_an_earlier_round_are_rejected(model, drafts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutant: a replay is given the masks that its stage was recorded with, of drafts or of what is judged."""
     wanted, _ = long_outputs(model, "model_tree_iid", "off", mask_drafts=True)
-    monkeypatch.setattr(rounds_module, "RECORD_AFTER", 2)
+    monkeypatch.setattr(recording_module, "RECORD_AFTER", 2)
     answer, first = Matchers.answer, {}
 
     def stale(self, question, **named):

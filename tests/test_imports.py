@@ -181,7 +181,7 @@ def test_wrong_directions_are_found() -> None:
     assert wrong_layers("specdec.tree", {"specdec.engine.engine.Engine"})
     assert wrong_layers("specdec.tree", {"specdec"}), "the whole of it imports the module"
     assert wrong_layers("specdec.new", {"math"})
-    assert not wrong_layers("specdec.engine.engine", {"specdec.engine.rounds", "specdec.tree.DraftTree"})
+    assert not wrong_layers("specdec.engine.engine", {"specdec.engine.round", "specdec.tree.DraftTree"})
     assert wrong_rooms("experiments.run", {"experiments.demo.demo"})
     assert wrong_rooms("experiments.results.runs", {"experiments.config.sections.build"})
     assert wrong_rooms("experiments.results.runs", {"experiments.datasets.prompt.Prompt"}), "of the same layer"

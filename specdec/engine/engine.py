@@ -14,9 +14,8 @@ from specdec.engine.out_of_memory import beside_cache_of, explained
 from specdec.engine.output import Outputs, completion
 from specdec.engine.parts import check_parts, check_session
 from specdec.engine.prompts import Prompt
-from specdec.engine.recording import RecordingCounts, as_on_gpu, recorded_as
-from specdec.engine.round import Mode
-from specdec.engine.rounds import rounds_for
+from specdec.engine.recording import RecordingCounts, as_on_gpu, recorded_as, recorder_for
+from specdec.engine.round import Mode, Rounds
 from specdec.engine.running import RunningRequests
 from specdec.engine.scheduler import FirstCome, Scheduler, View, Work
 from specdec.engine.slot_table import SlotTable, row_sizes, spare_slots
@@ -147,7 +146,8 @@ class Engine:
                     self._speculative = Mode.speculative(drafter, self.session, verifier)
         self.timer = StageTimer(target.device, enabled=timing)
         self._slots = SlotTable(max_batch_size, self.max_length, target.vocab_size, target.device, sizes=sizes)
-        self._rounds = rounds_for(self.runner, self._slots, self.timer, recorded=recorded, as_on_gpu=padded)
+        recorder = recorder_for(self.runner, self._slots, recorded=recorded, early=padded)
+        self._rounds = Rounds(self.runner, self._slots, self.timer, recorder)
         exact = verifier is None or verifier.exactness is Exactness.EXACT
         self._intake = Intake(target, max_length=self.max_length, can_speculate=drafter is not None, exact=exact)
         outputs = Outputs(target.tokenizer)
@@ -259,12 +259,12 @@ class Engine:
     @property
     def recording(self) -> str:
         """What is recorded on this device: ``"rounds"``, ``"decisions"`` or ``"off"``."""
-        return self._rounds.recorded
+        return self._rounds.recorder.recorded
 
     @property
     def recording_counts(self) -> RecordingCounts:
         """How much of the rounds was recorded and replayed so far, and what could not be recorded, and why."""
-        return self._rounds.counts
+        return self._rounds.recorder.counts
 
     def warm_up(
         self,
@@ -369,7 +369,7 @@ class Engine:
             # Requests that wait may fit. Processes that share the target cannot go on: the others are in mid-turn.
             if no_memory is None or self.runner.agreement.shared:
                 raise
-            self._rounds.make_room(error)
+            self._rounds.recorder.make_room(error)
             return
         self._delivery.put(steps)
 

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Int32
 from torch import Tensor
 
+from specdec.batch import Batch
 from specdec.filters import largest
 from specdec.tree import DraftTree
 from specdec.types import Verdict
@@ -30,6 +31,19 @@ class Fetch:
         if self._event is not None:
             self._event.synchronize()
         return self._here.numpy()
+
+
+class GrammarQuery:
+    """What the host is asked of the grammars between a draft and its judgement; the device verifies meanwhile."""
+
+    def __init__(self, tree: DraftTree, batch: Batch):
+        self._matchers, self._device = batch.matchers, batch.device
+        self._question = Fetch(batch.matchers.question(batch.slots, tree.tokens, tree.ancestors, tree.valid))
+
+    def masks(self) -> Int32[Tensor, "batch node word"]:
+        """Returns the answer, when the question is there."""
+        bits = self._matchers.answer(self._question.wait())
+        return torch.from_numpy(bits).to(self._device, non_blocking=True)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,12 +1,33 @@
-"""The part of an engine's rounds that is recorded: on which device and of which rules, and the counts of it."""
+"""Records the stages of an engine's rounds and replays those that come often: on which device, of which rules."""
 
-from collections.abc import Hashable
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from transformers import PreTrainedModel
 
-from specdec.interfaces import Verifier
+from specdec.batch import Batch
+from specdec.engine.slot_table import SlotTable
+from specdec.execution.executor import autocast_of
+from specdec.execution.recorder import CudaGraphRecorder, Recorder, Recordings, TapeRecorder
+from specdec.forward import bucket_of
+from specdec.interfaces import Session, Verifier
+from specdec.memory import ran_out
 from specdec.placement import is_shared, is_spread, main_device
+from specdec.target.runner import ModelRunner
+from specdec.tree import DraftTree
+from specdec.tree_parts import bucketed, settled
+
+RECORD_AFTER = 8
+"""Rounds of one kind before their stages are recorded."""
+MOST_RECORDINGS = 256
+_PER_SIZE = 16
+"""Recordings for a number of rows and of positions: all stages, plain or not, of requests of a few kinds."""
+MASKED = "draft: drafts are drawn under grammars' masks"
+_WARM = 3
+"""Rounds of a warm-up: one makes what is made once, one rehearses, and one is recorded."""
 
 RECORDING = ("auto", "rounds", "decisions", "off")
 
@@ -73,7 +94,7 @@ class RecordingCounts:
         stages: Stages that were recorded, each for one kind of round.
         replays: Stages that were replayed.
         refused: Why stages could not be recorded, by the stage's name: something failed, and they run as they are.
-        by_design: Why rounds or stages are not recorded that nobody would record, with their number.
+        by_design: Counts of rounds and stages that are not recorded on purpose, by reason.
     """
 
     rounds: int
@@ -87,3 +108,172 @@ class RecordingCounts:
     def replayed_share(self) -> float | None:
         """``replayed`` over ``rounds``; None before any was played."""
         return self.replayed / self.rounds if self.rounds else None
+
+
+@dataclass(frozen=True, eq=False)
+class Stages:
+    """Runs the stages of one round: recorded ones through their recordings, others as they are.
+
+    Attributes:
+        rows: The rows as stages see them; where whole rounds are recorded, tensors alone.
+        on_host: The same rows with the host's numbers.
+        names: The stages that are recorded.
+        whole: Whether stages that run models are recorded.
+    """
+
+    recorder: "RoundRecorder"
+    rows: Batch
+    on_host: Batch
+    names: frozenset[str] = frozenset()
+    whole: bool = False
+
+    def __call__(self, name: str, key: Hashable, stage: Callable[..., Any], *inputs: Any) -> Any:
+        """Return the result of a stage of these inputs; ``key`` is all else that it depends on."""
+        return self.recorder.run(name, key, stage, inputs) if name in self.names else stage(*inputs)
+
+
+class RoundRecorder:
+    """The recordings of one engine's rounds.
+
+    A round is four stages: draft, verify, judge (the rule's decision), commit. Each is a function of values made of
+    tensors, and of tensors that stay where they are. So each is recorded by itself, which keeps their times apart.
+
+    Args:
+        recorder: Records stages; None plays every round as it is.
+        whole: Also record what runs models: draft and verify. Their attention then reads a number of positions that is
+            rounded up (``bucket_of``). Without it, only judgement and commit are recorded.
+
+    Attributes:
+        early: Whether a round may begin before the host has read the one before it (``DeviceRound.alone``).
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        table: SlotTable,
+        recorder: Recorder | None,
+        *,
+        whole: bool = False,
+        early: bool = False,
+    ):
+        self._runner, self._table, self.early = runner, table, early
+        self._whole, self._graphs = whole, recorder is not None and not recorder.runs
+        self._version: Hashable = None  # of the target that recordings were made from
+        # Those of a warm-up are for all lengths; others come with the lengths that requests have.
+        lengths = len(buckets(1, table.max_length)) if early else 1
+        most = max(MOST_RECORDINGS, _PER_SIZE * len(table.sizes) * lengths)
+        self.recordings = None if recorder is None else Recordings(recorder, after=RECORD_AFTER, most=most)
+        self._rounds = self._replayed = self._missed = self._missed_before = 0
+        self._by_design: Counter[str] = Counter()
+
+    @property
+    def recorded(self) -> str:
+        """What is recorded when it comes often: ``"rounds"``, ``"decisions"`` or ``"off"``."""
+        return "off" if self.recordings is None else "rounds" if self._whole else "decisions"
+
+    @property
+    def counts(self) -> RecordingCounts:
+        """What was recorded and replayed so far."""
+        made, replays, refused, by_design = 0, 0, dict[str, list[str]](), Counter(self._by_design)
+        if self.recordings is not None:
+            made, replays = self.recordings.made, self.recordings.replays
+            for each, kinds in self.recordings.refused.items():
+                if each.by_design:
+                    by_design[f"{each.stage}: {each.reason}"] += kinds
+                else:
+                    refused.setdefault(each.stage, []).append(each.reason)
+        return RecordingCounts(
+            rounds=self._rounds, replayed=self._replayed, stages=made, replays=replays, refused=refused,
+            by_design=dict(by_design),
+        )  # fmt: skip
+
+    def begin(
+        self, session: Session | None, batch: Batch, bound: int, why_not: str | None = None, *, padded: bool = True
+    ) -> Stages:
+        """Return what runs the stages of a round.
+
+        Args:
+            bound: The number of positions that attention reads in a recorded round.
+            why_not: Why this round is not recorded; None if it is.
+            padded: Whether there may be further rows behind those of the batch.
+        """
+        if self.recordings is None or why_not is not None:
+            self._by_design[why_not or "recording is off"] += 1
+            return Stages(self, batch, batch)
+        self._missed_before = self._missed - self.recordings.replays
+        on_tensors = session is not None and not session.reads_host
+        if not self._whole:
+            return Stages(self, batch, batch, frozenset(("judge",) if on_tensors else ("judge", "commit")))
+        if self._runner.version != self._version:  # nothing may keep old weights alive
+            self.recordings.clear()
+        self._version = self._runner.version
+        rows, names = self._table.padded(batch) if padded else batch, {"draft", "verify", "judge", "commit"}
+        if on_tensors and rows.masks_drafts and self._graphs:  # no graph waits for the host between levels
+            self._by_design[MASKED] += 1
+            names.discard("draft")
+        return Stages(self, rows.recorded(bound), rows, frozenset(names), whole=True)
+
+    def end(self, stages: Stages) -> None:
+        """Count a round."""
+        self._rounds += 1
+        if self.recordings is not None and stages.names:
+            self._replayed += self._missed - self.recordings.replays == self._missed_before
+
+    def run(self, name: str, key: Hashable, stage: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+        """Return the result of a stage, replayed if it came often."""
+        assert self.recordings is not None, "rounds are recorded"
+        self._missed += 1
+        key = key, autocast_of(self._runner.device.type)  # what casts when a stage is recorded casts in its replays
+        return self.recordings.run(name, key, stage, inputs, repeatable=name != "commit")
+
+    def sized(self, tree: DraftTree, nodes: int | None, *, max_nodes: int, max_depth: int, is_chain: bool) -> DraftTree:
+        """Return a draft from the host in one of the sizes that are recorded; ``nodes`` as ``settled`` takes them."""
+        if self.recordings is None:
+            return tree
+        if self.early:
+            return settled(tree, nodes, max_nodes=max_nodes, max_depth=max_depth, is_chain=is_chain)
+        return bucketed(tree, max_nodes=max_nodes, max_depth=max_depth)
+
+    @contextmanager
+    def at_once(self) -> Iterator[int]:
+        """Record stages as soon as possible during the ``with`` block, which gets the number of rounds that it takes.
+
+        That is 0 where nothing needs to be recorded ahead: a CPU makes a recording in little time.
+        """
+        recordings = self.recordings
+        if recordings is None or not (self._whole and self.early):
+            yield 0
+            return
+        recordings.after, after = _WARM, recordings.after
+        try:
+            yield _WARM
+        except RuntimeError as error:
+            if not ran_out(error):
+                raise
+            self.make_room(error)
+        finally:
+            recordings.after = after
+
+    def make_room(self, error: BaseException) -> None:
+        """Give up recordings, because memory has run out, as an error says."""
+        if self.recordings is not None:
+            self.recordings.give_up(error)
+
+
+def buckets(least: int, most: int) -> list[int]:
+    """Returns the numbers of positions that attention reads (``bucket_of``) where ``least`` to ``most`` are needed."""
+    found = [bucket_of(least)]
+    while found[-1] < most:
+        found.append(bucket_of(found[-1] + 1))
+    return found
+
+
+def recorder_for(runner: ModelRunner, table: SlotTable, *, recorded: str, early: bool) -> RoundRecorder:
+    """Returns what records so much (``recorded_as``) of an engine's rounds; ``early`` as ``as_on_gpu`` says."""
+    if recorded == "off":
+        return RoundRecorder(runner, table, None)
+    recorder = TapeRecorder() if runner.device.type == "cpu" else CudaGraphRecorder(runner.device)
+    # Which level a node stands on is found by the host, so that models with recurrent layers run as they are.
+    whole = recorded == "rounds" and runner.cache.states is None
+    whole = whole and (early or runner.executor.replays_at_once)  # a CPU gains nothing where forwards are not
+    return RoundRecorder(runner, table, recorder, whole=whole, early=early)

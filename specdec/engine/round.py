@@ -1,8 +1,8 @@
-"""One round: propose, verify, accept. The engine then commits what the round has decided."""
+"""One round: propose, verify, accept, commit. ``Rounds.play`` is the whole algorithm; its four stages follow it."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -12,22 +12,28 @@ from torch import Tensor
 from specdec.acceptance import Plain, accept, certain
 from specdec.batch import Batch
 from specdec.coupling import decided
+from specdec.engine.clock import StageTimer
 from specdec.engine.processors import apply_processors
-from specdec.engine.read_back import Fetch, ReadBack, pack
+from specdec.engine.read_back import Fetch, GrammarQuery, ReadBack, pack
+from specdec.engine.recording import RoundRecorder, Stages, buckets, may_record, traits
+from specdec.engine.slot_table import SlotTable
 from specdec.filters import first_largest
-from specdec.forward import LOGITS, ForwardBatch, ForwardOutput, Wants
-from specdec.interfaces import Drafter, Session, Verifier
+from specdec.forward import LOGITS, ForwardBatch, ForwardOutput, Wants, bucket_of
+from specdec.interfaces import Drafter, Round, Session, Verifier
 from specdec.random import Purpose, uniforms
-from specdec.requests import Request
+from specdec.requests import Request, SamplingParams
 from specdec.sampling import adjust, distribution, one_hot, path_tokens, warmed
-from specdec.target.agreement import ALONE, Agreement
+from specdec.target.agreement import Agreement
 from specdec.target.runner import ModelRunner
 from specdec.tree import DraftTree, along_path
+from specdec.tree_parts import settled_size, with_tensors
 from specdec.types import DraftSampling, Noise, Outcome, Verdict
 
 Check = Callable[[DraftTree, Batch], object]
 """Looks at a drafter's proposal; raises if something is wrong."""
 
+Look = Callable[[Round], object]
+"""Sees a round between the rule's decision and the commit."""
 
 Evidence = Callable[[Tensor, Tensor, DraftTree, Batch], Tensor]
 """``evidence(scores, target_probs, tree, slots)`` returns what the rule sees of the target: p, except for two kinds of
@@ -109,74 +115,157 @@ class Mode:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class Judged:
-    """What a rule has decided, on the device.
+class Rounds:
+    """The rounds of one engine.
 
     Attributes:
-        evidence: What the rule was shown of the target, or would have been; None unless somebody observes it.
-        verdict: What became of the tree.
-        tokens: The root and the accepted path, padded with the root.
-        valid: False where logits on the path, or the rule's laws, were not finite: nothing was decided then.
-        packed: What the host needs of all this, in one tensor (``ReadBack``).
+        table: The state of all slots.
+        timer: Takes the time of every stage.
+        recorder: Runs the stages, and replays those that come often.
     """
 
-    evidence: Float[Tensor, "batch node vocab"] | None
-    verdict: Verdict
-    tokens: Int[Tensor, "batch position"]
-    valid: Bool[Tensor, " batch"]
-    packed: Float[Tensor, "batch figure"]
+    def __init__(self, runner: ModelRunner, table: SlotTable, timer: StageTimer, recorder: RoundRecorder):
+        self._runner, self.table, self.timer, self.recorder = runner, table, timer, recorder
+
+    def begin(
+        self,
+        mode: Mode,
+        batch: Batch,
+        requests: Sequence[Request | None],
+        look: Look | None = None,
+        *,
+        ahead: int = 0,
+    ) -> "DeviceRound":
+        """Do a round on the device: when this returns, the next one could begin, and the host knows nothing yet.
+
+        Args:
+            requests: The request of every row.
+            look: Sees the round before it is made final.
+            ahead: How many tokens a row may be longer than the host knows, because the host has yet to read a round.
+        """
+        bound = bucket_of(int(batch.on_host.lengths.max()) + ahead + mode.max_nodes + 1)
+        run = self.recorder.begin(mode.session, batch, bound, self._why_not(mode, batch), padded=look is None)
+        begun = self.play(mode, batch, run, requests, look)
+        self.recorder.end(run)
+        return begun
+
+    def play(
+        self,
+        mode: Mode,
+        batch: Batch,
+        run: Stages,
+        requests: Sequence[Request | None],
+        look: Look | None = None,
+        nodes: int | None = None,
+    ) -> "DeviceRound":
+        """Propose, verify, accept and commit; in a warm-up, ``nodes`` stands for a draft from the host of this size."""
+        session, rows, table = mode.session, run.rows, self.table
+        with self.timer.stage("draft"):
+            tree, prepared = self._drafted(mode, batch, run, nodes)
+            in_line = tree.in_line or tree.width == 1
+        with self.timer.stage("verify"):
+            query = GrammarQuery(tree, rows) if rows.has_grammars else None
+            key: Hashable = mode.wants, rows.key_bound, rows.place
+            output = run("verify", key, partial(verify, mode.wants, rows, self._runner), tree)
+        with self.timer.stage("accept"):
+            masks = None if query is None else query.masks()
+            key = id(mode), traits(mode.verifier), look is None, rows.kind
+            stage = partial(judge, mode, rows, self._runner.agreement, look is not None)
+            decision = run("judge", key, stage, tree, output.scores, masks)
+            fetch = Fetch(decision.packed[: len(batch)])  # before other stages may use the memory again
+        if look is not None:
+            drafts = zip(requests, batch.on_host.drafting, strict=True)
+            look(decision.seen(tree, tuple(request if drafting else None for request, drafting in drafts)))
+        with self.timer.stage("commit"):
+            key = id(mode), in_line, prepared, rows.place, rows.sampling.seen is None
+            stage = partial(commit, session, rows, self._runner, table, in_line)
+            shown = () if session is None else (tree.tokens, tree.valid, replace(output, logits=None))
+            outcome = run("commit", key, stage, decision.verdict, decision.tokens, decision.valid, *shown)
+            if outcome is not None and len(rows) > len(batch):
+                outcome = with_tensors(outcome, lambda tensor: tensor[: len(batch)])
+        alone = run.whole and self.recorder.early and not rows.has_grammars
+        alone = alone and (session is None or not session.reads_host)
+        return DeviceRound(tree, decision, outcome, fetch, batch, requests, alone=alone)
+
+    def _drafted(self, mode: Mode, batch: Batch, run: Stages, nodes: int | None) -> tuple[DraftTree, Hashable]:
+        """Return the trees that are verified, and what a recording of the session depends on."""
+        session, rows = mode.session, run.rows
+        if session is None:
+            return DraftTree.root_only(rows.roots), None
+        prepared: Hashable = None
+        if run.whole and not session.reads_host:
+            prepared = session.prepare(run.on_host)
+            key = id(mode), prepared, rows.key_bound, rows.kind
+            tree = session.trimmed(run("draft", key, partial(propose, mode, rows)))
+        else:
+            if nodes is None:
+                session.prepare(batch)
+            tree = propose(mode, batch) if nodes is None else DraftTree.root_only(batch.roots)
+            tree = self.recorder.sized(
+                tree, nodes, max_nodes=mode.max_nodes, max_depth=mode.max_depth, is_chain=mode.is_chain
+            )
+        tree = self._runner.agreement.on_tree(tree, fixed=not session.reads_host)
+        if len(tree.tokens) < len(rows):  # the last row's once more for all that follow, whose tree does not matter
+            index = torch.arange(len(rows), device=rows.device).clamp_(max=len(tree.tokens) - 1)
+            tree = with_tensors(tree, lambda tensor: tensor.index_select(0, index))
+        return tree, prepared
+
+    def _why_not(self, mode: Mode, batch: Batch | None = None) -> str | None:
+        """Return why a round is not recorded where others are; None if it is. A user's processors may do anything."""
+        if mode.check is not None:
+            return "check=True looks at every round"
+        if batch is not None and batch.has_processors:
+            return "requests have logits processors"
+        if not may_record(mode.verifier):
+            return f"{type(mode.verifier).__name__} does not say that it is recordable"
+        return None
+
+    @torch.inference_mode()
+    def warm_up(
+        self, modes: Iterable[Mode], *, nodes: Sequence[int], sampling: Sequence[SamplingParams], positions: int
+    ) -> None:
+        """Record whole rounds, as on a GPU, for every number of rows that they are padded to.
+
+        Args:
+            nodes: The numbers of nodes that are drafted on the host.
+            sampling: Parameters of requests, for each of which rounds are recorded.
+            positions: The length that attention is recorded up to.
+        """
+        modes = [mode for mode in modes if self._why_not(mode) is None]
+        with self.recorder.at_once() as times:
+            # Large ones first: the others find room in the memory that those have taken.
+            for count in reversed(self.table.sizes if times else ()):
+                for params, mode in ((params, mode) for params in sampling for mode in modes):
+                    drafts = [0]
+                    if mode.session is not None and mode.session.reads_host:
+                        drafts = sorted({0, *(settled_size(size, mode.max_nodes) for size in nodes if size)})
+                    most = positions + mode.max_depth + mode.max_nodes + 1
+                    for bound in reversed(buckets(2 + mode.max_nodes, most)):
+                        for size in reversed(drafts):
+                            for _ in range(times):
+                                batch = self.table.idle(count, params)
+                                run = self.recorder.begin(mode.session, batch, bound)
+                                self.play(mode, batch, run, (), nodes=size)
 
 
-@dataclass(frozen=True, eq=False)
-class Played:
-    """A round, after the rule's decision.
-
-    Attributes:
-        tree: What was proposed.
-        judged: What was decided.
-        outcome: What the session is to observe when the host's numbers are known; None if it has observed it already.
-        fetch: The decision's table on its way to the host.
-        alternatives: See ``ReadBack.unpack``.
-        alone: Whether the next round of these rows needs nothing from the host, so that it may begin before this one is
-            read.
-    """
-
-    tree: DraftTree
-    judged: Judged
-    outcome: Outcome | None
-    fetch: Fetch
-    alternatives: int | None
-    alone: bool = False
-
-    @cached_property
-    def read(self) -> ReadBack:
-        """What the host needs of the decision; the first call waits for the device."""
-        return ReadBack.unpack(self.fetch.wait(), self.judged.tokens.shape[1], self.alternatives)
+def propose(mode: Mode, batch: Batch) -> DraftTree:
+    """Return the session's drafts, without the nodes that are too deep for their row."""
+    assert mode.session is not None
+    tree = mode.session.propose(batch)
+    if mode.check is not None:
+        mode.check(tree, batch)
+    if tree.width > mode.max_nodes + 1:
+        raise ValueError(
+            f"{type(mode.session).__name__} proposed {tree.width - 1} nodes and its drafter announced "
+            f"max_nodes={mode.max_nodes}: the cache has no room for more; propose fewer, or announce them"
+        )
+    if batch.host is None or (batch.host.max_depth < tree.max_depth).any():
+        tree = tree.limited(batch.max_depth)
+    return tree
 
 
-@dataclass(frozen=True, eq=False)
-class InFlight:
-    """A round that the device plays, and that the host has not read yet.
-
-    Attributes:
-        played: The round.
-        batch: Its rows.
-        requests: The request of every row when the round began.
-    """
-
-    played: Played
-    batch: Batch
-    requests: list[Request | None]
-
-    def rows_in(self, running: Sequence[Request | None]) -> np.ndarray:
-        """Returns which rows' requests still run; others have ended while the round was in flight."""
-        slots = self.batch.on_host.slots.tolist()
-        return np.array([running[slot] is request for slot, request in zip(slots, self.requests, strict=True)])
-
-
-def verify(mode: Mode, tree: DraftTree, batch: Batch, runner: ModelRunner) -> ForwardOutput:
-    """Returns what the target says of all nodes of the trees, in one forward."""
+def verify(wants: Wants, batch: Batch, runner: ModelRunner, tree: DraftTree) -> ForwardOutput:
+    """Return what the target says of all nodes of the trees, in one forward."""
     return runner.run(
         ForwardBatch.of_tree(
             tree,
@@ -184,41 +273,27 @@ def verify(mode: Mode, tree: DraftTree, batch: Batch, runner: ModelRunner) -> Fo
             lengths=batch.lengths,
             host_lengths=None if batch.host is None else batch.host.lengths,
             key_bound=batch.key_bound,
-            wants=mode.wants,
+            wants=wants,
         )
     )
 
 
-class Asked:
-    """What the host is asked of the grammars between a draft and its judgement; the device verifies meanwhile."""
-
-    def __init__(self, tree: DraftTree, batch: Batch):
-        self._matchers, self._device = batch.matchers, batch.device
-        self._question = Fetch(batch.matchers.question(batch.slots, tree.tokens, tree.ancestors, tree.valid))
-
-    def masks(self) -> Int32[Tensor, "batch node word"]:
-        """Returns the answer, when the question is there."""
-        bits = self._matchers.answer(self._question.wait())
-        return torch.from_numpy(bits).to(self._device, non_blocking=True)
-
-
 def judge(
     mode: Mode,
+    batch: Batch,
+    agreement: Agreement,
+    observed: bool,
     tree: DraftTree,
     logits: Float[Tensor, "batch node vocab"],
-    batch: Batch,
-    agreement: Agreement = ALONE,
-    *,
     masks: Int32[Tensor, "batch node word"] | None = None,
-    observed: bool = False,
-) -> Judged:
+) -> "Decision":
     """Decide what is accepted, and draw the token that follows: the same in all processes that share the target.
 
     Greedy rows need no laws where the rule says so: all of p is on one token.
 
     Args:
-        masks: The tokens that grammars allow (``Asked``); None without grammars.
         observed: Whether somebody looks at the rule's evidence.
+        masks: The tokens that grammars allow (``GrammarQuery``); None without grammars.
     """
     scores = _processed(logits, tree, batch, masks)
     target_probs = evidence = peaks = None
@@ -242,10 +317,126 @@ def judge(
     # NaN wins every maximum: a largest logit tells whether its node went wrong.
     peaks = logits.amax(-1) if peaks is None else peaks
     valid, packed = pack(tree, verdict, nodes, tokens, logits, peaks, target_probs, batch.alternatives)
-    return Judged(evidence, verdict, tokens, agreement.on_numbers(valid), agreement.on_numbers(packed))
+    return Decision(evidence, verdict, tokens, agreement.on_numbers(valid), agreement.on_numbers(packed))
 
 
-def repeatable(played: Played) -> np.ndarray:
+def commit(
+    session: Session | None,
+    batch: Batch,
+    runner: ModelRunner,
+    table: SlotTable,
+    in_line: bool,
+    verdict: Verdict,
+    tokens: Int[Tensor, "batch position"],
+    valid: Bool[Tensor, " batch"],
+    node_tokens: Int[Tensor, "batch node"] | None = None,
+    node_valid: Bool[Tensor, "batch node"] | None = None,
+    output: ForwardOutput | None = None,
+) -> Outcome | None:
+    """Make the accepted path final: in the cache, for the session, and in the slots.
+
+    Args:
+        in_line: Whether the trees are chains, where everything stands in its final place already.
+        tokens: The root and the accepted path.
+        valid: False where nothing was decided.
+        node_tokens, node_valid: The nodes that were verified, and which of them the tree has.
+        output: What the session wants of the target at these nodes.
+
+    Returns:
+        What a session that reads the host's numbers will observe when they are known; None for any other.
+    """
+    outcome = Outcome(
+        slots=batch.slots,
+        starts=batch.lengths,
+        tokens=tokens,
+        counts=(verdict.num_accepted + 1) * valid,
+        next_tokens=verdict.next_token.where(valid, batch.roots),
+        path=verdict.path,
+    )
+    if not in_line or runner.cache.states is not None:
+        runner.cache.commit(batch.slots, batch.lengths, verdict.path, outcome.counts)
+    later = None
+    if session is not None and output is not None:
+        told = valid & batch.drafting
+        path = verdict.path.where(told[:, None], -1)
+        states = output.hidden_states
+        shown = replace(
+            outcome,
+            counts=outcome.counts * told,
+            path=path,
+            hidden_states=states if in_line else {layer: along_path(each, path) for layer, each in states.items()},
+            node_tokens=node_tokens,
+            node_valid=node_valid,
+            top_tokens=output.top_tokens,
+        )
+        if session.reads_host:
+            # The lengths are about to move, and without drafts the tokens are the roots, which move, too.
+            later = replace(shown, starts=batch.lengths.clone(), tokens=tokens.clone())
+        else:
+            session.observe(shown)
+    table.advance(batch, outcome)
+    return later
+
+
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """What a rule has decided, on the device.
+
+    Attributes:
+        evidence: What the rule was shown of the target, or would have been; None unless somebody observes it.
+        verdict: What became of the tree.
+        tokens: The root and the accepted path, padded with the root.
+        valid: False where logits on the path, or the rule's laws, were not finite: nothing was decided then.
+        packed: What the host needs of all this, in one tensor (``ReadBack``).
+    """
+
+    evidence: Float[Tensor, "batch node vocab"] | None
+    verdict: Verdict
+    tokens: Int[Tensor, "batch position"]
+    valid: Bool[Tensor, " batch"]
+    packed: Float[Tensor, "batch figure"]
+
+    def seen(self, tree: DraftTree, requests: tuple[Request | None, ...]) -> Round:
+        """Return the round as an observer sees it."""
+        assert self.evidence is not None, "the rule was asked to show it"
+        return Round(tree, self.evidence, self.verdict, requests)
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceRound:
+    """A round that the device plays, and that the host may not have read yet.
+
+    Attributes:
+        tree: What was proposed.
+        decision: What was decided.
+        outcome: What the session is to observe when the host's numbers are known; None if it has observed it already.
+        fetch: The decision's table on its way to the host.
+        batch: The rows.
+        requests: The request of every row when the round began.
+        alone: Whether the next round of these rows needs nothing from the host, so that it may begin before this one is
+            read.
+    """
+
+    tree: DraftTree
+    decision: Decision
+    outcome: Outcome | None
+    fetch: Fetch
+    batch: Batch
+    requests: Sequence[Request | None]
+    alone: bool = False
+
+    @cached_property
+    def read(self) -> ReadBack:
+        """What the host needs of the decision; the first call waits for the device."""
+        return ReadBack.unpack(self.fetch.wait(), self.decision.tokens.shape[1], self.batch.alternatives)
+
+    def rows_in(self, running: Sequence[Request | None]) -> np.ndarray:
+        """Returns which rows' requests still run; others have ended while the round was in flight."""
+        slots = self.batch.on_host.slots.tolist()
+        return np.array([running[slot] is request for slot, request in zip(slots, self.requests, strict=True)])
+
+
+def repeatable(played: DeviceRound) -> np.ndarray:
     """Returns which rows may do without their drafts after a round that decided nothing for them, Bool[batch].
 
     That is exact only where no draft was drawn at random: an exact rule emits the target's law given such a tree, as a
@@ -257,65 +448,6 @@ def repeatable(played: Played) -> np.ndarray:
     at_random = (drawn & tree.valid)[:, 1:].any(-1).cpu().numpy()  # after a failure; it may wait for the device
     proposed = played.read.proposed_nodes
     return (proposed > 0) & ~at_random[: len(proposed)]
-
-
-def propose(mode: Mode, batch: Batch) -> DraftTree:
-    """Returns the drafts of a round that is not recorded, without the nodes that are too deep for their row."""
-    session = mode.session
-    if session is None:
-        return DraftTree.root_only(batch.roots)
-    session.prepare(batch)
-    tree = session.propose(batch)
-    if mode.check is not None:
-        mode.check(tree, batch)
-    if tree.width > mode.max_nodes + 1:
-        raise ValueError(
-            f"{type(session).__name__} proposed {tree.width - 1} nodes and its drafter announced "
-            f"max_nodes={mode.max_nodes}: the cache has no room for more; propose fewer, or announce them"
-        )
-    if (batch.on_host.max_depth < tree.max_depth).any():
-        tree = tree.limited(batch.max_depth)
-    return tree
-
-
-def outcome_of(
-    batch: Batch,
-    wants: Wants,
-    nodes: Int[Tensor, "batch node"],
-    drafted: Bool[Tensor, "batch node"],
-    output: ForwardOutput,
-    verdict: Verdict,
-    tokens: Int[Tensor, "batch position"],
-    valid: Bool[Tensor, " batch"],
-    *,
-    in_line: bool,
-) -> Outcome:
-    """Returns what a round has made final in the rows that speculate, before the batch moves on.
-
-    Args:
-        wants: What the session asked for.
-        nodes: The token of every node that was verified.
-        drafted: Which of these nodes the tree has.
-        output: What the target returned at these nodes.
-        tokens: The root and the accepted path.
-        valid: False where nothing was decided.
-        in_line: Whether the trees are chains, so that every path is its nodes from the root on.
-    """
-    told = valid & batch.drafting
-    path = verdict.path.where(told[:, None], -1)
-    states = {layer: output.hidden_states[layer] for layer in wants.hidden_layers}
-    return Outcome(
-        slots=batch.slots,
-        starts=batch.lengths,
-        tokens=tokens,
-        counts=(verdict.num_accepted + 1) * told,
-        next_tokens=verdict.next_token,
-        path=path,
-        hidden_states=states if in_line else {layer: along_path(each, path) for layer, each in states.items()},
-        node_tokens=nodes,
-        node_valid=drafted,
-        top_tokens=output.top_tokens,
-    )
 
 
 def _processed(

@@ -8,12 +8,11 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from specdec.batch import Batch
 from specdec.cache.pages import Paging, Placement
 from specdec.cache.pool import pages_for
 from specdec.cache.states import States
 from specdec.engine.output import Outputs
-from specdec.engine.round import Played
+from specdec.engine.round import DeviceRound
 from specdec.engine.scheduler import View
 from specdec.engine.slot_table import SlotTable
 from specdec.engine.swap import Swap
@@ -251,9 +250,9 @@ class RunningRequests:
         ahead = [stop - request.prefilled for stop in self._stops[request.slot] if stop > request.prefilled]
         return min([count, *ahead])
 
-    def follow(self, played: Played, batch: Batch, still: np.ndarray) -> None:
+    def follow(self, played: DeviceRound, still: np.ndarray) -> None:
         """Note on the host what a round has decided for the rows that are ``still`` there."""
-        read, host = played.read, batch.on_host
+        read, batch, host = played.read, played.batch, played.batch.on_host
         counts = np.where(read.valid & still, read.num_accepted + 1, 0)
         outcome = played.outcome
         if outcome is not None and self._session is not None:
@@ -270,7 +269,7 @@ class RunningRequests:
         if outcome is not None and self._session is not None:
             self._session.observe(outcome)
 
-    def start_over(self, slot: int, played: Played) -> None:
+    def start_over(self, slot: int, played: DeviceRound) -> None:
         """Have the next round begin where this one did, which decided nothing, without drafts.
 
         A draft whose keys are NaN spoils all nodes of its tree, even through masks. Where that may not change the

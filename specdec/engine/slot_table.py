@@ -15,6 +15,7 @@ from specdec.forward import slot_index
 from specdec.random import request_key
 from specdec.requests import Matcher, SamplingParams
 from specdec.sampling import SamplingTensors
+from specdec.types import Outcome
 
 _NO_CAP = np.iinfo(np.int64).max
 
@@ -286,27 +287,13 @@ class SlotTable:
             first_slot=int(host_index[0]) if isinstance(where, slice) else None,
         )
 
-    def advance(
-        self,
-        rows: Batch,
-        tokens: Int[Tensor, "batch position"],
-        num_accepted: Int[Tensor, " batch"],
-        next_token: Int[Tensor, " batch"],
-        valid: Bool[Tensor, " batch"],
-    ) -> None:
-        """End a round on the device.
-
-        Args:
-            tokens: The root and the accepted path, padded with the root.
-            num_accepted: The length of the path.
-            next_token: The new root.
-            valid: False where the round decided nothing, so that the row stays where it is.
-        """
-        emitted, seen = (num_accepted + 1) * valid, rows.sampling.seen
-        root = next_token.where(valid, rows.roots)
+    def advance(self, rows: Batch, outcome: Outcome) -> None:
+        """End a round on the device: the only place where lengths, roots and rounds move."""
+        emitted, root, seen = outcome.counts, outcome.next_tokens, rows.sampling.seen
         if seen is not None:
             # Where nothing was decided, these are tokens that the row has seen.
-            seen.scatter_(1, torch.cat([tokens.where(valid[:, None], rows.roots[:, None]), root[:, None]], dim=1), True)
+            tokens = outcome.tokens.where((emitted > 0)[:, None], rows.roots[:, None])
+            seen.scatter_(1, torch.cat([tokens, root[:, None]], dim=1), True)
         if rows.first_slot is not None:
             rows.lengths.add_(emitted)
             rows.roots.copy_(root)

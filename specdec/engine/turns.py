@@ -8,16 +8,12 @@ import numpy as np
 from specdec.batch import Batch
 from specdec.engine.clock import COMPLETION
 from specdec.engine.delivery import Delivery
-from specdec.engine.round import InFlight, Judged, Mode, repeatable
-from specdec.engine.rounds import Observer, Rounds
+from specdec.engine.round import DeviceRound, Look, Mode, Rounds, repeatable
 from specdec.engine.running import RunningRequests, running_slots
 from specdec.engine.scheduler import Scheduler, View, Work
-from specdec.interfaces import Round
 from specdec.requests import Request
-from specdec.tree import DraftTree
 from specdec.types import Step
 
-Look = Callable[[Round], object]
 Note = Callable[[View, Work], object]
 
 
@@ -51,7 +47,7 @@ class Turns:
         self._running, self._rounds, self._delivery = running, rounds, delivery
         self._slots, self._timer, self._prefill_chunk = rounds.table, rounds.timer, prefill_chunk
         self._reserve = reserve
-        self._in_flight: InFlight | None = None
+        self._in_flight: DeviceRound | None = None
 
     def drop_round(self) -> None:
         """Forget the round in flight, whose rows have failed."""
@@ -85,7 +81,7 @@ class Turns:
         if look is None and self._may_go_on(current, note):
             # The device plays the next round while the host finishes this one.
             rows = self._slots.rows(current.batch.on_host.slots)
-            self._in_flight = self._launch(rows, look, ahead=current.played.tree.max_depth + 1)
+            self._in_flight = self._launch(rows, look, ahead=current.tree.max_depth + 1)
         return self._finish(current)
 
     @property
@@ -134,17 +130,16 @@ class Turns:
                 self._slots.cap(slot, work.depth)
         return self._slots.rows(slots) if len(slots) else None
 
-    def _launch(self, batch: Batch, look: Look | None, *, ahead: int = 0) -> InFlight:
+    def _launch(self, batch: Batch, look: Look | None, *, ahead: int = 0) -> DeviceRound:
         """Propose, verify, accept and commit for the rows of ``batch``, on the device."""
         speculating = bool(batch.on_host.drafting.any())
         mode = self._speculative if speculating else self._plain
         requests = [self._running.by_slot[slot] for slot in batch.on_host.slots.tolist()]
-        observer = _observer(look, batch, requests) if speculating and look is not None else None
-        return InFlight(self._rounds.play(mode, batch, observer, ahead=ahead), batch, requests)
+        return self._rounds.begin(mode, batch, requests, look if speculating else None, ahead=ahead)
 
-    def _may_go_on(self, current: InFlight, note: Note | None) -> bool:
+    def _may_go_on(self, current: DeviceRound, note: Note | None) -> bool:
         """Returns whether the next round may begin before the host knows how this one has ended."""
-        if not current.played.alone or not self._slots.counts_by_itself:
+        if not current.alone or not self._slots.counts_by_itself:
             return False
         running = list(self._running)
         going_on = [request.remaining > 1 for request in running]
@@ -168,17 +163,17 @@ class Turns:
             note(view, work)
         return True
 
-    def _finish(self, current: InFlight) -> list[Step]:
+    def _finish(self, current: DeviceRound) -> list[Step]:
         """Read what a round has decided, let the session observe it, and make the requests' steps of it."""
-        played, batch = current.played, current.batch
+        batch = current.batch
         with self._timer.stage("accept"):
-            read = played.read
+            read = current.read
         visible = time.perf_counter()
         seconds = self._timer.take()
         still = current.rows_in(self._running.by_slot)
         with self._timer.stage("commit"):
-            self._running.follow(played, batch, still)
-        may_repeat = np.zeros(len(batch), dtype=bool) if read.valid.all() else repeatable(played)
+            self._running.follow(current, still)
+        may_repeat = np.zeros(len(batch), dtype=bool) if read.valid.all() else repeatable(current)
         begin = time.perf_counter()
         steps, failed = [], None
         for row, slot in enumerate(batch.on_host.slots.tolist()):
@@ -193,7 +188,7 @@ class Turns:
                 except Exception as error:  # the steps of this round are not lost by it
                     failed = failed or error
             elif not read.valid[row]:
-                self._running.start_over(slot, played)
+                self._running.start_over(slot, current)
         if self._timer.enabled:
             # The steps share this mapping and nobody has them yet: the time of making them belongs to them.
             seconds[COMPLETION] = time.perf_counter() - begin
@@ -201,16 +196,3 @@ class Turns:
             self._delivery.put(steps)
             raise failed
         return steps
-
-
-def _observer(look: Look, batch: Batch, requests: list[Request | None]) -> Observer:
-    """Return what shows a round: with the requests of the rows that speculate, and None for the others."""
-    drafted_for = tuple(
-        request if drafts else None for request, drafts in zip(requests, batch.on_host.drafting, strict=True)
-    )
-
-    def observe(tree: DraftTree, judged: Judged) -> None:
-        assert judged.evidence is not None, "a rule was asked: rows are speculating"
-        look(Round(tree, judged.evidence, judged.verdict, drafted_for))
-
-    return observe

@@ -167,9 +167,7 @@ def autocast_of(device: str) -> torch.dtype | None:
 
 def inputs_of(batch: ForwardBatch, cache: Cache) -> list[Tensor]:
     """Return the tensors that change from forward to forward: tokens or embeddings, positions, and features if any."""
-    given = batch.embeds if batch.tokens is None else batch.tokens
-    assert given is not None, "checked when the batch was made"
-    depth = batch.topology.depth
+    given, depth = batch.given, batch.topology.depth
     depth = depth if batch.nodes == batch.topology.width else depth[:, -batch.nodes :]
     # Padding and invalid nodes may stand past the last position, where learned embeddings have no row.
     positions = (batch.lengths[:, None] + depth).clamp(max=cache.max_length - 1)

@@ -25,6 +25,7 @@ from specdec.host import without_looking
 from specdec.memory import ran_out
 from specdec.origin import first_sentence
 from specdec.scoped import scoped
+from specdec.tree_parts import put_together, taken_apart
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ Recording = Callable[..., Sequence[Tensor]]
 
 
 class UnrecordableError(RuntimeError):
-    """A stage does something that a recording could not repeat, and that whoever made it has decided."""
+    """Raised by code that opts out of recording."""
 
 
 class Refused(NamedTuple):
@@ -210,6 +211,7 @@ class Recordings:
         self._recorder = recorder
         self.after, self._most, self._what = after, most, what
         self._kept: OrderedDict[Hashable, Recording] = OrderedDict()
+        self._results: dict[Hashable, Hashable] = {}  # the kind of what a stage returns
         self._times: Counter[Hashable] = Counter()
         self._refused: set[Hashable] = set()
         self._full = False
@@ -227,6 +229,7 @@ class Recordings:
     def clear(self) -> None:
         """Drop all recordings, because something that they were made from has changed."""
         self._kept.clear()
+        self._results.clear()
         self._times.clear()
         self._refused.clear()
         self._recorder.clear()
@@ -243,23 +246,33 @@ class Recordings:
         self._full = True
 
     def run(
-        self, name: str, key: Hashable, stage: Stage, inputs: Sequence[Tensor], *, repeatable: bool = True
-    ) -> Sequence[Tensor]:
-        """Return the outputs of a stage, replayed if it came often.
+        self, name: str, key: Hashable, stage: Callable[..., Any], inputs: Sequence[Any], *, repeatable: bool = True
+    ) -> Any:
+        """Return the result of a stage, replayed if it came often.
 
         Args:
-            key: All that the stage depends on besides the inputs' values and the tensors that stay where they are.
+            key: All that the stage depends on besides the inputs and the tensors that stay where they are.
+            stage: A function of values made of tensors (``tree_parts.taken_apart``) that returns one.
             repeatable: Whether it may be begun again after it was broken off: not if it moves what it reads.
 
         Raises:
             Exception: The stage was broken off while it was recorded, and is not repeatable.
         """
-        return self.take(name, key, stage, inputs, repeatable=repeatable)[1]
+        tensors: list[Tensor] = []
+        key = key, taken_apart(tuple(inputs), tensors)
+
+        def flat(*given: Tensor) -> list[Tensor]:
+            result: list[Tensor] = []
+            self._results[name, key] = taken_apart(stage(*put_together(key[1], iter(given))), result)
+            return result
+
+        outputs = self.take(name, key, flat, tensors, repeatable=repeatable)[1]
+        return put_together(self._results[name, key], iter(outputs))
 
     def take(
         self, name: str, key: Hashable, stage: Stage, inputs: Sequence[Tensor], *, repeatable: bool = True
     ) -> tuple[Recording | None, Sequence[Tensor]]:
-        """Like ``run``; return the recording as well, None if there is none yet."""
+        """Return the outputs of a stage of tensors like ``run``, and the recording; None if there is none yet."""
         key = (name, key, *[(each.shape, each.dtype) for each in inputs])
         recording = self._kept.get(key)
         if recording is not None:

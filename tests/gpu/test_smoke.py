@@ -102,7 +102,7 @@ def test_recordings_that_are_wrong_fail_it(mutant: Any, complaint: str, monkeypa
     if mutant is forgetful:
         monkeypatch.setattr(Recordings, "run", forgetful)
     elif mutant is not None:
-        monkeypatch.setattr("specdec.engine.rounds.TapeRecorder", mutant)
+        monkeypatch.setattr("specdec.engine.recording.TapeRecorder", mutant)
     model = tiny_model()
     wrong = nullcontext() if mutant is None else pytest.raises((AssertionError, RuntimeError), match=complaint)
     with wrong:

@@ -73,4 +73,4 @@ def test_a_stage_that_makes_the_host_wait_is_told_by_the_device(caplog: pytest.L
         engine.generate([[1, 2, 3]] * 2, SamplingParams(max_new_tokens=30, ignore_eos=True))
         counts = engine.recording_counts
         assert list(counts.refused) == ["verify"] and "makes the host wait" in counts.refused["verify"][0]
-        assert len(caplog.records) == 1 and {key[0] for key in rounds.recordings.keys} == {"judge", "commit"}  # type: ignore[union-attr]
+        assert len(caplog.records) == 1 and {key[0] for key in rounds.recorder.recordings.keys} == {"judge", "commit"}  # type: ignore[union-attr]

@@ -5,6 +5,7 @@ round number shows in the output. ``alone`` says what a request emits by itself,
 """
 
 from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from zlib import crc32
@@ -20,11 +21,12 @@ from specdec.engine.delivery import Delivery
 from specdec.engine.intake import Intake
 from specdec.engine.output import Outputs
 from specdec.engine.read_back import ReadBack
-from specdec.engine.round import Mode
+from specdec.engine.round import DeviceRound, Mode
 from specdec.engine.running import RunningRequests
 from specdec.engine.slot_table import SlotTable
 from specdec.engine.turns import Turns
 from specdec.random import request_key
+from specdec.types import Outcome
 
 VOCAB, STOP = 16, 0
 CPU = torch.device("cpu")
@@ -118,7 +120,7 @@ class HostRounds:
     def __init__(self, cache: Entries, table: SlotTable, *, alone: bool):
         self.table, self.timer, self._cache, self._alone = table, StageTimer(CPU, enabled=False), cache, alone
 
-    def play(self, mode: Mode, batch: Any, observer: Any = None, *, ahead: int = 0) -> Any:
+    def begin(self, mode: Mode, batch: Any, requests: Any, look: Any = None, *, ahead: int = 0) -> Any:
         rows = zip(
             *(getattr(batch, name).tolist() for name in ("slots", "lengths", "roots", "keys", "rounds")), strict=True
         )
@@ -132,15 +134,21 @@ class HostRounds:
             self._cache.write(slot, length, path[row, : len(own)])
         accepted, whole = np.array(counts), np.ones(len(batch), dtype=bool)
         last = torch.from_numpy(tokens[np.arange(len(batch)), accepted])
-        self.table.advance(
-            batch, torch.from_numpy(path).long(), torch.from_numpy(accepted), last, torch.from_numpy(whole)
-        )
+        outcome = Outcome(
+            slots=batch.slots, starts=batch.lengths, tokens=torch.from_numpy(path).long(),
+            counts=torch.from_numpy(accepted) + 1, next_tokens=last,
+        )  # fmt: skip
+        self.table.advance(batch, outcome)
         read = ReadBack(
             tokens=tokens, logprobs=np.zeros(tokens.shape), path=path, raw=None, num_accepted=accepted,
             expected_accepted=accepted, proposed_nodes=accepted, proposed_depth=accepted, valid=whole,
         )  # fmt: skip
         tree = SimpleNamespace(max_depth=mode.max_depth, width=width)
-        return SimpleNamespace(tree=tree, read=read, outcome=None, alone=self._alone)
+        begun = SimpleNamespace(
+            tree=tree, read=read, outcome=None, alone=self._alone, batch=batch, requests=list(requests)
+        )
+        begun.rows_in = partial(DeviceRound.rows_in, begun)  # type: ignore[arg-type]
+        return begun
 
 
 class HostEngine(Engine):
@@ -170,7 +178,8 @@ class HostEngine(Engine):
         self._intake = Intake(target, max_length=max_length, can_speculate=True)
         self._delivery = Delivery()
         self._running = RunningRequests(self.runner, self._slots, Outputs(None), None, self.paging)
-        plain, modes = Mode.plain(None), {"max_depth": depth, "max_nodes": depth}
+        plain = Mode.plain(None)
+        modes: Any = {"max_depth": depth, "max_nodes": depth}
         self._turns = Turns(
             scheduler.bind(), plain, Mode(verifier=plain.verifier, evidence=plain.evidence, wants=plain.wants, **modes),
             self._running, self._rounds, self._delivery, prefill_chunk=prefill_chunk, reserve=self.paging.reserve,

@@ -69,7 +69,7 @@ def main(folder: Path) -> None:
     engine = Engine(Target(shared), max_length=32, recording="rounds")
     found["key heads"] = engine.runner.facts.layers[0].key_heads
     found["executor"] = type(engine.runner.executor).__name__
-    found["recorded"] = engine._rounds.recordings is not None
+    found["recorded"] = engine._rounds.recorder.recordings is not None
     found["bytes"] = engine.runner.weight_bytes()
     found["together"] = every(shared, CASES)
     found["in int8"] = [outputs(shared, name, 0.0, kv_cache="int8") for name in ("plain", "ngram")]

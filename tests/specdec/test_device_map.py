@@ -84,12 +84,12 @@ def test_layers_on_disk_are_not_recorded_and_keep_the_promise_of_invariant_mode(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A recording would keep the weights that hooks have brought into memory for one forward."""
-    monkeypatch.setattr("specdec.engine.rounds.RECORD_AFTER", 2)
+    monkeypatch.setattr("specdec.engine.recording.RECORD_AFTER", 2)
     model, whole = on_disk(folder), tiny_model(seed=7, scale=4.0)
     engine = Engine(Target(whole), ModelDrafter(model, (2, 2)), RejectionVerifier(), max_length=64, recording="rounds")
     sampling = SamplingParams(max_new_tokens=20)
     found, plain = (engine.generate(PROMPTS, sampling, speculate=each) for each in (True, False))
-    recordings = engine._rounds.recordings
+    recordings = engine._rounds.recorder.recordings
     assert recordings is not None and recordings.replays > 0
     assert {key[0] for key in recordings.keys} == {"verify", "judge", "commit"}
     assert [each.token_ids for each in found] == [each.token_ids for each in plain]

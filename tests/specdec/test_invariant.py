@@ -198,7 +198,7 @@ def test_blocks_of_the_forwards_size_are_told_apart(monkeypatch: pytest.MonkeyPa
 )
 def test_any_drafters_greedy_output_is_plain_decodings(drafter: str, scheme: str | None, monkeypatch) -> None:
     """In bfloat16, with two rows at a time; also of one row at a time, in other pieces, in recorded rounds."""
-    monkeypatch.setattr("specdec.engine.rounds.RECORD_AFTER", 2)
+    monkeypatch.setattr("specdec.engine.recording.RECORD_AFTER", 2)
     full = tiny_model(vocab_size=VOCAB, layers=2)
     made = DRAFTERS[drafter](full)
     target = Target(full.bfloat16() if scheme is None else quantize(full.bfloat16(), scheme))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-import specdec.engine.rounds as rounds_module
+import specdec.engine.recording as recording_module
 import specdec.forward as forward_module
 from specdec import Engine, Paging, SamplingParams, Target
 from specdec.engine.slot_table import SlotTable, row_sizes, spare_slots
@@ -29,7 +29,7 @@ def engine_of(target: Target, drafter: str | None, recording: str = "rounds", **
 
 def rows_of(engine: Engine) -> set[int]:
     """The numbers of rows that there are recordings of."""
-    recordings = engine._rounds.recordings
+    recordings = engine._rounds.recorder.recordings
     assert recordings is not None
     return {shape[0] for key in recordings.keys for shape, _ in key[2:3]}
 
@@ -53,13 +53,13 @@ PADDED = [(None, "rows"), ("model_tree_without_replacement", "pages"), ("eagle3_
 
 @pytest.mark.parametrize(("drafter", "place"), [PADDED[0], *(complete(*each, strong=False) for each in PADDED[1:])])
 def test_rows_do_not_notice_those_behind_them(target, drafter, place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds_module, "RECORD_AFTER", 2)
+    monkeypatch.setattr(recording_module, "RECORD_AFTER", 2)
     monkeypatch.setattr(forward_module, "_LEAST_KEYS", 32)
     with engine_of(target, drafter, "off", cache=PLACES[place]) as engine:
         wanted = decoded(engine)
     with engine_of(target, drafter, cache=PLACES[place]) as engine:
         recorder = Comparing()
-        recorder.engine, engine._rounds.recordings._recorder = engine, recorder  # type: ignore[union-attr]
+        recorder.engine, engine._rounds.recorder.recordings._recorder = engine, recorder  # type: ignore[union-attr]
         found = decoded(engine)
         assert rows_of(engine) <= {1, 2, 4, 6} and recorder.compared > 20
         assert engine._slots._lengths[6:].tolist() == [1], "the spare slot stays where it is"
@@ -95,7 +95,7 @@ WARM = ("model_chain_iid", "ngram", *(complete(each, strong=False) for each in (
 @pytest.mark.parametrize("drafter", WARM)
 def test_rounds_of_a_warm_engine_are_replayed(target, drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy or sampled, plain or not, and whatever the number of rows; more recordings are kept than by default."""
-    monkeypatch.setattr(rounds_module, "MOST_RECORDINGS", 1)
+    monkeypatch.setattr(recording_module, "MOST_RECORDINGS", 1)
 
     def played(engine: Engine) -> None:
         for sampling in (GREEDY, SAMPLED):
@@ -116,10 +116,10 @@ def test_rounds_of_a_warm_engine_are_replayed(target, drafter: str, monkeypatch:
         played(engine)
         assert engine.recording_counts.replayed < engine.recording_counts.rounds
         assert warm == engine.generate([[1, 2, 3]] * 3, SAMPLED)  # a warm-up leaves nothing behind
-    monkeypatch.setattr(rounds_module, "_PER_SIZE", 0)  # mutant: recordings drop each other
+    monkeypatch.setattr(recording_module, "_PER_SIZE", 0)  # mutant: recordings drop each other
     with engine_of(target, drafter) as engine:
         engine.warm_up(sampling=(GREEDY, SAMPLED))
-        assert len(engine._rounds.recordings) == 1  # type: ignore[arg-type]
+        assert len(engine._rounds.recorder.recordings) == 1  # type: ignore[arg-type]
 
 
 def test_a_warm_up_is_for_lengths_that_there_are(target, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +140,7 @@ def test_no_memory_for_a_warm_up_is_said_once(target, monkeypatch: pytest.Monkey
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
     with engine_of(target, None) as engine:
-        monkeypatch.setattr(engine._rounds.recordings._recorder, "record", full)  # type: ignore[union-attr]
+        monkeypatch.setattr(engine._rounds.recorder.recordings._recorder, "record", full)  # type: ignore[union-attr]
         engine.warm_up()
         assert engine.generate([[1, 2, 3]], GREEDY)[0].finish_reason == "length"
         (refused,) = engine.recording_counts.refused.values()
@@ -163,5 +163,5 @@ def test_plain_and_speculative_rounds_in_turn_keep_their_recordings(target) -> N
         for turn in range(6):
             engine.generate([[1, 2, 3, 4, 5, 6]] * 2, replace(GREEDY, max_new_tokens=40), speculate=turn % 2 > 0)
             made.append(engine.recording_counts.stages)
-        assert made[-1] == made[-3] == len(engine._rounds.recordings)  # type: ignore[arg-type]
+        assert made[-1] == made[-3] == len(engine._rounds.recorder.recordings)  # type: ignore[arg-type]
         assert engine.recording_counts.replayed > 60

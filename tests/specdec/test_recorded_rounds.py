@@ -14,13 +14,14 @@ import pytest
 import torch
 from torch import Tensor
 
-import specdec.engine.rounds as rounds_module
+import specdec.engine.recording as recording_module
 import specdec.execution.replay as replay_module
 from drafters.model import ModelDrafter
 from specdec import Drafter, Engine, ModelRunner, Outcome, SamplingParams, Target
 from specdec.counting import counted
 from specdec.drafting.scored import ScoredSession
 from specdec.engine.read_back import Fetch
+from specdec.engine.round import Rounds
 from specdec.execution.recorder import (
     CudaGraphRecorder,
     Recorder,
@@ -103,14 +104,14 @@ def assert_equal(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
 
 def recorded(target: Target, drafter: Drafter | None, verifier: object, **options: object) -> tuple[Engine, Comparing]:
     engine = Engine(target, drafter, verifier, max_length=64, recording="rounds", **options)
-    recorder = engine._rounds.recordings._recorder = Comparing()
+    recorder = engine._rounds.recorder.recordings._recorder = Comparing()
     recorder.engine = engine
     return engine, recorder
 
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds_module, "RECORD_AFTER", 2)
+    monkeypatch.setattr(recording_module, "RECORD_AFTER", 2)
 
 
 # Drafts made on the host and on the device; rules for chains, from the leaves, with noise. Then every other drafter.
@@ -134,7 +135,7 @@ def test_a_recorded_round_is_the_round_itself_at_other_lengths_slots_and_trees(t
             prompts()[:5], [replace(each, max_new_tokens=12 + 6 * i) for i, each in enumerate(SAMPLING[:5])]
         )
         assert recorder.compared >= 20
-        assert not engine._rounds.recordings._refused  # every stage of this pair can be recorded
+        assert not engine._rounds.recorder.recordings._refused  # every stage of this pair can be recorded
 
 
 class CountsItsCalls(RejectionVerifier):
@@ -157,7 +158,7 @@ def test_the_comparison_notices_a_rule_that_depends_on_something_else(target) ->
 
 @pytest.mark.parametrize("drafter", ["model_tree_iid", complete("ngram", strong=False)])
 def test_the_work_of_a_round_does_not_depend_on_lengths(target, drafter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds_module, "RECORD_AFTER", 10**9)  # what would be recorded runs as it is
+    monkeypatch.setattr(recording_module, "RECORD_AFTER", 10**9)  # what would be recorded runs as it is
     monkeypatch.setattr(replay_module, "CAPTURE_AFTER", 10**9)
     made = DRAFTERS[drafter](target.model)
     engine = Engine(target, made, RejectionVerifier(), max_batch_size=2, max_length=200, recording="rounds")
@@ -216,9 +217,9 @@ def test_results_at_fixed_addresses_are_read_before_the_next_round_overwrites_th
         for i, (each, tokens) in enumerate(zip(longer, outputs, strict=True))
     ]
     with Engine(target, made, rule, recording="rounds", **options) as engine:
-        engine._rounds.recordings._recorder = FixedAddresses()
+        engine._rounds.recorder.recordings._recorder = FixedAddresses()
         found = engine.generate(prompts(), stops)
-        assert engine._rounds.recordings.replays > 20
+        assert engine._rounds.recorder.recordings.replays > 20
     with Engine(target, made, rule, recording="off", **options) as plain:
         wanted = plain.generate(prompts(), stops)
     assert [each.token_ids for each in found] == [each.token_ids for each in wanted]
@@ -232,7 +233,7 @@ def test_the_next_round_begins_before_this_one_is_read(target, drafter, overlaps
     def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args, **named: (events.append(name), function(*args, **named))[1]
 
-    monkeypatch.setattr(rounds_module.Rounds, "play", noted("play", rounds_module.Rounds.play))
+    monkeypatch.setattr(Rounds, "play", noted("play", Rounds.play))
     monkeypatch.setattr(Fetch, "wait", noted("read", Fetch.wait))
     made = None if drafter is None else DRAFTERS[drafter](target.model)
     rule = None if drafter is None else RejectionVerifier()
@@ -259,8 +260,8 @@ def test_a_stage_that_cannot_be_repeated_is_done_once(target) -> None:
     drafter = Wrapping(ModelDrafter(perturbed(target.model, 0.05), [2, 2, 1], sampling="deterministic"), Mine)
     with Engine(target, drafter, RejectionVerifier(), max_batch_size=2, max_length=64, recording="rounds") as engine:
         found = engine.generate(prompts, params)
-        refused = {key[0] for key in engine._rounds.recordings._refused}
-        assert engine._rounds.recordings.replays > 0
+        refused = {key[0] for key in engine._rounds.recorder.recordings._refused}
+        assert engine._rounds.recorder.recordings.replays > 0
     assert refused == {"commit"}
     assert [done.token_ids for done in found] == [done.token_ids for done in wanted]
     assert sum(step.accepted for done in found for step in done.steps) > 20
@@ -275,7 +276,7 @@ def test_a_hook_of_the_user_is_called_in_every_round() -> None:
     rounds = len(engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=12))[0].steps)
     assert rounds == 12
     assert len(calls) >= rounds  # and one in the prompt's prefill
-    assert engine._rounds.recordings.replays > 0  # the other stages are recorded
+    assert engine._rounds.recorder.recordings.replays > 0  # the other stages are recorded
 
 
 def test_a_change_of_the_rule_is_noticed(target) -> None:
@@ -297,7 +298,7 @@ def test_a_rule_from_elsewhere_is_recorded_only_if_it_says_so(target) -> None:
         Elsewhere.recordable = recordable
         engine, _ = recorded(target, DRAFTERS["medusa"](target.model), Elsewhere(), max_batch_size=1)
         engine.generate(prompts()[:1], SamplingParams(max_new_tokens=30))
-        assert (len(engine._rounds.recordings) > 0) == (most > 0)
+        assert (len(engine._rounds.recorder.recordings) > 0) == (most > 0)
 
 
 def test_without_memory_for_recordings_rounds_go_on_without_them(caplog) -> None:

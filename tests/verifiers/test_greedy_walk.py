@@ -14,10 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from specdec import DraftTree, Laws, TreeShape, Verdict, Verifier
 from specdec.acceptance import accept, certain
 from specdec.counting import counted
-from specdec.engine.round import Judged, Mode, as_it_is, judge
+from specdec.engine.round import Decision, Mode, as_it_is, judge
 from specdec.forward import LOGITS
 from specdec.host import without_looking
 from specdec.sampling import one_hot
+from specdec.target.agreement import ALONE
 from tests.forwards import slots_of
 from tests.verifiers.cases import RULES, SLOW, TOP, drafts
 from tests.verifiers.test_exact_rules import kind_of
@@ -146,9 +147,9 @@ class Spelled(TargetWalkVerifier):
         return super().laws(tree, target_probs)
 
 
-def played(rule: Verifier, tree: DraftTree, logits: Tensor, *, observed: bool = False) -> Judged:
+def played(rule: Verifier, tree: DraftTree, logits: Tensor, *, observed: bool = False) -> Decision:
     batch = slots_of([[0, int(root)] for root in tree.tokens[:, 0]], vocab_size=logits.shape[2])
-    return judge(Mode(verifier=rule, evidence=as_it_is, wants=LOGITS), tree, logits, batch, observed=observed)
+    return judge(Mode(verifier=rule, evidence=as_it_is, wants=LOGITS), batch, ALONE, observed, tree, logits)
 
 
 @pytest.mark.parametrize("shape", [TreeShape.chain(4), TreeShape.branching(3, 2, 1)], ids=repr)
@@ -180,7 +181,7 @@ def test_a_greedy_round_is_what_the_laws_make_of_it(shape: TreeShape, per_row: b
         assert differing_rows(judged, expected, right) == []
 
 
-def differing_rows(one: Judged, other: Judged, rows: Tensor) -> list[str]:
+def differing_rows(one: Decision, other: Decision, rows: Tensor) -> list[str]:
     wrong = []
     for each in fields(Verdict):
         a, b = getattr(one.verdict, each.name)[rows], getattr(other.verdict, each.name)[rows]
@@ -205,7 +206,7 @@ def test_a_greedy_round_makes_no_table_over_the_vocabulary() -> None:
         mode = Mode(verifier=rule, evidence=as_it_is, wants=LOGITS)
         _ = tree.ancestors, tree.depth  # the attention of the verify forward reads them first
         with without_looking(), counted() as work, _Bytes() as memory:
-            judge(mode, tree, logits, batch)
+            judge(mode, batch, ALONE, False, tree, logits)
         assert (memory.most < logits.numel()) is small  # a byte per entry
         assert work.synchronizations == 0
         assert (work.launches < 70) is small

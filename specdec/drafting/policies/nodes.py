@@ -113,7 +113,6 @@ class NodePolicy(ABC):
         index = torch.arange(tree.width, device=kept.device).expand_as(kept) if order is None else order
         valid = torch.zeros_like(tree.valid).scatter_(1, index, kept)
         tree = replace(tree, valid=valid, tokens=tree.tokens.where(valid, tree.tokens[:, :1]))
-        vars(tree)["only_law"] = grown.tree.only_law
         cells, survival, nodes = rated.cells.where(valid, -1), rated.survival, grown.nodes
         if order is not None:
             tree, cells, survival = reordered(tree, order), cells.gather(1, order), survival.gather(1, order)

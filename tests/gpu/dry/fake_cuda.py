@@ -26,8 +26,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from triton.runtime.interpreter import InterpretedFunction
 
+import specdec.engine.read_back
 import specdec.engine.round
-import specdec.engine.rounds
 import specdec.kernels.trees
 import specdec.target.facts
 from specdec.batch import Matchers
@@ -316,7 +316,7 @@ def _patch_project(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
 
     monkeypatch.setattr(specdec.kernels.trees, "connected", known)
     monkeypatch.setattr(specdec.target.facts, "differs", lambda *args, **named: None)
-    monkeypatch.setattr(specdec.engine.rounds, "Fetch", type("Fetch", (_Fetched,), {"device": device}))
+    monkeypatch.setattr(specdec.engine.round, "Fetch", type("Fetch", (_Fetched,), {"device": device}))
 
 
 class _Question:
@@ -351,7 +351,7 @@ def _patch_grammars(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
     monkeypatch.setattr(Intake, "matcher", matcher)
     monkeypatch.setattr(Matchers, "answer", answer)
     monkeypatch.setattr(Matchers, "_now", now)
-    monkeypatch.setattr(specdec.engine.round, "Fetch", type("Question", (_Question,), {"device": device}))
+    monkeypatch.setattr(specdec.engine.read_back, "Fetch", type("Question", (_Question,), {"device": device}))
 
 
 def _active() -> bool:

@@ -15,7 +15,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-import specdec.engine.rounds
+import specdec.engine.recording
+import specdec.engine.round
 from specdec.engine.engine import Engine
 from specdec.execution.recorder import Recorder, Recording, Stage, TapeRecorder
 from specdec.target.target import Target
@@ -91,19 +92,19 @@ def decoded(name: str, recorder: Recorder | None) -> list[tuple[object, ...]]:
     options: dict[str, Any] = {"max_batch_size": 3, "max_length": 96}
     recording = "off" if recorder is None else "rounds"
     with (
-        patch.object(specdec.engine.rounds, "bucket_of", lambda keys: -(-keys // POSITIONS) * POSITIONS),
-        patch.object(specdec.engine.rounds, "RECORD_AFTER", 2),
+        patch.object(specdec.engine.round, "bucket_of", lambda keys: -(-keys // POSITIONS) * POSITIONS),
+        patch.object(specdec.engine.recording, "RECORD_AFTER", 2),
         Engine(Target(model), drafter, fitting(drafter), recording=recording, **options) as engine,
     ):
         if recorder is not None:
-            assert engine._rounds.recordings is not None
-            engine._rounds.recordings._recorder = recorder
+            assert engine._rounds.recorder.recordings is not None
+            engine._rounds.recorder.recordings._recorder = recorder
         found: list[tuple[object, ...]] = []
         for speculate in (False, True, True):
             for each in engine.generate(prompts(), longer, speculate=speculate):
                 found.append((each.token_ids, [step.accepted for step in each.steps], each.error))
         if recorder is not None:
-            recordings = engine._rounds.recordings
+            recordings = engine._rounds.recorder.recordings
             assert recordings is not None and recordings.replays > 100, "too little was replayed"
             assert len({key[1] for key in recordings.keys if key[0] == "verify"}) >= 6, "too few bounds of positions"
     return found

@@ -23,7 +23,7 @@ import torch
 import yaml
 from torch import Tensor
 
-import specdec.engine.rounds
+import specdec.engine.recording
 import tests.gpu.dry.fake_cuda as fake_cuda_module
 from specdec.cache.pages import Paging
 from specdec.drafting.scored import ScoredSession
@@ -118,7 +118,7 @@ def play(case: Case) -> tuple[list[str], Device]:
     handler.emit = lambda record: warnings.append(record.getMessage())
     recorder.logger.addHandler(handler)
     problems: list[str] = []
-    with fake_cuda() as device, patch.object(specdec.engine.rounds, "RECORD_AFTER", 3):
+    with fake_cuda() as device, patch.object(specdec.engine.recording, "RECORD_AFTER", 3):
         try:
             engine = Engine(Target(model), drafter, rule, max_batch_size=2, max_length=128, **case.options)
             # A policy of nodes tells the host how many of them to verify.
