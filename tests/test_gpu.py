@@ -8,7 +8,7 @@ import torch
 from drafters.ngram import NGramDrafter
 from specdec import Engine, SamplingParams, Target
 from specdec.checks.reference import reference_decode
-from specdec.engine import rounds
+from specdec.engine import recording as recording_module
 from specdec.target.loading import load
 from tests.components import DRAFTERS, READS_NODES, VERIFIERS, fitting, skip_unfit, tried
 from tests.models import tiny_model
@@ -66,7 +66,7 @@ def test_stages_are_timed_by_events(model) -> None:
 
 @pytest.mark.parametrize(("drafter", "verifier"), [(d, v) for v in VERIFIERS for d in DRAFTERS if tried(d, v)])
 def test_rounds_replayed_from_graphs_give_the_same_tokens(model, drafter: str, verifier: str, monkeypatch) -> None:
-    monkeypatch.setattr(rounds, "RECORD_AFTER", 2)
+    monkeypatch.setattr(recording_module, "RECORD_AFTER", 2)
     made, rule = DRAFTERS[drafter](model), VERIFIERS[verifier]()
     skip_unfit(made, rule)
     outputs = []

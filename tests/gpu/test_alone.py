@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specdec.engine import rounds
+from specdec.engine import recording as recording_module
 from specdec.engine.engine import Engine
 from specdec.target.target import Target
 from tests.components import DRAFTERS
@@ -15,8 +15,8 @@ pytestmark = pytest.mark.gpu
 
 
 def test_graphs_take_a_bounded_share_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "RECORD_AFTER", 1)
-    monkeypatch.setattr(rounds, "MOST_RECORDINGS", 8)
+    monkeypatch.setattr(recording_module, "RECORD_AFTER", 1)
+    monkeypatch.setattr(recording_module, "MOST_RECORDINGS", 8)
     model = tiny_model().cuda()
     made = DRAFTERS["model_tree_iid"](model)
     engine = Engine(Target(model), made, RejectionVerifier(), max_batch_size=3, max_length=96)

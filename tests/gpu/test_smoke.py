@@ -14,7 +14,7 @@ from torch import Tensor
 
 import specdec.forward as forward_module
 from specdec import Engine, SamplingParams, Target
-from specdec.engine import rounds
+from specdec.engine import recording as recording_module
 from specdec.execution.recorder import Recordings, TapeRecorder
 from tests.components import DRAFTERS, fitting
 from tests.models import tiny_model
@@ -46,7 +46,7 @@ def check_recorded(model: Any, drafter: str, contexts: Sequence[int], *, tokens:
 
 @pytest.fixture(autouse=True)
 def recorded_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "RECORD_AFTER", 2)
+    monkeypatch.setattr(recording_module, "RECORD_AFTER", 2)
     monkeypatch.setattr(forward_module, "_LEAST_KEYS", 64)  # attention reads one of four numbers of positions
 
 
