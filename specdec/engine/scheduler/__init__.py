@@ -1,14 +1,10 @@
-"""Scheduling policies, one file each."""
+"""Scheduling policies."""
 
 from specdec.engine.scheduler.base import Scheduler, View, Work
-from specdec.engine.scheduler.deadline import Deadline
 from specdec.engine.scheduler.fair import Fair
-from specdec.engine.scheduler.first_come import FirstCome
-from specdec.engine.scheduler.prefill_first import PrefillFirst
-from specdec.engine.scheduler.priority import Priority
-from specdec.engine.scheduler.shortest import ShortestRemaining
+from specdec.engine.scheduler.first_come import FirstCome, PrefillFirst
+from specdec.engine.scheduler.ranked import Deadline, Priority, ShortestRemaining, TokenBudget
 from specdec.engine.scheduler.tiers import Tiers
-from specdec.engine.scheduler.token_budget import TokenBudget
 
 __all__ = [
     "Deadline",

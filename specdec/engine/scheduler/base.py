@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate, islice
 from math import ceil
 
@@ -86,7 +86,7 @@ class Work:
 
     preempt: Sequence[Request] = ()
     prefill: Sequence[tuple[Request, int]] = ()
-    decode: Sequence[Request] = field(default=())
+    decode: Sequence[Request] = ()
     depth: int | None = None
 
 
@@ -111,8 +111,7 @@ class Scheduler(ABC):
 def within_memory(view: View, running: Sequence[Request]) -> tuple[list[Request], list[Request]]:
     """Divide running requests, the most important first, into those that stay and those that give way.
 
-    As many give way, the last first, as it takes to have pages for the next rounds of the others. (To choose whoever
-    loses the least progress per page was tried: it makes more preemptions, and no fewer tokens are prefilled again.)
+    As many give way, the last first, as it takes to have pages for the next rounds of the others.
     """
     stay, leave = list(running), list[Request]()
     if view.free_pages is not None and view.reserve < 1:
@@ -130,15 +129,3 @@ def entering(view: View, waiting: Iterable[Request], stay: Sequence[Request]) ->
         return first
     free = view.free_pages - sum(map(view.pages_needed, stay))
     return first[: sum(total <= free for total in accumulate(map(view.pages_needed, first)))]
-
-
-def admitted(view: View) -> tuple[list[Request], list[tuple[Request, int]], list[Request]]:
-    """Return who stays, a chunk for each of them that is being prefilled and for those that enter, and who gives way.
-
-    Requests are taken in the order in which they came. Nobody enters where somebody gives way.
-    """
-    stay, leave = within_memory(view, view.running)
-    new = [] if leave else entering(view, view.waiting, stay)
-    prefilling = [request for request in stay if request.to_prefill]
-    chunks = [(request, min(view.prefill_chunk, request.to_prefill)) for request in (*prefilling, *new)]
-    return [*stay, *new], chunks, leave

@@ -1,4 +1,4 @@
-"""The plan that policies share which serve requests by rank, within a budget of tokens per turn.
+"""Policies that serve requests by rank, within a budget of tokens per turn.
 
 Rounds come first, and pieces of prompts fill the rest of the budget (chunked prefill; Sarathi-Serve, Agrawal et al.
 2024, arXiv 2403.02310). A decoding request counts as its root and the nodes of its largest draft.
@@ -15,7 +15,7 @@ from specdec.engine.scheduler.base import Scheduler, View, Work, within_memory
 from specdec.requests import Request
 
 Rank = Callable[[Request], Any]
-"""Returns what sorts requests: lower ones are served first. No two requests may have the same."""
+"""What sorts requests: lower ones are served first. No two requests may have the same."""
 
 
 @dataclass(eq=False)
@@ -55,6 +55,14 @@ class Ranked(Scheduler):
             setattr(self, name, number(name, getattr(self, name)))
             if not 0 < getattr(self, name) <= most:
                 raise ValueError(f"{name}={getattr(self, name)}: give a number above 0{', or .inf' * (most == inf)}")
+
+    def rank(self, request: Request) -> Any:
+        """Return the place of a request (``Rank``); by default the order in which they came."""
+        return request.id
+
+    def plan(self, view: View) -> Work:
+        """Return the plan that serves the lowest ranks first."""
+        return self.by_rank(view, self.rank)
 
     def by_rank(self, view: View, rank: Rank, waiting: Sequence[Request] | None = None) -> Work:
         """Return the plan that serves requests in this order.
@@ -127,3 +135,80 @@ class Ranked(Scheduler):
                 decode.append(request)
                 left -= costs
         return Work(preempt=leave, prefill=chunks, decode=decode, depth=depth)
+
+
+class TokenBudget(Ranked):
+    """Lets all requests decode that can, and fills the rest of a turn's budget with pieces of prompts (see ``Ranked``).
+
+    The prompt that came first is prefilled first. Running requests hence never wait for more than the budget's worth
+    of prompt.
+    """
+
+
+@dataclass(eq=False, kw_only=True)
+class ShortestRemaining(Ranked):
+    """Serves the request first that has least to do until its ``max_new_tokens``, less what waiting makes up for.
+
+    That is the mean latency's best order where lengths are known, as in a trace that is replayed (``ignore_eos``).
+    Where outputs end by themselves, ``max_new_tokens`` is all that is known.
+
+    Attributes:
+        prompt_token: Work of a prompt's token, compared with that of an output's token.
+        ageing: Seconds of waiting that make up for one more output token to do. With infinity, a long request waits as
+            long as shorter ones keep coming.
+    """
+
+    prompt_token: float = 0.05
+    ageing: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._above_zero("ageing")
+        self._above_zero("prompt_token", most=1e9)
+
+    def rank(self, request: Request) -> tuple[float, int]:
+        work = request.remaining + self.prompt_token * request.to_prefill
+        return work + 1 / self.ageing * request.arrived, request.id
+
+
+@dataclass(eq=False, kw_only=True)
+class Deadline(Ranked):
+    """Serves the request first whose ``SamplingParams.deadline`` comes first.
+
+    Attributes:
+        patience: Seconds after its arrival that are the deadline of a request without one. With infinity it is served
+            after all others, which may be never.
+    """
+
+    preempts: bool = True
+    patience: float = 60.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._above_zero("patience")
+
+    def rank(self, request: Request) -> tuple[float, int]:
+        deadline = request.sampling.deadline
+        return request.arrived + (self.patience if deadline is None else deadline), request.id
+
+
+@dataclass(eq=False, kw_only=True)
+class Priority(Ranked):
+    """Serves lower ``SamplingParams.priority`` first; a request that has waited long overtakes others.
+
+    A request's effective priority is ``priority - waited / ageing``. All requests age alike, so their order never
+    changes: a request waits for those alone that came less than ``ageing`` seconds later for every level above it.
+
+    Attributes:
+        ageing: Seconds of waiting that are worth one level of priority; infinity for none.
+    """
+
+    preempts: bool = True
+    ageing: float = 10.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._above_zero("ageing")
+
+    def rank(self, request: Request) -> tuple[float, int]:
+        return request.sampling.priority + request.arrived / self.ageing, request.id

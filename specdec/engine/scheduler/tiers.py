@@ -32,14 +32,14 @@ class Tiers(Ranked):
 
     def plan(self, view: View) -> Work:
         """Return the plan for both tiers, with few enough batch requests in the round."""
-        work = self.by_rank(view, self._rank)
+        work = self.by_rank(view, self.rank)
         batch = [request for request in work.decode if request.sampling.priority > 0]
         if self.batch_rows is None or len(batch) in (0, len(work.decode)):
             return work
-        left_out = {request.id for request in sorted(batch, key=self._rank)[self.batch_rows :]}
+        left_out = {request.id for request in sorted(batch, key=self.rank)[self.batch_rows :]}
         return replace(work, decode=[request for request in work.decode if request.id not in left_out])
 
-    def _rank(self, request: Request) -> tuple[float, int]:
+    def rank(self, request: Request) -> tuple[float, int]:
         """Real-time requests in their order; batch requests behind them, or as if they had come ``patience`` later."""
         if request.sampling.priority <= 0:
             return request.arrived, request.id
