@@ -1,11 +1,7 @@
-"""Linear weights in the layout of the CPU's matrix kernels, so that they are not rearranged at every call.
+"""Linear weights in panels (``products.py``), so that a CPU reads them in order; without a C compiler they stay plain.
 
-That is the layout of this project's own C where it is compiled (``products.py``), and oneDNN's blocks elsewhere. A
-plain matrix is rearranged at every call of oneDNN, or read in an unfavourable order. With the few rows of decoding this
-costs as much as the product itself; for many rows torch's own product may be the faster one (``torch_rows``).
-
-The model itself is not changed: packed copies are used during our forwards only. In bfloat16, products by oneDNN give
-the same bits; in float32, and by our own C, sums are ordered differently.
+The model itself is not changed: packed copies are used during our forwards only. For many rows torch's own product may
+be the faster one (``torch_rows``).
 """
 
 import sys
@@ -22,7 +18,7 @@ from torch import Tensor, nn
 from specdec.execution.frozen import epoch
 from specdec.execution.native_modules import modules_in_c
 from specdec.execution.products import PanelWeight, StoredWeight, panels
-from specdec.machine import cpu, dtype_name, is_native
+from specdec.machine import dtype_name
 from specdec.memory import free_memory
 from specdec.native import chosen, is_plain, loses, native_library
 from specdec.scoped import scoped
@@ -34,12 +30,8 @@ _SHARE = 0.5  # the share of the free memory that copies may take
 _CPU = torch.device("cpu")
 
 _SAMPLED = 16
-_MOST_JOINT = 1 << 21  # numbers in a joint weight
-
 _LEAST_16_BITS = 1 << 14
-_LEAST_FLOAT32 = 400_000
-"""A call of oneDNN costs about 17 microseconds. Smaller products, counted as weights in 16 bits and as weights times
-rows in float32, are quicker by the plain path."""
+"""Numbers of the smallest weight in 16 bits whose product is not quicker by the plain path."""
 
 _TRIED = (128, 32)
 """Rows for which torch's product is tried, on a weight of 512 times 1,024. Fewer always take the C."""
@@ -70,9 +62,11 @@ class PackedWeight(StoredWeight):
         return torch.ops.mkldnn._linear_pointwise.default(inputs, self._packed, bias, "none", [], "")
 
 
-def pack(weight: Tensor) -> StoredWeight:
-    """Return the copy of a weight that is fastest here."""
-    return panels(weight) or PackedWeight(weight)
+def pack(weight: Tensor) -> PanelWeight:
+    """Return a copy in panels of a weight for which ``can_pack`` is true."""
+    packed = panels(weight)
+    assert packed is not None, "the C is compiled"
+    return packed
 
 
 @dataclass(frozen=True)
@@ -85,7 +79,7 @@ class _Layer:
     module: nn.Linear
     forward: Callable[[Tensor], Tensor]
     weight: Tensor
-    packed: StoredWeight
+    packed: PanelWeight
     state: tuple[object, ...]
 
 
@@ -93,9 +87,9 @@ class PackedLinears:
     """Packed copies of a model's linear layers.
 
     Layers of other classes (quantized, adapted, distributed) are not packed, and neither is anything on other devices,
-    in other dtypes, or without oneDNN. Copies are made only if half of the free memory holds them. Models that have
-    weights in common, such as a target and its drafting twin, have these copies in common. The model is not kept alive,
-    but its layers are.
+    in other dtypes, or without a C compiler. Copies are made only if half of the free memory holds them. Models that
+    have weights in common, such as a target and its drafting twin, have these copies in common. The model is not kept
+    alive, but its layers are.
     """
 
     def __init__(self, model: nn.Module):
@@ -131,27 +125,15 @@ class PackedLinears:
         self._layers = [_layer(module) for module in linears if fit]
         self._others = list(modules_in_c(model))
 
-    def joint(self, packed: Sequence[StoredWeight]) -> StoredWeight | None:
+    def joint(self, packed: "Sequence[StoredWeight]") -> StoredWeight | None:
         """Return one packed weight for several layers, with their outputs side by side: the same sums in fewer calls.
 
-        None for weights that do not belong to these layers or do not fit together, and for large ones in oneDNN's
-        layout, where another copy costs more than a call.
+        None for weights that do not belong to these layers or do not fit together.
         """
-        key = tuple(id(part) for part in packed)
-        if key not in self._joint and key in _joint:
-            self._joint[key] = _joint[key]
+        key, own = tuple(id(part) for part in packed), {id(layer.packed) for layer in self._layers}
         if key not in self._joint:
-            known = {id(layer.packed): layer.module.weight for layer in self._layers}
-            weights = [known[each] for each in key if each in known]
-            if len(weights) < len(key):
-                return None
-            own = [part for part in packed if isinstance(part, PanelWeight)]
-            if len(own) == len(packed):
-                joint = PanelWeight.joined(own)
-            elif own or sum(weight.numel() for weight in weights) > _MOST_JOINT:
-                return None
-            else:
-                joint = PackedWeight(torch.cat([weight.detach() for weight in weights]))
+            parts = [part for part in packed if isinstance(part, PanelWeight) and id(part) in own]
+            joint = _joint.get(key) or (PanelWeight.joined(parts) if len(parts) == len(key) else None)
             if joint is None:
                 return None
             joint.parts = tuple(packed)
@@ -175,7 +157,7 @@ class PackedLinears:
 
 # Only executors keep the copies alive: they must not outlive the engines.
 _packed: WeakKeyDictionary[nn.Module, ref[PackedLinears]] = WeakKeyDictionary()
-_copies: WeakValueDictionary[tuple[object, ...], StoredWeight] = WeakValueDictionary()
+_copies: WeakValueDictionary[tuple[object, ...], PanelWeight] = WeakValueDictionary()
 _joint: WeakValueDictionary[tuple[int, ...], StoredWeight] = WeakValueDictionary()
 
 
@@ -192,10 +174,8 @@ def packed_linears(model: nn.Module) -> PackedLinears:
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Return whether a weight of this device and dtype is faster packed here; oneDNN emulates what is not native."""
-    if weight.device.type != "cpu" or weight.dtype not in _DTYPES:
-        return False
-    return native_library() is not None or (cpu().onednn and is_native(weight.dtype, weight.device))
+    """Return whether there are panels of weights of this device and dtype."""
+    return weight.device.type == "cpu" and weight.dtype in _DTYPES and native_library() is not None
 
 
 def torch_rows(dtype: torch.dtype) -> int:
@@ -233,14 +213,11 @@ def _layer(module: nn.Linear) -> _Layer:
     weight, key = module.weight, _key(module)
     packed, width = _copies.get(key) or pack(weight), weight.shape[1]
     _copies[key] = packed
-    # The number of inputs from which oneDNN's packed weight is quicker than the plain one.
-    slow = isinstance(packed, PackedWeight) and packed.dtype is torch.float32
-    least = max(1, -(-_LEAST_FLOAT32 // weight.numel()) * width if slow else 0)
-    most = (isinstance(packed, PanelWeight) and width * torch_rows(weight.dtype)) or sys.maxsize
+    most = width * torch_rows(weight.dtype) or sys.maxsize
 
     def forward(inputs: Tensor) -> Tensor:
         other = inputs.dtype is not packed.dtype or torch.is_autocast_enabled("cpu")
-        if other or not least <= inputs.numel() < most or not is_plain(inputs):
+        if other or not 1 <= inputs.numel() < most or not is_plain(inputs):
             return nn.functional.linear(inputs, module.weight, module.bias)
         return packed(inputs, module.bias)
 

@@ -18,7 +18,7 @@ from specdec import DraftTree, Engine, ModelRunner, SamplingParams, Target, Tree
 from specdec.counting import counted
 from specdec.execution import frozen
 from specdec.execution.fusion import Graph, Joint, fuse, normalized_by, rotation_of, without_repetition
-from specdec.execution.packing import PackedLinears, can_pack, packed_linears
+from specdec.execution.packing import PackedLinears, packed_linears
 from specdec.execution.program import Program, noted, write_program
 from specdec.execution.recorder import TapeRecorder
 from specdec.native import native_library
@@ -26,30 +26,7 @@ from tests.forwards import verify
 from tests.models import COMMON, tiny_model
 from verifiers.rejection import RejectionVerifier
 
-DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16) if can_pack(torch.zeros(1, dtype=dtype))]
-pytestmark = pytest.mark.skipif(not DTYPES, reason="oneDNN has no kernels for this processor")
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("rows", "bias"), [(1, True), (9, False), (40, True)])
-@torch.inference_mode()
-def test_it_is_the_same_function(dtype: torch.dtype, rows: int, bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specdec.execution.products.native_library", lambda: None)  # test_products.py has our own
-    layer = nn.Linear(640, 704, bias=bias).to(dtype)  # large enough to be packed at one row
-    inputs = torch.randn(2, rows, 640).to(dtype)
-    expected = layer(inputs)
-    packed = PackedLinears(layer)
-    assert len(packed) == 1
-    assert sum(packed.bytes_by_weight().values()) == 640 * 704 * dtype.itemsize
-    with packed.in_use():
-        assert "forward" in vars(layer)
-        outputs = layer(inputs)
-        assert layer(inputs[:, :0]).shape == (2, 0, 704)
-    assert "forward" not in vars(layer)
-    if dtype is torch.bfloat16:
-        assert torch.equal(outputs, expected)  # the same sums, rounded once
-    else:
-        torch.testing.assert_close(outputs, expected, atol=1e-5, rtol=1e-5)
+pytestmark = pytest.mark.skipif(native_library() is None, reason="no C compiler, or no AVX2")
 
 
 def test_only_plain_layers_are_packed() -> None:
@@ -94,7 +71,6 @@ def copied(*engines: Engine) -> int:
     return sum({each.data_ptr(): each.nbytes() for each in stored}.values())
 
 
-@pytest.mark.skipif(native_library() is None, reason="no C compiler, or no AVX2")
 def test_a_twin_shares_the_copies_of_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Joined ones, too, which forwards make when they are captured; the last of both drops them."""
     monkeypatch.setattr("specdec.execution.replay.CAPTURE_AFTER", 3)
@@ -135,9 +111,6 @@ def test_copies_of_old_weights_are_not_shared_with_a_new_engine(change: str) -> 
         torch.testing.assert_close(layer(inputs), expected, atol=1e-5, rtol=1e-5)
 
 
-needs_library = pytest.mark.skipif(native_library() is None, reason="no C compiler, or no AVX2")
-
-
 def of_16_bits(out: int, width: int, dtype: torch.dtype = torch.bfloat16, scale: float = 0.02) -> Tensor:
     generator = torch.Generator().manual_seed(out + width)
     return (torch.randn(out, width, generator=generator) * scale).to(dtype).float()
@@ -153,7 +126,6 @@ def llama_from_16_bits(layers: int = 2) -> LlamaForCausalLM:
     return model.bfloat16().float().eval()
 
 
-@needs_library
 @torch.no_grad()
 def test_a_weight_that_is_trained_leaves_16_bits() -> None:
     layer = nn.Linear(640, 704)
@@ -169,7 +141,6 @@ def test_a_weight_that_is_trained_leaves_16_bits() -> None:
         torch.testing.assert_close(layer(inputs), expected, atol=1e-5, rtol=1e-5)
 
 
-@needs_library
 def test_a_model_from_16_bits_decodes_as_on_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specdec.execution.replay.CAPTURE_AFTER", 3)
     model = llama_from_16_bits()
@@ -182,7 +153,6 @@ def test_a_model_from_16_bits_decodes_as_on_its_own_weights(monkeypatch: pytest.
     assert outputs[0] == outputs[1]
 
 
-@needs_library
 @pytest.mark.parametrize("invariant", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_the_bytes_that_are_read_are_those_of_the_copies(invariant: bool) -> None:
     """A float32 model whose copies take 16 bits, its embedding's table too, which the output layer multiplies by."""
@@ -327,7 +297,6 @@ def test_what_is_no_norm_and_no_rotation(call: Callable[[Tensor], Any]) -> None:
     assert not found(call)
 
 
-@needs_library
 @pytest.mark.parametrize(("between", "products"), [(False, 1), (True, 2)])
 def test_products_are_joined_unless_their_inputs_are_written_between_them(between: bool, products: int) -> None:
     model = nn.ModuleList([nn.Linear(128, 128, bias=False) for _ in range(2)]).bfloat16().float()
@@ -346,7 +315,6 @@ def test_products_are_joined_unless_their_inputs_are_written_between_them(betwee
         assert the_same(program, call, inputs)
 
 
-@needs_library
 def test_a_captured_layer_has_fewer_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer of a Llama over the cache, one row: what computes something, attention and cache included."""
     runner = ModelRunner(llama_from_16_bits(3), max_batch_size=1, max_length=40, max_nodes=3)
