@@ -15,7 +15,7 @@ import torch
 
 from drafters.round_costs import now
 from specdec.drafting.costs import smallest
-from specdec.execution import replay
+from specdec.execution import forwards
 from specdec.forward import ForwardBatch, bucket_of
 from specdec.physics.step_cost import StepSize
 from specdec.shape import TreeShape
@@ -174,12 +174,12 @@ def captured_at_once(after: int = 1) -> Iterator[None]:
     Args:
         after: It is captured when it comes for this time; 2 spares the work for sizes that come once.
     """
-    before = replay.CAPTURE_AFTER
-    replay.CAPTURE_AFTER = after
+    before = forwards.CAPTURE_AFTER
+    forwards.CAPTURE_AFTER = after
     try:
         yield
     finally:
-        replay.CAPTURE_AFTER = before
+        forwards.CAPTURE_AFTER = before
 
 
 def _call(runner: ModelRunner, point: Forward) -> Callable[[], object]:

@@ -5,9 +5,8 @@ from transformers import PreTrainedModel
 from specdec.attention.call import AttentionBackend
 from specdec.attention.facts import Facts
 from specdec.execution.executor import EagerExecutor, Executor
-from specdec.execution.fused import FusedExecutor, triton_kernels
+from specdec.execution.forwards import FusedExecutor, ReplayExecutor, triton_kernels
 from specdec.execution.invariant import InvariantExecutor
-from specdec.execution.replay import ReplayExecutor
 from specdec.kernels import obstacle
 from specdec.placement import is_shared, is_spread
 

@@ -1,4 +1,4 @@
-"""The steps of a captured forward that this project's C runs one after the other, in a single call.
+"""The CPU's back end of programs: steps of a captured forward that C runs one after the other, in a single call.
 
 A step of torch costs one to three microseconds before it computes anything, which in decoding is more than it computes.
 The C (``native/program.c``) walks through a list of operations instead: products, norms, residuals, gates, rotary
@@ -11,7 +11,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,12 +19,10 @@ from torch._ops import OpOverload
 
 from specdec.attention.native import NativeView
 from specdec.counting import count_operation, is_view
-from specdec.execution.fusion import with_others
 from specdec.execution.native_modules import FUNCTIONS, Activation, Norm
+from specdec.execution.patterns import Layers, join_gates, join_turns, with_others
 from specdec.execution.products import NO_MEMORY, PanelWeight
-from specdec.execution.program import Step, memory_of
-from specdec.execution.rewriting import Layers, join_gates, join_turns
-from specdec.execution.tables import Looked, with_tables
+from specdec.execution.program import Step, memory_of, needed
 from specdec.native import DTYPES, native_library
 
 _aten = torch.ops.aten
@@ -36,6 +34,22 @@ _WORDS = 32  # of an operation
 _PLACE = 48  # the bit at which an address has the number of its place
 _ALIGNED = 64
 _ABSOLUTE, _INNER, _FIRST_GIVEN = range(3)  # places
+
+
+MOST_POSITIONS = 1 << 17
+"""The longest table of angles of rotary embeddings; with more positions, they are computed in every forward."""
+
+
+class Looked(NamedTuple):
+    """Rows of a table, in the place of a tensor ``[batch, 1, node, dim]``.
+
+    Attributes:
+        table: ``[position, dim]``.
+        positions: ``[batch, node]``.
+    """
+
+    table: Tensor
+    positions: Tensor
 
 
 class Workspace:
@@ -75,7 +89,7 @@ class Operation:
         return [word for word in self.words if isinstance(word, Tensor) and word is not self.makes]
 
 
-def in_lists(
+def compile_runs(
     steps: list[Step],
     inputs: Sequence[Tensor],
     outputs: Sequence[Tensor],
@@ -94,7 +108,7 @@ def in_lists(
     steps = join_turns(_with_views(steps, outputs), outputs, layers)
     steps = with_tables(steps, inputs[1], outputs, layers, now().cache.max_length)
     steps = join_gates(steps, outputs, activation_of, gated)
-    units: list[_List | Step] = []
+    units: list[NativeRun | Step] = []
     views: dict[int, Step] = {}
     for step in steps:
         if _is_view(step):
@@ -103,10 +117,10 @@ def in_lists(
         operation = _operation(step, layers, now())
         if operation is None:
             units.append(step)
-        elif units and isinstance(units[-1], _List):
+        elif units and isinstance(units[-1], NativeRun):
             units[-1].operations.append(operation)
         else:
-            units.append(_List([operation]))
+            units.append(NativeRun([operation]))
     moving = {memory_of(tensor) for step in steps for tensor in step.makes} | {memory_of(tensor) for tensor in inputs}
     read_by: dict[int, set[int]] = {}
     for number, tensors in enumerate([*(unit.reads for unit in units), outputs]):
@@ -144,7 +158,9 @@ def in_lists(
 
 
 @dataclass
-class _List:
+class NativeRun:
+    """Operations that C runs in one call."""
+
     operations: list[Operation]
 
     @property
@@ -235,7 +251,7 @@ def _laid_out(operations: Sequence[Operation], elsewhere: dict[int, int]) -> tup
 
 
 def _with_views(steps: Sequence[Step], outputs: Sequence[Tensor]) -> list[Step]:
-    """Return steps whose views are views of what they are made from: those of a joint product were recorded apart."""
+    """Recompute views so that they alias a joint product's output: those of its parts were recorded apart."""
     returned = {id(tensor) for tensor in outputs}
     same: dict[int, Tensor] = {}
     written = []
@@ -396,3 +412,77 @@ def activation_of(step: Step) -> Activation | None:
     """Return the activation that a step computes in C; None if it is something else."""
     owner = getattr(step.function, "__self__", None)
     return owner if isinstance(owner, Activation) else None
+
+
+def with_tables(
+    steps: list[Step], positions: Tensor, outputs: Sequence[Tensor], layers: Layers, count: int
+) -> list[Step]:
+    """Return steps whose turns (``Layers.turn``) look up cosines and sines that depend on positions alone.
+
+    Args:
+        steps: The steps of a forward; its tensors are alive.
+        positions: The input that is looked up, ``[batch, node]``.
+        outputs: Those of the forward.
+        layers: The functions by which it reaches its cache.
+        count: The number of positions that there are.
+    """
+    if count > MOST_POSITIONS:
+        return steps
+    makers = {id(tensor): step for step in steps for tensor in step.makes}
+    tables: dict[int, Looked | None] = {}
+    turned: list[Step] = []
+    for step in steps:
+        if step.function == layers.turn:
+            layer, query, key, value, *angles, query_norm, key_norm = step.arguments
+            for tensor in angles:
+                if id(tensor) not in tables:
+                    tables[id(tensor)] = _looked(tensor, makers, positions, count)
+            found = [tables[id(tensor)] for tensor in angles]
+            if None not in found:
+                step = replace(step, arguments=(layer, query, key, value, *found, query_norm, key_norm))
+        turned.append(step)
+    return needed(turned, outputs)
+
+
+def _looked(tensor: Tensor, makers: dict[int, Step], positions: Tensor, count: int) -> Looked | None:
+    """Return a tensor's rows for all positions, if the steps that make it of some positions make them of all."""
+    steps = _steps_to(tensor, makers, positions)
+    if steps is None:
+        return None
+    rows = positions.shape[0]
+    every = torch.arange(-(-count // rows) * rows, device=positions.device, dtype=positions.dtype).view(rows, -1)
+    same = {id(positions): every}
+    try:
+        for step in steps:
+            outputs = step.function(*with_others(step.arguments, same), **with_others(step.named, same))
+            same[id(step.outputs)] = outputs
+    except RuntimeError:  # an operation has the number of nodes in it
+        return None
+    made, dim = same[id(tensor)], tensor.shape[-1]
+    if made.numel() != every.numel() * dim or made.shape[-1] != dim:
+        return None
+    table = made.reshape(-1, dim)[:count].contiguous()
+    there = table[positions].view(tensor.shape) if tensor.numel() == positions.numel() * dim else None
+    return Looked(table, positions) if there is not None and torch.equal(there, tensor) else None
+
+
+def _steps_to(tensor: Tensor, makers: dict[int, Step], positions: Tensor) -> list[Step] | None:
+    """Return the steps that make a tensor of positions, in order; None if it needs anything else that moves."""
+    found: dict[int, Step] = {}
+
+    def visit(each: Tensor) -> bool:
+        if each is positions:
+            return True
+        step = makers.get(id(each))
+        if step is None:
+            return bool(found) or each is not tensor  # what was there before stays
+        if id(step) in found:
+            return True
+        if not isinstance(step.function, OpOverload) or not isinstance(step.outputs, Tensor):
+            return False
+        if not all(visit(read) for read in step.reads):
+            return False
+        found[id(step)] = step
+        return True
+
+    return list(found.values()) if visit(tensor) and found else None

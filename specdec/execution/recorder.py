@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from specdec.execution.fusion import without_repetition
+from specdec.execution.patterns import without_repetition
 from specdec.execution.program import needed, noted, write_program
 from specdec.host import without_looking
 from specdec.memory import ran_out

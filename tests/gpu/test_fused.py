@@ -5,7 +5,7 @@ import torch
 
 from drafters.ngram import NGramDrafter
 from specdec.engine.engine import Engine
-from specdec.execution.fused import FusedExecutor
+from specdec.execution.forwards import FusedExecutor
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from tests.models import tiny_model

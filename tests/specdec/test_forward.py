@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM, LlamaConfig, T5Config, T5ForConditionalGeneration
 
-import specdec.execution.replay
+import specdec.execution.forwards
 from drafters import ModelDrafter, NGramDrafter
 from specdec import Drafter, DraftTree, Engine, ModelRunner, SamplingParams, Target, Topology, TreeShape
 from specdec.attention import EagerAttention
+from specdec.execution.forwards import CurrentForward, _ForwardRecorder
 from specdec.execution.frozen import all_known
 from specdec.execution.packing import PackedLinears
 from specdec.execution.recorder import Recordings
-from specdec.execution.replay import Now, _ForwardRecorder
 from specdec.forward import ForwardBatch, Wants, slot_index
 from specdec.host import without_looking
 from specdec.tree_parts import common_sizes
@@ -72,7 +72,7 @@ def plainly(model, row: Tensor, tree: DraftTree, b: int, node: int) -> Tensor:
 def test_slots_may_stand_in_any_order(
     architecture: str, slots: list[int], way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(specdec.execution.replay, "CAPTURE_AFTER", 1 if way == "captured" else 10**9)
+    monkeypatch.setattr(specdec.execution.forwards, "CAPTURE_AFTER", 1 if way == "captured" else 10**9)
     model = tiny_model(architecture)
     runner, rows = filled(model, slots, attention="eager" if way == "own attention" else "auto")
     tree, lengths = drafted(len(slots)), np.array(LENGTHS[: len(slots)])
@@ -107,7 +107,7 @@ def test_slots_may_stand_in_any_order(
 def test_only_what_is_wanted_comes_back(
     architecture: str, hidden_layers: tuple[int, ...], capture_after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(specdec.execution.replay, "CAPTURE_AFTER", capture_after)
+    monkeypatch.setattr(specdec.execution.forwards, "CAPTURE_AFTER", capture_after)
     runner, _ = filled(tiny_model(architecture), [0, 2])
     tree = drafted(2)
     for _ in range(2):
@@ -164,7 +164,7 @@ BEHIND = np.array([9, 4])
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(specdec.execution.replay, "CAPTURE_AFTER", 1)
+    monkeypatch.setattr(specdec.execution.forwards, "CAPTURE_AFTER", 1)
 
 
 def runner_of(model: nn.Module, **kwargs: object) -> ModelRunner:
@@ -203,7 +203,7 @@ def test_a_captured_forward_gives_what_the_model_gives(
 ) -> None:
     model = tiny_model(architecture)
     eager = list(rounds(runner_of(model), batch, (-1, 2)))
-    monkeypatch.setattr(specdec.execution.replay, "CAPTURE_AFTER", 1)
+    monkeypatch.setattr(specdec.execution.forwards, "CAPTURE_AFTER", 1)
     runner = runner_of(model)
     replayed = list(rounds(runner, batch, (-1, 2)))
     assert captured(runner), "it was not captured"
@@ -245,7 +245,9 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_could_not_be_repeated_is_not_captured(change: str) -> None:
     recordings, times = (
-        Recordings(_ForwardRecorder(PackedLinears(nn.Identity()), Now(EagerAttention()), 50), after=1, most=9),
+        Recordings(
+            _ForwardRecorder(PackedLinears(nn.Identity()), CurrentForward(EagerAttention()), 50), after=1, most=9
+        ),
         count(),
     )
     tokens = torch.ones(1, 3, dtype=torch.long)
@@ -262,7 +264,7 @@ def test_without_memory_for_a_capture_the_model_runs_as_it_is(
     at_once: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     error = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8589934592 bytes.")
-    monkeypatch.setattr(specdec.execution.replay, "fuse", Mock(side_effect=error))
+    monkeypatch.setattr(specdec.execution.forwards, "fuse", Mock(side_effect=error))
     model = tiny_model()
     runner = runner_of(model)
     found = [*rounds(runner), *rounds(runner, batch=1)]
@@ -294,7 +296,7 @@ def decoded(engine: Engine) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("warm", [True, False], ids=["warm", "cold"])
 def test_rounds_of_a_warm_engine_capture_nothing_more(warm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(specdec.execution.replay, "CAPTURE_AFTER", 2)
+    monkeypatch.setattr(specdec.execution.forwards, "CAPTURE_AFTER", 2)
     with engine_with(NGramDrafter(max_draft_tokens=7)) as engine:
         if warm:
             engine.warm_up()

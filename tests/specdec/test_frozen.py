@@ -80,7 +80,7 @@ def decoded(engine: Engine) -> list[tuple[int, ...]]:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specdec.execution.replay.CAPTURE_AFTER", 2)
+    monkeypatch.setattr("specdec.execution.forwards.CAPTURE_AFTER", 2)
     monkeypatch.setattr("specdec.engine.recording.RECORD_AFTER", 2)
 
 

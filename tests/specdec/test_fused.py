@@ -10,15 +10,15 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers import PreTrainedModel
 
-import specdec.execution.fused
+import specdec.execution.forwards
 import specdec.target.runner
 from drafters.ngram import NGramDrafter
 from specdec import Engine, ModelRunner, Paging, SamplingParams, Target
 from specdec.counting import _FREE, is_view
-from specdec.execution.fused import FusedExecutor, _restored, _Rewriter, triton_kernels
+from specdec.execution.forwards import FusedExecutor, _restored, _Rewriter, triton_kernels
+from specdec.execution.patterns import Kernels, Layers
 from specdec.execution.program import Step
 from specdec.execution.recorder import _while_recording
-from specdec.execution.rewriting import Kernels, Layers
 from specdec.host import without_looking
 from specdec.quantization import quantize
 from tests.models import tiny_model
@@ -97,9 +97,11 @@ def is_launch(step: Step) -> bool:
 def test_the_kernels_of_a_layer(architecture: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Products and attention are among them; attention may take one more."""
     programs: list[list[Step]] = []
-    write = specdec.execution.fused.write_program
+    write = specdec.execution.forwards.write_program
     monkeypatch.setattr(
-        specdec.execution.fused, "write_program", lambda steps, *given: programs.append(steps) or write(steps, *given)
+        specdec.execution.forwards,
+        "write_program",
+        lambda steps, *given: programs.append(steps) or write(steps, *given),
     )
     for layers in (2, 4):  # both kinds of layers, each with a table of sines
         next(rounds(fused(runner_of(tiny_model(architecture, layers=layers)))))

@@ -8,15 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import specdec.execution.forwards
 import specdec.execution.native_program as native_program
-import specdec.execution.replay
 from specdec import DraftTree, ForwardBatch, ModelRunner, Topology, TreeShape, Wants
 from specdec.counting import counted
 from specdec.execution.native_modules import FUNCTIONS, modules_in_c
-from specdec.execution.native_program import Operation
+from specdec.execution.native_program import Looked, Operation, with_tables
+from specdec.execution.patterns import Layers, join_gates
 from specdec.execution.program import Step, noted
-from specdec.execution.rewriting import Layers, join_gates
-from specdec.execution.tables import Looked, with_tables
 from specdec.native import native_library
 from tests.components import mtp_head
 from tests.forwards import prefill, verify
@@ -59,9 +58,9 @@ def test_lists_give_the_bits_of_the_operations(
     architecture: str, layers: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny_model(architecture).to(dtype)
-    monkeypatch.setattr(specdec.execution.replay, "CAPTURE_AFTER", 10**9)
+    monkeypatch.setattr(specdec.execution.forwards, "CAPTURE_AFTER", 10**9)
     eager, kept, _ = forwards(model)
-    monkeypatch.setattr(specdec.execution.replay, "CAPTURE_AFTER", 1)
+    monkeypatch.setattr(specdec.execution.forwards, "CAPTURE_AFTER", 1)
     listed, held, recordings = forwards(model)
     assert recordings.made == 1 and recordings.replays == 2 and not recordings.refused
     assert all(torch.equal(one, other) for one, other in zip(eager, listed, strict=True))
@@ -105,7 +104,7 @@ def test_features_that_lie_apart_are_read_as_they_lie(monkeypatch: pytest.Monkey
     features = torch.randn(2, 6, head.feature_width, generator=torch.Generator().manual_seed(4))
     found = []
     for after in (10**9, 1):
-        monkeypatch.setattr(specdec.execution.replay, "CAPTURE_AFTER", after)
+        monkeypatch.setattr(specdec.execution.forwards, "CAPTURE_AFTER", after)
         runner = ModelRunner(head, max_batch_size=2, max_length=40, max_nodes=4)
         for given in (features[:, :1].contiguous(), features[:, 3:4]):
             batch = ForwardBatch(
@@ -118,7 +117,7 @@ def test_features_that_lie_apart_are_read_as_they_lie(monkeypatch: pytest.Monkey
 
 
 def test_outputs_are_not_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(specdec.execution.replay, "CAPTURE_AFTER", 1)
+    monkeypatch.setattr(specdec.execution.forwards, "CAPTURE_AFTER", 1)
     runner = filled(tiny_model())
     first = verify(runner, drafted(0), LENGTHS, slots=[2, 0])
     kept = first.scores.clone()
@@ -143,7 +142,7 @@ def contiguous(strides: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.mark.parametrize(("mutant", "name"), [(without_overlap, "_laid_out"), (contiguous, "_strides")])
 def test_a_wrong_list_is_refused(mutant: Callable[..., Any], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(specdec.execution.replay, "CAPTURE_AFTER", 1)
+    monkeypatch.setattr(specdec.execution.forwards, "CAPTURE_AFTER", 1)
     monkeypatch.setattr(native_program, name, mutant(getattr(native_program, name)))
     _, _, recordings = forwards(tiny_model())
     assert not recordings.made and "other numbers" in str(*recordings.refused)

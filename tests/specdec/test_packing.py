@@ -17,8 +17,8 @@ from drafters.itself import SelfDrafter
 from specdec import DraftTree, Engine, ModelRunner, SamplingParams, Target, TreeShape
 from specdec.counting import counted
 from specdec.execution import frozen
-from specdec.execution.fusion import Graph, Joint, fuse, normalized_by, rotation_of, without_repetition
 from specdec.execution.packing import PackedLinears, packed_linears
+from specdec.execution.patterns import Graph, Joint, fuse, normalized_by, rotation_of, without_repetition
 from specdec.execution.program import Program, noted, write_program
 from specdec.execution.recorder import TapeRecorder
 from specdec.native import native_library
@@ -73,7 +73,7 @@ def copied(*engines: Engine) -> int:
 
 def test_a_twin_shares_the_copies_of_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Joined ones, too, which forwards make when they are captured; the last of both drops them."""
-    monkeypatch.setattr("specdec.execution.replay.CAPTURE_AFTER", 3)
+    monkeypatch.setattr("specdec.execution.forwards.CAPTURE_AFTER", 3)
     target, long = Target(llama_from_16_bits()), SamplingParams(max_new_tokens=24, ignore_eos=True)
     plain = Engine(target, max_length=64)
     wanted, alone = plain.generate([[1, 2, 3]], long)[0].token_ids, copied(plain)
@@ -142,7 +142,7 @@ def test_a_weight_that_is_trained_leaves_16_bits() -> None:
 
 
 def test_a_model_from_16_bits_decodes_as_on_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specdec.execution.replay.CAPTURE_AFTER", 3)
+    monkeypatch.setattr("specdec.execution.forwards.CAPTURE_AFTER", 3)
     model = llama_from_16_bits()
     outputs = []
     for optimize in (True, False):
@@ -320,7 +320,7 @@ def test_a_captured_layer_has_fewer_operations(monkeypatch: pytest.MonkeyPatch) 
     runner = ModelRunner(llama_from_16_bits(3), max_batch_size=1, max_length=40, max_nodes=3)
     tree, launches = DraftTree.from_shape(TreeShape.chain(1), torch.tensor([[1, 2]])), []
     for after in (10**9, 1):
-        monkeypatch.setattr("specdec.execution.replay.CAPTURE_AFTER", after)
+        monkeypatch.setattr("specdec.execution.forwards.CAPTURE_AFTER", after)
         for _ in range(3):
             with torch.inference_mode(), counted() as work:
                 verify(runner, tree, np.array([4]))

@@ -223,7 +223,7 @@ def test_threads_do_not_matter() -> None:
 @pytest.mark.parametrize("scheme", [None, "int4"])
 def test_decoding_replays_it(scheme: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Captured forwards and recorded rounds know the products, which are no operations of torch."""
-    monkeypatch.setattr("specdec.execution.replay.CAPTURE_AFTER", 3)
+    monkeypatch.setattr("specdec.execution.forwards.CAPTURE_AFTER", 3)
     torch.manual_seed(0)
     wide: dict[str, Any] = COMMON | {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **wide)).eval()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import specdec.engine.recording as recording_module
-import specdec.execution.replay as replay_module
+import specdec.execution.forwards as replay_module
 from drafters.model import ModelDrafter
 from specdec import Drafter, Engine, ModelRunner, Outcome, SamplingParams, Target
 from specdec.counting import counted

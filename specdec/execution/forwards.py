@@ -1,0 +1,347 @@
+"""Runs a model's forwards as programs, without the model's Python: lists that C runs on a CPU, Triton kernels on a GPU.
+
+What a forward does is noted (``program``), groups of its operations become one each (``patterns``), and the rest is
+written down as a flat function. Attention and the write to the cache stay single steps, which read the cache and the
+masks of the forward that runs. So a program depends on the numbers of rows and nodes, and not on any length.
+
+On a CPU a program is made of forwards that come often, and must return the very numbers of the model's own code on
+packed weights. On a GPU, where transformers' models launch some forty small kernels per layer besides the products, the
+forward of every shape is noted once, by its shapes and without a device's work; its results differ by rounding alone.
+"""
+
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from transformers import PreTrainedModel
+
+from specdec.attention.call import AttentionBackend, AttentionCall, View
+from specdec.attention.facts import Facts
+from specdec.attention.native import NativeView, Seen
+from specdec.cache.base import Cache
+from specdec.execution.executor import Executor, autocast_of, inputs_of, output_of
+from specdec.execution.frozen import epoch
+from specdec.execution.native_program import Workspace, compile_runs
+from specdec.execution.packing import PackedLinears, packed_linears, plain_weights
+from specdec.execution.patterns import Kernels, Layers, Rewriting, fuse, rewrite
+from specdec.execution.program import Program, noted, write_program
+from specdec.execution.recorder import Recorder, Recording, Recordings, Stage, recording_now
+from specdec.forward import ForwardBatch, ForwardOutput, Wants
+from specdec.memory import ran_out
+from specdec.opaque import noting, opaque
+
+logger = logging.getLogger(__name__)
+
+CAPTURE_AFTER = 24
+"""Forwards of one shape before it is captured on a CPU. Capturing costs about what this many replays save."""
+PROMPTS_AFTER = 3
+"""On a GPU, forwards without logits of one shape before one is noted: chunks of prompts have many lengths."""
+MOST_CAPTURED = 1024
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+"""The largest distance of a GPU program's outputs from the model's, as a share of their norm: kernels add in another
+order, which layers pass on; a wrong one makes other outputs altogether."""
+
+
+class ForwardKey(NamedTuple):
+    """What identifies a captured forward of a model, besides the shapes of its inputs."""
+
+    nodes: int
+    wants: Wants
+    autocast: torch.dtype | None
+    view: type[View]
+
+
+class ReplayExecutor(Executor):
+    """Runs a model on packed weights (``packing``) and captures forwards that come often.
+
+    A captured forward is checked before it is used: on inputs other than those it was captured with, it must return the
+    very numbers of the eager forward. Models with code or hooks from elsewhere are not captured, because such code may
+    keep a state whose changes a capture would not see; neither are those with recurrent layers, whose levels depend on
+    the trees.
+    """
+
+    def __init__(self, model: PreTrainedModel, facts: Facts, backend: AttentionBackend):
+        super().__init__(model, facts, backend)
+        self.captures = not facts.mixers
+        self._packed = packed_linears(model)
+        self._current = CurrentForward(backend)
+        recorder = _ForwardRecorder(self._packed, self._current, facts.vocab_size)
+        self.recordings = Recordings(
+            recorder, after=CAPTURE_AFTER, most=MOST_CAPTURED, what=f"forwards of {facts.model_type}"
+        )
+        self._at_first_sight = False
+
+    @property
+    def replays_at_once(self) -> bool:
+        return self.captures and self.frozen.known and self.backend.replays
+
+    def read_again(self, facts: Facts) -> None:
+        super().read_again(facts)
+        self._packed.refresh(epoch())
+        self.recordings.clear()
+
+    @contextmanager
+    def at_first_sight(self) -> Iterator[None]:
+        self._at_first_sight = True
+        try:
+            yield
+        finally:
+            self._at_first_sight = False
+
+    def copies(self) -> dict[int, int]:
+        return self._packed.bytes_by_weight()
+
+    def run(self, batch: ForwardBatch, cache: Cache) -> ForwardOutput:
+        self.check_recordable()
+        view = self._current.view = self.prepare(batch, cache)
+        # The C reads them by the strides that they had when the forward was captured.
+        inputs, wants = [each.contiguous() for each in inputs_of(batch, cache)], batch.wants
+        as_it_is = not self.captures or self.backend.passes_cache or not self.frozen.known
+        # A recording has a captured forward as one step, if its C is told where the forward's tensors are.
+        notes = noting.get() if isinstance(view, NativeView) and recording_now() else None
+        # Prompts are not captured: they have too many lengths.
+        if as_it_is or (notes is None and (recording_now() or wants.logits == 0)):
+            with self._packed.in_use():
+                return output_of(wants, self.call_model(wants, inputs, view))
+
+        def stage(*given: Tensor) -> list[Tensor]:
+            with self._packed.in_use():
+                return self.call_model(wants, given, view, self._current.answer, self._current.store)
+
+        key = ForwardKey(batch.nodes, wants, autocast_of("cpu"), type(view))
+        if notes is None:
+            self.recordings.after = 1 if self._at_first_sight else CAPTURE_AFTER
+            return output_of(wants, self.recordings.take("forward", key, stage, inputs)[1])
+        assert isinstance(view, NativeView)
+        self.recordings.after = 1
+        program: Any
+        with notes.apart():
+            program, outputs = self.recordings.take("forward", key, stage, inputs)
+        if program is None or program.aimed:  # its operations are noted one by one
+            with self._packed.in_use():
+                return output_of(wants, self.call_model(wants, inputs, view))
+        notes.add(partial(self._current.replay, program, replace(view, seen=())), (view.seen, *inputs), outputs)
+        return output_of(wants, outputs)
+
+
+class FusedExecutor(Executor):
+    """Runs every forward whose shape was noted as a program; the model's own code runs the others.
+
+    A program is used if its outputs were those of the model's own code, up to rounding, on the inputs that it was noted
+    for. Models with code or hooks from elsewhere are not noted.
+
+    Args:
+        kernels: Compute the patterns. All other arguments: see ``Executor``.
+    """
+
+    captures = True
+
+    def __init__(self, model: PreTrainedModel, facts: Facts, backend: AttentionBackend, kernels: Kernels):
+        super().__init__(model, facts, backend)
+        self._current = CurrentForward(backend, kernels)
+        rewriter = _Rewriter(model, kernels, self._current.layers)
+        self.recordings = Recordings(rewriter, after=1, most=MOST_CAPTURED, what=f"forwards of {facts.model_type}")
+
+    def read_again(self, facts: Facts) -> None:
+        super().read_again(facts)
+        self.recordings.clear()
+
+    def run(self, batch: ForwardBatch, cache: Cache) -> ForwardOutput:
+        self.check_recordable()
+        view = self._current.view = self.prepare(batch, cache)
+        inputs, wants = inputs_of(batch, cache), batch.wants
+        with plain_weights():
+            if self.backend.passes_cache or not self.frozen.known:
+                return output_of(wants, self.call_model(wants, inputs, view))
+
+            def stage(*given: Tensor) -> list[Tensor]:
+                return self.call_model(wants, given, view, self._current.answer, self._current.store)
+
+            seldom = PROMPTS_AFTER if wants.logits == 0 else 1
+            # To note a forward the host must wait, which it cannot while a graph is captured.
+            self.recordings.after = sys.maxsize if recording_now() else seldom
+            key = ForwardKey(batch.nodes, wants, autocast_of(self.facts.device.type), type(view))
+            return output_of(wants, self.recordings.take("forward", key, stage, inputs)[1])
+
+
+class CurrentForward:
+    """The forward that runs: what a captured forward's attention reads.
+
+    Apart from the executor, which keeps programs that refer to this: in a ring they would keep the cache alive.
+    """
+
+    def __init__(self, backend: AttentionBackend, kernels: Kernels | None = None):
+        self._backend, self._kernels = backend, kernels
+        self.view: View | None = None
+
+    @property
+    def layers(self) -> Layers:
+        """The functions by which a forward reaches its cache."""
+        return Layers(self.attend, self.write, self.turn)
+
+    def answer(self, call: AttentionCall) -> Tensor:
+        """Return a layer's attention; a single operation while a forward is captured."""
+        batch, heads, nodes = call.query.shape[:3]
+        like = partial(call.query.new_empty, batch, nodes, heads, call.value.shape[3])
+        return opaque(self.attend, *call, like=like)
+
+    def store(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Store a layer's keys and values; a single operation while a forward is captured."""
+        opaque(self.write, layer, keys, values, like=lambda: None)
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Store a layer's keys and values in this forward's cache."""
+        assert self.view is not None
+        self.view.cache.write(layer, keys, values)
+
+    def turn(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+        """Turn queries and keys, and store keys and values; on a CPU only the C runs this step."""
+        assert self.view is not None and self._kernels is not None
+        cache = self.view.cache
+        destination = cache.destination(layer)
+        if destination is not None and (destination.keys.dtype, destination.values.dtype) != (key.dtype, value.dtype):
+            destination = None
+        query, key = self._kernels.rotate(query, key, value, *options, destination)
+        if destination is None:
+            cache.write(layer, key, value)
+        return query, key
+
+    def attend(self, *call: Any) -> Tensor:
+        """Return a layer's attention over the cache and with the masks of this forward."""
+        return self._backend.attend(AttentionCall(*call), self.view)
+
+    def replay(self, program: Recording, view: NativeView, seen: Seen, *inputs: Tensor) -> Sequence[Tensor]:
+        """Return the outputs of a captured forward that sees what stands in ``seen``, and otherwise as in ``view``."""
+        self.view = replace(view, seen=seen)
+        return program(*inputs)
+
+
+class _ForwardRecorder(Recorder):
+    """Captures a model's forward; several of its packed weights are joined."""
+
+    def __init__(self, packed: PackedLinears, now: CurrentForward, vocab_size: int):
+        self._packed, self._current, self._vocab_size = packed, now, vocab_size
+        self._workspace = Workspace()
+
+    def record(self, name: str, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording | str, Sequence[Tensor]]:
+        """See ``Recorder.record``. The forward's inputs decide about nothing: others of the same shapes are traced."""
+        outputs = stage(*inputs)
+        traced_inputs = self._others(*inputs)
+        with torch.inference_mode(), noted() as work:
+            traced = stage(*traced_inputs)
+        if work.refusal is None:
+            steps = fuse(work.steps, traced_inputs, traced, self._packed.joint, self._listed(traced_inputs, traced))
+            program: Any = write_program(steps, traced_inputs, traced)
+            program.aimed = any(step.function == self._current.write for step in steps)
+            if all(torch.equal(a, b) for a, b in zip(program(*inputs), outputs, strict=True)):
+                return program, outputs
+        return work.refusal or "it returns other numbers", stage(*inputs)  # the cache holds what others have left
+
+    def _listed(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Rewriting | None:
+        """Return what puts steps into lists; None if attention is not the C's."""
+        now = self._current
+        if not isinstance(now.view, NativeView):
+            return None
+
+        def of_now() -> NativeView:
+            assert isinstance(now.view, NativeView), "as its key says"
+            return now.view
+
+        return lambda steps: compile_runs(steps, inputs, outputs, now.layers, self._workspace, of_now)
+
+    def _others(self, given: Tensor, positions: Tensor, *features: Tensor) -> list[Tensor]:
+        """Return inputs of the same shapes with other values."""
+        other = given.flip(-1) if given.is_floating_point() else (given + 1) % self._vocab_size
+        return [other, torch.where(positions > 0, positions - 1, positions + 1), *(each.flip(-1) for each in features)]
+
+
+class _Rewriter(Recorder):
+    """Notes a model's forward by its shapes, and rewrites it."""
+
+    def __init__(self, model: nn.Module, kernels: Kernels, layers: Layers):
+        self._model, self._kernels, self._layers = model, kernels, layers
+        self._told = False
+
+    def record(self, name: str, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording | str, Sequence[Tensor]]:
+        expected = stage(*inputs)
+        try:
+            program = self.program(stage, inputs)
+            outputs = program(*inputs)
+            apart = max(map(distance, outputs, expected), default=0.0)  # a forward that only fills the cache has none
+            if apart <= TOLERANCE[self._model.dtype]:  # type: ignore[index]
+                return program, outputs
+            reason = f"its outputs are {apart:.2g} of their size from those of the model's own code"
+        except Exception as error:
+            if ran_out(error):
+                raise
+            reason = f"{type(error).__name__}: {error}"
+        level = logging.DEBUG if self._told else logging.WARNING
+        logger.log(level, "a forward of a %s is not rewritten in fewer kernels: %s", type(self._model).__name__, reason)
+        self._told = True
+        return reason, stage(*inputs)  # the cache holds what others have left
+
+    def program(self, stage: Stage, inputs: Sequence[Tensor]) -> Program:
+        """Return a forward as a rewritten program."""
+        # Where all tensors are without numbers already, in a dry run, they stay as they are.
+        mode = None if isinstance(inputs[0], FakeTensor) else FakeTensorMode(allow_non_fake_inputs=True)
+        given = list(inputs) if mode is None else [mode.from_tensor(each) for each in inputs]
+        modules = list(self._model.modules())
+        with _restored(modules), opaque_products(modules), mode or nullcontext(), noted(shapes=True) as work:
+            outputs = stage(*given)
+        if work.refusal is not None:
+            raise ValueError(work.refusal)
+        return write_program(rewrite(work.steps, outputs, self._kernels, self._layers), given, outputs)
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """Return the distance of two tensors as a share of the second one's norm."""
+    if isinstance(one, FakeTensor):  # a dry run has no numbers
+        return 0.0
+    size = torch.linalg.vector_norm(other, dtype=torch.float32)
+    return float(torch.linalg.vector_norm(one - other, dtype=torch.float32) / size.clamp_min(1e-30))
+
+
+@contextmanager
+def _restored(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Put back what modules had as attributes and buffers before the ``with`` block, which may leave none there."""
+    tables = [table for module in modules for table in (vars(module), module._buffers)]
+    before = [dict(table) for table in tables]
+    try:
+        yield
+    finally:
+        for table, kept in zip(tables, before, strict=True):
+            for name in [*table]:
+                if name not in kept:
+                    del table[name]
+            table.update(kept)
+
+
+@contextmanager
+def opaque_products(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """During the ``with`` block, let layers with quantized weights be one operation each: it may be no torch's."""
+    own = [module for module in modules if hasattr(type(module), "rounds_to")]
+    for module in own:
+        vars(module)["forward"] = partial(_product, module.forward, module.out_features)
+    try:
+        yield
+    finally:
+        for module in own:
+            del vars(module)["forward"]
+
+
+def _product(forward: Callable[[Tensor], Tensor], width: Any, inputs: Tensor) -> Tensor:
+    return opaque(forward, inputs, like=lambda: inputs.new_empty(*inputs.shape[:-1], width))
+
+
+def triton_kernels() -> Kernels:
+    """Return Triton's kernels, where they run (``specdec.kernels.obstacle``)."""
+    from specdec.kernels.layers import add_norm, gated, norm, rotate
+
+    return Kernels(norm, add_norm, gated, rotate)
