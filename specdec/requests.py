@@ -252,6 +252,11 @@ class Request:
         reused: Tokens that were found in the cache when it was first admitted.
         recomputed, swapped, swap_seconds: See ``Timestamps``, like ``preempted`` and ``ingestion``.
         preempted_at, arrived, admitted, prefill_ended: On the clock of ``time.perf_counter``; 0 before.
+        detokenizer: Makes text of its output; None before it was first admitted.
+        drafted: Whether the drafting session has admitted it.
+        stale: Whether the weights have changed since it was admitted.
+        reach: How far its prompt was written into the cache, padding included.
+        stops: Where pieces of its prompt end, to keep the states of recurrent layers there.
     """
 
     id: int
@@ -279,6 +284,11 @@ class Request:
     admitted: float = 0.0
     prefill_ended: float = 0.0
     ingestion: float = 0.0
+    detokenizer: Any = None
+    drafted: bool = False
+    stale: bool = False
+    reach: int = 0
+    stops: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         self.restart()
@@ -286,6 +296,7 @@ class Request:
     def restart(self) -> None:
         """Note that nothing of the request is in the cache: it is new, or was preempted."""
         self.slot, self.pages, self.prefilled, self.to_prefill = -1, 0, 0, self.length - 1
+        self.drafted, self.stale, self.reach, self.stops = False, False, 0, ()
 
     @property
     def tokens(self) -> list[int]:

@@ -1,16 +1,16 @@
 """The engine: requests in, steps and completions out, round by round."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 
 from specdec.arguments import flag, instance, whole
 from specdec.cache.pages import PageCounts, Paging
 from specdec.engine.clock import StageTimer
-from specdec.engine.delivery import Delivery
 from specdec.engine.inspection import Inspector
 from specdec.engine.intake import Intake
-from specdec.engine.out_of_memory import beside_cache_of, explained
 from specdec.engine.output import Outputs, completion
 from specdec.engine.parts import check_parts, check_session
 from specdec.engine.prompts import Prompt
@@ -21,8 +21,10 @@ from specdec.engine.scheduler import FirstCome, Scheduler, View, Work
 from specdec.engine.slot_table import SlotTable, row_sizes, spare_slots
 from specdec.engine.turns import Turns
 from specdec.interfaces import Drafter, Round, Session, Sizes, Verifier
+from specdec.memory import NoRoomError, ran_out, shortage
 from specdec.origin import described
 from specdec.requests import Request, SamplingParams
+from specdec.slot_memory import SlotMemory
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 from specdec.tree_parts import common_sizes
@@ -136,7 +138,7 @@ class Engine:
                     paging=self.paging,
                     runner=self.runner,
                 )
-                with beside_cache_of(self.runner):
+                with _beside_cache_of(self.runner):
                     self.session = drafter.bind(target, room)
                 check_session(self.session, drafter, layers=target.num_layers)
                 if check:
@@ -152,14 +154,15 @@ class Engine:
         self._intake = Intake(target, max_length=self.max_length, can_speculate=drafter is not None, exact=exact)
         outputs = Outputs(target.tokenizer)
         self._running = RunningRequests(self.runner, self._slots, outputs, self.session, self.paging)
-        self._delivery = Delivery()
+        self._inboxes: dict[int, deque[Step]] = {}  # of requests whose steps a call of `generate` or `stream` waits for
+        self._steps: deque[Step] = deque()  # of all others
         self._turns = Turns(
             (FirstCome() if scheduler is None else scheduler).bind(),
             self._plain,
             self._speculative,
             self._running,
             self._rounds,
-            self._delivery,
+            self._deliver,
             prefill_chunk=prefill_chunk,
             reserve=self.paging.reserve,
         )
@@ -244,7 +247,7 @@ class Engine:
 
     def abort(self, request_id: int) -> None:
         """Drop a request that waits or runs; unknown and finished ids are ignored."""
-        self._turns.abort({request_id})
+        self._abort({request_id})
 
     @property
     def unfinished(self) -> int:
@@ -326,7 +329,7 @@ class Engine:
 
     def close(self) -> None:
         """Drop all requests; nothing may be asked of this engine afterwards."""
-        self._turns.abort({*self._waiting, *(request.id for request in self._running)})
+        self._abort({*self._waiting, *(request.id for request in self._running)})
         self._closed = True
 
     def __enter__(self) -> "Engine":
@@ -347,9 +350,10 @@ class Engine:
         Returns:
             The steps of submitted requests. Calls of ``generate`` and ``stream`` get the steps of their own requests.
         """
-        if self.unfinished or not self._delivery.waiting:
+        if self.unfinished or not self._steps:
             self._advance()
-        return self._delivery.take()
+        steps, self._steps = list(self._steps), deque()
+        return steps
 
     def _advance(self) -> None:
         """Run one turn and deliver its steps to the callers that wait for them."""
@@ -358,41 +362,79 @@ class Engine:
             with torch.inference_mode():
                 steps = self._turns.play(self.on_round, self.on_turn)
         except BaseException as error:
-            no_memory = explained(
+            no_memory = _explained(
                 error,
                 self.target.device,
                 settings={name: getattr(self, name) for name in ("max_batch_size", "prefill_chunk", "max_length")},
                 max_nodes=0 if self.drafter is None else self.drafter.max_nodes,
             )
             self._turns.drop_round()
-            self._delivery.put(self._running.fail(error, no_memory or described(error)))
+            self._deliver(self._running.fail(error, no_memory or described(error)))
             # Requests that wait may fit. Processes that share the target cannot go on: the others are in mid-turn.
             if no_memory is None or self.runner.agreement.shared:
                 raise
             self._rounds.recorder.make_room(error)
             return
-        self._delivery.put(steps)
+        self._deliver(steps)
 
     def _drain(self, requests: list[Request]) -> Iterator[Step]:
         """Yields the steps of these requests until they have ended. In any case, none of them stays in the engine."""
         self._check_open()
-        listener = self._delivery.listen(request.id for request in requests)
+        ids, inbox = {request.id for request in requests}, deque[Step]()
+        self._inboxes |= dict.fromkeys(ids, inbox)
         self._waiting.update((request.id, request) for request in requests)
         try:
-            while listener.ids or listener.steps:
-                while listener.steps:
-                    step = listener.steps.popleft()
+            while inbox or not ids.isdisjoint(self._inboxes):
+                while inbox:
+                    step = inbox.popleft()
                     if step.finish_reason is not None:
-                        listener.ids.discard(step.request)
+                        self._inboxes.pop(step.request, None)
+                        ids.discard(step.request)
                     yield step
-                if listener.ids:
+                if not ids.isdisjoint(self._inboxes):
                     self._advance()
         finally:
-            try:
-                self._turns.abort(listener.ids)
-            finally:
-                self._delivery.leave(listener)
+            self._abort(ids)
+
+    def _deliver(self, steps: Sequence[Step]) -> None:
+        """Sort steps by who waits for them."""
+        for step in steps:
+            self._inboxes.get(step.request, self._steps).append(step)
+
+    def _abort(self, ids: set[int]) -> None:
+        """End requests, whose steps nobody waits for any longer."""
+        try:
+            self._turns.abort(ids)
+        finally:
+            for each in ids:
+                self._inboxes.pop(each, None)
 
     def _check_open(self) -> None:
         if self._closed:
             raise ValueError("this engine was closed: build a new one")
+
+
+def _explained(
+    error: BaseException, device: torch.device, *, settings: Mapping[str, int], max_nodes: int
+) -> str | None:
+    """Returns how much memory was missing and which of an engine's settings to lower; None for any other error."""
+    if not ran_out(error):
+        return None
+    sizes = [f"{name}={value}" for name, value in settings.items()]
+    if max_nodes:
+        sizes.append(f"the draft tree's {max_nodes} nodes")
+    return f"{shortage(error, device)}; lower {', '.join(sizes)}"
+
+
+@contextmanager
+def _beside_cache_of(runner: ModelRunner) -> Iterator[None]:
+    """If a drafter's cache does not fit during the ``with`` block, say what would fit together with the target's."""
+    try:
+        yield
+    except ValueError as error:
+        refused = error if isinstance(error, NoRoomError) else error.__cause__
+        if not isinstance(refused, NoRoomError):
+            raise
+        cache = runner.cache
+        own = SlotMemory(per_position=runner.bytes_per_token, drafted=cache.positions - cache.max_length)
+        raise refused.beside(own, runner.device) from error

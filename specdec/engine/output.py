@@ -16,7 +16,7 @@ from specdec.types import Completion, Step, Timestamps
 
 
 class Outputs:
-    """The texts of the running requests.
+    """Makes steps of rounds.
 
     Args:
         tokenizer: The target's; None for a target without one.
@@ -24,17 +24,12 @@ class Outputs:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None):
         self._tokenizer = tokenizer
-        self._texts: dict[int, Detokenizer] = {}
 
     def begin(self, request: Request) -> None:
         """Begin the text of a request."""
-        if request.id not in self._texts:  # it is there already after a preemption
+        if request.detokenizer is None:  # it is there already after a preemption
             stop = tuple(request.sampling.stop)
-            self._texts[request.id] = Detokenizer(self._tokenizer, request.prompt_ids, stop=stop)
-
-    def end(self, request: Request) -> None:
-        """Forget the text of a request that has ended; one that never began is ignored."""
-        self._texts.pop(request.id, None)
+            request.detokenizer = Detokenizer(self._tokenizer, request.prompt_ids, stop=stop)
 
     def step(
         self,
@@ -92,7 +87,7 @@ class Outputs:
     def failed(self, request: Request, message: str, step: Step | None = None) -> Step:
         """Returns the last step of a request that ends in an error, in the round of ``step`` if there was one."""
         try:
-            text = self._texts[request.id].flush() if request.id in self._texts else ""
+            text = "" if request.detokenizer is None else request.detokenizer.flush()
         except Exception:  # it was the tokenizer that failed, so there is no text
             text = ""
         if step is None:
@@ -113,7 +108,7 @@ class Outputs:
             if count > request.remaining:
                 reason, count = "length", request.remaining
             reason = reason or "length"
-        detokenizer = self._texts[request.id]
+        detokenizer = request.detokenizer
         text = detokenizer.push(tokens[:count])
         if detokenizer.stopped_at is not None:
             reason, count = "stop", detokenizer.stopped_at - len(request.output_ids)

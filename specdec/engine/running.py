@@ -4,10 +4,13 @@ import time
 from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from specdec.cache.base import Cache
 from specdec.cache.pages import Paging, Placement
 from specdec.cache.pool import pages_for
 from specdec.cache.states import States
@@ -15,7 +18,6 @@ from specdec.engine.output import Outputs
 from specdec.engine.round import DeviceRound
 from specdec.engine.scheduler import View
 from specdec.engine.slot_table import SlotTable
-from specdec.engine.swap import Swap
 from specdec.forward import ForwardBatch
 from specdec.interfaces import Session
 from specdec.requests import Request
@@ -46,13 +48,9 @@ class RunningRequests:
         self._runner, self._slots, self.outputs, self._session = runner, slots, outputs, session
         self.by_slot: list[Request | None] = [None] * len(slots)
         self._free_slots = list(range(len(slots)))  # ascending
-        self._drafted_for: set[int] = set()  # requests that the session has admitted
         self._caches = [runner.cache, *(session.caches if session is not None else ())]
         self.pages = pages_for(paging, len(slots), *(cache.states is not None for cache in self._caches))
-        self._reach = np.zeros(len(slots), dtype=np.int64)  # how far prompts were written, padding included
-        self._stops: list[tuple[int, ...]] = [()] * len(slots)  # where pieces of prompts end, to keep their states
         self._swap = Swap(paging.swap)
-        self._stale: set[int] = set()  # requests that were running when the weights changed
 
     def __iter__(self) -> Iterator[Request]:
         return iter([request for request in self.by_slot if request is not None])
@@ -105,9 +103,9 @@ class RunningRequests:
         self.by_slot[slot] = request
         self._runner.adapt(slot, request.adapter)
         self._free_slots.remove(slot)
-        self._reach[slot] = reused
+        request.reach = reused
         if states and again is not None:
-            self._stops[slot] = states[0].stops(placement.found, len(tokens) - 1 - again)
+            request.stops = states[0].stops(placement.found, len(tokens) - 1 - again)
         self._slots.admit(
             slot,
             tokens,
@@ -119,7 +117,7 @@ class RunningRequests:
         )
         self.outputs.begin(request)
         if drafted and self._session is not None:
-            self._drafted_for.add(request.id)
+            request.drafted = True
             self._session.admit(slot, tokens, request.sampling)
         if reused:
             self._slots.prefilled(slot, reused)
@@ -153,7 +151,7 @@ class RunningRequests:
     def _held(self, request: Request) -> int:
         """Return how many of a request's first tokens are right in the caches that it uses."""
         length = self._slots.length_of(request.slot)
-        if request.id in self._drafted_for and self._session is not None:
+        if request.drafted and self._session is not None:
             return self._session.held(request.slot, length)
         return length
 
@@ -163,14 +161,14 @@ class RunningRequests:
 
     def _boundary(self, request: Request) -> int:
         """Return the last page boundary of a request at which all that it uses has states; 0 if there is none."""
-        found = {each.boundary(request.slot) for each in self._states(request.id in self._drafted_for)}
+        found = {each.boundary(request.slot) for each in self._states(request.drafted)}
         return found.pop() if len(found) == 1 and max(found) <= self._slots.length_of(request.slot) else 0
 
     def _keep(self, request: Request) -> None:
         """Keep the states at a request's last page boundary, so that later requests can begin there."""
-        if self.pages.states is None or not self.pages.shared or request.id in self._stale:
+        if self.pages.states is None or not self.pages.shared or request.stale:
             return
-        length, drafted = self._boundary(request), request.id in self._drafted_for
+        length, drafted = self._boundary(request), request.drafted
         tokens = self._slots.tokens_of(request.slot)[:length]
         number = self.pages.states.keep(tokens, drafted=drafted) if length else None
         if number is not None:
@@ -179,9 +177,9 @@ class RunningRequests:
 
     def _hold(self, request: Request) -> None:
         """Let later requests find what is final of this one."""
-        if self.pages.shared and request.id not in self._stale:
+        if self.pages.shared and not request.stale:
             tokens = self._slots.tokens_of(request.slot)[: self._held(request)]
-            self.pages.hold(request.slot, tokens, drafted=request.id in self._drafted_for)
+            self.pages.hold(request.slot, tokens, drafted=request.drafted)
 
     def prefill(self, chunks: Sequence[tuple[Request, int]]) -> None:
         """Put pieces of requests' tokens into the cache, of each at most so many, all in one forward.
@@ -200,9 +198,9 @@ class RunningRequests:
         for row, (request, count) in enumerate(chunks):
             tokens = request.tokens[request.prefilled : request.prefilled + count + 1]
             padded[row, :count], following[row] = tokens[:count], tokens[count]
+            request.reach = request.prefilled + padded.shape[1]
         slots = np.array([request.slot for request in requests])
-        self._reach[slots] = starts + padded.shape[1]
-        told = np.array([request.id in self._drafted_for for request in requests])
+        told = np.array([request.drafted for request in requests])
         session = self._session if told.any() else None
         batch = ForwardBatch.of_chunk(
             torch.from_numpy(padded).to(runner.device, non_blocking=True),
@@ -237,7 +235,7 @@ class RunningRequests:
             session.observe(outcome if told.all() else outcome.rows(np.flatnonzero(told)))
         for request in requests:
             self._hold(request)
-            if request.prefilled in self._stops[request.slot]:
+            if request.prefilled in request.stops:
                 self._keep(request)
         now = time.perf_counter()  # the session has seen the prompt, too: the next thing that happens is a round
         for request in done:
@@ -247,7 +245,7 @@ class RunningRequests:
 
     def _up_to_stop(self, request: Request, count: int) -> int:
         """Return how many of the next tokens of a prompt go through the model together."""
-        ahead = [stop - request.prefilled for stop in self._stops[request.slot] if stop > request.prefilled]
+        ahead = [stop - request.prefilled for stop in request.stops if stop > request.prefilled]
         return min([count, *ahead])
 
     def follow(self, played: DeviceRound, still: np.ndarray) -> None:
@@ -284,7 +282,7 @@ class RunningRequests:
         self.pages.counts.preempted += 1
         request.computed = max(request.computed, self._slots.length_of(request.slot))
         request.preemptions, request.preempted_at = request.preemptions + 1, time.perf_counter()
-        drafted = request.id in self._drafted_for
+        drafted = request.drafted
         again, states = self._lookback(drafted), self._states(drafted)
         if self._swap.limit and again is not None:
             held = self._boundary(request) if states else self._held(request)
@@ -315,7 +313,6 @@ class RunningRequests:
         Args:
             sound: Whether what it has in the caches may be used by others; otherwise it is cleared.
         """
-        self.outputs.end(request)
         self._free(request, sound=sound)
 
     def _free(self, request: Request, *, sound: bool = True) -> None:
@@ -330,31 +327,29 @@ class RunningRequests:
             self.pages.forget(slot)
             if self.pages.states is not None:
                 self.pages.states.forget(self._slots.tokens_of(slot))
-        self._stops[slot] = ()
-        drafted = request.id in self._drafted_for
+        drafted = request.drafted
         # Entries may be NaN, which no mask hides. The host may be a round late, and another one may have been played.
-        length = max(self._slots.length_of(slot), int(self._reach[slot]))
+        length = max(self._slots.length_of(slot), request.reach)
         for cache in self._caches[1:] if drafted else ():
             stop = min(length + 3 * (1 + cache.positions - cache.max_length), cache.positions)
             cache.clear(slot, start=max(own, self.pages.kept(slot)), stop=stop)
         for cache in self._caches:
             cache.vacate(slot)
         self.pages.leave(slot)
-        self._stale.discard(request.id)
         self._slots.release(slot)
         if drafted and self._session is not None:
-            self._drafted_for.discard(request.id)
+            request.drafted = False
             self._session.release(slot)
 
     def forget(self) -> None:
         """Let no request find what the caches hold now, because they no longer hold what the models would compute."""
         self.pages.forget_all()
         self._swap.clear()
-        self._stale = {request.id for request in self}
+        for request in self:
+            request.stale = True
 
     def drop(self, request: Request) -> None:
         """Forget what is left of a request that waits, and may have been preempted: it will not come back."""
-        self.outputs.end(request)
         self._swap.take(request.id)
 
     def fail(self, error: BaseException, message: str) -> list[Step]:
@@ -375,3 +370,45 @@ class RunningRequests:
 def running_slots(requests: Iterable[Request], slots: SlotTable) -> np.ndarray:
     """Return the slots of those requests that can take part in a round, ascending."""
     return np.array(sorted({request.slot for request in requests if slots.is_running(request.slot)}), dtype=np.int64)
+
+
+class Swapped(NamedTuple):
+    """What a preempted request had in the caches: entries of its first positions, and states behind them, by cache."""
+
+    length: int
+    tensors: list[list[Tensor]]
+    states: list[list[Tensor]]
+
+
+class Swap:
+    """The host's memory for keys and values of preempted requests, by the requests' ids: at most ``limit`` bytes."""
+
+    def __init__(self, limit: int):
+        self.limit = self._left = limit
+        self._kept: dict[int, Swapped] = {}
+
+    def has_room(self, length: int, caches: Sequence[Cache], states: Sequence[States]) -> bool:
+        """Return whether so many positions of these caches fit, and the states behind them."""
+        positions = length * sum(cache.bytes_per_position for cache in caches)
+        return positions + sum(each.bytes_per_state for each in states) <= self._left
+
+    def put(self, request_id: int, length: int, tensors: list[list[Tensor]], states: list[list[Tensor]]) -> None:
+        """Keep the first positions of a request."""
+        self._kept[request_id] = Swapped(length, tensors, states)
+        self._left -= _size([*tensors, *states])
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._kept.clear()
+        self._left = self.limit
+
+    def take(self, request_id: int) -> Swapped | None:
+        """Return what was kept of a request, and forget it; None if there is nothing."""
+        kept = self._kept.pop(request_id, None)
+        if kept is not None:
+            self._left += _size([*kept.tensors, *kept.states])
+        return kept
+
+
+def _size(tensors: list[list[Tensor]]) -> int:
+    return sum(each.nbytes for cache in tensors for each in cache)

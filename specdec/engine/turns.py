@@ -1,13 +1,12 @@
 """One turn after another: preempt, admit and prefill as the scheduler plans, play a round, and read it."""
 
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 
 import numpy as np
 
 from specdec.batch import Batch
 from specdec.engine.clock import COMPLETION
-from specdec.engine.delivery import Delivery
 from specdec.engine.round import DeviceRound, Look, Mode, Rounds, repeatable
 from specdec.engine.running import RunningRequests, running_slots
 from specdec.engine.scheduler import Scheduler, View, Work
@@ -23,7 +22,7 @@ class Turns:
     Args:
         plain: How rounds are played in which no row speculates.
         speculative: How all others are played.
-        delivery: Takes the steps of a turn that fails at its end.
+        deliver: Takes the steps of a turn that fails at its end.
         prefill_chunk, reserve: See ``View``.
 
     Attributes:
@@ -37,14 +36,14 @@ class Turns:
         speculative: Mode,
         running: RunningRequests,
         rounds: Rounds,
-        delivery: Delivery,
+        deliver: Callable[[Sequence[Step]], object],
         *,
         prefill_chunk: int,
         reserve: float,
     ):
         self.waiting: dict[int, Request] = {}
         self._scheduler, self._plain, self._speculative = scheduler, plain, speculative
-        self._running, self._rounds, self._delivery = running, rounds, delivery
+        self._running, self._rounds, self._deliver = running, rounds, deliver
         self._slots, self._timer, self._prefill_chunk = rounds.table, rounds.timer, prefill_chunk
         self._reserve = reserve
         self._in_flight: DeviceRound | None = None
@@ -63,7 +62,6 @@ class Turns:
                 self._running.leave(request)
             except Exception as error:  # the others are to leave all the same
                 failed = failed or error
-        self._delivery.forget(ids)
         if failed is not None:
             raise failed
 
@@ -193,6 +191,6 @@ class Turns:
             # The steps share this mapping and nobody has them yet: the time of making them belongs to them.
             seconds[COMPLETION] = time.perf_counter() - begin
         if failed is not None:
-            self._delivery.put(steps)
+            self._deliver(steps)
             raise failed
         return steps

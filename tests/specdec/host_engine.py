@@ -4,6 +4,7 @@ The next token is a hash of what the cache holds in the row's place, so that a w
 round number shows in the output. ``alone`` says what a request emits by itself, without any of this.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -17,7 +18,6 @@ from torch import Tensor
 from specdec import Engine, Paging, SamplingParams, Scheduler
 from specdec.cache.pages import Placement
 from specdec.engine.clock import StageTimer
-from specdec.engine.delivery import Delivery
 from specdec.engine.intake import Intake
 from specdec.engine.output import Outputs
 from specdec.engine.read_back import ReadBack
@@ -176,12 +176,12 @@ class HostEngine(Engine):
         self._slots = SlotTable(slots, max_length, VOCAB, CPU)
         self._rounds: Any = HostRounds(cache, self._slots, alone=alone)
         self._intake = Intake(target, max_length=max_length, can_speculate=True)
-        self._delivery = Delivery()
+        self._inboxes, self._steps = {}, deque()
         self._running = RunningRequests(self.runner, self._slots, Outputs(None), None, self.paging)
         plain = Mode.plain(None)
         modes: Any = {"max_depth": depth, "max_nodes": depth}
         self._turns = Turns(
             scheduler.bind(), plain, Mode(verifier=plain.verifier, evidence=plain.evidence, wants=plain.wants, **modes),
-            self._running, self._rounds, self._delivery, prefill_chunk=prefill_chunk, reserve=self.paging.reserve,
+            self._running, self._rounds, self._deliver, prefill_chunk=prefill_chunk, reserve=self.paging.reserve,
         )  # fmt: skip
         self._waiting, self._closed = self._turns.waiting, False
