@@ -46,15 +46,8 @@ def recorded_as(recording: str, model: PreTrainedModel, *, optimize: bool, invar
     device = main_device(model).type
     if recording == "off" or not optimize or is_spread(model) or is_shared(model) or device not in ("cpu", "cuda"):
         return "off"
-    return "rounds" if records_rounds(recording, device, invariant=invariant) else "decisions"
-
-
-def records_rounds(recording: str, device: str, *, invariant: bool) -> bool:
-    """Returns whether whole rounds are recorded on a type of device, if anything is.
-
-    The invariant executor finds out the order of the keys on the host, forward by forward.
-    """
-    return not invariant and (recording == "rounds" or (recording == "auto" and device in ("cpu", "cuda")))
+    # The invariant executor finds out the order of the keys on the host, forward by forward.
+    return "decisions" if invariant or recording == "decisions" else "rounds"
 
 
 def as_on_gpu(recording: str, device: str) -> bool:

@@ -58,24 +58,40 @@ class ForwardKey(NamedTuple):
     view: type[View]
 
 
-class ReplayExecutor(Executor):
-    """Runs a model on packed weights (``packing``) and captures forwards that come often.
+class ProgramExecutor(Executor):
+    """Runs forwards whose programs there are, and the model's own code for others.
 
-    A captured forward is checked before it is used: on inputs other than those it was captured with, it must return the
-    very numbers of the eager forward. Models with code or hooks from elsewhere are not captured, because such code may
-    keep a state whose changes a capture would not see; neither are those with recurrent layers, whose levels depend on
-    the trees.
+    Models with code or hooks from elsewhere have no programs, because such code may keep a state whose changes a
+    program would not see; neither have those with recurrent layers, whose levels depend on the trees.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, facts: Facts, backend: AttentionBackend, current: "CurrentForward", made: Recorder
+    ):
+        super().__init__(model, facts, backend)
+        self.captures = not facts.mixers
+        self._current = current
+        self.recordings = Recordings(made, after=1, most=MOST_CAPTURED, what=f"forwards of {facts.model_type}")
+
+    @property
+    def _as_it_is(self) -> bool:
+        return not self.captures or self.backend.passes_cache or not self.frozen.known
+
+    def read_again(self, facts: Facts) -> None:
+        super().read_again(facts)
+        self.recordings.clear()
+
+
+class ReplayExecutor(ProgramExecutor):
+    """For the CPU: runs a model on packed weights (``packing``), and makes programs of forwards that come often.
+
+    A program is checked before it is used: on inputs other than those it was captured with, it must return the very
+    numbers of the eager forward.
     """
 
     def __init__(self, model: PreTrainedModel, facts: Facts, backend: AttentionBackend):
-        super().__init__(model, facts, backend)
-        self.captures = not facts.mixers
-        self._packed = packed_linears(model)
-        self._current = CurrentForward(backend)
-        recorder = _ForwardRecorder(self._packed, self._current, facts.vocab_size)
-        self.recordings = Recordings(
-            recorder, after=CAPTURE_AFTER, most=MOST_CAPTURED, what=f"forwards of {facts.model_type}"
-        )
+        self._packed, current = packed_linears(model), CurrentForward(backend)
+        super().__init__(model, facts, backend, current, _ForwardRecorder(self._packed, current, facts.vocab_size))
         self._at_first_sight = False
 
     @property
@@ -85,7 +101,6 @@ class ReplayExecutor(Executor):
     def read_again(self, facts: Facts) -> None:
         super().read_again(facts)
         self._packed.refresh(epoch())
-        self.recordings.clear()
 
     @contextmanager
     def at_first_sight(self) -> Iterator[None]:
@@ -103,11 +118,10 @@ class ReplayExecutor(Executor):
         view = self._current.view = self.prepare(batch, cache)
         # The C reads them by the strides that they had when the forward was captured.
         inputs, wants = [each.contiguous() for each in inputs_of(batch, cache)], batch.wants
-        as_it_is = not self.captures or self.backend.passes_cache or not self.frozen.known
         # A recording has a captured forward as one step, if its C is told where the forward's tensors are.
         notes = noting.get() if isinstance(view, NativeView) and recording_now() else None
         # Prompts are not captured: they have too many lengths.
-        if as_it_is or (notes is None and (recording_now() or wants.logits == 0)):
+        if self._as_it_is or (notes is None and (recording_now() or wants.logits == 0)):
             with self._packed.in_use():
                 return output_of(wants, self.call_model(wants, inputs, view))
 
@@ -131,34 +145,23 @@ class ReplayExecutor(Executor):
         return output_of(wants, outputs)
 
 
-class FusedExecutor(Executor):
-    """Runs every forward whose shape was noted as a program; the model's own code runs the others.
+class FusedExecutor(ProgramExecutor):
+    """For a GPU: ``kernels`` compute the patterns, in rounds that are played as they are and in captured ones.
 
     A program is used if its outputs were those of the model's own code, up to rounding, on the inputs that it was noted
-    for. Models with code or hooks from elsewhere are not noted.
-
-    Args:
-        kernels: Compute the patterns. All other arguments: see ``Executor``.
+    for.
     """
 
-    captures = True
-
     def __init__(self, model: PreTrainedModel, facts: Facts, backend: AttentionBackend, kernels: Kernels):
-        super().__init__(model, facts, backend)
-        self._current = CurrentForward(backend, kernels)
-        rewriter = _Rewriter(model, kernels, self._current.layers)
-        self.recordings = Recordings(rewriter, after=1, most=MOST_CAPTURED, what=f"forwards of {facts.model_type}")
-
-    def read_again(self, facts: Facts) -> None:
-        super().read_again(facts)
-        self.recordings.clear()
+        current = CurrentForward(backend, kernels)
+        super().__init__(model, facts, backend, current, _Rewriter(model, kernels, current.layers))
 
     def run(self, batch: ForwardBatch, cache: Cache) -> ForwardOutput:
         self.check_recordable()
         view = self._current.view = self.prepare(batch, cache)
         inputs, wants = inputs_of(batch, cache), batch.wants
         with plain_weights():
-            if self.backend.passes_cache or not self.frozen.known:
+            if self._as_it_is:
                 return output_of(wants, self.call_model(wants, inputs, view))
 
             def stage(*given: Tensor) -> list[Tensor]:

@@ -125,7 +125,7 @@ class PackedLinears:
         self._layers = [_layer(module) for module in linears if fit]
         self._others = list(modules_in_c(model))
 
-    def joint(self, packed: "Sequence[StoredWeight]") -> StoredWeight | None:
+    def joint(self, packed: Sequence[StoredWeight]) -> StoredWeight | None:
         """Return one packed weight for several layers, with their outputs side by side: the same sums in fewer calls.
 
         None for weights that do not belong to these layers or do not fit together.
@@ -204,7 +204,7 @@ def _packable(module: nn.Linear) -> bool:
     # class of its own (another library's quantization) know best how it is multiplied.
     if type(module) is not nn.Linear or "forward" in vars(module) or type(module.weight) is not nn.Parameter:
         return False
-    if not can_pack(module.weight):
+    if not can_pack(module.weight) or module.weight.numel() == 0:
         return False
     return module.weight.dtype is torch.float32 or module.weight.numel() >= _LEAST_16_BITS
 
