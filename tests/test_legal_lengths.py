@@ -30,8 +30,8 @@ from specdec import Drafter, DraftSampling, DraftTree, Engine, SamplingParams, T
 from specdec.drafting.costs import RoundCosts
 from specdec.drafting.policies import LengthPolicy
 from specdec.interfaces import Round
+from specdec.physics.costs import StepCost
 from specdec.physics.rounds import AffineRounds
-from specdec.physics.step_cost import StepCost
 from tests.components import eagle3_head, perturbed
 from tests.models import tiny_model
 from verifiers import BlockVerifier, RejectionVerifier, SharedNoiseVerifier, TraversalVerifier

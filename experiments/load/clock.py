@@ -8,7 +8,7 @@ from experiments.load.dense import Dense
 from experiments.load.virtual import Costs
 from specdec.arguments import flag, whole
 from specdec.physics.calibrated import CalibratedRounds
-from specdec.physics.published import LLAMA_8B_H100
+from specdec.physics.rounds import LLAMA_8B_H100
 from specdec.shape import TreeShape
 
 PUBLISHED: Mapping[str, Costs] = {"llama_8b_h100": LLAMA_8B_H100}

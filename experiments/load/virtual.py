@@ -23,8 +23,8 @@ from specdec.cache.pool import pages_for
 from specdec.drafting.policies.lengths import LengthPolicy
 from specdec.engine.scheduler import FirstCome, Scheduler, View, Work
 from specdec.physics.calibrated import CalibratedRounds
+from specdec.physics.costs import StepSize
 from specdec.physics.rounds import AffineRounds
-from specdec.physics.step_cost import StepSize
 from specdec.requests import Request
 from specdec.shape import TreeShape
 

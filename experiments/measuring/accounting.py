@@ -13,8 +13,8 @@ from drafters.round_costs import STAGES
 from experiments.measuring.conditions import drafter_name, shape_of, without_policy
 from specdec.engine.engine import Engine
 from specdec.physics.calibrated import CalibratedRounds
+from specdec.physics.costs import StepSize
 from specdec.physics.shape import Attention, ModelShape
-from specdec.physics.step_cost import StepSize
 from specdec.target.runner import ModelRunner
 from specdec.types import Completion
 
@@ -62,7 +62,7 @@ class ModelWork:
     @property
     def every_weight(self) -> float:
         """The number of weights in all matrices that forwards read."""
-        return float(self.shape.layer_weights + self.shape.other_weights + self.shape.output_weights)
+        return float(self.shape.dense_weights + self.shape.expert_weights + self.shape.output_weights)
 
     def weights_of(self, tokens: Numbers) -> float:
         """Return the bytes of weights that forwards of so many tokens read; of experts, those that are chosen."""

@@ -17,8 +17,7 @@ from specdec.drafting.costs import smallest
 from specdec.interfaces import Drafter, Verifier
 from specdec.memory import total_memory
 from specdec.physics.calibrated import Box, CalibratedRounds
-from specdec.physics.plausible import check_possible
-from specdec.physics.step_cost import Errors, StepCost, StepSize, fit_part, fit_step
+from specdec.physics.costs import Errors, StepCost, StepSize, check_possible, fit_part, fit_step
 from specdec.requests import SamplingParams
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target

@@ -12,7 +12,7 @@ from experiments.results.manifest import device_name
 from specdec.drafting.costs import Conditions
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter
-from specdec.physics.plausible import LeastWork
+from specdec.physics.costs import LeastWork
 from specdec.physics.reading import read_shape
 from specdec.physics.shape import ModelShape
 from specdec.quantization import quantization_of

@@ -17,7 +17,7 @@ from drafters.round_costs import now
 from specdec.drafting.costs import smallest
 from specdec.execution import forwards
 from specdec.forward import ForwardBatch, bucket_of
-from specdec.physics.step_cost import StepSize
+from specdec.physics.costs import StepSize
 from specdec.shape import TreeShape
 from specdec.target.runner import ModelRunner
 from specdec.tree import DraftTree

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 from specdec.physics.calibrated import CalibratedRounds, Conditions
 from specdec.physics.capacity import kv_bytes_per_position
+from specdec.physics.costs import StepSize
 from specdec.physics.devices import Device, row_of
 from specdec.physics.precision import Precision
 from specdec.physics.shape import ModelShape
-from specdec.physics.step_cost import StepSize
 
 OUTSIDE = "outside what was measured"
 """What stands where a file says nothing."""

@@ -15,7 +15,6 @@ from specdec.physics.capacity import Served, kv_bytes_per_position
 from specdec.physics.devices import Device
 from specdec.physics.precision import Precision
 from specdec.physics.rounds import RoofRounds, RoundCost
-from specdec.physics.serving import latency, price_per_million
 from specdec.physics.shape import ModelShape
 from specdec.physics.speculation import (
     Acceptance,
@@ -24,6 +23,8 @@ from specdec.physics.speculation import (
     break_even_batch,
     chain_tokens,
     critical_context,
+    latency,
+    price_per_million,
     target_efficiency,
 )
 from specdec.physics.work import StepWork, prefill_work, step_work

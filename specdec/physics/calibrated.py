@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from specdec.drafting.costs import KIND, Conditions, RoundCosts, TreeCosts
-from specdec.physics.step_cost import Errors, PartCost, Sizes, StepCost, StepSize, TokenRange
+from specdec.physics.costs import Errors, PartCost, Sizes, StepCost, StepSize, TokenRange
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,10 +157,11 @@ class CalibratedRounds:
         nodes, depths = self._trees
         nodes = np.interp(deepest, depths, nodes)
         size = {"levels": deepest, "tokens": rows * nodes, "positions": positions}
-        drafting = self.judging.each(**size)
+        drafting = self.judging.seconds(**size)
         if self.drafting is not None:
-            drafting = drafting + np.where(deepest > 0, self.drafting.each(**size), 0.0)
-        return self.target.each(rows=rows, queries=nodes + 1, context=positions / rows) + drafting + self.host
+            drafting = drafting + np.where(deepest > 0, self.drafting.seconds(**size), 0.0)
+        forward = self.target.seconds(StepSize.of(rows=rows, queries=nodes + 1, context=positions / rows))
+        return forward + drafting + self.host
 
     # ---------------------------------------------------------------- as tables of rounds
 

@@ -20,8 +20,7 @@ def weight_bytes(shape: ModelShape, precision: Precision) -> float:
     """
     shared = shape.borrowed or (shape.tied and precision.output == precision.tables)
     output = 0.0 if shared else shape.output_weights * precision.output
-    dense = shape.layer_weights - shape.expert_weights + shape.other_weights
-    layers = dense * precision.weights + shape.expert_weights * precision.of_experts
+    layers = shape.dense_weights * precision.weights + shape.expert_weights * precision.of_experts
     return layers + shape.table_weights * precision.tables + output
 
 

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,39 +10,12 @@ from typing import Any
 from specdec.physics.bounds import Roof
 
 TABLE = Path(__file__).with_name("devices.yaml")
-"""The table that ships."""
+"""The table that ships, which describes its keys."""
 
 _COMPUTES = ("float32", "tf32", "float16", "bfloat16", "fp8", "int8")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """What was measured on a device, to stand beside what is printed.
-
-    Attributes:
-        bandwidth: Bytes per second; None if it was not measured.
-        flops: Operations per second in matrix products, by what they compute in.
-    """
-
-    bandwidth: float | None
-    flops: Mapping[str, float]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chip:
-    """What is on a device's chip, as printed. Explanations show it; no bound is computed with it.
-
-    Attributes:
-        processors: Streaming multiprocessors, which all compute at a time.
-        registers: Bytes of registers in each.
-        shared: Bytes of shared memory and first cache in each.
-        link: Bytes per second to other devices, both directions together; None if there is no such link.
-    """
-
-    processors: int
-    registers: float
-    shared: float
-    link: float | None = None
+_NEEDED = ("memory", "bandwidth", "flops", "source")
+_OPTIONAL = ("title", "cache", "measured", "chip")
+_CHIP = ("processors", "registers", "shared")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,15 +23,14 @@ class Device:
     """A row of the table.
 
     Attributes:
-        name: Its short name.
         title: What it is sold as.
         memory: Bytes.
         bandwidth: Bytes per second, as printed.
         flops: Operations per second in dense matrix products, by what they compute in, as printed.
         cache: Bytes of the last cache before memory; 0 if it is not known.
         source: Where the figures are printed.
-        measured: What was measured; None if nothing was.
-        chip: What is on its chip; None if the table does not say.
+        measured: ``bandwidth`` and ``flops`` as they were measured, where they were; None if nothing was.
+        chip: What is on its chip, for explanations; None if the table does not say.
     """
 
     name: str
@@ -68,8 +40,8 @@ class Device:
     flops: Mapping[str, float]
     cache: float
     source: str
-    measured: Measured | None = None
-    chip: Chip | None = None
+    measured: Mapping[str, Any] | None = None
+    chip: Mapping[str, float] | None = None
 
     def roof(self, dtype: str = "bfloat16", *, measured: bool = False) -> Roof:
         """Return what the device does at best.
@@ -82,19 +54,15 @@ class Device:
         Raises:
             ValueError: The device does not compute in this type.
         """
-        found = self.measured if measured else None
-        flops = (found.flops.get(dtype) if found is not None else None) or self.flops.get(dtype)
+        known = (self.measured or {}) if measured else {}
+        flops = known.get("flops", {}).get(dtype) or self.flops.get(dtype)
         if flops is None:
             raise ValueError(f"{self.title} does not compute in {dtype}: give one of {', '.join(self.flops)}")
-        bandwidth = (found.bandwidth if found is not None else None) or self.bandwidth
-        return Roof(bandwidth=bandwidth, flops=flops)
+        return Roof(bandwidth=known.get("bandwidth") or self.bandwidth, flops=flops)
 
 
 def read_devices(path: Path = TABLE) -> dict[str, Device]:
-    """Return the devices of a file, by name.
-
-    Args:
-        path: A YAML file of the form that ``devices.yaml`` describes.
+    """Return the devices of a file of the form that ``devices.yaml`` describes, by name.
 
     Raises:
         ValueError: The file cannot be read, or a row lacks something. Names the row and what is wrong.
@@ -105,11 +73,10 @@ def read_devices(path: Path = TABLE) -> dict[str, Device]:
         # PyYAML takes 3.35e12 for a text: its numbers need a sign in the exponent. `_number` takes both.
         rows: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"devices={str(path)!r} cannot be read: {reason}") from error
+        raise ValueError(f"devices={str(path)!r} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(rows, Mapping) or not rows:
         raise ValueError(f"devices={str(path)!r} has no rows: give NAME: {{memory: …, bandwidth: …, flops: …}}")
-    return {str(name): _device(str(name), row, path) for name, row in rows.items()}
+    return {str(name): _device(str(name), row, f"{path}: {name}") for name, row in rows.items()}
 
 
 def find_device(name: str, devices: Mapping[str, Device]) -> Device:
@@ -121,18 +88,16 @@ def find_device(name: str, devices: Mapping[str, Device]) -> Device:
     wanted = name.lower().replace(" ", "-").replace("_", "-")
     if wanted in devices:
         return devices[wanted]
-    near = difflib.get_close_matches(wanted, devices, n=3, cutoff=0.5)
-    near = [each for each in devices if each.startswith(wanted)] or near
+    near = [each for each in devices if each.startswith(wanted)]
+    near = near or difflib.get_close_matches(wanted, devices, n=3, cutoff=0.5)
     told = f"did you mean {' or '.join(near)}?" if near else f"choose among {', '.join(devices)}"
     raise ValueError(f"there is no device {name!r} in the table: {told} (add rows with devices=FILE)")
 
 
 def row_of(name: str, memory: float, devices: Mapping[str, Device]) -> Device | None:
-    """Return the row of the table that a GPU's own name means; None if there is none.
+    """Return the row of the table that a GPU's own name means ("NVIDIA H100 80GB HBM3"); None if there is none.
 
-    Args:
-        name: As the driver tells it: "NVIDIA H100 80GB HBM3".
-        memory: Its bytes.
+    ``memory`` tells devices of one name apart.
     """
     listed = name.lower().replace("-", " ").split()
     words = {*listed, *(first + second for first, second in pairwise(listed))}  # the table writes rtx4090 in one word
@@ -143,49 +108,39 @@ def row_of(name: str, memory: float, devices: Mapping[str, Device]) -> Device | 
     return None if best is None else devices[best]
 
 
-_CHIP = ("processors", "registers", "shared")
-
-
-def _device(name: str, row: Any, path: Path) -> Device:
+def _device(name: str, row: Any, where: str) -> Device:
     if not isinstance(row, Mapping):
-        raise ValueError(f"{path}: {name} is not a row: give memory, bandwidth, flops and source")
-    unknown = set(row) - {each.name for each in fields(Device)} | ({"name"} & set(row))
-    if unknown:
-        raise ValueError(f"{path}: {name} has {sorted(map(str, unknown))[0]!r}, which no row has")
-    for key in ("memory", "bandwidth", "flops", "source"):
+        raise ValueError(f"{where} is not a row: give memory, bandwidth, flops and source")
+    for key in row:
+        if key not in (*_NEEDED, *_OPTIONAL):
+            raise ValueError(f"{where} has {str(key)!r}, which no row has")
+    for key in _NEEDED:
         if row.get(key) is None:
-            raise ValueError(f"{path}: {name} has no {key}")
-    where, measured, chip = f"{path}: {name}", row.get("measured"), row.get("chip")
+            raise ValueError(f"{where} has no {key}")
+    measured, chip = row.get("measured"), row.get("chip")
     if measured is not None and not isinstance(measured, Mapping):
         raise ValueError(f"{where}.measured is not a section: give bandwidth, flops or both")
     if chip is not None and (not isinstance(chip, Mapping) or not set(_CHIP) <= set(chip) <= {*_CHIP, "link"}):
         raise ValueError(f"{where}.chip={chip!r}: give {', '.join(_CHIP)}, and link if there is one")
-    found = {key: _number(chip[key], f"{where}.chip.{key}") for key in chip} if chip is not None else {}
     return Device(
         name=name,
         title=str(row.get("title") or name),
-        memory=_number(row["memory"], f"{where}.memory"),
-        bandwidth=_number(row["bandwidth"], f"{where}.bandwidth"),
-        flops=_rates(row["flops"], f"{where}.flops"),
-        cache=_number(row["cache"], f"{where}.cache") if row.get("cache") else 0.0,
+        **{"cache": 0.0, **_figures({key: value for key, value in row.items() if key != "cache" or value}, where)},
         source=str(row["source"]),
-        measured=None if measured is None else _measured(measured, f"{where}.measured"),
-        chip=Chip(**{**found, "processors": int(found["processors"])}) if found else None,
+        measured=None if measured is None else _figures(measured, f"{where}.measured"),
+        chip=None if chip is None else {key: _number(value, f"{where}.chip.{key}") for key, value in chip.items()},
     )
 
 
-def _measured(row: Mapping[str, Any], where: str) -> Measured:
-    bandwidth, flops = row.get("bandwidth"), row.get("flops")
-    return Measured(
-        bandwidth=None if bandwidth is None else _number(bandwidth, f"{where}.bandwidth"),
-        flops={} if flops is None else _rates(flops, f"{where}.flops"),
-    )
-
-
-def _rates(given: Any, where: str) -> dict[str, float]:
-    if not isinstance(given, Mapping) or not given or set(given) - set(_COMPUTES):
-        raise ValueError(f"{where}={given!r}: give rates by type, out of {', '.join(_COMPUTES)}")
-    return {str(name): _number(rate, f"{where}.{name}") for name, rate in given.items()}
+def _figures(row: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return those figures that a row has."""
+    names = [name for name in ("memory", "bandwidth", "cache") if row.get(name) is not None]
+    found: dict[str, Any] = {name: _number(row[name], f"{where}.{name}") for name in names}
+    if (rates := row.get("flops")) is not None:
+        if not isinstance(rates, Mapping) or not rates or set(rates) - set(_COMPUTES):
+            raise ValueError(f"{where}.flops={rates!r}: give rates by type, out of {', '.join(_COMPUTES)}")
+        found["flops"] = {str(name): _number(rate, f"{where}.flops.{name}") for name, rate in rates.items()}
+    return found
 
 
 def _number(given: Any, where: str) -> float:

@@ -16,13 +16,11 @@ class Attention:
     Attributes:
         weights: Numbers in the projections' matrices.
         heads: Query heads.
-        key_dim: Length of the product of a query and a key.
-        value_dim: Length of the vector that a query takes up per position.
+        key_dim: Length of the product of a query and a key; ``prefill_key_dim`` in a prefill.
+        value_dim: Length of the vector that a query takes up per position; ``prefill_value_dim`` in a prefill.
         kept: Numbers that the cache keeps per position.
         vectors: How many vectors these numbers form; a quantized cache stores a factor with each.
         window: How many positions a query sees at most; None for all.
-        prefill_key_dim: Like ``key_dim``, in a prefill.
-        prefill_value_dim: Like ``value_dim``, in a prefill.
     """
 
     weights: int
@@ -40,17 +38,9 @@ class Attention:
         cls, *, weights: int, heads: int, kv_heads: int, head_dim: int, window: int | None = None
     ) -> "Attention":
         """Return attention with a key and a value for each of ``kv_heads`` heads: as many as query heads, or fewer."""
-        return cls(
-            weights=weights,
-            heads=heads,
-            key_dim=head_dim,
-            value_dim=head_dim,
-            kept=2 * kv_heads * head_dim,
-            vectors=2 * kv_heads,
-            window=window,
-            prefill_key_dim=head_dim,
-            prefill_value_dim=head_dim,
-        )
+        dims = dict.fromkeys(("key_dim", "value_dim", "prefill_key_dim", "prefill_value_dim"), head_dim)
+        kept = {"kept": 2 * kv_heads * head_dim, "vectors": 2 * kv_heads}
+        return cls(weights=weights, heads=heads, window=window, **dims, **kept)
 
     @property
     def pair_flops(self) -> int:
@@ -59,7 +49,7 @@ class Attention:
 
     @property
     def prefill_pair_flops(self) -> int:
-        """Operations per query and position that it sees, in both products, in a prefill."""
+        """Likewise in a prefill."""
         return 2 * self.heads * (self.prefill_key_dim + self.prefill_value_dim)
 
     def seen(self, context: float) -> float:
@@ -74,8 +64,8 @@ class Recurrence:
     Attributes:
         weights: Numbers in the projections' matrices and convolutions.
         state: Numbers that a row keeps, however long it is.
-        matrix: Those of them that are in float32 in any precision; the others belong to convolutions.
         flops: Operations per token on the state, besides the products with weights.
+        matrix: Numbers of the state that are in float32 in any precision; the others belong to convolutions.
     """
 
     weights: int
@@ -101,11 +91,6 @@ class Mlp:
     expert_weights: int = 0
 
     @property
-    def total(self) -> int:
-        """Numbers in all matrices."""
-        return self.weights + self.experts * self.expert_weights
-
-    @property
     def active(self) -> int:
         """Numbers in the matrices that one token uses."""
         return self.weights + self.chosen * self.expert_weights
@@ -128,11 +113,8 @@ class Layer:
     """One decoder layer: what mixes tokens (attention, a recurrence, or both side by side), and an MLP.
 
     Attributes:
-        attention: None in a layer that has none.
-        indexer: What chooses the positions that attention sees, by keys of its own for all positions (sparse attention,
+        indexer: Chooses the positions that attention sees, by keys of its own for all positions (sparse attention,
             whose ``window`` is how many it chooses); None in a layer that does not choose.
-        recurrence: None in a layer that has none.
-        mlp: The feed-forward part.
     """
 
     attention: Attention | None = None
@@ -141,10 +123,10 @@ class Layer:
     mlp: Mlp = Mlp(weights=0)
 
     @property
-    def mixing_weights(self) -> int:
-        """Numbers in the matrices of attention and recurrence."""
+    def weights(self) -> int:
+        """Numbers in all matrices but those of experts."""
         recurrent = 0 if self.recurrence is None else self.recurrence.weights
-        return recurrent + sum(part.weights for part in self.attending)
+        return recurrent + sum(part.weights for part in self.attending) + self.mlp.weights
 
     @property
     def attending(self) -> tuple[Attention, ...]:
@@ -154,13 +136,12 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """What the cost of a decoder depends on.
+    """The sizes of a decoder.
 
     Attributes:
         kind: The ``model_type`` of its configuration.
         hidden: Width of the residual stream.
         vocab: Width of the logits.
-        layers: One shape per decoder layer.
         table_weights: Numbers in tables of which a token reads one row: token and position embeddings.
         output_weights: Numbers in the output layer, which may be the table of token embeddings.
         tied: Whether the output layer is that table, or belongs to another model, and is not to be counted again.
@@ -186,26 +167,26 @@ class ModelShape:
         return tuple(Counter(self.layers).items())
 
     @cached_property
-    def layer_weights(self) -> int:
-        """Numbers in the matrices of all layers, all experts included."""
-        return sum((layer.mixing_weights + layer.mlp.total) * count for layer, count in self.groups)
-
-    @cached_property
-    def weights(self) -> int:
-        """Numbers in all matrices: the parameters, without norms and biases."""
-        output = 0 if self.tied else self.output_weights
-        return self.layer_weights + self.table_weights + output + self.other_weights
-
-    @cached_property
-    def active_weights(self) -> int:
-        """Numbers in the matrices of the layers that one token is multiplied with."""
-        each = sum((layer.mixing_weights + layer.mlp.active) * count for layer, count in self.groups)
-        return each + self.other_weights
+    def dense_weights(self) -> int:
+        """Numbers in the matrices that every token is multiplied with, the output layer left out."""
+        return sum(layer.weights * count for layer, count in self.groups) + self.other_weights
 
     @cached_property
     def expert_weights(self) -> int:
-        """Numbers in the matrices of all experts, which ``layer_weights`` includes."""
+        """Numbers in the matrices of all experts."""
         return sum(layer.mlp.experts * layer.mlp.expert_weights * count for layer, count in self.groups)
+
+    @property
+    def weights(self) -> int:
+        """Numbers in all matrices: the parameters, without norms and biases."""
+        output = 0 if self.tied else self.output_weights
+        return self.dense_weights + self.expert_weights + self.table_weights + output
+
+    @cached_property
+    def active_weights(self) -> int:
+        """Numbers in the matrices that one token is multiplied with, the output layer left out."""
+        chosen = sum((layer.mlp.active - layer.mlp.weights) * count for layer, count in self.groups)
+        return self.dense_weights + chosen
 
     def experts_read(self, tokens: float) -> float:
         """Return how many of the experts' weights a step with so many tokens must read."""
@@ -228,10 +209,9 @@ class ModelShape:
 
 
 def nominal(parameters: int, *, layers: int, heads: int, kv_heads: int, head_dim: int = 128) -> ModelShape:
-    """Return the shape of a model of exactly so many parameters, all in its layers.
+    """Return the shape of a model of exactly so many parameters, all in its layers, as round numbers are worked out.
 
-    It has no table and no output layer, so that a forward reads every parameter once. That is how round numbers are
-    worked out by hand; ``specdec.physics.reading.read_shape`` counts what a real model reads.
+    It has no table and no output layer: a forward reads every parameter once.
 
     Raises:
         ValueError: The parameters are no multiple of the layers.
@@ -240,7 +220,5 @@ def nominal(parameters: int, *, layers: int, heads: int, kv_heads: int, head_dim
     if rest:
         raise ValueError(f"{parameters:,} parameters are no multiple of {layers} layers")
     attention = Attention.grouped(weights=each, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
-    return ModelShape(
-        kind="nominal", hidden=0, vocab=0, layers=(Layer(attention=attention),) * layers, table_weights=0,
-        output_weights=0,
-    )  # fmt: skip
+    stack = (Layer(attention=attention),) * layers
+    return ModelShape(kind="nominal", hidden=0, vocab=0, layers=stack, table_weights=0, output_weights=0)

@@ -1,4 +1,4 @@
-"""What speculation brings: tokens per round from acceptance, and speedup from tokens and costs."""
+"""What speculation brings: tokens per round from acceptance, speedup from tokens and costs; what requests then cost."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -8,45 +8,25 @@ from operator import mul
 
 from specdec.physics.rounds import RoundCost, round_seconds
 
-
-def tokens_per_round(acceptance: Sequence[float]) -> float:
-    """Return the expected number of tokens that a round with a chain of drafts emits, the last one included.
-
-    With the same rate at all of K positions this is (1 - a^(K+1)) / (1 - a) (Leviathan et al. 2023, equation 1).
-
-    Args:
-        acceptance: The probability that each position is accepted, given that all before it were.
-    """
-    return sum(accumulate(acceptance, mul, initial=1.0))
-
-
-def speedup(tokens: float, *, plain: float, verify: float, draft: float = 0.0, outside: float = 0.0) -> float:
-    """Return the speed of speculation over plain decoding's, from tokens per round and seconds of a round's parts.
-
-    ``plain`` is a whole round of plain decoding; ``outside`` is acceptance, commit and the host.
-    """
-    return tokens * plain / (verify + draft + outside)
-
-
 Acceptance = float | Sequence[float]
 """How likely a drafted token is accepted, given that those before it were: one probability, or one by position."""
 
 
 def chain_tokens(acceptance: Acceptance, drafted: int) -> float:
-    """Return the expected number of tokens of a round with a chain of so many drafted tokens.
+    """Return the expected number of tokens that a round with a chain of drafts emits, the last one included.
 
-    A position beyond the last one of ``acceptance`` has the last one's probability.
+    With one rate a it is (1 - a^(K+1)) / (1 - a) (Leviathan et al. 2023, equation 1). A position beyond the last one of
+    ``acceptance`` has the last one's probability.
     """
-    if isinstance(acceptance, float | int):
-        return tokens_per_round([acceptance] * drafted)
-    return tokens_per_round([acceptance[min(place, len(acceptance) - 1)] for place in range(drafted)])
+    rates = [acceptance] if isinstance(acceptance, float | int) else acceptance
+    return sum(accumulate((rates[min(place, len(rates) - 1)] for place in range(drafted)), mul, initial=1.0))
 
 
 def rate_for(tokens: float, drafted: int) -> float | None:
     """Return the acceptance of every drafted token at which rounds bring so many tokens (``chain_tokens``).
 
-    Of the tokens that a round must bring to pay, the seconds of a round over those of a plain step, it is the
-    break-even acceptance.
+    For the tokens that a round must bring to pay, its seconds over those of a plain step, it is the break-even
+    acceptance.
 
     Returns:
         0 if fewer than the last token suffice; None if not even drafts that are always accepted bring so many.
@@ -85,10 +65,11 @@ class BestLength:
 
 
 def best_length(cost: RoundCost, acceptance: Acceptance, *, batch: int, context: float, longest: int) -> BestLength:
-    """Return the length of chains that is fastest, out of none to ``longest``; for the others see ``speedup_of``."""
+    """Return the length of chains that is fastest, out of none to ``longest``."""
+    at = {"batch": batch, "context": context}
     found = BestLength(0, 1.0)
     for drafted in range(1, longest + 1):
-        speed = speedup_of(cost, acceptance, batch=batch, drafted=drafted, context=context)
+        speed = speedup_of(cost, acceptance, drafted=drafted, **at)
         if speed > found.speedup:
             found = BestLength(drafted, speed)
     return found
@@ -100,18 +81,18 @@ def gain(cost: RoundCost, acceptance: Acceptance, *, batch: int, drafted: int, c
     With fitted constants this is (Ω - 1)(δ + αBS + outside) - γB(K + 1 - Ω) - draft: whatever does not depend on the
     number of tokens is shared by the Ω tokens of a round, and rejected tokens are paid for.
     """
-    tokens = chain_tokens(acceptance, drafted)
     plain = round_seconds(cost, batch=batch, drafted=0, context=context)
-    return tokens * plain - round_seconds(cost, batch=batch, drafted=drafted, context=context)
+    return chain_tokens(acceptance, drafted) * plain - round_seconds(
+        cost, batch=batch, drafted=drafted, context=context
+    )
 
 
 def break_even_batch(
     cost: RoundCost, acceptance: Acceptance, *, drafted: int, context: float, most: int = 1 << 14
 ) -> int | None:
-    """Return the largest batch at which speculation is no slower than plain decoding.
+    """Return the largest batch, of those up to ``most``, at which speculation is no slower than plain decoding.
 
-    With experts it may be slower for few rows, too, which this does not say. Batches up to ``most`` are considered; the
-    other arguments are those of ``speedup_of``.
+    With experts it may be slower for few rows, too, which this does not say.
 
     Returns:
         0 if it is slower at every power of two; None if it pays at ``most``.
@@ -132,7 +113,7 @@ def break_even_batch(
 def critical_context(
     *, flops: float, pair_flops: float, kv_bytes: float, ridge: float, drafted: float = 0
 ) -> float | None:
-    """Return the context from which a step is bound by memory however many rows there are.
+    """Return the context from which a step is bound by memory however many rows there are; None if there is none.
 
     With very many rows, reading the weights costs nothing per row: what is left per row is its keys and values, and
     the operations of its tokens. From this context on, their ratio stays below the ridge (MagicDec, arXiv 2408.11049).
@@ -143,20 +124,27 @@ def critical_context(
         kv_bytes: Bytes that the cache keeps per position.
         ridge: Operations per byte above which the device is bound by operations.
         drafted: Drafted nodes per row.
-
-    Returns:
-        None if there is no such context, because attention alone is above the ridge.
     """
-    nodes = drafted + 1
-    left = ridge * kv_bytes - pair_flops * nodes
-    return flops * nodes / left if left > 0 else None
+    left = ridge * kv_bytes - pair_flops * (drafted + 1)
+    return flops * (drafted + 1) / left if left > 0 else None
 
 
-def intensity_of_many_rows(
-    *, flops: float, pair_flops: float, kv_bytes: float, context: float, drafted: float = 0
+def latency(first: float, per_token: float, tokens: int) -> float:
+    """Return the seconds from a request's arrival to the last of its output ``tokens``: TTFT + (N - 1) · TPOT."""
+    return first + (tokens - 1) * per_token
+
+
+def price_per_million(price: float, tokens_per_second: float) -> float:
+    """Return the price of a million tokens of a device, from its price per hour and what it makes over all rows."""
+    return price * 1e6 / (3600 * tokens_per_second)
+
+
+def all_reduce_seconds(
+    *, devices: int, tokens: float, hidden: int, number_bytes: float, bandwidth: float, latency: float = 0.0
 ) -> float:
-    """Return the operations per byte of a step with so many rows that reading the weights costs nothing per row.
+    """Return the seconds of one sum over devices that share a model, of which a layer needs two.
 
-    ``context`` counts positions in a row's cache; the other arguments are those of ``critical_context``.
+    ``bandwidth`` is that of the link, ``latency`` the seconds until its first byte arrives.
     """
-    return (drafted + 1) * (flops + pair_flops * context) / (kv_bytes * context)
+    share = 2 * (devices - 1) / devices
+    return share * tokens * hidden * number_bytes / bandwidth + latency if devices > 1 else 0.0

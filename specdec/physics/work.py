@@ -19,8 +19,8 @@ class StepWork:
     Attributes:
         weight_bytes: Weights that are read.
         kv_read_bytes: Keys, values and states that are read, once for all queries of a row.
-        kv_write_bytes: Keys, values and states that are written.
-        activation_bytes: What goes from layer to layer: the residual stream, once written and once read per layer.
+        kv_write_bytes: Those that are written.
+        activation_bytes: The residual stream, once written and once read per layer.
         logit_bytes: Logits that are written.
         linear_flops: Operations in products with weights.
         attention_flops: Operations in attention's two products, and on states.
@@ -148,9 +148,8 @@ def _forward(
 def _weight_bytes(shape: ModelShape, precision: Precision, tokens: float, logits: float) -> float:
     output = shape.output_weights * precision.output if logits else 0.0
     rows = tokens * shape.hidden * precision.tables  # one row of the table per token
-    dense = shape.layer_weights - shape.expert_weights + shape.other_weights
     experts = shape.experts_read(tokens) * precision.of_experts
-    return dense * precision.weights + experts + output + rows
+    return shape.dense_weights * precision.weights + experts + output + rows
 
 
 def _causal_pairs(tokens: float, context: float, attention: Attention) -> float:

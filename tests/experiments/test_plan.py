@@ -10,8 +10,8 @@ import pytest
 
 from experiments.plan import plan
 from specdec.physics.calibrated import Box, CalibratedRounds, Conditions
+from specdec.physics.costs import Errors, PartCost, StepCost, TokenRange
 from specdec.physics.speculation import best_length
-from specdec.physics.step_cost import Errors, PartCost, StepCost, TokenRange
 from tests.experiments.runs import Configure
 from tests.public_models import CONFIGS
 

@@ -21,7 +21,7 @@ from specdec.drafting.policies import (
     TieredLength,
 )
 from specdec.drafting.policies.goodput import MarginEstimator, best_depths
-from specdec.physics.published import LLAMA_8B_H100
+from specdec.physics.rounds import LLAMA_8B_H100
 
 DEPTH = 8
 Array = np.ndarray

@@ -19,8 +19,8 @@ from experiments.load.virtual import VirtualEngine
 from experiments.load.workloads import Planned
 from specdec import Drafter, Engine, SamplingParams, Target, TreeShape
 from specdec.drafting.policies import AdditiveLength, FixedLength, LengthPolicy, MarginLength
+from specdec.physics.costs import StepCost
 from specdec.physics.rounds import AffineRounds
-from specdec.physics.step_cost import StepCost
 from tests.components import perturbed
 from tests.models import tiny_model
 from verifiers import RejectionVerifier

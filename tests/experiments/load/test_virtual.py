@@ -18,8 +18,8 @@ from experiments.results.statistics import Bootstrap
 from specdec import Paging, SamplingParams
 from specdec.drafting.policies import CostAwareLength, OracleLength, RandomLength
 from specdec.engine.scheduler import FirstCome, Priority, TokenBudget
+from specdec.physics.costs import StepCost
 from specdec.physics.rounds import AffineRounds
-from specdec.physics.step_cost import StepCost
 
 COSTS = AffineRounds(target=StepCost.affine(fixed=5e-3, per_token=2e-5, per_position=4e-8), outside=1e-3)
 DEPTH = 8

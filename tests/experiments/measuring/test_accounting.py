@@ -6,8 +6,8 @@ import pytest
 
 from experiments.measuring.accounting import Accountant, ModelWork
 from specdec.physics.calibrated import Box, CalibratedRounds, Conditions
+from specdec.physics.costs import PartCost, StepCost, TokenRange
 from specdec.physics.shape import Attention, Layer, Mlp, ModelShape
-from specdec.physics.step_cost import PartCost, StepCost, TokenRange
 from specdec.types import Completion, Step
 
 # One layer of 100 weights in attention and 200 in the MLP, 50 in the output layer; 4 FLOP per head and width; 8 numbers

@@ -7,13 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from specdec.physics.bounds import Roof, flop_utilization
+from specdec.physics.bounds import Roof
 from specdec.physics.capacity import Served, kv_bytes_per_position
 from specdec.physics.precision import Precision, bytes_of
 from specdec.physics.rounds import RoofRounds
-from specdec.physics.serving import all_reduce_seconds, latency, price_per_million
 from specdec.physics.shape import Attention, Layer, ModelShape, experts_hit, nominal
-from specdec.physics.speculation import target_efficiency
+from specdec.physics.speculation import all_reduce_seconds, latency, price_per_million, target_efficiency
 from specdec.physics.work import StepWork, prefill_work, step_work
 from tests.public_models import DEEPSEEK_V3, LLAMA_8B, ROUND_8B, ROUND_70B, SHAPES
 
@@ -50,7 +49,7 @@ NUMBERS: dict[str, tuple[Callable[[], float], float]] = {
     "attention, FLOP per token and position": (lambda: ROUND_70B.pair_flops, 2_621_440),
     "attention of the prefill, FLOP": (lambda: PREFILL.attention_flops, 22.0e12),
     "8B on an A100, ms": (lambda: 1000 * seconds(step_work(ROUND_8B, HALF, batch=1, context=0), A100), 8),
-    "utilization of a token (printed as 0.005 %)": (lambda: flop_utilization(16e9, 1 / 125, 312e12), 0.00641),
+    "utilization of a token (printed as 0.005 %)": (lambda: 16e9 * 125 / A100.flops, 0.00641),
     "int4 with factors (printed as 0.53 with zero points)": (lambda: Precision.of("int4", group=64).weights, 0.53125),
     **{
         f"bytes of {name}": (lambda name=name: bytes_of(name), size)

@@ -7,8 +7,9 @@ import pytest
 
 from specdec.drafting.policies.goodput import best_depths
 from specdec.physics.bounds import Roof
+from specdec.physics.costs import StepSize
 from specdec.physics.precision import Precision
-from specdec.physics.published import LLAMA_8B_H100 as FITTED
+from specdec.physics.rounds import LLAMA_8B_H100 as FITTED
 from specdec.physics.rounds import DraftModel, RoofRounds, TimedRounds, round_seconds
 from specdec.physics.shape import Attention, Layer, Mlp, ModelShape, nominal
 from specdec.physics.speculation import (
@@ -17,12 +18,9 @@ from specdec.physics.speculation import (
     chain_tokens,
     critical_context,
     gain,
-    intensity_of_many_rows,
     speedup_of,
     target_efficiency,
-    tokens_per_round,
 )
-from specdec.physics.step_cost import StepSize
 from tests.public_models import DEEPSEEK_V3, LLAMA_8B, ROUND_8B, ROUND_70B
 
 H100 = Roof(bandwidth=3.35e12, flops=989.4e12)
@@ -35,7 +33,7 @@ def test_tokens_per_round_by_enumeration_and_with_a_rate_per_position() -> None:
             rate ** sum(flags) * (1 - rate) ** (length - sum(flags)) * (1 + len(list(itertools.takewhile(bool, flags))))
             for flags in itertools.product((True, False), repeat=length)
         )
-        assert tokens_per_round([rate] * length) == pytest.approx(expected)
+        assert chain_tokens(rate, length) == pytest.approx(expected)
     assert chain_tokens([0.5, 0.2], 1) == pytest.approx(1.5)
     assert chain_tokens([0.5, 0.2], 3) == pytest.approx(1 + 0.5 + 0.1 + 0.02), "the last rate goes on"
 
@@ -90,7 +88,7 @@ def test_published_costs_are_one_formula() -> None:
 def test_when_it_pays_is_the_closed_form() -> None:
     """(tokens - 1)(fixed + positions + outside) against what rejected tokens and drafting cost."""
     for batch, drafted, context in ((1, 3, 1024), (300, 3, 1024), (64, 8, 16_384)):
-        tokens = tokens_per_round([0.5] * drafted)
+        tokens = chain_tokens(0.5, drafted)
         target, positions = FITTED.target.ranges[0], batch * context
         shared = (tokens - 1) * (target.fixed + FITTED.target.per_position * positions + FITTED.outside)
         paid = target.per_token * batch * (drafted + 1 - tokens)
@@ -119,7 +117,8 @@ def test_critical_context() -> None:
         sizes = {"flops": 2 * parameters, "pair_flops": shape.pair_flops, "kv_bytes": 2.0 * shape.kept_per_position}
         found = critical_context(**sizes, ridge=H100.ridge, drafted=drafted)
         assert found is not None and found == pytest.approx(context, abs=1)
-        assert intensity_of_many_rows(**sizes, context=found, drafted=drafted) == pytest.approx(H100.ridge)
+        per_row = (drafted + 1) * (sizes["flops"] + sizes["pair_flops"] * found)  # operations, without the weights
+        assert per_row / (sizes["kv_bytes"] * found) == pytest.approx(H100.ridge)
 
 
 def test_intensity_of_decode_attention() -> None:
@@ -128,9 +127,6 @@ def test_intensity_of_decode_attention() -> None:
     for shape, intensity in ((multi_head, 1.0), (ROUND_70B, 8.0), (DEEPSEEK_V3, 241.8)):
         kv = 2.0 * shape.kept_per_position
         assert shape.pair_flops / kv == pytest.approx(intensity, abs=0.05)
-        # Four nodes read what one reads.
-        many = intensity_of_many_rows(flops=0, pair_flops=shape.pair_flops, kv_bytes=kv, context=1e6, drafted=3)
-        assert many == pytest.approx(4 * intensity, rel=1e-3)
 
 
 def test_experts_make_verifying_dear_for_few_rows() -> None:

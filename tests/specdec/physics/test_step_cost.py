@@ -14,9 +14,19 @@ from specdec.drafting.costs import Conditions, RoundCosts, check_conditions
 from specdec.drafting.policies import CostAwareLength
 from specdec.physics.bounds import Roof
 from specdec.physics.calibrated import Box, CalibratedRounds, is_calibrated
-from specdec.physics.plausible import LeastWork, check_possible, meanings
+from specdec.physics.costs import (
+    Errors,
+    LeastWork,
+    PartCost,
+    StepCost,
+    StepSize,
+    TokenRange,
+    check_possible,
+    fit_part,
+    fit_step,
+    meanings,
+)
 from specdec.physics.rounds import round_seconds
-from specdec.physics.step_cost import Errors, PartCost, StepCost, StepSize, TokenRange, fit_part, fit_step
 
 PLANTED = StepCost(
     ranges=(

@@ -12,17 +12,19 @@ larger of several bounds: published fits of serving engines, and ours, say so.
 One line over all numbers of tokens would be wrong, because other numbers of rows are multiplied by other kernels. So δ
 and γ belong to a range of tokens, and are fitted range by range, while α and β are common to all.
 
-The constants are fitted by least squares of relative errors, none of them below 0. A constant below 0 would mean that
-more work takes less time. Ordinary least squares gives such constants where two sizes grow together, and predicts
-negative times outside of what was measured.
+The constants are fitted by least squares of relative errors, none of them below 0: ordinary least squares gives
+negative ones where two sizes grow together, and predicts negative times outside of what was measured.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Shaped
+
+from specdec.physics.bounds import CACHES, TOLERANCE, Roof, Work
 
 Sizes = Shaped[np.ndarray, "*size"]
 """A number for each of several rounds."""
@@ -30,7 +32,7 @@ Sizes = Shaped[np.ndarray, "*size"]
 
 @dataclass(frozen=True, kw_only=True)
 class StepSize:
-    """What the time of a forward depends on.
+    """What the time of a forward depends on: numbers, or arrays of them for several forwards.
 
     Attributes:
         tokens: Tokens of the batch, padding included.
@@ -38,16 +40,13 @@ class StepSize:
         pairs: Pairs of a query and a position that it sees, over all rows.
     """
 
-    tokens: float
-    positions: float
-    pairs: float
+    tokens: Any
+    positions: Any
+    pairs: Any
 
     @classmethod
-    def of(cls, *, rows: float, queries: float, context: float) -> "StepSize":
-        """Return the size of a forward of ``queries`` tokens in each of some rows, behind ``context`` positions.
-
-        The tokens of a row are the nodes of a tree, root included, or a piece of a prompt.
-        """
+    def of(cls, *, rows: float, queries: Any, context: float) -> "StepSize":
+        """Return the size of a forward of ``queries`` tokens in each of some rows, behind ``context`` positions."""
         tokens = rows * queries
         return cls(tokens=tokens, positions=rows * context, pairs=tokens * (context + (queries + 1) / 2))
 
@@ -59,10 +58,6 @@ class TokenRange:
     upto: int | None
     fixed: float
     per_token: float
-
-    def seconds(self, tokens: float) -> float:
-        """Return the seconds that do not depend on the cache."""
-        return self.fixed + self.per_token * tokens
 
 
 def _check(ranges: Sequence[TokenRange], *more: float) -> None:
@@ -77,17 +72,13 @@ def _check(ranges: Sequence[TokenRange], *more: float) -> None:
         raise ValueError("a constant of a cost is no number of seconds from 0 on: measure it again")
 
 
-def _seconds_of(ranges: Sequence[TokenRange], tokens: Sizes) -> Sizes:
+def _seconds_of(ranges: Sequence[TokenRange], tokens: Any) -> Any:
     """Return the seconds of forwards that do not depend on the cache, by their tokens."""
     if len(ranges) == 1:
         return ranges[0].fixed + ranges[0].per_token * tokens
     place = np.searchsorted([each.upto for each in ranges[:-1] if each.upto is not None], tokens)
     fixed, per_token = (np.array([getattr(each, name) for each in ranges]) for name in ("fixed", "per_token"))
     return fixed[place] + per_token[place] * tokens
-
-
-def _range_of(ranges: Sequence[TokenRange], tokens: float) -> TokenRange:
-    return next(each for each in ranges if each.upto is None or tokens <= each.upto)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,16 +109,9 @@ class StepCost:
         """Where ranges end, the last one left out."""
         return tuple(each.upto for each in self.ranges if each.upto is not None)
 
-    def seconds(self, size: StepSize) -> float:
-        """Return the seconds of a forward."""
-        attention = self.per_position * size.positions + self.per_pair * size.pairs
-        return _range_of(self.ranges, size.tokens).seconds(size.tokens) + attention
-
-    def each(self, *, rows: int, queries: Sizes, context: float) -> Sizes:
-        """Return the seconds of forwards that differ in their tokens per row alone; see ``StepSize.of``."""
-        tokens = rows * queries
-        seconds = _seconds_of(self.ranges, tokens) + self.per_position * rows * context
-        return seconds + self.per_pair * tokens * (context + (queries + 1) / 2) if self.per_pair else seconds
+    def seconds(self, size: StepSize) -> Any:
+        """Return the seconds of a forward, or of several."""
+        return _seconds_of(self.ranges, size.tokens) + self.per_position * size.positions + self.per_pair * size.pairs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,21 +133,14 @@ class PartCost:
     def __post_init__(self) -> None:
         _check(self.levels, self.fixed, self.per_position)
 
-    def seconds(self, *, levels: float, tokens: float, positions: float) -> float:
-        """Return the seconds in one round.
+    def seconds(self, *, levels: Any, tokens: Any, positions: float) -> Any:
+        """Return the seconds in one round, or in several that differ in levels and tokens.
 
         Args:
             levels: Depth of the deepest draft.
             tokens: Drafted tokens, over all rows and levels.
             positions: Positions in the cache, over all rows.
         """
-        if not levels:
-            return self.fixed
-        each = tokens / levels
-        return self.fixed + levels * (_range_of(self.levels, each).seconds(each) + self.per_position * positions)
-
-    def each(self, *, levels: Sizes, tokens: Sizes, positions: float) -> Sizes:
-        """Return the seconds in rounds that differ in levels and tokens; see ``seconds``."""
         per_level = tokens / np.maximum(levels, 1)
         return self.fixed + levels * (_seconds_of(self.levels, per_level) + self.per_position * positions)
 
@@ -179,16 +156,15 @@ class Errors:
 
     @classmethod
     def of(cls, predicted: Sequence[float], measured: Sequence[float]) -> "Errors":
-        """Return the errors of predictions.
-
-        Raises:
-            ValueError: There is none.
-        """
+        """Return the errors of predictions. Raises ValueError: there is none."""
         errors = np.array([abs(p / m - 1) for p, m in zip(predicted, measured, strict=True)])
         if not len(errors):
             raise ValueError("there is no measured point to compare predictions with")
         median, p95 = np.quantile(errors, (0.5, 0.95))
         return cls(median=float(median), p95=float(p95), worst=float(errors.max()), points=len(errors))
+
+
+# ---------------------------------------------------------------- fits
 
 
 def fit_step(sizes: Sequence[StepSize], seconds: Sequence[float], *, ends: Sequence[int] = ()) -> StepCost:
@@ -205,62 +181,48 @@ def fit_step(sizes: Sequence[StepSize], seconds: Sequence[float], *, ends: Seque
     Raises:
         ValueError: There are fewer steps than constants.
     """
-    columns, wanted = _by_range([size.tokens for size in sizes], ends)
-    columns.append(np.array([size.positions for size in sizes], dtype=float))
-    columns.append(np.array([size.pairs for size in sizes], dtype=float))
-    found = _fit(np.stack(columns, axis=1), seconds)
-    return StepCost(ranges=_ranges(found, wanted), per_position=float(found[-2]), per_pair=float(found[-1]))
+    columns, kept = _by_range(np.array([size.tokens for size in sizes], dtype=float), ends)
+    columns += [np.array([getattr(size, name) for size in sizes], dtype=float) for name in ("positions", "pairs")]
+    constants = _fit(np.stack(columns, axis=1), seconds)
+    return StepCost(ranges=_ranges(constants, kept), per_position=float(constants[-2]), per_pair=float(constants[-1]))
 
 
 def fit_part(sizes: Sequence[Mapping[str, float]], seconds: Sequence[float], *, ends: Sequence[int] = ()) -> PartCost:
-    """Return the constants that are closest to measured parts of rounds.
+    """Return the constants that are closest to measured parts of rounds; see ``fit_step``.
 
     Args:
         sizes: Of every round, as ``PartCost.seconds`` takes them.
-        ends: The most tokens of a level of every range but the last one; see ``fit_step``.
-
-    Raises:
-        ValueError: There are fewer of them than constants.
+        ends: The most tokens of a level of every range but the last one.
     """
     levels, tokens, positions = (
         np.array([size[name] for size in sizes], dtype=float) for name in ("levels", "tokens", "positions")
     )
-    columns, wanted = _by_range(tokens / np.maximum(levels, 1.0), ends)
-    columns = [column * levels for column in columns]
-    columns += [levels * positions, np.ones(len(sizes))]
-    found = _fit(np.stack(columns, axis=1), seconds)
-    return PartCost(fixed=float(found[-1]), levels=_ranges(found, wanted), per_position=float(found[-2]))
+    columns, kept = _by_range(tokens / np.maximum(levels, 1.0), ends)
+    columns = [*(column * levels for column in columns), levels * positions, np.ones(len(sizes))]
+    constants = _fit(np.stack(columns, axis=1), seconds)
+    return PartCost(fixed=float(constants[-1]), levels=_ranges(constants, kept), per_position=float(constants[-2]))
 
 
-def _by_range(given: Sequence[float] | np.ndarray, ends: Sequence[int]) -> tuple[list[np.ndarray], list[int]]:
-    """Return two columns for every range, of its fixed part and of its tokens, and the ends of the ranges."""
-    tokens = np.array(given, dtype=float)
-    wanted = _occupied(tokens, ends)
-    number = np.digitize(tokens, wanted, right=True)
+def _by_range(tokens: np.ndarray, ends: Sequence[int]) -> tuple[list[np.ndarray], list[int]]:
+    """Return two columns for every range, of its fixed part and of its tokens; and the ends of those with points."""
+    kept: list[int] = []
+    for end in sorted(ends):
+        if ((tokens > max(kept, default=0)) & (tokens <= end)).any() and (tokens > end).any():
+            kept.append(end)
+    number = np.digitize(tokens, kept, right=True)
     columns: list[np.ndarray] = []
-    for index in range(len(wanted) + 1):
-        own = number == index
-        varied = len(np.unique(tokens[own])) > 1
-        columns += [np.where(own, 1.0, 0.0), np.where(own & varied, tokens, 0.0)]
-    return columns, wanted
+    for index in range(len(kept) + 1):
+        inside = number == index
+        varied = len(np.unique(tokens[inside])) > 1
+        columns += [np.where(inside, 1.0, 0.0), np.where(inside & varied, tokens, 0.0)]
+    return columns, kept
 
 
-def _ranges(found: Float[np.ndarray, " term"], ends: Sequence[int]) -> tuple[TokenRange, ...]:
+def _ranges(constants: Float[np.ndarray, " term"], ends: Sequence[int]) -> tuple[TokenRange, ...]:
     return tuple(
-        TokenRange(upto=end, fixed=float(found[2 * index]), per_token=float(found[2 * index + 1]))
+        TokenRange(upto=end, fixed=float(constants[2 * index]), per_token=float(constants[2 * index + 1]))
         for index, end in enumerate((*ends, None))
     )
-
-
-def _occupied(tokens: np.ndarray, ends: Sequence[int]) -> list[int]:
-    """Return the ends of those ranges that hold a measured number of tokens, but for the last one."""
-    kept: list[int] = []
-    begin = 0
-    for end in sorted(ends):
-        if ((tokens > begin) & (tokens <= end)).any() and (tokens > end).any():
-            kept.append(end)
-            begin = end
-    return kept
 
 
 def _fit(columns: Float[np.ndarray, "point term"], seconds: Sequence[float]) -> Float[np.ndarray, " term"]:
@@ -277,3 +239,110 @@ def _fit(columns: Float[np.ndarray, "point term"], seconds: Sequence[float]) -> 
     scale = np.linalg.norm(weighted, axis=0)
     scale[scale == 0] = 1.0
     return nnls(weighted / scale, np.ones(len(measured)))[0] / scale
+
+
+# ---------------------------------------------------------------- are fitted constants possible at all?
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeastWork:
+    """What forwards of a model must at least do.
+
+    Attributes:
+        weight_bytes: Weights that any forward reads.
+        kv_bytes: Keys and values per position.
+        token_flops: Operations per token in products with weights.
+        pair_flops: Operations of attention per pair of a query and a position.
+    """
+
+    weight_bytes: float
+    kv_bytes: float
+    token_flops: float
+    pair_flops: float
+
+    def of(self, size: StepSize) -> Work:
+        """Return the work of a forward."""
+        moved = self.weight_bytes + self.kv_bytes * size.positions
+        return Work(moved, self.token_flops * size.tokens + self.pair_flops * size.pairs)
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """A constant beside the least that the device allows.
+
+    Attributes:
+        symbol: ``"delta"`` (δ), ``"gamma"`` (γ) or ``"alpha"`` (α).
+        what: What it stands for.
+        excuse: Why the least is no bound here: ``"caches"`` may hold what this constant is about, or operations are
+            ``"hidden"`` behind what memory does at the same time; empty where it is one.
+    """
+
+    symbol: str
+    what: str
+    seconds: float
+    least: float
+    excuse: str = ""
+
+    @property
+    def utilization(self) -> float | None:
+        """The least over the constant: the share of the peak that it makes use of; None if it is 0."""
+        return self.least / self.seconds if self.seconds else None
+
+    @property
+    def impossible(self) -> bool:
+        """Whether it is faster than physics, beyond the noise of the peaks."""
+        return not self.excuse and self.seconds < self.least * (1 - TOLERANCE)
+
+
+def meanings(
+    cost: StepCost, sizes: Sequence[StepSize], least: LeastWork, roof: Roof, *, cache_bytes: float
+) -> list[Meaning]:
+    """Return the constants of a step's cost with their physical meaning.
+
+    δ is that of the range of fewest tokens, where memory is the bound: weights over bandwidth. γ is that of the range
+    of most tokens: operations over the peak rate. In a range between, the one may hide behind the other. α is keys and
+    values over bandwidth. Where a query of its own reads them again (β), the two are taken together for one query.
+
+    Args:
+        sizes: Those that were measured.
+        cache_bytes: The size of the device's last cache; 0 if it is unknown.
+    """
+    first, last = cost.ranges[0], cost.ranges[-1]
+    weights, kv, per_token = least.weight_bytes, least.kv_bytes, least.token_flops
+    longest = max(size.positions for size in sizes)
+    in_caches, kv_in_caches = ("caches" * (size < CACHES * cache_bytes) for size in (weights, kv * longest))
+    hidden = "hidden" * (least.of(max(sizes, key=lambda size: size.tokens)).intensity < roof.ridge)
+    fixed = first.fixed + first.per_token * (1 if first.upto == 1 else 0)
+    alpha = cost.per_position + cost.per_pair
+    made = [
+        Meaning("delta", "weights / bandwidth", fixed, weights / roof.bandwidth, in_caches),
+        Meaning("gamma", "FLOPs per token / peak", last.per_token, per_token / roof.flops, hidden),
+        Meaning("alpha", "KV per position / bandwidth", alpha, kv / roof.bandwidth, kv_in_caches),
+    ]
+    return [meaning for meaning in made if meaning.symbol == "delta" or meaning.seconds]
+
+
+def check_possible(
+    cost: StepCost, sizes: Sequence[StepSize], least: LeastWork, roof: Roof, *, cache_bytes: float
+) -> None:
+    """Refuse constants, and predicted times of sizes, that are faster than physics; arguments as of ``meanings``.
+
+    Raises:
+        ValueError: Names the constant, or the size, and the bound.
+    """
+    wrong = "that is faster than physics, so that times or peaks are wrong; measure again on an idle machine"
+    for each in meanings(cost, sizes, least, roof, cache_bytes=cache_bytes):
+        if each.impossible:
+            raise ValueError(
+                f"the target's forward has {each.symbol} = {each.seconds:.3g} s, and {each.what} is {each.least:.3g} "
+                f"s: {wrong}"
+            )
+    for size in sizes:
+        work = least.of(size)
+        bound, seconds = roof.least_seconds(work), cost.seconds(size)
+        in_caches = work.intensity < roof.ridge and work.bytes < CACHES * cache_bytes
+        if not in_caches and seconds < bound * (1 - TOLERANCE):
+            raise ValueError(
+                f"the target's forward of {size.tokens:g} tokens behind {size.positions:g} positions would take "
+                f"{seconds:.3g} s, and at least {bound:.3g} s are needed: {wrong}"
+            )
