@@ -16,11 +16,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from drafters import EagleDrafter
 from drafters.heads.eagle import Eagle3Head
-from drafters.round_costs import now
 from experiments.bench.models import random_target
 from experiments.bench.play import time_rounds
 from experiments.measuring.forwards import Forward, as_graph, fill, forward_batch, graphed, measure_forwards
 from experiments.measuring.peaks import Peaks, measure_peaks, shortest
+from experiments.measuring.round_costs import now
 from specdec import Drafter, Engine, ModelRunner, SamplingParams, Target
 from specdec.drafting.builders import ExpansionTree
 from specdec.physics.precision import Precision

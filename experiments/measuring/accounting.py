@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from drafters.round_costs import STAGES
 from experiments.measuring.conditions import drafter_name, shape_of, without_policy
+from experiments.measuring.round_costs import STAGES
 from specdec.engine.engine import Engine
 from specdec.physics.calibrated import CalibratedRounds
 from specdec.physics.costs import StepSize

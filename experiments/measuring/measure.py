@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from drafters.round_costs import now
 from experiments.contenders.base import OtherEngine
 from experiments.measuring.accounting import Account, Accountant
 from experiments.measuring.divergence import find_divergence
 from experiments.measuring.jobs import Job, follow, too_long
 from experiments.measuring.meters import EnergyMeter, LoadMeter, counters_of
+from experiments.measuring.round_costs import now
 from experiments.measuring.watch import Watch, watching
 from experiments.results import metrics
 from experiments.results.checked import stated_exactness

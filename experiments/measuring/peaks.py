@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from drafters.round_costs import now
+from experiments.measuring.round_costs import now
 from specdec.execution.packing import can_pack, pack
 from specdec.memory import free_memory
 from specdec.physics.bounds import Roof

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from drafters.adaptive import AdaptiveDrafter
-from drafters.round_costs import STAGES, WARM, TimedRound, time_rounds
+from experiments.measuring.round_costs import STAGES, WARM, TimedRound, time_rounds
 from experiments.results.manifest import device_name
 from specdec.drafting.best_shapes import PlannedShape
 from specdec.drafting.costs import TreeCosts, smallest

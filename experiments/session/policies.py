@@ -6,9 +6,9 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from drafters.adaptive import AdaptiveDrafter
-from drafters.round_costs import measure_costs, measure_node_costs
 from experiments.config import job
 from experiments.config.sections import build, component_of, plain
+from experiments.measuring.round_costs import measure_costs
 from specdec.drafting.calibration import Calibration
 from specdec.drafting.costs import RoundCosts
 from specdec.drafting.policies import CostAwareLength, CostAwareNodes, LengthPolicy, NodePolicy
@@ -90,7 +90,7 @@ def settle_costs(
         if isinstance(drafter, AdaptiveDrafter):
             policy.costs = measure_costs(target, drafter.drafter, verifier, given, rows=rows)
         elif isinstance(drafter, ScoredDrafter):
-            policy.costs = measure_node_costs(target, drafter, verifier, given, rows=rows)
+            policy.costs = measure_costs(target, drafter, verifier, given, rows=rows, by_nodes=True)
     assert policy.costs is not None, "measured"
     if not isinstance(policy.costs, RoundCosts):
         return

@@ -140,7 +140,7 @@ class RoundCosts(_Kept):
             asked = f"drafts are {depth} deep" if self.nodes is None else "depths are asked for"
             raise ValueError(
                 f"the costs of rounds were measured {known}, and {asked}: measure them with this drafter "
-                f"(drafters.round_costs.measure_costs)"
+                f"(experiments.calibrate)"
             )
         return self._rising(rows)[: depth + 1]
 
@@ -167,7 +167,7 @@ class RoundCosts(_Kept):
             measured = "by the depth of drafts" if self.nodes is None else f"with up to {self.nodes[-1]} nodes"
             raise ValueError(
                 f"the costs of rounds were measured {measured}, and trees have {most} nodes: measure them with this "
-                f"drafter (drafters.round_costs.measure_node_costs)"
+                f"drafter (experiments.calibrate)"
             )
         hull: list[tuple[float, float]] = []
         for x, y in zip(self.nodes, self._rising(rows).tolist(), strict=True):

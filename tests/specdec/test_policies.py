@@ -10,7 +10,7 @@ import torch
 
 from drafters import ModelDrafter, NGramDrafter
 from drafters.adaptive import AdaptiveDrafter
-from drafters.round_costs import measure_costs, measure_node_costs, node_sizes
+from experiments.measuring.round_costs import measure_costs, node_sizes
 from experiments.session.policies import paced
 from specdec import DraftTree, Engine, SamplingParams, Target
 from specdec.drafting.builders import ExpansionTree, SampledTree, StaticTree, TreeBuilder
@@ -265,7 +265,7 @@ def test_node_costs_are_measured_and_kept(target: Target, tmp_path: Path) -> Non
     assert node_sizes(5) == (0, 1, 2, 3, 4, 5) and node_sizes(20) == (0, 1, 2, 3, 4, 6, 8, 12, 16, 20)
     mine = ConfidenceNodes()
     drafter = ModelDrafter(target.model, ExpansionTree(3, 2, 2), sampling="deterministic").pruned_by(mine)
-    found = measure_node_costs(target, drafter, RejectionVerifier(), [[1, 2, 3]], rows=(2, 1), rounds=2)
+    found = measure_costs(target, drafter, RejectionVerifier(), [[1, 2, 3]], rows=(2, 1), rounds=2, by_nodes=True)
     assert drafter.policy is mine
     assert (found.rows, found.nodes, found.drafter) == ((1, 2), (0, 1, 2, 3), "ModelDrafter")
     found.save(tmp_path / "costs.json")

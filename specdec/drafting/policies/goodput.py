@@ -58,7 +58,7 @@ class CostAwareLength(LengthPolicy):
     Args:
         costs: How long rounds take, or a file of that (``RoundCosts.save``, or calibrated costs): all rows then have
             one depth, because the engine pads them. Other ``RaggedCosts`` may give every row its own. With None, set
-            the attribute before the policy is used (``drafters.round_costs.measure_costs``).
+            the attribute before the policy is used (``experiments.measuring.round_costs``).
         memory: The number of rounds after which a round counts for 1/e.
         prior: How many rounds the average of all requests counts for.
         explore: Every so many rounds, and in the first few, drafts are deeper than is best, to learn: by one token and
@@ -327,7 +327,7 @@ def check_costs(costs: RaggedCosts | None, max_depth: int) -> RaggedCosts:
     """Return costs; refuse those that are unknown, or were measured with shallower drafts."""
     if costs is None:
         raise ValueError(
-            "this policy needs to know how long rounds take: give costs=…, from drafters.round_costs.measure_costs"
+            "this policy needs to know how long rounds take: give costs=…, a file of experiments.calibrate"
         )
     costs.check_depth(max_depth)
     return costs

@@ -208,7 +208,7 @@ class CostAwareNodes(NodePolicy):
 
     Args:
         costs: How long rounds take by the number of nodes, or a file of that (``RoundCosts.save``) or of calibrated
-            costs. With None, set the attribute before the policy is used (``drafters.round_costs.measure_node_costs``).
+            costs. With None, set the attribute before the policy is used (``experiments.measuring.round_costs``).
     """
 
     unseen = ("learn", "explore", "costs")
@@ -224,8 +224,7 @@ class CostAwareNodes(NodePolicy):
     def bind(self, builder: TreeBuilder, scorer: Scorer, device: torch.device, *, max_batch_size: int) -> None:
         if self.costs is None:
             raise ValueError(
-                "this policy needs to know how long rounds take: give costs=…, from "
-                "drafters.round_costs.measure_node_costs"
+                "this policy needs to know how long rounds take: give costs=…, a file of experiments.calibrate"
             )
         self.costs.by_nodes(1, builder.max_nodes)
         super().bind(builder, scorer, device, max_batch_size=max_batch_size)

@@ -1,7 +1,4 @@
-"""How long rounds take on this machine: by the depth of their drafts, or by the number of nodes that they verify.
-
-``time_rounds`` is the one timer of rounds: calibrations, costs of trees and the engine's benchmark use it, too.
-"""
+"""How long rounds take on this machine: by the depth of their drafts, or by the number of nodes that they verify."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,9 +11,9 @@ import torch
 from drafters.adaptive import AdaptiveDrafter
 from specdec.drafting.costs import RoundCosts, smallest
 from specdec.drafting.policies import FirstNodes, FixedLength
-from specdec.drafting.scored import ScoredDrafter
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter, Verifier
+from specdec.machine import dtype_name
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 
@@ -37,12 +34,9 @@ def now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def begin(
-    engine: Engine, prompts: Sequence[Sequence[int]], sampling: Sequence[SamplingParams], *, speculate: bool = True
-) -> tuple[list[int], int]:
-    """Submit prompts and play until every request has had a round; return their ids, and the tokens emitted so far."""
-    pairs = zip(prompts, sampling, strict=True)
-    ids = [engine.submit(list(prompt), own, speculate=speculate) for prompt, own in pairs]
+def _begun(engine: Engine, prompts: Sequence[Sequence[int]], sampling: SamplingParams, *, speculate: bool) -> tuple:
+    """Submits prompts and plays until every request has had a round; returns their ids, and the tokens emitted."""
+    ids = [engine.submit(list(prompt), sampling, speculate=speculate) for prompt in prompts]
     missing, emitted = set(ids), 0
     while missing and engine.unfinished:
         steps = engine.step()
@@ -52,8 +46,8 @@ def begin(
     return ids, emitted
 
 
-def time_round(engine: Engine) -> dict[str, float]:
-    """Play one round of the running requests and return what it took; see ``TimedRound``."""
+def _timed(engine: Engine) -> dict[str, float]:
+    """Plays one round of the running requests; see ``TimedRound``."""
     device = engine.target.device
     start = now(device)
     steps = engine.step()
@@ -116,14 +110,14 @@ def time_rounds(
         if anew or not ids:
             for each in ids:
                 engine.abort(each)
-            ids, emitted = begin(engine, given, [own] * rows, speculate=speculate)
+            ids, emitted = _begun(engine, given, own, speculate=speculate)
             context = (sum(map(len, given)) + emitted) / rows - 1  # the root is not in the cache yet
         for kind in range(len(kinds))[:: 1 if turn % 2 else -1]:
             for repeated in range(in_a_row):
                 if engine.unfinished < rows:
                     break
                 kinds[kind]()
-                timed = time_round(engine)
+                timed = _timed(engine)
                 if turn >= WARM and repeated == in_a_row - 1 and engine.unfinished == rows:
                     found[kind].append({**timed, "context": context})
                 context += timed["emitted"] / rows
@@ -132,90 +126,61 @@ def time_rounds(
     return found
 
 
-def measure_costs(
-    target: Target,
-    drafter: Drafter,
-    verifier: Verifier,
-    prompts: Sequence[Sequence[int]],
-    *,
-    rows: Sequence[int] = (1,),
-    rounds: int = 12,
-    **options: Any,
-) -> RoundCosts:
-    """Return how long rounds take on this machine, with drafts of every depth.
-
-    Args:
-        prompts: Token ids to go on from; at least one, and they are used again where more rows are wanted.
-        rows: Batch sizes to measure.
-        rounds: How many rounds of each kind are timed.
-
-    Raises:
-        ValueError: There is no prompt, or an argument does not fit.
-    """
-    tokens = {depth: depth + 1 for depth in range(drafter.max_depth + 1)}
-    limited = AdaptiveDrafter(drafter, FixedLength(0))
-    costs = _measured(target, limited, verifier, prompts, tokens, "depth", rows=rows, rounds=rounds, **options)
-    return replace(costs, drafter=type(drafter).__name__)
-
-
-def measure_node_costs(
-    target: Target, drafter: ScoredDrafter, verifier: Verifier, prompts: Sequence[Sequence[int]], **more: Any
-) -> RoundCosts:
-    """Return how long rounds take on this machine that draft whole trees and verify some of their nodes.
-
-    Arguments and errors are those of ``measure_costs``. The drafter's own policy stays as it is.
-    """
-    tokens = {nodes: min(nodes, drafter.max_depth) + 1 for nodes in node_sizes(drafter.max_nodes)}
-    limited = drafter.pruned_by(FirstNodes())
-    return _measured(target, limited, verifier, prompts, tokens, "nodes", **more)
-
-
 def node_sizes(most: int) -> tuple[int, ...]:
     """Return the numbers of nodes that are measured: few, and close together where there are few."""
     steps = [0, 1, 2, 3] + [size for power in range(2, 12) for size in (2**power, 3 * 2 ** (power - 1))]
     return tuple(sorted({size for size in steps if size < most} | {most}))
 
 
-def _measured(
+def measure_costs(
     target: Target,
     drafter: Drafter,
     verifier: Verifier,
     prompts: Sequence[Sequence[int]],
-    tokens: Mapping[int, int],
-    size_name: str,
     *,
+    by_nodes: bool = False,
     rows: Sequence[int] = (1,),
     rounds: int = 12,
     **options: Any,
 ) -> RoundCosts:
-    """Return the costs of rounds by batch size and by size of their drafts.
+    """Return how long rounds take on this machine, with drafts of every depth, or with some nodes of whole trees.
 
-    ``tokens`` has the most tokens that a round of each size emits; ``size_name`` is the attribute of the session's
-    policy that sets the size.
+    Args:
+        drafter: Drafts. Measured by nodes, it is a ``ScoredDrafter``, whose own policy stays as it is.
+        prompts: Token ids to go on from; at least one, and they are used again where more rows are wanted.
+        by_nodes: Whether rounds draft whole trees, and differ in how many of the nodes they verify.
+        rows: Batch sizes to measure.
+        rounds: How many rounds of each kind are timed.
+
+    Raises:
+        ValueError: There is no prompt, or an argument does not fit.
     """
     if not prompts:
         raise ValueError("costs of rounds are measured on prompts, and there are none: give at least one")
-    emitted = sum(tokens.values()) + max(tokens.values())
+    scored: Any = drafter
+    sizes = node_sizes(drafter.max_nodes) if by_nodes else tuple(range(drafter.max_depth + 1))
+    limited = scored.pruned_by(FirstNodes()) if by_nodes else AdaptiveDrafter(drafter, FixedLength(0))
+    most = [min(size, drafter.max_depth) + 1 for size in sizes]  # tokens that a round emits
     table = []
     for count in sorted(set(rows)):
         longest = max(len(prompts[row % len(prompts)]) for row in range(count))
-        own = {"max_length": longest + emitted, **options}
-        with Engine(target, drafter, verifier, max_batch_size=count, **own) as engine:
+        room = longest + sum(most) + max(most)
+        with Engine(target, limited, verifier, max_batch_size=count, **{"max_length": room, **options}) as engine:
             engine.warm_up()  # rounds of a run are captured, so these are to be, too
             session: Any = engine.session
-            kinds = [partial(setattr, session.policy, size_name, size) for size in tokens]
+            kinds = [partial(setattr, session.policy, "nodes" if by_nodes else "depth", size) for size in sizes]
             timed = time_rounds(engine, prompts, SamplingParams(), rounds, kinds=kinds, anew=True)
             if not all(timed):
                 raise ValueError(
                     f"max_length={engine.max_length} leaves no room to time rounds behind prompts of {longest} tokens: "
-                    f"give at least {longest + emitted}, or shorter prompts"
+                    f"give at least {room}, or shorter prompts"
                 )
         table.append(tuple(smallest([each["seconds"] for each in kind]) for kind in timed))
     return RoundCosts(
         rows=tuple(sorted(set(rows))),
         table=tuple(table),
-        nodes=tuple(tokens) if size_name == "nodes" else None,
+        nodes=sizes if by_nodes else None,
         device=str(target.device),
-        dtype=str(target.dtype).removeprefix("torch."),
+        dtype=dtype_name(target.dtype),
         drafter=type(drafter).__name__,
     )
