@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from drafters.heads.block import BlockHead
 from drafters.heads.block_files import is_shifted, load_block, save_block
 from drafters.heads.block_packed import packed_blocks
-from drafters.heads.block_refiner import Refinement, tokens_before
+from drafters.heads.block_parts import KINDS, Refinement, tokens_before
 from drafters.heads.bound import row_of
 from drafters.heads.files import Public, has, served_as
-from drafters.heads.markov import KINDS
 from drafters.heads.parallel import mask_token
 from drafters.heads.training import (
     Anchors,

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from drafters.suffix_nodes import Text
-from drafters.suffix_tree import SuffixTree
+from drafters.suffix_tree import SuffixTree, Text
 from specdec.arguments import flag, number, whole
 from specdec.drafting.lookup import Draft, LookUpSession, RatedDrafter
 from specdec.interfaces import Sizes

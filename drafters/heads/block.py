@@ -20,12 +20,17 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as rot
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
 from drafters.heads.block_config import BlockConfig
-from drafters.heads.block_domino import PrefixHead
-from drafters.heads.block_places import PlaceHead
-from drafters.heads.block_refiner import Refiner
-from drafters.heads.block_selector import CandidateSelector, GroupedConvolution, convolved_layer
+from drafters.heads.block_parts import (
+    CandidateSelector,
+    ConfidenceHead,
+    GroupedConvolution,
+    MarkovHead,
+    PlaceHead,
+    PrefixHead,
+    Refiner,
+    convolved_layer,
+)
 from drafters.heads.bound import DraftHead, sizes_like, widened, wider_config
-from drafters.heads.markov import ConfidenceHead, MarkovHead
 from specdec.cache.base import CACHE, Cache
 from specdec.interfaces import Description
 

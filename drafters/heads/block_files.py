@@ -31,7 +31,7 @@ from drafters.heads.assemble import (
 )
 from drafters.heads.block import BlockHead, default_layers
 from drafters.heads.block_config import BlockConfig
-from drafters.heads.block_domino import NAMES
+from drafters.heads.block_parts import NAMES
 from drafters.heads.files import Checkpoint, ServedFor, check_layout, write
 from specdec.arguments import whole, wholes
 from specdec.machine import dtype_name

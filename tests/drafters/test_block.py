@@ -13,11 +13,7 @@ from transformers import DynamicCache
 
 from drafters.block import BlockDrafter
 from drafters.heads.block import BlockHead, default_layers
-from drafters.heads.block_domino import PrefixHead
-from drafters.heads.block_places import Above
-from drafters.heads.block_refiner import Refinement, Refiner
-from drafters.heads.block_selector import CandidateSelector
-from drafters.heads.markov import MarkovHead
+from drafters.heads.block_parts import Above, CandidateSelector, MarkovHead, PrefixHead, Refinement, Refiner
 from specdec import Batch, DraftSampling, ModelRunner, Outcome, SamplingParams, Sizes, Target, Topology
 from specdec.drafting.scored import ScoredSession
 from specdec.forward import LOGITS, ForwardBatch, Wants

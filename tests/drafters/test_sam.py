@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from drafters import ChoiceDrafter, SamDrafter, TokenRecyclingDrafter
 from drafters.corpus import Corpus
-from drafters.suffix_automaton import SuffixAutomaton
+from drafters.sam import SuffixAutomaton
 from tests.drafters.lookups import begun, outputs
 from tests.drafters.test_corpus import places
 from tests.forwards import slots_of

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drafters.suffix import SuffixDrafter, SuffixSession
-from drafters.suffix_nodes import Node, Text
-from drafters.suffix_tree import SuffixTree
+from drafters.suffix_tree import Node, SuffixTree, Text
 from specdec import Batch, DraftSampling, DraftTree, Outcome, SamplingParams, Sizes
 from tests.drafters.lookups import TARGET, outputs
 from tests.drafters.test_corpus import places

@@ -14,8 +14,7 @@ from drafters.eagle import TrainedEagle3
 from drafters.heads.base import FeatureHead
 from drafters.heads.block import BlockHead
 from drafters.heads.block_packed import packed_blocks
-from drafters.heads.block_places import Above
-from drafters.heads.block_refiner import Refinement
+from drafters.heads.block_parts import Above, Refinement
 from drafters.heads.mtp import MTPHead
 from drafters.heads.training import Anchors, Prediction, TextBatch, TrainedHead
 from drafters.heads.unrolled import TrainedFeatureHead
