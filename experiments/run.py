@@ -10,10 +10,10 @@ from omegaconf import DictConfig
 from experiments.config.launch import Command
 
 if TYPE_CHECKING:
-    from experiments.results.summary import Summary
+    from experiments.results.runs import Run
 
 
-def objective(config: DictConfig, summary: "Summary") -> float | None:
+def objective(config: DictConfig, made: "Run") -> float | None:
     """The figure that the configuration's ``objective`` names, for sweepers that search for the best setting.
 
     Raises:
@@ -21,10 +21,9 @@ def objective(config: DictConfig, summary: "Summary") -> float | None:
     """
     if config.objective is None:
         return None
-    for method in summary.methods:
-        value = getattr(method, config.objective)
-        if method.method == config.method and value is not None:
-            return float(value)
+    for row in made.rows:
+        if row["method"] == config.method and row[config.objective] is not None:
+            return float(row[config.objective])
     raise ValueError(f"objective={config.objective}: this run has none, because {config.method} finished no prompt")
 
 

@@ -8,16 +8,16 @@ from omegaconf import DictConfig
 from experiments.config.sections import bootstrap_of, build, listed, plain, plain_whole
 from experiments.measuring.jobs import check_arguments_of
 from experiments.measuring.measure import Contender
-from experiments.reporting.accuracy import accuracies, report_accuracy, scores_of
-from experiments.results.frame import Figures
+from experiments.reporting.studies.accuracy import accuracies, report_accuracy, scores_of
 from experiments.results.manifest import ROOT, git_state, machine, versions
+from experiments.results.rows import Row
 from experiments.session.assembly import said_of
 from experiments.session.engines import new_engine, settle
 from experiments.session.methods import check_components
 from experiments.session.policies import paced
 
 
-def accuracy(config: DictConfig) -> list[Figures]:
+def accuracy(config: DictConfig) -> list[Row]:
     """Evaluate the configuration's method and plain decoding; print and write what comes of it."""
     try:
         from experiments.grading.harness import SpecdecLM, evaluate

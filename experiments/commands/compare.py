@@ -10,11 +10,11 @@ from experiments.load.run import LoadRun
 from experiments.load.studies import Study, is_study
 from experiments.reporting.comparison import report_comparison
 from experiments.reporting.load import report_studies
-from experiments.results.comparison import Row
+from experiments.results.comparison import Entry
 from experiments.results.runs import find_folders, load_run
 
 
-def compare(config: DictConfig) -> list[Row] | list[LoadRun]:
+def compare(config: DictConfig) -> list[Entry] | list[LoadRun]:
     """Compare the configuration's runs; print and write the table, the figures and the pictures.
 
     A file is the result of another load generator, of which a folder is made first.

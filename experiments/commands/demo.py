@@ -15,7 +15,7 @@ from experiments.reporting import terminal
 from experiments.reporting.race import show_race
 from experiments.reporting.run_plots import RUN_PLOTS
 from experiments.reporting.run_tables import comparison_table
-from experiments.results.summary import Summary
+from experiments.results.runs import Run
 from experiments.session.assembly import measure_methods, title
 from experiments.session.measurement import Report
 from specdec.engine.engine import Engine
@@ -25,7 +25,7 @@ _PENALTY = 1.2
 """The race's repetition penalty: without one a small model repeats itself, and nobody wants to read that."""
 
 
-def demo(config: DictConfig) -> Summary:
+def demo(config: DictConfig) -> Run:
     """Show and measure the configuration's methods at its temperatures."""
     methods = {str(name): f"methods.{name}" for name in config.methods}
     _give_tree(config, methods)
@@ -40,7 +40,7 @@ def demo(config: DictConfig) -> Summary:
         _race(contenders, str(config.race), job, config.race_tokens)
 
     report = Report(
-        tables=lambda summary, title: [comparison_table(summary, title)],
+        tables=lambda made, title: [comparison_table(made, title)],
         plots=RUN_PLOTS,
         opening=opening if config.race is not None else None,
     )

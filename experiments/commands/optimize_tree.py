@@ -20,9 +20,9 @@ from experiments.reporting.run_tables import comparison_table
 from experiments.results.frame import Figures, frame_of, rounds_of
 from experiments.results.manifest import device_name
 from experiments.results.records import Record
-from experiments.results.runs import records_of
+from experiments.results.rows import interval
+from experiments.results.runs import Run, records_of
 from experiments.results.statistics import Bootstrap, ratio_of_sums
-from experiments.results.summary import Summary
 from experiments.session.assembly import encode_warmup, measure_methods
 from experiments.session.engines import new_engine, settle
 from experiments.session.measurement import Report
@@ -141,18 +141,18 @@ def _measured(changed: DictConfig, optimized: Optimized, out: Path, bootstrap: B
     settings = {name: changed[name] for name in _CARRIED if name in changed}
     folder = out / f"measured_T{optimized.temperature:g}"
     config = OmegaConf.create({**settings, "methods": methods, "out": str(folder)})
-    summary = measure_methods(
+    made = measure_methods(
         config,
         methods={name: f"methods.{name}" for name in methods},
-        report=Report(tables=lambda summary, title: [comparison_table(summary, title)], plots=RUN_PLOTS),
+        report=Report(tables=lambda made, title: [comparison_table(made, title)], plots=RUN_PLOTS),
     )
     records = records_of(folder)
-    return {name: _of_method(name, summary, records, bootstrap) for name in methods}
+    return {name: _of_method(name, made, records, bootstrap) for name in methods}
 
 
-def _of_method(name: str, summary: Summary, records: Sequence[Record], bootstrap: Bootstrap) -> Figures:
+def _of_method(name: str, made: Run, records: Sequence[Record], bootstrap: Bootstrap) -> Figures:
     """Figures of a method; tokens per round over those rounds alone whose drafts the output's end did not cut."""
-    found = next(method for method in summary.methods if method.method == name)
+    row = next(row for row in made.rows if row["method"] == name)
     rounds = rounds_of(frame_of(record for record in records if record.method == name))
     whole = rounds[rounds.proposed_depth == rounds.proposed_depth.max()]
     emitted = 1 + whole.expected_accepted
@@ -160,8 +160,8 @@ def _of_method(name: str, summary: Summary, records: Sequence[Record], bootstrap
         tokens=float(emitted.mean()),
         tokens_interval=bootstrap.over_prompts(ratio_of_sums, whole.prompt, [emitted, [1.0] * len(emitted)]),
         prompts=whole.prompt.nunique(),
-        speedup=found.speedup,
-        speedup_interval=found.speedup_interval,
+        speedup=row["speedup"],
+        speedup_interval=interval(row, "speedup"),
     )
 
 

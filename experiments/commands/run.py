@@ -6,11 +6,23 @@ from functools import partial
 from omegaconf import DictConfig
 
 from experiments.config.sections import bootstrap_of, build, plain
-from experiments.reporting.policies import loss_table, policy_losses
-from experiments.reporting.requests import in_flight_plot, requests_plot, requests_table
-from experiments.reporting.run_plots import RUN_PLOTS, category_plot, methods_plot, nodes_plot
-from experiments.reporting.run_tables import category_table, comparison_table, methods_table, run_table
-from experiments.results.summary import Summary
+from experiments.reporting.run_plots import (
+    RUN_PLOTS,
+    category_plot,
+    in_flight_plot,
+    methods_plot,
+    nodes_plot,
+    requests_plot,
+)
+from experiments.reporting.run_tables import (
+    category_table,
+    comparison_table,
+    methods_table,
+    requests_table,
+    run_table,
+)
+from experiments.reporting.studies.policies import loss_table, policy_losses
+from experiments.results.runs import Run
 from experiments.session.assembly import measure_methods
 from experiments.session.measurement import Ended, Report, Shown
 from experiments.session.policies import policy_of
@@ -20,7 +32,7 @@ from specdec.engine.engine import Engine
 from specdec.physics.calibrated import CalibratedRounds
 
 
-def run(config: DictConfig) -> Summary:
+def run(config: DictConfig) -> Run:
     """Measure the configuration's drafter, or its drafter with every policy, or all of its methods."""
     methods = {str(name): f"methods.{name}" for name in config.methods}
     methods = methods or dict.fromkeys([str(name) for name in config.policies] or [config.method], "drafter")
@@ -40,7 +52,7 @@ def _report_on_one(config: DictConfig) -> Report:
     main = comparison_table if len(config.policies) > 1 else run_table
 
     return Report(
-        tables=lambda summary, title: [main(summary, title), category_table(summary)],
+        tables=lambda made, title: [main(made, title), category_table(made)],
         plots={**RUN_PLOTS, "categories.png": category_plot},
         studies=[partial(_policy_losses, config)] if config.policies else [],
     )
@@ -49,10 +61,10 @@ def _report_on_one(config: DictConfig) -> Report:
 def _report_on_several(config: DictConfig) -> Report:
     labels = {str(name): str(label) for name, label in config.labels.items()}
     return Report(
-        tables=lambda summary, title: [methods_table(summary, title, labels), category_table(summary)],
+        tables=lambda made, title: [methods_table(made, title, labels), category_table(made)],
         plots={
-            "methods.png": lambda summary, path, title: methods_plot(summary, path, title, labels),
-            "nodes.png": lambda summary, path, title: nodes_plot(summary, path, title, labels),
+            "methods.png": lambda made, path, title: methods_plot(made, path, title, labels),
+            "nodes.png": lambda made, path, title: nodes_plot(made, path, title, labels),
         },
     )
 
@@ -84,6 +96,6 @@ def _with_requests(report: Report) -> Report:
     """The report with the table and the pictures of requests."""
     return replace(
         report,
-        tables=lambda summary, title: [*report.tables(summary, title), requests_table(summary)],
+        tables=lambda made, title: [*report.tables(made, title), requests_table(made)],
         plots={**report.plots, "requests.png": requests_plot, "in_flight.png": in_flight_plot},
     )

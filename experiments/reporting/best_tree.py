@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from experiments.reporting import style, terminal
-from experiments.reporting.cells import NOTHING, number, signed_percent, times, with_interval
+from experiments.reporting.columns import NOTHING, between, number, signed_percent, times
 from experiments.reporting.formats import write_texts
 from experiments.reporting.table import Cell, Column, Emphasis, Table, left
 from experiments.results.frame import Figures
@@ -204,11 +204,11 @@ def measured_table(optimized: Optimized, bootstrap: Bootstrap) -> Table:
         table.add(
             name,
             *((NOTHING, NOTHING) if tree is None else (str(tree.num_nodes), str(tree.max_depth))),
-            with_interval(number(tokens), bounds),
-            with_interval(number(found.tokens), found.tokens_interval),
+            Cell(number(tokens), between(bounds)),
+            Cell(number(found.tokens), between(found.tokens_interval)),
             _gain(found.tokens, tokens),
             times(speedup),
-            with_interval(times(found.speedup), found.speedup_interval),
+            Cell(times(found.speedup), between(found.speedup_interval)),
         )
     if "old" in optimized.measured:
         old, new = optimized.measured["old"], optimized.measured["new"]

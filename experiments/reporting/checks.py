@@ -7,7 +7,7 @@ from experiments.inspecting.facts import same_model
 from experiments.inspecting.kinds import Usual
 from experiments.inspecting.search import Inspection
 from experiments.measuring.exactness import SHARED_LAWS, Part, Work, roughly
-from experiments.reporting.cells import number
+from experiments.reporting.columns import number
 from experiments.reporting.progress import Clock, Every, Progress
 from experiments.reporting.table import Cell, Emphasis, Table, left
 from experiments.results.frame import Figures

@@ -2,28 +2,39 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
+import pandas
+from rich.console import Console
+
+from experiments.reporting import columns as cols
 from experiments.reporting import style, terminal
-from experiments.reporting.acceptance import report_acceptance
-from experiments.reporting.cells import BOLD, equality, label_cell, length, number, percent, rules_of, speedup
+from experiments.reporting.columns import Col
 from experiments.reporting.formats import USUAL, document, write_formats, write_texts
-from experiments.reporting.requests import warnings_of
 from experiments.reporting.run_plots import length_and_speedup
-from experiments.reporting.run_tables import prompts_needed
-from experiments.reporting.table import Cell, Emphasis, Table, left
+from experiments.reporting.run_tables import prompts_needed, warnings_of
+from experiments.reporting.studies.two_way import report_two_way
+from experiments.reporting.table import Table, left
 from experiments.reporting.terminal import short
-from experiments.reporting.two_way import report_two_way
 from experiments.reporting.verdicts import counted, say_verdict, sentence, warning
-from experiments.results.comparison import Row, best_of, commit_of, differences, make_rows, title
+from experiments.results import comparison as compared
+from experiments.results.comparison import Entry, commit_of, title
+from experiments.results.data import described
+from experiments.results.differences import Difference, paired_differences
+from experiments.results.frame import Frame
 from experiments.results.lossless import NOT_LOSSLESS
+from experiments.results.rows import ALL, RUNS, Row, ends, family, positions, typed
 from experiments.results.runs import Run
-
-if TYPE_CHECKING:
-    import pandas
 
 _TOO_LONG = {"cut": "were shortened", "skipped": "were left out", "failing": "failed as too long"}
 _LINES = ("-", "--", ":")
+
+
+class Note(NamedTuple):
+    """A remark below a table: the text, and what a picture's subtitle says of it (empty: nothing)."""
+
+    text: str
+    short: str = ""
 
 
 def report_comparison(
@@ -34,7 +45,7 @@ def report_comparison(
     missing: Sequence[str] = (),
     formats: Sequence[str] = USUAL,
     difference: str | None = None,
-) -> list[Row]:
+) -> list[Entry]:
     """Print and write the comparison of runs.
 
     Args:
@@ -49,27 +60,21 @@ def report_comparison(
     """
     if not runs:
         raise ValueError("there are no runs to compare")
-    mixed = differences(runs)
+    mixed = compared.differences(runs)
     if mixed and not allow_mixed:
         raise ValueError(f"the runs {'; '.join(mixed)}: allow_mixed=true compares them all the same")
-    rows, about = make_rows(runs), title(runs)
-    notes = [*(f"MIXED: the runs {text}" for text in mixed), *remarks(runs), *missing, *_verdicts(rows)]
-    table, console = comparison_table(rows, about), terminal.console()
+    entries, about = compared.entries_of(runs), title(runs)
+    remarked = [*(Note(f"MIXED: the runs {text}", text.partition(": ")[0]) for text in mixed), *remarks(runs)]
+    bad = [sentence(entry.name, entry.row, entry.run) for entry in entries if entry.row["not_lossless"]]
+    notes = [*(note.text for note in remarked), *missing, *counted([entry.row for entry in entries]), *bad]
+    subtitle = "; ".join([about, *(note.short for note in remarked if note.short)])
+    table, console = comparison_table(entries, about), terminal.console()
     terminal.show(console, table)
-    # A picture has no room for lists of folders and of values.
-    ends = {"NOISY": ("", " in "), "MIXED": ("MIXED: ", ": "), "INCOMPLETE": ("", "\n")}
-    told = [
-        start + note.removeprefix(start).partition(end)[0]
-        for note in notes
-        for word, (start, end) in ends.items()
-        if note.startswith(word)
-    ]
-    subtitle = "; ".join([about, *told])
-    figures = [{"name": ", ".join(row.name), "folder": str(row.run.folder), **row.method} for row in rows]
-    written = write_texts(out, {"comparison.json": {"title": about, "notes": notes, "rows": figures}})
-    noise = [note for note in notes if note.startswith("NOISY")]
-    written += report_acceptance(rows, out, console, setting=difference)
-    written += report_two_way(rows, out, subtitle, console, notes=noise)
+    rows = [{"name": entry.name, "folder": str(entry.run.folder), **entry.row} for entry in entries]
+    written = write_texts(out, {"comparison.json": {"title": about, "notes": notes, "rows": rows}})
+    written += report_acceptance(entries, out, console, setting=difference)
+    noise = [note.text for note in remarked if note.text.startswith("NOISY")]
+    written += report_two_way(entries, out, subtitle, console, notes=noise)
     for note in notes:
         say_verdict(console, note, bad=NOT_LOSSLESS in note)
     written += write_formats(
@@ -78,73 +83,65 @@ def report_comparison(
         "comparison",
         document=_document(table, runs, notes),
         # Runs of different targets, datasets or dtypes have no best among them.
-        table=comparison_table(rows, about, show_best=not mixed, notes=notes),
-        figures=lambda: comparison_figures(rows),
+        table=comparison_table(entries, about, show_best=not mixed, notes=notes),
+        figures=lambda: comparison_frame(entries),
     )
-    terminal.list_written(console, [*written, *(plot(rows, out / name, subtitle) for name, plot in PLOTS.items())])
-    return rows
+    pictures = (plot(entries, out / name, subtitle) for name, plot in PLOTS.items())
+    terminal.list_written(console, [*written, *pictures])
+    return entries
 
 
-def comparison_table(rows: Sequence[Row], text: str, *, show_best: bool = False, notes: Sequence[str] = ()) -> Table:
+def comparison_table(
+    entries: Sequence[Entry], text: str, *, show_best: bool = False, notes: Sequence[str] = ()
+) -> Table:
     """A row per method, temperature and run."""
     figures = ["mean_acceptance_length", "speedup"]
-    if len({row.run.manifest["device"] for row in rows}) == 1:  # else the devices would win, not the methods
+    if len({entry.run.manifest["device"] for entry in entries}) == 1:  # else the devices would win, not the methods
         figures.append("tokens_per_second")
-    best = {figure: [id(rows[n]) for n in best_of(rows, figure)] for figure in figures} if show_best else {}
-    spreads = {row.run.folder: row.run.summary.noise.spread for row in rows}.values()
-    spread = sorted(each for each in spreads if each)
-    varies = " to ".join(dict.fromkeys(f"±{value:.0%}" for value in (*spread[:1], *spread[-1:])))
-    summary = rows[0].run.summary
+    leaders = {figure: compared.best_of(entries, figure) if show_best else set() for figure in figures}
+    rows: list[Row] = [
+        entry.row
+        | {f"best.{figure}": number in best for figure, best in leaders.items()}
+        | {"parts": entry.parts, "plain": None if entry.plain is None else entry.plain["tokens_per_second"]}
+        for number, entry in enumerate(entries)
+    ]
+    spreads = sorted({row["noise_spread"] for row in rows if row["noise_spread"]})
+    varies = " to ".join(dict.fromkeys(f"±{value:.0%}" for value in (*spreads[:1], *spreads[-1:])))
     about = [
-        f"intervals at {summary.confidence:.0%}{prompts_needed([row.method for row in rows], summary.width)}",
-        rules_of(row.method for row in rows) or "acceptance rule: none",
-        *([BOLD] if any(best.values()) else []),
+        f"intervals at {rows[0]['confidence']:.0%}{prompts_needed(rows)}",
+        cols.rules_of(rows) or "acceptance rule: none",
+        *([cols.BOLD] if any(leaders.values()) else []),
         *([f"timings vary by {varies} between batches"] if varies else []),
     ]
-
-    def leads(row: Row, figure: str) -> bool:
-        return id(row) in best.get(figure, ())
-
-    def named(row: Row) -> Cell:
-        return label_cell(row.method, *row.name, joint=", ")
-
-    def speed(row: Row) -> Cell:
-        emphasis = Emphasis.BEST if leads(row, "tokens_per_second") else Emphasis.NONE
-        return Cell(number(row.method.tokens_per_second, 1), emphasis=emphasis)
-
     return Table.of(
         rows,
         [
-            ("T", lambda row: f"{row.method.temperature:g}"),
-            (left("method and settings", fold=True, min_width=24), named),
-            ("mean\nacceptance\nlength", lambda row: length(row.method, best=leads(row, "mean_acceptance_length"))),
-            ("speedup", lambda row: speedup(row.method, best=leads(row, "speedup"))),
-            ("tokens/s", speed),
-            ("plain's", lambda row: number(row.plain.tokens_per_second if row.plain is not None else None, 1)),
-            ("draft\naccepted", lambda row: percent(row.method.draft_acceptance_rate)),
-            ("nodes/\nround", lambda row: number(row.method.proposed_nodes_per_round, 1)),
-            ("distinct\n4-grams", lambda row: percent(row.method.distinct_4_gram_rate)),
-            ("equal\nto plain", lambda row: equality(row.method)),
+            cols.T,
+            (
+                left("method and settings", fold=True, min_width=24),
+                lambda row: cols.method_cell(row, row["parts"][0], *row["parts"][1:], joint=", "),
+            ),
+            cols.unless_plain(Col("mean\nacceptance\nlength", "mean_acceptance_length", best=True)),
+            Col("speedup", "speedup", ".2fx", best=True),
+            Col("tokens/s", "tokens_per_second", ".1f", best=True),
+            Col("plain's", "plain", ".1f"),
+            *(cols.ACCEPTED, cols.NODES, cols.DISTINCT, cols.EQUAL),
         ],
         title=text,
         notes=[*about, *notes],
-        section=lambda row: row.method.temperature,
+        section=lambda row: row["temperature"],
     )
 
 
-def comparison_figures(rows: Sequence[Row]) -> "pandas.DataFrame":
-    """The figures behind the table in full precision: the columns of ``results.load(…).runs``, and the row's name."""
-    # Imported when asked for: pandas takes a while, and a sweep's jobs do not need it.
-    import pandas
-
-    from experiments.results.data import RUNS, method_rows, typed
-
-    figures = [
-        {"name": ", ".join(row.name), **found}
-        for row in rows
-        for found in method_rows(row.run.summary, row.run.folder, row.run.manifest, [row.method])
+def comparison_frame(entries: Sequence[Entry]) -> Frame:
+    """The rows behind the table in full precision: the columns of ``results.load(…).runs``, and each row's name."""
+    rows = [
+        {"name": entry.name, **row}
+        for entry in entries
+        for row in described(entry.run)
+        if (row["method"], row["temperature"]) == (entry.row["method"], entry.row["temperature"])
     ]
-    return typed(pandas.DataFrame(figures), {"name": "string", **RUNS})
+    return typed(rows, {"name": "string", **RUNS})
 
 
 def _document(table: Table, runs: Sequence[Run], notes: Sequence[str]) -> str:
@@ -153,50 +150,41 @@ def _document(table: Table, runs: Sequence[Run], notes: Sequence[str]) -> str:
     common = set.intersection(*(set(run.manifest.get("overrides", [])) for run in runs))
     given = [text for text in runs[0].manifest.get("overrides", []) if text in common and not text.startswith("out=")]
     return document(
-        f"{title(runs)}; intervals at {runs[0].summary.confidence:.0%}.",
+        f"{title(runs)}; intervals at {runs[0].rows[0]['confidence']:.0%}.",
         table,
         notes,
         f"Made at commit {', '.join(commits)} with `{' '.join(given) or 'the defaults'}`.",
     )
 
 
-def _verdicts(rows: Sequence[Row]) -> list[str]:
-    """Losslessness in sentences: one on all rows, and one on each that is not lossless."""
-    overall = counted([row.method for row in rows])
-    bad = [sentence(", ".join(row.name), row.method.lossless) for row in rows if row.method.not_lossless]
-    return [*([] if overall is None else [overall]), *bad]
-
-
-def remarks(runs: Sequence[Run]) -> list[str]:
-    """Sentences that a reader of the table needs: unfinished runs, different devices, failed prompts."""
+def remarks(runs: Sequence[Run]) -> list[Note]:
+    """What a reader of the table needs to know: unfinished runs, different devices, failed prompts."""
     notes = [
-        f"INCOMPLETE: {short(run.folder)} has not finished its {run.summary.planned} prompts"
+        Note(f"INCOMPLETE: {short(run.folder)} has not finished its {run.rows[0]['planned']} prompts", "INCOMPLETE")
         for run in runs
-        if not run.summary.complete
+        if not run.complete
     ]
     devices = sorted({run.manifest["device"] for run in runs})
     if len(devices) > 1:
-        notes.append(
-            f"The runs were made on different devices ({', '.join(devices)}): compare no tokens/s across them."
-        )
-    noisy = [short(run.folder) for run in runs if run.summary.noise.noisy]
+        made = f"The runs were made on different devices ({', '.join(devices)})"
+        notes.append(Note(f"{made}: compare no tokens/s across them."))
+    noisy = [short(run.folder) for run in runs if run.noisy]
     if noisy:
-        notes.append(
-            f"NOISY TIMINGS in {len(noisy)} of {len(runs)} runs ({', '.join(noisy[:3])}{', …' if noisy[3:] else ''}): "
-            f"repeat them on an idle machine before you rely on tokens/s and speedup."
-        )
-    for facts in (run.manifest.get("too_long") for run in runs):
-        if facts:
-            done = " and ".join(f"{facts[key]} {word}" for key, word in _TOO_LONG.items() if facts[key])
-            room = f"(room for {facts['room']} tokens)"
-            notes.append(f"Prompts that were too long: of {facts['of']}, {done} {room}.")
-    notes += [f"{short(run.folder)}: {text}" for run in runs for text in warnings_of(run.summary)]
-    for held in (run.manifest.get("licenses") for run in runs):
-        if held:
-            notes.append(f"Licences of the prompts: {'; '.join(f'{name} ({count})' for name, count in held.items())}.")
-    failed = sum(run.summary.failed for run in runs)
+        head = f"NOISY TIMINGS in {len(noisy)} of {len(runs)} runs"
+        listed = ", ".join([*noisy[:3], *(["…"] if noisy[3:] else [])])
+        advice = "repeat them on an idle machine before you rely on tokens/s and speedup"
+        notes.append(Note(f"{head} ({listed}): {advice}.", head))
+    for facts in filter(None, (run.manifest.get("too_long") for run in runs)):
+        done = " and ".join(f"{facts[key]} {word}" for key, word in _TOO_LONG.items() if facts[key])
+        room = f"(room for {facts['room']} tokens)"
+        notes.append(Note(f"Prompts that were too long: of {facts['of']}, {done} {room}."))
+    notes += [Note(f"{short(run.folder)}: {text}") for run in runs for text in warnings_of(run)]
+    for licenses in filter(None, (run.manifest.get("licenses") for run in runs)):
+        listed = "; ".join(f"{name} ({count})" for name, count in licenses.items())
+        notes.append(Note(f"Licences of the prompts: {listed}."))
+    failed = sum(row["failed"] for run in runs for row in run.rows)
     if failed:
-        notes.append(f"{failed} prompts failed, and count nowhere: see the runs' own tables.")
+        notes.append(Note(f"{failed} prompts failed, and count nowhere: see the runs' own tables."))
     return list(dict.fromkeys(notes))
 
 
@@ -204,8 +192,8 @@ def conditions_of(runs: Sequence[Run], *facts: Callable[[Run], str]) -> list[str
     """Target, dtype, device and further facts of a sweep's runs, each run's own where they differ, and warnings."""
     shared = (lambda run: run.manifest["target"]["name"], lambda run: run.manifest["dtype"])
     values = [{fact(run) for run in runs} for fact in (*shared, lambda run: run.manifest["device"], *facts)]
-    unfinished = sum(not run.summary.complete for run in runs)
-    noisy = sum(bool(run.summary.noise.noisy) for run in runs)
+    unfinished = sum(not run.complete for run in runs)
+    noisy = sum(run.noisy for run in runs)
     return [
         *(" or ".join(sorted(each)) for each in values),
         *([f"INCOMPLETE: {unfinished} of {len(runs)} runs"] if unfinished else []),
@@ -213,33 +201,117 @@ def conditions_of(runs: Sequence[Run], *facts: Callable[[Run], str]) -> list[str
     ]
 
 
-def comparison_plot(rows: Sequence[Row], path: Path, subtitle: str) -> Path | None:
+# ---------------------------------------------------------------- acceptance in full
+
+
+def report_acceptance(
+    entries: Sequence[Entry], out: Path, console: Console, *, setting: str | None = None
+) -> list[Path]:
+    """Print the paired differences over all prompts, and write all of them, and acceptance by position and category.
+
+    Returns:
+        The files that were written: ``acceptance.csv``, and ``differences.md`` and ``.csv`` where there are any.
+    """
+    texts = {"acceptance.csv": _csv(by_position(entries))}
+    name, found = paired_differences(entries, setting)
+    if found:
+        seeds = {(entry.run.manifest.get("seeds") or {}).get("sampling") for entry in entries}
+        sampled = any(entry.row["temperature"] > 0 for entry in entries)
+        notes = [
+            "tokens per round, on the prompts that both have finished",
+            f"brackets: {entries[0].row['confidence']:.0%} intervals, prompts drawn in pairs",
+            f"prompts needed: for ±{entries[0].row['width']:g}",
+            *cols.of_few(each.lead.prompts for each in found),
+            *(["the runs have different seeds: draws add to the differences"] if sampled and len(seeds) > 1 else []),
+        ]
+        about = f"Differences by {name}"
+        terminal.show(console, differences_table([each for each in found if each.category == ALL], about, notes))
+        full = differences_table(found, about, notes)
+        texts["differences.md"] = document(f"{about} ({'; '.join(notes)})", full)
+        texts["differences.csv"] = _csv(pandas.DataFrame([flat(each) for each in found]))
+    return write_texts(out, texts)
+
+
+def differences_table(found: Sequence[Difference], title: str, notes: Sequence[str]) -> Table:
+    """A row per pair of methods, and per category of prompts if there are several."""
+    names = list(found[0].settings)
+    return Table.of(
+        [flat(each) for each in found],
+        [
+            *(Col(name, name, align="left") for name in names),
+            *([Col("prompts of", "category", align="left")] if any(each.category != ALL for each in found) else []),
+            (left("compared", fold=True, min_width=20), lambda row: f"{row['compared']} - {row['reference']}"),
+            ("lengths", lambda row: f"{row['length']:.2f} - {row['reference_length']:.2f}"),
+            Col("difference", "difference", "+.2f"),
+            Col("prompts", "prompts", "d"),
+            Col("needed", "prompts_needed", "d"),
+        ],
+        title=title,
+        notes=notes,
+        section=lambda row: [row[name] for name in (*names, "compared", "reference")],
+    )
+
+
+def flat(each: Difference) -> Row:
+    """A difference as a row of a table."""
+    return {
+        **each.settings,
+        "category": each.category,
+        "reference": each.values[0],
+        "compared": each.values[1],
+        "length": each.lead.first,
+        "reference_length": each.lead.second,
+        "difference": each.lead.difference,
+        **ends("difference", each.lead.interval),
+        "prompts": each.lead.prompts,
+        "prompts_needed": each.needed,
+    }
+
+
+def by_position(entries: Sequence[Entry]) -> Frame:
+    """Acceptance by position with its intervals, a row per method, its settings, category and position."""
+    kinds = [f"{kind}acceptance{end}" for kind in ("", "conditional_") for end in ("", "_low", "_high")]
+    return pandas.DataFrame(
+        {**settings, "category": row["category"], "position": place}
+        | {kind: row.get(f"{kind}_at.{place}") for kind in (*kinds, "rounds")}
+        for entry, settings in zip(entries, compared.settings_of(entries), strict=True)
+        for row in (entry.row, *compared.parts_of(entry))
+        for place in range(1, 1 + len(family(row, "rounds_at")))
+    )
+
+
+def _csv(frame: Frame) -> str:
+    return frame.to_csv(index=False, lineterminator="\n", float_format="%.6g")
+
+
+# ---------------------------------------------------------------- pictures
+
+
+def comparison_plot(entries: Sequence[Entry], path: Path, subtitle: str) -> Path | None:
     """Mean acceptance length and speedup with their intervals, a line per method and settings; None without any."""
-    entries = [(", ".join(row.name), row.method) for row in rows]
-    about = "Acceptance and speed over plain decoding"
-    return length_and_speedup(entries, path, about, subtitle, rows[0].run.summary) if rows else None
+    named = [(entry.name, entry.row) for entry in entries]
+    return length_and_speedup(named, path, "Acceptance and speed over plain decoding", subtitle)
 
 
 @style.styled()
-def acceptance_lines(rows: Sequence[Row], path: Path, subtitle: str) -> Path | None:
+def acceptance_lines(entries: Sequence[Entry], path: Path, subtitle: str) -> Path | None:
     """Acceptance by draft position, a panel per temperature and a line per method and settings; None without drafts."""
-    rows = [row for row in rows if row.method.acceptance_by_position.rounds]
-    if not rows:
+    entries = [entry for entry in entries if family(entry.row, "rounds_at")]
+    if not entries:
         return None
-    names = list(dict.fromkeys(", ".join(row.name) for row in rows))
-    temperatures = sorted({row.method.temperature for row in rows})
+    names = list(dict.fromkeys(entry.name for entry in entries))
+    temperatures = sorted({entry.row["temperature"] for entry in entries})
     figure, panels = style.by_temperature(temperatures, per_panel=2.2, more=0.8 + 0.07 * len(names))
-    for row in sorted(rows, key=lambda row: names.index(", ".join(row.name))):
-        name, values = ", ".join(row.name), row.method.acceptance_by_position.unconditional
-        index = names.index(name)
-        line = _LINES[index // len(style.COLORS) % len(_LINES)]
-        looks, places = {"label": style.wrapped(name, 50), **style.looks(index)}, range(1, len(values) + 1)
-        panels[row.method.temperature].plot(places, values, linestyle=line, **looks)
+    for entry in sorted(entries, key=lambda entry: names.index(entry.name)):
+        index, values = names.index(entry.name), positions(entry.row)
+        looks = {"label": style.wrapped(entry.name, 50), **style.looks(index)}
+        looks["linestyle"] = _LINES[index // len(style.COLORS) % len(_LINES)]
+        panels[entry.row["temperature"]].plot(range(1, len(values) + 1), values, **looks)
     for panel in panels.values():
         style.positions(panel, label="position in the draft")
     panels[temperatures[0]].set_ylabel("rounds that accepted so far,\nof those that drafted so far")
     style.legend_of(figure, *panels.values())
-    alarm = warning([", ".join(row.name) for row in rows if row.method.not_lossless])
+    alarm = warning([entry.name for entry in entries if entry.row["not_lossless"]])
     about = "Acceptance by position in the draft (1 = first drafted token)"
     return style.finish(figure, path, about, subtitle, alarm=alarm)
 

@@ -56,8 +56,6 @@ def write_formats(
     ``document`` has the table in Markdown with the sentences around it; ``table`` is for LaTeX and HTML, which show
     what is best; ``figures`` makes those behind it in full precision, for CSV and Parquet.
     """
-    from experiments.reporting import html, latex
-
     written = []
     for kind in dict.fromkeys(formats):
         path = out / f"{name}.{ENDINGS[kind]}"
@@ -66,8 +64,8 @@ def write_formats(
         elif kind == "csv":
             figures().to_csv(path, index=False, lineterminator="\n")
         else:
-            made = {"md": lambda: document, "latex": lambda: latex.render(table, f"tab:{name}")}
-            path.write_text(made.get(kind, lambda: html.page(table))(), encoding="utf-8")
+            made = {"md": lambda: document, "latex": lambda: table.latex(f"tab:{name}"), "html": table.html}
+            path.write_text(made[kind](), encoding="utf-8")
         written.append(path)
     return written
 

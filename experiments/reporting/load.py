@@ -10,11 +10,10 @@ from experiments.load.figures import by_class, figures_of, knee
 from experiments.load.run import LoadRun
 from experiments.load.studies import Study, check_alike, merged, remarks, terms_of, title_of
 from experiments.reporting import terminal
-from experiments.reporting.cells import NOTHING, number, percent, three_digits
+from experiments.reporting.columns import NOTHING, milliseconds, number, percent, three_digits
 from experiments.reporting.formats import document, write_texts
 from experiments.reporting.load_pays import pays, pays_plot, pays_table
 from experiments.reporting.load_plots import PLOTS, X, classes_plot
-from experiments.reporting.requests import milliseconds
 from experiments.reporting.table import Cell, Column, Table, left
 from experiments.results.comparison import commit_of
 from experiments.results.frame import Figures

@@ -12,7 +12,7 @@ import numpy as np
 from experiments.load.figures import latencies
 from experiments.load.run import DONE, LoadRun
 from experiments.reporting import style
-from experiments.reporting.cells import NOTHING
+from experiments.reporting.columns import NOTHING
 from experiments.reporting.table import Cell, Emphasis, Table, left
 from experiments.results.frame import Figures
 from experiments.results.records import PLAIN

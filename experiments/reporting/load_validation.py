@@ -10,7 +10,7 @@ from experiments.load.dense import Dense
 from experiments.load.figures import figures_of
 from experiments.load.run import LoadRun
 from experiments.reporting import style, terminal
-from experiments.reporting.cells import NOTHING
+from experiments.reporting.columns import NOTHING
 from experiments.reporting.formats import document, write_texts
 from experiments.reporting.load import LOOPS, RATES, LoadReport
 from experiments.reporting.table import Column, Table, left

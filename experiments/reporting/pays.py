@@ -7,7 +7,7 @@ from typing import Any
 
 from experiments.inspecting.kinds import USUAL
 from experiments.reporting import style
-from experiments.reporting.cells import percent
+from experiments.reporting.columns import percent
 from experiments.reporting.table import Table, left
 from experiments.results.frame import Figures
 from specdec.physics.rounds import TimedRounds, round_seconds

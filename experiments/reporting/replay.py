@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from experiments.reporting import style
-from experiments.reporting.cells import NOTHING, between, lossiness, number, signed
+from experiments.reporting.columns import NOTHING, between, lossiness, number, signed
 from experiments.reporting.formats import document, publish
 from experiments.reporting.table import Cell, Column, Emphasis, Table, left
 from experiments.results.comparison import commit_of

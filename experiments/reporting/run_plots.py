@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.reporting import style
-from experiments.reporting.cells import names_of, rules_of
-from experiments.reporting.run_tables import label_of, shown_categories, stage_milliseconds
+from experiments.reporting.columns import CLOSED, FAMILY, label_of, labels_of, rules_of
+from experiments.reporting.run_tables import REQUESTS, shown_categories, stage_milliseconds, stages_of
 from experiments.reporting.verdicts import warning
 from experiments.results.records import PLAIN
-from experiments.results.summary import MethodSummary, Summary
+from experiments.results.requests import LEVELS, concurrency
+from experiments.results.rows import Row, family, interval, positions
+from experiments.results.runs import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,12 +34,12 @@ FIGURES = {
 """What is drawn of methods, with the label of its axis."""
 FEW = 10
 """Rounds from which on a share of rounds is drawn in full: a share of fewer is faint, and says of how many."""
-FAMILY = ": "
-"""Stands in a label between the family, which is a line in pictures, and its member."""
+WAITING_SHOWN = 0.1
+"""Requests in the queue, as a share of those in slots, from which on a picture shows them: moments are left out."""
 
 
 @style.styled()
-def acceptance_plot(summary: Summary, path: Path, subtitle: str) -> Path | None:
+def acceptance_plot(run: Run, path: Path, subtitle: str) -> Path | None:
     """Acceptance by draft position, a panel per temperature; None if nothing was drafted.
 
     Bars are shares of all rounds that drafted this far, diamonds of those that accepted everything before. Both have
@@ -46,18 +48,18 @@ def acceptance_plot(summary: Summary, path: Path, subtitle: str) -> Path | None:
     """
     from matplotlib.lines import Line2D
 
-    drafting = [method for method in summary.methods if method.acceptance_by_position.rounds]
+    drafting = [row for row in run.rows if family(row, "rounds_at")]
     if not drafting:
         return None
-    names = list(dict.fromkeys(method.label for method in drafting))
-    deepest = max(len(method.acceptance_by_position.rounds) for method in drafting)
+    names = list(dict.fromkeys(row["label"] for row in drafting))
+    deepest = max(len(family(row, "rounds_at")) for row in drafting)
     across = 2 if deepest * len(names) <= 40 else 1
-    temperatures = sorted({method.temperature for method in drafting})
+    temperatures = sorted({row["temperature"] for row in drafting})
     figure, panels = style.by_temperature(temperatures, per_panel=2.1, more=0.9, across=across)
     if deepest * len(names) > 10:
         figure.set_figwidth(style.PAGE)
-    for method in drafting:
-        _accepted(panels[method.temperature], method, names.index(method.label), len(names))
+    for row in drafting:
+        _accepted(panels[row["temperature"]], row, names.index(row["label"]), len(names))
     for panel in panels.values():
         style.positions(panel)
         panel.set(xticks=range(1, deepest + 1), ylim=(0, 1.1))
@@ -69,7 +71,7 @@ def acceptance_plot(summary: Summary, path: Path, subtitle: str) -> Path | None:
         handles.append(Line2D([], [], linestyle="none"))
         labels.append(f"faint, with their number: of fewer than {FEW} rounds")
     style.legend(figure, handles, labels)
-    return finish(figure, path, "Acceptance by position, of all rounds that drafted this far", subtitle, summary)
+    return finish(figure, path, "Acceptance by position, of all rounds that drafted this far", subtitle, run)
 
 
 def _diamond(color: str) -> dict[str, Any]:
@@ -77,14 +79,15 @@ def _diamond(color: str) -> dict[str, Any]:
     return {"marker": "D", "markersize": 4, "markerfacecolor": "white", **line}
 
 
-def _accepted(axes: "Axes", method: MethodSummary, index: int, series: int) -> None:
+def _accepted(axes: "Axes", row: Row, index: int, series: int) -> None:
     """Draw a method's bars and diamonds."""
-    by, width, color = method.acceptance_by_position, 0.84 / series, style.color(index)
+    width, color, rounds = 0.84 / series, style.color(index), positions(row, "rounds_at")
+    shares, conditional = positions(row), positions(row, "conditional_acceptance_at")
     # Rounds that accepted everything before a position, of which its diamond is a share.
-    before = [*by.rounds[:1], *(round(n * share) for n, share in zip(by.rounds, by.unconditional, strict=True))]
-    for place, (low, high) in enumerate(zip(by.unconditional, by.conditional, strict=True)):
-        x, count = place + 1 - 0.42 + width * (index + 0.5), min(before[place], by.rounds[place])
-        axes.bar(x, low, width * 0.9, color=color, alpha=1.0 if by.rounds[place] >= FEW else 0.4)
+    before = [*rounds[:1], *(round(n * share) for n, share in zip(rounds, shares, strict=True))]
+    for place, (low, high) in enumerate(zip(shares, conditional, strict=True)):
+        x, count = place + 1 - 0.42 + width * (index + 0.5), min(before[place], rounds[place])
+        axes.bar(x, low, width * 0.9, color=color, alpha=1.0 if rounds[place] >= FEW else 0.4)
         if high is not None:
             faint = 0.4 if count < FEW else 1.0
             axes.vlines(x, low, high, color=color, linewidth=0.8, alpha=faint)
@@ -94,89 +97,84 @@ def _accepted(axes: "Axes", method: MethodSummary, index: int, series: int) -> N
 
 
 @style.styled()
-def time_plot(summary: Summary, path: Path, subtitle: str) -> Path | None:
+def time_plot(run: Run, path: Path, subtitle: str) -> Path | None:
     """Wall time per emitted token by stage, a bar per method; None if stages were not timed."""
-    timed = [method for method in summary.methods if method.stage_seconds and method.tokens_per_second]
+    timed = [row for row in run.rows if family(row, "stage_seconds") and row["tokens_per_second"]]
     if not timed:
         return None
     figure = style.new_figure(style.PAGE, 1.35 + 0.24 * len(timed))
     axes = figure.subplots()
     left = [0.0] * len(timed)
-    for stage, color in STAGE_COLORS.items():
-        values = [stage_milliseconds(method, stage) or 0.0 for method in timed]
-        if any(values):
-            axes.barh(range(len(timed)), values, left=left, color=color, label=stage, edgecolor="white", linewidth=0.5)
-            left = [start + value for start, value in zip(left, values, strict=True)]
-    for row, total in enumerate(left):
-        style.note(axes, f"{total:.2f} ms", (total, row), (3, 0))
-    style.name_rows(axes, names_of(timed), 30)
+    for stage in stages_of(timed):
+        values = [stage_milliseconds(row, stage) or 0.0 for row in timed]
+        looks = {"color": STAGE_COLORS.get(stage, style.FAINT), "edgecolor": "white", "linewidth": 0.5}
+        axes.barh(range(len(timed)), values, left=left, label=stage, **looks)
+        left = [start + value for start, value in zip(left, values, strict=True)]
+    for place, total in enumerate(left):
+        style.note(axes, f"{total:.2f} ms", (total, place), (3, 0))
+    style.name_rows(axes, labels_of(timed), 30)
     axes.set_xlim(0, max(left) * 1.15)
     axes.set_xlabel("wall time per emitted token (ms)")
     style.legend_of(figure, axes, ncols=4)
-    return finish(figure, path, "Where the time goes", subtitle, summary)
+    return finish(figure, path, "Where the time goes", subtitle, run)
 
 
-def speedup_plot(summary: Summary, path: Path, subtitle: str) -> Path | None:
+def speedup_plot(run: Run, path: Path, subtitle: str) -> Path | None:
     """Mean acceptance length and speedup, a row per method and a mark per temperature; None if that is one mark."""
-    compared = [(method.label, method) for method in summary.methods if method.speedup is not None]
+    compared = [(row["label"], row) for row in run.rows if row["speedup"] is not None]
     if len(compared) < 2:
         return None
-    return length_and_speedup(compared, path, "Speedup over plain decoding", conditions(subtitle, summary), summary)
+    return length_and_speedup(compared, path, "Speedup over plain decoding", conditions(subtitle, run))
 
 
-def methods_plot(summary: Summary, path: Path, subtitle: str, labels: Mapping[str, str]) -> Path | None:
+def methods_plot(run: Run, path: Path, subtitle: str, labels: Mapping[str, str]) -> Path | None:
     """The same of every method that drafts, under readable names; None if nothing was drafted."""
-    drafting = [(label_of(method, labels), method) for method in summary.methods if method.method != PLAIN]
-    return length_and_speedup(drafting, path, "What each drafter brings", conditions(subtitle, summary), summary)
+    drafting = [(label_of(row, labels), row) for row in run.rows if row["method"] != PLAIN]
+    return length_and_speedup(drafting, path, "What each drafter brings", conditions(subtitle, run))
 
 
-def category_plot(summary: Summary, path: Path, subtitle: str) -> Path | None:
+def category_plot(run: Run, path: Path, subtitle: str) -> Path | None:
     """The same, a row per category and a mark per method; None if there is nothing to tell apart."""
-    names = shown_categories(summary)
-    methods = [method for method in summary.methods if method.method != PLAIN]
-    if not names or not methods:
+    names = shown_categories(run)
+    rows = [row for row in run.rows if row["method"] != PLAIN]
+    if not names or not rows:
         return None
-    series = {
-        label: {row: method.by_category[name] for row, name in enumerate(names) if name in method.by_category}
-        for method, label in zip(methods, names_of(methods), strict=True)
-    }
+    series = {}
+    for row, label in zip(rows, labels_of(rows), strict=True):
+        parts = [p for p in run.parts if (p["method"], p["temperature"]) == (row["method"], row["temperature"])]
+        series[label] = {names.index(part["category"]): part for part in parts if part["category"] in names}
     return style.rows_plot(
         path,
         names,
         {text: {label: _points(own, field) for label, own in series.items()} for field, text in FIGURES.items()},
-        about=f"By category, with {summary.confidence:.0%} intervals",
-        subtitle=conditions(subtitle, summary),
-        alarm=warning(summary.not_lossless),
+        about=f"By category, with {rows[0]['confidence']:.0%} intervals",
+        subtitle=conditions(subtitle, run),
+        alarm=warning(run.not_lossless),
     )
 
 
-def length_and_speedup(
-    entries: Sequence[tuple[str, MethodSummary]], path: Path, text: str, subtitle: str, summary: Summary
-) -> Path | None:
-    """Draw mean acceptance length and speedup, a row per name and a mark per temperature; None without any rounds.
-
-    ``summary`` is of a run with the intervals that all have.
-    """
-    alarm = warning([name for name, method in entries if method.not_lossless])
-    about = f"{text}, with {summary.confidence:.0%} intervals"
-    entries = [(name, method) for name, method in entries if method.mean_acceptance_length is not None]
+def length_and_speedup(entries: Sequence[tuple[str, Row]], path: Path, text: str, subtitle: str) -> Path | None:
+    """Draw mean acceptance length and speedup, a row per name and a mark per temperature; None without any rounds."""
+    alarm = warning([name for name, row in entries if row["not_lossless"]])
+    entries = [(name, row) for name, row in entries if row["mean_acceptance_length"] is not None]
     if not entries:
         return None
     names = list(dict.fromkeys(name for name, _ in entries))
-    series: dict[str, dict[int, MethodSummary]] = {}
-    for temperature in sorted({method.temperature for _, method in entries}):
-        own = {names.index(name): method for name, method in entries if method.temperature == temperature}
+    series: dict[str, dict[int, Row]] = {}
+    for temperature in sorted({row["temperature"] for _, row in entries}):
+        own = {names.index(name): row for name, row in entries if row["temperature"] == temperature}
         series[f"temperature {temperature:g}"] = own
-    panels = {text: {name: _points(own, field) for name, own in series.items()} for field, text in FIGURES.items()}
+    panels = {label: {name: _points(own, field) for name, own in series.items()} for field, label in FIGURES.items()}
+    about = f"{text}, with {entries[0][1]['confidence']:.0%} intervals"
     return style.rows_plot(path, names, panels, about=about, subtitle=subtitle, alarm=alarm)
 
 
-def _points(by_row: Mapping[int, MethodSummary], field: str) -> list[style.Point]:
-    return [(row, found[field], found[f"{field}_interval"]) for row, found in by_row.items()]
+def _points(by_place: Mapping[int, Row], field: str) -> list[style.Point]:
+    return [(place, row[field], interval(row, field)) for place, row in by_place.items()]
 
 
 @style.styled()
-def nodes_plot(summary: Summary, path: Path, subtitle: str, labels: Mapping[str, str]) -> Path | None:
+def nodes_plot(run: Run, path: Path, subtitle: str, labels: Mapping[str, str]) -> Path | None:
     """Draw tokens per round by drafted nodes per round, a panel per temperature, each point with its number.
 
     A label's part before the colon is its family: its members have one colour, and a line joins those that differ in
@@ -185,28 +183,27 @@ def nodes_plot(summary: Summary, path: Path, subtitle: str, labels: Mapping[str,
     from matplotlib.lines import Line2D
 
     drafting = [
-        (label_of(method, labels), method)
-        for method in summary.methods
-        if method.proposed_nodes_per_round and method.mean_acceptance_length is not None
+        (label_of(row, labels), row)
+        for row in run.rows
+        if row["proposed_nodes_per_round"] and row["mean_acceptance_length"] is not None
     ]
     if not drafting:
         return None
     names = list(dict.fromkeys(label for label, _ in drafting))
     families = list(dict.fromkeys(name.partition(FAMILY)[0] for name in names))
-    temperatures = sorted({method.temperature for _, method in drafting})
+    temperatures = sorted({row["temperature"] for _, row in drafting})
     # A panel above the other: numbers and intervals need the page's width to stay apart.
     more = 1.0 + 0.14 * -(-len(names) // 3)
     figure, panels = style.by_temperature(temperatures, per_panel=2.6, more=more, across=1)
     figure.set_figwidth(style.PAGE)
     groups: dict[tuple[float, int, str], list[tuple[float, float]]] = {}
-    drafting.sort(key=lambda each: (each[1].proposed_nodes_per_round, each[1].mean_acceptance_length))
-    for place, (label, method) in enumerate(drafting):
-        at, panel = (method.proposed_nodes_per_round, method.mean_acceptance_length), panels[method.temperature]
+    drafting.sort(key=lambda each: (each[1]["proposed_nodes_per_round"], each[1]["mean_acceptance_length"]))
+    for place, (label, row) in enumerate(drafting):
+        at, panel = (row["proposed_nodes_per_round"], row["mean_acceptance_length"]), panels[row["temperature"]]
         family, _, member = label.partition(FAMILY)
         index = families.index(family)
-        panel.vlines(
-            at[0], *(method.mean_acceptance_length_interval or at[1:] * 2), color=style.color(index), linewidth=0.9
-        )
+        low, high = interval(row, "mean_acceptance_length") or (at[1], at[1])
+        panel.vlines(at[0], low, high, color=style.color(index), linewidth=0.9)
         panel.plot(*at, linestyle="none", **style.looks(index))
         # Points that are close to each other have their numbers on different sides.
         offset, side = ((5, 4), "left") if place % 2 else ((-5, 4), "right")
@@ -214,7 +211,7 @@ def nodes_plot(summary: Summary, path: Path, subtitle: str, labels: Mapping[str,
         style.note(panel, number, at, offset, ha=side, color=style.color(index), **bold)
         # Members that differ in their size alone are of one kind.
         kind = "".join(letter for letter in member if not letter.isdigit())
-        groups.setdefault((method.temperature, index, kind), []).append(at)
+        groups.setdefault((row["temperature"], index, kind), []).append(at)
     for (temperature, index, _), places in groups.items():
         panels[temperature].plot(*zip(*places, strict=True), color=style.color(index), alpha=0.6, linewidth=0.9)
     for panel in panels.values():
@@ -225,21 +222,78 @@ def nodes_plot(summary: Summary, path: Path, subtitle: str, labels: Mapping[str,
     own = [families.index(name.partition(FAMILY)[0]) for name in names]
     handles = [Line2D([], [], linestyle="none", **style.looks(index)) for index in own]
     style.legend(figure, handles, [f"{number}  {name}" for number, name in enumerate(names, start=1)])
-    return finish(figure, path, f"What drafted nodes bring, with {summary.confidence:.0%} intervals", subtitle, summary)
+    about = f"What drafted nodes bring, with {run.rows[0]['confidence']:.0%} intervals"
+    return finish(figure, path, about, subtitle, run)
 
 
-def finish(figure: "Figure", path: Path, text: str, subtitle: str, summary: Summary) -> Path:
+@style.styled()
+def requests_plot(run: Run, path: Path, subtitle: str) -> Path | None:
+    """Draw the percentiles of three latencies, a line per method; returns None if nothing is known of any."""
+    known = [row for row in run.rows if row.get("ttft.p50") is not None]
+    if not known:
+        return None
+    figure = style.new_figure(style.PAGE, 1.35 + 0.26 * len(known))
+    panels = figure.subplots(1, 3, sharey=True)
+    texts = {"ttft": "time to first token (ms)", "tpot": "time per further token (ms)", "e2e": "arrival to end (ms)"}
+    for axes, (field, text) in zip(panels, texts.items(), strict=True):
+        _percentiles(axes, known, field)
+        axes.set_xlabel(text)
+    style.name_rows(panels[0], labels_of(known), 26)
+    style.legend(figure, *panels[0].get_legend_handles_labels(), ncols=5)
+    return finish(figure, path, f"{REQUESTS}: percentiles over requests; {CLOSED}", subtitle, run)
+
+
+def _percentiles(axes: "Axes", rows: Sequence[Row], field: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    for place, row in enumerate(rows):
+        if row.get(f"{field}.p50") is None:
+            continue
+        values = [1000 * row[f"{field}.p{level}"] for level in LEVELS]
+        axes.hlines(place, values[0], values[-1], color=style.color(0), linewidth=1.3)
+        for index, (level, value) in enumerate(zip(LEVELS, values, strict=True)):
+            axes.plot([value], [place], label=f"p{level}", linestyle="none", **style.looks(index))
+        if (bounds := interval(row, f"{field}.p50")) is not None:
+            low, high = (1000 * end for end in bounds)
+            axes.hlines(place + 0.22, low, high, color=style.FAINT, linewidth=1.0, label="interval of p50")
+    axes.set_xlim(0, 1.06 * axes.get_xlim()[1])
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+
+
+@style.styled()
+def in_flight_plot(run: Run, path: Path, subtitle: str) -> Path | None:
+    """Draw how many requests were in slots and in the queue over a run's time; returns None if that is not known."""
+    rows = [row for row in run.rows if row["concurrency"] is not None]
+    outputs = [own[own.seconds.notna()] for row in rows if (own := run.of(row)) is not None]
+    if not outputs:
+        return None
+    figure = style.new_figure(style.PAGE, 2.4)
+    axes = figure.subplots()
+    for index, (own, name) in enumerate(zip(outputs, labels_of(rows), strict=True)):
+        found, color = concurrency(own), style.color(index)
+        assert found is not None, "the row knows its concurrency"
+        parts = len(found.running_over_time)
+        edges = [found.seconds * part / parts for part in range(parts + 1)]
+        axes.stairs(found.running_over_time, edges, color=color, label=style.wrapped(name, 26))
+        if max(found.waiting_over_time) > WAITING_SHOWN * max(found.running_over_time):
+            waiting = style.wrapped(f"{name}: waiting", 26)
+            axes.stairs(found.waiting_over_time, edges, label=waiting, color=color, linestyle="dotted")
+    axes.set(xlabel="seconds of the method's own calls, one after another", ylabel="requests in flight")
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.xaxis.grid(False)
+    style.legend(figure, *axes.get_legend_handles_labels(), ncols=4)
+    return finish(figure, path, f"Requests in flight over time; {CLOSED}", subtitle, run)
+
+
+def finish(figure: "Figure", path: Path, text: str, subtitle: str, run: Run) -> Path:
     """``style.finish`` with the run's conditions, the kind of rule, and whether the run is complete."""
-    return style.finish(figure, path, text, conditions(subtitle, summary), alarm=warning(summary.not_lossless))
+    return style.finish(figure, path, text, conditions(subtitle, run), alarm=warning(run.not_lossless))
 
 
-def conditions(subtitle: str, summary: Summary) -> str:
+def conditions(subtitle: str, run: Run) -> str:
     """The second line of a title: the run's conditions, the kind of rule, and whether the run is complete."""
-    notes = [subtitle, rules_of(summary.methods)]
-    if not summary.complete:
-        notes.append("INCOMPLETE RUN")
-    if summary.noise.noisy:
-        notes.append("NOISY TIMINGS")
+    notes = [subtitle, rules_of(run.rows), "" if run.complete else "INCOMPLETE RUN", "NOISY TIMINGS" * run.noisy]
     return "; ".join(note for note in notes if note)
 
 

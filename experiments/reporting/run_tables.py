@@ -1,137 +1,112 @@
-"""Tables of one run: of a method, of several, by category; and what went wrong in it."""
+"""Tables of one run: of a method, of several, by category, of requests, of the device; and what went wrong in it."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 
+from experiments.reporting import columns as cols
 from experiments.reporting import terminal
-from experiments.reporting.cells import (
-    BOLD,
-    EMPTY,
-    NOTHING,
-    equality,
-    interval,
-    label_cell,
-    length,
-    method_name,
-    number,
-    of_few,
-    percent,
-    rules_of,
-    signed,
-    speedup,
-    times,
-    with_interval,
-)
-from experiments.reporting.formats import document
-from experiments.reporting.table import Cell, Column, Table, left
+from experiments.reporting.columns import Col, labels_of, method_cell, number, percent, signed_percent, three_digits
+from experiments.reporting.table import NOTHING, Cell, Column, Table, left
 from experiments.reporting.verdicts import place
 from experiments.results.comparison import commit_of, dataset_name
-from experiments.results.lossless import explained
+from experiments.results.lossless import divergences_of, explained
+from experiments.results.noise import notes as noise_words
 from experiments.results.records import PLAIN
+from experiments.results.requests import broken_timestamps
+from experiments.results.rows import Row, family, interval
 from experiments.results.runs import Run
-from experiments.results.summary import MethodSummary, Summary
+from experiments.results.summary import RANKED
+from experiments.results.timing import STAGES
+from experiments.results.utilization import IMPOSSIBLE
+from experiments.results.utilization import STAGES as MODEL_STAGES
 
-Line = tuple[str, Callable[[MethodSummary], Cell | str]]
+Line = tuple[str, Callable[[Row], Cell | str]] | Col
 
 
-def run_table(summary: Summary, title: str) -> Table:
+def run_table(run: Run, title: str) -> Table:
     """One run: a row per figure, a column per method."""
-    methods, level = summary.methods, f"[{summary.confidence:.0%}]"
-    precise = f"  prompts for ±{summary.width:g}"
+    rows = run.rows
+    positions = range(1, 1 + max((len(family(row, "rounds_at")) for row in rows), default=0))
     lines: list[Line] = [
-        ("mean acceptance length", lambda m: number(m.mean_acceptance_length)),
         (
-            f"  interval {level}",
-            lambda m: NOTHING if m.method == PLAIN else interval(m.mean_acceptance_length_interval),
+            "mean acceptance length",
+            lambda row: Cell(cols.LENGTH.cell(row).text) if _plain(row) else cols.LENGTH.cell(row),
         ),
-        (precise, lambda m: NOTHING if m.method == PLAIN else number(m.prompts_needed, 0)),
-        ("  expected, given the drafts", lambda m: number(m.expected_mean_acceptance_length)),
-        ("first token's distance from p: total variation", lambda m: number(m.distance_tv, 4)),
-        ("  Kullback-Leibler, nats", lambda m: number(m.distance_kl, 4)),
-        ("speedup", lambda m: times(m.speedup)),
-        (f"  interval {level}", lambda m: interval(m.speedup_interval)),
-        ("tokens/s", lambda m: number(m.tokens_per_second, 1)),
-        ("draft acceptance rate", lambda m: percent(m.draft_acceptance_rate)),
-        ("drafted depth; nodes per round", _drafted),
+        ("  prompts for the wanted width", lambda row: NOTHING if _plain(row) else number(row["prompts_needed"], 0)),
+        Col("  expected, given the drafts", "expected_mean_acceptance_length"),
+        Col("first token's distance from p: total variation", "distance_tv", ".4f"),
+        Col("  Kullback-Leibler, nats", "distance_kl", ".4f"),
+        cols.SPEEDUP,
+        cols.TOKENS,
+        Col("draft acceptance rate", "draft_acceptance_rate", ".0%"),
+        Col("drafted depth; nodes per round", "proposed_depth_per_round", also="proposed_nodes_per_round"),
+        *((f"accepted at {at}: of all; if all before", _accepted_at(at)) for at in positions),
+        *(
+            (f"{stage}, ms per token", lambda row, stage=stage: number(stage_milliseconds(row, stage), 3))
+            for stage in stages_of(rows)
+        ),
+        Col("distinct 4-grams", "distinct_4_gram_rate", ".0%"),
+        ("equal to plain decoding", cols.equality),
+        ("prompts finished; failed", lambda row: f"{row['finished']} of {row['planned']}; {row['failed']}"),
+        ("tokens; rounds", lambda row: f"{row['tokens']}; {row['rounds']}"),
     ]
-    for position in range(max((len(m.acceptance_by_position.rounds) for m in methods), default=0)):
-        lines.append((f"accepted at {position + 1}: of all; if all before", _accepted_at(position)))
-    for stage in dict.fromkeys(stage for method in methods for stage in method.stage_seconds):
-        lines.append((f"{stage}, ms per token", lambda m, stage=stage: number(stage_milliseconds(m, stage), 3)))
-    lines += [
-        ("distinct 4-grams", lambda m: percent(m.distinct_4_gram_rate)),
-        ("equal to plain decoding", equality),
-        ("prompts finished; failed", lambda m: f"{m.finished} of {summary.planned}; {m.failed}"),
-        ("tokens; rounds", lambda m: f"{m.tokens}; {m.rounds}"),
-    ]
-    return Table.upright(methods, [m.label for m in methods], lines, title=title, notes=_notes(summary))
+    notes = [*_notes(run), *_brackets(rows)]
+    return Table.upright(rows, [row["label"] for row in rows], lines, title=title, notes=notes)
 
 
-def comparison_table(summary: Summary, title: str) -> Table:
+def comparison_table(run: Run, title: str) -> Table:
     """Several methods, perhaps at several temperatures: a row each."""
-    best = any("speedup" in method.best_in for method in summary.methods)
     return Table.of(
-        summary.methods,
+        run.rows,
         [
-            ("T", lambda m: f"{m.temperature:g}"),
-            (left("method"), lambda m: _named(m, m.label, joint="\n")),
-            ("mean acceptance\nlength", lambda m: length(m, best=False)),
-            ("speedup", speedup),
-            ("tokens/s", lambda m: number(m.tokens_per_second, 1)),
-            ("draft\naccepted", lambda m: percent(m.draft_acceptance_rate)),
-            ("distinct\n4-grams", lambda m: percent(m.distinct_4_gram_rate)),
-            ("equal\nto plain", equality),
+            cols.T,
+            (left("method"), lambda row: _named(row, row["label"], joint="\n")),
+            cols.unless_plain(cols.LENGTH),
+            Col("speedup", "speedup", ".2fx", best=True),
+            cols.TOKENS,
+            cols.ACCEPTED,
+            cols.DISTINCT,
+            cols.EQUAL,
         ],
         title=title,
-        notes=[*_notes(summary), *([BOLD] if best else [])],
-        section=lambda m: m.temperature,
+        notes=[*_notes(run), *_bold(run.rows)],
+        section=lambda row: row["temperature"],
     )
 
 
-def methods_table(summary: Summary, title: str, labels: Mapping[str, str]) -> Table:
+def methods_table(run: Run, title: str, labels: Mapping[str, str]) -> Table:
     """A row per method and temperature, by temperature, readable without the run's configuration."""
-    methods = sorted(summary.methods, key=lambda m: m.temperature)
-    gains = [method.gain for method in methods if method.gain is not None]
+    rows = sorted(run.rows, key=lambda row: row["temperature"])
+    over = next((row["gain_over"] for row in rows if row["gain_over"] is not None), None)
     notes = [
-        *_incomplete(summary),
-        rules_of(methods),
+        *_incomplete(run),
+        cols.rules_of(rows),
         "a round is one forward of the target; plain decoding emits one token in it",
-        f"brackets: {summary.confidence:.0%} intervals over prompts{prompts_needed(methods, summary.width)}",
-        *([BOLD] if any(method.best_in for method in methods) else []),
-        *noise_notes(summary),
-        *summary.noise.notes,
+        *_brackets(rows),
+        *_bold(rows),
+        *noise_notes(run),
     ]
-    columns: list[tuple[Column | str, Callable[[MethodSummary], Cell | str]]] = [
-        ("T", lambda m: f"{m.temperature:g}"),
-        (left("method", fold=True), lambda m: _named(m, label_of(m, labels), joint=", ")),
-        ("tokens\nper round", length),
-        ("drafted nodes\nper round", lambda m: number(m.proposed_nodes_per_round, 1)),
-        ("drafting,\nshare of time", lambda m: NOTHING if m.method == PLAIN else percent(drafting_share(m))),
-        ("speedup", speedup),
-        ("tokens/s", lambda m: number(m.tokens_per_second, 1)),
-    ]
-    if gains:
-        columns.insert(3, ("difference\nin tokens", _gain))
-        notes.append(
-            f"difference: from {labels.get(gains[0].over, gains[0].over)} on the same prompts, given the drafts"
-        )
-    return Table.of(methods, columns, title=title, notes=notes, section=lambda m: m.temperature)
-
-
-def methods_document(run: Run) -> str:
-    """The table of a finished run in Markdown, and the sentences that say what made it."""
-    table = methods_table(run.summary, "", run.manifest["config"]["labels"])
-    notes = [f"{note[0].upper()}{note[1:]}." for note in table.notes if note.startswith("difference")]
-    if run.summary.noise.noisy:
-        notes.append("NOISY TIMINGS: other programs ran meanwhile.")
-    return document(commanded(run), table, "\n".join(notes))
-
-
-def commanded(run: Run) -> str:
-    """The command of a run, and its origin as ``made_with`` has it."""
-    given = " ".join(each for each in run.manifest["overrides"] if not each.startswith("out="))
-    return f"`python -m experiments.run {given}`: {made_with(run)}"
+    if over is not None:
+        notes.append(f"difference: from {labels.get(over, over)} on the same prompts, given the drafts")
+    return Table.of(
+        rows,
+        [
+            cols.T,
+            (left("method", fold=True), lambda row: _named(row, cols.label_of(row, labels), joint=", ")),
+            cols.unless_plain(Col("tokens\nper round", "mean_acceptance_length", best=True)),
+            *([] if over is None else [Col("difference\nin tokens", "gain", "+.2f")]),
+            Col("drafted nodes\nper round", "proposed_nodes_per_round", ".1f"),
+            (Column("drafting,\nshare of time"), lambda row: NOTHING if _plain(row) else percent(drafting_share(row))),
+            Col("speedup", "speedup", ".2fx", best=True),
+            cols.TOKENS,
+        ],
+        title=title,
+        notes=notes,
+        section=lambda row: row["temperature"],
+    )
 
 
 def made_with(run: Run, *others: Run) -> str:
@@ -141,169 +116,329 @@ def made_with(run: Run, *others: Run) -> str:
     facts = [
         " and ".join(names),
         manifest["dtype"],
-        _together([*dict.fromkeys(map(dataset_name, (run, *others)))]),
+        " and ".join(dict.fromkeys(map(dataset_name, (run, *others)))),
         f"{config['sampling']['max_new_tokens']} new tokens",
         f"batch {config['engine']['max_batch_size']}",
         f"{manifest['threads']} thread{'s' if manifest['threads'] != 1 else ''} of {manifest['device']}",
         f"commit {commit_of(manifest)}",
     ]
-    return f"{', '.join(facts)}. Brackets are {run.summary.confidence:.0%} intervals over prompts."
+    return f"{', '.join(facts)}. Brackets are {run.rows[0]['confidence']:.0%} intervals over prompts."
 
 
-def _together(datasets: Sequence[str]) -> str:
-    """Several datasets in words: ``stdlib and text, each 12 prompts, seed 0``."""
-    names, facts = zip(*(each.split(", ", 1) for each in datasets), strict=True)
-    alike = len(names) > 1 and len(set(facts)) == 1
-    return f"{' and '.join(names)}, each {facts[0]}" if alike else " and ".join(datasets)
-
-
-def drafting_share(method: MethodSummary) -> float | None:
-    """The share of a method's wall time that its drafter took to propose; None where stages were not timed."""
-    spent, total = method.stage_seconds.get("draft"), sum(method.stage_seconds.values())
-    return spent / total if spent is not None and total else None
-
-
-def label_of(method: MethodSummary, labels: Mapping[str, str]) -> str:
-    """What a method is called."""
-    name = "plain decoding" if method.method == PLAIN else labels.get(method.method, method.method)
-    return method.label.replace(method.method, name, 1)
-
-
-def shown_categories(summary: Summary) -> list[str]:
+def shown_categories(run: Run) -> list[str]:
     """Categories of at least two prompts, in alphabetical order; none unless there are several.
 
     One prompt gives no interval, and says nothing of its category; ``summary.json`` has them all.
     """
-    names = {
-        name
-        for method in summary.methods
-        for name, found in method.by_category.items()
-        if found.mean_acceptance_length_interval is not None
-    }
+    names = {part["category"] for part in run.parts if part["mean_acceptance_length_low"] is not None}
     return sorted(names) if len(names) > 1 else []
 
 
-def category_table(summary: Summary) -> Table | None:
+def category_table(run: Run) -> Table | None:
     """A row per category, method and temperature, plain decoding left out; None if there is nothing to tell apart."""
-    methods = [method for method in summary.methods if method.method != PLAIN]
-    rows = [
-        (name, method, method.by_category[name])
-        for name in shown_categories(summary)
-        for method in methods
-        if name in method.by_category
-    ]
-    if not rows:
+    shown = shown_categories(run)
+    parts = [part for part in run.parts if not _plain(part) and part["category"] in shown]
+    if not parts:
         return None
     return Table.of(
-        rows,
+        sorted(parts, key=lambda part: part["category"]),
         [
-            (left("category"), lambda row: row[0]),
-            (left("method"), lambda row: method_name(row[1])),
-            ("T", lambda row: f"{row[1].temperature:g}"),
-            ("prompts", lambda row: str(row[2].prompts)),
-            (f"for ±{summary.width:g}", lambda row: number(row[2].prompts_needed, 0)),
-            (
-                "mean acceptance length",
-                lambda row: with_interval(
-                    number(row[2].mean_acceptance_length), row[2].mean_acceptance_length_interval
-                ),
-            ),
-            ("speedup", lambda row: with_interval(times(row[2].speedup), row[2].speedup_interval)),
-            ("tokens/s", lambda row: number(row[2].tokens_per_second, 1)),
+            Col("category", "category", align="left"),
+            cols.METHOD,
+            cols.T,
+            Col("prompts", "finished", "d"),
+            Col(f"for ±{parts[0]['width']:g}", "prompts_needed", "d"),
+            cols.LENGTH,
+            cols.SPEEDUP,
+            cols.TOKENS,
         ],
         title="By category",
-        notes=[*of_few(row[2].prompts for row in rows), *noise_notes(summary)],
-        section=lambda row: row[0],
+        notes=[*cols.of_few(part["finished"] for part in parts), *_noisy(run)],
+        section=lambda row: row["category"],
     )
 
 
-def print_troubles(console: Console, summary: Summary) -> None:
+def print_troubles(console: Console, run: Run) -> None:
     """Say where outputs leave plain decoding's and no tie explains it, and what went wrong."""
-    for method in summary.methods:
-        bugs = [each for each in method.divergences if method.not_lossless and not explained(each)]
-        _say_first(console, [f"{method.method} leaves plain decoding {place(each)}" for each in bugs], "{} more places")
-    for method in summary.methods:
-        counted = [f"on {count} of {summary.planned} prompts: {error}" for error, count in method.errors.items()]
-        _say_first(console, [f"{method.method} failed {each}" for each in counted], "for {} more reasons")
+    for row in run.rows:
+        own = run.of(row)
+        if own is not None and row["not_lossless"]:
+            places = [place(each) for each in divergences_of(own) if not explained(each)]
+            _say_first(console, [f"{row['method']} leaves plain decoding {where}" for where in places], "more places")
+    for row in run.rows:
+        counted = [f"on {count} of {row['planned']} prompts: {error}" for error, count in errors_of(run, row).items()]
+        _say_first(console, [f"{row['method']} failed {each}" for each in counted], "more reasons")
+
+
+def errors_of(run: Run, row: Row) -> dict[str, int]:
+    """What went wrong with a row's method, and how often."""
+    own = run.of(row)
+    return {} if own is None else dict(Counter(error or "unknown" for error in own.error[own.failed]))
 
 
 def _say_first(console: Console, lines: Sequence[str], more: str, limit: int = 5) -> None:
     terminal.say(console, *lines[:limit])
     if len(lines) > limit:
-        terminal.say(console, f"… and {more.format(len(lines) - limit)}, listed in summary.json")
+        terminal.say(console, f"… and {len(lines) - limit} {more}, listed in records.jsonl")
 
 
-def noise_notes(summary: Summary) -> list[str]:
-    """The note that stands in every form of a table whose timings are noisy."""
-    said = "NOISY TIMINGS: repeat on an idle machine before you rely on tokens/s and speedup"
-    return [said] if summary.noise.noisy else []
+# ---------------------------------------------------------------- requests
+
+_MOST_COLUMNS = 4
+"""Methods up to which the table of requests has a column for each; with more it has a row."""
+REQUESTS = "What a user feels"
 
 
-def _named(method: MethodSummary, name: str, *, joint: str) -> Cell:
-    return label_cell(method, name, *([f"{method.failed} failed"] if method.failed else []), joint=joint)
+def requests_table(run: Run, title: str = REQUESTS) -> Table | None:
+    """A column per method, or a row where there are many; None if no engine told when anything happened."""
+    timed = [row for row in run.rows if row["requests"] is not None]
+    known = [row for row in timed if row.get("ttft.p50") is not None]
+    if not known:
+        return None
+    silent = ", ".join(row["label"] for row in timed if row not in known)
+    notes = [
+        *warnings_of(run),
+        cols.CLOSED,
+        "TTFT: time to first token; TPOT: time per further token",
+        *([f"limits: {known[0]['limits']}"] if known[0]["limits"] else []),
+        *([f"left out, because they do not tell when tokens come: {silent}"] if silent else []),
+        f"intervals: {known[0]['confidence']:.0%}, over prompts",
+    ]
+    if len(known) > _MOST_COLUMNS:
+        columns = [
+            *(cols.T, cols.METHOD, cols.TTFT, cols.TPOT, _latency("to end, ms\np50; p99", "e2e")),
+            *(Col("requests\n/s", "requests_per_second"), cols.ALL_USERS, cols.USER),
+            Col("within\nlimits", "attainment", ".0%"),
+            Col("price of\n1M tokens", "price_per_million_tokens"),
+        ]
+        return Table.of(known, columns, title=title, notes=notes, section=lambda row: row["temperature"])
+    return Table.upright(known, labels_of(known), _REQUEST_LINES, title=title, notes=notes)
 
 
-def _gain(method: MethodSummary) -> Cell:
-    return EMPTY if method.gain is None else signed(method.gain.tokens, method.gain.interval, 2)
+def warnings_of(run: Run) -> list[str]:
+    """A sentence on each method whose timestamps cannot be right."""
+    found = [(row["label"], broken_timestamps(row)) for row in run.rows if row["requests"] is not None]
+    return [f"{name}: {warning}" for name, warning in found if warning is not None]
 
 
-def _incomplete(summary: Summary) -> list[str]:
-    done = min((method.finished + method.failed for method in summary.methods), default=0)
-    return [] if summary.complete else [f"INCOMPLETE: {done} of {summary.planned} prompts"]
+def _latency(heading: str, name: str) -> Col:
+    return Col(heading, f"{name}.p50", "3", 1e3, also=f"{name}.p99", bounds=False)
 
 
-def _notes(summary: Summary) -> list[str]:
-    rules = rules_of(summary.methods)
+def _latency_interval(name: str) -> Line:
+    def cell(row: Row) -> str:
+        bounds = interval(row, f"{name}.p50")
+        return NOTHING if bounds is None else " to ".join(three_digits(1000 * end) for end in bounds)
+
+    return "  interval of p50", cell
+
+
+_REQUEST_LINES: list[Line] = [
+    _latency("TTFT, ms: p50; p99", "ttft"),
+    _latency_interval("ttft"),
+    _latency("  without the queue", "engine_ttft"),
+    _latency("TPOT, ms: p50; p99", "tpot"),
+    _latency_interval("tpot"),
+    _latency("gap between deliveries, ms: p50; p99", "chunk_gap"),
+    _latency("gap between tokens, ms: p50; p99", "token_gap"),
+    _latency("arrival to end, ms: p50; p99", "e2e"),
+    (
+        "  queue; prefill; decode, share",
+        lambda row: "; ".join(percent(row.get(f"phase_share.{name}")) for name in ("queue", "prefill", "decode")),
+    ),
+    Col("requests/s", "requests_per_second"),
+    Col("output tokens/s; with prompts", "output_tokens_per_second", ".1f", also="total_tokens_per_second"),
+    Col("tokens/s of one user", "user_tokens_per_second", ".1f"),
+    Col("requests in flight; waiting", "concurrency", also="waiting"),
+    Col("prompts' tokens found in the cache", "memory.hit_rate", ".0%"),
+    Col("preemptions; tokens prefilled again", "memory.preemptions", ".0f", also="memory.recomputed"),
+    Col("  tokens swapped back; seconds of both ways", "memory.swapped", ".3g", also="memory.swap_seconds"),
+    Col("requests within all limits", "attainment", ".0%"),
+    Col("  goodput, requests/s", "goodput"),
+    Col("device hours per million tokens", "device_hours_per_million_tokens", ".3f"),
+    Col("price of a million tokens", "price_per_million_tokens"),
+    (
+        "energy per token, J",
+        lambda row: "not measured" if row["joules_per_token"] is None else f"{row['joules_per_token']:.3g}",
+    ),
+]
+"""The rows of the table with a column per method."""
+
+
+# ---------------------------------------------------------------- the device
+
+DEVICE = "Use of the device"
+
+
+def utilization_table(run: Run, title: str = DEVICE) -> Table | None:
+    """A row per figure, a column per method; None where no work was counted, or with nothing to compare it with."""
+    known = [row for row in run.rows if family(row, "mbu") or row.get("prediction.rounds") is not None]
+    if not known:
+        return None
+    lines: list[Line] = []
+    for stage in MODEL_STAGES:
+        lines += [
+            (f"{stage}: MBU; MFU, of the measured peaks", lambda row, stage=stage: _use(row, stage)),
+            Col("  of the printed peaks", f"mbu_printed.{stage}", ".0%", also=f"mfu_printed.{stage}"),
+            Col("  time over the least possible", f"of_least.{stage}", ".3g"),
+        ]
+    parts = {"draft": "draft", "verify": "verify", "judge": "accept and commit"}
+    lines += [
+        Col("verify: MFU of committed tokens alone", "useful_mfu", ".0%"),
+        Col("wasted nodes", "wasted", ".0%"),
+        Col("predicted rounds; outside of the costs", "prediction.rounds", ".0f", also="prediction.outside"),
+        Col("  predicted time of all of them, off by", "predicted_error", "+.1%"),
+        Col("  error of a round: median; 95 %", "prediction.median_error", ".0%", also="prediction.p95_error"),
+        *(
+            Col(f"  measured less predicted, {said}, ms per round", f"prediction.{part}", "+.3f", 1e3)
+            for part, said in parts.items()
+        ),
+        ("  prefill, off by", lambda row: signed_percent(row.get("prediction.prefill_error"))),
+    ]
+    notes = ["what the device does at best was not measured (peaks=none)"]
+    if any(family(row, "mbu") for row in known):
+        notes = ["MBU: bytes of weights, keys and values that had to move, over what the memory could have moved"]
+        notes.append("MFU: operations of all verified nodes, over what the device could have computed meanwhile")
+        if any(_cached(row, stage) for row in known for stage in MODEL_STAGES):
+            notes.append("(caches): so little data that the caches may hold it, for which the memory is no bound")
+    return Table.upright(known, labels_of(known), lines, title=title, notes=notes)
+
+
+def _use(row: Row, stage: str) -> str:
+    if row.get(f"mbu.{stage}") is None:
+        return NOTHING
+    shares = f"{percent(row[f'mbu.{stage}'])}; {percent(row[f'mfu.{stage}'])}"
+    return shares + " (caches)" * _cached(row, stage)
+
+
+def _cached(row: Row, stage: str) -> bool:
+    doubt = row.get(f"suspicion.{stage}") or ""
+    return bool(doubt) and not doubt.startswith(IMPOSSIBLE)
+
+
+def above_roof(run: Run) -> list[str]:
+    """Sentences on times that are shorter than the device allows."""
     return [
-        *_incomplete(summary),
-        *([rules] if rules else []),
-        *memory_notes(summary),
-        *noise_notes(summary),
-        *summary.noise.notes,
+        f"{row['method']}'s {stage} would be faster than physics: it took {row[f'of_least.{stage}']:.0%} of the least "
+        f"time that the measured peaks allow, so that the time, the peaks, or the count of the work is wrong"
+        for row in run.rows
+        for stage, doubt in family(row, "suspicion").items()
+        if doubt.startswith(IMPOSSIBLE)
     ]
 
 
-def prompts_needed(methods: Sequence[MethodSummary], width: float) -> str:
-    """In words, with how many prompts the widest interval of a mean acceptance length would be ± ``width``."""
-    most = max((method.prompts_needed or 0 for method in methods if method.method != PLAIN), default=0)
-    return f"; ±{width:g} tokens per round would take about {most} prompts" if most > 1 else ""
+def not_recorded(recordings: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Sentences on stages of rounds that failed to be recorded, which makes a GPU several times slower."""
+    failed: dict[str, list[str]] = {}  # methods that share an engine fail together
+    for method, counts in recordings.items():
+        for stage, reasons in counts["refused"].items():
+            failed.setdefault(f"{stage} ({'; '.join(reasons)})", []).append(method)
+    return [f"{', '.join(methods)}: not recorded, so that it ran slower: {what}" for what, methods in failed.items()]
 
 
-def memory_notes(summary: Summary) -> list[str]:
+def memory_table(held: Mapping[str, Any], peak: Mapping[str, Any]) -> Table:
+    """The bytes that engines hold, and what the peak of the memory has beyond them."""
+    headings = ("weights", "drafter", "KV\ncache", "drafter's\nKV", "draft\nnodes", "copies", "rest of\nthe peak")
+    if peak["fragmentation"] is None:
+        note = f"the peak is that of the process, without the {_mb(peak['before'])} MB that it had before"
+    else:
+        loose = f"of which {_mb(peak['fragmentation'])} MB in no tensor"
+        note = f"the allocator had {_mb(peak['reserved'])} MB at most, {loose}"
+    table = Table([Column(heading) for heading in headings], "Memory held, in MB", [note])
+    parts = [held[name] for name in ("weights", "drafter", "kv", "drafter_kv", "scratch", "copies")]
+    table.add(*map(_mb, parts), _mb(max(0, peak["used"] - held["total"])))
+    return table
+
+
+def _mb(size: float) -> str:
+    size /= 1e6
+    return "0" if not size else f"{size:,.0f}" if size >= 100 else f"{size:.3g}" if size >= 0.01 else "<0.01"
+
+
+# ---------------------------------------------------------------- parts of the above
+
+
+def drafting_share(row: Row) -> float | None:
+    """The share of a method's wall time that its drafter took to propose; None where stages were not timed."""
+    stages = family(row, "stage_seconds")
+    total = sum(stages.values())
+    return stages["draft"] / total if "draft" in stages and total else None
+
+
+def stages_of(rows: Sequence[Row]) -> list[str]:
+    """The stages that were timed, in the order of a round."""
+    known = dict.fromkeys(stage for row in rows for stage in family(row, "stage_seconds"))
+    order = [*STAGES, *(stage for stage in known if stage not in (*STAGES, "other")), "other"]
+    return [stage for stage in order if stage in known]
+
+
+def stage_milliseconds(row: Row, stage: str) -> float | None:
+    """The wall time of a stage per emitted token; None where it was not timed."""
+    tokens, seconds = (row["tokens_per_second"] or 0.0) * row["seconds"], row.get(f"stage_seconds.{stage}")
+    return 1000 * seconds / tokens if tokens and seconds is not None else None
+
+
+def noise_notes(run: Run) -> list[str]:
+    """What is known about the noise of a run's timings; a warning where they are noisy."""
+    return [*_noisy(run), *(noise_words(run.rows[0]) if run.rows else [])]
+
+
+def _noisy(run: Run) -> list[str]:
+    said = "NOISY TIMINGS: repeat on an idle machine before you rely on tokens/s and speedup"
+    return [said] if run.noisy else []
+
+
+def _notes(run: Run) -> list[str]:
+    rules = cols.rules_of(run.rows)
+    return [*_incomplete(run), *([rules] if rules else []), *memory_notes(run.rows), *noise_notes(run)]
+
+
+def _incomplete(run: Run) -> list[str]:
+    done = min((row["finished"] + row["failed"] for row in run.rows), default=0)
+    return [] if run.complete or not run.rows else [f"INCOMPLETE: {done} of {run.rows[0]['planned']} prompts"]
+
+
+def _brackets(rows: Sequence[Row]) -> list[str]:
+    return [f"brackets: {rows[0]['confidence']:.0%} intervals over prompts{prompts_needed(rows)}"] if rows else []
+
+
+def prompts_needed(rows: Sequence[Row]) -> str:
+    """In words, with how many prompts the widest interval of a mean acceptance length would be as wide as wanted."""
+    most = max((row["prompts_needed"] or 0 for row in rows if not _plain(row)), default=0)
+    return f"; ±{rows[0]['width']:g} tokens per round would take about {most} prompts" if most > 1 else ""
+
+
+def memory_notes(rows: Sequence[Row]) -> list[str]:
     """A sentence on each method for which caches or preemption did anything."""
-    found = []
-    for method in summary.methods:
-        did = None if method.requests is None else method.requests.memory
-        if did is not None and (did.reused or did.preemptions):
-            found.append(
-                f"{method.label}: {percent(did.hit_rate)} of prompts' tokens were found in the cache; "
-                f"{did.preemptions} preemptions, {did.recomputed} tokens prefilled again, {did.swapped} swapped back "
-                f"in {did.swap_seconds:.2g} s"
-            )
-    return found
+    return [
+        f"{row['label']}: {percent(did.get('hit_rate'))} of prompts' tokens were found in the cache; "
+        f"{did['preemptions']:.0f} preemptions, {did['recomputed']:.0f} tokens prefilled again, "
+        f"{did['swapped']:.0f} swapped back in {did['swap_seconds']:.2g} s"
+        for row in rows
+        if (did := family(row, "memory")) and (did["reused"] or did["preemptions"])
+    ]
 
 
-def _drafted(method: MethodSummary) -> str:
-    if method.method == PLAIN:
-        return NOTHING
-    return f"{number(method.proposed_depth_per_round)}; {number(method.proposed_nodes_per_round)}"
+def _named(row: Row, name: str, *, joint: str) -> Cell:
+    return method_cell(row, name, *([f"{row['failed']} failed"] if row["failed"] else []), joint=joint)
 
 
-def _accepted_at(position: int) -> Callable[[MethodSummary], str]:
-    def cell(method: MethodSummary) -> str:
-        by = method.acceptance_by_position
-        if position >= len(by.rounds):
+def _bold(rows: Sequence[Row]) -> list[str]:
+    return [cols.BOLD] if any(row.get(f"best.{figure}") for row in rows for figure in RANKED) else []
+
+
+def _accepted_at(position: int) -> Callable[[Row], str]:
+    def cell(row: Row) -> str:
+        if row.get(f"rounds_at.{position}") is None:
             return NOTHING
         parts = []
-        for kind in ("unconditional", "conditional"):
-            value, low, high = (by[name][position] for name in (kind, f"{kind}_low", f"{kind}_high"))
-            parts.append(percent(value) + ("" if low is None else f" [{low:.0%}, {high:.0%}]"))
+        for kind in ("", "conditional_"):
+            share, low, high = (row.get(f"{kind}acceptance{end}_at.{position}") for end in ("", "_low", "_high"))
+            parts.append(percent(share) + ("" if low is None else f" [{low:.0%}, {high:.0%}]"))
         return "; ".join(parts)
 
     return cell
 
 
-def stage_milliseconds(method: MethodSummary, stage: str) -> float | None:
-    """The wall time of a stage per emitted token; None where it was not timed."""
-    tokens = (method.tokens_per_second or 0.0) * method.seconds
-    return 1000 * method.stage_seconds[stage] / tokens if tokens and stage in method.stage_seconds else None
+def _plain(row: Row) -> bool:
+    return row["method"] == PLAIN

@@ -175,10 +175,13 @@ def dots(
             note(axes, f"{value:.2f}", (max(value, high), y), color=drawn["color"])
 
 
-def curve(axes: "Axes", points: Iterable[Point], index: int, label: str = "", *, scale: float = 1.0) -> None:
+def curve(
+    axes: "Axes", points: Iterable[Point], index: int, label: str = "", *, scale: float = 1.0, linestyle: str = "-"
+) -> None:
     """Draw values over x as a line with markers, each with its interval, all of them times ``scale``."""
     known = [(x, scale * value, bounds) for x, value, bounds in points if value is not None]
-    axes.plot([x for x, _, _ in known], [value for _, value, _ in known], label=label, **looks(index))
+    stroke = {"label": label, "linestyle": linestyle, **looks(index)}
+    axes.plot([x for x, _, _ in known], [value for _, value, _ in known], **stroke)
     for x, _, bounds in known:
         if bounds is not None:
             axes.vlines(x, scale * bounds[0], scale * bounds[1], color=color(index), linewidth=1.0)

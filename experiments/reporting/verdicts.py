@@ -1,31 +1,32 @@
 """The verdict on every exact method's greedy outputs, as sentences."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from experiments.results.frame import Figures
-from experiments.results.lossless import NOT_LOSSLESS, Verdict
-from experiments.results.summary import MethodSummary, Summary
+from experiments.results.frame import Outputs
+from experiments.results.lossless import NOT_LOSSLESS, Divergence, Verdict, worst
+from experiments.results.rows import Row
+from experiments.results.runs import Run
 
 
-def print_verdicts(console: Console, summary: Summary) -> None:
+def print_verdicts(console: Console, run: Run) -> None:
     """Say of exact methods whether their greedy outputs are plain decoding's: one line for all whose outputs are.
 
-    Ties are counted in that line, and ``summary.json`` lists them. Nothing is said of sampled outputs.
+    Ties are counted in that line. Nothing is said of sampled outputs.
     """
-    judged = [method for method in summary.methods if method.lossless is not None]
-    good = [method for method in judged if not method.not_lossless]
+    judged = [row for row in run.rows if row["lossless"] is not None]
+    good = [row for row in judged if not row["not_lossless"]]
     if good:
-        worst = max((each.lossless for each in good), key=lambda each: (each.divergences > 0, each.largest_margin or 0))
-        sums = {name: sum(each.lossless[name] for each in good) for name in ("compared", "divergences")}
-        listed = "; summary.json lists them" if sums["divergences"] else ""
-        names = ", ".join(method.method for method in good)
-        say_verdict(console, sentence(names, worst | sums) + listed, bad=False)
-    for method in judged:
-        if method.not_lossless:
-            say_verdict(console, sentence(method.method, method.lossless), bad=True)
+        furthest = max(good, key=lambda row: (row["divergences"] > 0, row["largest_margin"] or 0))
+        sums = {name: sum(row[name] for row in good) for name in ("compared_with_plain", "divergences")}
+        names = ", ".join(row["method"] for row in good)
+        say_verdict(console, f"{names}: {evidence(furthest | sums)}", bad=False)
+    for row in judged:
+        if row["not_lossless"]:
+            say_verdict(console, sentence(row["method"], row, run), bad=True)
 
 
 def say_verdict(console: Console, line: str, *, bad: bool) -> None:
@@ -34,31 +35,33 @@ def say_verdict(console: Console, line: str, *, bad: bool) -> None:
     console.print(Text(line, style="bold red" if bad else ""))
 
 
-def sentence(name: str, lossless: Figures) -> str:
-    """The verdict on a method, with its evidence."""
-    return f"{name}: {evidence(lossless)}"
+def sentence(name: str, row: Row, run: Run) -> str:
+    """The verdict on a method of a run, with its evidence."""
+    return f"{name}: {evidence(row, run.of(row))}"
 
 
-def evidence(lossless: Figures) -> str:
-    """The verdict on a method, in words."""
-    count = f"{lossless.compared} output{'s' if lossless.compared != 1 else ''}"
-    if lossless.verdict is Verdict.EQUAL:
+def evidence(row: Row, outputs: Outputs | None = None) -> str:
+    """The verdict on a method in words, with its worst divergence where its outputs are given."""
+    compared = row["compared_with_plain"]
+    count = f"{compared} output{'s' if compared != 1 else ''}"
+    if row["lossless"] == Verdict.EQUAL:
         return f"equal to plain decoding in all of {count}"
-    if lossless.verdict is Verdict.TIES:
-        several = f"{lossless.divergences} divergence{'s' if lossless.divergences != 1 else ''} in {count}"
-        ties = "all ties" if lossless.divergences != 1 else "a tie"
-        return (
-            f"{several}, {ties} of the dtype (largest margin {lossless.largest_margin:.4g} nats, "
-            f"bound {lossless.tie_bound:.4g})"
-        )
-    worst = f"; worst {place(lossless.worst)}" if lossless.worst is not None else ""
+    if row["lossless"] == Verdict.TIES:
+        several = f"{row['divergences']} divergence{'s' if row['divergences'] != 1 else ''} in {count}"
+        ties = "all ties" if row["divergences"] != 1 else "a tie"
+        return f"{several}, {ties} of the dtype ({_largest(row)})"
+    found = None if outputs is None else worst(outputs)
     return (
-        f"{NOT_LOSSLESS}: {lossless.unexplained} of {count} leave plain decoding's by more than the dtype "
-        f"explains{worst}"
+        f"{NOT_LOSSLESS}: {row['unexplained']} of {count} leave plain decoding's by more than the dtype "
+        f"explains{'' if found is None else f'; worst {place(found)}'}"
     )
 
 
-def place(found: Figures) -> str:
+def _largest(row: Row) -> str:
+    return f"largest margin {row['largest_margin']:.4g} nats, bound {row['tie_bound']:.4g}"
+
+
+def place(found: Divergence | Any) -> str:
     """Where an output leaves plain decoding's, both tokens, and by how much."""
     turn = f", turn {found.turn + 1}," if found.turn else ""
     where = f"on {found.prompt}{turn} at output token {found.index}"
@@ -69,9 +72,7 @@ def place(found: Figures) -> str:
     if found.margin is not None:
         bound = "" if found.tie_bound is None else f", bound {found.tie_bound:.4g}"
         return f"{where}, margin {found.margin:.4g} nats{bound}"
-    if None in found.tokens:
-        return f"{where}, where no dtype explains a difference"
-    return f"{where}, margin unknown"
+    return f"{where}, where no dtype explains a difference" if None in found.tokens else f"{where}, margin unknown"
 
 
 def _token(token: int | None, text: str | None) -> str:
@@ -88,20 +89,17 @@ def warning(not_lossless: Sequence[str], most: int = 3) -> str:
     return f"{NOT_LOSSLESS}: {', '.join(not_lossless[:most])}{more}"
 
 
-def counted(methods: Sequence[MethodSummary]) -> str | None:
-    """One sentence on the verdicts over many rows; None where there is none."""
-    judged = [method.lossless for method in methods if method.lossless is not None]
+def counted(rows: Sequence[Row]) -> list[str]:
+    """One sentence on the verdicts over many rows; none where there is no verdict."""
+    judged = [row for row in rows if row["lossless"] is not None]
     if not judged:
-        return None
-    equal = sum(each.verdict is Verdict.EQUAL for each in judged)
-    ties = [each for each in judged if each.verdict is Verdict.TIES]
+        return []
+    equal = sum(row["lossless"] == Verdict.EQUAL for row in judged)
+    ties = [row for row in judged if row["lossless"] == Verdict.TIES]
     parts = [f"{equal} equal to plain decoding"] if equal else []
     if ties:
-        worst = max(ties, key=lambda each: each.largest_margin or 0.0)
-        parts.append(
-            f"{len(ties)} with ties of the dtype only (largest margin {worst.largest_margin:.4g} nats, "
-            f"bound {worst.tie_bound:.4g})"
-        )
+        furthest = max(ties, key=lambda row: row["largest_margin"] or 0.0)
+        parts.append(f"{len(ties)} with ties of the dtype only ({_largest(furthest)})")
     bad = len(judged) - equal - len(ties)
     parts += [f"{bad} {NOT_LOSSLESS}"] if bad else []
-    return f"Greedy outputs of exact rules, {len(judged)} row{'s' if len(judged) != 1 else ''}: {', '.join(parts)}."
+    return [f"Greedy outputs of exact rules, {len(judged)} row{'s' if len(judged) != 1 else ''}: {', '.join(parts)}."]

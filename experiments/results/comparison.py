@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.results.frame import Figures, Frame
+from experiments.results.frame import Frame
 from experiments.results.records import PLAIN
+from experiments.results.rows import ALL, Row
 from experiments.results.runs import Run
 from experiments.results.statistics import Bootstrap
-from experiments.results.summary import MethodSummary
 from experiments.results.timing import CALL, winner
 
 _SAME: dict[str, Callable[[Run], str]] = {
@@ -30,16 +30,20 @@ _NOT_SETTINGS = ("out=", "resume=", "hydra.", "experiment=", "tracker", "trace",
 """Overrides that name no row: they do not change what is measured, or the columns say it already."""
 
 
-class Row(NamedTuple):
+class Entry(NamedTuple):
     """One method at one temperature in one run, beside plain decoding of the same run.
 
     Its name is the method and the settings in which its run differs from the others.
     """
 
-    name: tuple[str, ...]
+    parts: tuple[str, ...]
     run: Run
-    method: MethodSummary
-    plain: MethodSummary | None
+    row: Row
+    plain: Row | None
+
+    @property
+    def name(self) -> str:
+        return ", ".join(self.parts)
 
 
 def differences(runs: Sequence[Run]) -> list[str]:
@@ -89,45 +93,45 @@ def title(runs: Sequence[Run]) -> str:
     return ", ".join(text for each in values if len(each) == 1 for text in each)
 
 
-def make_rows(runs: Sequence[Run]) -> list[Row]:
-    """A row per method and temperature, by temperature; plain decoding only where a run has nothing else."""
-    rows = []
+def entries_of(runs: Sequence[Run]) -> list[Entry]:
+    """An entry per method and temperature, by temperature; plain decoding only where a run has nothing else."""
+    entries = []
     for run, own in zip(runs, distinguishing([run.manifest for run in runs]), strict=True):
-        plain = {m.temperature: m for m in run.summary.methods if m.method == PLAIN}
-        for method in [m for m in run.summary.methods if m.method != PLAIN] or plain.values():
-            # Temperature has a column.
-            unsaid = (f"drafter={method.method}", "sampling.temperature=")
-            parts = [part for part in own if part != unsaid[0] and not part.startswith(unsaid[1])]
-            rows.append(Row((method.label, *parts), run, method, plain.get(method.temperature)))
-    names = [(row.name, row.method.temperature) for row in rows]
+        plain = {row["temperature"]: row for row in run.rows if row["method"] == PLAIN}
+        for row in [row for row in run.rows if row["method"] != PLAIN] or plain.values():
+            # The method begins the name, and temperature has a column.
+            said = (f"drafter={row['method']}", "sampling.temperature=")
+            parts = [part for part in own if part != said[0] and not part.startswith(said[1])]
+            entries.append(Entry((row["label"], *parts), run, row, plain.get(row["temperature"])))
+    names = [(entry.parts, entry.row["temperature"]) for entry in entries]
     if len(set(names)) < len(names):
-        rows = [row._replace(name=(*row.name, row.run.folder.name)) for row in rows]
-    return sorted(rows, key=lambda row: row.method.temperature)
+        entries = [entry._replace(parts=(*entry.parts, entry.run.folder.name)) for entry in entries]
+    return sorted(entries, key=lambda entry: entry.row["temperature"])
 
 
-def best_of(rows: Sequence[Row], figure: str) -> set[int]:
-    """Return the numbers of the best rows in a figure, at most one for each temperature (``timing.winner``).
+def best_of(entries: Sequence[Entry], figure: str) -> set[int]:
+    """Return the numbers of the best entries in a figure, at most one for each temperature (``timing.winner``).
 
     Rules that are not exact do not compete, because giving up exactness buys speed, nor do outputs that turned out not
-    to be lossless. A row is the best only where the paired interval of its lead over the next one leaves out 0.
+    to be lossless. An entry is the best only where the paired interval of its lead over the next one leaves out 0.
     """
     found: set[int] = set()
-    for temperature in {row.method.temperature for row in rows}:
-        rivals = [n for n, row in enumerate(rows) if row.method.temperature == temperature and row.method.competes]
-        best = _winner(figure, [(rows[n].method, rows[n], "") for n in rivals])
+    for temperature in {entry.row["temperature"] for entry in entries}:
+        rivals = [n for n, e in enumerate(entries) if e.row["temperature"] == temperature and e.row["competes"]]
+        best = _winner(figure, [(entries[n], entries[n].row) for n in rivals])
         found |= set() if best is None else {rivals[best]}
     return found
 
 
-def _winner(figure: str, rivals: Sequence[tuple[Figures, Row, str]]) -> int | None:
-    """The number of the best of some figures, each with its row, and its category if it is of one alone."""
+def _winner(figure: str, rivals: Sequence[tuple[Entry, Row]]) -> int | None:
+    """The number of the best of some entries, each with its row of the category that is compared."""
     entrants = []
-    for figures, row, category in rivals:
-        frames = (row.run.of(row.method), row.run.of(row.method, PLAIN))
-        if category:
-            frames = tuple(None if each is None else _of_category(each, category) for each in frames)
-        entrants.append((figures, *frames))
-    settings = rivals[0][1].run.manifest["config"]["bootstrap"] if rivals else {}
+    for entry, row in rivals:
+        outputs = (entry.run.of(entry.row), entry.run.of(entry.row, PLAIN))
+        if row["category"] != ALL:
+            outputs = tuple(None if own is None else _of_category(own, row["category"]) for own in outputs)
+        entrants.append((row, *outputs))
+    settings = rivals[0][0].run.manifest["config"]["bootstrap"] if rivals else {}
     return winner(figure, entrants, Bootstrap(**settings))
 
 
@@ -163,19 +167,19 @@ _FILLED = 0.5
 
 
 class Grid(NamedTuple):
-    """Figures by two settings: the names of those of the rows and the columns, and their values in order.
+    """Rows of the frame by two settings: the names of those down and across, and their values in order.
 
-    ``fixed`` has the other settings in which the runs differ, with their value in this grid; ``cells`` the figures, by
-    row and column (a combination that was not run has none); ``best`` the place of the largest speedup, or None where
-    chance may have made it the largest.
+    ``fixed`` has the other settings in which the runs differ, with their value in this grid; ``cells`` the rows of the
+    frame by both values (a combination that was not run has none); ``best`` the place of the largest speedup, or None
+    where chance may have made it the largest.
     """
 
-    row: str
-    column: str
+    down: str
+    across: str
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     fixed: dict[str, str]
-    cells: dict[tuple[str, str], MethodSummary]
+    cells: dict[tuple[str, str], Row]
     best: tuple[str, str] | None = None
 
     @property
@@ -184,50 +188,55 @@ class Grid(NamedTuple):
         return ", ".join(f"{name}={value}" for name, value in self.fixed.items())
 
 
-def grids(rows: Sequence[Row], *, by_category: bool = False) -> list[Grid]:
+def grids(entries: Sequence[Entry], *, by_category: bool = False) -> list[Grid]:
     """The grids of a comparison; none if its runs differ in fewer than two settings, or do not fill a grid.
 
-    The two settings with the most values are the rows and the columns. For every combination of the others there is
-    a grid of its own: nothing is averaged over settings. ``by_category``
-    puts the prompts' categories into the rows, those of a single prompt left out.
+    The two settings with the most values stand down and across. For every combination of the others there is a grid of
+    its own: nothing is averaged over settings. ``by_category`` puts the prompts' categories down, those of a single
+    prompt left out.
     """
-    named = settings_of(rows)
+    named = settings_of(entries)
     axes = axes_of(named)
-    entries = [(settings, row.method, row, "") for settings, row in zip(named, rows, strict=True)]
+    listed = [(settings, entry, entry.row) for settings, entry in zip(named, entries, strict=True)]
     if by_category:
-        entries = [
-            ({**settings, CATEGORY: category}, found, row, category)
-            for settings, method, row, _ in entries
-            for category, found in sorted(method.by_category.items())
+        listed = [
+            ({**settings, CATEGORY: part["category"]}, entry, part)
+            for settings, entry, _ in listed
+            for part in parts_of(entry)
+            if part["mean_acceptance_length_low"] is not None  # one prompt says nothing of its category
         ]
-        # One prompt gives no interval, and says nothing of its category.
-        entries = [entry for entry in entries if entry[1].mean_acceptance_length_interval is not None]
-        if not axes or len({settings[CATEGORY] for settings, *_ in entries}) < 2:
+        if not axes or len({settings[CATEGORY] for settings, *_ in listed}) < 2:
             return []
         axes = [CATEGORY, *axes]
-    if len(axes) < 2 or not entries:
+    if len(axes) < 2 or not listed:
         return []
-    values = {name: _ordered([settings[name] for settings, *_ in entries]) for name in axes}
-    if len({tuple(settings[name] for name in axes) for settings, *_ in entries}) < len(entries):
+    values = {name: _ordered([settings[name] for settings, *_ in listed]) for name in axes}
+    if len({tuple(settings[name] for name in axes) for settings, *_ in listed}) < len(listed):
         return []  # the runs differ in something besides: two would share a cell
-    row, column, *others = axes
+    down, across, *others = axes
     made = []
     for combination in itertools.product(*(values[name] for name in others)):
         fixed = dict(zip(others, combination, strict=True))
-        own = [entry for entry in entries if fixed.items() <= entry[0].items()]
-        places = [(settings[row], settings[column]) for settings, *_ in own]
-        rivals = [number for number, entry in enumerate(own) if entry[2].method.competes]
+        own = [each for each in listed if fixed.items() <= each[0].items()]
+        places = [(settings[down], settings[across]) for settings, *_ in own]
+        rivals = [number for number, (_, entry, _) in enumerate(own) if entry.row["competes"]]
         best = _winner("speedup", [own[number][1:] for number in rivals])
-        cells = {place: entry[1] for place, entry in zip(places, own, strict=True)}
+        cells = {place: row for place, (*_, row) in zip(places, own, strict=True)}
         best_place = None if best is None else places[rivals[best]]
-        made += [Grid(row, column, values[row], values[column], fixed, cells, best_place)] if own else []
-    size = len(values[row]) * len(values[column]) * len(made)
+        made += [Grid(down, across, values[down], values[across], fixed, cells, best_place)] if own else []
+    size = len(values[down]) * len(values[across]) * len(made)
     return made if sum(len(grid.cells) for grid in made) >= _FILLED * size else []
 
 
-def settings_of(rows: Sequence[Row]) -> list[dict[str, str]]:
-    """For every row, the settings in which any two differ, by name."""
-    runs = list({row.run.folder: row.run for row in rows}.values())
+def parts_of(entry: Entry) -> list[Row]:
+    """The rows of an entry's method by category, in alphabetical order."""
+    key = (entry.row["method"], entry.row["temperature"])
+    return [part for part in entry.run.parts if (part["method"], part["temperature"]) == key]
+
+
+def settings_of(entries: Sequence[Entry]) -> list[dict[str, str]]:
+    """For every entry, the settings in which any two differ, by name."""
+    runs = list({entry.run.folder: entry.run for entry in entries}.values())
     given = distinguishing([run.manifest for run in runs])
     overrides = {
         run.folder: {name: value for name, _, value in (text.lstrip("+").partition("=") for text in own)}
@@ -237,11 +246,11 @@ def settings_of(rows: Sequence[Row]) -> list[dict[str, str]]:
     names = [name for name in names if name not in (DRAFTER, f"sampling.{TEMPERATURE}", "method")]
     return [
         {
-            DRAFTER: row.method.label,
-            **{name: overrides[row.run.folder].get(name) or _value(row.run.manifest["config"], name) for name in names},
-            TEMPERATURE: f"{row.method.temperature:g}",
+            DRAFTER: entry.row["label"],
+            **{n: overrides[entry.run.folder].get(n) or _value(entry.run.manifest["config"], n) for n in names},
+            TEMPERATURE: f"{entry.row['temperature']:g}",
         }
-        for row in rows
+        for entry in entries
     ]
 
 

@@ -4,12 +4,10 @@
 ``runs`` of thousands of folders reads no record as long as each run's ``summary.json`` is up to date.
 """
 
-import json
 import os
-import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,61 +17,14 @@ from experiments.results import metrics
 from experiments.results.frame import Frame, frame_of, rounds_of
 from experiments.results.origin import flatten, read_manifest
 from experiments.results.records import RECORDS, read_records
-from experiments.results.runs import SUMMARY, by_number, load_run, read_summary, runs_at
+from experiments.results.rows import ALL, RUNS, Row, columns, rows_of, typed
+from experiments.results.runs import SUMMARY, Run, load_run, read_summary, runs_at
 from experiments.results.summary import SCHEMA
 
 Read = TypeVar("Read")
 
 
-def _columns(text: str) -> dict[str, str]:
-    """Columns by name, from lines of a type and the columns of that type, in the frame's order."""
-    lines = (line.partition(": ") for line in text.strip().splitlines())
-    return {name: kind for kind, _, names in lines for name in names.split()}
-
-
-# The columns of the frames and their types; docs/measurements.md says what they mean. A name with ``*`` stands for as
-# many columns as the runs have: one per position of the draft, package or setting.
-RUNS = _columns("""\
-string: run method exactness
-float64: temperature
-bool: complete
-int64: planned finished failed tokens rounds
-float64: confidence mean_acceptance_length mean_acceptance_length_low mean_acceptance_length_high
-Int64: prompts_needed
-float64: expected_mean_acceptance_length draft_acceptance_rate proposed_depth_per_round proposed_nodes_per_round
-float64: distance_tv distance_tv_low distance_tv_high distance_kl noise_spread other_cores
-boolean: noisy
-int64: timed_prompts
-float64: seconds tokens_per_second speedup speedup_low speedup_high distinct_4_gram_rate
-float64: wasted useful_mfu predicted_error
-float64: requests_per_second total_tokens_per_second user_tokens_per_second concurrency waiting attainment goodput
-float64: device_hours_per_million_tokens price_per_million_tokens joules_per_token
-Int64: equal_to_plain compared_with_plain
-string: lossless
-Int64: divergences unexplained
-float64: largest_margin tie_bound
-string: target
-Int64: parameters
-string: dtype device
-Int64: threads
-string: system processor gpus
-Int64: prompts
-string: prompts_hash
-datetime64[us, UTC]: started
-string: git_commit
-boolean: git_dirty
-string: overrides
-float64: stage_seconds.* mbu.* mfu.*
-float64: ttft.* engine_ttft.* queue.* tpot.* chunk_gap.* token_gap.* e2e.* phase_share.* stage_share.*
-Int64: finish.*
-float64: acceptance_at.* acceptance_low_at.* acceptance_high_at.*
-float64: conditional_acceptance_at.* conditional_acceptance_low_at.* conditional_acceptance_high_at.*
-Int64: rounds_at.*
-string: version.* override.*
-any: config.*
-""")
-
-PROMPTS = _columns("""\
+PROMPTS = columns("""\
 category: run method exactness
 float64: temperature
 string: prompt
@@ -92,7 +43,7 @@ float64: margin tie_bound
 string: text
 """)
 
-ROUNDS = _columns("""\
+ROUNDS = columns("""\
 category: run method
 float64: temperature
 category: prompt category
@@ -127,9 +78,21 @@ class Results:
 
     @cached_property
     def runs(self) -> Frame:
-        """A row for every method at every temperature in every run."""
-        found = _readable(self.manifests, lambda folder: method_rows(_summary(folder), folder, self.manifests[folder]))
-        return typed(pandas.DataFrame([row for rows in found for row in rows]), RUNS)
+        """A row for every method at every temperature in every run, over all prompts."""
+        return typed((row for row in self._rows if row["category"] == ALL), RUNS)
+
+    @cached_property
+    def categories(self) -> Frame:
+        """The same by category of prompts, for runs that have several."""
+        return typed((row for row in self._rows if row["category"] != ALL), RUNS)
+
+    @cached_property
+    def _rows(self) -> list[Row]:
+        def read(folder: Path) -> list[Row]:
+            origin = _origin(folder, self.manifests[folder])
+            return [row | origin for row in _rows(folder)]
+
+        return [row for rows in _readable(self.manifests, read) for row in rows]
 
     @cached_property
     def prompts(self) -> Frame:
@@ -141,14 +104,14 @@ class Results:
         """A row for every round of every output that did not fail."""
         return self._of_records(rounds_of, ROUNDS)
 
-    def _of_records(self, view: Callable[[Frame], Frame], columns: Mapping[str, str]) -> Any:
+    def _of_records(self, view: Callable[[Frame], Frame], schema: Mapping[str, str]) -> Any:
         # One run's records at a time: all of them together may not fit into memory.
         def read(folder: Path) -> Frame:
             found = view(frame_of(read_records(folder / RECORDS), folder.as_posix()))
-            return found[list(columns)].astype({name: "object" for name in columns if columns[name] == "category"})
+            return found[list(schema)].astype({name: "object" for name in schema if schema[name] == "category"})
 
         found = _readable(self.manifests, read)
-        return typed(pandas.concat(found, ignore_index=True) if found else pandas.DataFrame(), columns)
+        return typed(pandas.concat(found, ignore_index=True) if found else pandas.DataFrame(), schema)
 
 
 def load(*patterns: str | os.PathLike[str]) -> Results:
@@ -193,13 +156,13 @@ def _readable(folders: Iterable[Path], read: Callable[[Path], Read]) -> list[Rea
     return found
 
 
-def _summary(folder: Path) -> dict[str, Any]:
-    """A run's figures: from its summary if that is newer than its records, else computed from the records."""
+def _rows(folder: Path) -> list[Row]:
+    """A run's rows: from its summary if that is newer than its records, else computed from the records."""
     summary, file, records = read_summary(folder), folder / SUMMARY, folder / RECORDS
     # Another version's may lack a figure; the records have everything.
     if summary.get("schema") == SCHEMA and file.stat().st_mtime_ns >= records.stat().st_mtime_ns:
-        return summary
-    return load_run(folder).summary
+        return summary["rows"]
+    return rows_of(load_run(folder).frame, None)
 
 
 def _prompts(frame: Frame) -> Frame:
@@ -208,53 +171,9 @@ def _prompts(frame: Frame) -> Frame:
     return frame.assign(**sums, mean_acceptance_length=length, batch_seconds=frame.seconds)
 
 
-# ---------------------------------------------------------------- rows of ``runs``
-
-_FAMILIES = (
-    (r"_interval\.1$", "_low"),
-    (r"_interval\.2$", "_high"),
-    (r"^acceptance_by_position\.unconditional(|_low|_high)\.", r"acceptance\1_at."),
-    (r"^acceptance_by_position\.conditional(|_low|_high)\.", r"conditional_acceptance\1_at."),
-    (r"^acceptance_by_position\.rounds\.", "rounds_at."),
-    (r"^finish_reasons\.", "finish."),
-    (r"^lossless\.(unexplained|largest_margin|tie_bound)$", r"\1"),
-    (r"^utilization\.stages\.(\w+)\.(mbu|mfu)$", r"\2.\1"),
-    (r"^utilization\.prediction\.total_error$", "predicted_error"),
-    (r"^utilization\.(wasted|useful_mfu)$", r"\1"),
-    (r"^requests\.(phase|stage)_shares\.", r"\1_share."),
-    (r"^requests\.concurrency\.running$", "concurrency"),
-    (r"^requests\.concurrency\.waiting$", "waiting"),
-    (r"^requests\.goodput\.attainment$", "attainment"),
-    (r"^requests\.goodput\.per_second$", "goodput"),
-    (r"^requests\.(\w+_per_\w+|\w+\.(count|mean|p\d\d\w*))$", r"\1"),
-)
-"""What figures of a ``MethodSummary`` are called as columns, by the dotted names of their places in it."""
-
-
-@cache
-def _column(name: str) -> str:
-    for pattern, short in _FAMILIES:
-        name = re.sub(pattern, short, name)
-    return name
-
-
-def method_rows(
-    summary: Mapping[str, Any], folder: Path, manifest: Mapping[str, Any], methods: Iterable[Mapping[str, Any]] = ()
-) -> list[dict[str, Any]]:
-    """Return rows of the frame ``runs``, with further columns that the schema leaves out."""
-    whole = {name: summary[name] for name in ("complete", "planned", "confidence")} | _origin(folder, manifest)
-    noise = summary.get("noise") or {}
-    whole |= {"noise_spread": noise.get("spread"), "other_cores": noise.get("other_cores"), "noisy": noise.get("noisy")}
-    rows = []
-    for method in methods or summary["methods"]:
-        row = flatten({name: value for name, value in method.items() if name != "divergences"}, lists=True)
-        row |= {f"{name}.{end}": None for name in row if name.endswith("_interval") for end in (1, 2)}
-        row = {_column(name): value for name, value in row.items()}
-        row["lossless"] = method["lossless"] and str(method["lossless"]["verdict"])
-        # How many divergences there are is known of lossy rules, too, which get no verdict.
-        row["divergences"] = len(method["divergences"]) if method["compared_with_plain"] is not None else None
-        rows.append(row | whole)
-    return rows
+def described(run: Run) -> list[Row]:
+    """Return a run's rows with the columns that say what made it."""
+    return [row | _origin(run.folder, run.manifest) for row in run.rows]
 
 
 def _origin(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -278,35 +197,3 @@ def _origin(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
         if assigned:
             row[f"override.{name.lstrip('+~')}"] = value
     return row | {f"config.{name}": value for name, value in flatten(manifest["config"]).items()}
-
-
-def typed(frame: Frame, columns: Mapping[str, str]) -> Frame:
-    """Return a frame with the columns of a schema, and those of its families that occur, in the schema's order."""
-    found: dict[str, pandas.Series] = {}
-    for name, dtype in columns.items():
-        if name.endswith(".*"):
-            family = [column for column in frame.columns if column.startswith(name[:-1])]
-            family.sort(key=lambda column: by_number(Path(column.removeprefix(name[:-1]))))
-            found |= {column: _typed(frame[column], dtype) for column in family}
-        else:
-            column = frame[name] if name in frame else pandas.Series([None] * len(frame), dtype=object)
-            found[name] = _typed(column, dtype)
-    return pandas.DataFrame(found)
-
-
-def _typed(column: pandas.Series, dtype: str) -> pandas.Series:
-    if dtype == "any":
-        return _settings(column)
-    if dtype.startswith("datetime64"):
-        return pandas.to_datetime(column, utc=True, format="ISO8601").astype(dtype)
-    return column.astype(dtype)
-
-
-def _settings(column: pandas.Series) -> pandas.Series:
-    """A setting's values in the narrowest type that holds those of all runs; text where they are of several kinds."""
-    found = column.convert_dtypes()
-    if found.dtype != object:
-        return found.astype("float64") if found.dtype == "Float64" else found
-    # Lists become their JSON text, so that runs can be grouped by them.
-    text = column.map(lambda value: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-    return text.where(column.notna()).astype("string")

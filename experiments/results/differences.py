@@ -4,42 +4,43 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from experiments.results.comparison import DRAFTER, Row, axes_of, settings_of
-from experiments.results.frame import Figures
+from experiments.results.comparison import DRAFTER, Entry, axes_of, parts_of, settings_of
+from experiments.results.rows import ALL
 from experiments.results.statistics import Bootstrap
-from experiments.results.timing import lead
+from experiments.results.timing import Lead, lead
 
 METHOD = "method and settings"
 """Stands for the compared setting where two rows differ in more than one."""
 
 
 class Difference(NamedTuple):
-    """The mean acceptance length with one value of a setting, less that with another.
+    """The mean acceptance length with one value of a setting, less that with another, as a flat row.
 
-    ``settings`` has the other settings in which the runs differ; ``category`` is empty for all prompts; ``values`` are
-    the reference's and the other's. ``found`` is of the prompts that both have finished: ``first`` (the other's),
-    ``second`` (the reference's), ``difference``, ``interval``, ``prompts`` and ``prompts_needed`` for the wanted width.
+    ``settings`` has the other settings in which the runs differ; ``category`` is ``all`` for all prompts; ``values``
+    are the reference's and the other's; ``lead`` is of the prompts that both have finished, and ``needed`` the prompts
+    for the wanted width of its interval.
     """
 
     settings: dict[str, str]
     category: str
     values: tuple[str, str]
-    found: Figures
+    lead: Lead
+    needed: int | None
 
 
-def paired_differences(rows: Sequence[Row], setting: str | None = None) -> tuple[str, list[Difference]]:
+def paired_differences(entries: Sequence[Entry], setting: str | None = None) -> tuple[str, list[Difference]]:
     """Return what is compared, and its differences from its first value, for all prompts and by category.
 
-    Two rows are compared where they share the prompts and all settings but this one; of two drafters, also where only
-    one has a setting, such as a shape. The only two rows at a temperature are compared whatever they differ in.
+    Two entries are compared where they share the prompts and all settings but this one; of two drafters, also where
+    only one has a setting, such as a shape. The only two entries at a temperature are compared whatever they differ in.
 
     Args:
         setting: The setting whose values are compared; None for the drafter, or else the setting with most values.
 
     Raises:
-        ValueError: The rows do not differ in the setting.
+        ValueError: The entries do not differ in the setting.
     """
-    named = settings_of(rows)
+    named = settings_of(entries)
     axes = axes_of(named)
     if setting is None:
         setting = DRAFTER if DRAFTER in axes else next(iter(axes), None)
@@ -50,29 +51,26 @@ def paired_differences(rows: Sequence[Row], setting: str | None = None) -> tuple
     if setting is None:
         return METHOD, []
     reference = named[0][setting]
-    couples = [
-        (other, own)
+    found = [
+        difference
         for own, given in enumerate(named)
         for other, before in enumerate(named)
         if before[setting] == reference != given[setting] and _alike(before, given, setting)
-    ]
-    found = [
-        difference
-        for other, own in couples
         for difference in _differences(
-            rows[other],
-            rows[own],
-            (reference, named[own][setting]),
-            {name: named[own][name] for name in axes if name != setting},
+            entries[other],
+            entries[own],
+            (reference, given[setting]),
+            {name: given[name] for name in axes if name != setting},
         )
     ]
     if found:
         return setting, found
-    pairs = [[row for row in rows if row.method.temperature == t] for t in sorted({r.method.temperature for r in rows})]
+    temperatures = sorted({entry.row["temperature"] for entry in entries})
+    pairs = [[entry for entry in entries if entry.row["temperature"] == t] for t in temperatures]
     return METHOD, [
         difference
         for first, second in (pair for pair in pairs if len(pair) == 2)
-        for difference in _differences(first, second, (", ".join(first.name), ", ".join(second.name)), {})
+        for difference in _differences(first, second, (first.name, second.name), {})
     ]
 
 
@@ -85,17 +83,17 @@ def _alike(first: Mapping[str, str], second: Mapping[str, str], setting: str) ->
     )
 
 
-def _differences(first: Row, second: Row, values: tuple[str, str], settings: dict[str, str]) -> list[Difference]:
-    """The second row less the first, for all prompts and by category; none where the prompts are not the same."""
-    frames = [frame for row in (second, first) if (frame := row.run.of(row.method)) is not None]
-    if len(frames) < 2 or first.run.manifest["prompts_hash"] != second.run.manifest["prompts_hash"]:
+def _differences(first: Entry, second: Entry, values: tuple[str, str], settings: dict[str, str]) -> list[Difference]:
+    """The second entry less the first, for all prompts and by category; none where the prompts are not the same."""
+    outputs = [own for entry in (second, first) if (own := entry.run.of(entry.row)) is not None]
+    if len(outputs) < 2 or first.run.manifest["prompts_hash"] != second.run.manifest["prompts_hash"]:
         return []
-    bootstrap = replace(Bootstrap(**second.run.manifest["config"]["bootstrap"]), width=second.run.summary.width)
+    bootstrap = replace(Bootstrap(**second.run.manifest["config"]["bootstrap"]), width=second.row["width"])
     made = []
-    for category in ("", *sorted(second.method.by_category)):
-        entrants = [(Figures(), frame[frame.category == category] if category else frame, None) for frame in frames]
-        found = lead("mean_acceptance_length", entrants[0], entrants[1], bootstrap)
+    for category in (ALL, *(part["category"] for part in parts_of(second))):
+        own = [each if category == ALL else each[each.category == category] for each in outputs]
+        found = lead("mean_acceptance_length", ({}, own[0], None), ({}, own[1], None), bootstrap)
         if found is not None and found.interval is not None:  # one prompt says nothing of its category
             needed = bootstrap.prompts_needed(found.interval, found.prompts)
-            made.append(Difference(settings, category, values, found | {"prompts_needed": needed}))
+            made.append(Difference(settings, category, values, found, needed))
     return made

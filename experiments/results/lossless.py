@@ -1,12 +1,13 @@
 """The verdict on an exact rule at temperature 0: is the output plain decoding's, token for token?"""
 
 import math
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import pandas
 
-from experiments.results.frame import Figures, Frame, Outputs, frame_of
+from experiments.results.frame import Frame, Outputs, frame_of
 from experiments.results.records import DECLARED, EXACT
 
 OTHER_TARGET = "another target"
@@ -43,56 +44,77 @@ class Verdict(StrEnum):
     """Some differ by more than the dtype explains: the method is broken."""
 
 
-def judge(outputs: Outputs) -> Figures | None:
+def judge(outputs: Outputs) -> dict[str, Any] | None:
     """The verdict over one method's outputs at one temperature; None where nothing could be compared.
 
     Sampled outputs, outputs of lossy rules and failures are not compared. There is no verdict either where a margin
     stands without the bound that it is judged by.
 
     Returns:
-        ``verdict``; ``compared`` outputs, of which ``divergences`` differ and ``unexplained`` differ by more than the
-        dtype explains; the ``worst`` divergence, with its ``largest_margin`` and ``tie_bound`` in nats. The margin is
-        None without divergences, or where one output ends and the other goes on, which no dtype explains.
+        ``lossless`` (the verdict), the ``divergences``, the ``unexplained`` among them, and ``largest_margin`` and
+        ``tie_bound`` of the worst one, in nats. The margin is None without divergences, or where one output ends and
+        the other goes on, which no dtype explains.
     """
-    frame = frame_of(outputs)
-    compared = frame[~frame.failed & frame.equals_plain.notna() & frame.exactness.map(promises_equality).astype(bool)]
+    compared = _judged(outputs)
     divergent = compared[~compared.equals_plain.astype(bool)]
     if compared.empty or (divergent.margin.notna() & divergent.tie_bound.isna()).any():
         return None
-    listed = divergences_of(divergent)
-    unexplained = sum(not explained(each) for each in listed)
-    worst = max(listed, key=lambda each: (not explained(each), _margin(each)), default=None)
+    unexplained = sum(not explained(each) for each in divergences_of(divergent))
+    found = worst(outputs)
     differing = Verdict.NOT_LOSSLESS if unexplained else Verdict.TIES
-    return Figures(
-        verdict=Verdict.EQUAL if divergent.empty else differing,
-        compared=len(compared),
-        divergences=len(divergent),
-        unexplained=unexplained,
-        largest_margin=None if worst is None else worst.margin,
-        tie_bound=None if worst is None else worst.tie_bound,
-        worst=worst,
-    )
+    return {
+        "lossless": str(Verdict.EQUAL if divergent.empty else differing),
+        "divergences": len(divergent),
+        "unexplained": unexplained,
+        "largest_margin": None if found is None else found.margin,
+        "tie_bound": None if found is None else found.tie_bound,
+    }
 
 
-def divergences_of(frame: Frame) -> list[Figures]:
-    """Return where the outputs of a frame leave plain decoding's, as far as they do.
+def _judged(outputs: Outputs) -> Frame:
+    """The outputs that a verdict is over."""
+    frame = frame_of(outputs)
+    return frame[~frame.failed & frame.equals_plain.notna() & frame.exactness.map(promises_equality).astype(bool)]
 
-    Each has ``prompt``, ``turn`` and ``sample``; ``index``, the number of the output token, from 0; ``tokens`` and
-    ``texts``, the method's and plain decoding's; ``margin`` and ``tie_bound`` as in ``Record``.
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first place where an output leaves plain decoding's.
+
+    ``index`` is the number of the output token, from 0; ``tokens`` and ``texts`` are the method's and plain decoding's;
+    ``margin`` and ``tie_bound`` as in ``Record``.
     """
-    found = frame[frame.divergence.notna()]
+
+    prompt: str
+    turn: int
+    sample: int
+    index: int
+    tokens: tuple[int | None, ...]
+    texts: tuple[str | None, ...]
+    margin: float | None
+    tie_bound: float | None
+
+
+def worst(outputs: Outputs) -> Divergence | None:
+    """The divergence that is furthest from a tie; None where all outputs are equal."""
+    found = divergences_of(_judged(outputs))
+    return max(found, key=lambda each: (not explained(each), _margin(each)), default=None)
+
+
+def divergences_of(frame: Frame) -> list[Divergence]:
+    """Return where the outputs of a frame leave plain decoding's."""
     return [
-        Figures(
-            prompt=row.prompt,
-            turn=row.turn,
-            sample=row.sample,
-            index=int(row.divergence),
-            tokens=row.tokens_at_divergence,
-            texts=row.texts_at_divergence,
-            margin=None if pandas.isna(row.margin) else row.margin,
-            tie_bound=None if pandas.isna(row.tie_bound) else row.tie_bound,
+        Divergence(
+            row.prompt,
+            row.turn,
+            row.sample,
+            int(row.divergence),
+            row.tokens_at_divergence,
+            row.texts_at_divergence,
+            None if pandas.isna(row.margin) else row.margin,
+            None if pandas.isna(row.tie_bound) else row.tie_bound,
         )
-        for row in found.itertuples()
+        for row in frame[frame.divergence.notna()].itertuples()
     ]
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas
 
-from experiments.results.frame import Figures, Frame
+from experiments.results.frame import Frame
 from experiments.results.statistics import Bootstrap, Interval
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ def proposed_per_round(proposed: "pandas.Series") -> float | None:
     return float(proposed.mean()) or None if len(proposed) else None
 
 
-def acceptance_by_position(rounds: Frame, bootstrap: Bootstrap | None = None) -> Figures:
-    """Acceptance at positions 1, 2, … of the draft, as far as any round proposed; entry 0 is position 1.
+def acceptance_by_position(rounds: Frame, bootstrap: Bootstrap | None = None) -> dict[str, float | None]:
+    """Acceptance at positions 1, 2, … of the draft, as far as any round proposed.
 
     Rounds (depth 2, accepted 2), (depth 2, accepted 0), (depth 1, accepted 1): position 1 was accepted in 2 of 3,
     position 2 in 1 of 2; of the rounds that proposed it, only the first had accepted position 1: conditionally 1 of 1.
@@ -69,10 +69,10 @@ def acceptance_by_position(rounds: Frame, bootstrap: Bootstrap | None = None) ->
         rounds: With the column ``prompt`` where intervals are wanted.
 
     Returns:
-        ``unconditional``: rounds that accepted at least i tokens, over rounds that proposed a depth of at least i;
-        ``conditional``: the same among rounds that accepted at least i-1 tokens, None where there is no such round;
-        ``rounds``: rounds that proposed a depth of at least i; and the ends of the intervals, ``unconditional_low``,
-        ``unconditional_high``, ``conditional_low`` and ``conditional_high``, None where too few prompts have any.
+        ``acceptance_at.i``: rounds that accepted at least i tokens, over rounds that proposed a depth of at least i;
+        ``conditional_acceptance_at.i``: the same among rounds that accepted at least i-1 tokens, None where there is no
+        such round; ``rounds_at.i``: rounds that proposed a depth of at least i; and the ends of the intervals
+        (``acceptance_low_at.i``), None where too few prompts have any.
     """
     depth, accepted = (rounds[name].to_numpy()[:, None] for name in ("proposed_depth", "accepted"))
     places = np.arange(1, 1 + (int(depth.max()) if len(rounds) else 0))
@@ -85,26 +85,18 @@ def acceptance_by_position(rounds: Frame, bootstrap: Bootstrap | None = None) ->
         return np.concatenate([np.divide(kept, base, out=unknown.copy(), where=base > 0) for base in (of_all, reached)])
 
     found = shares(counts.sum(0, keepdims=True))[:, 0]
-    ends: Sequence[Interval | None] | None = None
+    bounds: Sequence[Interval | None] | None = None
     if bootstrap is not None and len(places):
         by_prompt: Frame = pandas.DataFrame(counts).groupby(rounds.prompt.to_numpy(), sort=False).sum()
-        ends = bootstrap.over_tables(shares, by_prompt.to_numpy())
-    pairs = [each or (None, None) for each in ends or [None] * len(found)]
-    lows, highs = (tuple(each[end] for each in pairs) for end in (0, 1))
-    size = len(places)
-    return Figures(
-        unconditional=_known(found[:size]),
-        unconditional_low=lows[:size],
-        unconditional_high=highs[:size],
-        conditional=_known(found[size:]),
-        conditional_low=lows[size:],
-        conditional_high=highs[size:],
-        rounds=tuple(counts[:, :size].sum(0).tolist()),
-    )
-
-
-def _known(values: np.ndarray) -> tuple[float | None, ...]:
-    return tuple(None if np.isnan(value) else float(value) for value in values)
+        bounds = bootstrap.over_tables(shares, by_prompt.to_numpy())
+    pairs = [each or (None, None) for each in bounds or [None] * len(found)]
+    by_position: dict[str, float | None] = {}
+    for number, (value, (low, high)) in enumerate(zip(found, pairs, strict=True)):
+        kind, place = ("" if number < len(places) else "conditional_"), number % len(places) + 1
+        by_position[f"{kind}acceptance_at.{place}"] = None if np.isnan(value) else float(value)
+        by_position |= {f"{kind}acceptance_low_at.{place}": low, f"{kind}acceptance_high_at.{place}": high}
+    drafted_this_far = counts[:, : len(places)].sum(0).tolist()
+    return by_position | {f"rounds_at.{place}": count for place, count in enumerate(drafted_this_far, start=1)}
 
 
 def stage_seconds(steps: "Iterable[Step]") -> dict[str, float]:

@@ -1,10 +1,13 @@
 """How far a run's timings can be trusted: their spread between batches, and what else the machine was doing."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import pandas
 from scipy import stats
 
-from experiments.results.frame import Figures, Frame, Outputs, frame_of
+from experiments.results.frame import Frame, Outputs, frame_of
 
 SPREAD_LIMIT = 0.15
 """Timings that vary by more than this share between batches are called noisy."""
@@ -16,17 +19,16 @@ _LEAST, _MOST = 4, 400
 slope's estimate grows with their square."""
 
 
-def noise_of(outputs: Outputs, baseline: str) -> Figures:
-    """The noise in the timings of a run.
+def noise_of(outputs: Outputs, baseline: str) -> dict[str, Any]:
+    """The noise in the timings of a run, as columns of its rows.
 
     Returns:
-        ``spread``: how much plain decoding's time per round varies between batches: the standard deviation (estimated
-        from the quartiles, so that a single slow batch does not decide) as a share of the median, after what the
-        prompts' lengths explain has been taken out; None with fewer than four batches. ``own_cores`` and
+        ``noise_spread``: how much plain decoding's time per round varies between batches: the standard deviation
+        (estimated from the quartiles, so that a single slow batch does not decide) as a share of the median, after what
+        the prompts' lengths explain has been taken out; None with fewer than four batches. ``own_cores`` and
         ``other_cores``: those that this process and all others used while it was timed, on average; ``cores``: those
         that it may use; None where the system does not tell. ``noisy``: the spread or the load is beyond its limit;
-        None if nothing was timed, or nothing is known about it. ``notes`` and ``warning`` say it in words; None for no
-        warning.
+        None if nothing was timed, or nothing is known about it.
     """
     frame = frame_of(outputs)
     timed = frame[frame.seconds.notna() & ~frame.failed]
@@ -35,32 +37,29 @@ def noise_of(outputs: Outputs, baseline: str) -> Figures:
     calls: Frame = timed[timed.load.map(bool).astype(bool)].drop_duplicates(["method", "temperature", "batch", "turn"])
     load: Frame = pandas.DataFrame(list(calls.load), columns=["own", "others", "cores"])
     own, others = (_mean(load[name], calls.seconds) for name in ("own", "others"))
-    cores = round(load.cores.max()) if len(load) else None
-    notes, reasons = [], []
-    if spread is not None:
-        notes.append(f"timings vary by ±{spread:.0%} between batches")
-        if spread > SPREAD_LIMIT:
-            reasons.append(
-                f"plain decoding's time per round varies by ±{spread:.0%} between batches "
-                f"(the limit is {SPREAD_LIMIT:.0%})"
-            )
-    if own is not None and others is not None and cores is not None:
-        notes.append(f"other processes used {others:.1f} of {cores} cores")
-        if others > OTHERS_LIMIT * cores and own + others > BUSY_LIMIT * cores:
-            reasons.append(f"other processes used {others:.1f} of the {cores} cores")
-    warning = (
-        f"NOISY TIMINGS: {' and '.join(reasons)}. Repeat the run on an idle machine before you rely on its tokens/s "
-        f"and speedup; acceptance does not depend on load."
-    )
-    return Figures(
-        spread=spread,
-        own_cores=own,
-        other_cores=others,
-        cores=cores,
-        noisy=bool(reasons) if notes else None,
-        notes=notes,
-        warning=warning if reasons else None,
-    )
+    noise = {"noise_spread": spread, "own_cores": own, "other_cores": others}
+    noise["cores"] = round(load.cores.max()) if len(load) else None
+    known = spread is not None or others is not None
+    return noise | {"noisy": bool(reasons(noise)) if known else None}
+
+
+def reasons(noise: Mapping[str, Any]) -> list[str]:
+    """Why the timings of a run, by a row of it, are noisy; empty if they are not."""
+    spread, own, others, cores = (noise[name] for name in ("noise_spread", "own_cores", "other_cores", "cores"))
+    said = []
+    if spread is not None and spread > SPREAD_LIMIT:
+        limit = f"(the limit is {SPREAD_LIMIT:.0%})"
+        said.append(f"plain decoding's time per round varies by ±{spread:.0%} between batches {limit}")
+    if others is not None and others > OTHERS_LIMIT * cores and own + others > BUSY_LIMIT * cores:
+        said.append(f"other processes used {others:.1f} of the {cores:.0f} cores")
+    return said
+
+
+def notes(noise: Mapping[str, Any]) -> list[str]:
+    """The spread and the load in words, as far as they are known."""
+    spread, others = noise["noise_spread"], noise["other_cores"]
+    said = [] if spread is None else [f"timings vary by ±{spread:.0%} between batches"]
+    return said + ([] if others is None else [f"other processes used {others:.1f} of {noise['cores']:.0f} cores"])
 
 
 def _mean(values: pandas.Series, weights: pandas.Series) -> float | None:

@@ -4,6 +4,7 @@ The latencies of single requests are columns of the frame (``frame.py``).
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas
@@ -11,6 +12,7 @@ import pandas
 from experiments.results.frame import Figures, Frame, Outputs, frame_of
 from experiments.results.limits import Limits, Terms
 from experiments.results.records import MEMORY
+from experiments.results.rows import ends
 from experiments.results.statistics import Bootstrap
 from experiments.results.timing import STAGES, calls_of
 
@@ -30,62 +32,65 @@ _POINTS = 300
 """Values that are looked at between the smallest and the largest for an interval; with fewer distinct ones, all."""
 
 
-def request_figures(outputs: Outputs, terms: Terms, bootstrap: Bootstrap) -> Figures | None:
-    """Return the figures of one method at one temperature; None if no request ended well and was timed.
+def request_figures(outputs: Outputs, terms: Terms, bootstrap: Bootstrap) -> dict[str, Any]:
+    """Return the figures of one method at one temperature as columns of its row; empty if nothing was timed.
 
     Args:
         outputs: The method's. One that failed counts as arrived, and in no latency.
 
     Returns:
-        ``LATENCIES`` (see ``spread``; ``chunk_gap`` over deliveries, ``token_gap`` over tokens), ``requests`` that
-        ended well, ``seconds`` of all calls, rates over that time, what one user sees (1 / TPOT at the median),
-        ``concurrency``, ``disordered`` requests, whose timestamps are in an impossible order, ``goodput``, hours of
-        the device, price and energy of tokens, ``phase_shares`` of e2e (queue, prefill, decode), ``stage_shares`` of
-        the calls' time and of ingestion before them, ``memory`` (``memory_of``), and a ``warning`` where the timestamps
-        cannot be right.
+        ``LATENCIES`` (``ttft.p50``, see ``spread``; ``chunk_gap`` over deliveries, ``token_gap`` over tokens),
+        ``requests`` that ended well, rates over the time of all calls, what one user sees (1 / TPOT at the median),
+        requests in slots (``concurrency``), ``waiting`` and expected by Little's law, ``disordered`` requests, whose
+        timestamps are in an impossible order, ``goodput``, hours of the device, price and energy of tokens,
+        ``phase_share`` of e2e (queue, prefill, decode), ``stage_share`` of the calls' time and of ingestion before
+        them, and what caches and preemption did (``memory.hit_rate``).
     """
     frame = frame_of(outputs)
     timed = frame[frame.seconds.notna()]
     calls, good = calls_of(timed), timed[~timed.failed]
     seconds = float(calls.seconds.sum())
     if good.empty or not seconds:
-        return None
+        return {}
     told = good[good.told]
-    spreads = {}
+    figures: dict[str, Any] = {}
     for name in LATENCIES:
         values = told[["prompt", name]]
-        spreads[name] = spread((values.explode(name) if name in GAPS else values).dropna(), bootstrap)
+        spread_of = spread((values.explode(name) if name in GAPS else values).dropna(), bootstrap)
+        for part, value in (spread_of or {}).items():
+            short = part.removesuffix("_interval")
+            figures |= ends(f"{name}.{short}", value) if part != short else {f"{name}.{part}": value}
     tokens = int(good.tokens.sum())
     hours = 1e6 / (3600 * tokens / seconds) if tokens else None
     joules = calls.joules.sum() if calls.joules.notna().all() and tokens and seconds >= LEAST_SECONDS else None
-    tpot, ended, disordered = spreads["tpot"], told[told.e2e.notna()], int((~told.in_order).sum())
+    tpot, ended = figures.get("tpot.p50"), told[told.e2e.notna()]
     in_flight = concurrency(timed) if len(told) == len(good) else None
-    limited = terms.limits is not None and len(told)
-    return Figures(
-        requests=len(good),
-        **spreads,
-        seconds=seconds,
-        requests_per_second=len(good) / seconds,
-        output_tokens_per_second=tokens / seconds,
-        total_tokens_per_second=(tokens + int(good.prompt_tokens.sum())) / seconds,
-        user_tokens_per_second=1 / tpot.p50 if tpot is not None and tpot.p50 else None,
-        concurrency=in_flight,
-        disordered=disordered,
-        goodput=goodput(told, terms.limits, arrived=len(frame), seconds=seconds) if limited else None,
-        device_hours_per_million_tokens=hours,
-        price_per_million_tokens=None if hours is None or terms.price is None else hours * terms.price,
-        joules_per_token=None if joules is None else float(joules / tokens),
-        phase_shares=_shares(
-            {
-                "queue": ended.queue.sum(),
-                "prefill": (ended.prefilled - ended.admitted).sum(),
-                "decode": (ended.finished - ended.prefilled).sum(),
-            }
-        ),
-        stage_shares=_stage_shares(calls),
-        memory=memory_of(good),
-        warning=_warning(disordered, len(good), in_flight),
-    )
+    if terms.limits is not None and len(told):
+        kept = goodput(told, terms.limits, arrived=len(frame), seconds=seconds)
+        figures |= {"limits": kept.limits, "attainment": kept.attainment, "goodput": kept.per_second}
+    if in_flight is not None:
+        figures |= {"concurrency": in_flight.running, "waiting": in_flight.waiting}
+        figures["concurrency_expected"] = in_flight.expected
+    phases = {
+        "queue": ended.queue.sum(),
+        "prefill": (ended.prefilled - ended.admitted).sum(),
+        "decode": (ended.finished - ended.prefilled).sum(),
+    }
+    return {
+        **figures,
+        "requests": len(good),
+        "disordered": int((~told.in_order).sum()),
+        "requests_per_second": len(good) / seconds,
+        "output_tokens_per_second": tokens / seconds,
+        "total_tokens_per_second": (tokens + int(good.prompt_tokens.sum())) / seconds,
+        "user_tokens_per_second": 1 / tpot if tpot else None,
+        "device_hours_per_million_tokens": hours,
+        "price_per_million_tokens": None if hours is None or terms.price is None else hours * terms.price,
+        "joules_per_token": None if joules is None else float(joules / tokens),
+        **{f"phase_share.{name}": share for name, share in _shares(phases).items()},
+        **{f"stage_share.{name}": share for name, share in _stage_shares(calls).items()},
+        **{f"memory.{name}": value for name, value in memory_of(good).items()},
+    }
 
 
 def memory_of(outputs: Frame) -> Figures:
@@ -95,15 +100,17 @@ def memory_of(outputs: Frame) -> Figures:
     return Figures(**sums, hit_rate=sums["reused"] / queried if queried else None)
 
 
-def _warning(disordered: int, requests: int, found: Figures | None) -> str | None:
-    if disordered:
-        return f"BROKEN TIMESTAMPS: moments of {disordered} of {requests} requests are in an impossible order"
-    if found is None or abs(found.running + found.waiting - found.expected) <= LITTLE_TOLERANCE * found.expected:
+def broken_timestamps(row: Mapping[str, Any]) -> str | None:
+    """Return why a row's timestamps cannot be right; None if nothing speaks against them."""
+    if row["disordered"]:
+        requests = f"{row['disordered']} of {row['requests']} requests"
+        return f"BROKEN TIMESTAMPS: moments of {requests} are in an impossible order"
+    if row["concurrency"] is None:
         return None
-    return (
-        f"BROKEN TIMESTAMPS: {found.running + found.waiting:.3f} requests were in flight on average, and "
-        f"Little's law expects {found.expected:.3f}"
-    )
+    found, expected = row["concurrency"] + row["waiting"], row["concurrency_expected"]
+    if abs(found - expected) <= LITTLE_TOLERANCE * expected:
+        return None
+    return f"BROKEN TIMESTAMPS: {found:.3f} requests were in flight on average, and Little's law expects {expected:.3f}"
 
 
 def goodput(requests: Frame, limits: Limits | None, *, arrived: int, seconds: float) -> Figures:

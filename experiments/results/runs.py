@@ -5,37 +5,70 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from experiments.results.frame import Frame, frame_of
 from experiments.results.limits import Terms
-from experiments.results.origin import MANIFEST, read_manifest
+from experiments.results.origin import MANIFEST, json_text, read_manifest
 from experiments.results.records import RECORDS, Record, read_records
+from experiments.results.rows import ALL, Row, rows_of
 from experiments.results.statistics import Bootstrap
-from experiments.results.summary import MethodSummary, Summary, summarize
+from experiments.results.summary import SCHEMA, summarize
 
 SUMMARY = "summary.json"
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run's folder holds: what made the results, all figures, computed again from the records, and these.
+    """What a run's folder holds: what made the results, its rows of the frame, computed from the records, and these.
 
-    The frame is None for a run that was put together by hand.
+    ``outputs`` is None for a run that was put together by hand.
     """
 
     folder: Path
     manifest: dict[str, Any]
-    summary: Summary
-    frame: Frame | None = field(default=None, repr=False, compare=False)
+    frame: Frame = field(repr=False, compare=False)
+    outputs: Frame | None = field(default=None, repr=False, compare=False)
 
-    def of(self, method: MethodSummary, name: str | None = None) -> Frame | None:
-        """Return the outputs of one of its methods, or of the one of another name, at the method's temperature."""
-        if self.frame is None:
+    @cached_property
+    def rows(self) -> list[Row]:
+        """A row per method and temperature, over all prompts."""
+        return rows_of(self.frame)
+
+    @cached_property
+    def parts(self) -> list[Row]:
+        """A row per category, method and temperature; none where there is one category."""
+        return [row for row in rows_of(self.frame, None) if row["category"] != ALL]
+
+    @property
+    def complete(self) -> bool:
+        """All planned prompts have finished."""
+        return bool(self.rows) and self.rows[0]["complete"]
+
+    @property
+    def noisy(self) -> bool:
+        """The machine disturbed the timings."""
+        return bool(self.rows and self.rows[0]["noisy"])
+
+    @property
+    def not_lossless(self) -> list[str]:
+        """The methods whose outputs are not lossless at some temperature."""
+        return list(dict.fromkeys(row["method"] for row in self.rows if row["not_lossless"]))
+
+    def of(self, row: Row, method: str | None = None) -> Frame | None:
+        """Return the outputs of a row's method, or of the method of another name, at the row's temperature."""
+        if self.outputs is None:
             return None
-        wanted = method.method if name is None else name
-        return self.frame[(self.frame.method == wanted) & (self.frame.temperature == method.temperature)]
+        wanted = row["method"] if method is None else method
+        return self.outputs[(self.outputs.method == wanted) & (self.outputs.temperature == row["temperature"])]
+
+    def write(self, title: str) -> Path:
+        """Write ``summary.json``: the rows, and the title of the run's tables."""
+        summary = {"schema": SCHEMA, "title": title, "complete": self.complete, "rows": rows_of(self.frame, None)}
+        (self.folder / SUMMARY).write_text(json_text(summary), encoding="utf-8")
+        return self.folder / SUMMARY
 
 
 def load_run(folder: Path, *, width: float | None = None) -> Run:
@@ -44,10 +77,10 @@ def load_run(folder: Path, *, width: float | None = None) -> Run:
     ``width`` is the wanted one of intervals, in place of the run's own.
     """
     manifest = read_manifest(folder)
-    frame = frame_of(records_of(folder), folder.as_posix())
+    outputs = frame_of(records_of(folder), folder.as_posix())
     try:
-        summary = summarize(
-            frame,
+        frame = summarize(
+            outputs,
             planned=manifest["planned"],
             series=manifest["series"],
             bootstrap=Bootstrap(**manifest["config"]["bootstrap"] | ({} if width is None else {"width": width})),
@@ -57,7 +90,7 @@ def load_run(folder: Path, *, width: float | None = None) -> Run:
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"{folder} was made by another version of this program: run it again ({error})") from error
-    return Run(folder, manifest, summary, frame)
+    return Run(folder, manifest, frame, outputs)
 
 
 def records_of(folder: Path) -> list[Record]:

@@ -4,13 +4,13 @@ A call is a turn of a batch: what the engine was given together, and what was ti
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas
 
-from experiments.results.frame import Figures, Frame, rounds_of
+from experiments.results.frame import Frame, rounds_of
 from experiments.results.statistics import Bootstrap, Interval, ratio_of_sums, throughput_ratio
 
 STAGES = ("ingestion", "prefill", "draft", "verify", "accept", "commit", "completion")
@@ -86,9 +86,19 @@ def stage_seconds(timed: Frame) -> dict[str, float]:
     return totals and totals | {"other": max(0.0, float(timed.seconds.sum()) - sum(totals.values()))}
 
 
-Entrant = tuple[Figures, Frame | None, Frame | None]
-"""A method that may be the best in a figure: its figures, its frame at one temperature, and plain decoding's of the
-same run; None for frames that are not at hand."""
+class Lead(NamedTuple):
+    """The difference of two methods' figures on the ``prompts`` that both have finished, with its paired interval."""
+
+    first: float
+    second: float
+    difference: float
+    interval: Interval | None
+    prompts: int
+
+
+Entrant = tuple[Mapping[str, Any], Frame | None, Frame | None]
+"""A method that may be the best in a figure: its row, its outputs at one temperature, and plain decoding's of the same
+run; None for outputs that are not at hand."""
 
 
 def winner(figure: str, entrants: Sequence[Entrant], bootstrap: Bootstrap) -> int | None:
@@ -97,28 +107,24 @@ def winner(figure: str, entrants: Sequence[Entrant], bootstrap: Bootstrap) -> in
     The interval of its lead over the next one has to leave out 0. Both are drawn on the same prompts where they have
     some in common; else their own intervals must not overlap.
     """
-    known = {number: each[0][figure] for number, each in enumerate(entrants) if each[0][figure] is not None}
+    known = {number: row[figure] for number, (row, *_) in enumerate(entrants) if row[figure] is not None}
     ranked = sorted(known, key=lambda number: -known[number])
     if len(ranked) < 2:
         return None
     best, second = entrants[ranked[0]], entrants[ranked[1]]
     found = lead(figure, best, second, bootstrap)
     if found is None:
-        own, next_one = (each[0].get(f"{figure}_interval") for each in (best, second))
-        apart = own is not None and next_one is not None and own[0] > next_one[1]
+        low, high = best[0].get(f"{figure}_low"), second[0].get(f"{figure}_high")
+        apart = low is not None and high is not None and low > high
     else:
         apart = found.interval is not None and found.interval[0] > 0
     return ranked[0] if apart else None
 
 
-def lead(figure: str, first: Entrant, second: Entrant, bootstrap: Bootstrap) -> Figures | None:
-    """The difference of two methods' figures on the prompts that both have finished, with its paired interval.
+def lead(figure: str, first: Entrant, second: Entrant, bootstrap: Bootstrap) -> Lead | None:
+    """Return the lead of the first method in a figure; None if the two have no prompt in common.
 
     ``figure`` is ``speedup``, ``tokens_per_second``, ``mean_acceptance_length`` or ``expected_mean_acceptance_length``.
-
-    Returns:
-        ``first`` and ``second``, each side's figure on these ``prompts``; their ``difference`` and its ``interval``.
-        None if they have no prompt in common.
     """
     sides = [_sums(figure, each) for each in (first, second)]
     if sides[0] is None or sides[1] is None:
@@ -132,7 +138,7 @@ def lead(figure: str, first: Entrant, second: Entrant, bootstrap: Bootstrap) -> 
         return statistic(*columns[:count], axis=axis) - statistic(*columns[count:], axis=axis)
 
     columns: list[Any] = [both[name].to_numpy(dtype=np.float64) for name in both]
-    return Figures(
+    return Lead(
         first=float(statistic(*columns[:count])),
         second=float(statistic(*columns[count:])),
         difference=float(difference(*columns)),
@@ -142,7 +148,7 @@ def lead(figure: str, first: Entrant, second: Entrant, bootstrap: Bootstrap) -> 
 
 
 def _sums(figure: str, entrant: Entrant) -> Frame | None:
-    """What a figure is the ratio of, by prompt."""
+    """Numerator and denominator of a ratio, by prompt."""
     _, own, plain = entrant
     if own is None or (figure == "speedup" and plain is None):
         return None
@@ -155,20 +161,13 @@ def _sums(figure: str, entrant: Entrant) -> Frame | None:
     return timed.groupby("prompts", sort=False)[names].sum()
 
 
-def gain_over(own: Frame, other: Frame, bootstrap: Bootstrap) -> Figures | None:
-    """The gain of one method over another in expected mean acceptance length; None if they share no prompt.
+def gain_over(own: Frame, other: Frame, bootstrap: Bootstrap) -> Lead | None:
+    """The lead of one method's outputs in expected mean acceptance length; None if they share no prompt.
 
     The expectations are over the acceptance, given the drafts that were made: they have less noise than counted
     tokens, and the same mean.
-
-    Returns:
-        ``over`` (the other's name), ``tokens`` per round, and their paired ``interval``.
     """
-    one, another = ((Figures(), each, None) for each in (own, other))
-    found = lead("expected_mean_acceptance_length", one, another, bootstrap)
-    if found is None:
-        return None
-    return Figures(over=other.method.iloc[0], tokens=found.difference, interval=found.interval)
+    return lead("expected_mean_acceptance_length", ({}, own, None), ({}, other, None), bootstrap)
 
 
 def _ratio(numerator: float, denominator: float) -> float | None:

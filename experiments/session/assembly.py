@@ -23,8 +23,7 @@ from experiments.reporting.terminal import short
 from experiments.results.manifest import check_facts, device_name, note_resumed, write_manifest
 from experiments.results.origin import read_manifest
 from experiments.results.records import Record, finished_batches
-from experiments.results.runs import complete, load_run
-from experiments.results.summary import Summary
+from experiments.results.runs import Run, complete, load_run
 from experiments.results.texts import write_prompts, write_token_texts
 from experiments.session.engines import accounted, assemble, peaks_of, settle
 from experiments.session.measurement import Measurement, Report, check_finished, check_lossless
@@ -46,7 +45,7 @@ from specdec.target.target import Target
 
 def measure_methods(
     config: DictConfig, *, methods: Mapping[str, str], report: Report, temperatures: Sequence[float] = ()
-) -> Summary:
+) -> Run:
     """Measure plain decoding and methods on the same prompts, and write everything into ``config.out``.
 
     Args:
@@ -254,14 +253,14 @@ def beside(contenders: Sequence[Contender]) -> str:
     return "".join(f"; {each}" for each in said)
 
 
-def already_complete(folder: Path) -> Summary:
+def already_complete(folder: Path) -> Run:
     """The figures of a run that has nothing left to do."""
     if not job.in_sweep():
         print(f"{short(folder)} is complete already")
-    summary = load_run(folder).summary
-    check_finished(summary)
-    check_lossless(summary)
-    return summary
+    run = load_run(folder)
+    check_finished(run)
+    check_lossless(run)
+    return run
 
 
 def refused(contenders: Sequence[Contender], unfit: Sequence[Sequence[tuple[Job, str]]]) -> list[Record]:

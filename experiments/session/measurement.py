@@ -13,20 +13,26 @@ from experiments.measuring.conditions import recordings_of
 from experiments.measuring.measure import Contender
 from experiments.measuring.meters import PeakMeter
 from experiments.reporting import terminal
-from experiments.reporting.device import above_roof, memory_table, not_recorded, utilization_table
-from experiments.reporting.policies import calibration_table
 from experiments.reporting.progress import Every, Progress
-from experiments.reporting.requests import warnings_of
-from experiments.reporting.run_tables import print_troubles
+from experiments.reporting.run_tables import (
+    above_roof,
+    errors_of,
+    memory_table,
+    not_recorded,
+    print_troubles,
+    utilization_table,
+    warnings_of,
+)
+from experiments.reporting.studies.policies import calibration_table
 from experiments.reporting.table import Table
 from experiments.reporting.verdicts import print_verdicts, sentence
-from experiments.results.frame import Figures
+from experiments.results.frame import Figures, frame_of
 from experiments.results.limits import Terms
 from experiments.results.manifest import MANIFEST, note_in_manifest
-from experiments.results.origin import json_text
+from experiments.results.origin import read_manifest
 from experiments.results.records import RECORDS, Record, RecordWriter, replace_records
-from experiments.results.runs import SUMMARY
-from experiments.results.summary import Summary, summarize
+from experiments.results.runs import Run
+from experiments.results.summary import summarize
 from experiments.session.engines import better_peaks
 from experiments.session.policies import calibrations_of, keep_calibrations
 from experiments.tracing.trace import FOLDER, shards
@@ -36,7 +42,7 @@ from specdec.engine.engine import Engine
 TABLES = "tables.txt"
 """What a run shows at its end, in its folder."""
 
-Plot = Callable[[Summary, Path, str], Path | None]
+Plot = Callable[[Run, Path, str], Path | None]
 Tables = Sequence[Table | None]
 """Tables, and None for those that would say nothing."""
 Shown = tuple[Tables, Sequence[Path]]
@@ -47,10 +53,9 @@ Shown = tuple[Tables, Sequence[Path]]
 class Ended:
     """A measurement at its end, for studies of it; the first contender is the baseline."""
 
-    summary: Summary
+    run: Run
     records: Sequence[Record]
     contenders: Sequence[Contender]
-    folder: Path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +67,7 @@ class Report:
             ``dataset.count`` and ``sampling.max_new_tokens`` of the configuration smaller.
     """
 
-    tables: Callable[[Summary, str], Tables]
+    tables: Callable[[Run, str], Tables]
     plots: Mapping[str, Plot]
     opening: Callable[[Sequence[Contender]], None] | None = None
     studies: Sequence[Callable[[Ended], Shown]] = ()
@@ -97,7 +102,7 @@ class Measurement:
         """Takes ``records.jsonl`` as the measurement goes, then ``summary.json`` and the pictures."""
         return Path(self.config.out)
 
-    def run(self, work: Callable[[Callable[[Record], None]], Iterable[int]], steps: int) -> Summary:
+    def run(self, work: Callable[[Callable[[Record], None]], Iterable[int]], steps: int) -> Run:
         """Do the work, and report what is finished also if it is interrupted or fails.
 
         Args:
@@ -132,17 +137,18 @@ class Measurement:
                 exit_code = 130
                 raise
             finally:
-                summary = self._report(records, exit_code)
-        check_finished(summary)
-        check_lossless(summary)
-        return summary
+                run = self._report(records, exit_code)
+        check_finished(run)
+        check_lossless(run)
+        return run
 
-    def _report(self, records: list[Record], exit_code: int) -> Summary:
+    def _report(self, records: list[Record], exit_code: int) -> Run:
         peaks = self.facts["peaks"]
         if peaks is not None:  # the machine may have been busy for the moment that the first measurement took
             peaks = better_peaks(peaks, self.contenders[0].engine.target)
-        summary = summarize(
-            records,
+        outputs = frame_of(records, self.folder.as_posix())
+        frame = summarize(
+            outputs,
             planned=self.facts["planned"],
             series=self.facts["series"],
             bootstrap=bootstrap_of(self.config),
@@ -152,33 +158,34 @@ class Measurement:
         )
         engines = {each.method: each.engine for each in self.contenders if isinstance(each.engine, Engine)}
         recordings = {method: recordings_of(engine) for method, engine in engines.items()}
-        text = json_text({"title": self.title, **summary})
-        (self.folder / SUMMARY).write_text(text, encoding="utf-8")
-        if (self.folder / MANIFEST).exists():
-            verdicts = {m.method: m.lossless for m in summary.methods if m.lossless is not None}
+        known = (self.folder / MANIFEST).exists()
+        run = Run(self.folder, read_manifest(self.folder) if known else {}, frame, outputs)
+        summary = run.write(self.title)
+        if known:
+            verdicts = {row["method"]: row["lossless"] for row in run.rows if row["lossless"] is not None}
             note_in_manifest(self.folder, lossless=verdicts, peaks=peaks, recordings=recordings)
         console = terminal.console(shown=not in_sweep())  # a sweep says a line, and the tables are in the folder
-        written = [self.folder / RECORDS, self.folder / SUMMARY, self.folder / TABLES]
-        if any(method.finished for method in summary.methods):
-            more, files = self._closing(summary, records)
+        written = [self.folder / RECORDS, summary, self.folder / TABLES]
+        if any(row["finished"] for row in run.rows):
+            more, files = self._closing(run, records)
             written += files
-            tables = [*self.report.tables(summary, self.title), utilization_table(summary), *more]
+            tables = [*self.report.tables(run, self.title), utilization_table(run), *more]
             terminal.show(console, *tables, frame=terminal.Frame.FULL)
             for name, plot in self.report.plots.items():
-                path = plot(summary, self.folder / name, self.title)
+                path = plot(run, self.folder / name, self.title)
                 written += [path] if path is not None else []
-        print_troubles(console, summary)
-        terminal.say(console, *warnings_of(summary))
-        for warning in [*above_roof(summary), *not_recorded(recordings)]:
+        print_troubles(console, run)
+        terminal.say(console, *warnings_of(run))
+        for warning in [*above_roof(run), *not_recorded(recordings)]:
             console.print(f"WARNING: {warning}", style="yellow", highlight=False, markup=False)
         terminal.list_written(console, written)
-        print_verdicts(console, summary)
+        print_verdicts(console, run)
         (self.folder / TABLES).write_text(console.export_text(), encoding="utf-8")
-        self.mirror.results(summary, records, [self.folder / MANIFEST, *written], shards(self.folder / FOLDER))
-        self.mirror.finish(exit_code or int(bool(summary.not_lossless)))
-        return summary
+        self.mirror.results(run.rows, records, [self.folder / MANIFEST, *written], shards(self.folder / FOLDER))
+        self.mirror.finish(exit_code or int(bool(run.not_lossless)))
+        return run
 
-    def _closing(self, summary: Summary, records: Sequence[Record]) -> Shown:
+    def _closing(self, run: Run, records: Sequence[Record]) -> Shown:
         """More tables for the end, and the files of what policies have learned. Notes the peak of memory."""
         engines = {each.method: each.engine for each in self.contenders[1:] if isinstance(each.engine, Engine)}
         peak = self.meter.peak()
@@ -188,26 +195,26 @@ class Measurement:
             memory_table(self.held, peak),
         ]
         files = keep_calibrations(engines, self.folder)
-        ended = Ended(summary=summary, records=records, contenders=self.contenders, folder=self.folder)
+        ended = Ended(run=run, records=records, contenders=self.contenders)
         for study in self.report.studies:
             more, written = study(ended)
             tables, files = [*tables, *more], [*files, *written]
         return tables, files
 
 
-def check_finished(summary: Summary) -> None:
+def check_finished(run: Run) -> None:
     """Refuse a run of which nothing came."""
-    for method in summary.methods:
-        if not method.finished:
-            raise ValueError(f"every prompt failed with {method.method}: {next(iter(method.errors))}")
+    for row in run.rows:
+        if not row["finished"]:
+            raise ValueError(f"every prompt failed with {row['method']}: {next(iter(errors_of(run, row)))}")
 
 
 class NotLosslessError(ValueError):
     """A method whose rule is exact has emitted other greedy outputs than plain decoding, and no tie explains it."""
 
 
-def check_lossless(summary: Summary) -> None:
+def check_lossless(run: Run) -> None:
     """End a run with an error where a method is not lossless, after its results were written."""
-    bad = [sentence(m.method, m.lossless) for m in summary.methods if m.lossless is not None and m.not_lossless]
+    bad = [sentence(row["method"], row, run) for row in run.rows if row["not_lossless"]]
     if bad:
         raise NotLosslessError("; ".join(bad))

@@ -103,7 +103,7 @@ class Lengths(SweepReport):
         self.report(Path(config.hydra.run.dir), config, single=True)
 
     def report(self, folder: Path, config: DictConfig, *, single: bool = False) -> None:
-        from experiments.reporting.lengths import report_lengths
+        from experiments.reporting.studies.lengths import report_lengths
         from experiments.results.runs import load_run
 
         runs, missing = collect(folder, load_run)

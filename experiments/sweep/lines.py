@@ -100,15 +100,15 @@ def _figures(folder: Path, *, failed_since: float) -> str:
         summary = json.loads(file.read_text(encoding="utf-8"))
         if file.name == LOAD:
             return _under_load(summary["runs"])
-        methods = summary["methods"]
+        methods = [row for row in summary["rows"] if row["category"] == "all"]
         said = [_method(method, several=len(methods) > 2) for method in methods if method["method"] != _BASELINE]
         said = said or [f"{method['tokens_per_second']:.1f} tokens/s" for method in methods]
-    except (FileNotFoundError, KeyError, TypeError, ValueError):
+    except (FileNotFoundError, IndexError, KeyError, TypeError, ValueError):
         return "NO RESULT"
     failed = sum(method["failed"] for method in methods)
     warnings = [f"{failed} prompts FAILED"] if failed else []
     warnings += [] if summary["complete"] else ["INCOMPLETE"]
-    warnings += ["NOISY TIMINGS"] if (summary.get("noise") or {}).get("noisy") else []
+    warnings += ["NOISY TIMINGS"] if methods[0].get("noisy") else []
     return "; ".join([*said, *warnings])
 
 
@@ -131,7 +131,7 @@ def _method(method: Mapping[str, Any], *, several: bool) -> str:
     parts = [form.format(method[name]) for name, form in forms.items() if method[name] is not None]
     if method["exactness"] is not None and not promises_exact(method["exactness"]):
         parts.append(str(method["exactness"]))
-    if (method.get("lossless") or {}).get("verdict") == "not lossless":
+    if method["lossless"] == "not lossless":
         parts.append("NOT LOSSLESS")
     name = f"{method['method']} at T={method['temperature']:g}: " if several else ""
     return name + (", ".join(parts) or "no figures")

@@ -1,23 +1,16 @@
 """A run's configuration and results as flat names, numbers, words and rows, as trackers take them."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.results.comparison import commit_of
-from experiments.results.origin import flatten
 from experiments.results.records import Record
-from experiments.results.summary import MethodSummary
+from experiments.results.rows import Row, positions
 
 _NO_SETTINGS = ("out", "resume", "tracker", "experiment")
-_NOT_FLAT = {
-    *("method", "exactness", "temperature", "errors", "divergences", "lossless"),
-    *("acceptance_by_position", "gain", "competes", "not_lossless"),
-}
-_VERDICT = ("divergences", "unexplained", "largest_margin", "tie_bound")
-_MANY = re.compile(r"requests/.*_(interval|over_time)\b|by_category/.*/acceptance_by_position/")
-"""Intervals and series of requests, and positions by category, which would be most of a tracker's names."""
+_OF_POSITIONS = ("acceptance", "conditional_acceptance", "rounds_at", "temperature", "complete", "planned")
+"""Columns that are lines of their own, or the run's."""
 _FACTS = ("dtype", "device", "prompts", "prompts_hash", "exactness", "overrides", "versions", "drafter_cache")
 
 
@@ -47,27 +40,22 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def figures_of(method: MethodSummary) -> dict[str, float | str]:
-    """All single figures of a method, by a name such as ``speedup`` or ``stage_seconds/verify``."""
-    parts = {name: value for name, value in method.items() if name not in _NOT_FLAT}
-    words = {} if method.exactness is None else {"exactness": method.exactness}
-    if method.lossless is not None:
-        words["lossless"] = str(method.lossless.verdict)
-        parts["lossless"] = {name: method.lossless[name] for name in _VERDICT}
-    figures: dict[str, float | str] = {
-        name.replace("_interval/1", "_interval/low").replace("_interval/2", "_interval/high"): value
-        for name, value in flatten(parts, lists=True, joint="/").items()
-        if isinstance(value, int | float) and not _MANY.match(name)
+def figures_of(row: Row) -> Mapping[str, float | str]:
+    """A method's figures under the names of their columns: ``speedup``, ``stage_seconds/verify``, ``lossless``."""
+    words = {name: str(row[name]) for name in ("exactness", "lossless") if row[name] is not None}
+    return words | {
+        name.replace(".", "/"): value
+        for name, value in row.items()
+        if isinstance(value, int | float) and not name.startswith(_OF_POSITIONS)
     }
-    return figures | words
 
 
-def acceptance_lines(method: MethodSummary) -> dict[str, dict[int, float]]:
+def acceptance_lines(row: Row) -> dict[str, dict[int, float]]:
     """Acceptance by position: two lines, with positions from 1."""
-    found = method.acceptance_by_position
+    kinds = {"unconditional": "acceptance_at", "conditional": "conditional_acceptance_at"}
     return {
-        f"acceptance/{name}": {place: value for place, value in enumerate(values, start=1) if value is not None}
-        for name, values in (("unconditional", found.unconditional), ("conditional", found.conditional))
+        f"acceptance/{name}": {at: share for at, share in enumerate(positions(row, kind), start=1) if share is not None}
+        for name, kind in kinds.items()
     }
 
 

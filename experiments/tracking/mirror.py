@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.results.records import PLAIN, Record
-from experiments.results.summary import Summary, running_figures
+from experiments.results.rows import Row
+from experiments.results.summary import running_figures
 from experiments.tracking.base import TrackedRun, Tracker
 from experiments.tracking.flat import acceptance_lines, accepted_histogram, figures_of, prompt_table
 
@@ -51,20 +52,19 @@ class Mirror:
         self._tracker.progress(figures, done)
 
     def results(
-        self, summary: Summary, records: Sequence[Record], files: Sequence[Path], trace: Sequence[Path] = ()
+        self, rows: Sequence[Row], records: Sequence[Record], files: Sequence[Path], trace: Sequence[Path] = ()
     ) -> None:
         """Log what is known at the end."""
-        figures: dict[str, float | str] = {"complete": float(summary.complete), "planned": summary.planned}
-        noise = {name: summary.noise[name] for name in ("spread", "other_cores", "noisy")}
-        figures |= {f"noise/{name}": float(value) for name, value in noise.items() if value is not None}
+        figures: dict[str, float | str] = {}
         positions: dict[str, dict[int, float]] = {}
         counts: dict[str, dict[int, float]] = {}
-        for method in summary.methods:
-            prefix = self._prefix(method.method, method.temperature)
-            figures |= {f"{prefix}{name}": value for name, value in figures_of(method).items()}
-            if method.method != PLAIN:
-                own = [r for r in records if (r.method, r.temperature) == (method.method, method.temperature)]
-                positions |= {f"{prefix}{name}": line for name, line in acceptance_lines(method).items()}
+        for row in rows:
+            figures |= {"complete": float(row["complete"]), "planned": row["planned"]}
+            prefix = self._prefix(row["method"], row["temperature"])
+            figures |= {f"{prefix}{name}": value for name, value in figures_of(row).items()}
+            if row["method"] != PLAIN:
+                own = [r for r in records if (r.method, r.temperature) == (row["method"], row["temperature"])]
+                positions |= {f"{prefix}{name}": line for name, line in acceptance_lines(row).items()}
                 counts |= {f"{prefix}{name}": line for name, line in accepted_histogram(own).items()}
         # The most important first: a tracker that fails at one of these is told nothing more.
         self._tracker.summary(figures)

@@ -5,8 +5,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from experiments.results.frame import frame_of
 from experiments.results.records import Record, replace_records
 from experiments.results.runs import Run, load_run
+from experiments.results.statistics import Bootstrap
+from experiments.results.summary import summarize
 from tests.experiments.results.outputs import output
 
 
@@ -42,6 +45,13 @@ def made(
         written.append(output(f"p{number}", "model", seconds=1.0 + number / 10, **drafted, **shared))
     replace_records(folder / "records.jsonl", written)
     return folder
+
+
+def run_of(records: Iterable[Record], **more: Any) -> Run:
+    """A run that has these records, and no folder."""
+    outputs = frame_of(records)
+    settings = {"planned": 2, "bootstrap": Bootstrap(resamples=200)} | more
+    return Run(Path("x"), manifest_of(), summarize(outputs, **settings), outputs)
 
 
 def loaded(folder: Path, *overrides: str, **facts: Any) -> Run:

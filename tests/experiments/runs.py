@@ -24,7 +24,9 @@ def local(saved: Path, drafter: str) -> list[str]:
 
 
 def summary_file(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "summary.json").read_text())
+    """A run's summary, and its rows over all prompts as ``methods``."""
+    summary = json.loads((folder / "summary.json").read_text())
+    return summary | {"methods": [row for row in summary["rows"] if row["category"] == "all"]}
 
 
 class Stop:

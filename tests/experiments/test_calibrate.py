@@ -35,12 +35,10 @@ def test_a_calibration_is_written_shown_and_taken_by_a_run(
 
     options = ["threads=1", "dataset.count=2", "sampling.max_new_tokens=8", "warmup_prompts=0", f"costs={file}"]
     options += ["method=model", "dataset.too_long=cut", "engine.max_length=200"]
-    summary = run(configure("run", *models, *options, f"out={tmp_path}/run"))
-    for method in summary.methods:
-        assert method.utilization is not None and method.utilization.prediction is not None
-        prediction = method.utilization.prediction
-        assert prediction.rounds + prediction.outside == method.rounds and prediction.rounds > 0
-        assert {"prefill", "verify"} <= method.utilization.stages.keys()
+    for row in run(configure("run", *models, *options, f"out={tmp_path}/run")).rows:
+        predicted = row["prediction.rounds"]
+        assert predicted + row["prediction.outside"] == row["rounds"] and predicted > 0
+        assert row["mbu.prefill"] is not None and row["mbu.verify"] is not None
     records = read_records(tmp_path / "run" / "records.jsonl")
     assert all(len(record.predicted_seconds) == len(record.accepted) for record in records)
     assert "Use of the device" in capsys.readouterr().out

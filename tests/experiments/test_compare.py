@@ -49,8 +49,8 @@ def test_the_table_the_files_and_the_pictures(
     assert "| 0 | model, drafter.shape=4 | 2.11 [2.00, 2.33] | 1.82x [1.67, 2.00] |" in text
     assert "at commit 0123456789 with `drafter=model`" in text
     lines = (tmp_path / "out" / "comparison.csv").read_text().splitlines()
-    assert lines[0].startswith("name,run,method,exactness,temperature,")
-    assert lines[2].startswith(f'"model, drafter.shape=4",{tmp_path}/c,model,exact,0.0,')
+    assert lines[0].startswith("name,run,method,category,label,exactness,temperature,")
+    assert lines[2].startswith(f'"model, drafter.shape=4",{tmp_path}/c,model,all,model,exact,0.0,')
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -73,9 +73,9 @@ def test_every_format_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     written = pandas.read_csv(out / "comparison.csv")
     assert list(written.speedup) == list(table.speedup), "CSV has every digit"
     tex = (out / "comparison.tex").read_text()
-    assert r"\textbf{1.82$\times$} {\scriptsize [1.67, 2.00]}" in tex
-    assert "Bold: the largest figure of the exact methods at a temperature" in tex
-    assert '<td class="right best">1.82x' in (out / "comparison.html").read_text()
+    assert r"\bfseries 1.82x [1.67, 2.00]" in tex
+    assert "bold: the largest figure of the exact methods at a temperature" in tex
+    assert "1.82x [1.67, 2.00]</td>" in (out / "comparison.html").read_text()
     assert "**" not in (out / "comparison.md").read_text(), "what the table in a document says is as it was"
 
 
@@ -117,7 +117,7 @@ def test_what_a_reader_has_to_know_is_said(tmp_path: Path, capsys: pytest.Captur
     runs = [loaded(tmp_path / "a"), loaded(tmp_path / "b", prompts=2, device="another", dtype="bfloat16")]
     report_comparison(runs, tmp_path / "out", allow_mixed=True, formats=["latex"])
     tex = (tmp_path / "out" / "comparison.tex").read_text()
-    assert r"\textbf" not in tex and "MIXED: the runs differ in their dtype" in tex
+    assert r"\bfseries" not in tex and "MIXED: the runs differ in their dtype" in tex
     shown = " ".join(capsys.readouterr().out.split())
     assert f"INCOMPLETE: {tmp_path / 'b'} has not finished its 3 prompts" in shown
     assert "different devices (a processor, another)" in shown

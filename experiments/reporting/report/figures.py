@@ -1,19 +1,18 @@
 """The report's own tables and facts: verdicts, figures by method and category, and what made each run."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from experiments.reporting.cells import equality, label_cell, number, percent, times, with_interval
-from experiments.reporting.table import NOTHING, Cell, Table, left
+from experiments.reporting.columns import ACCEPTED, DISTINCT, EQUAL, LENGTH, METHOD, NODES, SPEEDUP, TOKENS, Col, T
+from experiments.reporting.run_tables import noise_notes
+from experiments.reporting.table import Table
 from experiments.reporting.verdicts import evidence
 from experiments.results.comparison import commit_of, distinguishing
 from experiments.results.lossless import NOT_LOSSLESS, OTHER_TARGET, Verdict, of_another_target, promises_exact
 from experiments.results.records import PLAIN
+from experiments.results.rows import ALL as ALL
+from experiments.results.rows import Row, rows_of
 from experiments.results.runs import Run
-from experiments.results.summary import MethodSummary
-
-ALL = "all"
-"""Stands for all categories together, in the tables and in the page's filter."""
 
 
 class Finding(NamedTuple):
@@ -53,28 +52,28 @@ def names_of(runs: Sequence[Run]) -> list[str]:
 def findings(runs: Sequence[Run]) -> list[Finding]:
     """A verdict for every method that drafts, in every run and at every temperature."""
     return [
-        _finding(method, name)
+        _finding(row, name, run)
         for run, name in zip(runs, names_of(runs), strict=True)
-        for method in run.summary.methods
-        if method.method != PLAIN
+        for row in run.rows
+        if row["method"] != PLAIN
     ]
 
 
-def _finding(method: MethodSummary, run: str) -> Finding:
-    name = f"{method.label}{f', {run}' if run else ''}, temperature {method.temperature:g}"
-    found = method.lossless
-    if found is not None:
-        said = evidence(found)
-        return Finding(*_JUDGED[found.verdict], name, f"{said[0].upper()}{said[1:]}.")
-    if of_another_target(method.exactness):
+def _finding(row: Row, named: str, run: Run) -> Finding:
+    name = f"{row['label']}{f', {named}' if named else ''}, temperature {row['temperature']:g}"
+    if row["lossless"] is not None:
+        said = evidence(row, run.of(row))
+        return Finding(*_JUDGED[row["lossless"]], name, f"{said[0].upper()}{said[1:]}.")
+    if of_another_target(row["exactness"]):
         detail = "Other weights, or another cache, than plain decoding's: its outputs follow another law."
         return Finding("lossy", OTHER_TARGET, name, detail)
-    if method.exactness is not None and not promises_exact(method.exactness):
-        distance = "" if method.distance_tv is None else f": total variation to p {method.distance_tv:.3f} per round"
+    if row["exactness"] is not None and not promises_exact(row["exactness"]):
+        far = row["distance_tv"]
+        distance = "" if far is None else f": total variation to p {far:.3f} per round"
         return Finding("lossy", "lossy rule", name, f"The rule does not promise the target's distribution{distance}.")
-    if not method.finished:
+    if not row["finished"]:
         return Finding("broken", "failed", name, "Every prompt failed.")
-    if method.temperature > 0:
+    if row["temperature"] > 0:
         detail = "An exact rule. Sampled outputs differ from plain decoding's by chance: nothing to compare here."
         return Finding("sampled", "exact rule, sampled", name, detail)
     return Finding("unknown", "not compared", name, "No output could be compared with plain decoding's.")
@@ -83,34 +82,15 @@ def _finding(method: MethodSummary, run: str) -> Finding:
 def figures_table(runs: Sequence[Run]) -> tuple[Table, list[str]]:
     """A row per run, method, temperature and category; and the category of every row (``ALL`` for all together)."""
     rows = [
-        (name, method, category, found)
-        for run, name in zip(runs, names_of(runs), strict=True)
-        for method in run.summary.methods
-        for category, found in [(ALL, method), *method.by_category.items()]
+        row | {"run": name} for run, name in zip(runs, names_of(runs), strict=True) for row in rows_of(run.frame, None)
     ]
-
-    def whole(cell: Callable[[MethodSummary], Cell | str]) -> Callable[[Any], Cell | str]:
-        return lambda row: cell(row[1]) if row[2] == ALL else NOTHING
-
-    def interval(name: str, show: Callable[[float | None], str]) -> Callable[[Any], Cell]:
-        return lambda row: with_interval(show(row[3][name]), row[3][f"{name}_interval"])
-
-    run = [(left("run"), lambda row: row[0])] if len(runs) > 1 else []
     columns = [
-        (left("method"), lambda row: label_cell(row[1])),
-        ("T", lambda row: f"{row[1].temperature:g}"),
-        (left("category"), lambda row: row[2]),
-        ("prompts", lambda row: str(row[1].finished if row[2] == ALL else row[3].prompts)),
-        ("mean acceptance length", interval("mean_acceptance_length", number)),
-        ("speedup", interval("speedup", times)),
-        ("tokens/s", lambda row: number(row[3].tokens_per_second, 1)),
-        ("draft accepted", whole(lambda method: percent(method.draft_acceptance_rate))),
-        ("nodes/round", whole(lambda method: number(method.proposed_nodes_per_round, 1))),
-        ("distinct 4-grams", whole(lambda method: percent(method.distinct_4_gram_rate))),
-        ("equal to plain", whole(equality)),
+        *([Col("run", "run", align="left")] if len(runs) > 1 else []),
+        *(METHOD, T, Col("category", "category", align="left"), Col("prompts", "finished", "d")),
+        *(LENGTH, SPEEDUP, TOKENS, ACCEPTED, NODES, DISTINCT, EQUAL),
     ]
-    table = Table.of(rows, [*run, *columns], notes=[f"Intervals at {runs[0].summary.confidence:.0%}."])
-    return table, [category for _, _, category, _ in rows]
+    table = Table.of(rows, columns, notes=[f"Intervals at {rows[0]['confidence']:.0%}."])
+    return table, [row["category"] for row in rows]
 
 
 def facts_of(run: Run) -> dict[str, str]:
@@ -119,8 +99,7 @@ def facts_of(run: Run) -> dict[str, str]:
     target = manifest.get("target", {})
     parameters = target.get("parameters")
     size = f" ({parameters / 1e6:,.1f}M parameters)" if isinstance(parameters, int) else ""
-    machine, noise = manifest.get("machine", {}), run.summary.noise
-    timings = [*noise.notes, *([noise.warning] if noise.warning is not None else [])]
+    machine = manifest.get("machine", {})
     versions = manifest.get("versions", {})
     return {
         "target": f"{target.get('name', 'unknown')}{size}",
@@ -133,7 +112,7 @@ def facts_of(run: Run) -> dict[str, str]:
         "prompts": f"{manifest.get('prompts', '?')}, hash {manifest.get('prompts_hash', 'unknown')}",
         "seeds": ", ".join(f"{name} {seed}" for name, seed in manifest.get("seeds", {}).items()) or "unknown",
         "versions": ", ".join(f"{name} {value}" for name, value in versions.items() if value) or "unknown",
-        "timings": "; ".join(timings) or "noise not measured",
+        "timings": "; ".join(noise_notes(run)) or "noise not measured",
         "started": str(manifest.get("started", "unknown")),
         "folder": str(run.folder),
     }

@@ -7,17 +7,16 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from experiments.reporting import html
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
 from experiments.reporting.comparison import PLOTS, remarks
-from experiments.reporting.device import TITLE as USE
-from experiments.reporting.device import above_roof, utilization_table
 from experiments.reporting.report.data import RunOutputs, as_script, choose_prompts, token_data
 from experiments.reporting.report.figures import ALL, facts_of, figures_table, findings, names_of
-from experiments.reporting.requests import TITLE, in_flight_plot, requests_plot, requests_table
-from experiments.reporting.run_plots import RUN_PLOTS, category_plot
-from experiments.reporting.run_tables import run_table
+from experiments.reporting.run_plots import RUN_PLOTS, category_plot, in_flight_plot, requests_plot
+from experiments.reporting.run_tables import DEVICE, REQUESTS, above_roof, requests_table, run_table, utilization_table
 from experiments.reporting.table import Table
-from experiments.results.comparison import differences, make_rows, title
+from experiments.results.comparison import differences, entries_of, title
 from experiments.results.origin import replace_text
 from experiments.results.records import RECORDS, read_records
 from experiments.results.runs import Run, read_summary
@@ -75,16 +74,18 @@ def write_page(
 def _page(runs: Sequence[Run], outputs: Sequence[RunOutputs], notes: Sequence[str]) -> str:
     style, code = _resource("style.css"), "\n".join(_resource(name) for name in _CODE)
     mixed = [f"MIXED: the runs {text}." for text in differences(runs)]
-    mixed += [f"Above the roof: {text}." for run in runs for text in above_roof(run.summary)]
+    mixed += [f"Above the roof: {text}." for run in runs for text in above_roof(run)]
     table, categories = figures_table(runs)
-    return html.render(
-        "report/page.html",
+    folder = Path(__file__).parents[1]
+    pages = Environment(loader=FileSystemLoader(folder), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    pages.filters["lines"] = lambda text: Markup("<br>").join(escape(text).split("\n"))
+    return pages.get_template("report/page.html").render(
         policy=_policy(style, code),
         style=style,
         code=code,
         title=title(runs),
         verdicts=findings(runs),
-        remarks=[*mixed, *(note.rstrip(".") + "." for note in remarks(runs))],
+        remarks=[*mixed, *(note.text.rstrip(".") + "." for note in remarks(runs))],
         figures=table,
         categories=categories,
         details=_details(runs),
@@ -124,9 +125,9 @@ def _details(runs: Sequence[Run]) -> list[tuple[str, Table]]:
     for run, name in zip(runs, names_of(runs), strict=True):
         of, comma = (f" of {name}", f", {name}") if name else ("", "")
         tables |= {
-            f"{TITLE}{comma}": requests_table(run.summary, ""),
-            f"All figures{of}": run_table(run.summary, ""),
-            f"{USE}{comma}": utilization_table(run.summary, ""),
+            f"{REQUESTS}{comma}": requests_table(run, ""),
+            f"All figures{of}": run_table(run, ""),
+            f"{DEVICE}{comma}": utilization_table(run, ""),
         }
     return [(heading, table) for heading, table in tables.items() if table is not None]
 
@@ -151,15 +152,15 @@ def pictures_of(run: Run, scratch: Path) -> list[Path]:
     found = []
     for name, plot in _PLOTS.items():
         there = [path for path in run.folder.glob(f"{Path(name).stem}.*") if path.suffix in _TYPES]
-        path = there[0] if there else plot(run.summary, scratch / name, conditions)
+        path = there[0] if there else plot(run, scratch / name, conditions)
         found += [path] if path is not None else []
     return found
 
 
 def compared_pictures(runs: Sequence[Run], scratch: Path) -> list[Path]:
     """The pictures of several runs together, drawn into a folder."""
-    rows = make_rows(runs)
-    paths = [plot(rows, scratch / name, title(runs)) for name, plot in PLOTS.items()]
+    entries = entries_of(runs)
+    paths = [plot(entries, scratch / name, title(runs)) for name, plot in PLOTS.items()]
     return [path for path in paths if path is not None]
 
 

@@ -14,8 +14,7 @@ import torch
 
 from drafters.ngram import NGramDrafter
 from experiments.accuracy import main
-from experiments.reporting.accuracy import accuracies, scores_of
-from experiments.results.frame import Figures
+from experiments.reporting.studies.accuracy import accuracies, scores_of
 from experiments.results.statistics import Bootstrap
 from specdec import Engine, SamplingParams, Target
 from tests.experiments.conftest import byte_tokenizer
@@ -167,7 +166,7 @@ def test_wrong_input_is_one_sentence(
 BOOTSTRAP = Bootstrap(resamples=2000)
 
 
-def compared(plain: list[float], own: list[float], bootstrap: Bootstrap = BOOTSTRAP) -> Figures:
+def compared(plain: list[float], own: list[float], bootstrap: Bootstrap = BOOTSTRAP) -> dict[str, Any]:
     key = ("gsm8k", "exact_match")
     (found,) = accuracies({key: dict(enumerate(plain))}, {key: dict(enumerate(own))}, bootstrap)
     return found
@@ -175,16 +174,16 @@ def compared(plain: list[float], own: list[float], bootstrap: Bootstrap = BOOTST
 
 def test_the_difference_is_paired_by_document() -> None:
     found = compared([1, 0.5, 0, 1], [1, 0, 0.5, 1])
-    assert (found.plain, found.accuracy, found.difference) == (5 / 8, 5 / 8, 0.0)
-    assert (found.better, found.worse, found.documents) == (1, 1, 4)
+    assert (found["plain"], found["accuracy"], found["difference"]) == (5 / 8, 5 / 8, 0.0)
+    assert (found["better"], found["worse"], found["documents"]) == (1, 1, 4)
     # The differences are 0, -1/2, 1/2, 0. Unpaired, the interval would go from -1 to 1.
-    assert found.difference_interval == (-0.5, 0.5)
+    assert (found["difference_low"], found["difference_high"]) == (-0.5, 0.5)
     same = compared([1, 0, 1, 1], [1, 0, 1, 1])
-    assert same.interval is not None and same.interval[0] < same.interval[1]
-    assert (same.difference, same.difference_interval, same.p) == (0.0, (0.0, 0.0), 1.0)
+    assert same["accuracy_low"] < same["accuracy_high"]
+    assert [same[name] for name in ("difference", "difference_low", "difference_high", "p")] == [0.0, 0.0, 0.0, 1.0]
     # But of other documents, of which none in four was worse: the share s with (1 - s)^4 = 0.025.
-    assert same.worse_interval == pytest.approx((0, 1 - 0.025 ** (1 / 4)))
-    assert compared([1] * 12, [1, 1, *[0] * 10]).p == pytest.approx(2 / 2**10), "McNemar: ten heads of ten"
+    assert (same["share_worse_low"], same["share_worse_high"]) == pytest.approx((0, 1 - 0.025 ** (1 / 4)))
+    assert compared([1] * 12, [1, 1, *[0] * 10])["p"] == pytest.approx(2 / 2**10), "McNemar: ten heads of ten"
 
 
 def test_a_method_that_spoils_answers_is_found_and_one_that_does_not_is_not() -> None:
@@ -197,14 +196,14 @@ def test_a_method_that_spoils_answers_is_found_and_one_that_does_not_is_not() ->
     fast = Bootstrap(resamples=300)
     plain = (draw.random(300) < 0.6).astype(float)
     spoiled = compared(list(plain), list(plain * (draw.random(300) > 0.1)), fast)
-    assert spoiled.difference_interval is not None and spoiled.difference_interval[1] < 0
-    assert spoiled.p < 1e-3 and spoiled.worse_interval[0] > 0.02
+    assert spoiled["difference_high"] < 0
+    assert spoiled["p"] < 1e-3 and spoiled["share_worse_low"] > 0.02
     excluded = alarms = 0
     for _ in range(40):
         first, anew = ((draw.random(300) < 0.6).astype(float) for _ in range(2))
         found = compared(list(first), list(anew), fast)
-        low, high = found.difference_interval or (0, 0)
-        excluded, alarms = excluded + (not low <= 0 <= high), alarms + (found.p < 0.05)
+        low, high = found["difference_low"], found["difference_high"]
+        excluded, alarms = excluded + (not low <= 0 <= high), alarms + (found["p"] < 0.05)
     assert excluded <= 7 and alarms <= 7
 
 
@@ -230,5 +229,5 @@ def test_a_chat_template_gets_its_arguments(engine: Engine) -> None:
 def test_only_what_both_have_answered_counts() -> None:
     key, other = ("a", "acc"), ("b", "acc")
     found = accuracies({key: {0: 1.0, 1: 0.0}, other: {0: 1.0}}, {key: {1: 1.0, 2: 1.0}}, BOOTSTRAP)
-    assert [(each.task, each.documents, each.plain, each.accuracy) for each in found] == [("a", 1, 0.0, 1.0)]
-    assert found[0].interval is None, "one document says nothing about the others"
+    assert [(row["task"], row["documents"], row["plain"], row["accuracy"]) for row in found] == [("a", 1, 0.0, 1.0)]
+    assert found[0]["accuracy_low"] is None, "one document says nothing about the others"

@@ -15,6 +15,7 @@ from experiments.measuring.jobs import Job, prepare, render, stream_of
 from experiments.measuring.measure import Contender, measure
 from experiments.measuring.watch import Watch
 from experiments.results.records import PLAIN, Record, RecordWriter, read_records
+from experiments.results.rows import rows_of
 from experiments.results.statistics import Bootstrap
 from experiments.results.summary import summarize
 from specdec import Completion, Engine, Exactness, Paging, SamplingParams, Step, Target
@@ -227,10 +228,9 @@ def test_batches_of_prompts_with_different_numbers_of_turns() -> None:
     records, asked = talk(parrot(3), ONE, TWO, Prompt(id="c", turns=("x", "y"), chat=True))
     assert asked == [["uno", "one", "x"], ["ones\n\ntwo", "xs\n\ny"]]
     assert len(records) == 2 * 5
-    summary = summarize(records, planned=5, bootstrap=Bootstrap(resamples=100))
-    fast = summary.methods[1]
-    assert summary.complete and (fast.finished, fast.timed_prompts) == (5, 5)
-    assert fast.speedup_interval is None, "both turns of one batch are one observation"
+    fast = rows_of(summarize(records, planned=5, bootstrap=Bootstrap(resamples=100)))[1]
+    assert fast["complete"] and (fast["finished"], fast["timed_prompts"]) == (5, 5)
+    assert fast["speedup_low"] is None, "both turns of one batch are one observation"
 
 
 def test_a_failed_turn_ends_that_conversation_only() -> None:
@@ -241,7 +241,7 @@ def test_a_failed_turn_ends_that_conversation_only() -> None:
     assert failed == [("a", 0, "RuntimeError: boom"), ("a", 1, "turn 1 failed")]
     assert len(records) == 6, "planned turns are all accounted for"
     # Turns that failed in one count for neither in speed.
-    assert summarize(records, planned=3, bootstrap=Bootstrap(resamples=100)).methods[1].timed_prompts == 1
+    assert rows_of(summarize(records, planned=3, bootstrap=Bootstrap(resamples=100)))[1]["timed_prompts"] == 1
 
 
 def test_real_conversations_follow_the_reference() -> None:

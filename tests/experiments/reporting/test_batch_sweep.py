@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 
-from experiments.reporting.batch_sweep import curve, curves, report_batch_sweep, sentences
-from experiments.results.frame import Figures
+from experiments.reporting.studies.batch_sweep import BATCH, crossings, report
 from experiments.results.records import Record
 from experiments.results.runs import Run
 from tests.experiments.made_runs import loaded
@@ -45,48 +45,47 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
 
 
 def test_curves_by_hand(runs: list[Run]) -> None:
-    plain, fast = curves(runs)
-    assert (plain.method, fast.method) == ("plain", "fast")
-    assert [point.batch for point in plain.points] == list(BATCHES)
-    assert [point.tpot for point in plain.points] == pytest.approx(list(PLAIN.values()))
+    frame = report.frame(runs)
+    plain, fast = (own for _, own in frame.groupby("name", sort=False))
+    assert list(plain[BATCH]) == list(fast[BATCH]) == list(BATCHES)
+    assert list(plain["tpot.p50"]) == pytest.approx(list(PLAIN.values()))
     # Batch 4 emits 4 tokens in 0.11 s. Drafted: after the first of 8 tokens, 7 more in 3 rounds of 0.17 s.
-    assert plain.points[2].tokens_per_second == pytest.approx(4 / 0.11)
-    assert fast.points[2].tokens_per_second == pytest.approx(8 / 0.17)
-    assert fast.points[2].tpot == pytest.approx(3 * 0.17 / 7)
-    assert [point.speedup for point in fast.points] == pytest.approx([2 * PLAIN[b] / FAST[b] for b in BATCHES])
+    assert plain.output_tokens_per_second.iloc[2] == pytest.approx(4 / 0.11)
+    assert fast.output_tokens_per_second.iloc[2] == pytest.approx(8 / 0.17)
+    assert fast["tpot.p50"].iloc[2] == pytest.approx(3 * 0.17 / 7)
+    assert list(fast.speedup) == pytest.approx([2 * PLAIN[b] / FAST[b] for b in BATCHES])
     # The knee, where throughput over latency is largest: 331 at 4 rows, 200 at 2, 165 at 8.
-    assert (plain.knee, fast.knee) == (4, 4)
-    first = curve("plain", 0.0, plain.points[:3])
-    assert (first.top.batch, first.knee) == (4, None)  # at the end of the range, it may go on
+    assert list(frame[BATCH][frame.knee != ""]) == [4, 4]
+    assert set(report.frame([run for run in runs if run is not runs[0]]).knee) == {""}, "it may go on after batch 4"
 
 
-def point(batch: int, speedup: float, spread: float) -> Figures:
-    interval = (speedup - spread, speedup + spread)
-    return Figures(batch=batch, speedup=speedup, speedup_interval=interval, tokens_per_second=1.0, tpot=1.0)
+def points(*speeds: tuple[int, float], spread: float) -> pandas.DataFrame:
+    rows = [{BATCH: b, "speedup": s, "speedup_low": s - spread, "speedup_high": s + spread} for b, s in speeds]
+    return pandas.DataFrame(rows)
 
 
 def test_crossings_on_a_logarithmic_scale(runs: list[Run]) -> None:
-    (crossing,) = curves(runs)[1].crossings
+    frame = report.frame(runs)
+    ((at, words),) = crossings(frame[frame.name == "fast"])
     # The speedup is 0.22/0.17 = 1.29 at batch 4, and exactly 1 at batch 8: that is not above 1 any more.
-    assert (crossing.before, crossing.after, crossing.stops) == (4, 8, True)
-    assert crossing.at == pytest.approx(8.0) and not crossing.certain  # the interval at batch 8 holds 1
-    down, up = curve("fast", 0.0, [point(b, s, 0.01) for b, s in ((2, 1.2), (8, 0.8), (32, 1.6))]).crossings
-    assert (down.at, down.stops, down.certain) == (pytest.approx(4.0), True, True)  # half way from 2 to 8
-    assert (up.at, up.stops) == (pytest.approx(8 * 4 ** (1 / 4)), False)
-    wide = curve("fast", 0.0, [point(b, s, 0.3) for b, s in ((2, 1.2), (8, 0.8))])
-    assert "one of them holds 1" in sentences([wide])[1]
+    assert at == pytest.approx(8.0) and words.startswith("stops to be faster than plain decoding between batch 4 and 8")
+    assert words.endswith("one of them holds 1"), "the interval at batch 8"
+    down, up = crossings(points((2, 1.2), (8, 0.8), (32, 1.6), spread=0.01))
+    assert down[0] == pytest.approx(4.0) and down[1].startswith("stops"), "half way from 2 to 8"
+    assert up[0] == pytest.approx(8 * 4 ** (1 / 4)) and up[1].startswith("begins") and "holds 1" not in up[1]
+    assert "holds 1" in crossings(points((2, 1.2), (8, 0.8), spread=0.3))[0][1]
 
 
 def test_what_is_written_and_said(runs: list[Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report_batch_sweep(runs, tmp_path)
+    report(runs, tmp_path)
     said = capsys.readouterr().out
-    assert "plain decoding: knee at batch 4, 36 tokens/s at 110.0 ms per token" in said
+    assert "plain, T=0: knee at batch 4" in said
     assert "stops to be faster than plain decoding between batch 4 and 8, at about 8.0" in said
     assert {path.name for path in tmp_path.iterdir()} == {
         "batch_sweep.md", "batch_sweep.json", "batch_sweep.png", "batch_sweep.svg"
     }  # fmt: skip
-    figures = json.loads((tmp_path / "batch_sweep.json").read_text())["curves"]
-    assert [each["knee"] for each in figures] == [4, 4]
-    assert "closed loop" in (tmp_path / "batch_sweep.svg").read_text()
-    with pytest.raises(ValueError, match="needs runs at two of them"):
-        report_batch_sweep(runs[:1], tmp_path)
+    rows = json.loads((tmp_path / "batch_sweep.json").read_text())["rows"]
+    assert [row[BATCH] for row in rows if row["knee"]] == [4, 4]
+    assert "knee: largest throughput" in (tmp_path / "batch_sweep.svg").read_text()
+    with pytest.raises(ValueError, match=r"needs runs .* at two values of engine\.max_batch_size or more: give engine"):
+        report(runs[:1], tmp_path)

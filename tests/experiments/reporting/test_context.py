@@ -4,14 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from experiments.reporting.context import contexts, contexts_plot, report_contexts, table
+from experiments.reporting.studies.context import CONTEXT, report
 from experiments.results.records import Record
+from experiments.results.rows import positions, rows_of
 from experiments.results.runs import Run
-from experiments.results.statistics import Bootstrap
 from tests.experiments.made_runs import loaded
 from tests.experiments.results.outputs import output
 
-QUICK = Bootstrap(resamples=100)
 TARGET = {"name": "bundled/target", "kv_bytes_per_position": 1e6}
 ACCEPTED = {128: (2, 2, 1), 4096: (1, 0, 0)}
 
@@ -40,40 +39,29 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
 
 
 def test_figures_by_hand(runs: list[Run]) -> None:
-    short, long = contexts(runs, QUICK)
-    assert (short.context, long.context) == (128, 4096)
-    assert short.mean_acceptance_length == pytest.approx(1 + 5 / 3) and short.change is None
-    assert long.change == pytest.approx(-4 / 3) and long.change_interval == pytest.approx((-4 / 3, -4 / 3))
-    assert short.acceptance == (1, 2 / 3) and long.acceptance == (1 / 3, 0)
+    short, long = rows_of(report.frame(runs))
+    assert (short[CONTEXT], long[CONTEXT]) == (128, 4096)
+    assert short["mean_acceptance_length"] == pytest.approx(1 + 5 / 3) and short["change"] is None
+    assert [long[name] for name in ("change", "change_low", "change_high")] == pytest.approx([-4 / 3] * 3)
+    assert positions(short) == [1, 2 / 3] and positions(long) == [1 / 3, 0]
     # Two batches of three rounds: each spends its seconds once.
-    assert short.draft == pytest.approx(0.001) and short.verify == pytest.approx(0.01)
-    assert long.draft == pytest.approx(0.001 * 32**0.5)
-    assert (short.drafter_bytes, short.target_bytes) == (136e5, 136e6)
+    assert short["draft"] == pytest.approx(0.001) and short["verify"] == pytest.approx(0.01)
+    assert long["draft"] == pytest.approx(0.001 * 32**0.5)
+    assert (short["drafter_bytes"], short["target_bytes"]) == (136e5, 136e6)
 
 
 def test_what_is_written_and_said(runs: list[Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report_contexts(runs, tmp_path, ["NO RESULT of job 7"])
+    report(runs, tmp_path, ["NO RESULT of job 7"])
     said = " ".join(capsys.readouterr().out.split())
-    assert "fast: 2.67 tokens per round at 128 tokens of context, 1.33 at 4,096: less (paired -1.33" in said
+    assert "fast, T=0: 2.67 tokens per round at 128 tokens of context, 1.33 at 4,096: less (paired -1.33" in said
     assert "its drafts take 1.00 ms per round, then 5.66; it sees 512 positions, and its cache holds them all" in said
     assert "NO RESULT of job 7" in said
-    text = (tmp_path / "context.md").read_text()
-    assert "| fast | 4,096 | 1.33 [1.33, 1.33] | -1.33 [-1.33, -1.33] | 0.33 0.00 | 5.66; 10.0 | 410; 4104 |" in text
-    assert {path.name for path in tmp_path.iterdir()} == {
-        f"context.{ending}" for ending in ("md", "json", "png", "svg")
-    }
-
-
-def test_a_drafter_that_never_drafts(runs: list[Run], tmp_path: Path) -> None:
-    found = [row | {"acceptance": ()} for row in contexts(runs, QUICK)]
-    assert [row[4].text for row in table(found).rows] == ["", ""]
-    assert contexts_plot(found, tmp_path / "context.png", "").exists()
+    line = "| fast | 0 | 4,096 | 1.33 [1.33, 1.33] | -1.33 [-1.33, -1.33] | 0.33 0.00 | 5.66; 10.0 | 410; 4104 |"
+    assert line in (tmp_path / "context.md").read_text()
+    assert {path.name for path in tmp_path.iterdir()} == {f"context.{end}" for end in ("md", "json", "png", "svg")}
 
 
 def test_one_length_and_prompts_of_any_length_are_refused(runs: list[Run], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"two runs have fast at 128 tokens of context: sweep over"):
-        contexts([*runs, runs[-1]], QUICK)
-    with pytest.raises(ValueError, match=r"at two lengths or more: give dataset\.tokens="):
-        contexts(runs[:1], QUICK)
-    with pytest.raises(ValueError, match=r"has no dataset.tokens: contexts need a dataset that makes prompts of one"):
-        contexts([loaded(tmp_path / "run")], QUICK)
+    for few in (runs[:1], [loaded(tmp_path / "run")], []):
+        with pytest.raises(ValueError, match=r"two values of dataset\.tokens or more: give dataset\.tokens=128,512"):
+            report(few, tmp_path)

@@ -37,9 +37,9 @@ def test_families_are_columns_and_differences_are_from_the_first_row(tmp_path: P
     run(tmp_path)
     report = Lengths(rows="head", about="Heads")
     report.on_run_end(OmegaConf.create({"hydra": {"run": {"dir": str(tmp_path)}}}))
-    first, *table = (tmp_path / "lengths.md").read_text().strip().split("\n")
+    first, _, notes, *table = (tmp_path / "lengths.md").read_text().strip().split("\n")
     assert first.startswith("bundled/target, float32, stdlib, 3 prompts, seed 0, 4 new tokens, batch 1, 1 thread")
-    assert "Tokens per round / drafted nodes per round; signed: more than none has in the same column" in first
+    assert "tokens per round / drafted nodes per round; signed: more than none has in the same column" in notes
     assert table[1:] == [
         "| T | head | chain | drawn tree |",
         "|---:|---|---:|---:|",

@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.reporting.policies import EVERYTHING, loss_table, policy_losses
-from experiments.reporting.requests import FLAT, requests_table
-from experiments.reporting.run_tables import memory_notes
+from experiments.reporting.run_tables import memory_notes, requests_table
+from experiments.reporting.studies.policies import EVERYTHING, loss_table, policy_losses
 from experiments.reporting.table import Emphasis
-from experiments.results.frame import Figures
 from experiments.results.limits import Limits, Terms
 from experiments.results.records import Record
+from experiments.results.rows import Row
+from experiments.results.runs import Run
 from experiments.results.statistics import Bootstrap
-from experiments.results.summary import Summary, summarize
 from specdec.drafting.costs import RoundCosts
+from tests.experiments.made_runs import run_of
 from tests.experiments.results.outputs import moments, output
 
 TERMS = Terms(limits=Limits(ttft=0.25), price=2.0)
@@ -30,19 +30,18 @@ def records(method: str, *, tells: bool = True) -> list[Record]:
     return found
 
 
-def summary_of(*methods: str, terms: Terms = TERMS, tells: bool = True) -> Summary:
-    listed = [record for each in methods for record in records(each, tells=tells)]
-    return summarize(listed, planned=2, series=len(methods), bootstrap=Bootstrap(resamples=100), terms=terms)
+def ran(*methods: str, terms: Terms = TERMS, tells: bool = True) -> Run:
+    return run_of([record for each in methods for record in records(each, tells=tells)], terms=terms)
 
 
-def rows(summary: Summary) -> dict[str, list[str]]:
-    table = requests_table(summary)
+def rows(run: Run) -> dict[str, list[str]]:
+    table = requests_table(run)
     assert table is not None
     return {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
 
 
 def test_a_column_per_method_where_there_are_few_else_a_row() -> None:
-    shown = rows(summary_of("plain", "fast"))
+    shown = rows(ran("plain", "fast"))
     expected = {
         "TTFT, ms: p50; p99": "200; 300",
         "TPOT, ms: p50; p99": "125; 150",
@@ -56,20 +55,20 @@ def test_a_column_per_method_where_there_are_few_else_a_row() -> None:
     assert {name: shown[name] for name in expected} == {name: [value] * 2 for name, value in expected.items()}
     did = {"reused": 3, "preemptions": 2, "recomputed": 5, "swapped": 7, "swap_seconds": 0.25}
     listed = [replace(each, memory=did) for each in records("plain")]
-    seen = summarize(listed, planned=2, bootstrap=Bootstrap(resamples=100), terms=TERMS)
+    seen = run_of(listed, terms=TERMS)
     shown = rows(seen)
     assert shown["preemptions; tokens prefilled again"] == ["4; 10"]
     assert shown["  tokens swapped back; seconds of both ways"] == ["14; 0.5"]
-    (said,) = memory_notes(seen)
+    (said,) = memory_notes(seen.rows)
     (share,) = shown["prompts' tokens found in the cache"]
     assert f"{share} of prompts' tokens" in said and "4 preemptions, 10 tokens" in said
-    assert not memory_notes(summary_of("plain")), "nothing happened, and nothing is said"
-    unasked = rows(summary_of("plain", terms=Terms()))
+    assert not memory_notes(ran("plain").rows), "nothing happened, and nothing is said"
+    unasked = rows(ran("plain", terms=Terms()))
     assert not {"requests within all limits", "price of a million tokens"} & set(unasked)
-    table = requests_table(summary_of("plain", "a", "b", "c", "d"))
-    assert table is not None and len(table.columns) == len(FLAT)
+    table = requests_table(ran("plain", "a", "b", "c", "d"))
+    assert table is not None
     assert [row[1].text for row in table.rows] == ["plain", "a", "b", "c", "d"]
-    line = ["200; 300", "125; 150", "800; 800", "1.00", "5.0; 8.0", "50%", "111.11"]
+    line = ["200; 300", "125; 150", "800; 800", "1.00", "5.0", "8.0", "50%", "111.11"]
     assert [cell.text for cell in table.rows[1][2:]] == line
 
 
@@ -89,7 +88,7 @@ RECORDS = [
 ]  # fmt: skip
 
 
-def losses(fixed: Sequence[str] = ("fixed_1", "fixed_2")) -> list[Figures]:
+def losses(fixed: Sequence[str] = ("fixed_1", "fixed_2")) -> list[Row]:
     by_depth, others = ["fixed_1", "fixed_2", "policy"], ["policy", "nodes"]
     costs = RoundCosts(rows=(1,), table=((1.0, 1.5, 2.0),))
     return policy_losses(
@@ -98,16 +97,16 @@ def losses(fixed: Sequence[str] = ("fixed_1", "fixed_2")) -> list[Figures]:
 
 
 def test_losses_by_the_clock_and_by_costs() -> None:
-    found = {(each.category, each.policy): each for each in losses()}
+    found = {(each["category"], each["policy"]): each for each in losses()}
     assert set(found) == {(category, policy) for category in ("a", "b", EVERYTHING) for policy in ("policy", "nodes")}
     a, b, whole = (found[category, "policy"] for category in ("a", "b", EVERYTHING))
-    assert (a.best, b.best, whole.best) == ("fixed_1", "fixed_2", "fixed_1")
-    assert (a.loss, b.loss) == (pytest.approx(1 - 3 / 4), pytest.approx(0.0))
-    assert a.interval == pytest.approx((0.25, 0.25)), "all prompts are alike"
-    assert a.modelled_best == "fixed_2" and a.modelled_loss == pytest.approx(1 - 12 / 18)
-    assert found["a", "nodes"].loss == pytest.approx(1 - 3 / 2), "it is faster"
-    assert found["a", "nodes"].modelled_loss is None, "its rounds do not cost what their depth says"
-    assert a.mean_depth == 2
+    assert (a["best"], b["best"], whole["best"]) == ("fixed_1", "fixed_2", "fixed_1")
+    assert (a["loss"], b["loss"]) == (pytest.approx(1 - 3 / 4), pytest.approx(0.0))
+    assert (a["loss_low"], a["loss_high"]) == pytest.approx((0.25, 0.25)), "all prompts are alike"
+    assert a["modelled_best"] == "fixed_2" and a["modelled_loss"] == pytest.approx(1 - 12 / 18)
+    assert found["a", "nodes"]["loss"] == pytest.approx(1 - 3 / 2), "it is faster"
+    assert found["a", "nodes"]["modelled_loss"] is None, "its rounds do not cost what their depth says"
+    assert a["mean_depth"] == 2
 
 
 def test_the_table_names_the_worst_category() -> None:

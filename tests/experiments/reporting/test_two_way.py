@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from experiments.reporting.studies.two_way import long_table, report_two_way, two_way_table
 from experiments.reporting.table import Emphasis
-from experiments.reporting.two_way import long_table, report_two_way, two_way_table
-from experiments.results.comparison import Grid, Row, grids, make_rows
+from experiments.results.comparison import Entry, Grid, entries_of, grids
 from experiments.results.runs import Run
 from tests.experiments.made_runs import loaded
 
@@ -20,11 +20,11 @@ def made_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return loaded(tmp_path_factory.mktemp("runs") / "one")
 
 
-def rows(run: Run, *jobs: str, **facts: Any) -> list[Row]:
+def rows(run: Run, *jobs: str, **facts: Any) -> list[Entry]:
     """A row for each job, by its overrides."""
     manifests = [run.manifest | {"overrides": job.split()} | facts for job in jobs]
     runs = [replace(run, folder=Path(str(number)), manifest=each) for number, each in enumerate(manifests)]
-    return make_rows(runs)
+    return entries_of(runs)
 
 
 def squares(first: str, second: str) -> list[str]:
@@ -42,10 +42,12 @@ def test_two_settings_make_rows_and_columns_and_what_was_not_given_is_the_config
     }
     jobs = squares("drafter.shape=2,8", "drafter.sampling=iid,coupled")
     (grid,) = grids(rows(made_run, *jobs, "drafter.sampling=coupled", "", config=config))
-    assert (grid.row, grid.column) == ("drafter.shape", "drafter.sampling"), "the one with more values is down"
+    assert (grid.down, grid.across) == ("drafter.shape", "drafter.sampling"), "the one with more values is down"
     assert (grid.rows, grid.columns, grid.fixed) == (("2", "4", "8"), ("iid", "coupled"), {})
     assert set(grid.cells) == {(row, column) for row in "248" for column in ("iid", "coupled")}
-    assert grid.cells["4", "iid"].mean_acceptance_length == pytest.approx(1 + (2 + 1 + 0 + 2 + 1 + 1 + 2 + 1 + 0) / 9)
+    assert grid.cells["4", "iid"]["mean_acceptance_length"] == pytest.approx(
+        1 + (2 + 1 + 0 + 2 + 1 + 1 + 2 + 1 + 0) / 9
+    )
 
 
 # One setting; a diagonal: three of nine cells; one run.
@@ -57,18 +59,18 @@ def test_no_table_of_less_than_two_settings(jobs: list[str], made_run: Run) -> N
 def test_the_table_and_its_files(made_run: Run, tmp_path: Path) -> None:
     found = rows(made_run, *squares("a=1,2", "b=x,y"))
     # Put together by hand: without records, intervals that do not overlap make a winner.
-    made = [row._replace(run=replace(row.run, frame=None)) for row in found]
+    made = [entry._replace(run=replace(entry.run, outputs=None)) for entry in found]
 
-    def grid_of(interval: tuple[float, float]) -> Grid:
-        fast = made[0].method | {"speedup": 3.0, "speedup_interval": interval}
-        broken = made[3].method | {"speedup": 9.0, "speedup_interval": (8.0, 10.0), "competes": False}
-        (found,) = grids([made[0]._replace(method=fast), *made[1:3], made[3]._replace(method=broken)])
+    def grid_of(low: float, high: float) -> Grid:
+        fast = made[0].row | {"speedup": 3.0, "speedup_low": low, "speedup_high": high}
+        broken = made[3].row | {"speedup": 9.0, "speedup_low": 8.0, "speedup_high": 10.0, "competes": False}
+        (found,) = grids([made[0]._replace(row=fast), *made[1:3], made[3]._replace(row=broken)])
         return found
 
-    unsure = two_way_table(grid_of((0.7, 4.2)), 0.95)
+    unsure = two_way_table(grid_of(0.7, 4.2), 0.95)
     assert {cell.emphasis for row in unsure.rows for cell in row} == {Emphasis.NONE}, "chance may have made it the best"
     assert not any("bold" in note for note in unsure.notes)
-    grid = grid_of((2.9, 3.1))
+    grid = grid_of(2.9, 3.1)
     table = two_way_table(grid, 0.95, notes=["NOISY TIMINGS in 1 of 4 runs"])
     assert table.notes[-1] == "NOISY TIMINGS in 1 of 4 runs" and any("bold" in note for note in table.notes)
     assert [column.heading for column in table.columns] == ["a \\ b", "x", "y"]

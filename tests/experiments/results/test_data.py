@@ -12,8 +12,9 @@ import pandas
 import pytest
 
 from experiments import results
-from experiments.results.data import PROMPTS, ROUNDS, RUNS
+from experiments.results.data import PROMPTS, ROUNDS
 from experiments.results.records import Record, RecordWriter
+from experiments.results.rows import RUNS
 from experiments.results.runs import load_run
 from experiments.results.summary import SCHEMA
 from experiments.results.timing import STAGES
@@ -57,7 +58,7 @@ def lossy_round(folder: Path, **more: Any) -> None:
         stage_seconds={"draft": 0.1, "verify": 0.3}, accepted=(1, 0), expected_accepted=(0.5, 0.25),
         proposed_depth=(2, 1), proposed_nodes=(2, 1), distance_tv=(0.5, 0.0), distance_kl=(None, 0.0),
         equals_plain=False, divergence=1, margin=0.25, tie_bound=0.01,
-        work={"verify_bytes": 15.0, "verify_flops": 60.0, "verified": 4.0, "committed": 3.0},
+        work={"verify_bytes": 15.0, "verify_flops": 60.0, "verified": 4.0, "committed": 3.0, "unpredicted_rounds": 2.0},
         round_seconds=(0.25, 0.15), arrived=0.0, admitted=0.1, prefilled=0.2, finished=0.4, emitted_at=(0.3, 0.4),
         emitted=(2, 1),
     )  # fmt: skip
@@ -91,9 +92,10 @@ def test_a_row_per_method_has_the_figures_of_the_summary(outputs: Path) -> None:
     runs = found.runs.set_index(["run", "method"])
     assert list(runs.index) == [(f"outputs/sweep/{job}", m) for job in (0, 1) for m in ("plain", "model", "typical")]
     row = runs.loc[("outputs/sweep/1", "model")]
-    summary = load_run(outputs / "sweep" / "1").summary.methods[1]
-    assert row.mean_acceptance_length == summary.mean_acceptance_length == pytest.approx(19 / 9)
-    assert (row.speedup_low, row.speedup_high) == summary.speedup_interval
+    own = load_run(outputs / "sweep" / "1").rows[1]
+    assert row.mean_acceptance_length == own["mean_acceptance_length"] == pytest.approx(19 / 9)
+    assert (row.speedup_low, row.speedup_high) == (own["speedup_low"], own["speedup_high"])
+    assert set(found.categories.category) == {"", "qa"} and set(found.runs.category) == {"all"}
     assert row["acceptance_at.1"] == pytest.approx(7 / 9)
     assert row["conditional_acceptance_at.2"] == pytest.approx(3 / 7)
     assert row["rounds_at.2"] == 9
@@ -161,8 +163,9 @@ def test_what_cannot_be_read_is_left_out_with_one_warning(outputs: Path) -> None
 
 def test_a_summary_is_used_as_long_as_it_is_up_to_date(outputs: Path) -> None:
     folder = outputs / "sweep" / "0"
-    summary = load_run(folder).summary
-    summary["methods"][1]["speedup"] = 99.0  # so that one can tell where a figure came from
+    summary = json.loads(load_run(folder).write("a title").read_text())
+    whole = [row for row in summary["rows"] if row["category"] == "all"]
+    whole[1]["speedup"] = 99.0  # so that one can tell where a figure came from
     (folder / "summary.json").write_text(json.dumps(summary))
     assert 99.0 in set(results.load(folder).runs.speedup)
     del summary["schema"]  # as an older version wrote it

@@ -7,13 +7,14 @@ import numpy as np
 import pandas
 import pytest
 
-from experiments.reporting.acceptance import positions, report_acceptance
+from experiments.reporting.comparison import by_position, report_acceptance
 from experiments.reporting.terminal import console
 from experiments.results import metrics
-from experiments.results.comparison import make_rows
+from experiments.results.comparison import entries_of
 from experiments.results.differences import METHOD, paired_differences
-from experiments.results.frame import Figures, Frame, frame_of, rounds_of
+from experiments.results.frame import Frame, frame_of, rounds_of
 from experiments.results.records import read_records, replace_records
+from experiments.results.rows import positions
 from experiments.results.runs import load_run
 from experiments.results.statistics import Bootstrap, ratio_of_sums
 from experiments.results.timing import lead
@@ -51,17 +52,17 @@ def test_two_drafters_by_hand_and_by_category(tmp_path: Path) -> None:
         replace_records(
             folder / "records.jsonl", [replace(r, method=r.method.replace("model", "two")) for r in records]
         )
-    rows = make_rows([load_run(folder, width=0.5) for folder in folders])
+    rows = entries_of([load_run(folder, width=0.5) for folder in folders])
     setting, found = paired_differences(rows)
     assert setting == "drafter"
     assert [(each.settings["k"], each.category, each.values) for each in found] == [
-        (k, category, ("model", "two")) for k in "24" for category in ("", "even", "odd")
+        (k, category, ("model", "two")) for k in "24" for category in ("all", "even", "odd")
     ]
     # Two rounds of each prompt: two tokens more in one of them is one token per round, on every prompt alike.
     for each in found:
-        assert each.found.difference == pytest.approx(1) and each.found.interval == pytest.approx((1, 1))
-        assert each.found.prompts == (2 if each.category else 4)
-    assert (found[0].found.first, found[0].found.second) == pytest.approx((2.25, 1.25))
+        assert each.lead.difference == pytest.approx(1) and each.lead.interval == pytest.approx((1, 1))
+        assert each.lead.prompts == (4 if each.category == "all" else 2)
+    assert (found[0].lead.first, found[0].lead.second) == pytest.approx((2.25, 1.25))
     assert paired_differences(rows, "k")[0] == "k"
     with pytest.raises(ValueError, match=r"difference='size': the runs do not differ in it, choose among .*k"):
         paired_differences(rows, "size")
@@ -69,17 +70,17 @@ def test_two_drafters_by_hand_and_by_category(tmp_path: Path) -> None:
     table = pandas.read_csv(tmp_path / "out" / "differences.csv")
     assert list(table.category) == ["all", "even", "odd"] * 2 and set(table.difference) == {1}
     assert "| 2 | even | two - model |" in (tmp_path / "out" / "differences.md").read_text()
-    by = positions(rows)
+    by = by_position(rows)
     assert set(by.category) == {"all", "even", "odd"} and set(by.position) == {1, 2, 3, 4}
-    assert (by.unconditional_low <= by.unconditional).all() and (by.unconditional <= by.unconditional_high).all()
+    assert (by.acceptance_low <= by.acceptance).all() and (by.acceptance <= by.acceptance_high).all()
 
 
 def test_two_runs_are_compared_whatever_they_differ_in_and_other_prompts_never(tmp_path: Path) -> None:
     first, second = (load_run(written(tmp_path / name, f"a={name}", f"b={name}")) for name in "xy")
-    setting, found = paired_differences(make_rows([first, second]))
-    assert setting == METHOD and [each.found.difference for each in found if not each.category] == [0]
+    setting, found = paired_differences(entries_of([first, second]))
+    assert setting == METHOD and [each.lead.difference for each in found if each.category == "all"] == [0]
     other = replace(second, manifest=second.manifest | {"prompts_hash": "other"})
-    assert paired_differences(make_rows([first, other]))[1] == []
+    assert paired_differences(entries_of([first, other]))[1] == []
 
 
 TRIALS = 40
@@ -123,7 +124,7 @@ def test_intervals_over_prompts_hold_the_truth_and_those_over_rounds_do_not(
             low, high = QUICK.over_prompts(ratio_of_sums, resampled.prompt, columns) or (0, 0)
             by = metrics.acceptance_by_position(resampled, QUICK)
             hits[name][0] += low <= truths[0] <= high
-            hits[name][1] += by.unconditional_low[3] <= truths[1] <= by.unconditional_high[3]
+            hits[name][1] += (by["acceptance_low_at.4"] or 0) <= truths[1] <= (by["acceptance_high_at.4"] or 1)
     assert min(hits["prompts"]) >= TRIALS - 8
     assert max(hits["rounds"]) < TRIALS - 8
 
@@ -134,8 +135,7 @@ def test_pairing_narrows_a_difference_and_still_holds_the_truth(simulated: list[
     for seed, (two, one) in enumerate(simulated):
         other = one.assign(prompt=np.random.default_rng(seed).permutation(one.prompt))
         paired, mixed = (
-            lead("mean_acceptance_length", (Figures(), two, None), (Figures(), each, None), QUICK)
-            for each in (one, other)
+            lead("mean_acceptance_length", ({}, two, None), ({}, each, None), QUICK) for each in (one, other)
         )
         assert paired is not None and mixed is not None and paired.prompts == 30
         assert mixed.difference == pytest.approx(paired.difference)
@@ -151,6 +151,7 @@ def test_what_some_choice_of_prompts_leaves_open_has_no_interval() -> None:
         output(f"p{n}", accepted=(n // 2 * 2,), proposed_depth=(3,), proposed_nodes=(3,)) for n in range(3)
     )
     by = metrics.acceptance_by_position(rounds_of(frame), QUICK)
-    assert by.unconditional == pytest.approx((1 / 3, 1 / 3, 0)) and by.conditional == pytest.approx((1 / 3, 1, 0))
-    assert by.unconditional_low[0] == 0 and by.unconditional_high[0] == 1
-    assert by.conditional_low[1] is None and by.conditional_high[2] is None
+    assert positions(by) == pytest.approx([1 / 3, 1 / 3, 0])
+    assert positions(by, "conditional_acceptance_at") == pytest.approx([1 / 3, 1, 0])
+    assert by["acceptance_low_at.1"] == 0 and by["acceptance_high_at.1"] == 1
+    assert by["conditional_acceptance_low_at.2"] is None and by["conditional_acceptance_high_at.3"] is None

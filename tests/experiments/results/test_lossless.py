@@ -10,13 +10,14 @@ from rich.console import Console
 
 from experiments.reporting.run_tables import comparison_table, print_troubles, run_table
 from experiments.reporting.table import Emphasis
-from experiments.reporting.verdicts import print_verdicts, sentence
+from experiments.reporting.verdicts import evidence, print_verdicts
 from experiments.results.lossless import Verdict, judge
 from experiments.results.origin import json_text
 from experiments.results.records import Record
-from experiments.results.statistics import Bootstrap
-from experiments.results.summary import Summary, summarize
+from experiments.results.rows import rows_of
+from experiments.results.runs import Run
 from experiments.session.measurement import NotLosslessError, check_lossless
+from tests.experiments.made_runs import run_of
 from tests.experiments.results.outputs import output
 
 
@@ -36,9 +37,9 @@ EQUAL, TIE, BUG = record("0"), parted("1", 0.1, 0.3), parted("2", 4.0, 0.3)
 ENDED = parted("3", None, None, tokens_at_divergence=(None, 9), texts_at_divergence=(None, " b"))
 
 
-def summary(*records: Record) -> Summary:
+def made(*records: Record) -> Run:
     plain = [record(prompt, "plain") for prompt in dict.fromkeys(each.prompt for each in records)]
-    return summarize([*plain, *records], planned=len(records), bootstrap=Bootstrap(resamples=100))
+    return run_of([*plain, *records], planned=len(records))
 
 
 @pytest.mark.parametrize(
@@ -52,23 +53,24 @@ def summary(*records: Record) -> Summary:
 )
 def test_neither_a_tie_under_a_bound_of_zero_nor_an_early_end_is_excused(one: Record, worst: str) -> None:
     found = judge([EQUAL, one])
-    assert found is not None and found.verdict is Verdict.NOT_LOSSLESS and found.largest_margin == one.margin
-    assert sentence("fast", found).endswith(worst)
+    assert found is not None and found["lossless"] == Verdict.NOT_LOSSLESS and found["largest_margin"] == one.margin
+    assert evidence({**found, "compared_with_plain": 2}, [EQUAL, one]).endswith(worst)
 
 
 def test_not_lossless() -> None:
     """The worst is the largest of those that nothing explains, even if a tie of a wide bound has a larger margin."""
-    found = judge([EQUAL, parted("1", 9.0, 10.0), BUG, parted("4", 0.4, 0.3)])
-    assert found is not None and found.verdict is Verdict.NOT_LOSSLESS
-    assert (found.divergences, found.unexplained, found.largest_margin) == (3, 2, 4.0)
-    assert sentence("fast", found) == (
-        "fast: NOT LOSSLESS: 2 of 4 outputs leave plain decoding's by more than the dtype explains; worst on 2 at "
+    outputs = [EQUAL, parted("1", 9.0, 10.0), BUG, parted("4", 0.4, 0.3)]
+    found = judge(outputs)
+    assert found is not None and found["lossless"] == Verdict.NOT_LOSSLESS
+    assert (found["divergences"], found["unexplained"], found["largest_margin"]) == (3, 2, 4.0)
+    assert evidence({**found, "compared_with_plain": 4}, outputs) == (
+        "NOT LOSSLESS: 2 of 4 outputs leave plain decoding's by more than the dtype explains; worst on 2 at "
         "output token 1: ' [a]' (token 7) instead of ' b' (token 9), margin 4 nats, bound 0.3"
     )
 
 
 def test_it_is_said_in_tables_in_red_at_the_end_by_an_error_and_in_json() -> None:
-    bug, tie = summary(EQUAL, BUG), summary(EQUAL, TIE)
+    bug, tie = made(EQUAL, BUG), made(EQUAL, TIE)
     for table in (run_table(bug, "t"), comparison_table(bug, "t")):
         (cell,) = (cell for row in table.rows for cell in row if "NOT LOSSLESS" in cell.line)
         assert cell.line == "1 of 2, NOT LOSSLESS" and cell.emphasis is Emphasis.MISSED
@@ -84,14 +86,14 @@ def test_it_is_said_in_tables_in_red_at_the_end_by_an_error_and_in_json() -> Non
         check_lossless(bug)
     found = json_text({"a": [1.5, math.nan, (math.inf,)], "b": {"c": -math.inf}, "d": "NaN"})
     assert json.loads(found, parse_constant=pytest.fail) == {"a": [1.5, None, [None]], "b": {"c": None}, "d": "NaN"}
-    json.loads(json_text(summary(EQUAL, BUG, ENDED)), parse_constant=pytest.fail)
+    json.loads(json_text({"rows": rows_of(made(EQUAL, BUG, ENDED).frame, None)}), parse_constant=pytest.fail)
 
 
 def test_ties_are_one_line_and_a_bug_has_lines_of_its_own() -> None:
     ties = [parted(each, 0.1 * (each == "1"), 0.3, method="even") for each in "0123456"]
     found = (
-        summary(EQUAL, TIE, *ties),
-        summary(EQUAL, TIE, *ties, record("0", "odd"), parted("2", 4.0, 0.3, method="odd")),
+        made(EQUAL, TIE, *ties),
+        made(EQUAL, TIE, *ties, record("0", "odd"), parted("2", 4.0, 0.3, method="odd")),
     )
     shown = []
     for each in found:
@@ -99,10 +101,7 @@ def test_ties_are_one_line_and_a_bug_has_lines_of_its_own() -> None:
         print_troubles(console, each)
         print_verdicts(console, each)
         shown.append([line for line in console.export_text().splitlines() if "NOISY" not in line])
-    good = (
-        "fast, even: 8 divergences in 9 outputs, all ties of the dtype (largest margin 0.1 nats, bound 0.3); "
-        "summary.json lists them"
-    )
+    good = "fast, even: 8 divergences in 9 outputs, all ties of the dtype (largest margin 0.1 nats, bound 0.3)"
     assert shown[0] == [good]
     place = "at output token 1: ' [a]' (token 7) instead of ' b' (token 9), margin 4 nats, bound 0.3"
     assert shown[1][0] == f"odd leaves plain decoding on 2 {place}", "and none of the ties"

@@ -3,6 +3,7 @@
 import pytest
 
 from experiments.results import metrics
+from experiments.results.rows import positions
 from experiments.results.sources import Source, sourced
 from specdec.types import Step
 from tests.experiments.results.outputs import output
@@ -36,10 +37,10 @@ def test_the_mean_length_counts_the_next_token_and_no_cut() -> None:
 def test_acceptance_by_position() -> None:
     by = metrics.acceptance_by_position(of(STEPS))
     # Position 1 was drafted in three rounds and accepted in two; 2 and 3 were drafted in two rounds.
-    assert by.rounds == (3, 2, 2)
-    assert by.unconditional == pytest.approx((2 / 3, 1 / 2, 0.0))
+    assert positions(by, "rounds_at") == [3, 2, 2]
+    assert positions(by) == pytest.approx([2 / 3, 1 / 2, 0.0])
     # Of the two rounds that drafted position 2, one had accepted position 1, and it accepted 2 as well.
-    assert by.conditional == pytest.approx((2 / 3, 1.0, 0.0))
+    assert positions(by, "conditional_acceptance_at") == pytest.approx([2 / 3, 1.0, 0.0])
 
 
 def test_rounds_that_ended_in_an_error_decided_nothing() -> None:
@@ -49,7 +50,7 @@ def test_rounds_that_ended_in_an_error_decided_nothing() -> None:
     redone = step(0, 3, error="not finite")
     assert metrics.mean_acceptance_length(of([*STEPS, redone])) == metrics.mean_acceptance_length(of(STEPS))
     assert metrics.mean_acceptance_length(of([failed])) is None
-    assert metrics.acceptance_by_position(of([failed])).rounds == ()
+    assert metrics.acceptance_by_position(of([failed])) == {}
 
 
 def test_stage_seconds_counts_a_shared_round_once() -> None:

@@ -8,10 +8,11 @@ import numpy as np
 import pandas
 import pytest
 
-from experiments.results.frame import Figures, frame_of
+from experiments.results.frame import frame_of
 from experiments.results.limits import Limits, Terms, seconds_of
 from experiments.results.records import Record
-from experiments.results.requests import concurrency, goodput, percentile, request_figures, spread
+from experiments.results.requests import broken_timestamps, concurrency, goodput, percentile, request_figures, spread
+from experiments.results.rows import family
 from experiments.results.statistics import Bootstrap
 from tests.experiments.results.outputs import moments, output
 
@@ -32,9 +33,9 @@ RECORDS = [
 ]
 
 
-def figures(records: list[Record] = RECORDS, terms: Terms = Terms()) -> Figures:  # noqa: B008 (frozen)
+def figures(records: list[Record] = RECORDS, terms: Terms = Terms()) -> dict[str, Any]:  # noqa: B008 (frozen)
     found = request_figures(records, terms, QUICK)
-    assert found is not None
+    assert found
     return found
 
 
@@ -58,18 +59,16 @@ def test_a_request_by_hand() -> None:
 
 def test_latencies_and_rates_by_hand() -> None:
     found = figures()
-    assert found.ttft is not None and found.tpot is not None and found.e2e is not None
-    assert (found.ttft.p50, found.ttft.p99, found.ttft.count) == (3.0, 4.0, 3)
-    assert (found.tpot.p50, found.tpot.p90, found.tpot.count, found.tpot.mean) == (0.5, 1.0, 2, 0.75)
-    assert (found.e2e.p50, found.e2e.mean) == (7.0, 6.0)
-    assert found.chunk_gap is not None and found.token_gap is not None
-    assert sorted([found.chunk_gap.p50, found.chunk_gap.p99]) == [2.0, 4.0]  # gaps 2, 2, 4
-    assert (found.token_gap.count, found.token_gap.p50) == (12, 0.5)  # four of 1, eight of 0.5
-    assert found.seconds == 20.0 and found.requests_per_second == 3 / 20
-    assert (found.output_tokens_per_second, found.total_tokens_per_second) == (15 / 20, (15 + 12) / 20)
-    assert found.user_tokens_per_second == 2.0
-    assert found.phase_shares == {"queue": 3 / 18, "prefill": 3 / 18, "decode": 12 / 18}
-    assert found.warning is None
+    assert (found["ttft.p50"], found["ttft.p99"], found["ttft.count"]) == (3.0, 4.0, 3)
+    assert [found[f"tpot.{part}"] for part in ("p50", "p90", "count", "mean")] == [0.5, 1.0, 2, 0.75]
+    assert (found["e2e.p50"], found["e2e.mean"]) == (7.0, 6.0)
+    assert sorted([found["chunk_gap.p50"], found["chunk_gap.p99"]]) == [2.0, 4.0]  # gaps 2, 2, 4
+    assert (found["token_gap.count"], found["token_gap.p50"]) == (12, 0.5)  # four of 1, eight of 0.5
+    assert found["requests_per_second"] == 3 / 20
+    assert (found["output_tokens_per_second"], found["total_tokens_per_second"]) == (15 / 20, (15 + 12) / 20)
+    assert found["user_tokens_per_second"] == 2.0
+    assert family(found, "phase_share") == {"queue": 3 / 18, "prefill": 3 / 18, "decode": 12 / 18}
+    assert broken_timestamps(found) is None
 
 
 def test_intervals_over_many_values_agree_with_the_plain_bootstrap() -> None:
@@ -121,21 +120,21 @@ def test_cost_by_hand() -> None:
     for tokens, price, cost in ((24, 2.0, 23.15), (766, 2.0, 0.725), (1700, 1.4, 0.229)):
         rows = [record("a", 0, ((1.0, tokens),), seconds=1.0)]
         found = figures(rows, Terms(price=price))
-        assert found.price_per_million_tokens == pytest.approx(cost, abs=0.005 if cost > 1 else 0.0005)
-        assert found.device_hours_per_million_tokens == pytest.approx(1e6 / 3600 / tokens)
-    assert figures().price_per_million_tokens is None
+        assert found["price_per_million_tokens"] == pytest.approx(cost, abs=0.005 if cost > 1 else 0.0005)
+        assert found["device_hours_per_million_tokens"] == pytest.approx(1e6 / 3600 / tokens)
+    assert figures()["price_per_million_tokens"] is None
 
 
 def test_stages_are_shares_of_the_calls_and_of_the_ingestion_before_them() -> None:
     stages = {"prefill": 1.0, "draft": 1.0, "verify": 5.0, "accept": 0.5, "commit": 0.5, "completion": 1.0}
     timed = [replace(each, stage_seconds={**stages, "ingestion": 0.5}, ingestion=0.25) for each in RECORDS]
-    shares = figures(timed).stage_shares
+    shares = family(figures(timed), "stage_share")
     whole = 20 + 3 * 0.25
     assert list(shares) == ["ingestion", *stages, "other"]
     assert shares["ingestion"] == pytest.approx((2 * 0.5 + 3 * 0.25) / whole)
     assert shares["verify"] == pytest.approx(10 / whole) and shares["other"] == pytest.approx(2 * 0.5 / whole)
     assert sum(shares.values()) == pytest.approx(1.0)
-    assert figures().stage_shares == {}  # not timed
+    assert family(figures(), "stage_share") == {}  # not timed
 
 
 # ---------------------------------------------------------------- in flight
@@ -162,12 +161,12 @@ def test_the_series_over_time_is_the_average_in_parts() -> None:
     ],
 )
 def test_broken_timestamps_are_said(broken: dict[str, Any], words: str) -> None:
-    assert words in str(figures([*RECORDS[:2], replace(RECORDS[2], **broken)]).warning)
+    assert words in str(broken_timestamps(figures([*RECORDS[:2], replace(RECORDS[2], **broken)])))
 
 
 def test_nothing_timed_has_no_figures_and_silent_engines_have_rates_alone() -> None:
-    assert request_figures([replace(each, seconds=None) for each in RECORDS], Terms(), QUICK) is None
+    assert request_figures([replace(each, seconds=None) for each in RECORDS], Terms(), QUICK) == {}
     silent = figures([replace(each, arrived=None) for each in RECORDS], Terms(limits=Limits(ttft=1.0)))
-    assert (silent.ttft, silent.concurrency, silent.goodput, silent.requests) == (None, None, None, 3)
-    assert silent.output_tokens_per_second == 15 / 20
+    assert not {"ttft.p50", "concurrency", "goodput"}.intersection(silent) and silent["requests"] == 3
+    assert silent["output_tokens_per_second"] == 15 / 20
     assert concurrency(frame_of([])) is None

@@ -5,11 +5,14 @@ from typing import Any
 
 import pytest
 
-from experiments.results.frame import Figures, frame_of
+from experiments.reporting.run_tables import errors_of
+from experiments.results.frame import frame_of
+from experiments.results.lossless import divergences_of
 from experiments.results.records import Record
+from experiments.results.rows import positions
 from experiments.results.statistics import Bootstrap
-from experiments.results.summary import Summary, summarize
-from experiments.results.timing import gain_over, speedup, timed_calls, winner
+from experiments.results.timing import Lead, gain_over, speedup, timed_calls, winner
+from tests.experiments.made_runs import run_of
 from tests.experiments.results.outputs import output
 
 QUICK = Bootstrap(resamples=200)
@@ -35,51 +38,50 @@ PAIRS = [
 ]  # fmt: skip
 
 
-def summary_of(records: list[Record], **more: object) -> Summary:
-    return summarize(records, bootstrap=QUICK, **{"planned": 2} | more)  # type: ignore[arg-type]
-
-
 def test_figures_by_hand() -> None:
-    plain, fast = summary_of(PAIRS).methods
-    assert (plain.tokens_per_second, fast.tokens_per_second) == (5.0, 15.0)
-    assert (plain.speedup, fast.speedup) == (None, 3.0)
-    assert fast.speedup_interval == (2.0, 4.0), "the two prompts' own ratios"
-    assert (plain.mean_acceptance_length, fast.mean_acceptance_length) == (1, 2.0)
-    assert fast.expected_mean_acceptance_length == 2.0
-    assert fast.draft_acceptance_rate == pytest.approx(1 / 3)
-    assert (fast.proposed_depth_per_round, fast.proposed_nodes_per_round) == (3, 6)
-    assert fast.acceptance_by_position.unconditional == (0.5, 0.5, 0.0)
-    assert fast.acceptance_by_position.conditional == (0.5, 1.0, 0.0)
-    assert (fast.tokens, fast.rounds) == (30, 4)
-    assert fast.stage_seconds == {"verify": 1.0, "other": 1.0}
-    assert fast.distinct_4_gram_rate == 1
-    assert (fast.equal_to_plain, fast.compared_with_plain) == (1, 2)
-    assert [(d.prompt, d.index, d.margin) for d in fast.divergences] == [("b", 3, 0.001)]
-    assert {name: c.speedup for name, c in fast.by_category.items()} == {"x": 2.0, "y": 4.0}
-    assert fast.finish_reasons == {"length": 2}
+    run = run_of(PAIRS)
+    plain, fast = run.rows
+    assert (plain["tokens_per_second"], fast["tokens_per_second"]) == (5.0, 15.0)
+    assert (plain["speedup"], fast["speedup"]) == (None, 3.0)
+    assert (fast["speedup_low"], fast["speedup_high"]) == (2.0, 4.0), "the two prompts' own ratios"
+    assert (plain["mean_acceptance_length"], fast["mean_acceptance_length"]) == (1, 2.0)
+    assert fast["expected_mean_acceptance_length"] == 2.0
+    assert fast["draft_acceptance_rate"] == pytest.approx(1 / 3)
+    assert (fast["proposed_depth_per_round"], fast["proposed_nodes_per_round"]) == (3, 6)
+    assert positions(fast) == [0.5, 0.5, 0.0] and positions(fast, "conditional_acceptance_at") == [0.5, 1.0, 0.0]
+    assert (fast["tokens"], fast["rounds"]) == (30, 4)
+    assert (fast["stage_seconds.verify"], fast["stage_seconds.other"]) == (1.0, 1.0)
+    assert fast["distinct_4_gram_rate"] == 1
+    assert (fast["equal_to_plain"], fast["compared_with_plain"], fast["divergences"]) == (1, 2, 1)
+    outputs = run.of(fast)
+    assert outputs is not None
+    assert [(d.prompt, d.index, d.margin) for d in divergences_of(outputs)] == [("b", 3, 0.001)]
+    parts = {part["category"]: part["speedup"] for part in run.parts if part["method"] == "fast"}
+    assert parts == {"x": 2.0, "y": 4.0}
+    assert fast["finish.length"] == 2
 
 
 def test_a_failure_counts_nowhere_but_as_a_failure() -> None:
     bad = replace(PAIRS[3], finish_reason="error", error="boom", seconds=None, equals_plain=None, divergence=None)
-    summary = summary_of([*PAIRS[:3], bad])
-    plain, fast = summary.methods
-    assert summary.complete, "it is finished, though not well"
-    assert (fast.finished, fast.failed, fast.errors) == (1, 1, {"boom": 1})
+    run = run_of([*PAIRS[:3], bad])
+    plain, fast = run.rows
+    assert run.complete, "it is finished, though not well"
+    assert (fast["finished"], fast["failed"], errors_of(run, fast)) == (1, 1, {"boom": 1})
     # Speed is compared on the prompt that both finished, and plain decoding keeps its own second one.
-    assert (fast.speedup, fast.speedup_interval, fast.tokens) == (2.0, None, 10)
-    assert (fast.timed_prompts, plain.timed_prompts) == (1, 2)
-    assert not summary_of([]).complete
-    assert not summary_of(PAIRS[:2], planned=1, series=4).complete, "another temperature has not begun"
+    assert (fast["speedup"], fast["speedup_low"], fast["tokens"]) == (2.0, None, 10)
+    assert (fast["timed_prompts"], plain["timed_prompts"]) == (1, 2)
+    assert not run_of([]).complete
+    assert not run_of(PAIRS[:2], planned=1, series=4).complete, "another temperature has not begun"
 
 
 def test_batches_are_timed_once() -> None:
     rows = [record(p, m, 0, s, t) for m, s in (("plain", 4.0), ("fast", 2.0)) for p, t in (("a", 10), ("b", 20))]
-    plain, fast = summary_of(rows).methods
-    assert (plain.tokens_per_second, fast.speedup, fast.seconds) == (30 / 4, 2, 2)
-    assert fast.stage_seconds == {"verify": 0.5, "other": 1.5}
-    assert fast.speedup_interval is None, "one batch is one observation"
+    plain, fast = run_of(rows).rows
+    assert (plain["tokens_per_second"], fast["speedup"], fast["seconds"]) == (30 / 4, 2, 2)
+    assert (fast["stage_seconds.verify"], fast["stage_seconds.other"]) == (0.5, 1.5)
+    assert fast["speedup_low"] is None, "one batch is one observation"
     failed = replace(rows[3], finish_reason="error", error="x")
-    assert summary_of([*rows[:3], failed]).methods[1].speedup is None, "its batch's time is no one's"
+    assert run_of([*rows[:3], failed]).rows[1]["speedup"] is None, "its batch's time is no one's"
 
 
 def rounds(prompt: str, method: str, expected: tuple[float, ...], **more: Any) -> Record:
@@ -92,20 +94,20 @@ CHAIN = [rounds("a", "chain", (1.0, 2.0)), rounds("b", "chain", (0.5,))]
 TREE = [rounds("a", "tree", (2.0,)), rounds("b", "tree", (1.0, 1.0))]
 
 
-def gain(own: list[Record], other: list[Record]) -> Figures | None:
+def gain(own: list[Record], other: list[Record]) -> Lead | None:
     return gain_over(frame_of(own), frame_of(other), QUICK)
 
 
 def test_a_gain_is_of_totals_over_the_prompts_that_both_have() -> None:
     found = gain(TREE, CHAIN)
-    assert found is not None and found.over == "chain"
+    assert found is not None
     # 3 + 2 + 2 tokens in 3 rounds, and 2 + 3 + 1.5 in 3.
-    assert found.tokens == pytest.approx(7 / 3 - 6.5 / 3)
+    assert found.difference == pytest.approx(7 / 3 - 6.5 / 3)
     # Drawn twice, the prompts alone give 3 - 2.5 and 2 - 1.5.
-    assert found.interval == pytest.approx((found.tokens, 0.5))
+    assert found.interval == pytest.approx((found.difference, 0.5))
     failed = replace(CHAIN[1], finish_reason="error", error="no")
     alone = gain(TREE[:1], CHAIN[:1])
-    assert alone is not None and alone.tokens == pytest.approx(0.5) and alone.interval is None
+    assert alone is not None and alone.difference == pytest.approx(0.5) and alone.interval is None
     assert gain(TREE, [CHAIN[0], failed]) == alone, "what only one has finished counts for neither"
     assert gain(TREE, [failed]) is None and gain(TREE, []) is None
 
@@ -128,16 +130,15 @@ def fastest(records: list[Record]) -> list[str]:
     by = dict(iter(frame_of(records).groupby("method", sort=False)))
     names = [name for name in by if name != "plain"]
     speeds = [speedup(timed_calls(by[name], by["plain"])) for name in names]
-    entrants = [(Figures(speedup=speed), by[name], by["plain"]) for name, speed in zip(names, speeds, strict=True)]
+    entrants = [({"speedup": speed}, by[name], by["plain"]) for name, speed in zip(names, speeds, strict=True)]
     best = winner("speedup", entrants, QUICK)
     return [] if best is None else [names[best]]
 
 
 def test_a_winner_is_one_whose_paired_lead_leaves_out_nothing() -> None:
-    found = summary_of(raced(*CLEAR)).methods
-    overlap = found[1].speedup_interval, found[2].speedup_interval
-    assert overlap[0] and overlap[1] and overlap[0][0] <= overlap[1][1]
-    assert [method.method for method in found if "speedup" in method.best_in] == ["first"]
+    found = run_of(raced(*CLEAR)).rows
+    assert found[1]["speedup_low"] <= found[2]["speedup_high"]
+    assert [row["method"] for row in found if row["best.speedup"]] == ["first"]
     # The mutant: of the same mean lead, but carried by one prompt of four.
     assert fastest(raced(CLEAR[0], ("second", (2.0, 2.0, 1.6, 4.5)))) == []
     assert fastest(raced(CLEAR[0], ("second", CLEAR[0][1]))) == [], "equal ones have no best"
@@ -158,7 +159,7 @@ def test_only_exact_methods_compete() -> None:
     for place, (name, more) in enumerate(kinds.items(), start=1):  # each faster than the next one
         times = tuple(place * seconds for seconds in (0.1, 0.1, 0.08, 0.2))
         every += [each for each in raced((name, times), **more) if each.method == name]
-    found = {method.method: method for method in summary_of(raced(*CLEAR) + every).methods}
-    competing = [name for name, method in found.items() if method.competes]
+    rows = run_of(raced(*CLEAR) + every).rows
+    competing = [row["method"] for row in rows if row["competes"]]
     assert competing == ["first", "second", "declared", "tied"]
-    assert [name for name, method in found.items() if "speedup" in method.best_in] == ["declared"]
+    assert [row["method"] for row in rows if row["best.speedup"]] == ["declared"]

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from experiments.reporting.device import above_roof, utilization_table
+from experiments.reporting.run_tables import above_roof, not_recorded, utilization_table
 from experiments.results.records import Record
-from experiments.results.summary import summarize
 from experiments.results.utilization import CACHES, TOLERANCE, suspicion, utilization_of
 from specdec.physics import bounds
+from tests.experiments.made_runs import run_of
 from tests.experiments.results.outputs import output
 
 PEAKS = {"copy": 80.0, "read": 100.0, "flops": 1000.0, "cache_bytes": 0.0}
@@ -26,17 +26,14 @@ def record(prompt: str = "p", rounds: int = 1, **more: Any) -> Record:
 
 def test_utilization_is_counted_by_hand() -> None:
     found = utilization_of([record()], PEAKS)
-    assert found is not None
-    use = found.stages["verify"]
     # 300 bytes in 8 s of 100 bytes/s, 2000 operations of 1000/s; the least time is that of the bytes.
-    assert (use.mbu, use.mfu) == (pytest.approx(300 / 800), pytest.approx(2000 / 8000))
-    assert use.of_least == pytest.approx(8 / 3) and use.note == ""
-    assert found.useful_mfu == pytest.approx(500 / 8000) and found.wasted == pytest.approx(1 - 6 / 8)
-    assert set(found.stages) == {"verify"} and use.mbu_printed is None
+    assert (found["mbu.verify"], found["mfu.verify"]) == (pytest.approx(300 / 800), pytest.approx(2000 / 8000))
+    assert found["of_least.verify"] == pytest.approx(8 / 3) and found["suspicion.verify"] == ""
+    assert found["useful_mfu"] == pytest.approx(500 / 8000) and found["wasted"] == pytest.approx(1 - 6 / 8)
+    assert [name for name in found if name.startswith("mbu.")] == ["mbu.verify"] and not found["mbu_printed.verify"]
     printed = utilization_of([record()], {**PEAKS, "printed_bandwidth": 200.0, "printed_flops": 4000.0})
-    assert printed is not None
-    assert printed.stages["verify"].mbu_printed == pytest.approx(300 / 1600)
-    assert printed.stages["verify"].mfu_printed == pytest.approx(2000 / 32000)
+    assert printed["mbu_printed.verify"] == pytest.approx(300 / 1600)
+    assert printed["mfu_printed.verify"] == pytest.approx(2000 / 32000)
 
 
 @pytest.mark.parametrize(("cache", "note"), [(0, "FASTER THAN PHYSICS"), (100, "served by caches")])
@@ -44,9 +41,8 @@ def test_what_is_above_the_roof_is_said_unless_caches_explain_it(cache: int, not
     """Two forwards of 150 bytes, which caches of 38 bytes or more may hold."""
     rows = [record(stage_seconds={"verify": 2.0})]
     peaks = {**PEAKS, "cache_bytes": cache}
-    found = utilization_of(rows, peaks)
-    assert found is not None and found.stages["verify"].note.startswith(note)
-    said = above_roof(summarize(rows, planned=1, series=1, peaks=peaks))
+    assert utilization_of(rows, peaks)["suspicion.verify"].startswith(note)
+    said = above_roof(run_of(rows, planned=1, series=1, peaks=peaks))
     assert bool(said) == (not cache)
     if said:
         assert "plain's verify would be faster than physics: it took 67% of the least time" in said[0]
@@ -70,17 +66,15 @@ PREDICTED = {
 def test_residuals_add_up_and_are_shown() -> None:
     row = record(work=PREDICTED, round_seconds=(3.0, 3.75, 2.0), predicted_seconds=(3.3, 4.2, None), rounds=3)
     found = utilization_of([row], PEAKS)
-    assert found is not None and found.prediction is not None
-    prediction = found.prediction
-    assert (prediction.rounds, prediction.outside) == (2, 1)
-    residual = {name: prediction.measured[name] - prediction.predicted[name] for name in prediction.measured}
+    assert (found["prediction.rounds"], found["prediction.outside"]) == (2, 1)
+    residual = {name: 2 * found[f"prediction.{name}"] for name in ("draft", "verify", "judge")}
     assert residual == {"draft": 0.5, "verify": -1.0, "judge": -0.25}
     assert sum(residual.values()) == pytest.approx((3.0 - 3.3) + (3.75 - 4.2))
-    assert prediction.total_error == pytest.approx(7.5 / 6.75 - 1)
-    assert (prediction.median_error, prediction.p95_error) == (pytest.approx(0.12), pytest.approx(0.12))
+    assert found["predicted_error"] == pytest.approx(7.5 / 6.75 - 1)
+    assert found["prediction.median_error"] == found["prediction.p95_error"] == pytest.approx(0.12)
     # And the table shows them.
     rows = [record(work=PREDICTED, round_seconds=(3.0,), predicted_seconds=(3.3,))]
-    table = utilization_table(summarize(rows, planned=1, series=1, peaks=PEAKS))
+    table = utilization_table(run_of(rows, planned=1, series=1, peaks=PEAKS))
     assert table is not None
     cells = {row[0].text: row[1].text for row in table.rows}
     assert cells["verify: MBU; MFU, of the measured peaks"] == "38%; 25%"
@@ -88,4 +82,12 @@ def test_residuals_add_up_and_are_shown() -> None:
     assert cells["  prefill, off by"] == "+20.0%"
     assert cells["predicted rounds; outside of the costs"] == "2; 1"
     assert cells["  measured less predicted, verify, ms per round"] == "-500.000"
-    assert utilization_table(summarize([record()], planned=1, series=1)) is None
+    assert utilization_table(run_of([record()], planned=1, series=1)) is None
+
+
+def test_stages_that_failed_to_be_recorded_are_named_once() -> None:
+    failed = {"refused": {"commit": ["RuntimeError: operation not permitted"]}, "by_design": {}}
+    fine = {"refused": {}, "by_design": {"requests have logits processors": 9}}
+    assert not_recorded({"plain": failed, "medusa": failed, "other": fine}) == [
+        "plain, medusa: not recorded, so that it ran slower: commit (RuntimeError: operation not permitted)"
+    ]

@@ -40,8 +40,8 @@ def test_a_trace_has_every_round_replays_it_leads_to_the_output_and_changes_noth
     configure: Configure, saved: Path, tiny: list[str], tmp_path: Path
 ) -> None:
     words = [*tiny, *local(saved, "model"), *SAMPLED, *TREE]
-    summary = run(configure("run", *words, "trace=true", "trace_dropped=0"))
-    assert summary.methods[1].distance_tv is None, "the rule is exact"
+    made = run(configure("run", *words, "trace=true", "trace_dropped=0"))
+    assert made.rows[1]["distance_tv"] is None, "the rule is exact"
     run(configure("run", *words, f"out={tmp_path / 'blind'}"))
     folder = tmp_path / "out"
     records = drafting(folder)

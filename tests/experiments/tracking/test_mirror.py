@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from experiments.results.records import PLAIN, Record
+from experiments.results.rows import Row, rows_of
 from experiments.results.statistics import Bootstrap
-from experiments.results.summary import Summary, summarize
+from experiments.results.summary import summarize
 from experiments.tracking.base import NullTracker
 from experiments.tracking.mirror import Mirror
 from tests.experiments.results.outputs import output
@@ -49,8 +50,8 @@ def record(prompt: int, method: str, temperature: float = 0.0, accepted: Sequenc
     return output(f"p{prompt}", method, tokens=sum(accepted) + 2, **fields | more)
 
 
-def summed_up(records: Sequence[Record], planned: int, series: int = 2) -> Summary:
-    return summarize(records, planned=planned, series=series, bootstrap=Bootstrap(resamples=100))
+def summed_up(records: Sequence[Record], planned: int, series: int = 2) -> list[Row]:
+    return rows_of(summarize(records, planned=planned, series=series, bootstrap=Bootstrap(resamples=100)))
 
 
 def pairs(count: int, method: str = "ngram") -> list[Record]:

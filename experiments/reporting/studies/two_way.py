@@ -12,13 +12,13 @@ import pandas
 from rich.console import Console
 
 from experiments.reporting import style, terminal
-from experiments.reporting.cells import EMPTY, number, of_few, times, with_interval
+from experiments.reporting.columns import EMPTY, LENGTH, SPEEDUP, of_few
 from experiments.reporting.formats import document, write_texts
 from experiments.reporting.run_plots import FIGURES
 from experiments.reporting.table import Cell, Column, Emphasis, Table, left
-from experiments.results.comparison import Grid, Row, grids
+from experiments.results.comparison import Entry, Grid, grids
 from experiments.results.frame import Frame
-from experiments.results.summary import MethodSummary
+from experiments.results.rows import ALL, Row, interval
 
 BOLD = "bold: the largest speedup of the exact methods, where chance does not explain its lead over the next"
 _SHOWN = 4
@@ -28,16 +28,16 @@ _MISSING = "#e8e8e8"
 
 
 def report_two_way(
-    rows: Sequence[Row], out: Path, subtitle: str, console: Console, *, notes: Sequence[str] = ()
+    entries: Sequence[Entry], out: Path, subtitle: str, console: Console, *, notes: Sequence[str] = ()
 ) -> list[Path]:
     """Print and write the two-way tables and heat maps of a comparison, where its runs differ in two settings.
 
     Returns:
         The files that were written.
     """
-    confidence = rows[0].run.summary.confidence if rows else 0.0
+    confidence = entries[0].row["confidence"]
     written = []
-    for name, listed in {"two_way": grids(rows), "categories": grids(rows, by_category=True)}.items():
+    for name, listed in {"two_way": grids(entries), "categories": grids(entries, by_category=True)}.items():
         if not listed:
             continue
         tables = [two_way_table(grid, confidence, notes=notes) for grid in listed]
@@ -55,41 +55,39 @@ def report_two_way(
 def two_way_table(grid: Grid, confidence: float, *, notes: Sequence[str] = ()) -> Table:
     """Mean acceptance length and speedup with their intervals; the fastest exact cell stands out (``Grid.best``)."""
     table = Table(
-        [left(f"{grid.row} \\ {grid.column}"), *map(Column, grid.columns)],
-        f"{grid.row} by {grid.column}{f', at {grid.conditions}' if grid.fixed else ''}",
+        [left(f"{grid.down} \\ {grid.across}"), *map(Column, grid.columns)],
+        f"{grid.down} by {grid.across}{f', at {grid.conditions}' if grid.fixed else ''}",
         [
             "mean acceptance length, then speedup",
             f"intervals at {confidence:.0%}",
-            *of_few(found.prompts for found in grid.cells.values() if "prompts" in found),
+            *of_few(row["finished"] for row in grid.cells.values() if row["category"] != ALL),
             *([BOLD] if grid.best is not None else []),
             *notes,
         ],
     )
-    for row in grid.rows:
-        table.add(row, *(_cell(grid.cells.get((row, each)), best=(row, each) == grid.best) for each in grid.columns))
+    for down in grid.rows:
+        places = [(down, across) for across in grid.columns]
+        table.add(down, *(_cell(grid.cells.get(place), best=place == grid.best) for place in places))
     return table
 
 
-def _cell(figures: MethodSummary | None, *, best: bool) -> Cell:
-    if figures is None:
+def _cell(row: Row | None, *, best: bool) -> Cell:
+    if row is None:
         return EMPTY
-    length = with_interval(number(figures.mean_acceptance_length), figures.mean_acceptance_length_interval)
-    speed = with_interval(times(figures.speedup), figures.speedup_interval)
-    return Cell(length.line, (speed.line,), joint="; ", emphasis=Emphasis.BEST if best else Emphasis.NONE)
+    more = (SPEEDUP.cell(row).line,)
+    return Cell(LENGTH.cell(row).line, more, joint="; ", emphasis=Emphasis.BEST if best else Emphasis.NONE)
 
 
 def long_table(listed: Sequence[Grid], *, noisy: bool = False) -> Frame:
     """A row per cell of all grids, with every figure in a column of its own: for spreadsheets and programs."""
-    rows = []
-    for grid in listed:
-        for (row, column), found in grid.cells.items():
-            made = {**grid.fixed, grid.row: row, grid.column: column}
-            for name in FIGURES:
-                low, high = found[f"{name}_interval"] or (None, None)
-                made |= {name: found[name], f"{name}_low": low, f"{name}_high": high}
-            more = {"tokens_per_second": found.tokens_per_second, "exactness": found.exactness}
-            rows.append({**made, **more, "noisy_timings": str(noisy).lower()})
-    return pandas.DataFrame(rows)
+    names = [f"{figure}{end}" for figure in FIGURES for end in ("", "_low", "_high")]
+    return pandas.DataFrame(
+        {**grid.fixed, grid.down: down, grid.across: across}
+        | {name: row[name] for name in (*names, "tokens_per_second", "exactness")}
+        | {"noisy_timings": str(noisy).lower()}
+        for grid in listed
+        for (down, across), row in grid.cells.items()
+    )
 
 
 @style.styled()
@@ -112,11 +110,11 @@ def heat_map(listed: Sequence[Grid], path: Path, subtitle: str, confidence: floa
             norm = TwoSlopeNorm(1.0, 1.0 - reach, 1.0 + reach)
         column = panels[:, place]
         for grid, axes in zip(listed, column, strict=True):
-            values = [[_value(grid.cells.get((row, each)), field) for each in grid.columns] for row in grid.rows]
+            values = [[_value(grid.cells.get((down, across)), field) for across in grid.columns] for down in grid.rows]
             texts = {
-                (grid.rows.index(row), grid.columns.index(each)): _text(found, field)
-                for (row, each), found in grid.cells.items()
-                if found[field] is not None
+                (grid.rows.index(down), grid.columns.index(across)): _text(row, field)
+                for (down, across), row in grid.cells.items()
+                if row[field] is not None
             }
             image = style.matrix(axes, values, texts, norm, _COLORS[field])
             axes.set_facecolor(_MISSING)  # what has no value is left transparent
@@ -124,18 +122,17 @@ def heat_map(listed: Sequence[Grid], path: Path, subtitle: str, confidence: floa
             axes.set_yticks(range(len(grid.rows)), [style.wrapped(each, 24) for each in grid.rows])
             if sum(map(len, grid.columns)) > 12 * len(grid.columns):
                 axes.tick_params(axis="x", labelrotation=30)
-            axes.set(title=grid.conditions, ylabel=grid.row if place == 0 else "")
-        column[-1].set_xlabel(first.column)
+            axes.set(title=grid.conditions, ylabel=grid.down if place == 0 else "")
+        column[-1].set_xlabel(first.across)
         label = FIGURES[field] + ("; 1 is white" if field == "speedup" else "")
         figure.colorbar(image, ax=list(column), location="bottom", shrink=0.8, aspect=40).set_label(label)
-    return style.finish(figure, path, f"{first.row} by {first.column}, with {confidence:.0%} intervals", subtitle)
+    return style.finish(figure, path, f"{first.down} by {first.across}, with {confidence:.0%} intervals", subtitle)
 
 
-def _value(found: MethodSummary | None, field: str) -> float:
-    return math.nan if found is None or found[field] is None else found[field]
+def _value(row: Row | None, field: str) -> float:
+    return math.nan if row is None or row[field] is None else row[field]
 
 
-def _text(found: MethodSummary, field: str) -> str:
-    bounds = found[f"{field}_interval"]
-    value = f"{found[field]:.2f}{'x' if field == 'speedup' else ''}"
+def _text(row: Row, field: str) -> str:
+    bounds, value = interval(row, field), f"{row[field]:.2f}{'x' if field == 'speedup' else ''}"
     return value if bounds is None else f"{value}\n[{bounds[0]:.2f}, {bounds[1]:.2f}]"

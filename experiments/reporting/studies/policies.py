@@ -1,12 +1,14 @@
 """What policies lose against the best fixed length, and how well they predict what is accepted."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
-from experiments.reporting.cells import NOTHING, between, number
-from experiments.reporting.table import Cell, Emphasis, Table, left
+from experiments.reporting.columns import Col, T
+from experiments.reporting.table import Cell, Column, Emphasis, Table
 from experiments.results import timing
-from experiments.results.frame import Figures, Frame, Outputs, frame_of
-from experiments.results.statistics import Bootstrap, Interval
+from experiments.results.frame import Frame, Outputs, frame_of
+from experiments.results.rows import Row, ends
+from experiments.results.statistics import Bootstrap
 from specdec.drafting.calibration import Calibration
 from specdec.drafting.costs import RoundCosts
 
@@ -25,7 +27,7 @@ def policy_losses(
     costs: RoundCosts | None,
     rows: int,
     bootstrap: Bootstrap,
-) -> list[Figures]:
+) -> list[Row]:
     """Return the losses by category, then those over all.
 
     ``by_depth`` names the methods whose rounds cost what their depth says, ``rows`` is the batch size.
@@ -54,22 +56,22 @@ def policy_losses(
             modelled_best, top = _fastest({name: modelled.get(name) for name in fixed})
             for policy in others:
                 timed = timing.timed_calls(of[policy], of[best])
-                ratio, interval = timing.speedup(timed), timing.speedup_interval(timed, bootstrap)
+                ratio, bounds = timing.speedup(timed), timing.speedup_interval(timed, bootstrap)
                 if ratio is None:
                     continue
                 own, depths = modelled.get(policy), _depths(of[policy])
                 found.append(
-                    Figures(
-                        category=category,
-                        temperature=float(temperature),
-                        policy=policy,
-                        best=best,
-                        loss=1 - ratio,
-                        interval=None if interval is None else (1 - interval[1], 1 - interval[0]),
-                        modelled_best=modelled_best,
-                        modelled_loss=1 - own / top if own and top else None,
-                        mean_depth=sum(depths) / len(depths) if depths else 0.0,
-                    )
+                    {
+                        "category": category,
+                        "temperature": float(temperature),
+                        "policy": policy,
+                        "best": best,
+                        "loss": 1 - ratio,
+                        **ends("loss", None if bounds is None else (1 - bounds[1], 1 - bounds[0])),
+                        "modelled_best": modelled_best,
+                        "modelled_loss": 1 - own / top if own and top else None,
+                        "mean_depth": sum(depths) / len(depths) if depths else 0.0,
+                    }
                 )
     return found
 
@@ -94,21 +96,21 @@ def _modelled(own: Frame, costs: RoundCosts | None, rows: int) -> float | None:
     return float(good.tokens.sum()) / float(seconds[depths].sum())
 
 
-def loss_table(losses: Sequence[Figures], confidence: float) -> Table | None:
+def loss_table(losses: Sequence[Row], confidence: float) -> Table | None:
     """A row per category and policy; None where nothing is compared."""
     if not losses:
         return None
     return Table.of(
         losses,
         [
-            (left("category"), lambda each: each.category),
-            (left("policy"), lambda each: each.policy),
-            ("T", lambda each: f"{each.temperature:g}"),
-            ("mean\ndepth", lambda each: number(each.mean_depth, 1)),
-            (left("best\nfixed"), lambda each: each.best),
-            ("loss in\ntokens/s", lambda each: _share(each.loss, each.interval)),
-            (left("best fixed\nby costs"), lambda each: each.modelled_best or NOTHING),
-            ("loss\nby costs", lambda each: _share(each.modelled_loss, None)),
+            Col("category", "category", align="left"),
+            Col("policy", "policy", align="left"),
+            T,
+            Col("mean\ndepth", "mean_depth", ".1f"),
+            Col("best\nfixed", "best", align="left"),
+            _loss("loss in\ntokens/s", "loss"),
+            Col("best fixed\nby costs", "modelled_best", align="left"),
+            _loss("loss\nby costs", "modelled_loss"),
         ],
         title=f"Loss against the best fixed length [{confidence:.0%} interval]",
         notes=[
@@ -118,48 +120,50 @@ def loss_table(losses: Sequence[Figures], confidence: float) -> Table | None:
             "else on the machine counts (for policies that choose a depth before the round)",
             *_worst(losses),
         ],
-        section=lambda each: each.category,
+        section=lambda row: row["category"],
     )
+
+
+def _loss(heading: str, field: str) -> tuple[Column, Callable[[Row], Cell]]:
+    """A column of losses, of which those stand out that are larger than a policy may have."""
+    column = Col(heading, field, "+.1%")
+
+    def cell(row: Row) -> Cell:
+        missed = (row[field] or 0.0) > AIM
+        return replace(column.cell(row), emphasis=Emphasis.MISSED if missed else Emphasis.NONE)
+
+    return column.column, cell
 
 
 def calibration_table(calibrations: Mapping[str, Calibration]) -> Table | None:
     """A row per method, kind of requests and depth; None where nothing was predicted."""
-    rows = [(method, each) for method, calibration in calibrations.items() for each in calibration.errors()]
+    rows = [{"method": method, **each} for method, found in calibrations.items() for each in found.errors()]
     if not rows:
         return None
     return Table.of(
         rows,
         [
-            (left("method"), lambda row: row[0]),
-            (left("requests"), lambda row: row[1]["requests"]),
-            ("depth", lambda row: str(row[1]["depth"])),
-            ("nodes", lambda row: str(row[1]["nodes"])),
-            ("predicted", lambda row: f"{row[1]['predicted']:.3f}"),
-            ("accepted", lambda row: f"{row[1]['accepted']:.3f}"),
-            ("calibration\nerror", lambda row: f"{row[1]['calibration_error']:.3f}"),
+            *(Col(name, name, align="left") for name in ("method", "requests")),
+            *(Col(name, name, "d") for name in ("depth", "nodes")),
+            *(Col(name, name, ".3f") for name in ("predicted", "accepted")),
+            Col("calibration\nerror", "calibration_error", ".3f"),
         ],
         title="Predicted and actual acceptance of the nodes that were verified",
         notes=["predictions were made before the round, while the calibration was still learning"],
     )
 
 
-def _worst(losses: Sequence[Figures]) -> list[str]:
+def _worst(losses: Sequence[Row]) -> list[str]:
     """A sentence per policy: the most that it loses on any category."""
     said = []
-    for policy in dict.fromkeys(each.policy for each in losses):
-        mine = [each for each in losses if each.policy == policy]
-        some = [each for each in mine if each.category != EVERYTHING] or mine
-        clock = max(some, key=lambda each: each.loss)
-        sentence = f"{policy} loses at most {clock.loss:.1%} by the clock ({clock.category})"
-        known = [each for each in some if each.modelled_loss is not None]
+    for policy in dict.fromkeys(row["policy"] for row in losses):
+        mine = [row for row in losses if row["policy"] == policy]
+        some = [row for row in mine if row["category"] != EVERYTHING] or mine
+        clock = max(some, key=lambda row: row["loss"])
+        sentence = f"{policy} loses at most {clock['loss']:.1%} by the clock ({clock['category']})"
+        known = [row for row in some if row["modelled_loss"] is not None]
         if known:
-            by_costs = max(known, key=lambda each: each.modelled_loss)
-            sentence += f", and {by_costs.modelled_loss:.1%} by the costs of rounds ({by_costs.category})"
+            costs = max(known, key=lambda row: row["modelled_loss"])
+            sentence += f", and {costs['modelled_loss']:.1%} by the costs of rounds ({costs['category']})"
         said.append(sentence)
     return said
-
-
-def _share(value: float | None, bounds: Interval | None) -> Cell | str:
-    if value is None:
-        return NOTHING
-    return Cell(f"{value:+.1%}", between(bounds, "+.1%"), emphasis=Emphasis.MISSED if value > AIM else Emphasis.NONE)
