@@ -1,62 +1,72 @@
-"""Translates transformers' ``GenerationConfig`` into ``SamplingParams``."""
+"""Translates transformers' ``GenerationConfig`` and its logits processors into ``SamplingParams``.
+
+``generate`` calls its processors once per step with all rows, padding included; our engine calls one for one row at a
+time, at the nodes of its draft tree, without padding (``specdec.engine.processors``). Some are built into the engine.
+"""
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+import transformers.generation.logits_process as transformers_processors
+from jaxtyping import Int
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin
 
 from specdec.arguments import instance
-from specdec.generation.processors import Processor, sampling_fields
 from specdec.requests import SamplingParams
 
-# Fields that do not change which tokens come out of one sequence of plain sampling or greedy decoding.
-_NO_EFFECT = frozenset(
+Processor = Callable[..., Any]
+
+_KNOWN = frozenset(
     [
         "bos_token_id", "pad_token_id", "decoder_start_token_id", "use_cache", "cache_config", "max_cache_len",
         "early_stopping", "length_penalty", "output_attentions", "output_hidden_states", "output_scores",
         "output_logits", "return_dict_in_generate", "transformers_version", "compile_config", "disable_compile",
         "prefill_chunk_size", "low_memory", "continuous_batching_config", "num_assistant_tokens",
         "num_assistant_tokens_schedule", "assistant_confidence_threshold", "max_matching_ngram_size",
-        "assistant_early_exit", "assistant_lookbehind", "target_lookbehind", "prompt_lookup_num_tokens", "use_mtp",
-        "speculation_type",
+        "assistant_early_exit", "assistant_lookbehind", "target_lookbehind", "prompt_lookup_num_tokens",
+        "use_mtp", "speculation_type", "do_sample", "temperature", "top_h", "top_k", "top_p", "min_p",
+        "typical_p", "epsilon_cutoff", "eta_cutoff", "repetition_penalty", "no_repeat_ngram_size",
+        "bad_words_ids", "sequence_bias", "suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id",
+        "forced_eos_token_id", "min_length", "min_new_tokens", "exponential_decay_length_penalty",
+        "remove_invalid_values", "renormalize_logits", "max_new_tokens", "max_length", "eos_token_id",
+        "stop_strings", "num_return_sequences",
     ]
 )  # fmt: skip
-_TRANSLATED = frozenset(
-    [
-        "do_sample", "temperature", "top_h", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff",
-        "repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "sequence_bias", "suppress_tokens",
-        "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "min_length", "min_new_tokens",
-        "exponential_decay_length_penalty", "remove_invalid_values", "renormalize_logits", "max_new_tokens",
-        "max_length", "eos_token_id", "stop_strings", "num_return_sequences",
-    ]
-)  # fmt: skip
+"""Fields without effect on the tokens of one sequence of plain sampling or greedy decoding, and those translated."""
 # The values that transformers gives to the other fields if they are None; with these they change nothing.
 _NEUTRAL: dict[str, Any] = {
-    "num_beams": 1,
-    "num_beam_groups": 1,
-    "diversity_penalty": 0.0,
-    "guidance_scale": 1,
-    "encoder_repetition_penalty": 1.0,
-    "encoder_no_repeat_ngram_size": 0,
-    "token_healing": False,
-    "is_assistant": False,
-}
+    "num_beams": 1, "num_beam_groups": 1, "diversity_penalty": 0.0, "guidance_scale": 1,
+    "encoder_repetition_penalty": 1.0, "encoder_no_repeat_ngram_size": 0, "token_healing": False, "is_assistant": False,
+}  # fmt: skip
 # Fields that change how `generate` decodes. All others reach a custom loop as processors or stopping criteria.
 DECODING_FIELDS = (
     "num_beams", "num_beam_groups", "diversity_penalty", "constraints", "force_words_ids", "penalty_alpha",
     "dola_layers", "assistant_ensemble_weight", "is_assistant",
 )  # fmt: skip
-_FROM_THE_PROMPTS_END = (
-    "min_new_tokens", "forced_eos_token_id", "exponential_decay_length_penalty", "begin_suppress_tokens",
-)  # fmt: skip
 _FOR_EOS = ("min_length", "min_new_tokens", "exponential_decay_length_penalty")
+_FROM_THE_PROMPTS_END = (*_FOR_EOS[1:], "forced_eos_token_id", "begin_suppress_tokens")
+DEFAULT_NEW_TOKENS, DEFAULT_TOP_K = 20, 50
 
-DEFAULT_NEW_TOKENS = 20
-DEFAULT_TOP_K = 50
+# The processors that our engine has built in: the field, and the processor's attribute with its value.
+_BUILT_IN: dict[type, tuple[str, str]] = {
+    transformers_processors.RepetitionPenaltyLogitsProcessor: ("repetition_penalty", "penalty"),
+    transformers_processors.TemperatureLogitsWarper: ("temperature", "temperature"),
+    transformers_processors.TopKLogitsWarper: ("top_k", "top_k"),
+    transformers_processors.TopPLogitsWarper: ("top_p", "top_p"),
+    transformers_processors.MinPLogitsWarper: ("min_p", "min_p"),
+}
+# The order in which our engine applies them; "others" is where it runs the processors that it is given.
+_ORDER = ("repetition_penalty", "others", "temperature", "top_k", "top_p", "min_p")
+# Processors that are no function of tokens and scores, so that they cannot run at the nodes of a tree.
+_REFUSED: dict[type, str] = {
+    transformers_processors.UnbatchedClassifierFreeGuidanceLogitsProcessor: "runs the model itself at each step",
+    transformers_processors.ClassifierFreeGuidanceLogitsProcessor: "needs a second, unconditional row for each row",
+    transformers_processors.SynthIDTextWatermarkLogitsProcessor: "keeps a state from step to step",
+}
 
 
 def from_generation_config(
@@ -77,25 +87,17 @@ def from_generation_config(
         device: The target's device: some processors keep tensors there.
 
     Raises:
-        ValueError: A field is set that this engine does not have, or needs another one that is missing. Nothing is
-            ignored.
+        ValueError: A field is set that this engine does not have, or needs another one. Nothing is ignored.
     """
     instance("config", config, GenerationConfig, "a GenerationConfig of transformers")
     check_fields(config)
-    length = config.max_new_tokens
-    if length is None and config.max_length is None:
-        length = DEFAULT_NEW_TOKENS
-    elif length is None:
-        limit = config.max_length
-        if prompt_length is None:
-            raise ValueError(
-                f"the generation config has max_length={limit} only: set max_new_tokens, or give prompt_length"
-            )
-        if limit <= prompt_length:
-            raise ValueError(
-                f"max_length={limit} leaves no token after a prompt of {prompt_length}: raise it, or set max_new_tokens"
-            )
+    length, limit = config.max_new_tokens, config.max_length
+    if length is None and limit is not None:
+        if prompt_length is None or limit <= prompt_length:
+            behind = "" if prompt_length is None else f" and leaves no token after a prompt of {prompt_length}"
+            raise ValueError(f"max_length={limit} stands alone{behind}: set max_new_tokens, or give prompt_length")
         length = limit - prompt_length
+    length = DEFAULT_NEW_TOKENS if length is None else length
     eos = token_ids(config.eos_token_id)
     return SamplingParams(
         **sampling_fields(_processors(config, eos, length, prompt_length, device), sample=bool(config.do_sample)),
@@ -109,15 +111,11 @@ def from_generation_config(
 
 
 def check_fields(config: GenerationConfig, names: Iterable[str] | None = None) -> None:
-    """Refuse a config that asks for what this engine does not have.
-
-    ``names`` are the fields to look at; by default all that are neither translated nor without effect.
-    """
+    """Refuse a config that asks, in any field or in those named, for what this engine does not have."""
     fields = config.to_dict()
-    looked_at = fields.keys() - _NO_EFFECT - _TRANSLATED if names is None else fields.keys() & set(names)
     wrong = {
         name: fields[name]
-        for name in sorted(looked_at)
+        for name in sorted(fields.keys() - _KNOWN if names is None else fields.keys() & set(names))
         if fields[name] is not None
         and not name.startswith("_")
         and not (name in _NEUTRAL and fields[name] == _NEUTRAL[name])
@@ -125,10 +123,8 @@ def check_fields(config: GenerationConfig, names: Iterable[str] | None = None) -
         and not (name == "cache_implementation" and fields[name] != "quantized")
     }
     if wrong:
-        raise ValueError(
-            f"the generation config sets {', '.join(f'{k}={v!r}' for k, v in wrong.items())}, which this engine "
-            f"does not have: unset it"
-        )
+        named = ", ".join(f"{name}={value!r}" for name, value in wrong.items())
+        raise ValueError(f"the generation config sets {named}, which this engine does not have: unset it")
 
 
 def token_ids(ids: int | Iterable[int] | Tensor | None) -> list[int]:
@@ -144,14 +140,11 @@ def _processors(
         value = getattr(config, name)
         if value is None or (name.startswith("min_") and value <= 0):
             continue
+        sets = f"the generation config sets {name}={value!r}"
         if name in _FROM_THE_PROMPTS_END and prompt_length is None:
-            raise ValueError(
-                f"the generation config sets {name}={value!r}, which counts from the prompt's end: give prompt_length"
-            )
+            raise ValueError(f"{sets}, which counts from the prompt's end: give prompt_length")
         if name in _FOR_EOS and not eos:
-            raise ValueError(
-                f"the generation config sets {name}={value!r}, but no eos_token_id to apply it to: set eos_token_id"
-            )
+            raise ValueError(f"{sets}, but no eos_token_id to apply it to: set eos_token_id")
     # What `generate` settles before it makes them.
     settled = copy.deepcopy(config)
     prompt = 1 if prompt_length is None else prompt_length
@@ -163,3 +156,89 @@ def _processors(
     maker: Any = GenerationMixin()
     maker.config = SimpleNamespace(is_encoder_decoder=False)
     return maker._get_logits_processor(settled, input_ids_seq_length=prompt, device=str(device))
+
+
+def sampling_fields(processors: Sequence[Processor], *, sample: bool) -> dict[str, Any]:
+    """Return fields of ``SamplingParams`` that do what these processors do, one after the other.
+
+    The built-in parameters take the place of processors if the list has our engine's order, each kind at most once.
+    Otherwise all run as they are, which is slower. Without ``sample`` the most probable token is taken.
+    """
+    fields: dict[str, Any] = {"temperature": 1.0 if sample else 0.0}
+    found = [_built_in(processor) for processor in processors]
+    places = [_ORDER.index(name) for name, _ in found]
+    built_in = [name for name, _ in found if name != "others"]
+    filters_greedy = not sample and set(built_in) - {"repetition_penalty"}
+    if filters_greedy or places != sorted(places) or len(built_in) != len(set(built_in)):
+        return fields | {"logits_processor": tuple(processors)}
+    others = tuple(each for each, (name, _) in zip(processors, found, strict=True) if name == "others")
+    return fields | {name: value for name, value in found if name != "others"} | {"logits_processor": others or None}
+
+
+def _built_in(processor: Processor) -> tuple[str, Any]:
+    """Return the field and the value that replace a processor, or ("others", None)."""
+    name, attribute = _BUILT_IN.get(type(processor), ("others", ""))
+    value = getattr(processor, attribute, None)
+    replaceable = (
+        getattr(processor, "prompt_ignore_length", None) is None
+        and getattr(processor, "filter_value", -torch.inf) == -torch.inf
+        and (name == "top_k" or getattr(processor, "min_tokens_to_keep", 1) == 1)  # top_k has it in its value
+        and not (name == "top_p" and value == 0)  # transformers keeps one token then
+    )
+    return (name, value) if replaceable and attribute else ("others", None)
+
+
+def for_row(processor: Processor, row: int, rows: int, padding: Int[Tensor, " position"]) -> Processor:
+    """Return a processor that does for one row, given without padding, what this one does for it in its batch.
+
+    ``row`` counts as ``generate`` does: samples of a prompt are rows of their own. ``padding`` stands on its left. One
+    that is no function of the tokens and scores, or is for another number of rows, is a ``ValueError``.
+    """
+
+    def prompt_of(prompts: int) -> int:
+        return row // max(1, rows // prompts)
+
+    for kind, reason in _REFUSED.items():
+        if isinstance(processor, kind):
+            raise ValueError(f"{type(processor).__name__} {reason}: leave it out, the nodes of a tree do not allow it")
+    if isinstance(processor, transformers_processors.RepetitionPenaltyLogitsProcessor):
+        ignored = getattr(processor, "prompt_ignore_length", None)
+        if isinstance(ignored, Tensor):
+            if len(ignored) != rows:
+                raise ValueError(
+                    f"the repetition penalty has prompt_ignore_length for {len(ignored)} rows, and the batch has "
+                    f"{rows}: give one length per row"
+                )
+            processor = copy.copy(processor)
+            # `generate` penalizes the prompt, too, but not its padding. Our rows have no padding.
+            processor.prompt_ignore_length = None if ignored[row] == len(padding) else int(ignored[row])
+            if processor.prompt_ignore_length is None:
+                return processor
+    elif isinstance(processor, transformers_processors.PrefixConstrainedLogitsProcessor):
+        # Since transformers 5.24 the samples of a prompt count as its beams.
+        allowed, number = processor._prefix_allowed_tokens_fn, row // processor._num_beams
+        processor = type(processor)(lambda _, tokens: allowed(number, tokens), num_beams=1)
+    elif isinstance(processor, transformers_processors.EncoderRepetitionPenaltyLogitsProcessor):
+        processor = _encoder_penalty(processor, prompt_of(len(processor.encoder_input_ids)))
+    elif isinstance(processor, transformers_processors.EncoderNoRepeatNGramLogitsProcessor):
+        prompt, processor = prompt_of(processor.batch_size), copy.copy(processor)
+        processor.generated_ngrams, processor.batch_size = [processor.generated_ngrams[prompt]], 1
+    return _with_padding(processor, padding) if len(padding) else processor
+
+
+def _encoder_penalty(given: Any, prompt: int) -> Processor:
+    processor, tokens = copy.copy(given), given.encoder_input_ids[prompt : prompt + 1]
+
+    def penalized(input_ids: Tensor, scores: Tensor) -> Tensor:
+        processor.encoder_input_ids = tokens.expand(len(scores), -1)
+        return processor(input_ids, scores)
+
+    return penalized
+
+
+def _with_padding(processor: Processor, padding: Int[Tensor, " position"]) -> Processor:
+    def padded(input_ids: Tensor, scores: Tensor) -> Tensor:
+        before = padding.to(input_ids.device).expand(len(input_ids), -1)
+        return processor(torch.cat([before, input_ids], dim=1), scores)
+
+    return padded

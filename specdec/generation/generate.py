@@ -1,8 +1,4 @@
-"""Our engine as the decoding loop of transformers' ``generate``.
-
-``model.generate(**inputs, custom_generate=SpeculativeGenerate(drafter, verifier))`` runs transformers' own preparation
-of inputs, processors and stopping criteria, then our loop in place of its own.
-"""
+"""Our engine as the decoding loop of transformers' ``generate``, behind its own preparation of inputs."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -12,26 +8,14 @@ from typing import Any
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from transformers import (
-    Cache,
-    EosTokenCriteria,
-    GenerationConfig,
-    LogitsProcessorList,
-    MaxLengthCriteria,
-    PreTrainedModel,
-    QuantizedCache,
-    StoppingCriteria,
-    StoppingCriteriaList,
-    StopStringCriteria,
-)
-from transformers.generation import GenerateDecoderOnlyOutput
+from transformers import Cache, GenerationConfig, PreTrainedModel, QuantizedCache
+from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput, MaxLengthCriteria, StopStringCriteria
 
 from specdec.arguments import whole
 from specdec.cache.base import CACHE
 from specdec.engine.engine import Engine
 from specdec.engine.parts import check_drafter, check_verifier
-from specdec.generation.config import DECODING_FIELDS, check_fields, token_ids
-from specdec.generation.processors import check_processors, for_row, sampling_fields
+from specdec.generation.config import DECODING_FIELDS, check_fields, for_row, sampling_fields, token_ids
 from specdec.interfaces import Drafter, Verifier
 from specdec.requests import SamplingParams
 from specdec.target.support import check_tokenizer
@@ -45,8 +29,6 @@ _READ = frozenset(["attention_mask", "position_ids", CACHE])
 
 def check_inputs(model: PreTrainedModel, config: GenerationConfig, kwargs: Mapping[str, Any]) -> None:
     """Refuse inputs that would change the output or what is returned, and that this engine does not have."""
-    if model.config.is_encoder_decoder:
-        raise ValueError(f"{model.config.model_type} is an encoder-decoder model; give a decoder-only causal LM")
     if kwargs.get("inputs_embeds") is not None:
         raise ValueError("inputs_embeds are not supported: the engine starts from tokens, so pass input_ids")
     unknown = [name for name, value in kwargs.items() if value is not None and name not in _HARMLESS | _READ]
@@ -56,18 +38,15 @@ def check_inputs(model: PreTrainedModel, config: GenerationConfig, kwargs: Mappi
             f"leave it out (for a tokenizer's token_type_ids: return_token_type_ids=False)"
         )
     cache = kwargs.get(CACHE)
-    if isinstance(cache, QuantizedCache):
-        raise ValueError("a quantized cache changes the output, and this engine keeps its own: leave it out")
-    if isinstance(cache, Cache) and cache.get_seq_length() > 0:
+    if isinstance(cache, QuantizedCache) or (isinstance(cache, Cache) and cache.get_seq_length() > 0):
         raise ValueError(
-            f"{CACHE} holds {cache.get_seq_length()} tokens, and this engine keeps a cache of its own: "
+            f"{CACHE} holds {cache.get_seq_length()} tokens or rounds them, and this engine keeps a cache of its own: "
             f"leave it out, and pass all tokens"
         )
-    if config.return_dict_in_generate:
-        wanted = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
-        missing = [name for name in wanted if getattr(config, name)]
-        if missing:
-            raise ValueError(f"{', '.join(missing)}: this engine returns sequences only; unset it")
+    wanted = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+    missing = [name for name in wanted if config.return_dict_in_generate and getattr(config, name)]
+    if missing:
+        raise ValueError(f"{', '.join(missing)}: this engine returns sequences only; unset it")
 
 
 def left_padding(input_ids: Int[Tensor, "batch position"], kwargs: Mapping[str, Any]) -> list[int]:
@@ -101,15 +80,12 @@ class Endings:
 
     Stop strings are left to transformers' own criterion, which also finds a string that begins in the prompt.
 
-    Attributes:
-        max_length: The number of tokens of prompt and output together, padding included.
-        eos_ids: Tokens that end a row.
-        has_strings: Whether there are stop strings.
+    ``max_length`` counts prompt and output, padding included.
     """
 
     def __init__(
         self,
-        criteria: Sequence[StoppingCriteria],
+        criteria: Sequence[Any],
         stop_strings: str | Sequence[str] | None = None,
         tokenizer: Any = None,
     ):
@@ -120,10 +96,9 @@ class Endings:
             raise ValueError(
                 f"stopping criteria {', '.join(unknown)} are not supported: use max_new_tokens, EOS or stop_strings"
             )
-        limits = [c.max_length for c in criteria if isinstance(c, MaxLengthCriteria)]
-        if not limits:
+        self.max_length = min((c.max_length for c in criteria if isinstance(c, MaxLengthCriteria)), default=0)
+        if not self.max_length:
             raise ValueError("generate has no length limit: pass max_new_tokens")
-        self.max_length = min(limits)
         self.eos_ids = [t for c in criteria if isinstance(c, EosTokenCriteria) for t in token_ids(c.eos_token_id)]
         self._strings = [c for c in criteria if isinstance(c, StopStringCriteria)]
         if stop_strings:
@@ -164,7 +139,6 @@ class SpeculativeGenerate:
     Args:
         drafter: None decodes plainly.
         verifier: The acceptance rule; needed with a drafter.
-        tokenizer: Needed for ``stop_strings=``.
         max_batch_size: Rows that decode together; by default all rows of the call.
 
     Attributes:
@@ -184,9 +158,7 @@ class SpeculativeGenerate:
         check_tokenizer(tokenizer)
         if max_batch_size is not None:
             whole("max_batch_size", max_batch_size, least=1)
-        self.drafter, self.verifier = drafter, verifier
-        self.tokenizer = tokenizer
-        self.max_batch_size = max_batch_size
+        self.drafter, self.verifier, self.tokenizer, self.max_batch_size = drafter, verifier, tokenizer, max_batch_size
         self.completions: list[Completion] = []
         self._engine: Engine | None = None
 
@@ -194,8 +166,8 @@ class SpeculativeGenerate:
         self,
         model: PreTrainedModel,
         input_ids: Int[Tensor, "batch position"],
-        logits_processor: LogitsProcessorList | None = None,
-        stopping_criteria: StoppingCriteriaList | None = None,
+        logits_processor: Sequence[Any] | None = None,
+        stopping_criteria: Sequence[Any] | None = None,
         generation_config: GenerationConfig | None = None,
         on_tokens: Callable[[Tensor], object] | None = None,
         stop_strings: str | Sequence[str] | None = None,
@@ -204,9 +176,7 @@ class SpeculativeGenerate:
     ) -> Int[Tensor, "batch length"] | GenerateDecoderOnlyOutput:
         """Return prompts and outputs, padded at the end, as ``generate``'s own loop does, which calls this.
 
-        Raises:
-            ValueError: The call asks for something that this engine does not have.
-            RuntimeError: A row's logits were not finite.
+        Logits that are not finite are a ``RuntimeError``.
         """
         assert generation_config is not None
         check_fields(generation_config, DECODING_FIELDS)
@@ -219,16 +189,12 @@ class SpeculativeGenerate:
         streamer = streamer if streamer is not None else _argument_of_generate("streamer")
         for name, given in (("a streamer", streamer), ("on_tokens", on_tokens)):
             if rows != 1 and given is not None:
-                raise ValueError(
-                    f"{name} follows one sequence, and the batch has {rows}: call generate once per prompt"
-                )
+                raise ValueError(f"{name} follows one sequence, and the batch has {rows}: call generate per prompt")
         if rows != 1 and endings.has_strings and not endings.eos_ids:
             raise ValueError(
-                f"stop strings end the {rows} rows at different lengths, and transformers pads them only if there is "
-                f"an EOS token: set eos_token_id, or call generate once per prompt"
+                f"stop strings end the {rows} rows at different lengths, which transformers pads only with an EOS "
+                f"token: set eos_token_id, or call generate once per prompt"
             )
-        processors = logits_processor or []
-        check_processors(processors)
         common = {
             # transformers looks at its criteria after a token: there is always one.
             "max_new_tokens": max(1, endings.max_length - width),
@@ -238,23 +204,19 @@ class SpeculativeGenerate:
         }
         sampling = []
         for row, pad in enumerate(pads):
-            own = [for_row(processor, row, rows, input_ids[row, :pad]) for processor in processors]
+            own = [for_row(processor, row, rows, input_ids[row, :pad]) for processor in logits_processor or []]
             fields = sampling_fields(own, sample=bool(generation_config.do_sample))
             sampling.append(SamplingParams(**common, **fields, stream=row))
         listeners = [listen for listen in (on_tokens, getattr(streamer, "put", None)) if listen is not None]
         self.completions = self._decode(model, input_ids.tolist(), pads, sampling, endings, listeners)
         if streamer is not None:
             streamer.end()
-        outputs = [list(completion.token_ids) for completion in self.completions]
         fill = [generation_config.pad_token_id, *token_ids(generation_config.eos_token_id), *endings.eos_ids, 0]
         pad_id = int(next(token for token in fill if token is not None))
-        longest = max(len(output) for output in outputs)
-        padded = [output + [pad_id] * (longest - len(output)) for output in outputs]
-        new = torch.tensor(padded, device=input_ids.device)  # int64, and so is the result, as in transformers
-        sequences = torch.cat([input_ids, new], dim=1)
-        if not generation_config.return_dict_in_generate:
-            return sequences
-        return GenerateDecoderOnlyOutput(sequences=sequences)  # pyright: ignore[reportArgumentType] (a LongTensor it is)
+        outputs = [torch.tensor(completion.token_ids) for completion in self.completions]  # int64, as in transformers
+        new = torch.nn.utils.rnn.pad_sequence(outputs, batch_first=True, padding_value=pad_id).to(input_ids.device)
+        sequences: Any = torch.cat([input_ids, new], dim=1)
+        return GenerateDecoderOnlyOutput(sequences) if generation_config.return_dict_in_generate else sequences
 
     def _decode(
         self,
@@ -279,29 +241,26 @@ class SpeculativeGenerate:
                     row = row_of[step.request]
                     if step.finish_reason == "error":
                         raise RuntimeError(f"row {row}: {step.error}")
-                    tokens = list(step.token_ids)
-                    cut = endings.cut(padded[row] + outputs[row], tokens) if endings.has_strings else None
+                    cut = endings.cut(padded[row] + outputs[row], step.token_ids) if endings.has_strings else None
                     if cut is not None:
-                        tokens = tokens[:cut]
                         engine.abort(step.request)
                         step = replace(step.shortened(cut), finish_reason="stop")
-                    outputs[row] += tokens
+                    outputs[row] += step.token_ids
                     steps[row].append(step)
                     for listen in listeners:
-                        listen(torch.tensor(tokens))
+                        listen(torch.tensor(step.token_ids))
         finally:
             for request in row_of:  # those that have ended are ignored
                 engine.abort(request)
-        texts = [self.tokenizer.decode(each, skip_special_tokens=True) if self.tokenizer else "" for each in outputs]
         return [
             Completion(
                 prompt_ids=tuple(prompt),
                 token_ids=tuple(output),
-                text=text,
+                text=self.tokenizer.decode(output, skip_special_tokens=True) if self.tokenizer else "",
                 finish_reason=played[-1].finish_reason or "stop",
                 steps=tuple(played),
             )
-            for prompt, output, text, played in zip(prompts, outputs, texts, steps, strict=True)
+            for prompt, output, played in zip(prompts, outputs, steps, strict=True)
         ]
 
     def _engine_for(self, model: PreTrainedModel, *, rows: int, length: int) -> Engine:
@@ -309,32 +268,27 @@ class SpeculativeGenerate:
 
         An engine that is only too short is replaced by one of twice its length, as far as the model has positions.
         """
-        engine = self._engine
-        batch = self.max_batch_size or rows
-        target = Target(model, self.tokenizer)
-        capacity = length
+        engine, batch, target = self._engine, self.max_batch_size or rows, Target(model, self.tokenizer)
+        room = length
         if engine is not None and engine.target.model is model and engine.max_batch_size >= batch:
             if engine.max_length >= length:
                 return engine
-            capacity = max(length, min(2 * engine.max_length, target.max_length))
+            room = max(length, min(2 * engine.max_length, target.max_length))
         self._engine = engine = None  # frees the cache before the next one is allocated
-        # Room for later calls is not worth an error: the memory or the drafter's positions may not suffice for it.
-        for room in (capacity, length):
-            try:
-                made = Engine(target, self.drafter, self.verifier, max_batch_size=batch, max_length=room)
-                break
-            except ValueError:
-                if room == length:
-                    raise
-        self._engine = made
-        return made
+        try:
+            self._engine = Engine(target, self.drafter, self.verifier, max_batch_size=batch, max_length=room)
+        except ValueError:
+            if room == length:
+                raise
+            # Room for later calls is not worth an error: the memory or the drafter's positions may not suffice for it.
+            self._engine = Engine(target, self.drafter, self.verifier, max_batch_size=batch, max_length=length)
+        return self._engine
 
 
 def _argument_of_generate(name: str) -> Any:
     """Returns an argument that the running ``generate`` was called with and does not pass on to a callable.
 
-    It is a local variable of the function that calls ours. transformers hands a ``streamer`` the prompt, and it would
-    wait; an ``assistant_model`` would be ignored in silence.
+    It is a local variable of the function that calls ours; an ``assistant_model`` would be ignored in silence.
     """
     frame = inspect.currentframe()
     while frame is not None:

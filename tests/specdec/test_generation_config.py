@@ -23,7 +23,7 @@ from transformers import (
 
 from specdec.engine.processors import process
 from specdec.generation import from_generation_config
-from specdec.generation.processors import sampling_fields
+from specdec.generation.config import sampling_fields
 from specdec.requests import SamplingParams
 from specdec.sampling import adjust, distribution
 from tests.forwards import slots_of
