@@ -49,10 +49,6 @@ class AssistantDrafter(OwnModelDrafter):
     Args:
         assistant: A ``Gemma4AssistantForCausalLM``, or its twin for unified models. ``bind`` does not change it.
         shape: What ``TreeShape.of`` takes, or a tree builder.
-        sampling: See ``Options``, also for the others.
-        temperature: See there.
-        name: See there.
-        optimize: See there.
 
     Raises:
         ValueError: It is no assistant, or an argument is out of its range.

@@ -145,7 +145,6 @@ class NewEagle3(TypedDict, total=False):
         draft_vocabulary: How many tokens the head can draft: the most frequent supervised ones. None for all.
         layers: Decoder layers; 1 by default.
         intermediate_size: Width of their MLPs; None for the target's.
-        norm_before_residual, norm_each: See ``Eagle3Head``.
         output_from_target: Whether a new output layer begins as the target's, as by default.
     """
 
@@ -166,7 +165,6 @@ class TrainedEagle3(TrainedFeatureHead):
 
     Args:
         depths: Steps of the training-time test, and tokens of the drafts that are measured.
-        feeds_normed: See ``Eagle3Head``.
     """
 
     title = "EAGLE-3 head"

@@ -43,9 +43,6 @@ class LookaheadDrafter(Drafter):
         window: Columns of the window.
         guesses: N-grams with the same first token that are remembered and drafted; the oldest is forgotten.
         from_prompt: Whether n-grams of the prompt and the output go to the pool, too.
-
-    Raises:
-        ValueError: An argument is of the wrong type or out of its range.
     """
 
     runs = "nothing"

@@ -104,7 +104,6 @@ class TrainedLora(TrainedLM):
         name: The model: a folder, or a name on the hub.
         rank: The rank of the adapter's matrices.
         layers: The names that the adapted linear layers end with.
-        depths: See ``TrainedLM``.
     """
 
     title = "adapter of a causal LM (LoRA)"

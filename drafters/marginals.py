@@ -167,8 +167,6 @@ class MarginalDrafter(ScoredDrafter):
         text_temperature: The temperature of the text whose marginals are drafted: of the continuations, and of the
             averaged distributions. At 0 there is one continuation, of the most probable tokens, and the laws are
             those behind it at temperature 1.
-        sampling: See ``ScoredDrafter``.
-        temperature: See there.
         optimize: See ``ModelRunner``; for these forwards of the target.
     """
 

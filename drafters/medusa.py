@@ -68,7 +68,6 @@ class MedusaHeads(Heads):
         shared: Whether a head's blocks are one that is passed through ``num_layers`` times, as in the published code
             (``[ResBlock(hidden_size)] * num_layers``).
         bias: Whether blocks have a bias.
-        draft_ids: See ``Heads``.
         sizes: See ``Heads``. With a ``vocab_size`` of 0, all heads have the target's output layer (version 2).
     """
 

@@ -107,9 +107,6 @@ class TrainedMTP(TrainedFeatureHead):
         depths: How many tokens a draft has.
         hidden_state: As for ``load_mtp``; ``"auto"`` is after the norm for new weights.
         detached: As for ``TrainedFeatureHead``.
-
-    Raises:
-        ValueError: An argument is out of its range.
     """
 
     title = "MTP module"

@@ -48,8 +48,6 @@ class TLIDrafter(ModelDrafter):
     model's context is the text so far in its own tokens, read anew as it grows.
 
     Args:
-        model: See ``ModelDrafter``.
-        shape: See there.
         tokenizer: The model's tokenizer.
         target_tokenizer: The target's, in place of the one that it comes with.
 

@@ -37,8 +37,6 @@ class Settings(TypedDict, total=False):
     Attributes:
         sampling: See ``ScoredDrafter``; None for ``"deterministic"`` with a tree of the most probable paths, and
             ``"iid"`` otherwise.
-        temperature: See ``ScoredDrafter``.
-        attention, optimize: See ``ModelRunner``; for the model's forwards.
         kv_cache: See ``ModelRunner``; for the model's keys and values. It may differ from the target's.
     """
 
@@ -73,7 +71,6 @@ class Loaded(Where, Settings, total=False):
 
     Attributes:
         any_target: Whether it may run on another target than the one that its ``training.json`` names.
-        quantization, quantization_check: See ``HeadOptions``.
     """
 
     any_target: bool
@@ -88,11 +85,7 @@ def layers_given(hidden_layers: object) -> tuple[int, ...] | None:
 
 
 class OwnModelDrafter(ScoredDrafter):
-    """Drafts with a model of its own. In its ``bind``, a subclass calls ``runner_for``.
-
-    Args:
-        sampling, temperature, name, attention, optimize, kv_cache: See ``Options``.
-    """
+    """Drafts with a model of its own. In its ``bind``, a subclass calls ``runner_for``."""
 
     def __init__(
         self,
@@ -147,12 +140,7 @@ class OwnModelDrafter(ScoredDrafter):
 
 
 class HeadDrafter(OwnModelDrafter):
-    """Drafts with a head beside the target.
-
-    Args:
-        quantization, quantization_check: See ``HeadOptions``.
-        **options: See ``Options``.
-    """
+    """Drafts with a head beside the target."""
 
     runs = "head"
 
@@ -179,9 +167,6 @@ class HeadDrafter(OwnModelDrafter):
             path: The files' place; None for those of the target.
             load: Loads the head, given what there is of ``Where``.
             given: ``Loaded``, and other arguments of the drafter.
-
-        Raises:
-            ValueError: There is no such head, or an argument is wrong.
         """
         options = dict(given)
         where: Any = {key: options.pop(key) for key in Where.__annotations__ if key in options}

@@ -40,7 +40,6 @@ class PARDDrafter(ModelDrafter):
     Args:
         model: A model that was trained so, on the target's device; see ``ModelDrafter``.
         shape: What ``TreeShape.of`` takes, or a tree builder. ``ExpansionTree(nodes, depth, width=nodes)`` is DDTree's.
-        tokenizer: See ``ModelDrafter``.
         mask_token_id: The token of masks, in place of the one that the model's configuration names.
 
     Raises:
@@ -112,7 +111,6 @@ class TrainedPARD(FillsMasks, TrainedLM):
 
     Args:
         depths: Tokens of a draft.
-        keeps, keeps_least: See ``FillsMasks``.
         mask_token_id: The token of masks, one that the text does not have; None for the loaded model's own, else the
             target's last id.
     """

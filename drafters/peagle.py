@@ -105,12 +105,8 @@ class TrainedPEagle(FillsMasks):
 
     Args:
         depths: Tokens of a draft.
-        keeps, keeps_least: See ``FillsMasks``.
         mask_token_id: The token of masks; None for the target's last id.
         trains_embeddings: Whether the head has embeddings of its own, which begin as the target's.
-
-    Raises:
-        ValueError: An argument is out of its range.
     """
 
     title, before = "P-EAGLE head", 1

@@ -63,9 +63,6 @@ class TokenRecyclingDrafter(Drafter):
             request's own. A request's drafts, and at a temperature its output, then depend on what else has been
             decoded; the law of its output does not. ``"request"`` has only the table of each slot, which begins empty
             with every request.
-
-    Raises:
-        ValueError: An argument is none of these.
     """
 
     runs = "nothing"

@@ -193,7 +193,6 @@ class TrainedRecurrent(TrainedHeads):
 
     Args:
         depths: How many tokens are trained, and measured.
-        rnn, exit_size: See ``RecurrentHead``.
     """
 
     title, made = "ReDrafter head", ReDrafter

@@ -50,9 +50,6 @@ class SuffixDrafter(RatedDrafter):
             output, then depend on what else has been decoded; the law of its output does not.
         shared_requests: Finished outputs that are remembered.
         shared_tokens: Their tokens, at most.
-
-    Raises:
-        ValueError: An argument is of the wrong type or out of its range.
     """
 
     laws = frozenset([DraftSampling.DETERMINISTIC])

@@ -45,9 +45,6 @@ class UnoDrafter(OwnModelDrafter):
         shape: What ``TreeShape.of`` takes, or a tree builder. ``ExpansionTree(nodes, depth, width=nodes)`` is the
             authors' tree sampler.
         noise_below: Noise is drawn from the tokens from 1 to below this (the authors' mask token); None for all tokens.
-
-    Raises:
-        ValueError: An argument is of the wrong type or out of its range.
     """
 
     runs = "target"
@@ -126,8 +123,6 @@ class TrainedUno(FillsMasks):
         depths: Tokens of a draft.
         rank: The rank of its matrices.
         layers: The names that the linear layers end with.
-        keeps, keeps_least: See ``FillsMasks``.
-        noise_below: See ``UnoDrafter``.
     """
 
     title = "adapter (Uno)"

@@ -247,7 +247,6 @@ def load_block(
     """Load a block drafter's head in any of the known layouts.
 
     Args:
-        path, dtype, device, where: See ``assemble.loaded``.
         hidden_layers: The target's hidden states that it reads, numbered as in ``Drafter.hidden_layers``, in place of
             those that its files name.
         mask_token_id: In place of the one that its files name.

@@ -165,7 +165,6 @@ class Eagle3Head(FeatureHead):
         Args:
             hidden_layers: See the class; None for an early, a middle and a late layer, as published heads have them.
             intermediate_size: Width of the MLP; None for the target's.
-            **options: See the class.
         """
         text = target.config.get_text_config(decoder=True)
         chosen = default_layers(text.num_hidden_layers) if hidden_layers is None else tuple(hidden_layers)

@@ -84,7 +84,6 @@ def load_eagle(
     """Load a head of EAGLE-1, 2, 3 or 3.1.
 
     Args:
-        path, dtype, device, where: See ``assemble.loaded``.
         hidden_layers: The target's hidden states that the head fuses, in place of those that its files name; for
             EAGLE-3 only.
         embeddings: ``"own"`` takes the checkpoint's, ``"target"`` the target's; ``"auto"`` the checkpoint's if it has

@@ -53,9 +53,6 @@ class Heads(nn.Module):
 
     Attributes:
         draft_ids: The target's id of every column, ascending; None if column i is id i.
-
-    Raises:
-        ValueError: A number is out of its range.
     """
 
     least_layers: ClassVar[int] = 1
@@ -177,7 +174,6 @@ class LastStateDrafter(ScoredDrafter):
             moved there.
         shape: What ``TreeShape.of`` takes: a chain's length, branching factors, or paths (Medusa's choices); or a tree
             builder. None is ``usual_tree``: ``DEFAULT_SHAPE``, as deep as there are heads.
-        sampling, temperature: See ``ScoredDrafter``.
         dtype: What the heads compute in; None for the target's own.
         optimize: On a CPU, run the heads on packed weights (``specdec.execution``).
 
@@ -309,9 +305,6 @@ class TrainedHeads(TrainedHead):
 
     Attributes:
         made: The drafter's class.
-
-    Raises:
-        ValueError: An argument is out of its range.
     """
 
     made: ClassVar[type[LastStateDrafter]]

@@ -35,7 +35,6 @@ class Family(NamedTuple):
         prefixes: What all names of a module begin with; ``{layer}`` is the number of the target's layers plus the
             module's, ``{module}`` the module's.
         names: The table of names behind the prefix.
-        hidden_first: See ``MTPHead``.
     """
 
     prefixes: tuple[str, ...]

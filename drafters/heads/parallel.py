@@ -97,7 +97,6 @@ class FillsMasks(TrainedHead):
     Attributes:
         keeps: The share of drafts that reach the second depth, of those the share that reach the third, and so on.
         keeps_least: The least share at any depth.
-        before: See ``Masked.behind``.
     """
 
     before: ClassVar[int] = 0

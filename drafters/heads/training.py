@@ -199,7 +199,6 @@ class Term:
     """A further prediction of the same drafts, whose loss is added to that of the first.
 
     Attributes:
-        states: See ``Prediction``.
         weight: How much it counts, by how much of the training is over.
     """
 

@@ -106,7 +106,6 @@ def unrolled(
         embed: Its embeddings, or those that it borrows.
         features: The features of the target's states, for step 0.
         depths: How many steps.
-        detached: See ``TrainedFeatureHead``.
     """
     mask = additive(batch.visible(), features.dtype)
     cache = DynamicCache()
