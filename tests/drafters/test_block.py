@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from drafters.block import BlockDrafter
-from drafters.heads.block import BlockHead, default_layers
+from drafters.heads.block import BlockHead
 from drafters.heads.block_parts import Above, CandidateSelector, MarkovHead, PrefixHead, Refinement, Refiner
 from specdec import Batch, DraftSampling, ModelRunner, Outcome, SamplingParams, Sizes, Target, Topology
 from specdec.drafting.scored import ScoredSession
@@ -323,11 +323,6 @@ def test_a_head_has_one_of_these_parts(target: Target) -> None:
         head_for(target, xpress_rank=6, selector_rank=6)
 
 
-def test_the_usual_layers() -> None:
-    assert default_layers(36, 5) == [1, 9, 17, 25, 33]
-    assert default_layers(28, 1) == [14]
-
-
 def bound(target: Target, head: BlockHead, tree: Any = None, **options: Any) -> ScoredSession:
     return BlockDrafter(head, tree, **options).bind(target, Sizes(max_batch_size=3, max_length=40))
 
@@ -434,11 +429,3 @@ def test_confidence_is_known_before_a_token_is_drawn(target: Target) -> None:
     plain.observe(committed(states))
     drafted(plain, slots)
     assert plain.scorer.confidence(tokens, 1) is None
-
-
-def test_a_root_that_the_head_s_embeddings_lack_is_drafted_for(target: Target) -> None:
-    """A target's logits may be padded: drafts are bad then, and nothing fails."""
-    head = head_for(target, owns_embeddings=True, owns_output=True, vocab_size=VOCAB - 4, mask_token_id=5)
-    drafter = bound(target, head)
-    drafter.observe(committed(states_for(drafter)))
-    assert drafted(drafter, rows(VOCAB - 1)).tokens[:, 1:].max() < VOCAB - 4

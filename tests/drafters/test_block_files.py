@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import DynamicCache
 
-from drafters import BlockDrafter, BlockHead
+from drafters import BlockHead
 from drafters.heads.block_files import load_block, save_block
 from drafters.heads.files import ServedFor
 from specdec.target.target import Target
@@ -225,16 +225,6 @@ def test_what_a_layout_cannot_say_is_not_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_drafter_of_a_folder_drafts_as_the_folder_says(tmp_path: Path, target: Target) -> None:
-    settings, config = LAYOUTS["DeepSpec's DSpark"]
-    folder = written(tmp_path, config, tensors_of(head_for(target, **settings)))
-    drafter = BlockDrafter.from_pretrained(folder)
-    assert (drafter.max_nodes, drafter.is_chain, drafter.hidden_layers) == (5, True, (1, 3))
-    other = BlockDrafter.from_pretrained(folder, shape=[2, 1], sampling="without_replacement", hidden_layers=[0, 2])
-    assert (other.max_nodes, other.hidden_layers, other.head.hidden_layers) == (4, (0, 2), (0, 2))
-    assert BlockDrafter.from_pretrained(folder, mask_token_id=7).mask_token_id == 7
-
-
 def test_more_layouts_are_read_than_written(tmp_path: Path, target: Target) -> None:
     """speculators' DFlash 2, whose windows are both ways unless it says so; Domino's old names; our own layout."""
     settings, config = LAYOUTS["speculators, mixed layers"]
@@ -287,22 +277,6 @@ def test_modelopts_folders_are_read(tmp_path: Path, target: Target) -> None:
     assert_same(
         load_block(written(tmp_path / "second", config | {"dflash_config": inner}, tensors_of(head))), head, target
     )
-
-
-@pytest.mark.parametrize(
-    ("layout", "change", "words"),
-    [
-        ("SpecForge's Domino", {"dflash_config": {"projector_type": "other"}}, "projector_type 'other': .* domino"),
-        ("speculators' xPress", {"speculators_model_type": "other"}, "type 'other': .* xpress"),
-        ("speculators' xPress", {"block_size": 4}, "mix_l has the shape"),
-    ],
-)
-def test_what_is_not_known_is_named(
-    tmp_path: Path, target: Target, layout: str, change: dict[str, Any], words: str
-) -> None:
-    settings, config = LAYOUTS[layout]
-    with pytest.raises(ValueError, match=words):
-        load_block(written(tmp_path, config | change, tensors_of(head_for(target, **settings))))
 
 
 def test_what_published_files_have_otherwise(tmp_path: Path, target: Target) -> None:

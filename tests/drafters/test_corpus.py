@@ -70,19 +70,6 @@ def test_a_file_is_mapped_and_equal(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["a.corpus"]
 
 
-def test_a_call_that_dies_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "a.corpus"
-    Corpus.of([[1, 2]]).save(file)
-
-    def dies(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("drafters.corpus.os.replace", dies)
-    with pytest.raises(KeyboardInterrupt):
-        Corpus.of([[3, 4]]).save(file)
-    assert Corpus.open(file).tokens.tolist() == [1, 2, -1] and len(list(tmp_path.iterdir())) == 1
-
-
 @pytest.mark.parametrize("kind", [RestDrafter, SamDrafter])
 def test_a_corpus_of_another_tokenizer_is_refused(kind: type[Drafter], tmp_path: Path) -> None:
     sizes, target = Sizes(max_batch_size=1, max_length=16), Target(tiny_model(vocab_size=300), byte_tokenizer())
@@ -98,7 +85,7 @@ def test_a_corpus_of_another_tokenizer_is_refused(kind: type[Drafter], tmp_path:
 
 
 def test_what_is_no_corpus_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"there is no such file; make one with python -m experiments\.corpus"):
+    with pytest.raises(ValueError, match=r"there is no such file; make one with python examples"):
         Corpus.open(tmp_path / "a.corpus")
     for content in (b"", b"some text that is long enough", (2).to_bytes(8, "little") + b"{}", b"\0" * 16):
         (tmp_path / "b.corpus").write_bytes(content)

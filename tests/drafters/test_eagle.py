@@ -158,20 +158,6 @@ def test_layer_numbers_mean_what_their_key_says(stored: dict[str, Any], layers: 
     assert layers_of(stored, {"hidden_layers": [1, 2, 3]}) == (1, 2, 3)
 
 
-def test_rotary_parameters_of_old_and_new_files(model, tmp_path: Path) -> None:
-    save_eagle(eagle3(model), tmp_path)
-    linear = {"type": "linear", "factor": 2.0}
-    for theta, new, scaling, rope in (
-        (None, None, None, {"rope_type": "default", "rope_theta": 10000.0}),
-        (5e5, None, None, {"rope_type": "default", "rope_theta": 5e5}),
-        (5e5, {"rope_theta": 7.0}, None, {"rope_type": "default", "rope_theta": 7.0}),
-        (1e6, None, linear, {"rope_type": "linear", "rope_theta": 1e6, "factor": 2.0}),
-    ):
-        rewritten(tmp_path, rope_theta=theta, rope_parameters=new, rope_scaling=scaling)
-        found = load_eagle(tmp_path).config.rope_parameters
-        assert {key: found[key] for key in rope} == rope
-
-
 def shuffled(tensors: dict[str, Tensor]) -> None:
     order = torch.randperm(len(IDS), generator=torch.Generator().manual_seed(1))
     tensors["lm_head.weight"] = tensors["lm_head.weight"][order]
@@ -220,14 +206,6 @@ def test_eagle1_without_a_bias_and_with_biases_of_attention(model, tmp_path: Pat
     assert {f"model.{name}" for name in biases} <= set(named)
     assert "model.fc.bias" not in named
     assert "model.layers.0.self_attn.o_proj.bias" not in named
-
-
-def test_weights_as_torch_writes_them(model, tmp_path: Path) -> None:
-    head = eagle_head(model)
-    save_eagle(head, tmp_path)
-    torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
-    (tmp_path / "model.safetensors").unlink()
-    assert torch.equal(logits(load_eagle(tmp_path), model), logits(head, model))
 
 
 def bind(head: EagleHead | Eagle3Head, target, **options: Any) -> ScoredSession:
@@ -281,15 +259,6 @@ def test_a_head_drafts_in_fewer_bits_and_the_output_is_the_targets(name: str) ->
         EagleDrafter(head, 3, quantization="int3")
     with pytest.raises(ValueError, match=r"fp8 weights need a GPU .*quantization_check=false"):
         bind(head, model, quantization="fp8")
-
-
-def test_a_head_of_another_dtype_is_cast_and_its_frequencies_are_not(model) -> None:
-    head = eagle3(model)
-    wanted = head.model.rotary_emb.inv_freq.clone()
-    half = bind(head, tiny_model("llama", vocab_size=VOCAB).to(torch.bfloat16)).models[0].model
-    assert half.lm_head.weight.dtype == torch.bfloat16
-    assert torch.equal(half.model.rotary_emb.inv_freq, wanted)
-    assert head.dtype == torch.float32
 
 
 def test_positions_beyond_those_of_the_training_texts(model) -> None:

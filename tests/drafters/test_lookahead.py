@@ -124,12 +124,3 @@ def test_merged_with_another_drafter_it_reads_its_own_nodes_where_they_were() ->
     assert turned.node_tokens.tolist() == [[7, 3, 4, 1, 2]]
     assert turned.node_valid.tolist() == [[True, False, True, True, True]]
     assert turned.top_tokens[..., 0].tolist() == [[10, 13, 14, 11, 12]]
-
-
-def test_sizes_are_those_of_the_window_and_the_pool() -> None:
-    drafter = LookaheadDrafter(ngram=5, window=7, guesses=7)
-    assert drafter.max_depth == 7 + 5 - 3 and drafter.max_nodes == 6 + 3 * 7 + 7 * 4
-    assert LookaheadDrafter(ngram=8, window=2, guesses=1).max_depth == 7
-    for wrong in ({"ngram": 2}, {"window": 1}, {"guesses": 0}, {"ngram": 5, "window": 2000}):
-        with pytest.raises(ValueError, match=f"{next(iter(wrong))}="):
-            LookaheadDrafter(**wrong)

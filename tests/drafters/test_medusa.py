@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from drafters.heads.last_state import DEFAULT_SHAPE
 from drafters.medusa import MedusaDrafter, MedusaHeads, TrainedMedusa
 from specdec import Batch, DraftSampling, Outcome, SamplingParams, Sizes, Target, TreeShape
 from specdec.drafting.scored import ScoredSession
@@ -52,32 +51,6 @@ def test_layers_of_a_head_share_their_block(tmp_path: Path) -> None:
     once = hidden + torch.nn.functional.silu(hidden @ block.weight.T + block.bias)
     twice = once + torch.nn.functional.silu(once @ block.weight.T + block.bias)
     torch.testing.assert_close(head(hidden), twice @ output.weight.T)
-
-
-def test_where_files_come_from_is_told_to_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    random_heads().save_pretrained(tmp_path / "inner")
-    asked = []
-
-    def download(repository: str, name: str, *, subfolder: str | None, **options: object) -> str:
-        asked.append((repository, name, subfolder, options["revision"], options["token"], options["local_files_only"]))
-        return str(tmp_path / "inner" / name)
-
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-    drafter = MedusaDrafter.from_pretrained(
-        "some/heads", revision="v2", token="secret", subfolder="inner", local_files_only=True
-    )
-    assert drafter.heads.num_heads == 3
-    given = ("inner", "v2", "secret", True)
-    heads = "medusa_lm_head.safetensors"
-    files = ("config.json", heads, heads, "config.json", "training.json")
-    assert asked == [("some/heads", name, *given) for name in files]
-
-
-def test_a_subfolder_of_a_folder(tmp_path: Path) -> None:
-    random_heads(2).save_pretrained(tmp_path / "inner")
-    assert MedusaHeads.from_pretrained(tmp_path, subfolder="inner").num_heads == 2
-    with pytest.raises(ValueError, match=r"has no weights: there is neither medusa_lm_head\.safetensors nor"):
-        MedusaHeads.from_pretrained(tmp_path)
 
 
 def distinct(num_layers: int = 2, **settings: Any) -> MedusaHeads:
@@ -238,22 +211,6 @@ def test_an_adapter_is_no_heads(tmp_path: Path) -> None:
         MedusaHeads.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
-def test_both_file_types(tmp_path: Path, suffix: str) -> None:
-    heads = random_heads()
-    tensors = {key: tensor.clone().half() for key, tensor in heads.heads.state_dict().items()}
-    file = tmp_path / f"medusa_lm_head.{suffix}"
-    torch.save(tensors, file) if suffix == "pt" else save_file(tensors, file)
-    # As an uploaded config says it, wrongly.
-    (tmp_path / "config.json").write_text(json.dumps({"medusa_num_heads": 2, "medusa_num_layers": 4}))
-    for path in (tmp_path, file):
-        loaded = MedusaHeads.from_pretrained(path)
-        assert (loaded.num_heads, loaded.num_layers) == (3, 1)
-        assert loaded.heads[0][1].weight.dtype == torch.float16, "the checkpoint's own dtype"
-        assert torch.equal(loaded.heads[2][1].weight, heads.heads[2][1].weight.half())
-    assert MedusaHeads.from_pretrained(tmp_path, dtype=torch.float32).heads[0][1].weight.dtype == torch.float32
-
-
 def bound(target: Target, shape: object = (2, 2), *, heads: MedusaHeads | None = None, batch: int = 3) -> ScoredSession:
     drafter = MedusaDrafter(heads or random_heads(), shape)  # type: ignore[arg-type]
     return drafter.bind(target, Sizes(max_batch_size=batch, max_length=50))
@@ -294,12 +251,6 @@ def test_every_node_takes_its_rank_of_its_head(target: Target, shape: object) ->
     assert (tree.max_depth, tree.max_children) == (static.max_depth, static.max_children)
 
 
-def test_heads_that_know_fewer_tokens_than_the_target(target: Target) -> None:
-    drafter = bound(target, [2], heads=random_heads(vocab_size=VOCAB - 4))
-    drafter.observe(committed(torch.randn(3, 1, HIDDEN), [1, 1, 1]))
-    assert drafted(drafter, running()).tokens.max() < VOCAB
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_the_caller_s_heads_stay_as_they_are(target: Target, dtype: torch.dtype) -> None:
     """They may be in training, and a second target may want them in another dtype."""
@@ -332,10 +283,3 @@ def test_a_sampled_head_s_q_is_its_softmax_at_the_request_s_temperature(target: 
         for node, depth in enumerate(depths):  # leaves included
             wanted = (heads.heads[depth](hidden[row, 0]) / temperature).softmax(-1)
             torch.testing.assert_close(tree.draft_probs[row, node], wanted, atol=1e-5, rtol=1e-4)
-
-
-def test_the_default_shape_is_as_deep_as_there_are_heads(tmp_path: Path) -> None:
-    random_heads(5).save_pretrained(tmp_path)
-    assert MedusaDrafter.from_pretrained(tmp_path).shape == DEFAULT_SHAPE
-    assert MedusaDrafter(random_heads(2)).shape == DEFAULT_SHAPE.cut(2)
-    assert MedusaDrafter.from_pretrained(tmp_path, shape=[2, 1]).shape == TreeShape.branching(2, 1)

@@ -146,12 +146,3 @@ def test_it_is_trained_as_it_is_served(target: Target, kind: dict[str, object]) 
     head.head.load_state_dict(recurrent_head(target.model, **kind).state_dict())
     weights, embeddings = head.head.state_dict(), target.model.get_input_embeddings().weight
     assert compared(head, lambda states, tokens: law(weights, states[-1], embeddings, tokens).log_softmax(-1)) > 20
-
-
-def test_a_new_head_says_what_the_output_layer_says(target: Target) -> None:
-    for kind in KINDS:
-        head = TrainedRecurrent(depths=2, **kind)  # type: ignore[arg-type]
-        head.begin(target, None)
-        hidden, embeds = torch.randn(2, 3, HIDDEN)
-        wanted = target.model.get_output_embeddings()(hidden)
-        torch.testing.assert_close(head.head(hidden, embeds)[0], wanted, rtol=1e-4, atol=1e-4)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from drafters.corpus import Corpus
 from drafters.rest import RestDrafter, most_frequent
 from specdec import DraftSampling, DraftTree
-from tests.drafters.lookups import begun, outputs
+from tests.drafters.lookups import begun
 from tests.forwards import slots_of
 from tests.shapes import shapes_unchecked
 
@@ -80,10 +80,3 @@ def test_matches_have_a_shortest_and_a_longest_length() -> None:
     assert drafted(corpus, [0, 1, 2], max_nodes=2)[0].tokens.tolist() == [[2, 3, 6]]
     with pytest.raises(ValueError, match="max_match=1 is below min_match=2"):
         RestDrafter(corpus, max_match=1)
-
-
-def test_an_output_that_is_in_the_corpus_is_drafted_whole() -> None:
-    """Through the engine: what the target has said once stands in the corpus, and nearly all of it is drafted."""
-    said = outputs(None)[0].token_ids
-    again = outputs(RestDrafter(Corpus.of([[1, 2, 3, *said]]), max_match=30))[0]
-    assert again.token_ids == said and len(again.steps) <= 8

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafters import ChoiceDrafter, SamDrafter, TokenRecyclingDrafter
+from drafters import SamDrafter
 from drafters.corpus import Corpus
 from drafters.sam import SuffixAutomaton
-from tests.drafters.lookups import begun, outputs
+from tests.drafters.lookups import begun
 from tests.drafters.test_corpus import places
 from tests.forwards import slots_of
 from tests.shapes import shapes_unchecked
@@ -86,14 +86,3 @@ def test_the_variant_without_another_drafter_takes_trees_of_the_corpus() -> None
     assert tree.tokens.tolist() == [[2, 5, 3, 4]] and tree.parents.tolist() == [[-1, 0, 0, 2]]
     with pytest.raises(ValueError, match="corpus_tree=True is about a corpus"):
         SamDrafter(corpus_tree=True)
-
-
-def test_another_drafter_takes_the_rounds_without_a_match() -> None:
-    """Through the engine, with the corpus and token recycling: both draft, and the output is plain decoding's."""
-    said = outputs(None)[0].token_ids
-    sam = SamDrafter(Corpus.of([said[8:24]]), threshold=3, corpus_bias=1)
-    (done,) = outputs(ChoiceDrafter(sam, TokenRecyclingDrafter(), start=0))
-    assert done.token_ids == said
-    recycled = TokenRecyclingDrafter().max_depth
-    assert max(step.accepted for step in done.steps) > recycled
-    assert any(0 < step.proposed_depth <= recycled for step in done.steps)

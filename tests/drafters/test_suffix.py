@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from drafters.suffix import SuffixDrafter, SuffixSession
 from drafters.suffix_tree import Node, SuffixTree, Text
 from specdec import Batch, DraftSampling, DraftTree, Outcome, SamplingParams, Sizes
-from tests.drafters.lookups import TARGET, outputs
+from tests.drafters.lookups import TARGET
 from tests.drafters.test_corpus import places
 from tests.forwards import outcome_of, slots_of
 from tests.shapes import shapes_unchecked
@@ -271,10 +271,3 @@ def test_the_oldest_outputs_are_forgotten() -> None:
         drafted(few, [[7, number, number + 1, number + 2]])
         few.release(0)
     assert few._outputs.tokens == 3 and len(few._outputs.finished) == 1
-
-
-def test_an_output_that_came_before_is_drafted_whole() -> None:
-    """Through the engine: the second time, nearly every token is drafted from the shared tree."""
-    first, second = outputs(SuffixDrafter(16, shared=True, factor=2.0), times=2)
-    assert second.token_ids == first.token_ids
-    assert len(second.steps) <= len(first.steps) * 2 / 3
