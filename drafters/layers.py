@@ -21,8 +21,7 @@ from specdec.acceptance import parts_of as parts_of_batch
 from specdec.checks.playing import prompts_for
 from specdec.engine.engine import Engine
 from specdec.execution.executor import configs_of
-from specdec.quantization.base import weights_read
-from specdec.quantization.stored import stored_bytes
+from specdec.quantization.base import stored_bytes, weights_read
 from specdec.requests import GREEDY_BELOW, SamplingParams
 from specdec.sampling import one_hot_argmax
 from specdec.target.target import Target

@@ -55,7 +55,7 @@ class LlamaCpp(Peer):
     def prepared(self, folder: Path) -> dict[str, Any]:
         """Write the weights in float32, which the worker stores at the target's precision."""
         model, scheme = self.target.model, quantization_of(self.target.model)
-        stored = (scheme or str(model.dtype)).removeprefix("torch.").removesuffix("_compact")
+        stored = (scheme or str(model.dtype)).removeprefix("torch.")
         if self.max_batch_size > 1 or stored not in _PRECISIONS:
             raise ValueError(
                 f"llama.cpp is measured at batch 1 and in {', '.join(_PRECISIONS)}, and this run has "

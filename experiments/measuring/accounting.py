@@ -57,7 +57,7 @@ class ModelWork:
         shape = None if runner is None else shape_of(runner.model)
         if runner is None or shape is None:
             return None
-        return cls(shape=shape, weight_bytes=float(runner.weight_bytes(1)), kv_bytes=float(runner.bytes_per_token))
+        return cls(shape=shape, weight_bytes=float(runner.weight_bytes()), kv_bytes=float(runner.bytes_per_token))
 
     @property
     def every_weight(self) -> float:

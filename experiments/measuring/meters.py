@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from experiments.results.origin import Figures
 from specdec.cache.base import Cache
 from specdec.engine.engine import Engine
-from specdec.quantization.stored import stored_bytes
+from specdec.quantization.base import stored_bytes
 from specdec.target.runner import ModelRunner
 
 # ---------------------------------------------------------------- energy

@@ -10,7 +10,7 @@ from specdec.physics.precision import BYTES, Precision, stored
 GROUP = 64
 """Weights that share a factor in this project's ``int4``."""
 
-_QUANTIZED = ("int8", "int8_compact", "int4", "int4_compact", "fp8")
+_QUANTIZED = ("int8", "int4", "fp8")
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def choose_formats(config: Mapping[str, Any], *, dtype: str, quantization: str |
         raise ValueError(f"target.quantization={quantization!r}: give one of {', '.join(_QUANTIZED)}, or null")
     kv_words = "" if kv_cache is None else f", KV cache in {kv_cache}"
     if quantization is not None:
-        scheme = quantization.removesuffix("_compact")
+        scheme = quantization
         found = Precision.of(computes, weights=scheme, kv=kv_cache)
         if scheme == "int4":  # factors are kept in the model's own type
             size = found.weights + BYTES[computes] / GROUP

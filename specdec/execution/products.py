@@ -9,7 +9,7 @@ the products of plain decoding, of verification and of prefill agree.
 
 A float32 weight whose numbers all fit into 16 bits (most checkpoints have no others) is kept in 16 bits: half of the
 traffic for the same function. Sums are in float32. Inputs and outputs of quantized weights are rounded to bfloat16
-(``quantization/dispatch.py`` says why).
+(``quantization/base.py`` says why).
 """
 
 from abc import ABC, abstractmethod

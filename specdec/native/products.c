@@ -10,7 +10,7 @@
    whatever the number of rows, its place among them, and the number of threads.
 
    Sums are in float32. Where inputs and outputs are float32 and the weights are not quantized, nothing is rounded.
-   Otherwise inputs are bfloat16, or are rounded to it, and so are the outputs (specdec/quantization/dispatch.py says
+   Otherwise inputs are bfloat16, or are rounded to it, and so are the outputs (specdec/quantization/base.py says
    why). */
 
 #include "calls.h"

@@ -2,21 +2,18 @@
 
 | name | weights | bytes per weight that one token reads |
 |---|---|---|
-| ``int8`` | 8-bit integers, a scale per output channel; a dequantized copy for many rows | 1 |
-| ``int8_compact`` | the same without the copy | 1 |
-| ``int4`` | 4-bit integers, a scale for every 64 weights; a dequantized copy for many rows | 0.56 |
-| ``int4_compact`` | the same without the copy | 0.56 |
+| ``int8`` | 8-bit integers, a scale per output channel | 1 |
+| ``int4`` | 4-bit integers, a scale for every 64 weights | 0.56 |
 | ``fp8`` | 8-bit floating-point numbers, a scale per output channel; GPUs only | 1 |
 
-To add one: a module beside ``int8.py`` with a subclass of ``DispatchedLinear``, and a line in ``methods.py``. Saving
-and reading back (``checkpoint.py``) then work for it too.
+To add one: a module beside ``int8.py`` with a subclass of ``QuantizedLinear``, and a line in ``METHODS``
+(``checkpoint.py``), which also saves it and reads it back.
 """
 
 from transformers import PreTrainedModel
 
 from specdec.quantization.base import QuantizedLinear, replace_linears
-from specdec.quantization.checkpoint import mark, quantization_of, quantized_by
-from specdec.quantization.methods import METHODS
+from specdec.quantization.checkpoint import METHODS, mark, quantization_of, quantized_by
 from specdec.quantization.speed import check_fast
 
 __all__ = ["METHODS", "check_fast", "check_quantization", "quantization_of", "quantize"]

@@ -1,30 +1,69 @@
-"""What every quantization of linear layers shares: the layer's interface, the replacement, and the count of bytes."""
+"""Linear layers with quantized weights: the layer, its place in a model, and the bytes that weights take.
+
+Few rows are bound by the bytes of the weights: this project's C on a CPU, and a Triton kernel on a GPU, read them as
+they are stored. Where neither runs, and for many rows on a GPU, they are dequantized in every forward. Inputs are never
+quantized, but in float32 a layer's inputs and outputs are rounded to bfloat16, whatever computes them: kernels take no
+other inputs. So two forwards of other shapes differ where such a rounding falls the other way, in about one output of
+ten thousand.
+"""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from specdec.quantization.stored import is_packed, own_numel, packed_layer, stored_bytes
+from specdec.execution.frozen import epoch
+from specdec.execution.packing import packing_allowed
+from specdec.execution.products import PanelWeight
+from specdec.kernels import obstacle
+from specdec.native import is_plain
+
+CUDA_ROWS = 1024
+"""Rows up to which the Triton kernel is taken to be faster on a GPU than dequantizing first, which by its bytes takes
+an H100 17 ms (fp8) to 29 ms (int4) for an 8B. Measured there, 72 rows take 1.12 to 1.27 of full precision's time; that
+1,024 take less than 17 ms more is by counts of instructions."""
+CUDA_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class QuantizedLinear(nn.Module):
     """A linear layer with quantized weights.
 
-    Attributes:
-        weight: What is stored, one row per output channel, so that code which asks an output layer for the size of its
+    Args:
+        stored: What is stored, one row per output channel, so that code which asks an output layer for the size of its
             vocabulary finds it. Below eight bits a row holds several numbers per element: ``in_features`` counts them.
-        in_features: The width of the inputs.
-        out_features: The width of the outputs.
+        scale: Factors in the activations' dtype.
+        bias: Added in the activations' dtype.
+
+    Attributes:
+        scheme: What the weights are to the Triton kernel.
+        weight, scale, bias: As given.
     """
 
-    weight: nn.Parameter
-    in_features: int
-    out_features: int
+    scheme: ClassVar[Literal["int4", "int8", "fp8"]]
+    scale: Tensor
+
+    def __init__(self, stored: Tensor, scale: Tensor, bias: Float[Tensor, " out"] | None, *, in_features: int):
+        super().__init__()
+        self.in_features, self.out_features = in_features, stored.shape[0]
+        self.weight = nn.Parameter(stored, requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias.clone(), requires_grad=False)
+        self.register_buffer("scale", scale)
+        self._forget()
+
+    @abstractmethod
+    def dequantized(self) -> Float[Tensor, "out in"]:
+        """Return the weights as numbers in the scale's dtype, computed now."""
+
+    def in_panels(self) -> PanelWeight | None:
+        """Return the weights of now as this project's C reads them on a CPU; None if it does not take them."""
+        return None
 
     @property
     def num_weights(self) -> int:
@@ -32,23 +71,92 @@ class QuantizedLinear(nn.Module):
         return self.in_features * self.out_features
 
     @property
-    @abstractmethod
     def rounds_to(self) -> torch.dtype | None:
         """The dtype that inputs and outputs are rounded to, if that is coarser than the model's; None if it is not."""
+        return torch.bfloat16 if self.scale.dtype is torch.float32 else None
 
-    @abstractmethod
-    def bytes_read(self, rows: int) -> int:
-        """Returns the bytes of weights that a forward of this many rows reads."""
+    def bytes_read(self) -> int:
+        """Return the bytes of weights, scales and bias that a forward reads."""
+        return sum(t.numel() * t.element_size() for t in (self.weight, self.scale, self.bias) if t is not None)
+
+    def forward(self, inputs: Float[Tensor, "*batch in"]) -> Float[Tensor, "*batch out"]:
+        # No kernel has a derivative. Under autocast, inputs may have another dtype.
+        known = inputs.dtype is self.scale.dtype
+        if known and inputs.numel() and not inputs.requires_grad:
+            if is_plain(inputs) and (panels := self.panels()) is not None:
+                return panels(inputs, self.bias)
+            if self._for_kernel(inputs):
+                rows = inputs.reshape(-1, inputs.shape[-1]).contiguous()
+                outputs = self._by_kernel(rows)
+                outputs = outputs if self.bias is None else outputs.add_(self.bias)
+                return outputs.view(*inputs.shape[:-1], outputs.shape[1])
+        if not known or self.rounds_to is None:
+            return F.linear(inputs, self.dequantized(), self.bias)
+        outputs = F.linear(inputs.bfloat16().float(), self.dequantized()).bfloat16().float()
+        return outputs if self.bias is None else outputs + self.bias
+
+    def panels(self) -> PanelWeight | None:
+        """Return this project's own product for a CPU; None if rows go through torch's."""
+        # `plain_weights` forbids what is no torch operation, and a compiler could not look into it.
+        if self.weight.device.type != "cpu" or not packing_allowed() or torch.compiler.is_compiling():
+            return None
+        return self._once("panels", self.in_panels)
+
+    def _for_kernel(self, inputs: Tensor) -> bool:
+        return (
+            inputs.device.type == "cuda"
+            and inputs.dtype in CUDA_DTYPES
+            and inputs.numel() <= CUDA_ROWS * inputs.shape[-1]
+            and obstacle(inputs.device) is None
+        )
+
+    def _by_kernel(self, rows: Float[Tensor, "row in"]) -> Float[Tensor, "row out"]:
+        """Return the product without the bias."""
+        from specdec.kernels.products import multiply, words_of  # imports Triton
+
+        words = self._once("words", lambda: words_of(self.weight))
+        if self.rounds_to is None:
+            return multiply(rows, words, self.scale, self.scheme)
+        return multiply(rows.bfloat16(), words, self.scale, self.scheme).float()
+
+    def _once(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return the result of ``make`` on the present weights and scales when it is first needed."""
+        if self._epoch != epoch():
+            self._forget()
+        if name not in self._made:
+            # An inference tensor could not be used later where the model runs outside of inference mode.
+            with torch.inference_mode(False), torch.no_grad():
+                self._made[name] = make()
+        return self._made[name]
+
+    # Dropped when the layer is pickled, copied, or moved to another device or dtype, when other tensors or numbers are
+    # put in, and when somebody says that weights have changed (``specdec.execution.frozen``).
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_made": {}}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in ("weight", "scale"):
+            self._forget()
+
+    def _apply(self, *args: Any, **kwargs: Any) -> "QuantizedLinear":
+        self._forget()
+        return super()._apply(*args, **kwargs)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._forget()
+        super()._load_from_state_dict(*args, **kwargs)
+
+    def _forget(self) -> None:
+        """Drop what was made of the weights and scales."""
+        self._made: dict[str, Any] = {}
+        self._epoch = epoch()
 
 
 @dataclass(frozen=True)
 class WeightsRead:
-    """Weights that one forward reads.
-
-    Attributes:
-        bytes: Their size as the forward finds them, scales included.
-        weights: The number of weights.
-    """
+    """The number of weights that one forward reads, and their bytes as the forward finds them, scales included."""
 
     bytes: int
     weights: int
@@ -59,7 +167,7 @@ class WeightsRead:
         return self.bytes / self.weights
 
 
-def weights_read(model: PreTrainedModel, rows: int = 1, copies: Mapping[int, int] | None = None) -> WeightsRead:
+def weights_read(model: PreTrainedModel, copies: Mapping[int, int] | None = None) -> WeightsRead:
     """Returns the weights that one forward reads at least once.
 
     These are all parameters except embedding tables, of which a forward reads only one row per token. A table that the
@@ -67,8 +175,6 @@ def weights_read(model: PreTrainedModel, rows: int = 1, copies: Mapping[int, int
 
     Args:
         model: Any causal LM, quantized or not.
-        rows: Tokens of the forward, over all sequences. A quantized layer may read other numbers for few rows than for
-            many.
         copies: The bytes of copies that are read in the place of parameters, by the parameter's ``id``
             (``Executor.copies``); None counts what the model itself stores.
     """
@@ -81,7 +187,7 @@ def weights_read(model: PreTrainedModel, rows: int = 1, copies: Mapping[int, int
     for module in model.modules():
         quantized = isinstance(module, QuantizedLinear)
         if quantized:
-            size += module.bytes_read(rows)
+            size += module.bytes_read()
         elif is_packed(module):  # by another library
             packed, count = packed_layer(module)
             size, weights = size + packed, weights + count
@@ -116,19 +222,12 @@ def rounded_to(model: nn.Module) -> torch.dtype | None:
     return next((dtype for dtype in found if dtype is not None), None)
 
 
-def replace_linears(model: PreTrainedModel, make: Callable[[Tensor, Tensor | None], QuantizedLinear]) -> int:
+def replace_linears(model: PreTrainedModel, make: Callable[[Tensor, Tensor | None], QuantizedLinear]) -> None:
     """Put quantized layers in place of a model's linear ones, the output layer included.
 
     An output layer that shares the embedding's table gets integers of its own, and the table stays for the look-ups.
     GPT-2's ``Conv1D`` is a linear layer with the weight transposed. Experts of a mixture that are stored as one 3-D
-    parameter are not linear layers and are not replaced.
-
-    Args:
-        model: Changed in place.
-        make: Makes a layer from a weight of shape (out, in) and a bias.
-
-    Returns:
-        The number of layers that were replaced.
+    parameter are not replaced. ``make`` makes a layer from a weight of shape (out, in) and a bias.
     """
     replaced: dict[nn.Module, QuantizedLinear] = {}
     for parent in list(model.modules()):
@@ -142,4 +241,46 @@ def replace_linears(model: PreTrainedModel, make: Callable[[Tensor, Tensor | Non
                 # A runner that takes hidden states watches the output layer's input.
                 replaced[module]._forward_pre_hooks.update(module._forward_pre_hooks)
             setattr(parent, name, replaced[module])
-    return len(replaced)
+
+
+def stored_bytes(tensor: Any) -> int:
+    """Returns the bytes of a tensor as this process stores it.
+
+    A tensor that is made of others (torchao's; a share of a tensor-parallel weight) takes what they take. bitsandbytes
+    keeps scales as attributes of its integers.
+    """
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is not None:
+        return sum(stored_bytes(getattr(tensor, name)) for name in flatten()[0])
+    scales = (getattr(tensor, "SCB", None), getattr(getattr(tensor, "quant_state", None), "absmax", None))
+    return sum(part.numel() * part.element_size() for part in (tensor, *scales) if isinstance(part, Tensor))
+
+
+def own_numel(tensor: Any) -> int:
+    """Returns the number of a tensor's elements that this process holds: its share under tensor parallelism."""
+    return tensor.to_local().numel() if hasattr(tensor, "to_local") else tensor.numel()
+
+
+def is_packed(module: nn.Module) -> bool:
+    """Returns whether a linear layer's weights are stored as something else than a matrix of floating-point numbers."""
+    if not hasattr(module, "in_features") or not hasattr(module, "out_features"):
+        return False
+    weight = module._parameters.get("weight")
+    if weight is None:  # under other names; an adapter's or a parametrized layer's is in a module below
+        return any(name != "bias" for name in (*module._parameters, *module._buffers))
+    # Or its weight is of a class that neither torch nor this project has.
+    return not weight.is_floating_point() or type(weight).__module__.split(".")[0] not in (torch.__name__, "specdec")
+
+
+def packed_layer(module: Any) -> tuple[int, int]:
+    """Returns the bytes and the number of weights of a layer for which ``is_packed`` is true."""
+    tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    bias = getattr(module, "bias", None)
+    weights = module.in_features * module.out_features + (bias.numel() if isinstance(bias, Tensor) else 0)
+    return sum(stored_bytes(tensor) for tensor in tensors), weights
+
+
+def output_width(layer: Any) -> int:
+    """Returns the width of an output layer, whose weight may be packed."""
+    width = getattr(layer, "out_features", None)
+    return width if isinstance(width, int) else layer.weight.shape[0]

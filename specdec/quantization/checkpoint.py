@@ -6,17 +6,28 @@ package does not know the scheme: transformers then warns and loads a model with
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.quantizers import HfQuantizer
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from specdec.quantization.base import QuantizedLinear, replace_linears
-from specdec.quantization.methods import METHODS
+from specdec.quantization.fp8 import Fp8Linear
+from specdec.quantization.int4 import Int4Linear
+from specdec.quantization.int8 import Int8Linear
+
+METHODS: dict[str, Callable[[Tensor, Tensor | None], QuantizedLinear]] = {
+    "int8": Int8Linear,
+    "int4": Int4Linear,
+    "fp8": Fp8Linear,
+}
+"""Each makes a layer from a weight of shape (out, in) and a bias. It must also take tensors on torch's ``meta`` device,
+which have shapes but no numbers: in this way the layers of a saved model are made before its numbers are read."""
 
 METHOD = "specdec"
 """The value of ``quant_method`` in ``config.json`` for our schemes."""
@@ -32,7 +43,7 @@ class SpecdecConfig(QuantizationConfigMixin):
 
     def __init__(self, scheme: str, **ignored: object):
         self.quant_method: Any = METHOD
-        self.scheme = scheme
+        self.scheme = scheme.removesuffix("_compact")  # earlier versions had a name for a layer without copies
 
 
 class SpecdecQuantizer(HfQuantizer):
@@ -95,7 +106,9 @@ def stored_scheme(config: PreTrainedConfig) -> str | None:
     stored: Any = getattr(config, "quantization_config", None)
     if isinstance(stored, SpecdecConfig):
         return stored.scheme
-    return stored.get("scheme") if isinstance(stored, dict) and stored.get("quant_method") == METHOD else None
+    if not isinstance(stored, dict) or stored.get("quant_method") != METHOD:
+        return None
+    return SpecdecConfig(**stored).scheme
 
 
 # Checkpoints that other libraries have quantized load through transformers' own quantizers, unmodified.

@@ -1,45 +1,31 @@
-"""Weight-only fp8 (e4m3): one scale per output channel.
+"""Weight-only fp8 (e4m3): one scale per output channel. CPUs have no kernel for it.
 
 A weight becomes ``scale[out] * number[out, in]`` with numbers of e4m3, which have four significant bits and reach 448.
 Small weights keep their relative precision, where int8's have the same absolute one. Only the weights are in fp8, so
-any GPU that runs the Triton kernel will do, also one that does not compute with e4m3.
+any GPU that runs the Triton kernel will do, also one that does not compute with e4m3. The numbers' bits are stored in
+bytes: floating parameters would be changed whenever a model is cast.
 """
 
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from specdec.quantization.dispatch import DispatchedLinear, gpu_product, gpu_words
+from specdec.quantization.base import QuantizedLinear
 
 LARGEST = 448.0
 """The largest number of e4m3."""
 
 
-class Fp8Linear(DispatchedLinear):
-    """A linear layer with e4m3 weights.
+class Fp8Linear(QuantizedLinear):
+    """A linear layer with e4m3 weights; the dtype of the weight given is that of the activations."""
 
-    Args:
-        weight: What to quantize; its dtype is that of the activations.
-        bias: Added in the activations' dtype.
-
-    Attributes:
-        weight: The numbers' bits in bytes: floating parameters would be changed whenever a model is cast.
-        scale: One factor per output channel, in the activations' dtype.
-    """
+    scheme = "fp8"
 
     def __init__(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None):
-        bits, scale = to_fp8(weight)
-        super().__init__(bits, scale, bias, in_features=weight.shape[1], keep_copy=False)
+        super().__init__(*to_fp8(weight), bias, in_features=weight.shape[1])
 
     def dequantized(self) -> Float[Tensor, "out in"]:
         return from_fp8(self.weight, self.scale)
-
-    def kernel_form(self) -> Tensor | None:
-        """Returns the numbers in words on CUDA; CPUs have no kernel."""
-        return gpu_words(self.weight) if self.weight.device.type == "cuda" else None
-
-    def kernel(self, inputs: Float[Tensor, "row in"], form: Tensor) -> Float[Tensor, "row out"]:
-        return gpu_product(inputs, form, self.scale, "fp8")
 
 
 def to_fp8(weight: Float[Tensor, "out in"]) -> tuple[UInt8[Tensor, "out in"], Float[Tensor, " out"]]:

@@ -1,91 +1,50 @@
 """Weight-only int4: one scale for every 64 weights of a row.
 
 A weight becomes ``scale[out, group] * integer[out, in]`` with integers from -8 to 7. The scales are rounded to five
-significant bits. So bfloat16 and float16 hold every product of scale and integer exactly, and the kernels for few rows
-multiply by the same numbers as the dequantized copies for many rows. The integers are chosen for the rounded scale, so
-its rounding costs next to nothing.
-
-Few rows run on a CPU through torch's int4 kernel (``_weight_int4pack_mm_for_cpu``), on CUDA through a Triton kernel
-that reads the integers as they are stored. ``dispatch.py`` says what happens to many rows.
+significant bits. So bfloat16 and float16 hold every product of scale and integer exactly, and kernels multiply by the
+same numbers as dequantized weights. The integers are chosen for the rounded scale, so its rounding costs next to
+nothing.
 """
-
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from specdec.execution.products import PanelWeight, int4_panels
-from specdec.quantization.dispatch import DispatchedLinear, gpu_product, gpu_words
-
-GROUP = 64
-"""Weights that share a scale; torch's kernels take 32, 64, 128 or 256."""
+from specdec.execution.products import GROUP, PanelWeight, int4_panels
+from specdec.quantization.base import QuantizedLinear
 
 STEPS = (7.0, 7.5, 8.0, 8.5)
 """A group's largest weight is divided by these to get scales to try; the one with the least squared error is taken."""
 
-_ROWS = 16  # torch's CPU kernel takes multiples of as many output channels
 _CHUNK = 1 << 20  # weights that are quantized at a time, so that intermediate results stay in a CPU's caches
 _CHUNK_CUDA = 1 << 26  # so that a layer takes tens of kernels, and intermediate results no more than 2 GB
 
 
-class Int4Linear(DispatchedLinear):
-    """A linear layer with int4 weights.
-
-    Args:
-        weight: What to quantize; its dtype is that of the activations.
-        bias: Added in the activations' dtype.
-        keep_copy: On a CPU, keep the dequantized weights too, for many rows.
+class Int4Linear(QuantizedLinear):
+    """A linear layer with int4 weights; the dtype of the weight given is that of the activations.
 
     Attributes:
         weight: Two integers per byte, of shape (out, in / 2 rounded up): the even one in the upper four bits, and 8
             added to both.
-        scale: One factor per group, of shape (out, groups), in the activations' dtype.
+        scale: One factor per group, of shape (out, groups).
     """
 
-    def __init__(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None, *, keep_copy: bool = True):
-        stored, scale = to_int4(weight)
-        super().__init__(stored, scale, bias, in_features=weight.shape[1], keep_copy=keep_copy)
+    scheme = "int4"
+
+    def __init__(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None):
+        super().__init__(*to_int4(weight), bias, in_features=weight.shape[1])
 
     def dequantized(self) -> Float[Tensor, "out in"]:
         return from_int4(self.weight, self.scale, self.in_features)
 
-    def stored_bytes(self) -> int:
-        if self.weight.device.type == "cuda":
-            return super().stored_bytes()
-        # Torch's kernels read an offset beside every scale, both in bfloat16.
-        return self.weight.numel() + 4 * self.scale.numel()
-
-    def kernel_form(self) -> "_Packed | Tensor | None":
-        """Returns the weights in the layout of the device's kernel; on CUDA in words."""
-        if self.weight.device.type == "cuda":
-            return gpu_words(self.weight)
-        width = self.scale.shape[1] * GROUP
-        integers = F.pad(self.weight, (0, width // 2 - self.weight.shape[1]), value=0x88)
-        more = -self.out_features % _ROWS
-        integers, scale = F.pad(integers, (0, 0, 0, more), value=0x88), F.pad(self.scale, (0, 0, 0, more))
-        packed = torch._convert_weight_to_int4pack_for_cpu(_integers(integers).to(torch.int32) + 8, 2)
-        return _Packed(packed, _scales_and_zeros(scale))
-
-    def panels_form(self) -> PanelWeight | None:
+    def in_panels(self) -> PanelWeight | None:
         return int4_panels(_integers(self.weight)[:, : self.in_features], self.scale)
 
-    def kernel(self, inputs: Float[Tensor, "row in"], form: "_Packed | Tensor") -> Float[Tensor, "row out"]:
-        if isinstance(form, Tensor):
-            return gpu_product(inputs, form, self.scale, "int4")
-        width = self.scale.shape[1] * GROUP
-        if width != self.in_features:
-            inputs = F.pad(inputs, (0, width - self.in_features))
-        outputs = torch._weight_int4pack_mm_for_cpu(inputs, form.weight, GROUP, form.scales)
-        return outputs if outputs.shape[1] == self.out_features else outputs[:, : self.out_features].contiguous()
-
-
-class _Packed(NamedTuple):
-    """Weights in the layout of one of torch's kernels."""
-
-    weight: Tensor  # only the kernel knows the order
-    scales: Tensor  # a factor and an offset, which is 0 here, in bfloat16; of shape (group, out, 2)
+    def bytes_read(self) -> int:
+        """See ``QuantizedLinear.bytes_read``. On a CPU the C reads scales in float32."""
+        more = 0 if self.weight.device.type == "cuda" else 4 - self.scale.element_size()
+        return super().bytes_read() + more * self.scale.numel()
 
 
 def to_int4(weight: Float[Tensor, "out in"]) -> tuple[UInt8[Tensor, "out bytes"], Float[Tensor, "out group"]]:
@@ -151,8 +110,3 @@ def _five_bits(numbers: Tensor) -> Tensor:
     """Returns numbers rounded to five significant bits: 0.7 gives 0.6875."""
     mantissa, exponent = torch.frexp(numbers)
     return torch.ldexp((mantissa * 32).round() / 32, exponent)
-
-
-def _scales_and_zeros(scale: Tensor) -> Tensor:
-    """Returns scales in the order of torch's kernels. Their offsets count from the middle of the sixteen integers."""
-    return torch.stack([scale, torch.zeros_like(scale)], dim=-1).transpose(0, 1).contiguous().bfloat16()

@@ -1,26 +1,26 @@
 """Refuses a scheme that would be slower than full precision on the model's device.
 
 A model is quantized to decode faster. Whether it does depends on the processor, so it is measured, where there is a
-kernel at all: one row through a layer of the shape of the model's largest, quantized and not. The check takes about a
-fifth of a second. Small models are not measured: their weights stay in the caches, and what a scheme does to their
-outputs can be studied anywhere.
+kernel at all: one row through a layer of the shape of the model's largest, quantized and not, in about a fifth of a
+second. Small models are not measured: their weights stay in the caches, and what a scheme does to their outputs can be
+studied anywhere.
 """
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from specdec.execution.packing import can_pack, pack
 from specdec.machine import dtype_name
-from specdec.quantization.base import QuantizedLinear
-from specdec.quantization.dispatch import DispatchedLinear
-from specdec.quantization.methods import METHODS
+from specdec.quantization.base import CUDA_DTYPES, QuantizedLinear
+from specdec.quantization.checkpoint import METHODS
 
 MEASURED_FROM = 1 << 22
 """Weights of the largest layer from which a model is measured; 4,096 x 1,024 in bfloat16 are eight megabytes."""
@@ -32,38 +32,24 @@ MARGIN = 1.1
 """A scheme is refused if it takes a tenth longer than full precision. Less cannot be told from noise in so short a
 time, and where several threads share the memory's bandwidth, fewer bytes count for more than in the one thread here."""
 _REMEDY = "leave quantization out, or give quantization_check=false to have it all the same"
-_CPU_DTYPES = (torch.float32, torch.bfloat16)
-_CUDA_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def obstacle(name: str, dtype: torch.dtype, device: str) -> str | None:
-    """Returns why a kind of device cannot run a scheme fast, as a clause; None if it has a kernel for it.
-
-    Args:
-        name: ``"int8"``, ``"int4"`` (also with ``_compact``) or ``"fp8"``; others are not judged.
-    """
-    scheme = name.removesuffix("_compact")
-    if scheme not in ("int8", "int4", "fp8") or device == "meta":
+    """Return why a kind of device has no kernel for a scheme (a name in ``METHODS``), as a clause; None if it has."""
+    if device == "meta":
         return None
-    if scheme == "fp8" and device != "cuda":
+    if name == "fp8" and device != "cuda":
         return f"fp8 weights need a GPU (CUDA), and this is a {device} device; int8 runs here"
-    if device == "cuda":
-        return None if dtype in _CUDA_DTYPES else f"there is no kernel for it in {dtype_name(dtype)}"
-    if device != "cpu":
+    if device not in ("cuda", "cpu"):
         return f"there is no kernel for it on {device} devices"
-    if dtype not in _CPU_DTYPES:
-        return f"on a CPU there is no kernel for it in {dtype_name(dtype)}, only in float32 and bfloat16"
-    return None
+    dtypes = CUDA_DTYPES if device == "cuda" else (torch.float32, torch.bfloat16)
+    return None if dtype in dtypes else f"there is no kernel for it in {dtype_name(dtype)} on a {device} device"
 
 
-@dataclass(frozen=True)
-class RowTimes:
-    """How long one row takes through a layer, in milliseconds.
+class RowTimes(NamedTuple):
+    """Milliseconds of one row through a layer in full precision, by its fastest product, and with quantized weights.
 
-    Attributes:
-        full: In full precision, by its fastest product.
-        quantized: With quantized weights.
-        shape: The layer's output and input width.
+    ``shape`` is the layer's output and input width.
     """
 
     full: float
@@ -96,36 +82,35 @@ def check_fast(
     shape = largest_linear(model)
     if model.device.type != "cpu" or shape[0] * shape[1] < MEASURED_FROM:
         return
-    measure = measure or measure_row
-    times = measure(name, shape, model.dtype)
-    if times.quantized > MARGIN * times.full:
-        times = measure(name, shape, model.dtype)  # once more before it is refused: the machine may be busy
-    if times.quantized > MARGIN * times.full:
-        dtype = dtype_name(model.dtype)
-        raise ValueError(
-            f"quantization={name!r} is slower than {dtype} on this machine: one row through {times.shape[0]} x "
-            f"{times.shape[1]} weights takes {times.quantized:.2f} ms, and {times.full:.2f} ms in {dtype}; {_REMEDY}"
-        )
+    for _ in range(2):  # once more before it is refused: the machine may be busy
+        times = (measure or measure_row)(name, shape, model.dtype)
+        if times.quantized <= MARGIN * times.full:
+            return
+    dtype = dtype_name(model.dtype)
+    raise ValueError(
+        f"quantization={name!r} is slower than {dtype} on this machine: one row through {times.shape[0]} x "
+        f"{times.shape[1]} weights takes {times.quantized:.2f} ms, and {times.full:.2f} ms in {dtype}; {_REMEDY}"
+    )
 
 
 def largest_linear(model: nn.Module) -> tuple[int, int]:
-    """Returns the output and input width of a model's largest linear layer, quantized or not; (0, 0) without any."""
-    found = [(0, 0)]
+    """Return the output and input width of a model's largest linear layer, quantized or not; (0, 0) without any."""
+    shapes = [(0, 0)]
     for module in model.modules():
         if isinstance(module, nn.Linear | QuantizedLinear):
-            found.append((module.out_features, module.in_features))
+            shapes.append((module.out_features, module.in_features))
         elif isinstance(module, Conv1D):
-            found.append((module.weight.shape[1], module.weight.shape[0]))
-    return max(found, key=lambda shape: shape[0] * shape[1])
+            shapes.append((module.weight.shape[1], module.weight.shape[0]))
+    return max(shapes, key=lambda shape: shape[0] * shape[1])
 
 
+@torch.inference_mode()
 def measure_row(name: str, shape: tuple[int, int], dtype: torch.dtype) -> RowTimes:
-    """Returns how long one row takes through a layer on one thread of the CPU, the least of some runs that take turns.
+    """Return how long one row takes through a layer on one thread of the CPU, the least of some runs that take turns.
 
-    Several threads would wait for each other on a busy machine, for longer than the product takes.
-
-    A layer of more weights than are needed for the comparison is measured with fewer output channels. Before every run
-    the caches are filled with something else, as the other layers do in a model: so the weights come from memory.
+    Several threads would wait for each other on a busy machine, for longer than the product takes. A layer of more
+    weights than are needed is measured with fewer output channels. Before every run the caches are filled with
+    something else, as the other layers do in a model: so the weights come from memory.
     """
     out, width = shape
     out = min(out, max(_ROWS_STEP, _AT_MOST // width // _ROWS_STEP * _ROWS_STEP))
@@ -133,36 +118,22 @@ def measure_row(name: str, shape: tuple[int, int], dtype: torch.dtype) -> RowTim
     weight = (torch.randn(out, width, generator=generator) / width**0.5).to(dtype)
     inputs = torch.randn(1, width, generator=generator).to(dtype)
     layer = METHODS[name](weight, None)
-    threads = torch.get_num_threads()
+    full = pack(weight) if can_pack(weight) else None
+    # The choice of the product is Python, which is no part of a captured forward.
+    ways = [
+        partial(F.linear, inputs, weight) if full is None else partial(full, inputs, None),
+        partial(layer, inputs) if (panels := layer.panels()) is None else partial(panels, inputs, None),
+    ]
+    other, least, threads = torch.ones(_CACHES), [float("inf")] * 2, torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _timed(layer, weight, inputs)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _timed(layer: DispatchedLinear, weight: Tensor, inputs: Tensor) -> RowTimes:
-    other = torch.ones(_CACHES)
-    with torch.inference_mode():
-        packed = pack(weight) if can_pack(weight) else None
-        row = layer.panels()
-        form = layer.form_for(1) if row is None else None
-
-        def full() -> Tensor:
-            return F.linear(inputs, weight) if packed is None else packed(inputs, None)
-
-        def quantized() -> Tensor:
-            # The choice of the product is Python, which is no part of a captured forward.
-            if row is not None:
-                return row(inputs, None)
-            return layer(inputs) if form is None else layer.by_kernel(inputs, form)
-
-        least = [float("inf")] * 2
         for run in range(_RUNS + 1):
-            for side, product in enumerate((full, quantized)):
+            for side, product in enumerate(ways):
                 other.sum()
                 start = time.perf_counter()
                 product()
                 if run:  # the first one warms up
                     least[side] = min(least[side], time.perf_counter() - start)
-    return RowTimes(1000 * least[0], 1000 * least[1], (weight.shape[0], weight.shape[1]))
+    finally:
+        torch.set_num_threads(threads)
+    return RowTimes(1000 * least[0], 1000 * least[1], (out, width))

@@ -27,8 +27,7 @@ from specdec.forward import ForwardBatch
 from specdec.memory import ran_out
 from specdec.origin import first_sentence
 from specdec.placement import main_device
-from specdec.quantization.base import rounded_to
-from specdec.quantization.stored import output_width
+from specdec.quantization.base import output_width, rounded_to
 from specdec.recurrent.discovery import ROWS, TOKENS, Attributes, find_mixers
 from specdec.recurrent.mixer import Mixer
 from specdec.target.support import check_supported, differs, explain, noted_masks, position_limit, reaches

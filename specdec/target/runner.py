@@ -133,22 +133,22 @@ class ModelRunner:
             self._look(thoroughly=False)
         return self._version
 
-    def weight_bytes(self, rows: int = 1) -> int:
-        """Return the bytes of weights that a forward of this many tokens reads at least once (``weights_read``).
+    def weight_bytes(self) -> int:
+        """Return the bytes of weights that a forward reads at least once (``weights_read``).
 
         Where the executor multiplies by copies of weights, which may have fewer bits, their bytes count.
         """
-        return self._weights_read(rows).bytes
+        return self._weights_read().bytes
 
     @property
     def bytes_per_weight(self) -> float:
         """The bytes that a forward of one token reads per weight, from copies where the executor has them."""
-        return self._weights_read(1).bytes_per_weight
+        return self._weights_read().bytes_per_weight
 
-    def _weights_read(self, rows: int) -> WeightsRead:
+    def _weights_read(self) -> WeightsRead:
         with self._lock:
             self._look()
-            return weights_read(self.model, rows, self.executor.copies())
+            return weights_read(self.model, self.executor.copies())
 
     def run(self, batch: ForwardBatch, cache: Cache | None = None) -> ForwardOutput:
         """Run one forward, which leaves the keys and values of its nodes in the runner's cache, or in another one.

@@ -12,8 +12,7 @@ from specdec.llama_shapes import LlamaShape
 from specdec.machine import dtype_name
 from specdec.placement import main_device
 from specdec.quantization import quantization_of
-from specdec.quantization.base import num_weights, weights_read
-from specdec.quantization.stored import output_width
+from specdec.quantization.base import num_weights, output_width, weights_read
 from specdec.target.adapters import Adapters
 from specdec.target.grammars import Grammars
 from specdec.target.loading import find_tokenizer, load, load_tokenizer

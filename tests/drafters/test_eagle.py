@@ -236,7 +236,7 @@ def test_binding_changes_no_head_and_shares_its_weights(model) -> None:
         _ = drafter.models[0].version
 
 
-@pytest.mark.parametrize("name", ["int8", "int4_compact"])
+@pytest.mark.parametrize("name", ["int8", "int4"])
 def test_a_head_drafts_in_fewer_bits_and_the_output_is_the_targets(name: str) -> None:
     """An output layer that it borrows is quantized for the head alone, and the head that was given stays as it is."""
     model = tiny_model("llama", vocab_size=VOCAB, scale=2.0)

@@ -78,8 +78,7 @@ def test_a_tokens_logits_do_not_depend_on_the_forward(
 
 
 def test_quantized_weights_have_one_way_of_rounding_and_nan_spoils_its_own_row() -> None:
-    """The int8 kernel for up to four rows rounds otherwise than the products for more."""
-    runner, given = runner_for(quantize(model_in(torch.bfloat16), "int8_compact")), tokens()
+    runner, given = runner_for(quantize(model_in(torch.bfloat16), "int8")), tokens()
     plain = one_by_one(runner, given)
     assert same(chain(runner, given, slot=1), plain)
     assert same(trees(runner, given, [20], [2])[0, PATH], plain[20:25])

@@ -19,7 +19,7 @@ from specdec.execution.products import PanelWeight, panels
 from specdec.machine import cpu
 from specdec.native import native_library
 from specdec.quantization import METHODS, quantize
-from specdec.quantization.dispatch import DispatchedLinear
+from specdec.quantization.base import QuantizedLinear
 from tests.models import COMMON
 
 needs_compiler = pytest.mark.skipif(native_library() is None, reason="no C compiler, or no AVX2")
@@ -49,10 +49,10 @@ def on(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
     return library
 
 
-def made_by(scheme: str, weight: Tensor, bias: Tensor | None) -> DispatchedLinear:
+def made_by(scheme: str, weight: Tensor, bias: Tensor | None) -> QuantizedLinear:
     """A layer with these weights in a scheme."""
     layer = METHODS[scheme](weight, bias)
-    assert isinstance(layer, DispatchedLinear)
+    assert isinstance(layer, QuantizedLinear)
     return layer
 
 
@@ -106,7 +106,7 @@ def test_one_number_with_too_many_digits_keeps_32_bits(value: float) -> None:
 def test_quantized_weights_are_multiplied(on: ctypes.CDLL, scheme: str, dtype: torch.dtype) -> None:
     for out, width in ((48, 192), (70, 90)):  # the last group of int4 may be smaller
         layer = made_by(scheme, noise(out, width, dtype=dtype), noise(out, dtype=dtype))
-        made = layer.panels_form()
+        made = layer.in_panels()
         assert made is not None
         # The stored numbers themselves: bfloat16 would round int8's products with their scales.
         wide = made_by(scheme, noise(out, width, dtype=dtype), None).to(torch.float64)
@@ -144,7 +144,7 @@ def test_a_row_has_the_same_bits_among_any_number(on: ctypes.CDLL, kind: str) ->
     for out, width in ((70, 192), (37, 67)):
         weight = noise(out, width, dtype=dtype)
         weight = weight.bfloat16().to(dtype) if "16" in kind else weight
-        product = made_by(kind[:4], weight, None).panels_form() if kind.startswith("int") else panels(weight)
+        product = made_by(kind[:4], weight, None).in_panels() if kind.startswith("int") else panels(weight)
         assert product is not None
         inputs = noise(130, width, dtype=dtype)
         alone = torch.cat([product(row, None) for row in inputs.split(1)])

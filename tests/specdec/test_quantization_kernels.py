@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specdec.quantization import int4
-from specdec.quantization.dispatch import CUDA_ROWS
+from specdec.quantization import METHODS, int4
+from specdec.quantization.base import CUDA_ROWS
 from specdec.quantization.fp8 import from_fp8, to_fp8
 from specdec.quantization.int4 import from_int4, to_int4
 from specdec.quantization.int8 import from_int8, to_int8
-from specdec.quantization.methods import METHODS
 
 triton = pytest.importorskip("triton")
 kernels = pytest.importorskip("specdec.kernels.products")

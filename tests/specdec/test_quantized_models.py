@@ -18,7 +18,6 @@ from specdec.execution import frozen
 from specdec.execution.packing import plain_weights
 from specdec.quantization import METHODS, quantization_of, quantize
 from specdec.quantization.base import QuantizedLinear, num_weights, rounded_to, weights_read
-from specdec.quantization.dispatch import KERNEL_ROWS, KERNEL_ROWS_FLOAT32
 from specdec.quantization.int4 import Int4Linear
 from specdec.quantization.int8 import Int8Linear, from_int8
 from specdec.target.loading import load_model, load_tokenizer
@@ -63,7 +62,7 @@ def test_models_are_their_dequantized_selves(architecture: str, name: str) -> No
 
 
 def test_speculation_with_a_quantized_target_is_plain_decoding_with_it() -> None:
-    target = Target(quantized(tiny_model().double(), "int4_compact"))
+    target = Target(quantized(tiny_model().double(), "int4"))
     draft = ModelDrafter(tiny_model().double(), [2, 2, 1], sampling="deterministic")  # what the target was before
     engine = Engine(target, draft, RejectionVerifier(), max_batch_size=2, max_length=64)
     sampling = SamplingParams(max_new_tokens=16)
@@ -98,8 +97,7 @@ def test_what_speculation_decodes_otherwise_was_a_tie(name: str, dtype: torch.dt
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_bytes_are_counted(tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specdec.quantization.dispatch._native", lambda: True)  # elsewhere kernels take all rows
+def test_bytes_are_counted(tied: bool) -> None:
     model = small(tied=tied)
     linear = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
     norms = 5 * 32
@@ -110,25 +108,18 @@ def test_bytes_are_counted(tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     target = Target(quantize(model, "int8"))
     runner = ModelRunner(target.model, max_batch_size=1, max_length=16)
     few = linear + 2 * outputs + 2 * norms
-    assert runner.weight_bytes() == runner.weight_bytes(KERNEL_ROWS) == few
-    with monkeypatch.context() as without:  # many rows are multiplied from copies
-        without.setattr("specdec.execution.products.native_library", lambda: None)
-        copied = ModelRunner(quantize(small(tied=tied), "int8"), max_batch_size=1, max_length=16)
-        assert copied.weight_bytes(KERNEL_ROWS + 1) == 2 * (linear + norms)
+    assert runner.weight_bytes() == few
     assert target.bytes_per_weight == pytest.approx(few / (linear + norms))
-    compact = quantized(small(tied=tied), "int8_compact")
-    assert weights_read(compact, 100).bytes == few
     heads = 1 if tied else 2  # of the models that ``small`` takes
     assert runner.bytes_per_token == 2 * 2 * heads * 8 * 2  # layers x (K and V) x kv heads x head_dim x bfloat16
 
 
-@pytest.mark.parametrize("name", ["int4", "int4_compact"])
-def test_two_int4_weights_are_in_a_byte(name: str) -> None:
-    before, model = small(), quantize(small(), name)
+def test_two_int4_weights_are_in_a_byte() -> None:
+    before, model = small(), quantize(small(), "int4")
     assert num_weights(model) == Target(model).num_parameters == before.num_parameters()
     read, layers = weights_read(model), [module for module in model.modules() if isinstance(module, Int4Linear)]
     assert read.weights == weights_read(before).weights
-    scales = sum(2 * 2 * layer.scale.numel() for layer in layers)  # each with an offset, in bfloat16
+    scales = sum(2 * 2 * layer.scale.numel() for layer in layers)  # the C reads them in float32
     assert read.bytes == sum(layer.num_weights for layer in layers) / 2 + scales + 2 * 5 * 32
 
 
@@ -140,14 +131,13 @@ def test_unknown_names_and_twice_are_refused() -> None:
         quantize(quantize(small(), "int8"), "int8")
 
 
-# Through the kernel and through the copies.
-INPUTS = [torch.randn(rows, 32, generator=torch.Generator().manual_seed(rows)) for rows in (1, KERNEL_ROWS_FLOAT32 + 3)]
+INPUTS = [torch.randn(rows, 32, generator=torch.Generator().manual_seed(rows)) for rows in (1, 11)]
 
 
-def filled(seed: int, *, dtype: torch.dtype = torch.bfloat16, keep_copy: bool = True) -> Int8Linear:
+def filled(seed: int, *, dtype: torch.dtype = torch.bfloat16) -> Int8Linear:
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(16, 32, generator=generator).to(dtype)
-    return Int8Linear(weight, torch.randn(16, generator=generator).to(dtype), keep_copy=keep_copy)
+    return Int8Linear(weight, torch.randn(16, generator=generator).to(dtype))
 
 
 def outputs(layer: Int8Linear) -> list[Tensor]:
@@ -156,22 +146,19 @@ def outputs(layer: Int8Linear) -> list[Tensor]:
 
 @torch.inference_mode()
 def logits(model: PreTrainedModel) -> list[Tensor]:
-    return [model(torch.arange(3, 3 + length)[None] % 64).logits for length in (2, KERNEL_ROWS + 5)]
+    return [model(torch.arange(3, 3 + length)[None] % 64).logits for length in (2, 9)]
 
 
 def assert_same(found: list[Tensor], expected: list[Tensor]) -> None:
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("dtype", "keep_copy", "assign"),
-    [(torch.float32, True, False), (torch.bfloat16, True, True), (torch.bfloat16, False, False)],
-)
-def test_other_numbers_are_used_as_soon_as_they_are_loaded(dtype: torch.dtype, keep_copy: bool, assign: bool) -> None:
+@pytest.mark.parametrize(("dtype", "assign"), [(torch.float32, False), (torch.bfloat16, True)])
+def test_other_numbers_are_used_as_soon_as_they_are_loaded(dtype: torch.dtype, assign: bool) -> None:
     """In inference mode, too: its tensors have no version to tell that they were changed."""
     for inference in (False, True):
         with torch.inference_mode(inference):
-            layer, other = (filled(seed, dtype=dtype, keep_copy=keep_copy) for seed in (1, 2))
+            layer, other = (filled(seed, dtype=dtype) for seed in (1, 2))
             before = outputs(layer)
             layer.load_state_dict(other.state_dict(), assign=assign)
             assert_same(outputs(layer), outputs(other))
@@ -217,7 +204,7 @@ def test_pickles_and_copies_have_the_numbers_alone_and_compute_the_same(name: st
 @pytest.mark.parametrize(
     ("architecture", "name"),
     [
-        *(("llama_mqa_tied", name) for name in ("int8", "int4_compact", "fp8")),
+        *(("llama_mqa_tied", name) for name in ("int8", "int4", "fp8")),
         ("gpt2", "int8"),
         *(complete(name, "int4", strong=False) for name in ("llama", "qwen2", "gemma3", "phi3")),
     ],
@@ -239,16 +226,18 @@ def test_a_saved_model_is_read_back_as_it_was(architecture: str, name: str, tmp_
 
 def test_a_stored_model_says_so_and_is_a_model(tmp_path: Path) -> None:
     """It has a name, may be cast, and drafts."""
-    model = quantize(small(tied=True), "int8_compact")
+    model = quantize(small(tied=True), "int8")
     model.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    assert config["quantization_config"] == {"quant_method": "specdec", "scheme": "int8_compact"}
+    assert config["quantization_config"] == {"quant_method": "specdec", "scheme": "int8"}
     assert config["tie_word_embeddings"] is False, "the output layer has numbers of its own"
+    path = tmp_path / "config.json"  # as earlier versions called layers without copies
+    path.write_text(path.read_text().replace('"scheme": "int8"', '"scheme": "int8_compact"'))
     # transformers itself reads it, now that it knows the scheme.
-    assert quantization_of(AutoModelForCausalLM.from_pretrained(tmp_path)) == "int8_compact"
+    assert quantization_of(AutoModelForCausalLM.from_pretrained(tmp_path)) == "int8"
     load_tokenizer("bundled/target").save_pretrained(tmp_path)
     target = Target.from_pretrained(str(tmp_path), dtype="bfloat16", device="cpu")
-    assert target.name == f"{tmp_path} in int8_compact" and target.dtype is torch.bfloat16
+    assert target.name == f"{tmp_path} in int8" and target.dtype is torch.bfloat16
     assert isinstance(target.tokenizer, PreTrainedTokenizerFast)
     drafter = ModelDrafter.from_pretrained(str(tmp_path), dtype="bfloat16", device="cpu", shape=2)
     assert_same(logits(drafter.model), logits(target.model))
@@ -259,7 +248,7 @@ def test_what_is_stored_is_quantized_once(tmp_path: Path) -> None:
     quantize(small(), "int8").save_pretrained(tmp_path)
     assert quantization_of(load_model(str(tmp_path), quantization="int8", device="cpu")) == "int8"
     with pytest.raises(ValueError, match="quantized already"):
-        load_model(str(tmp_path), quantization="int8_compact", device="cpu")
+        load_model(str(tmp_path), quantization="int4", device="cpu")
     with pytest.raises(ValueError, match="stored in int8; inflate"):
         load_model(str(tmp_path), inflate="110m", device="cpu")
     # A scheme of another version.
@@ -269,10 +258,10 @@ def test_what_is_stored_is_quantized_once(tmp_path: Path) -> None:
         load_model(str(tmp_path), device="cpu")
 
 
-@pytest.mark.parametrize(("dtype", "keep_copy"), [(torch.float32, True), (torch.bfloat16, False)])
-def test_gradients_pass_through(dtype: torch.dtype, keep_copy: bool) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_pass_through(dtype: torch.dtype) -> None:
     """Heads may be trained on what a quantized model gives, after it has decoded."""
-    layer = filled(1, dtype=dtype, keep_copy=keep_copy)
+    layer = filled(1, dtype=dtype)
     with torch.inference_mode(), plain_weights():
         outputs(layer)
     for rows in INPUTS:

@@ -47,7 +47,7 @@ SPILLED = 64
 USUAL = ("Llama-3.1-8B, decoding", "Llama-3.1-8B, 16 nodes", "Llama-3.1-8B, prefill", "Gemma-2-9B")
 """Cases of attention that are compiled for every capability and by every Triton."""
 ROWS = (1, 24, 60, 300)
-PER_BYTE = {"int4_compact": 0.30, "int8": 0.22, "fp8": 0.20}
+PER_BYTE = {"int4": 0.30, "int8": 0.22, "fp8": 0.20}
 """Instructions of a warp for every byte of weights that an H100 can afford: at one per clock and scheduler, it needs
 0.28 for the 3.35 TB/s of its memory, and 0.55 to take 0.6 of the time of bfloat16 with half a byte per weight."""
 _BINARIES = Path(triton.backends.nvidia.__file__).parent / "bin"
@@ -249,8 +249,8 @@ MUTANTS = {
 }
 """Tiles that do not suit a Llama's attention, and what is to be said of them."""
 BLOCKS = {
-    "int4_compact, too few warps": ((64, 128, 64, 2, 192), "spills"),
-    "int4_compact, too few channels": ((64, 16, 64, 4, 192), "instructions per byte"),
+    "int4, too few warps": ((64, 128, 64, 2, 192), "spills"),
+    "int4, too few channels": ((64, 16, 64, 4, 192), "instructions per byte"),
 }
 """The same for blocks of a product: registers do not suffice; every warp makes numbers of all weights."""
 
@@ -272,7 +272,7 @@ def not_rejected(compiler: Compiler) -> list[str]:
             fake_cuda(compiler.capability, compiles=True),
             patch.object(products, "_BLOCKS", (products._Blocks(*sizes),)),
         ):
-            _product(compiler, name, "int4_compact", 64)
+            _product(compiler, name, "int4", 64)
         if not any(reason in found for found in problems_of(compiler)):
             passed.append(name)
     return [f"NOT REJECTED: {name}" for name in passed]

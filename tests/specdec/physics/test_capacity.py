@@ -26,7 +26,7 @@ from specdec.physics.capacity import (
 from specdec.physics.precision import Precision, stored
 from specdec.physics.reading import COUNTED, DEFAULTS, TIED, MissingSizeError, read_shape
 from specdec.quantization import quantize
-from specdec.quantization.dispatch import DispatchedLinear
+from specdec.quantization.base import QuantizedLinear
 from specdec.slot_memory import SlotMemory
 from tests.architectures import MODEL_TYPES, tiny, tiny_config
 from tests.public_models import CONFIGS, LLAMA_8B, LLAMA_70B, ROUND_8B
@@ -212,7 +212,7 @@ def test_quantized_weights_take_what_is_planned(model_type: str, scheme: str) ->
     config = tiny_config(model_type, **sizes)
     model = AutoModelForCausalLM.from_config(config).float().eval()
     quantize(model, scheme, check=False)
-    layers = [module for module in model.modules() if isinstance(module, DispatchedLinear)]
+    layers = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
     held = sum(layer.weight.numel() * layer.weight.element_size() for layer in layers)
     if scheme != "int8":
         held += sum(layer.scale.numel() * layer.scale.element_size() for layer in layers)
