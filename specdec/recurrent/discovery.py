@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.cache.states import StateKey, StateShape, StateView
-from specdec.recurrent.mixer import Forward, Given, Mixer, forwards_replaced
-from specdec.recurrent.paths import Path, part_at, replaced, tensors_in
+from specdec.recurrent.mixer import Forward, Given, Mixer, Path, forwards_replaced, part_at, replaced, tensors_in
 
 ROWS, TOKENS = 3, 13
 """The size of the trial: numbers that are no size of a model, so that tensors with a row per row are known by them."""
@@ -23,11 +22,7 @@ _APART_IN_HALF = 5e-2
 
 
 class Attributes:
-    """The attributes of a model's modules, which are put back after the ``with`` block.
-
-    Args:
-        model: The model.
-    """
+    """The attributes of a model's modules, which are put back after the ``with`` block."""
 
     def __init__(self, model: nn.Module):
         self._names = {module: name for name, module in model.named_modules()}
@@ -61,8 +56,7 @@ def find_mixers(model: nn.Module, run: Callable[[], object], view: StateView) ->
     """Return the recurrent layers of a model.
 
     Args:
-        model: The model.
-        run: Runs its forward over ``ROWS`` rows of ``TOKENS`` tokens.
+        run: Runs the model's forward over ``ROWS`` rows of ``TOKENS`` tokens.
         view: What the cache of that forward answers to layers that ask for states, and where it notes them.
 
     Raises:
@@ -114,13 +108,9 @@ class _Trace:
 
 
 class _Trial:
-    """Calls of one recurrent layer alone, on the arguments that it had in the model's forward.
+    """Calls of one recurrent layer alone, on the arguments that it had in the model's forward (``trace``).
 
-    Args:
-        model: The model.
-        name: The layer's name.
-        kept: The states that it stored.
-        trace: The forward.
+    ``kept`` are the states that it stored.
     """
 
     def __init__(self, model: nn.Module, name: str, kept: Mapping[StateKey, Tensor], trace: _Trace):

@@ -1,6 +1,6 @@
 """A recurrent layer as a value: the states that it keeps from token to token, and how it may be called."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from transformers import Cache as TransformersCache
 
 from specdec.cache.states import StateKey, StateShape, StateView
-from specdec.recurrent.paths import Path
 
 Forward = Callable[..., Any]
 Given = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and named arguments of a call."""
+Path = tuple[int | str, ...]
+"""Where something stands in nested tuples, lists and dicts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,13 +47,9 @@ class Mixer:
     def call(
         self, model: nn.Module, forward: Forward, given: Given, view: StateView
     ) -> tuple[Any, dict[StateKey, Tensor]]:
-        """Return the layer's result for some tokens, and its states behind them.
+        """Return the result of the layer's own ``forward`` for some tokens, and its states behind them.
 
-        Args:
-            model: The model that it belongs to.
-            forward: Its own forward.
-            given: The arguments.
-            view: Has the states before the tokens.
+        ``view`` has the states before the tokens.
         """
         attributes = self.attributes(model)
         for key, (module, name) in attributes.items():
@@ -89,3 +86,34 @@ def forwards_replaced(forwards: Mapping[nn.Module, Forward]) -> Iterator[None]:
             del vars(module)["forward"]
             if own is not None:
                 vars(module)["forward"] = own
+
+
+def tensors_in(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
+    """Yield all tensors of a nested value with their paths."""
+    if isinstance(value, Tensor):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for name, part in value.items():
+            yield from tensors_in(part, (*path, name))
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for index, part in enumerate(value):
+            yield from tensors_in(part, (*path, index))
+
+
+def part_at(value: Any, path: Path) -> Any:
+    """Return what stands at a path."""
+    for step in path:
+        value = value[step]
+    return value
+
+
+def replaced(value: Any, parts: Mapping[Path, Any], path: Path = ()) -> Any:
+    """Return a nested value with other parts at some paths; what has none of them is the same object."""
+    if path in parts:
+        return parts[path]
+    if not any(other[: len(path)] == path for other in parts):
+        return value
+    if isinstance(value, Mapping):
+        return {name: replaced(part, parts, (*path, name)) for name, part in value.items()}
+    rebuilt = [replaced(part, parts, (*path, index)) for index, part in enumerate(value)]
+    return rebuilt if isinstance(value, list) else tuple(rebuilt)

@@ -8,6 +8,7 @@ once behind them.
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,21 +17,125 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from specdec.cache.states import States, StateView
+from specdec.cache.states import Pending, States, StateView
 from specdec.forward import ForwardBatch
-from specdec.recurrent.mixer import Forward, Given, Mixer, forwards_replaced
-from specdec.recurrent.order import Call, calls_again, calls_of, calls_one_by_one
-from specdec.recurrent.paths import Path, part_at, replaced
+from specdec.recurrent.mixer import Forward, Given, Mixer, Path, forwards_replaced, part_at, replaced
 from specdec.topology import Topology
 
 
-class Recurrence:
-    """The recurrent layers of a model.
+class Call(NamedTuple):
+    """One call of a recurrent layer.
 
-    Args:
-        model: The model.
-        mixers: Its recurrent layers; none in a model of attention alone, where nothing happens.
+    Attributes:
+        rows: Rows of the forward, one for each row of the call.
+        columns: The nodes of each; one row of them where all are alike.
+        slots: The slot of every row of the call.
+        before: The place of the state that each starts from (``specdec.cache.states``); None if nothing came before.
+        after: The place of the state that each leaves.
+        depth: How deep the nodes are, the root's being 0; 0 for pieces.
     """
+
+    rows: Int[Tensor, "pair 1"]
+    columns: Int[Tensor, "pair node"]
+    slots: Int[Tensor, " pair"]
+    before: Int[Tensor, " pair"] | None
+    after: Int[Tensor, " pair"]
+    depth: int = 0
+
+
+def calls_of(batch: ForwardBatch, *, one_by_one: bool) -> list[Call]:
+    """Return the calls for a forward of trees, or of pieces of prompts.
+
+    Calls never mix rows that have a state with rows that have none. A tree takes one call per level: its nodes of one
+    depth, over all rows; levels that are not in the forward, of a tree that grows, have been run before. Pieces of
+    prompts take one call for all rows with equally many tokens, so that padding never reaches a layer; a layer that
+    takes tokens ``one_by_one`` behind a state takes as many calls.
+    """
+    fresh = (batch.lengths == 0).cpu().numpy()
+    found = _of_levels(batch, fresh) if batch.counts is None else _of_pieces(batch, fresh, one_by_one=one_by_one)
+    return list(found)
+
+
+def calls_again(batch: ForwardBatch, pending: Pending, *, one_by_one: bool) -> list[Call]:
+    """Return the calls over the accepted paths that are not in the final states of a forward's slots.
+
+    Their rows are slots (``Pending.inputs``). There is one call for all rows with equally many nodes.
+    """
+    counts = pending.counts[batch.slots].cpu().numpy()
+    if not counts.any():
+        return []
+    paths, slots = pending.path[batch.slots].cpu().numpy(), batch.slots.cpu().numpy()
+    found = []
+    for count in sorted({*counts.tolist()} - {0}):
+        row = np.flatnonzero(counts == count)
+        final = np.zeros(len(row), dtype=np.int64)
+        for columns in np.split(paths[row, :count], count if one_by_one else 1, axis=1):
+            of_slots = torch.from_numpy(slots[row, None]).to(batch.slots.device)
+            found.append(_call(batch.slots, row, columns, final, final)._replace(rows=of_slots))
+    return found
+
+
+def calls_one_by_one(batch: ForwardBatch, chosen: Int[np.ndarray, " node"]) -> list[Call]:
+    """Return a call for each of some nodes of a forward, numbered row by row; rows of the calls count these nodes."""
+    fresh, first = (batch.lengths == 0).cpu().numpy(), batch.topology.width - batch.nodes
+    parents = batch.topology.parents.cpu().expand(batch.batch, -1).numpy()
+    found = []
+    for place, (row, node) in enumerate(zip(*divmod(chosen, batch.nodes), strict=True)):
+        if batch.counts is not None and node >= batch.counts[row]:
+            continue  # padding
+        before, after = (parents[row, first + node] + 1, first + node + 1) if batch.counts is None else (node > 0, 1)
+        nothing = fresh[row] and first + node == 0
+        before, after = (np.array([number], dtype=np.int64) for number in (before, after))
+        column = np.zeros((1, 1), dtype=np.int64)
+        call = _call(batch.slots, row[None], column, None if nothing else before, after)
+        found.append(call._replace(rows=torch.full_like(call.rows, place)))
+    return found
+
+
+def _of_levels(batch: ForwardBatch, fresh: np.ndarray) -> Iterator[Call]:
+    topology, rows, first = batch.topology, batch.batch, batch.topology.width - batch.nodes
+    depth = topology.depth.cpu().expand(rows, -1).numpy()
+    parents = topology.parents.cpu().expand(rows, -1).numpy()
+    for level in np.unique(depth[:, first:]):
+        row, node = np.nonzero(depth == level)
+        row, node = row[node >= first], node[node >= first]
+        for nothing in (False, True) if level == 0 else (False,):
+            some = fresh[row] == nothing if level == 0 else slice(None)
+            if len(row[some]):
+                before = None if nothing else parents[row[some], node[some]] + 1
+                columns = node[some][:, None] - first
+                yield _call(batch.slots, row[some], columns, before, node[some] + 1)._replace(depth=int(level))
+
+
+def _of_pieces(batch: ForwardBatch, fresh: np.ndarray, *, one_by_one: bool) -> Iterator[Call]:
+    counts = batch.counts
+    assert counts is not None, "a piece of a prompt"
+    for nothing in (True, False):
+        for count in sorted({*counts[fresh == nothing].tolist()} - {0}):
+            row = np.flatnonzero((fresh == nothing) & (counts == count))
+            cuts = range(count) if one_by_one and not nothing else range(0, count, count)
+            for start in cuts:
+                stop = start + 1 if one_by_one and not nothing else count
+                before = None if nothing else np.full(len(row), int(start > 0))
+                yield _call(batch.slots, row, np.arange(start, stop)[None], before, np.ones(len(row), dtype=np.int64))
+
+
+def _call(
+    slots: Int[Tensor, " batch"], row: np.ndarray, columns: np.ndarray, before: np.ndarray | None, after: np.ndarray
+) -> Call:
+    device = slots.device
+    rows = torch.from_numpy(row).to(device)
+    return Call(
+        rows=rows[:, None],
+        columns=torch.from_numpy(columns).to(device),
+        slots=slots[rows],
+        before=None if before is None else torch.from_numpy(before).to(device),
+        after=torch.from_numpy(after).to(device),
+    )
+
+
+class Recurrence:
+    """The recurrent layers of a model: none in a model of attention alone, where nothing happens."""
 
     def __init__(self, model: nn.Module, mixers: Sequence[Mixer]):
         self._model, self.mixers = model, mixers
@@ -42,7 +147,7 @@ class Recurrence:
             return
         assert states is not None, "the cache was made for another model"
         states.check(batch.slots, batch.lengths)
-        calls = dict[bool, _Calls]()
+        calls = dict[bool, tuple[list[Call], list[Call]]]()
         for kind in {mixer.one_by_one for mixer in self.mixers}:
             again = [] if states.pending is None else calls_again(batch, states.pending, one_by_one=kind)
             calls[kind] = calls_of(batch, one_by_one=kind), again
@@ -80,12 +185,12 @@ class Recurrence:
             yield
             return
         assert self._aimed is not None, "aim was called"
-        batch, states, calls, final, in_block = self._aimed
+        batch, states, final = self._aimed.batch, self._aimed.states, self._aimed.final
         with ExitStack() as stack:
             for mixer in self.mixers:
                 module = self._model.get_submodule(mixer.name)
                 stack.enter_context(mixer.attributes_kept(self._model))
-                steps = _Steps(self._model, mixer, module.forward, batch, states, *calls[mixer.one_by_one], in_block)
+                steps = _Steps(self._model, mixer, module.forward, self._aimed)
                 stack.enter_context(forwards_replaced({module: steps.run}))
             yield
         if states.pending is not None:
@@ -95,95 +200,80 @@ class Recurrence:
             states.commit(final.slots, final.slots.new_empty(final.batch, 0), counts)
 
 
+@dataclass
 class _Steps:
-    """One recurrent layer in one forward.
+    """One recurrent layer, whose own forward is ``forward``, in the forward that was aimed at."""
 
-    Args:
-        model: The model.
-        mixer: The layer.
-        forward: Its own forward.
-        batch: The forward of the model.
-        states: Where states are.
-        calls: The calls to make, in order.
-        again: Those before them, over accepted paths that are not in the final states.
-        in_block: Whether rows are single tokens, which a block of one size holds however many calls there are.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        mixer: Mixer,
-        forward: Forward,
-        batch: ForwardBatch,
-        states: States,
-        calls: Sequence[Call],
-        again: Sequence[Call],
-        in_block: bool,
-    ):
-        self._again, self._in_block = again, in_block
-        self._model, self._mixer, self._forward = model, mixer, forward
-        self._batch, self._states, self._calls = batch, states, calls
-        self._module = model.get_submodule(mixer.name)
+    model: nn.Module
+    mixer: Mixer
+    forward: Forward
+    aim: "_Aim"
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Return the layer's result for all nodes."""
-        given, batch, mixer = (args, kwargs), self._batch, self._mixer
-        inputs = {path: _by_row(part_at(given, path), batch.batch) for path in mixer.takes}
-        self._settle(given, inputs)
-        if not self._calls:  # padding alone, whose outputs nobody reads
-            return mixer.call(self._model, self._forward, given, StateView(None))[0]
+        given, batch, mixer = (args, kwargs), self.aim.batch, self.mixer
+        calls, again = self.aim.calls[mixer.one_by_one]
+        inputs = {path: part_at(given, path) for path in mixer.takes}
+        inputs = {path: each.expand(batch.batch, *each.shape[1:]) for path, each in inputs.items()}
+        self._settle(given, inputs, again)
+        if not calls:  # padding alone, whose outputs nobody reads
+            return mixer.call(self.model, self.forward, given, StateView(None))[0]
         # A single call reads nothing twice.
-        several = len(self._calls) > 1 or self._in_block
+        several = len(calls) > 1 or self.aim.in_block
         projected = self._projected(given) if several else {}
         outputs: dict[Path, Tensor] = {}
         with ExitStack() as stack:
-            last = None
+            finish: Forward | None = None
             if several and mixer.last is not None:
-                name, path = mixer.last
-                module = self._module.get_submodule(name)
-                last = path, module.forward
+                module = self.model.get_submodule(mixer.name).get_submodule(mixer.last[0])
+                finish = module.forward
                 stack.enter_context(forwards_replaced({module: lambda rows: rows}))
             result = None
-            for call in self._calls:
+            for call in calls:
                 cut = {path: _cut(each, call) for path, each in inputs.items()}
-                known = {linear: partial(_known, _cut(each, call)) for linear, each in projected.items()}
+                known = {
+                    linear: partial(lambda output, inputs: output, _cut(each, call))
+                    for linear, each in projected.items()
+                }
                 with forwards_replaced(known):
                     result = self._step(replaced(given, cut), call)
                 for path in mixer.gives:
-                    _put(outputs, path, part_at(result, path), call, batch)
-        if last is not None:
-            path, finish = last
-            outputs[path] = finish(outputs[path])
+                    part = part_at(result, path)
+                    if path not in outputs:
+                        outputs[path] = part.new_zeros(batch.batch, batch.nodes, *part.shape[2:])
+                    outputs[path][call.rows.to(part.device), call.columns.to(part.device)] = part
+        if finish is not None and mixer.last is not None:
+            outputs[mixer.last[1]] = finish(outputs[mixer.last[1]])
         return replaced(result, outputs)
 
     def _step(self, given: Given, call: Call) -> Any:
         """Return the layer's result for the tokens of one call, and store the states that it leaves."""
-        states, before = self._states, None
+        states, before = self.aim.states, None
         if call.before is not None:
             drafted = call.depth > 1
-            before = {key: states.before(key, call.slots, call.before, drafted=drafted) for key in self._mixer.states}
-        result, after = self._mixer.call(self._model, self._forward, given, StateView(before))
+            before = {key: states.before(key, call.slots, call.before, drafted=drafted) for key in self.mixer.states}
+        result, after = self.mixer.call(self.model, self.forward, given, StateView(before))
         for key, state in after.items():
             states.put(key, call.slots, call.after, state, drafted=call.depth > 0)
         return result
 
-    def _settle(self, given: Given, inputs: dict[Path, Tensor]) -> None:
+    def _settle(self, given: Given, inputs: dict[Path, Tensor], again: Sequence[Call]) -> None:
         """Run over accepted paths that are not in the final states, and keep what the layer is given now."""
-        pending = self._states.pending
+        pending = self.aim.states.pending
         if pending is None:
             return
-        for call in self._again:
-            cut = {path: _cut(pending.inputs[self._mixer.name, path], call) for path in inputs}
+        for call in again:
+            cut = {path: _cut(pending.inputs[self.mixer.name, path], call) for path in inputs}
             self._step(replaced(given, cut), call)
-        if self._batch.counts is None:
+        if self.aim.batch.counts is None:
             for path, each in inputs.items():
-                pending.keep((self._mixer.name, path), self._batch.slots, each)
+                pending.keep((self.mixer.name, path), self.aim.batch.slots, each)
 
     def _projected(self, given: Given) -> dict[nn.Module, Tensor]:
         """Return the outputs of the layer's projections for all nodes, by their modules; nothing behind them runs."""
-        if not self._mixer.projections:
+        if not self.mixer.projections:
             return {}
-        linears = [self._module.get_submodule(name) for name in self._mixer.projections]
+        linears = [self.model.get_submodule(self.mixer.name).get_submodule(name) for name in self.mixer.projections]
         noted: dict[nn.Module, Tensor] = {}
 
         def note(linear: nn.Module, own: Forward, inputs: Tensor) -> Tensor:
@@ -194,14 +284,10 @@ class _Steps:
 
         with forwards_replaced({linear: partial(note, linear, linear.forward) for linear in linears}):
             try:
-                self._mixer.call(self._model, self._forward, given, StateView(None))
+                self.mixer.call(self.model, self.forward, given, StateView(None))
             except _EnoughError:
                 return noted
-        raise AssertionError(f"{self._mixer.name} has projections that did not run")
-
-
-_Calls = tuple[list[Call], list[Call]]
-"""Those of a forward, and those before it, over accepted paths."""
+        raise AssertionError(f"{self.mixer.name} has projections that did not run")
 
 
 class _Aim(NamedTuple):
@@ -210,14 +296,14 @@ class _Aim(NamedTuple):
     Attributes:
         batch: What goes through the layers.
         states: The states.
-        calls: The calls, by whether a layer takes tokens one by one.
+        calls: The calls, and those before them, over accepted paths; by whether a layer takes tokens one by one.
         final: What becomes final with it, if it has pieces of prompts.
-        in_block: See ``_Steps``.
+        in_block: Whether rows are single tokens, which a block of one size holds however many calls there are.
     """
 
     batch: ForwardBatch
     states: States
-    calls: dict[bool, _Calls]
+    calls: dict[bool, tuple[list[Call], list[Call]]]
     final: ForwardBatch
     in_block: bool
 
@@ -226,22 +312,6 @@ class _EnoughError(Exception):
     """Ends a layer's forward behind its last projection."""
 
 
-def _by_row(tensor: Tensor, rows: int) -> Tensor:
-    return tensor.expand(rows, *tensor.shape[1:]) if tensor.shape[0] != rows else tensor
-
-
 def _cut(tensor: Tensor, call: Call) -> Tensor:
     """Return the tokens of a call, ``[pair, node, ...]``."""
     return tensor[call.rows.to(tensor.device), call.columns.to(tensor.device)]
-
-
-def _put(outputs: dict[Path, Tensor], path: Path, part: Tensor, call: Call, batch: ForwardBatch) -> None:
-    """Write a call's part of the outputs to its nodes."""
-    if path not in outputs:
-        outputs[path] = part.new_zeros(batch.batch, batch.nodes, *part.shape[2:])
-    outputs[path][call.rows.to(part.device), call.columns.to(part.device)] = part
-
-
-def _known(output: Tensor, inputs: Tensor) -> Tensor:
-    """Return a projection's output that was computed before."""
-    return output

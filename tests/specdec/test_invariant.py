@@ -17,7 +17,7 @@ from specdec.execution.invariant import ROWS, InvariantExecutor
 from specdec.native import native_library
 from specdec.quantization import quantize
 from specdec.recurrent import recurrence
-from specdec.recurrent.order import Call, calls_one_by_one
+from specdec.recurrent.recurrence import Call, calls_one_by_one
 from specdec.target import invariance
 from tests.architectures import tiny
 from tests.components import DRAFTERS, fitting

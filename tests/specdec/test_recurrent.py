@@ -20,7 +20,7 @@ from specdec.cache.states import Pending, States, StateView
 from specdec.memory import NoRoomError
 from specdec.quantization import quantize
 from specdec.recurrent import recurrence
-from specdec.recurrent.order import Call, calls_of
+from specdec.recurrent.recurrence import Call, calls_of
 from tests.architectures import MODEL_TYPES, VOCAB, own_error, tiny
 from tests.forwards import prefill, verify
 
