@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from experiments.datasets.prompt import choose
 from experiments.datasets.stdlib import Stdlib
 from specdec import Target
-from specdec.cache.base import cache_argument
+from specdec.cache.transformers_cache import cache_argument
 from specdec.engine.text import encode_prompt
 from specdec.forward import ForwardBatch
 from specdec.shape import TreeShape

@@ -15,7 +15,7 @@ from specdec.types import DraftSampling, Exactness, Noise, Outcome, Verdict
 
 if TYPE_CHECKING:
     from specdec.batch import Batch
-    from specdec.cache.base import Cache
+    from specdec.cache.storage import Cache
     from specdec.target.runner import ModelRunner
     from specdec.target.target import Target
 

@@ -21,7 +21,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from specdec import DraftTree, ModelRunner, TreeShape
-from specdec.cache.base import cache_argument
+from specdec.cache.transformers_cache import cache_argument
 from tests.forwards import prefill, verify
 
 VOCAB = 64

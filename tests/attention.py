@@ -12,8 +12,7 @@ from specdec import ForwardBatch, Topology
 from specdec.attention import BACKENDS, AttentionBackend
 from specdec.attention.call import AttentionCall
 from specdec.attention.facts import Facts, Reach
-from specdec.cache.base import LayerShape
-from specdec.cache.slot_cache import SlotCache
+from specdec.cache.storage import Cache, LayerShape
 from specdec.kernels import Stored
 from specdec.kernels.attention import Seen, tree_attention
 
@@ -111,7 +110,7 @@ class Problem:
     """
 
     case: Case
-    cache: SlotCache
+    cache: Cache
     batch: ForwardBatch
     facts: Facts
     parents: list[list[int]]
@@ -152,7 +151,7 @@ def problem(case: Case, device: str = "cpu") -> Problem:
     slots = np.array(case.slots or range(rows))
     shape = LayerShape(case.kv_heads, case.head_dim, case.kv_heads, value_dim, case.dtype)
     longest = max(case.lengths)
-    cache = SlotCache(
+    cache = Cache(
         {0: shape},
         max_batch_size=int(slots.max()) + 1,
         max_length=longest + case.bound,

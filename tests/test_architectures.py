@@ -19,7 +19,7 @@ import specdec.attention.masks
 import specdec.target.facts
 from specdec import DraftTree, ModelRunner
 from specdec.attention import BACKENDS
-from specdec.cache.base import CACHE
+from specdec.cache.transformers_cache import CACHE
 from specdec.native import native_library
 from specdec.target.support import Reach
 from tests import architectures

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specdec import Engine, ForwardBatch, SamplingParams, Target, Topology
 from specdec.attention import BACKENDS
-from specdec.cache.base import Cache
+from specdec.cache.storage import Cache
 from specdec.checks.reference import reference_decode
 from specdec.kernels import Stored
 from specdec.kernels.attention import Seen, tree_attention

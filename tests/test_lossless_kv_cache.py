@@ -10,12 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import specdec.target.facts
+import specdec.cache.storage
 from drafters.model import ModelDrafter
 from specdec import Engine, ModelRunner, Noise, Target
-from specdec.cache.base import Segment
 from specdec.cache.formats import FORMATS
-from specdec.cache.quantized import QuantizedSlotCache
+from specdec.cache.storage import Cache, Segment
 from specdec.checks.drafter import check_drafter
 from tests.components import DRAFTERS, STRONGEST, TREE, VERIFIERS, perturbed
 from tests.test_lossless import SAMPLING, prompts, reference, target_model
@@ -86,7 +85,7 @@ def test_speculation_equals_the_reference(kv_cache: str, drafter: str, verifier:
     assert drafter in ("ngram", "medusa") or sum(step.accepted for step in steps) > len(steps) / 2
 
 
-class Fresh(QuantizedSlotCache):
+class Fresh(Cache):
     """A mistake: a forward's nodes see each other's keys and values as they were computed, not as they are stored."""
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
@@ -100,10 +99,10 @@ class Fresh(QuantizedSlotCache):
         return self._renewed(super().read_segment(layer, segment), segment.rows)
 
     def _renewed(self, found: tuple[Tensor, Tensor], which: slice) -> tuple[Tensor, Tensor]:
-        if self._codes._start >= 0:
-            cells = torch.arange(self.fresh[0].shape[2])[None] + self._codes._start
+        if self._start >= 0:
+            cells = torch.arange(self.fresh[0].shape[2])[None] + self._start
         else:
-            (index,) = self._codes._indices.values()
+            (index,) = self._indices.values()
             cells = index[1]
         keys, values = (each + 0 for each in found)
         rows = torch.arange(len(keys))[:, None]
@@ -116,7 +115,7 @@ class Fresh(QuantizedSlotCache):
 def test_unrounded_keys_of_the_forwards_own_nodes_would_be_noticed(
     kv_cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(specdec.target.facts, "QuantizedSlotCache", Fresh)
+    monkeypatch.setattr(specdec.cache.storage, "Cache", Fresh)
     models = (MAIN, "gemma2", "mistral_sliding", "qwen2")  # until the first whose outputs hang on it
     assert any(decoded(kv_cache, name, optimize=False) != reference(name, kv_cache=kv_cache) for name in models)
 
@@ -128,8 +127,8 @@ def test_the_drafters_cache_does_not_change_greedy_outputs(kv_cache: str) -> Non
     engine = Engine(Target(model), drafter, VERIFIERS["rejection"](), max_batch_size=3, max_length=64)
     assert engine.session is not None
     (runner,) = engine.session.models
-    assert isinstance(runner, ModelRunner) and isinstance(runner.cache, QuantizedSlotCache)
-    assert not isinstance(engine.runner.cache, QuantizedSlotCache)
+    assert isinstance(runner, ModelRunner) and runner.cache.quantized
+    assert not engine.runner.cache.quantized
     outputs = engine.generate(prompts(), SAMPLING)
     for output, sampling, expected in zip(outputs, SAMPLING, reference(MAIN), strict=True):
         assert not sampling.greedy or list(output.token_ids) == expected

@@ -12,7 +12,7 @@ from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from drafters.heads.bound import DraftHead, sizes_like
-from specdec.cache.base import CACHE
+from specdec.cache.transformers_cache import CACHE
 
 
 def config_for(target: PreTrainedModel, *, layers: int, intermediate_size: int | None = None) -> LlamaConfig:

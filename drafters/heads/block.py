@@ -31,7 +31,8 @@ from drafters.heads.block_parts import (
     convolved_layer,
 )
 from drafters.heads.bound import DraftHead, sizes_like, widened, wider_config
-from specdec.cache.base import CACHE, Cache
+from specdec.cache.storage import Cache
+from specdec.cache.transformers_cache import CACHE
 from specdec.interfaces import Description
 
 _MANY_LAYERS = 8

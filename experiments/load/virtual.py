@@ -18,8 +18,7 @@ from experiments.load.dense import Dense
 from experiments.load.driver import Entrance, Overload
 from experiments.load.run import DONE, DROPPED, REQUESTS, TURNS, UNFINISHED, LoadRun, Totals, typed
 from experiments.load.texts import Asked
-from specdec.cache.pages import Paging
-from specdec.cache.pool import pages_for
+from specdec.cache.pages import Paging, pages_for
 from specdec.drafting.policies.lengths import LengthPolicy
 from specdec.engine.scheduler import FirstCome, Scheduler, View, Work
 from specdec.physics.calibrated import CalibratedRounds

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.results.origin import Figures
-from specdec.cache.base import Cache
+from specdec.cache.storage import Cache
 from specdec.engine.engine import Engine
 from specdec.quantization.base import stored_bytes
 from specdec.target.runner import ModelRunner

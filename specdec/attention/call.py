@@ -19,7 +19,8 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
 from specdec.attention.facts import Facts
 from specdec.attention.masks import dense_masks
-from specdec.cache.base import Cache, OwnLayout
+from specdec.cache.storage import Cache
+from specdec.cache.transformers_cache import OwnLayout
 from specdec.forward import ForwardBatch
 from specdec.scoped import scoped
 

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from specdec.attention.call import AttentionBackend, AttentionCall, View, answered_by
 from specdec.attention.facts import Facts
 from specdec.attention.masks import dense_masks
-from specdec.cache.base import Cache
-from specdec.cache.quantized import QuantizedTensor
+from specdec.cache.formats import QuantizedTensor
+from specdec.cache.storage import Cache
 from specdec.forward import ForwardBatch
 
 BLOCK = 2**18

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specdec.attention.call import AttentionCall
 from specdec.attention.logical_order import Sight
-from specdec.cache.base import Cache
+from specdec.cache.storage import Cache
 
 _LANES = 4
 """Equal columns of a running maximum. Torch's vectorized ``exp`` computes the last numbers of a tensor by other code if

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from specdec.attention.facts import Reach
-from specdec.cache.base import Cache
+from specdec.cache.storage import Cache
 from specdec.forward import ForwardBatch
 
 BLOCK = 128

@@ -18,7 +18,7 @@ from specdec.attention.call import AttentionCall, View, refuses_attention_functi
 from specdec.attention.facts import Facts, Reach
 from specdec.attention.grouped import GroupedAttention, attend
 from specdec.attention.masks import stand_ins
-from specdec.cache.base import Cache
+from specdec.cache.storage import Cache
 from specdec.forward import ForwardBatch
 from specdec.machine import dtype_name
 from specdec.native import DTYPES, chosen, loses, native_library

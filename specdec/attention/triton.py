@@ -10,7 +10,7 @@ from torch import Tensor
 from specdec.attention.call import AttentionBackend, AttentionCall, View, refuses_attention_functions
 from specdec.attention.facts import Facts, Reach
 from specdec.attention.masks import stand_ins
-from specdec.cache.base import Cache
+from specdec.cache.storage import Cache
 from specdec.forward import ForwardBatch, bucket_of
 from specdec.kernels import obstacle
 from specdec.placement import is_divided, is_shared, main_device

@@ -14,18 +14,21 @@ a write.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
 from specdec.arguments import flag, number, whole
-from specdec.cache.kept_states import KeptStates
 
 _ROWS_EVERY = 8
 """Positions from one boundary to the next in rows, which have no pages."""
+_NOTHING = np.zeros(0, dtype=np.int64)
+_ROOTS = {False: b"target", True: b"target and drafter"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +147,71 @@ class Placement(NamedTuple):
     found: int = 0
 
 
+class KeptStates:
+    """The numbers of the states of recurrent layers that are kept, by the tokens before them.
+
+    Keys and values of a beginning can be used at any length, a state only where it was kept. Few are worth it: behind
+    the last boundary of a prompt, behind the last one of an output, and where a prompt goes another way than one before
+    it, which is where others will part, too (Marconi: Pan et al. 2024, arXiv 2411.19379). That used longest ago is
+    given up first.
+
+    ``count`` is how many there is room for; with ``drafts`` only the drafting session has states.
+    """
+
+    def __init__(self, count: int, *, drafts: bool = False):
+        self.drafts = drafts
+        self._free = list(range(count))
+        self._numbers: OrderedDict[tuple[bool, bytes], int] = OrderedDict()
+
+    def find(self, tokens: Int[np.ndarray, " position"], *, drafted: bool) -> tuple[int, int | None]:
+        """Return the length of the longest beginning of these tokens that has states, and their number.
+
+        Args:
+            drafted: Whether the drafting session needs its part, too.
+        """
+        given = _spelled(tokens)
+        fits = [key for key in self._numbers if given.startswith(key[1]) and key[0] >= drafted]
+        if not fits:
+            return 0, None
+        best = max(fits, key=lambda key: len(key[1]))
+        self._numbers.move_to_end(best)
+        return len(best[1]) // 8, self._numbers[best]
+
+    def keep(self, tokens: Int[np.ndarray, " position"], *, drafted: bool) -> int | None:
+        """Return the number under which the states behind these tokens are to be kept; None if that is not to be done.
+
+        Args:
+            drafted: Whether they have the drafting session's part.
+        """
+        key = drafted, _spelled(tokens)
+        if key in self._numbers:
+            self._numbers.move_to_end(key)
+            return None
+        if self._free:
+            number = self._free.pop()
+        elif self._numbers:
+            _, number = self._numbers.popitem(last=False)
+        else:
+            return None
+        self._numbers[key] = number
+        return number
+
+    def forget(self, tokens: Int[np.ndarray, " position"]) -> None:
+        """Give up the states behind all beginnings of these tokens, because they may be wrong."""
+        given = _spelled(tokens)
+        for key in [key for key in self._numbers if given.startswith(key[1])]:
+            self._free.append(self._numbers.pop(key))
+
+    def clear(self) -> None:
+        self._free += self._numbers.values()
+        self._numbers.clear()
+
+
+def _spelled(tokens: Int[np.ndarray, " position"]) -> bytes:
+    """Return tokens as bytes, eight for each."""
+    return tokens.astype("<i8").tobytes()
+
+
 class Pages(ABC):
     """The pages of all caches of an engine.
 
@@ -220,3 +288,232 @@ class Pages(ABC):
         """Let nothing be found any more, because what the caches hold has changed."""
         if self.states is not None:
             self.states.clear()
+
+
+class Rows(Pages):
+    """A row per slot, from which beginnings are copied if ``shared``.
+
+    Without it, the first free slot is taken, so that the running ones lie side by side.
+    """
+
+    page_size = 1
+
+    def __init__(self, slots: int, *, shared: bool, states: KeptStates | None = None):
+        super().__init__(shared=shared, states=states)
+        self._tokens = [_NOTHING] * slots
+        self._drafted = [False] * slots
+        self._left: OrderedDict[int, None] = OrderedDict.fromkeys(range(slots))  # the slot that was left first, first
+
+    @property
+    def free(self) -> None:
+        return None
+
+    def enter(
+        self, tokens: Sequence[int], slots: Sequence[int], *, positions: int, drafted: bool, again: int | None
+    ) -> Placement:
+        """See ``Pages.enter``. The slot that was left first is taken, or the one whose whole content is used."""
+        if not self.shared:
+            return Placement(slots[0])
+        wanted, found, source = np.asarray(tokens[:-1]), 0, None
+        for slot, known in enumerate(self._tokens):
+            if again is not None and (self._drafted[slot] or not drafted):
+                count = _common(known, wanted)
+                if count > found:
+                    found, source = count, slot
+        most = max(min(found - drafted, len(wanted) - (again or 0)), 0)
+        reused, state = self.with_state(wanted, most, drafted=drafted)
+        oldest = next(slot for slot in self._left if slot in slots)
+        slot = oldest
+        if source is not None and source in slots and found == len(self._tokens[source]):
+            slot = source
+        self.counts.evicted_pages += slot != source and len(self._tokens[slot]) > 0
+        self._left.move_to_end(slot)
+        self._tokens[slot], self._drafted[slot] = wanted[:reused], drafted
+        return Placement(slot, reused, source if reused else None, state=state, found=most)
+
+    def grow(self, slot: int, positions: int) -> Sequence[int]:
+        """See ``Pages.grow``: a row has room for everything."""
+        return ()
+
+    def hold(self, slot: int, tokens: Int[np.ndarray, " position"], *, drafted: bool) -> None:
+        if self.shared:
+            self._tokens[slot], self._drafted[slot] = tokens.copy(), drafted
+
+    def kept(self, slot: int) -> int:
+        return len(self._tokens[slot])
+
+    def own(self, slot: int) -> int:
+        """See ``Pages.own``: all of a row is its own."""
+        return 0
+
+    def leave(self, slot: int) -> None:
+        self._left.move_to_end(slot)
+
+    def forget(self, slot: int) -> None:
+        self._tokens[slot] = _NOTHING
+
+    def forget_all(self) -> None:
+        super().forget_all()
+        self._tokens = [_NOTHING] * len(self._tokens)
+
+
+def _common(known: Int[np.ndarray, " one"], wanted: Int[np.ndarray, " other"]) -> int:
+    """Return how many first tokens two sequences have in common."""
+    count = min(len(known), len(wanted))
+    differ = known[:count] != wanted[:count]
+    return int(differ.argmax()) if differ.any() else count
+
+
+@dataclass
+class _Row:
+    """The pages of a slot in order, a key for each of the first ones that are full, and whether drafts follow it."""
+
+    pages: list[int] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)
+    drafted: bool = False
+
+
+class Pool(Pages):
+    """Pages of a few positions, for any slot.
+
+    A full page whose tokens are final is found by a key: a hash of its tokens and of the key of the page before it
+    (vLLM's prefix caching). The page that was left first is evicted first, and of a request's pages the last one, so
+    that beginnings survive longest.
+
+    ``count`` is the number of pages, ``size`` that of a page's positions.
+    """
+
+    def __init__(self, slots: int, *, count: int, size: int, shared: bool, states: KeptStates | None = None):
+        super().__init__(shared=shared, states=states)
+        self.page_size = size
+        self._rows = [_Row() for _ in range(slots)]
+        self._users = np.zeros(count, dtype=np.int64)
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(count))  # to be taken first, first
+        self._page_of: dict[bytes, int] = {}
+        self._key_of: dict[int, bytes] = {}
+
+    @property
+    def free(self) -> int:
+        """See ``Pages.free``. Pages that hold something to be shared count as free."""
+        return len(self._free)
+
+    def enter(
+        self, tokens: Sequence[int], slots: Sequence[int], *, positions: int, drafted: bool, again: int | None
+    ) -> Placement:
+        slot, found = slots[0], list[int]()
+        wanted = np.asarray(tokens[:-1], dtype=np.int64)
+        if self.shared and again is not None:
+            found = self._find(wanted, drafted=True)
+            if not drafted:
+                found = max(found, self._find(wanted, drafted=False), key=len)
+            found = found[: max(len(wanted) - again, 0) // self.page_size]
+        most = len(found) * self.page_size
+        reused, state = self.with_state(wanted, most, drafted=drafted)
+        found = found[: reused // self.page_size]
+        more = -(-positions // self.page_size) - len(found)
+        room = len(self._free) - sum(page in self._free for page in found)
+        if more > room:
+            raise ValueError(f"a request needs {more} pages and {room} are free: admit it later, or raise pages")
+        for page in found:
+            self._users[page] += 1
+            self._free.pop(page, None)
+        pages = [*found, *(self._take() for _ in range(more))]
+        self._rows[slot] = _Row(pages, [self._key_of[page] for page in found], drafted)
+        return Placement(slot, reused, None, pages, state, most)
+
+    def grow(self, slot: int, positions: int) -> Sequence[int]:
+        pages = self._rows[slot].pages
+        more = -(-positions // self.page_size) - len(pages)
+        if more > len(self._free):
+            return ()
+        pages += [self._take() for _ in range(more)]
+        return pages
+
+    def _take(self) -> int:
+        """Return the page that was left first, whose content is given up."""
+        page, _ = self._free.popitem(last=False)
+        self._users[page] = 1
+        if page in self._key_of:
+            self._unname(page)
+            self.counts.evicted_pages += 1
+        return page
+
+    def _find(self, tokens: Int[np.ndarray, " position"], *, drafted: bool) -> list[int]:
+        """Return the pages that hold the beginning of these tokens."""
+        pages = []
+        for key in keys_of(tokens, self.page_size, _ROOTS[drafted], ahead=drafted):
+            if key not in self._page_of:
+                break
+            pages.append(self._page_of[key])
+        return pages
+
+    def _unname(self, page: int) -> None:
+        del self._page_of[self._key_of.pop(page)]
+
+    def hold(self, slot: int, tokens: Int[np.ndarray, " position"], *, drafted: bool) -> None:
+        """See ``Pages.hold``. Of equal pages the one that is known already is kept."""
+        row = self._rows[slot]
+        if not self.shared or drafted != row.drafted:
+            return
+        behind = tokens[len(row.keys) * self.page_size :].astype(np.int64)
+        for key in keys_of(behind, self.page_size, row.keys[-1] if row.keys else _ROOTS[drafted], ahead=drafted):
+            page = row.pages[len(row.keys)]
+            row.keys.append(key)
+            if key not in self._page_of:
+                self._page_of[key], self._key_of[page] = page, key
+
+    def kept(self, slot: int) -> int:
+        return len(self._rows[slot].keys) * self.page_size
+
+    def own(self, slot: int) -> int:
+        users = self._users[self._rows[slot].pages]
+        return int((users > 1).sum()) * self.page_size  # others use a beginning
+
+    def leave(self, slot: int) -> None:
+        row, self._rows[slot] = self._rows[slot], _Row()
+        for page in reversed(row.pages):
+            self._users[page] -= 1
+            if not self._users[page]:
+                self._free[page] = None
+                self._free.move_to_end(page, last=page in self._key_of)
+
+    def forget(self, slot: int) -> None:
+        row = self._rows[slot]
+        row.keys.clear()
+        for page in row.pages:
+            if page in self._key_of:
+                self._unname(page)
+
+    def forget_all(self) -> None:
+        super().forget_all()
+        self._page_of.clear()
+        self._key_of.clear()
+        for row in self._rows:
+            row.keys.clear()
+
+
+def pages_for(paging: Paging, slots: int, *stateful: bool) -> Pages:
+    """Return the pages of an engine, of a paging that is ``filled_in``.
+
+    Args:
+        *stateful: Of the target's cache and of each of the drafting session's, whether its model has recurrent layers.
+    """
+    states = KeptStates(paging.states, drafts=not stateful[0]) if any(stateful) else None
+    if paging.page_size is None:
+        return Rows(slots, shared=paging.shared, states=states)
+    assert paging.pages is not None, "filled in"
+    return Pool(slots, count=paging.pages, size=paging.page_size, shared=paging.shared, states=states)
+
+
+def keys_of(tokens: Int[np.ndarray, " position"], size: int, before: bytes, *, ahead: bool) -> Iterator[bytes]:
+    """Yield the key of every full page of tokens, each of which stands for all tokens up to its end.
+
+    Args:
+        size: Positions of a page.
+        before: The key of the page before the first one.
+        ahead: Whether the token behind a page belongs to its key. An entry of a drafter's cache may depend on it, as
+            that of an EAGLE head does (SGLang has such keys, too).
+    """
+    for end in range(size, len(tokens) + (not ahead), size):
+        before = blake2b(before + tokens[end - size : end + ahead].tobytes(), digest_size=16).digest()
+        yield before

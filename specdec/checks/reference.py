@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from specdec.batch import Batch
-from specdec.cache.base import cache_argument
 from specdec.cache.formats import Format, check_format
+from specdec.cache.transformers_cache import cache_argument
 from specdec.coupling import winners
 from specdec.engine.processors import process
 from specdec.engine.slot_table import SlotTable

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from transformers import PreTrainedModel
 
-from specdec.cache.base import cache_argument
+from specdec.cache.transformers_cache import cache_argument
 from specdec.checks.betting import Question
 from specdec.checks.mistakes import EDGES, HONEST, Cells, Path, Place, joint
 from specdec.requests import SamplingParams

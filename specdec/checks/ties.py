@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from specdec.cache.base import cache_argument
+from specdec.cache.transformers_cache import cache_argument
 from specdec.checks.reference import cache_like, next_scores
 from specdec.execution.executor import evaluating
 from specdec.forward import ForwardBatch, Wants

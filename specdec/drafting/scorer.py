@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from specdec.batch import Batch
-from specdec.cache.base import Cache
+from specdec.cache.storage import Cache
 from specdec.forward import ForwardBatch
 from specdec.target.runner import ModelRunner
 from specdec.topology import Topology

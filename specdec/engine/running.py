@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.cache.base import Cache
-from specdec.cache.pages import Paging, Placement
-from specdec.cache.pool import pages_for
+from specdec.cache.pages import Paging, Placement, pages_for
 from specdec.cache.states import States
+from specdec.cache.storage import Cache
 from specdec.engine.output import Outputs
 from specdec.engine.round import DeviceRound
 from specdec.engine.scheduler import View

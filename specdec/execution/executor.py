@@ -14,7 +14,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from specdec.attention.call import NAME, Attend, AttentionBackend, View, Write, answered
 from specdec.attention.facts import Facts
-from specdec.cache.base import Cache, of_class
+from specdec.cache.storage import Cache
+from specdec.cache.transformers_cache import of_class
 from specdec.execution.frozen import Frozen
 from specdec.execution.packing import plain_weights
 from specdec.execution.recorder import UnrecordableError, recording_now

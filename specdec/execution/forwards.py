@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from specdec.attention.call import AttentionBackend, AttentionCall, View
 from specdec.attention.facts import Facts
 from specdec.attention.native import NativeView, Seen
-from specdec.cache.base import Cache
+from specdec.cache.storage import Cache
 from specdec.execution.executor import Executor, autocast_of, inputs_of, output_of
 from specdec.execution.frozen import epoch
 from specdec.execution.native_program import Workspace, compile_runs

@@ -19,7 +19,7 @@ from specdec.attention.call import AttentionBackend, View
 from specdec.attention.facts import Facts
 from specdec.attention.invariant import SingleTokens
 from specdec.attention.logical_order import Nodes, Sight
-from specdec.cache.base import Cache
+from specdec.cache.storage import Cache
 from specdec.execution.executor import Executor, inputs_of, output_of
 from specdec.execution.frozen import epoch
 from specdec.execution.packing import packed_linears, plain_weights

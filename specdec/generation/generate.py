@@ -12,7 +12,7 @@ from transformers import Cache, GenerationConfig, PreTrainedModel, QuantizedCach
 from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput, MaxLengthCriteria, StopStringCriteria
 
 from specdec.arguments import whole
-from specdec.cache.base import CACHE
+from specdec.cache.transformers_cache import CACHE
 from specdec.engine.engine import Engine
 from specdec.engine.parts import check_drafter, check_verifier
 from specdec.generation.config import DECODING_FIELDS, check_fields, for_row, sampling_fields, token_ids

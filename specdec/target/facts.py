@@ -16,12 +16,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from specdec.attention import BACKENDS, AttentionBackend
 from specdec.attention.facts import Facts
-from specdec.cache.base import Cache, LayerShape, OwnLayout, UnsupportedError, cache_argument, of_class
 from specdec.cache.formats import check_format
-from specdec.cache.paged_cache import cache_of
 from specdec.cache.pages import Paging
-from specdec.cache.quantized import QuantizedSlotCache
 from specdec.cache.states import States, StateView
+from specdec.cache.storage import Cache, LayerShape, cache_of
+from specdec.cache.transformers_cache import OwnLayout, UnsupportedError, cache_argument, of_class
 from specdec.execution.executor import EagerExecutor, configs_of, evaluating, model_lock, switched
 from specdec.forward import ForwardBatch
 from specdec.memory import ran_out
@@ -144,11 +143,7 @@ def make_cache(
     """Return an empty cache; for the arguments and errors see ``ModelRunner``."""
     format = check_format(kv_cache)
     sizes = {"max_batch_size": max_batch_size, "max_length": max_length, "max_nodes": max_nodes}
-    cache: Cache
-    if format is None:
-        cache = cache_of(facts.layers, paging, device=facts.device, indexers=facts.indexers, **sizes)
-    else:
-        cache = QuantizedSlotCache(facts.layers, format, paging, device=facts.device, indexers=facts.indexers, **sizes)
+    cache = cache_of(facts.layers, paging, format=format, device=facts.device, indexers=facts.indexers, **sizes)
     if facts.mixers:
         beside = sum(each.nbytes for each in cache.tensors)
         paging = paging or Paging()

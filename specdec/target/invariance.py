@@ -25,7 +25,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec.attention.call import refuses_attention_functions
-from specdec.cache.base import Cache
+from specdec.cache.storage import Cache
 from specdec.execution.executor import EagerExecutor, model_lock
 from specdec.execution.invariant import ROWS, InvariantExecutor
 from specdec.forward import ForwardBatch

@@ -7,9 +7,9 @@ import torch
 from transformers import PreTrainedModel
 
 from specdec.arguments import flag, whole
-from specdec.cache.base import Cache
 from specdec.cache.formats import check_format
 from specdec.cache.pages import Paging
+from specdec.cache.storage import Cache
 from specdec.execution import executor_for, frozen
 from specdec.execution.executor import model_lock
 from specdec.execution.invariant import InvariantExecutor

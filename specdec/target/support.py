@@ -19,7 +19,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from specdec.arguments import instance
 from specdec.attention.facts import Reach
-from specdec.cache.base import cache_argument
+from specdec.cache.transformers_cache import cache_argument
 
 # Layer types of transformers' configurations. Sparse layers that select single positions work: they follow the mask.
 # Those that select blocks of positions do not: they count blocks along the cache, where a tree's nodes stand side by

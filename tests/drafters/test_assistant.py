@@ -14,7 +14,7 @@ from transformers.generation.candidate_generator import SinglePositionMultiToken
 from drafters.assistant import AssistantDrafter
 from specdec import Engine, SamplingParams, Sizes, Target
 from specdec.attention.facts import Reach
-from specdec.cache.base import CACHE
+from specdec.cache.transformers_cache import CACHE
 from specdec.checks.drafter import assert_conforms
 from specdec.drafting.builders import ExpansionTree
 from specdec.drafting.target_keys import TargetKeys

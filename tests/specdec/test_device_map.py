@@ -17,9 +17,8 @@ from transformers import PreTrainedModel
 
 from drafters import MedusaDrafter, ModelDrafter, NGramDrafter
 from specdec import Drafter, Engine, ModelRunner, SamplingParams, Target
-from specdec.attention import BACKENDS, TritonAttention
-from specdec.cache.base import LayerShape
-from specdec.cache.slot_cache import SlotCache
+from specdec.attention import BACKENDS
+from specdec.cache.storage import Cache, LayerShape
 from specdec.execution.invariant import InvariantExecutor
 from specdec.placement import main_device
 from specdec.quantization import quantize
@@ -141,16 +140,16 @@ def test_the_kernel_and_invariant_mode_want_all_layers_on_one_device(monkeypatch
     spread._hf_hook, spread.hf_device_map = object(), {"model.layers.0": "cpu", "model.layers.1": 0, "lm_head": 1}
     with pytest.raises(ValueError, match=r"invariant=True: .*several devices"):
         settle(runner.executor)
-    monkeypatch.setattr(TritonAttention, "missing", staticmethod(lambda: None))
+    monkeypatch.setattr("specdec.attention.triton.obstacle", lambda device: None)
     assert "several devices" in str(BACKENDS["triton"].check(spread))
 
 
 def test_memory_is_asked_for_device_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
     free = {torch.device("cpu"): 10**6, FAR: 1000}
-    monkeypatch.setattr("specdec.cache.slot_cache.free_memory", free.__getitem__)
+    monkeypatch.setattr("specdec.cache.storage.free_memory", free.__getitem__)
     shapes = {layer: LayerShape(2, 8, 2, 8, torch.float32, device) for layer, device in enumerate((None, FAR))}
     with pytest.raises(ValueError, match=r"10 positions x 128 bytes\), but meta has"):
-        SlotCache(shapes, max_batch_size=4, max_length=8, max_nodes=2, device=torch.device("cpu"))
+        Cache(shapes, max_batch_size=4, max_length=8, max_nodes=2, device=torch.device("cpu"))
 
 
 def test_a_model_that_accelerate_offloads_as_a_whole() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from specdec import Engine, ForwardBatch, ModelRunner, Paging, SamplingParams, Target
-from specdec.cache.kept_states import KeptStates
+from specdec.cache.pages import KeptStates
 from specdec.cache.states import StateKey, States, StateShape
 from specdec.memory import NoRoomError
 from tests.architectures import tiny

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from specdec import Drafter, Engine, ForwardBatch, ModelRunner, Paging, SamplingParams, Scheduler, Target
-from specdec.cache import pool as pool_module
-from specdec.cache.pool import Pool, keys_of
+from specdec.cache import pages as pool_module
+from specdec.cache.pages import Pool, keys_of
 from specdec.drafting.window import FeatureScorer
 from specdec.engine.scheduler import View, Work
 from specdec.engine.scheduler.base import entering

@@ -11,10 +11,9 @@ from transformers import PreTrainedModel
 
 from drafters import ModelDrafter
 from specdec import DraftTree, ForwardBatch, ModelRunner, TreeShape
-from specdec.cache.base import CACHE, LayerShape
-from specdec.cache.formats import FORMATS, SMALLEST_SCALE, Format, check_device, check_format
-from specdec.cache.quantized import QuantizedSlotCache, QuantizedTensor
-from specdec.cache.slot_cache import SlotCache
+from specdec.cache.formats import FORMATS, SMALLEST_SCALE, Format, QuantizedTensor, check_device, check_format
+from specdec.cache.storage import Cache, LayerShape
+from specdec.cache.transformers_cache import CACHE
 from specdec.checks.reference import cache_like
 from tests.forwards import prefill, verify
 from tests.models import ARCHITECTURES, tiny_model
@@ -175,7 +174,7 @@ def assert_alike(logits: list[Tensor], wanted: list[Tensor]) -> None:
 def test_every_node_sees_the_stored_entries_of_its_own_path(architecture: str, attention: str, kv_cache: str) -> None:
     model = tiny_model(architecture)
     runner, rows = prefilled(model, kv_cache, attention=attention)
-    assert isinstance(runner.cache, QuantizedSlotCache)
+    assert runner.cache.quantized
     tree = drafted(runner)
     output = verify(runner, tree, LENGTHS, slots=SLOTS).scores
     places = [(b, node) for b in range(3) for node in range(tree.width)]
@@ -191,11 +190,11 @@ def test_bytes_are_known_and_checked_against_memory_and_names_before_any_work() 
     runner = ModelRunner(tiny_model(), max_batch_size=1, max_length=64, kv_cache="int8")
     assert runner.bytes_per_token == 4 * 2 * 2 * (8 + 4)  # layers x (K and V) x kv heads x (head_dim codes, a float32)
     cache = runner.cache
-    assert isinstance(cache, QuantizedSlotCache)
+    assert cache.quantized
     assert sum(t.numel() * t.element_size() for t in cache.tensors) == runner.bytes_per_token * cache.positions
     shapes, sizes = {0: LayerShape(2, 8, 2, 8, torch.float32)}, {"max_batch_size": 4, "max_nodes": 0}
     with pytest.raises(ValueError, match="68719476736 positions x 48 bytes"):
-        QuantizedSlotCache(shapes, FORMATS["int8"], max_length=2**36, device=torch.device("cpu"), **sizes)
+        Cache(shapes, format=FORMATS["int8"], max_length=2**36, device=torch.device("cpu"), **sizes)
     for make in (
         lambda: ModelRunner(runner.model, max_batch_size=1, max_length=8, kv_cache="int4"),
         lambda: ModelDrafter(runner.model, 2, kv_cache="int4"),
@@ -213,8 +212,8 @@ def test_layers_of_several_shapes_and_the_keys_of_an_indexer() -> None:
     }
     sizes = {"max_batch_size": 3, "max_length": 16, "max_nodes": 2, "device": torch.device("cpu")}
     indexers, format = {1: LayerShape(1, 6, 0, 0, torch.float32)}, FORMATS["fp8"]
-    cache = QuantizedSlotCache(shapes, format, indexers=indexers, **sizes)
-    full = SlotCache(shapes, indexers=indexers, **sizes)
+    cache = Cache(shapes, format=format, indexers=indexers, **sizes)
+    full = Cache(shapes, indexers=indexers, **sizes)
     for start, slots in ((0, [2, 0]), (3, [0, 2])):
         tokens = torch.zeros(2, 3, dtype=torch.long)
         batch = ForwardBatch.of_chunk(tokens, host_slots=np.array(slots), host_lengths=np.array([start, start]))

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specdec import Paging, SamplingParams, Scheduler, Step
-from specdec.cache.pool import Pool
+from specdec.cache.pages import Pool
 from specdec.engine.running import RunningRequests
 from specdec.engine.scheduler import (
     Deadline,

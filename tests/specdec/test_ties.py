@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from drafters.ngram import NGramDrafter
 from specdec import DraftTree, Engine, ForwardBatch, ForwardOutput, Laws, SamplingParams, Target, TreeShape
-from specdec.cache.base import Cache
+from specdec.cache.storage import Cache
 from specdec.checks import ties
 from specdec.checks.drafts import check_drafts, enumerate_drafts, sample_drafts
 from specdec.checks.outcomes import enumerate_outcome

@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from drafters import BlockHead, MedusaHeads
 from drafters.heads.eagle import Eagle3Head, EagleHead
 from drafters.heads.mtp import MTPHead
-from specdec.cache.base import CACHE
+from specdec.cache.transformers_cache import CACHE
 from specdec.target.target import Target
 
 VOCAB, WIDTH, CODE, MEMORY, LAYERS = 64, 48, slice(1, 25), slice(25, 48), 8

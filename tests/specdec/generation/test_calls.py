@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from drafters import NGramDrafter
-from specdec.cache.base import CACHE
+from specdec.cache.transformers_cache import CACHE
 from specdec.generation import SpeculativeGenerate, generate
 from tests.components import DRAFTERS
 from tests.models import tiny_model

@@ -19,7 +19,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from drafters.model import ModelDrafter
 from specdec import Engine, SamplingParams, Target, Verifier
-from specdec.cache.base import CACHE
+from specdec.cache.transformers_cache import CACHE
 from specdec.generation import SpeculativeGenerate, generate
 from tests.components import DRAFTERS, perturbed
 from tests.models import tiny_model

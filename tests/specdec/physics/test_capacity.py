@@ -10,8 +10,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
 
 from experiments.planning.formats import choose_formats
 from specdec import ModelRunner, Paging
-from specdec.cache.base import CACHE
-from specdec.cache.quantized import QuantizedSlotCache
+from specdec.cache.transformers_cache import CACHE
 from specdec.physics import heads
 from specdec.physics.capacity import (
     Drafting,
@@ -172,8 +171,7 @@ ROWS, LENGTH, NODES = 3, 40, 5
 def allocated(runner: ModelRunner) -> int:
     """The bytes of a runner's cache."""
     cache = runner.cache
-    parts = cache._parts if isinstance(cache, QuantizedSlotCache) else (cache,)
-    return sum(tensor.numel() * tensor.element_size() for part in parts for tensor in part.tensors)
+    return sum(tensor.numel() * tensor.element_size() for tensor in cache.tensors)
 
 
 @pytest.mark.parametrize(
