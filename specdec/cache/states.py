@@ -8,7 +8,7 @@ root's parent is -1, ``1 + parent`` is where a node starts from, for all nodes.
 Where there is no room for that, the layer that runs has states of its nodes alone: an accepted path is run over again
 (``Pending``).
 
-Where beginnings are shared (``specdec.cache.kept_states``), a slot's last place has the state at its last page
+Where beginnings are shared (``specdec.cache.pages``), a slot's last place has the state at its last page
 boundary, and some states of boundaries are kept beside the slots, by number.
 """
 
