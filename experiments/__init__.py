@@ -5,3 +5,9 @@ Rooms import only rooms that come later in this list: ``sweep`` (the end of a sw
 ``measuring`` (the clock), ``tracing`` (rounds kept and asked again), ``training``, ``grading`` (are answers right),
 ``planning`` (what a model will cost), ``results`` (records and figures), ``datasets`` (prompts).
 """
+
+import sys
+
+from experiments import removed
+
+removed.refuse(sys.orig_argv)

@@ -1,9 +1,6 @@
-"""Does a drafter keep its contract? ``python -m experiments.check_drafter drafter=ngram``."""
+"""Does a drafter keep its contract? Another name of ``python -m experiments.check drafter=…``."""
 
-from experiments.config.launch import Command
-
-check_drafter = Command("check_drafter")
-main = check_drafter.main
+from experiments.check import main
 
 if __name__ == "__main__":
     main()

@@ -1,9 +1,6 @@
-"""Is a rule exact, and what does it accept? ``python -m experiments.check_verifier verifier=block``."""
+"""Is a rule exact, and what does it accept? Another name of ``python -m experiments.check verifier=…``."""
 
-from experiments.config.launch import Command
-
-check_verifier = Command("check_verifier")
-main = check_verifier.main
+from experiments.check import main
 
 if __name__ == "__main__":
     main()

@@ -1,9 +1,12 @@
-"""Plain decoding, n-grams, a small model and Medusa on the bundled models: ``python -m experiments.demo``."""
+"""Plain decoding and drafters on the bundled models: short for ``python -m experiments.run experiment=demo``."""
 
-from experiments.config.launch import Command
+from experiments.run import run
 
-demo = Command("demo")
-main = demo.main
+
+def main() -> None:
+    """Run the demonstration."""
+    run.main("experiment=demo")
+
 
 if __name__ == "__main__":
     main()

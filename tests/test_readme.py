@@ -38,8 +38,6 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SCRIPTS = {name: entry.removesuffix(":main") for name, entry in PROJECT["scripts"].items()}
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", *PAGES)
-FOLDERS = {"experiments.replay": "trace"}
-"""Commands that take a folder without a name, and the setting that it stands for."""
 PLUGINS = {
     "experiment=fastest_shape": "hydra_optuna_sweeper",
     "hydra/launcher=processes": "hydra_joblib_launcher",
@@ -50,8 +48,8 @@ PLUGINS = {
 MOST_LINES = 150
 """What a visitor reads of a README."""
 SHORT = {
-    "experiments.optimize_tree": ("trace", True),
-    "experiments.report": ("runs", True),
+    "experiments.replay": ("trace", True),
+    "experiments.compare": ("runs", True),
 }
 """Commands that take bare folders: the setting that these stand for, and whether it takes several."""
 
@@ -176,6 +174,9 @@ def test_commands_resolve(place: str, command: str) -> None:
         return
     if words == ["python", "-m", "specdec.doctor"]:
         return
+    if words[0] == "python" and words[1].startswith("examples/"):
+        assert (ROOT / words[1]).is_file(), f"{place}: there is no {words[1]}"
+        return
     if words[:2] == ["torchrun", "--nproc-per-node"]:
         words = ["python", *words[3:]]
     if words[:2] == ["python", "-m"] and words[2].startswith("experiments."):
@@ -193,9 +194,9 @@ def test_commands_resolve(place: str, command: str) -> None:
         arguments = with_folders(arguments, name, several=several)
     for choice in PLUGINS.keys() & set(arguments):
         pytest.importorskip(f"hydra_plugins.{PLUGINS[choice]}", reason=f"{choice} needs an extra")
-    for position in bare_words(arguments):
-        assert module in FOLDERS, f"{place}: {module} takes no bare word, and {arguments[position]!r} is one"
-        arguments[position] = f"{FOLDERS[module]}={arguments[position]}"
+    assert not bare_words(arguments), f"{place}: {module} takes no bare word"
+    if module == "experiments.demo":
+        module, arguments = "experiments.run", ["experiment=demo", *arguments]
     if "--config-dir" in arguments:
         position = arguments.index("--config-dir")
         own = ROOT / "examples" / "project" / arguments[position + 1]

@@ -3,9 +3,35 @@
 Use an otherwise idle machine.
 """
 
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from experiments.config.kinds import Count, Seconds, Settings, Several, Temperatures, Text, Two, Wanted
 from experiments.config.launch import Command
 
-bench = Command("bench")
+
+@dataclass(frozen=True, kw_only=True)
+class BenchSettings(Settings):
+    """What ``conf/bench.yaml`` holds."""
+
+    parts: Several[Literal["steps", "rounds", "gpu"]] | None
+    against: Text | None
+    repeats: Two
+    device: Text | None
+    dtypes: Several[Literal["auto", "float32", "bfloat16", "float16"]]
+    quantizations: Annotated[list[Text | None], Wanted("a list of schemes, null for none", bool)]
+    inflate: Any
+    nodes: Several[Count]
+    drafts: Several[Text]
+    temperatures: Temperatures
+    batch: Several[Count]
+    context: Two
+    rounds: Two
+    shape: Literal["tiny", "llama-8b", "llama-70b"]
+    seconds: Seconds
+
+
+bench = Command("bench", BenchSettings)
 main = bench.main
 
 if __name__ == "__main__":

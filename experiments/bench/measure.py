@@ -19,17 +19,11 @@ def step_cases(
     base: Case, *, dtypes: Sequence[str], quantizations: Sequence[str | None], rows: Sequence[int], nodes: Sequence[int]
 ) -> list[Case]:
     """Return chains whose verification is a forward of so many nodes per row, root included; 1 is plain decoding."""
-    return [
-        replace(
-            base,
-            drafts="plain" if count == 1 else "chain",
-            nodes=count - 1,
-            dtype=dtype,
-            quantization=quantization,
-            rows=number,
-        )
-        for dtype, quantization, number, count in product(dtypes, quantizations, rows, sorted({1, *nodes}))
-    ]
+    found = []
+    for dtype, quantization, number, count in product(dtypes, quantizations, rows, sorted({1, *nodes})):
+        drafts = "plain" if count == 1 else "chain"
+        found.append(replace(base, drafts=drafts, nodes=count - 1, dtype=dtype, quantization=quantization, rows=number))
+    return found
 
 
 def round_cases(base: Case, *, drafts: Sequence[str], temperatures: Sequence[float], rows: Sequence[int]) -> list[Case]:

@@ -32,13 +32,10 @@ class Case:
     """Requests to the bundled target, how it is loaded, and what drafts for it.
 
     Attributes:
-        drafts: One of ``DRAFTS``.
         inflate: The shape whose cost the target has.
         nodes: Drafted nodes of a chain.
         rows: Requests at once.
         context: Tokens of a prompt.
-        rounds: Rounds that are timed.
-        threads: Of torch; None for its own number.
     """
 
     drafts: str
@@ -111,7 +108,8 @@ def _engine(case: Case) -> tuple[Any, list[list[int]]]:
     from verifiers import RejectionVerifier
 
     target, drafter = _target(case.device, case.dtype, case.quantization, case.inflate), _drafter(case)
-    ids = _ids(target)
+    text = Path(argparse.__file__).read_text(encoding="utf-8")  # the same in every checkout
+    ids = target.tokenizer(text, verbose=False)["input_ids"]
     prompts = [ids[row * 300 : row * 300 + case.context] for row in range(case.rows)]
     rule = None if drafter is None else RejectionVerifier()
     room = min(target.max_length, case.context + 1024)
@@ -121,11 +119,6 @@ def _engine(case: Case) -> tuple[Any, list[list[int]]]:
             f"fewer rounds"
         )
     return Engine(target, drafter, rule, max_batch_size=case.rows, max_length=room, timing=True), prompts
-
-
-def _ids(target: Any) -> list[int]:
-    """Return a text that is the same in every checkout."""
-    return target.tokenizer(Path(argparse.__file__).read_text(encoding="utf-8"), verbose=False)["input_ids"]
 
 
 @lru_cache(maxsize=1)

@@ -25,27 +25,28 @@ def accuracy(config: DictConfig) -> list[Row]:
         raise ValueError(f"accuracy needs lm-eval ({error}): pip install 'specdec-research[lm-eval]'") from error
     settle(config)
     check_components(config, {"": "drafter"}, ("target", "verifier"))
+    grading = config.grading
     if config.drafter.get("_target_") is None:
         raise ValueError("drafter=none drafts nothing, so there is nothing to compare: give another drafter")
-    if config.execute:
+    if grading.execute:
         os.environ["HF_ALLOW_CODE_EVAL"] = "1"  # lm-eval's own graders of programs ask for it, too
     options = {
-        "tasks": listed(config, "tasks"),
-        "limit": config.limit,
-        "num_fewshot": config.fewshot,
-        "apply_chat_template": config.chat,
-        "gen_kwargs": plain(config, "generation") or None,
-        "confirm_run_unsafe_code": config.execute,
+        "tasks": listed(config, "grading.tasks"),
+        "limit": grading.limit,
+        "num_fewshot": grading.fewshot,
+        "apply_chat_template": grading.chat,
+        "gen_kwargs": plain(config, "grading.generation") or None,
+        "confirm_run_unsafe_code": grading.execute,
     }
-    template = plain(config, "chat_template") if config.chat else None
+    template = plain(config, "chat_template") if grading.chat else None
     verifier = build(config, "verifier")
     drafter = paced(build(config, "drafter"), build(config, "policy"))
     with new_engine(config, build(config, "target"), drafter, verifier) as engine:
         check_arguments_of(str(getattr(engine.target.tokenizer, "chat_template", None) or ""), template)
-        shared = {"max_new_tokens": config.max_new_tokens, "seed": config.seed, "template": template}
+        shared = {"max_new_tokens": grading.max_new_tokens, "seed": config.seed, "template": template}
         models = {speculate: SpecdecLM(engine, speculate=speculate, **shared) for speculate in (False, True)}
         results = {
-            speculate: evaluate(model, include=config.include, seed=config.seed, **options)
+            speculate: evaluate(model, include=grading.include, seed=config.seed, **options)
             for speculate, model in models.items()
         }
         title = f"accuracy: {engine.target.name}, {engine.target.dtype_reason}{said_of(template)}"
@@ -59,7 +60,7 @@ def accuracy(config: DictConfig) -> list[Row]:
         exactness=Contender(str(config.method), engine).exactness,
         length=models[True].mean_acceptance_length,
         confidence=bootstrap.confidence,
-        formats=[str(name) for name in listed(config, "format")],
+        formats=["md", "csv"],
         title=title,
         made={"config": plain_whole(config), "versions": versions(), "git": git_state(ROOT), "machine": machine()},
     )

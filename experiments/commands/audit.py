@@ -10,7 +10,7 @@ import torch
 from omegaconf import DictConfig
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
-from experiments.config.checking import did_you_mean
+from experiments.config.kinds import did_you_mean
 from experiments.config.pairs import check_files
 from experiments.config.sections import build, locate, plain_whole
 from experiments.contenders.base import OtherEngine

@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 
 from experiments.bench import measure
 from experiments.bench.play import DRAFTS, Case
-from experiments.config.checking import did_you_mean
+from experiments.config.kinds import did_you_mean
 from experiments.config.sections import plain, plain_whole
 from experiments.results.manifest import write_manifest
 from specdec.machine import choose_dtype

@@ -45,8 +45,9 @@ def calibrate(config: DictConfig) -> CalibratedRounds:
             progress=status.update,
             **options,
         )
-    path, out = Path(config.costs), Path(config.out)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    out = Path(config.out)
+    path = out / "costs.json"
+    out.mkdir(parents=True, exist_ok=True)
     found.save(path)
     publish(
         out,
@@ -76,7 +77,7 @@ def plan_of(config: DictConfig, target: Target, drafter: Drafter | None) -> Plan
         grid=made[0],
         held_out=made[1],
         ranges=None if config.ranges is None else tuple(config.ranges),
-        seconds=config.seconds,
+        seconds=50 if config.seconds is None else config.seconds,
         rounds=config.rounds,
         seed=config.seed,
     )

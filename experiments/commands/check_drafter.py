@@ -26,8 +26,6 @@ def check_drafter(config: DictConfig) -> list[Finding]:
     settle(config)
     check_components(config, {"": "drafter"}, ("target", "sampling"))
     name = config.drafter.get("_target_")
-    if name is None:
-        raise ValueError("drafter=none drafts nothing, so there is nothing to check: give another drafter")
     check_files(config)
     engine = plain(config, "engine")
     sampling = build(config, "sampling")
@@ -46,7 +44,7 @@ def check_drafter(config: DictConfig) -> list[Finding]:
             rules=exact_rules() if config.every_rule else (),
             prompts=config.prompts,
             sampling=sampling,
-            tokens=config.tokens,
+            tokens=config.tokens or 24,
             rounds=config.rounds,
             draws=config.draws,
             max_length=engine["max_length"],

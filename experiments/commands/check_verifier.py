@@ -23,8 +23,6 @@ NARROW = 80
 def check_verifier(config: DictConfig) -> list[Figures]:
     """Try the verifier of a checked configuration on every case that it takes; a wrong promise is an error."""
     rule: Verifier = build(config, "verifier")
-    if rule is None:
-        raise ValueError("verifier._target_=None: name the rule to check, verifier=NAME or verifier._target_=…")
     check_rule(rule)
     name, settings = type(rule).__name__, (config.vocab, config.tables, config.seed, list(config.temperatures))
     work = work_of(rule, config.vocab, config.tables, settings[-1], seed=config.seed)

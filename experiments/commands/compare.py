@@ -1,5 +1,6 @@
-"""Finished runs, or studies of load, compared in one table."""
+"""Finished runs, or studies of load, compared in one table, or shown as one page."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -8,10 +9,14 @@ from experiments.config.sections import listed
 from experiments.load.imported import import_results
 from experiments.load.run import LoadRun
 from experiments.load.studies import Study, is_study
+from experiments.reporting import terminal
 from experiments.reporting.comparison import report_comparison
 from experiments.reporting.load import report_studies
+from experiments.reporting.report.data import tokens_of
+from experiments.reporting.report.page import outputs_to_show, write_page
 from experiments.results.comparison import Entry
-from experiments.results.runs import find_folders, load_run
+from experiments.results.runs import Run, find_folders, load_run
+from experiments.session.token_texts import texts_of_run
 
 
 def compare(config: DictConfig) -> list[Entry] | list[LoadRun]:
@@ -32,7 +37,21 @@ def compare(config: DictConfig) -> list[Entry] | list[LoadRun]:
             [Study.read(folder) for folder in folders], Path(config.out), allow_mixed=config.allow_mixed
         )
     runs = [load_run(folder, width=config.width) for folder in folders]
-    formats = [str(name) for name in listed(config, "format")]
-    return report_comparison(
-        runs, Path(config.out), allow_mixed=config.allow_mixed, formats=formats, difference=config.difference
-    )
+    formats, out = [str(name) for name in listed(config, "format")], Path(config.out)
+    if "html" in formats:
+        formats.remove("html")
+        _write_page(runs, out / "report.html", config.max_prompts)
+    if not formats:
+        return []
+    return report_comparison(runs, out, allow_mixed=config.allow_mixed, formats=formats, difference=config.difference)
+
+
+def _write_page(runs: Sequence[Run], path: Path, max_prompts: int) -> None:
+    """Write runs as one HTML file, with the outputs of so many prompts token by token."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    outputs, notes = outputs_to_show(runs, max_prompts)
+    texts = [texts_of_run(run.folder, run.manifest, tokens_of(own)) for run, own in zip(runs, outputs, strict=True)]
+    write_page(runs, outputs, texts, path, notes=notes)
+    console = terminal.console()
+    terminal.list_written(console, [path])
+    terminal.say(console, f"{path.stat().st_size / 1000:,.0f} kB: open it in a browser", *notes)

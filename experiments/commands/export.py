@@ -25,7 +25,8 @@ from specdec.machine import dtype_name
 def export(config: DictConfig) -> list[Path]:
     """Export the drafter of a checked configuration, print what it is and how it is served, and return the files."""
     quiet_hub()
-    source = typed(Source, plain(config, "drafter"), "drafter")
+    asked = plain(config, "export")
+    source = typed(Source, {"name": asked} if isinstance(asked, str) else asked, "export")
     folder = Path(config.out).expanduser()
     check_folder(folder, source.name, overwrite=config.overwrite)  # before anything is read
     kind = kind_of(source.name)

@@ -6,9 +6,13 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+import drafters
 from drafters.heads.files import Checkpoint
+from experiments.config.groups import sections
 from experiments.config.pairs import check_files
 from experiments.config.sections import build, plain
+from experiments.exporting.kinds import KINDS
+from experiments.exporting.kinds import kind_of as kind_of_files
 from experiments.inspecting.acceptance import prompts_of
 from experiments.inspecting.facts import facts_of, trained_on
 from experiments.inspecting.kinds import USUAL, check_one_model
@@ -31,10 +35,10 @@ _DEEPEST = 7
 def inspect_drafter(config: DictConfig) -> Inspection:
     """Inspect the drafter of a checked configuration, and print facts, acceptance, and the verdict."""
     settle(config)
+    if config.drafter.get("_target_") is None:
+        config.drafter = _by_its_files(config.drafter.get("name"))
     check_components(config, {"": "drafter"}, ("target",))
     options = plain(config, "drafter")
-    if options.get("_target_") is None:
-        raise ValueError("drafter=none drafts nothing, so there is nothing to inspect: give another drafter")
     check_files(config)
     first: Drafter = build(config, "drafter")
     check_one_model(first.describe())
@@ -57,7 +61,7 @@ def inspect_drafter(config: DictConfig) -> Inspection:
             make,
             target,
             prompts,
-            tokens=config.tokens,
+            tokens=config.tokens or 48,
             seed=config.seed,
             given=given,
             progress=lambda text: say(f"trying: {text}"),
@@ -72,6 +76,21 @@ def inspect_drafter(config: DictConfig) -> Inspection:
     )
     terminal.say(console, *verdict(title, target.name, found, usual, trained))
     return found
+
+
+def _by_its_files(name: str | None) -> DictConfig:
+    """The section of a drafter whose files say what kind it is."""
+    if name is None:
+        raise ValueError(
+            "drafter=none drafts nothing, so there is nothing to inspect: give another drafter, or a folder"
+        )
+    kind = KINDS[kind_of_files(name)]
+    makers = [getattr(drafters, each) for each in drafters.__all__]
+    maker = next(each for each in makers if kind in getattr(each, "public", ()))
+    options = sections("drafter", None).values()
+    section = next(each for each in options if each.get("_target_", "").endswith(f".{maker.__name__}.from_pretrained"))
+    section.name = name
+    return section
 
 
 def _checkpoint(options: dict[str, Any], target: Target) -> Checkpoint | None:

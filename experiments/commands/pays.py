@@ -24,31 +24,33 @@ def pays(config: DictConfig) -> TimedRounds:
     """Time the target's forwards; print and write from which acceptance on speculation pays."""
     settle(config)
     component_of(config, "target")
-    batches, nodes = sorted({*listed(config, "batch")}), sorted({1, *listed(config, "nodes")})
+    batches = sorted({*(listed(config, "batch") if config.batch is not None else (1, 8))})
+    nodes, context = sorted({1, *listed(config, "nodes")}), config.context or 256
+    seconds = 20 if config.seconds is None else config.seconds
     target: Target = build(config, "target")
-    if config.context + nodes[-1] > target.max_length:
+    if context + nodes[-1] > target.max_length:
         raise ValueError(
-            f"context={config.context} and nodes of up to {nodes[-1]}: {target.name} has {target.max_length} "
+            f"context={context} and nodes of up to {nodes[-1]}: {target.name} has {target.max_length} "
             f"positions, give at most so many together"
         )
     torch.manual_seed(config.seed)
     options = {name: value for name, value in plain(config, "engine").items() if name in _ENGINE}
-    sizes = {"max_batch_size": batches[-1], "max_length": config.context + 1, "max_nodes": nodes[-1] - 1}
+    sizes = {"max_batch_size": batches[-1], "max_length": context + 1, "max_nodes": nodes[-1] - 1}
     runner = ModelRunner(target.model, **sizes, **options)
-    points = [Forward(batch=batch, queries=count, context=config.context) for batch in batches for count in nodes]
+    points = [Forward(batch=batch, queries=count, context=context) for batch in batches for count in nodes]
     with steps_shown("forwards") as say:
-        timed = measure_forwards(runner, points, seconds=config.seconds, seed=config.seed, progress=say)
+        timed = measure_forwards(runner, points, seconds=seconds, seed=config.seed, progress=say)
     found = {(each.forward.batch, each.forward.queries): each.seconds for each in timed}
     rounds = TimedRounds(nodes=nodes, seconds={batch: [found[batch, count] for count in nodes] for batch in batches})
     where = conditions_of(target, runner, None)
     threads = f"{where.threads} thread{'s' * (where.threads > 1)}"
-    about = f"{where.model} in {where.dtype} on {where.device}, {threads}, context {config.context}"
+    about = f"{where.model} in {where.dtype} on {where.device}, {threads}, context {context}"
     costs, out = listed(config, "draft_costs"), Path(config.out)
     publish(
         out,
         "pays",
         tables=[*(lengths_table(rounds, batch, costs, about) for batch in batches), heads_table(rounds, costs, about)],
-        figures=figures_of(rounds, costs) | {"conditions": where, "context": config.context},
+        figures=figures_of(rounds, costs) | {"conditions": where, "context": context},
         said=verdict(rounds, costs, passes=min(each.passes for each in timed)),
         drawn=lambda: [pays_plot(rounds, costs, out / PICTURE, about)],
     )

@@ -87,7 +87,7 @@ def question_of(config: DictConfig) -> Question:
         device=device,
         roof=device.roof(formats.computes, measured=config.measured),
         measured=config.measured or device.name not in devices,
-        batches=listed(config, "batch"),
+        batches=listed(config, "batch") if config.batch is not None else [1, 8, 32],
         context=context,
         output=config.output,
         drafter=plan_drafter(plain(config, "drafter"), shape, formats, target_name=name),

@@ -8,12 +8,12 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.config.groups import sections
-from experiments.config.sections import bootstrap_of, build, plain
+from experiments.config.sections import bootstrap_of, build, listed, plain
 from experiments.reporting.replay import report_replay
 from experiments.results.comparison import distinguishing
 from experiments.results.frame import Figures
 from experiments.results.origin import read_manifest
-from experiments.results.runs import runs_at
+from experiments.results.runs import find_folders
 from experiments.results.statistics import Bootstrap
 from experiments.tracing.draft_sets import find_drafts
 from experiments.tracing.figures import RAN, figures
@@ -28,7 +28,7 @@ def replay(config: DictConfig) -> list[Figures]:
     rules = named_verifiers(plain(config, "verifiers"))
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    folders = runs_at(config.trace) or [Path(config.trace)]
+    folders = find_folders(listed(config, "trace"))
     return replay_runs(folders, rules, Path(config.out), baseline=config.baseline, bootstrap=bootstrap)
 
 

@@ -5,6 +5,7 @@ from functools import partial
 
 from omegaconf import DictConfig
 
+from experiments.commands.race import race
 from experiments.config.sections import bootstrap_of, build, plain
 from experiments.reporting.run_plots import (
     RUN_PLOTS,
@@ -36,8 +37,10 @@ def run(config: DictConfig) -> Run:
     """Measure the configuration's drafter, or its drafter with every policy, or all of its methods."""
     methods = {str(name): f"methods.{name}" for name in config.methods}
     methods = methods or dict.fromkeys([str(name) for name in config.policies] or [config.method], "drafter")
-    make = _report_on_several if config.methods else _report_on_one
+    make = _report_on_several if config.labels else _report_on_one
     report = make(config)
+    if config.race is not None:
+        report = replace(report, opening=partial(race, config))
     if config.study is not None:
         report = replace(report, studies=[*report.studies, build(config, "study")])
     asked = config.requests_table
@@ -49,8 +52,7 @@ def run(config: DictConfig) -> Run:
 
 
 def _report_on_one(config: DictConfig) -> Report:
-    main = comparison_table if len(config.policies) > 1 else run_table
-
+    main = comparison_table if config.methods or len(config.policies) > 1 else run_table
     return Report(
         tables=lambda made, title: [main(made, title), category_table(made)],
         plots={**RUN_PLOTS, "categories.png": category_plot},

@@ -13,7 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.config.checking import did_you_mean
+from experiments.config.kinds import did_you_mean
 from experiments.config.sections import CONF, check_module
 
 

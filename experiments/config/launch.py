@@ -20,10 +20,10 @@ from hydra.errors import (
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
+from experiments import removed
 from experiments.config import job, ranks, words
-from experiments.config.checking import did_you_mean
+from experiments.config.kinds import did_you_mean
 from experiments.config.sections import CONF, check_settings
-from experiments.config.settings import settings_of
 from experiments.reporting import style
 from specdec.origin import at, own_place, place
 
@@ -38,12 +38,14 @@ _shown: list[str] = []  # the errors of this process
 
 @dataclass(frozen=True)
 class Command:
-    """A command NAME: ``conf/NAME.yaml``, and ``experiments.commands.NAME.NAME``, which does the work.
+    """A command NAME: ``conf/NAME.yaml``, and a function of the same name as its module in ``experiments.commands``.
 
     Called with a configuration, it checks the settings, and only then imports what does the work. Whatever is wrong
     with its input is a ValueError of one sentence, which the functions of ``experiments.commands`` let through.
 
     Attributes:
+        settings: The dataclass of its settings.
+        work: The module in ``experiments.commands`` that does the work of a configuration; by default NAME.
         rewrite: Puts the words of the command line into words that Hydra takes, or raises ValueError.
         objective: The figure of a job for a sweeper that searches for the best setting, from the job's configuration
             and result.
@@ -51,18 +53,20 @@ class Command:
     """
 
     name: str
+    settings: type
+    work: Callable[[DictConfig], str] | None = None
     rewrite: Callable[[list[str]], list[str]] | None = None
     objective: Callable[[DictConfig, Any], float | None] | None = None
     divides: bool = False
 
     def __call__(self, config: DictConfig) -> Any:
         """Do the work of a composed configuration, and return its result."""
-        check_settings(config, settings_of(self.name))
-        work = import_module(f"experiments.commands.{self.name}")
-        return getattr(work, self.name)(config)
+        check_settings(config, self.settings)
+        name = self.name if self.work is None else self.work(config)
+        return getattr(import_module(f"experiments.commands.{name}"), name)(config)
 
-    def main(self) -> None:
-        """Run the command with the words of the command line, as a Hydra application.
+    def main(self, *first: str) -> None:
+        """Run the command with the words of the command line, and others before them, as a Hydra application.
 
         An error is shown when it happens, and a sweep goes on with its next job. ``HYDRA_FULL_ERROR=1`` shows errors
         with tracebacks instead, and stops at the first. Exits with 1 after an error and with 130 after Ctrl-C.
@@ -93,7 +97,7 @@ class Command:
         application = hydra.main(version_base="1.3", config_path=str(CONF), config_name=self.name)(run_job)
         os.environ[_FULL] = "1"  # else Hydra prints what is wrong with a configuration in its own way, and exits
         try:
-            sys.argv[1:] = words.pass_flags_on(sys.argv[1:]) if completes else self._for_hydra(sys.argv[1:])
+            sys.argv[1:] = words.pass_flags_on(sys.argv[1:]) if completes else self._for_hydra([*first, *sys.argv[1:]])
             application()
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
@@ -116,6 +120,9 @@ class Command:
 
     def _for_hydra(self, arguments: list[str]) -> list[str]:
         """The words of the command line as Hydra takes them."""
+        for word in arguments:
+            if (instead := removed.option(self.name, word)) is not None:
+                raise ValueError(f"{word} is no longer there: {instead}")
         rewritten = arguments if self.rewrite is None else self.rewrite(arguments)
         taken = words.without_nulls(words.with_home(words.overrides_first(rewritten)))
         return ranks.arguments(words.multirun_as_chosen(taken))

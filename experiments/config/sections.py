@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from hydra.utils import instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from experiments.config.checking import check_arguments, did_you_mean, in_words
+from experiments.config.kinds import check_arguments, did_you_mean, in_words
 from experiments.config.pairs import check_choices
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """The command line as words: what Hydra does not take is put into words that it does.
 
-Words are overrides, flags of Hydra, and bare words such as the folder in ``experiments.report FOLDER``.
+Words are overrides, flags of Hydra, and bare words such as the folder in ``experiments.compare FOLDER``.
 """
 
 import itertools

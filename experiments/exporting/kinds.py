@@ -80,7 +80,7 @@ def kind_of(name: str) -> str:
             return kind.name
     if (path / "adapter_config.json").is_file():
         raise ValueError(
-            f"{name} holds an adapter: to export it merged, give drafter.name=MODEL drafter.adapter={name}"
+            f"{name} holds an adapter: to export it merged, give 'export={{name: MODEL, adapter: {name}}}'"
         )
     checkpoint = Checkpoint(name)
     for kind in KINDS.values():
@@ -114,7 +114,7 @@ def read(source: Source, kind: str, target: PreTrainedConfig | None = None) -> F
     given = {setting: value for setting, value in given.items() if value is not None}
     for setting in given:
         if setting not in known.takes:
-            raise ValueError(f"drafter.{setting}: {source.name} holds {known.title}, which has none; leave it out")
+            raise ValueError(f"export.{setting}: {source.name} holds {known.title}, which has none; leave it out")
     dtype = None if source.dtype is None else resolve_dtype(source.dtype)
     module = known.read(source.name, target, dtype=dtype if isinstance(dtype, torch.dtype) else None, **given)
     notes = {"target": getattr(module, "base_model", None)} if known.files else {}

@@ -94,7 +94,7 @@ def check_fit(found: Found, target: PreTrainedConfig, name: str) -> None:
     if any(not -1 <= layer < text.num_hidden_layers for layer in layers):
         raise ValueError(
             f"{known.title} that reads the hidden states {list(layers)} does not fit the target {name} of "
-            f"{text.num_hidden_layers} layers: give drafter.hidden_layers, or the target that it was trained on"
+            f"{text.num_hidden_layers} layers: give export.hidden_layers, or the target that it was trained on"
         )
     width = text.hidden_size if known.width is None else attrgetter(known.width)(module)
     if (width or module.config.hidden_size) != text.hidden_size:  # a block head's is its own, unless it says otherwise
@@ -112,7 +112,7 @@ def check_fit(found: Found, target: PreTrainedConfig, name: str) -> None:
     if mask >= text.vocab_size:
         raise ValueError(
             f"the mask token {mask} is outside of the vocabulary of the target {name}, which has {text.vocab_size} "
-            f"tokens: give drafter.mask_token_id"
+            f"tokens: give export.mask_token_id"
         )
 
 

@@ -4,9 +4,35 @@ Plain decoding and a method are given the same requests at the same moments, one
 pictures say who waited, for how long, and how many requests kept the limits.
 """
 
+from dataclasses import dataclass
+from typing import Annotated
+
+from experiments.config.kinds import Count, MeasuredSettings, Positive, Section, Wanted
 from experiments.config.launch import Command
 
-load = Command("load")
+
+@dataclass(frozen=True, kw_only=True)
+class LoadSettings(MeasuredSettings):
+    """What ``conf/load.yaml`` holds."""
+
+    arrival: Section
+    workload: Section
+    overload: Section
+    clock: Section
+    requests: Count | None
+    seconds: Positive | None
+    rates: Annotated[list[Positive], Wanted("a list of rates, each above 0, as 'rates=[1,2,4]'", bool)] | None
+    lengths: Section
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.methods and not self.drafts and (self.policies or self.policy.get("_target_") is not None):
+            raise ValueError(
+                "a policy is given, and plain decoding alone drafts nothing: give a drafter or policy=none"
+            )
+
+
+load = Command("load", LoadSettings)
 main = load.main
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ class Clock:
 
     Attributes:
         mode: ``REAL``, ``RECORD``, ``BOTH`` or ``VIRTUAL``.
-        costs: A file of ``experiments.calibrate``, or a name of ``PUBLISHED``; or one for each method, by name.
+        costs: A file of ``plan costs=fit``, or a name of ``PUBLISHED``; or one for each method, by name.
         traces: A file of dense traces; or one for each method, by name.
         tree: The tree that is drafted in virtual time; None for chains.
         seeds: How many times virtual time is played, with other draws of what is accepted; a load that is in virtual
@@ -70,7 +70,7 @@ class Both(Clock):
         if not costs:
             raise ValueError(
                 f"clock={self.mode} needs to know how long rounds take: give clock.costs=FILE of "
-                f"experiments.calibrate, or {' or '.join(PUBLISHED)}"
+                f"plan costs=fit, or {' or '.join(PUBLISHED)}"
             )
         self.costs, self.tree = costs, None if shape is None else TreeShape.of(shape)
         self.seeds, self.workers = whole("clock.seeds", seeds, least=1), whole("clock.workers", workers, least=1)

@@ -1,4 +1,4 @@
-"""Costs that were measured with ``experiments.calibrate``, in a plan: is a file about what is planned, what it says."""
+"""Costs that were measured with ``plan costs=fit``, in a plan: is a file about what is planned, what it says."""
 
 from collections.abc import Mapping
 
@@ -58,7 +58,7 @@ def device_of(costs: CalibratedRounds, devices: Mapping[str, Device], *, memory:
         bandwidth=max(peaks["copy"], peaks["read"]),
         flops={costs.conditions.dtype: peaks["flops"]},
         cache=peaks.get("cache_bytes", 0.0),
-        source="measured by experiments.calibrate",
+        source="measured by plan costs=fit",
     )
 
 
@@ -94,7 +94,7 @@ def check_file(
     if different:
         raise ValueError(
             f"costs={path} were measured under other conditions ({'; '.join(different)}): calibrate what is planned "
-            f"with experiments.calibrate, or plan what was measured"
+            f"with plan costs=fit, or plan what was measured"
         )
 
 

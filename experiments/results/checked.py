@@ -1,7 +1,7 @@
 """Which exact rules a check has confirmed or refuted: ``check_verifier`` remembers it in the project's folder.
 
 A rule states in its class that it is exact. The rules that ship with the package are checked by the package's own
-tests. Any other rule is "exact (declared)" in all results until ``python -m experiments.check_verifier`` has passed it
+tests. Any other rule is "exact (declared)" in all results until ``python -m experiments.check`` has passed it
 ("exact") or not ("exact (refuted)"), and again as soon as its code or an argument changes, because a digest of both is
 remembered.
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from experiments.config.checking import check_arguments, did_you_mean
+from experiments.config.kinds import EngineSettings, check_arguments, did_you_mean
 from experiments.config.sections import component_of, components_within, plain
-from experiments.config.settings import EngineSettings
 from experiments.results.records import PLAIN
 from experiments.results.revision import revision_of
 

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 KIND = "calibrated costs of rounds"
-"""The mark of the files that ``experiments.calibrate`` writes."""
+"""The mark of the files that ``plan costs=fit`` writes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ def check_conditions(measured: Conditions, here: Conditions, path: str, *, draft
     if different:
         raise ValueError(
             f"costs={path} were measured under other conditions ({'; '.join(different)}): calibrate again with "
-            f"experiments.calibrate"
+            f"plan costs=fit"
         )
 
 
@@ -196,7 +196,7 @@ class RoundCosts(_Kept):
 
     @classmethod
     def load(cls, path: str | Path, *, by_nodes: bool = False) -> "RoundCosts":
-        """Return what ``save`` has written, or a table in a file of ``experiments.calibrate``: by nodes or by depth.
+        """Return what ``save`` has written, or a table in a file of ``plan costs=fit``: by nodes or by depth.
 
         Raises:
             ValueError: The file cannot be read, or is something else.
@@ -290,7 +290,7 @@ class TreeCosts(_Kept):
         except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(
                 f"{path} holds no costs of trees ({type(error).__name__}: {error}): give a file that TreeCosts.save "
-                f"wrote, such as the tree_costs.json of experiments.optimize_tree"
+                f"wrote, such as the tree_costs.json of replay best=tree"
             ) from error
 
 

@@ -249,7 +249,7 @@ class CalibratedRounds:
         except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(
                 f"{path} holds no calibrated costs ({' '.join(str(error).split())}): give a file that "
-                f"experiments.calibrate wrote"
+                f"plan costs=fit wrote"
             ) from error
 
 

@@ -66,7 +66,7 @@ class AffineRounds:
         if self.deepest is not None and depth > self.deepest:
             raise ValueError(
                 f"the costs of rounds hold for drafts of up to {self.deepest} tokens, and drafts are {depth} deep: "
-                f"give a drafter with max_draft_tokens={self.deepest} or fewer, or costs of experiments.calibrate"
+                f"give a drafter with max_draft_tokens={self.deepest} or fewer, or costs of plan costs=fit"
             )
 
     def prefill_seconds(self, size: StepSize) -> float:

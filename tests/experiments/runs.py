@@ -1,5 +1,7 @@
 """What tests of runs share: tiny models as drafters, a run in this process, an engine that fails at a chosen call."""
 
+import importlib
+import importlib.util
 import json
 import sys
 from collections.abc import Callable
@@ -11,9 +13,16 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 import experiments.run
+from experiments.config.launch import Command
 from specdec.engine.engine import Engine
 
 Configure = Callable[..., DictConfig]
+
+
+def command_of(name: str) -> Command:
+    """A command by its name."""
+    room = importlib.util.find_spec(f"experiments.{name}.__main__") if name in ("load", "bench") else None
+    return getattr(importlib.import_module(f"experiments.{name}{'.__main__' if room else ''}"), name)
 
 
 def local(saved: Path, drafter: str) -> list[str]:

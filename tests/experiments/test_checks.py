@@ -9,9 +9,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from drafters.heads.eagle_files import save_eagle
-from experiments.check_drafter import check_drafter
-from experiments.check_verifier import check_verifier
-from experiments.inspect_drafter import inspect_drafter as inspect
+from experiments.check import check
 from experiments.inspecting.kinds import Mistake
 from experiments.results.checked import REFUTED, stated_exactness
 from experiments.results.lossless import promises_exact
@@ -33,14 +31,14 @@ def shown(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_an_exact_rule_and_a_lossy_one(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
-    done = check_verifier(configure("check_verifier", "verifier=traversal", *SMALL))
+    done = check(configure("check", "verifier=traversal", *SMALL))
     assert max(case.tv for case in done) < 1e-12
     assert all(case.accepted == pytest.approx(case.known["traversal"]) for case in done)
     assert {case.shape for case in done} > {"chain 3", "2 x 2"}
     assert all("block" in case.known for case in done if case.shape == "chain 3")
     text = shown(capsys)
     assert "TraversalVerifier is exact, over" in text and "It says of itself: exact." in text
-    done = check_verifier(configure("check_verifier", "verifier=lenient", *SMALL))
+    done = check(configure("check", "verifier=lenient", *SMALL))
     assert {case.shape for case in done} == {"chain 3"}, "it takes chains only"
     text = shown(capsys)
     assert "LenientVerifier is not exact" in text and "It says of itself: lossy." in text
@@ -49,7 +47,7 @@ def test_an_exact_rule_and_a_lossy_one(configure: Configure, capsys: pytest.Capt
 def test_a_rule_that_is_exact_with_respect_to_a_mixture(
     configure: Configure, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = check_verifier(configure("check_verifier", "verifier=cascade", "verifier.alpha=0.3", *SMALL))
+    done = check(configure("check", "verifier=cascade", "verifier.alpha=0.3", *SMALL))
     assert all(case.tv < 1e-12 for case in done)
     assert max(case.target_tv for case in done) > 0.1
     text = shown(capsys)
@@ -58,7 +56,7 @@ def test_a_rule_that_is_exact_with_respect_to_a_mixture(
 
 
 def test_a_rule_with_shared_noise(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
-    done = check_verifier(configure("check_verifier", "verifier=shared_noise", "streams=500", *SMALL))
+    done = check(configure("check", "verifier=shared_noise", "streams=500", *SMALL))
     assert all(case.differing == 0 for case in done)
     assert {case.law for case in done} == set(DraftSampling)
     text = shown(capsys)
@@ -97,7 +95,7 @@ def test_a_rule_that_promises_too_much(configure: Configure, rule: type, message
     words = [f"verifier._target_={rule.__module__}.{rule.__name__}", *SMALL]
     words += ["streams=500"] * (rule is AlwaysTheFirst)
     with pytest.raises(ValueError, match=message):
-        check_verifier(configure("check_verifier", *words))
+        check(configure("check", *words))
     assert remembered.exists() and stated_exactness(rule()) == REFUTED and not promises_exact(REFUTED)
 
 
@@ -105,7 +103,7 @@ def test_a_rule_that_passes_is_remembered(
     configure: Configure, remembered: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert stated_exactness(Checked()) == "exact (declared)"
-    check_verifier(configure("check_verifier", f"verifier._target_={Checked.__module__}.Checked", *STRONG))
+    check(configure("check", f"verifier._target_={Checked.__module__}.Checked", *STRONG))
     assert stated_exactness(Checked()) == "exact"
     assert "Remembered in .specdec/checked.json" in capsys.readouterr().out
     (entry,) = json.loads(remembered.read_text())["rules"].values()
@@ -119,7 +117,7 @@ def test_a_drafter_that_keeps_its_contract(
     configure: Configure, saved: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [f"target.name={saved / 'target'}", "drafter=ngram", *CHECKED, "every_rule=false"]
-    findings = check_drafter(configure("check_drafter", *words))
+    findings = check(configure("check", *words))
     captured = capsys.readouterr()
     text, said = " ".join(captured.out.split()), captured.err
     assert "0 s: drafter" in said and " s: recorded rounds\n" in said, "a line per check where there is no terminal"
@@ -133,7 +131,7 @@ def test_a_drafter_is_tried_with_every_rule(
     configure: Configure, saved: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     models = [f"target.name={saved / 'target'}", f"drafter.name={saved / 'drafter'}"]
-    check_drafter(configure("check_drafter", *models, *CHECKED))
+    check(configure("check", *models, *CHECKED))
     text = shown(capsys)
     assert "exact with RejectionVerifier passed greedy" in text and "with TransportVerifier" not in text
 
@@ -141,7 +139,7 @@ def test_a_drafter_is_tried_with_every_rule(
 def test_a_drafter_that_does_not(configure: Configure, saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["drafter=none", f"drafter._target_={mutants.__name__}.Twins", *CHECKED, "every_rule=false"]
     with pytest.raises(ValueError, match=r"^Twins breaks its contract in 1 check: trees: distinct siblings: node 2: "):
-        check_drafter(configure("check_drafter", f"target.name={saved / 'target'}", *words))
+        check(configure("check", f"target.name={saved / 'target'}", *words))
     text = shown(capsys)
     assert "trees: distinct siblings FAILED" in text and "exact with" not in text
 
@@ -168,7 +166,7 @@ def composed(configure: Configure, toys: Path) -> Configure:
 
     def compose(kind: str, *overrides: str) -> DictConfig:
         names = [f"target.name={toys / 'target'}", f"drafter.name={toys / kind}"]
-        return configure("inspect_drafter", f"drafter={kind}", *INSPECTED, *names, *overrides)
+        return configure("check", "inspect=true", f"drafter={kind}", *INSPECTED, *names, *overrides)
 
     return compose
 
@@ -176,7 +174,7 @@ def composed(configure: Configure, toys: Path) -> Configure:
 def test_how_much_two_vocabularies_share(configure: Configure, saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All bytes are common; the end of text, which each has, is special, and nothing drafts it."""
     names = [f"target.name={saved / 'target'}", f"drafter.name={saved / 'other'}", *INSPECTED, "prompts=[abc,de]"]
-    found = inspect(configure("inspect_drafter", "drafter=tli", "depths=2", *names, "tokens=8"))
+    found = check(configure("check", "inspect=true", "drafter=tli", "depths=2", *names, "tokens=8"))
     share = 1 - float(found.loaded.frequencies[0])
     assert 0.9 < share < 1
     assert f"vocabulary 256 of the target's 257 tokens, which have {share:.1%} of its probability" in shown(capsys)
@@ -185,12 +183,12 @@ def test_how_much_two_vocabularies_share(configure: Configure, saved: Path, caps
 @pytest.mark.full
 def test_a_mistake_and_what_mends_it(composed: Configure, capsys: pytest.CaptureFixture[str]) -> None:
     """What the verdict says to set is set, and then nothing is wrong."""
-    found = inspect(composed("eagle", "depths=1", "drafter.hidden_layers=[1,3,4]"))
+    found = check(composed("eagle", "depths=1", "drafter.hidden_layers=[1,3,4]"))
     text = shown(capsys)
     assert found.mistake is not None and found.mistake.alternative.mistake is Mistake.LAYERS
     assert "was probably loaded with a mistake: wrong hidden layers. With " in text
     assert "To mend it: leave out drafter.hidden_layers." in text
-    mended = inspect(composed("eagle", "depths=1"))
+    mended = check(composed("eagle", "depths=1"))
     text = shown(capsys)
     assert mended.mistake is None and not mended.knows_nothing
     assert mended.loaded.length == pytest.approx(found.mistake.acceptance.length)

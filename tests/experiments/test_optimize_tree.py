@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from experiments.config.sections import plain
-from experiments.optimize_tree import optimize_tree
+from experiments.replay import replay
 from experiments.reporting.best_tree import written_shape
 from experiments.run import run
 from specdec import DraftTree, TreeShape
@@ -43,14 +43,14 @@ def traced_run(configure: Configure, saved: Path, tmp_path: Path) -> Path:
 def chosen(configure: Configure, tmp_path: Path) -> Configure:
     """Composes the command's configuration for a trace, made quick, with its output in ``tmp_path / "found"``."""
     quick = ["bootstrap.resamples=200", "threads=1", "rounds=2", f"out={tmp_path / 'found'}"]
-    return lambda trace, *overrides: configure("optimize_tree", f"trace={trace}", *quick, *overrides)
+    return lambda trace, *overrides: configure("replay", "best=tree", f"trace={trace}", *quick, *overrides)
 
 
 def test_from_a_trace_to_a_tree(
     traced_run: Path, chosen: Configure, configure: Configure, saved: Path, tmp_path: Path, capsys: Any
 ) -> None:
     """Without costs, the largest tree that is allowed is best; what is written composes with a run."""
-    (found,) = optimize_tree(chosen(traced_run, "measure=false", "costs=none", "max_nodes=5"))
+    (found,) = replay(chosen(traced_run, "measure=false", "costs=none", "max_nodes=5"))
     assert found.best.nodes == 5 and found.old == 4 and found.old_tree == TreeShape.chain(4)
     shown = " ".join(capsys.readouterr().out.split())
     assert "Acceptance rates at T=1, by depth and sibling rank" in shown
@@ -84,7 +84,7 @@ def test_a_tree_is_recommended_only_where_it_pays(
     """Rounds that take twice as long as plain ones may pay here; those that take 40 times as long do not."""
     costs = TreeCosts(trees=((1, 1), (9, 2)), seconds=(seconds, seconds * 1.01), plain=1.6)
     costs.save(tmp_path / "costs.json")
-    (found,) = optimize_tree(chosen(traced_run, "measure=false", f"costs={tmp_path / 'costs.json'}", *changes))
+    (found,) = replay(chosen(traced_run, "measure=false", f"costs={tmp_path / 'costs.json'}", *changes))
     text = " ".join(capsys.readouterr().out.split())
     assert found.advice()[0] == choice and words in text
     assert ("'drafter.shape=" in text) == (choice == "new")
@@ -99,7 +99,7 @@ def test_costs_and_speed_are_measured(
     words = [*tiny, *local(saved, "model"), "trace=true", "drafter.shape=[3,2]", f"out={traced_run}"]
     run(configure("run", *words))
     changes = ["max_nodes=4", "old=[2]", "+dataset.count=2", "+sampling.max_new_tokens=10"]
-    (found,) = optimize_tree(chosen(traced_run, *changes))
+    (found,) = replay(chosen(traced_run, *changes))
     assert found.costs is not None and found.costs.plain > 0 and set(found.costs.trees) >= {(1, 1), (3, 1)}
     assert found.measured.keys() == ({"new"} if found.same else {"old", "new"})
     assert found.measured["new"].tokens >= 1
@@ -111,11 +111,11 @@ def test_costs_and_speed_are_measured(
     assert figures["tokens_per_round"] == found.measured["new"].tokens
     # Once more with these costs: nothing is timed, and the tree is the same.
     given = [f"costs={out / 'tree_costs_T0.json'}", "measure=false", "max_nodes=4", f"out={tmp_path / 'again'}"]
-    (again,) = optimize_tree(chosen(traced_run, *given))
+    (again,) = replay(chosen(traced_run, *given))
     assert again.best == found.best
     replace(found.costs, device="another machine").save(out / "other.json")
     with pytest.raises(ValueError, match=r"were measured on something else \(device is another machine there and"):
-        optimize_tree(chosen(traced_run, f"costs={out / 'other.json'}"))
+        replay(chosen(traced_run, f"costs={out / 'other.json'}"))
 
 
 @pytest.mark.full
@@ -130,12 +130,12 @@ def test_what_does_not_fit_the_trace(traced_run: Path, chosen: Configure, tmp_pa
         (["old=[0]"], r"^branching factors \(0,\)"),
     ]:
         with pytest.raises(ValueError, match=words):
-            optimize_tree(chosen(traced_run, "costs=none", "measure=false", *overrides))
+            replay(chosen(traced_run, "costs=none", "measure=false", *overrides))
     shutil.copytree(traced_run, tmp_path / "other")
     manifest = json.loads((traced_run / "manifest.json").read_text())
     manifest["config"]["drafter"] = {"_target_": "drafters.ngram.NGramDrafter"}
     (tmp_path / "other" / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(ValueError, match=r"^drafters\.ngram\.NGramDrafter takes no shape of its own"):
-        optimize_tree(chosen(tmp_path / "other"))
+        replay(chosen(tmp_path / "other"))
     with pytest.raises(ValueError, match=r"^the traces are of different drafters \(drafter\._target_ is "):
-        optimize_tree(chosen(f"[{traced_run},{tmp_path / 'other'}]"))
+        replay(chosen(f"[{traced_run},{tmp_path / 'other'}]"))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from experiments.inspecting.kinds import USUAL
-from experiments.pays import pays
+from experiments.plan import plan
 from experiments.reporting.pays import AT_ONCE, break_even, heads, verdict
 from specdec.physics.rounds import TimedRounds
 from specdec.physics.speculation import chain_tokens, rate_for
@@ -70,7 +70,7 @@ def test_the_command_times_forwards_and_refuses_what_does_not_fit(
 ) -> None:
     words = [f"target.name={saved / 'target'}", "threads=1", "seconds=0", "batch=[1,2]", "context=16"]
     words += [f"out={tmp_path}", "nodes=[4,2]"]
-    found = pays(configure("pays", *words))
+    found = plan(configure("plan", "costs=timed", *words))
     assert found.nodes == [1, 2, 4] and all(min(each) > 0 for each in found.seconds.values())
     file = json.loads((tmp_path / "pays.json").read_text())
     assert [row["batch"] for row in file["rows"]] == [1, 2] and file["rows"][0]["seconds"] == found.seconds[1]
@@ -78,6 +78,6 @@ def test_the_command_times_forwards_and_refuses_what_does_not_fit(
     shown = " ".join(capsys.readouterr().out.split())
     assert "What published heads would bring here" in shown and "timed 3 times" in shown
     with pytest.raises(ValueError, match="positions, give at most so many together"):
-        pays(configure("pays", *words, "context=100000"))
+        plan(configure("plan", "costs=timed", *words, "context=100000"))
     with pytest.raises(ValueError, match="a share of a plain step"):
-        pays(configure("pays", *words, "draft_costs=[-1]"))
+        plan(configure("plan", "costs=timed", *words, "draft_costs=[-1]"))

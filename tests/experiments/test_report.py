@@ -1,4 +1,4 @@
-"""``experiments.report``: one file that asks nobody for anything, with all texts as text."""
+"""``compare format=html``: one file that asks nobody for anything, with all texts as text."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from experiments.report import main, report
+from experiments.compare import compare, main
 from experiments.reporting.report.figures import findings
 from experiments.results.records import read_records
 from experiments.results.runs import load_run
@@ -49,9 +49,8 @@ def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def page_of(tmp_path: Path, *words: str) -> Page:
-    path = tmp_path / "report.html"
-    called(report, *words, f"out={path}")
-    return Page(path.read_text(encoding="utf-8"))
+    called(compare, *words, "format=html", f"out={tmp_path / 'page'}")
+    return Page((tmp_path / "page" / "report.html").read_text(encoding="utf-8"))
 
 
 def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
@@ -70,10 +69,10 @@ def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
 def test_nothing_is_asked_of_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the command line, with all texts and pictures."""
     monkeypatch.undo()
-    path = tmp_path / "report.html"
-    monkeypatch.setattr(sys, "argv", ["report.py", str(write_run(tmp_path / "run")), f"out={path}"])
+    words = [str(write_run(tmp_path / "run")), "format=html", f"out={tmp_path}", f"hydra.run.dir={tmp_path / 'hydra'}"]
+    monkeypatch.setattr(sys, "argv", ["compare.py", *words])
     main()
-    page = Page(path.read_text(encoding="utf-8"))
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
     policies = [a["content"] for tag, a in page.tags if a.get("http-equiv") == "Content-Security-Policy"]
     (policy,) = policies
     assert policy is not None

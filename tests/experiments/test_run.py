@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from experiments.demo import demo
 from experiments.results.records import read_records
 from experiments.results.rows import family, rows_of
 from experiments.results.runs import load_run
@@ -128,7 +127,9 @@ def test_several_policies_in_one_run(configure: Configure, saved: Path, tiny: li
 def test_the_demo(configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any) -> None:
     words = ["target.inflate=null", "target.dtype=float32", *tiny, "engine.max_length=128", "dataset.count=1"]
     words += [f"methods.model.name={saved / 'drafter'}", "sampling.max_new_tokens=6"]
-    demo(configure("demo", *words, "~methods.medusa", "~methods.eagle"))  # heads for another target
+    run(
+        configure("run", "experiment=demo", *words, "method=m", "~methods.medusa", "~methods.eagle")
+    )  # heads for another target
     summary = summary_file(tmp_path / "out")
     assert [(m["temperature"], m["method"]) for m in summary["methods"]] == [
         (temperature, method) for temperature in (0, 1) for method in ("plain", "ngram", "model")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from experiments.bench import gpu
-from experiments.bench.models import random_target
+from experiments.bench.gpu import random_target
 from experiments.measuring.forwards import Forward, as_graph, fill, forward_batch
 from specdec.target.runner import ModelRunner
 

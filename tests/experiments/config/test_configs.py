@@ -16,10 +16,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from safetensors.torch import save_file
 
 from drafters.heads.training import TrainedHead
-from experiments.config.checking import check_arguments, parameters_of
+from experiments.config.kinds import EngineSettings, check_arguments, parameters_of
 from experiments.config.pairs import check_reachable, overrides_of
 from experiments.config.sections import CONF, bootstrap_of, build, component_of, plain, typed
-from experiments.config.settings import EngineSettings, settings_of
 from experiments.contenders.base import OtherEngine
 from experiments.exporting.kinds import kind_of
 from experiments.reporting.table import Column, Table
@@ -32,7 +31,7 @@ from specdec import Drafter, Engine, SamplingParams, Scheduler, Target, Verifier
 from specdec.drafting.policies import LengthPolicy, NodePolicy
 from specdec.engine import scheduler
 from specdec.engine.scheduler import Priority
-from tests.experiments.runs import Configure
+from tests.experiments.runs import Configure, command_of
 
 YAML = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml"))
 OPTIONS = [(path.parent.as_posix(), path.stem) for path in YAML if len(path.parts) == 2 and path.parts[0] != "pair"]
@@ -108,7 +107,8 @@ def test_every_study_and_recipe_composes(group: str, name: str, configure: Confi
     command = "train" if group == "recipe" else "load" if name.startswith("load_") else "run"
     config = configure(command, f"{group}={name}")
     settings = {str(key): plain(config, str(key)) for key in config if key not in ("out", "method")}
-    check_arguments(settings_of(command), settings | {"out": "."} | ({} if command == "train" else {"method": "m"}))
+    settings |= {"out": "."} | ({} if command == "train" else {"method": "m"})
+    check_arguments(command_of(command).settings, settings)
     if command == "run" and config.methods:
         named = {*config.methods, *config.contenders, "plain"}
         assert {*config.labels, *config.rules, *config.setups} <= named
@@ -185,7 +185,7 @@ def test_a_forgotten_option_is_found() -> None:
 def test_every_setting_is_checked(configure: Configure) -> None:
     assert {field.name for field in fields(EngineSettings)} == arguments_of(Engine)
     for name in APPLICATIONS:
-        assert {str(key) for key in configure(name)} == {field.name for field in fields(settings_of(name))}
+        assert {str(key) for key in configure(name)} == {field.name for field in fields(command_of(name).settings)}
 
 
 def test_every_setting_has_a_comment() -> None:
@@ -204,7 +204,7 @@ PAIRS = sorted(path.stem for path in (CONF / "pair").glob("*.yaml"))
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_pair_resolves_to_constructor_arguments(name: str, configure: Configure) -> None:
-    config = configure("check_drafter" if name.endswith("_mtp") else "run", f"pair={name}", "drafter.temperature=0.5")
+    config = configure("check" if name.endswith("_mtp") else "run", f"pair={name}", "drafter.temperature=0.5")
     assert component_of(config, "drafter")[1]["temperature"] == 0.5
     assert component_of(config, "target")[0].__self__ is Target
     names = [config.target.name, *([] if name.endswith("_mtp") else [config.drafter.name])]

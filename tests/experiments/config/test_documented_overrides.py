@@ -14,14 +14,14 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from experiments.config.sections import CONF
-from experiments.config.settings import settings_of
+from tests.experiments.runs import command_of
 
 ROOT = Path(__file__).parents[3]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OWN = "## Your own project"
 """The section about options of a project of one's own, the last one of its page, which has a test of its own."""
 GROUPS = {path.name for path in CONF.iterdir() if path.is_dir()}
-SETTINGS = {field.name for command in ("run", "train") for field in fields(settings_of(command))}
+SETTINGS = {field.name for command in ("run", "train") for field in fields(command_of(command).settings)}
 PLACEHOLDERS = re.compile(r"…|\bNAME\b|\bFOLDER\b|\bRUN\b|=x$|=$|[a-z]\||<Tab>|package\.module")
 """What a reader has to fill in."""
 

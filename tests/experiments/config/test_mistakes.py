@@ -8,18 +8,17 @@ import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from experiments.config.launch import Command, sentence
+from experiments.config.launch import sentence
 from experiments.results.records import read_records
 from experiments.run import run
 from specdec.drafting.costs import Conditions
 from tests.experiments.conftest import called
-from tests.experiments.runs import Configure, invoke
+from tests.experiments.runs import Configure, command_of, invoke
 from tests.experiments.showcase import write_run
 from tests.public_models import CONFIGS
 
@@ -117,14 +116,16 @@ def mine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 DEFAULTS = {
+    "run experiment=demo": "method=m",
     "run": "target.name={models}/target method=m drafter=ngram",
     "train": "target.name={models}/target target.device=cpu data=text data.files=text/*.txt data.held_out=0.25 "
     "fit='{{steps: 4, batch_size: 2, length: 32, lr: 1e-2, warmup: 1}}'",
-    "calibrate": "target.name={models}/target drafter.name={models}/drafter drafter.shape=2 seconds=0 rounds=1",
+    "plan costs=fit": "target.name={models}/target drafter=model drafter.shape=2 seconds=0 rounds=1 "
+    "drafter.name={models}/drafter",
     "load": "target.name={models}/target method=m drafter=ngram requests=4 threads=1 dataset.count=4 "
     "dataset.prompt_tokens=16",
-    "check_drafter": "target.name=/nowhere",
-    "inspect_drafter": "target.name={models}/target",
+    "check drafter=model": "target.name=/nowhere",
+    "check inspect=true": "target.name={models}/target",
     "plan": "target.name=llama pictures=false",
 }
 OWN = "drafter=none drafter._target_="
@@ -212,7 +213,7 @@ MISTAKES: dict[str, dict[str, str]] = {
         f"{TWO} +setups.copied.engine.optimize=false +contender=hf_generate": "contenders and setups",
         "drafter=model +policy@policies.a=fixed +policy@policies.b=fixed objective=speedup": "objective=speedup",
     },
-    "demo": {
+    "run experiment=demo": {
         "temperatures=[]": "temperatures=[]",
         "race=lookahead": "race='lookahead'",
         "methods=null": "methods=None",
@@ -228,26 +229,28 @@ MISTAKES: dict[str, dict[str, str]] = {
         "trace=a_file": "a_file is not the folder of a run",
         "": "trace has no value",
     },
-    "check_verifier": {
+    "check": {
+        "": "drafter._target_=None and verifier._target_=None: give drafter=NAME",
+        "drafter=ngram verifier=block": "give drafter=NAME or verifier=NAME",
+    },
+    "check verifier=rejection": {
         "vocab=1": "vocab=1",
-        "verifier._target_=null": "verifier._target_=None",
         "verifier._target_=own_parts.Data": "verifier is a Data",
         "verifier=transport vocab=50": "vocab=50: ",
         "verifier=shared_noise vocab=50": "vocab=50: ",
     },
-    "check_drafter": {
+    "check drafter=model": {
         "prompts=[abc,3]": "prompts=['abc', 3]",
-        "drafter=none": "drafter=none",
         "+drafter.width=3": "drafter.width",
         f"{OWN}own_parts.Unfinished": "drafter: Unfinished has no bind: write it",
         "target.name={models}/target drafter=ngram policy=confidence": "policy=cost_aware or policy=additive",
     },
-    "inspect_drafter": {
+    "check inspect=true": {
         "tokens=2": "tokens=2",
         "drafter=none": "drafter=none",
         "drafter=ngram": "NGramDrafter is not one trained model",
     },
-    "calibrate": {
+    "plan costs=fit": {
         "grid.batch=[0]": "grid.batch=[0]",
         "seconds=-1": "seconds=-1",
         "+grid.rows=[1]": "grid.rows",
@@ -275,21 +278,15 @@ MISTAKES: dict[str, dict[str, str]] = {
         "drafter=eagle drafter.name=head70": "a head for hidden states of 8192 numbers",
     },
     "compare": {
-        "outputs/a outputs/b": "'outputs/a' has no name: give folders as 'runs=[outputs/a,outputs/b]'",
         "": "runs has no value",
         "run=a": "run: did you mean runs?",
-        "runs=a_file": "a_file is not the folder of a run",
+        "runs=a_file": "a_file is ",
         "runs=nothing/*": "no folder matches",
         "runs=a allow_mixed=maybe": "allow_mixed='maybe'",
         "runs=a format=pdf": "format='pdf'",
         "runs=a format=[]": "format=[]",
-    },
-    "report": {
-        "run out=x.pdf": "out='x.pdf'",
-        "run out=folder.html": "out='folder.html'",
         "run max_prompts=-1": "max_prompts=-1",
-        "nothing": "nothing is not the folder of a run",
-        "": "runs has no value",
+        "nothing format=html": "nothing is not the folder of a run",
     },
     "load": {
         "arrival.rate=0": "arrival.rate=0: give a number above 0",
@@ -322,13 +319,11 @@ MISTAKES: dict[str, dict[str, str]] = {
         "method=plain": "method=plain is what plain decoding beside it is called",
         "+drafter@methods.a=model": "methods=['a'] are both given",
     },
-    "export": {
-        "drafter.name={models}/uno overwrite=true": "holds an adapter: to export it merged",
-        "drafter.name={models}/medusa drafter.adapter={models}/uno overwrite=true": "drafter.adapter: ",
-        "drafter.name=a format=vllm": "format='vllm': give one of native, speculators, sglang",
-        "drafter.name=a +drafter.colour=1": "there is no drafter.colour",
-        "": "drafter.name has no value",
-        "drafter=eagle": "drafter=eagle",
+    "train target.name=null": {
+        "export={models}/uno overwrite=true": "holds an adapter: to export it merged",
+        "'export={{name: {models}/medusa, adapter: {models}/uno}}' overwrite=true": "export.adapter: ",
+        "export=a format=vllm": "format='vllm': give one of native, speculators, sglang",
+        "'export={{name: a, colour: 1}}'": "there is no export.colour",
     },
     "train": {
         "head=eagel3": "head 'eagel3': did you mean eagle3?",
@@ -361,9 +356,9 @@ MISTAKES: dict[str, dict[str, str]] = {
 
 def mistake(command: str, words: list[str]) -> str:
     """What a command says to words that are a mistake."""
-    task: Command = getattr(import_module(f"experiments.{command}{'.__main__' if command == 'load' else ''}"), command)
+    name, *first = command.split()
     try:
-        called(task, *words)
+        called(command_of(name), *first, *words)
     except Exception as error:
         return sentence(error)
     raise AssertionError("nothing was said")
@@ -371,7 +366,7 @@ def mistake(command: str, words: list[str]) -> str:
 
 @pytest.mark.parametrize(("command", "words"), [(name, words) for name, rows in MISTAKES.items() for words in rows])
 def test_a_mistake_gets_one_sentence_before_any_work(command: str, words: str, saved: Path, mine: Path) -> None:
-    has_out = command not in ("report", "check_verifier", "check_drafter", "inspect_drafter")
+    has_out = not command.startswith("check")
     given = f"{'out=out ' * has_out}{DEFAULTS.get(command, '')} {words}".format(models=saved)
     found = mistake(command, shlex.split(given))
     assert MISTAKES[command][words] in found and "\n" not in found

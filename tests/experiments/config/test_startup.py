@@ -17,19 +17,21 @@ from types import ModuleType
 import pytest
 
 import experiments
+from experiments import removed
+from experiments.__main__ import COMMANDS
 from tests.public_models import CONFIGS
 
 ROOT = Path(__file__).parents[3]
 FOLDER = Path(experiments.__file__).parent
-COMMANDS = sorted(path.stem for path in FOLDER.glob("*.py") if re.search(r"^main = ", path.read_text(), re.MULTILINE))
+ALIASES = ("demo", "check_drafter", "check_verifier")
+SHIMS = [name for name in COMMANDS if name not in ("load", "bench")]
 HEAVY = ("torch", "transformers", "matplotlib", "pandas", "pyarrow", "scipy", "numpy", "rich", "wandb")
 TYPING_ERRORS = {
     "run": (["verifier=bloc", "-m"], "there is no verifier 'bloc'"),
     "replay": (["nowhere", "verifiers=[{name: lenient, lenence: 1}]"], "verifier lenient has no 'lenence'"),
-    "demo": (["temperatures=[]"], "temperatures=[]"),
+    "check": (["drafter=ngram", "verifier=block"], "drafter._target_=drafters."),
     "plan": (["acceptance=1.5"], "acceptance=1.5"),
-    "compare": (["outputs/run"], "'outputs/run' has no name"),
-    "export": (["drafter.name=a", "out=b", "format=vllm"], "format='vllm'"),
+    "compare": (["runs=a", "format=pdf"], "format='pdf'"),
     "train": (["mixed_precision=fp16"], "mixed_precision='fp16'"),
 }
 """Mistakes that only the annotations of settings, or the names of options, can tell."""
@@ -76,7 +78,7 @@ def asked(calls: dict[str, list[list[str]]], folder: Path) -> dict[str, list[Ans
 def test_questions_and_typing_errors_are_answered_at_once(mistaken: tuple[str, ...], tmp_path: Path) -> None:
     """In one process for all; of commands that are asked nothing, the modules are imported. A plan needs no torch."""
     questions = [["--help"], ["--cfg", "job"]]
-    calls = {name: questions if name == "run" else [] for name in COMMANDS}
+    calls = {name: questions if name == "run" else [] for name in (*SHIMS, *ALIASES)}
     calls |= {name: [*calls[name], TYPING_ERRORS[name][0]] for name in mistaken}
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS["llama-3.1-8b"] | {"torch_dtype": "bfloat16"}))
     plan = [f"target.name={tmp_path}", "drafter=eagle", "pictures=false", f"out={tmp_path / 'out'}"]
@@ -111,8 +113,27 @@ def test_another_package_of_the_same_name_is_named(
 
 def test_every_command_is_a_console_script() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = {f"specdec-{name.replace('_', '-')}": f"experiments.{name}:main" for name in COMMANDS}
-    assert project["scripts"] == wanted | {"specdec-load": "experiments.load.__main__:main"}  # a room with a command
+    wanted = {f"specdec-{name}": f"experiments.{name}{'' if name in SHIMS else '.__main__'}:main" for name in COMMANDS}
+    assert project["scripts"] == wanted
+
+
+def said_by(*words: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, *words], env={"PYTHONPATH": str(ROOT), "PATH": ""}, capture_output=True, text=True
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_all_commands_are_listed_and_removed_ones_say_what_replaces_them() -> None:
+    code, listed = said_by("-X", "importtime", "-m", "experiments", "--help")
+    assert code == 0 and all(re.search(rf"^  {name} ", listed, re.MULTILINE) for name in COMMANDS)
+    assert len(COMMANDS) == 10 and not re.search(r"\| +(hydra|torch|numpy)$", listed, re.MULTILINE)
+    assert said_by("-m", "experiments", "rum") == (1, "error: there is no command rum: did you mean run?\n")
+    for words in (["experiments", "pays"], ["experiments.pays"]):
+        code, said = said_by("-m", *words)
+        assert code == 1 and said.count("\n") == 1 and removed.COMMANDS["pays"] in said
+    code, said = said_by("-m", "experiments", "load", "memory=1e9")
+    assert code == 1 and said.count("\n") == 1 and removed.OPTIONS["load memory"] in said
 
 
 PROJECT = ROOT / "examples" / "project"

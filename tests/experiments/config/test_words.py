@@ -11,10 +11,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from experiments.config.checking import Wanted, check_arguments
 from experiments.config.groups import option_names, sections
+from experiments.config.kinds import Count, OneOrMore, Wanted, check_arguments
 from experiments.config.sections import CONF, build, check_settings
-from experiments.config.settings import Count, OneOrMore
 from experiments.config.words import completable, multirun_as_chosen, with_folders, with_home, without_nulls
 from tests.experiments.runs import Configure
 from tests.models import tiny_model

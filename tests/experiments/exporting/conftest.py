@@ -11,7 +11,7 @@ from drafters.heads.block import BlockHead
 from drafters.heads.eagle import Eagle3Head
 from drafters.heads.eagle_files import save_eagle
 from drafters.heads.mtp_files import save_mtp
-from experiments.export import export
+from experiments.train import train
 from specdec.target.target import Target
 from tests.components import eagle_head, markov_head, medusa_heads, perturbed, wide
 from tests.drafters.test_mtp import head_of
@@ -49,8 +49,9 @@ def exported(configure: Configure, tmp_path: Path) -> Export:
     def run(folder: Path, form: str, *words: str) -> Path:
         out = tmp_path / "out"
         given = {word.partition("=")[0] for word in words}
+        words = tuple(word.replace("drafter.", "+export.") for word in words)
         out_word = [] if "out" in given else [f"out={out}"]
-        export(configure("export", f"drafter.name={folder}", f"format={form}", *out_word, *words))
+        train(configure("train", "target.name=null", f"export={{name: {folder}}}", f"format={form}", *out_word, *words))
         return out
 
     return run

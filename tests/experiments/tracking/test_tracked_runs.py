@@ -7,9 +7,9 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 
-from experiments.config.checking import check_arguments
+from experiments.config.kinds import check_arguments
 from experiments.config.sections import CONF, plain
-from experiments.config.settings import settings_of
+from experiments.run import RunSettings
 from experiments.session.tracked import name_of, sweep_name, tracked_run
 from specdec.tree import TreeShape
 from tests.experiments.runs import launched
@@ -100,7 +100,7 @@ def test_what_an_agent_would_run_is_a_run(path: Path) -> None:
             config = compose("run", line[4:])
         # Hydra itself resolves these two, which a composition outside of it cannot.
         given = {str(name): plain(config, str(name)) for name in config if name not in ("out", "method")}
-        check_arguments(settings_of("run"), given | {"out": ".", "method": "m"})
+        check_arguments(RunSettings, given | {"out": ".", "method": "m"})
         assert config.tracker.mode == "online", "an agent's run has to be seen by wandb"
         shapes.add(str(config.drafter.shape))
         shape = plain(config, "drafter.shape")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from experiments.bench.models import llama_config
+from experiments.bench.gpu import llama_config
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
@@ -46,7 +46,7 @@ class Kernels:
 
 
 def kernels(shape: str = "llama-8b", *, batch: int = 1, temperature: float = 0.0) -> Kernels:
-    """Return the kernels of a step of a Llama by the name of its shape (``experiments.bench.models``)."""
+    """Return the kernels of a step of a Llama by the name of its shape (``experiments.bench.gpu``)."""
     few, more = (_step(shape, layers, batch, temperature) for layers in (1, 2))
     layer = more["verify"] - few["verify"]
     return Kernels(layer, few | {"verify": few["verify"] - layer})

@@ -45,11 +45,11 @@ _CARRIED = (
 """Settings of the traced run that a measurement of two trees has, too."""
 
 
-def optimize_tree(config: DictConfig) -> list[Optimized]:
+def best_tree(config: DictConfig) -> list[Optimized]:
     """Find the best tree at every temperature of the configuration's traces; print and write what was found."""
     bootstrap = bootstrap_of(config)
     given = None
-    if config.costs not in (MEASURE, NO_COSTS):  # the file may be one of experiments.calibrate
+    if config.costs not in (MEASURE, NO_COSTS):  # the file may be one of plan costs=fit
         given = (CalibratedRounds if is_calibrated(config.costs) else TreeCosts).load(config.costs)
     traced = read_traces(config)
     rows = int(changed_run(config, traced, 0.0).engine.max_batch_size)
