@@ -1,12 +1,10 @@
 """Keeps processes that share a model in step: what the first of them decides counts for all.
 
-Under tensor parallelism every process plays the whole round. They compute the same logits, because a collective sum
-returns the same bits to all of them, and they draw with the same random numbers. But nothing guarantees it: a kernel
-that is not deterministic can round differently in one process. One token of difference would give the processes trees
-and lengths of their own, and their next common forward would hang or mix them up. So three small things are sent from
-the first process in every round: the tree before it is verified, the verdict, and what the host is told. They take a
-few hundred bytes; the logits, which would do too, take megabytes. What stays apart in the other processes (q, hidden
-states, a drafter's cache) decides nothing: only the first process's trees and verdicts count.
+Under tensor parallelism every process plays the whole round, with the same random numbers and the same bits, unless a
+kernel is not deterministic. One token of difference would give the processes trees and lengths of their own, and their
+next common forward would hang. So three small things are sent from the first process in every round: the tree before it
+is verified, the verdict, and what the host is told. What stays apart (q, hidden states, a drafter's cache) decides
+nothing.
 """
 
 from dataclasses import replace

@@ -1,9 +1,10 @@
 """Finds out what is known about a model, once, by its configuration and a trial forward."""
 
 import inspect
+import itertools
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,19 +68,15 @@ class Found:
 class ShapeProbe(OwnLayout):
     """Passes keys and values through and notes their shapes.
 
-    Args:
-        num_layers: The number of the model's layers.
-        device: The model's main device; layers that run there have no device of their own in their shape.
-
     Attributes:
         shapes: One shape per layer that stores keys and values. (A layer may store none, or use another layer's.)
         indexers: One shape per layer that selects the keys it sees by other keys (sparse attention).
         states: What recurrent layers have stored.
     """
 
-    def __init__(self, num_layers: int, device: torch.device | None = None):
+    def __init__(self, num_layers: int, device: torch.device):
         super().__init__(num_layers)
-        self._device = device
+        self._device = device  # layers that run there have no device of their own in their shape
         self.shapes: dict[int, LayerShape] = {}
         self.indexers: dict[int, LayerShape] = {}
         self.states = view = StateView(None)
@@ -89,25 +86,19 @@ class ShapeProbe(OwnLayout):
         self.get_linear_cache, self.set_linear_cache = view.get_linear_cache, view.set_linear_cache
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object):
+        (key_heads, key_dim), (value_heads, value_dim) = key_states.shape[1::2], value_states.shape[1::2]
         self.shapes[layer_idx] = LayerShape(
-            key_states.shape[1],
-            key_states.shape[3],
-            value_states.shape[1],
-            value_states.shape[3],
-            key_states.dtype,
-            self._elsewhere(key_states),
+            key_heads, key_dim, value_heads, value_dim, key_states.dtype, self._elsewhere(key_states)
         )
         return key_states, value_states
 
     def update_indexer(self, indexer_key_states: Tensor, layer_idx: int) -> Tensor:
-        self.indexers[layer_idx] = LayerShape(
-            1, indexer_key_states.shape[2], 0, 0, indexer_key_states.dtype, self._elsewhere(indexer_key_states)
-        )
+        width, dtype = indexer_key_states.shape[2], indexer_key_states.dtype
+        self.indexers[layer_idx] = LayerShape(1, width, 0, 0, dtype, self._elsewhere(indexer_key_states))
         return indexer_key_states
 
     def _elsewhere(self, tensor: Tensor) -> torch.device | None:
-        """Returns a tensor's device if it is not the model's main device."""
-        return tensor.device if self._device is not None and tensor.device != self._device else None
+        return None if tensor.device == self._device else tensor.device
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0
@@ -120,15 +111,39 @@ def find(model: PreTrainedModel, *, attention: str = "auto") -> Found:
     """Return a way to run the model that gives its own logits, by an attention backend's name or the first that works.
 
     It is found by trying, because nobody knows what every model type needs. This costs the model's own forward and
-    three forwards over a small cache, of a few tokens each.
+    three forwards over a small cache, of a few tokens each, for every backend and way of running experts.
 
     Raises:
         ValueError: There is no such backend, or no way to run the model; names the model type and the reason.
     """
-    candidates, refusals = _backends(model, attention)
+    if attention != "auto" and (not isinstance(attention, str) or attention not in BACKENDS):
+        raise ValueError(f"attention={attention!r}: give one of auto, {', '.join(BACKENDS)}")
+    names = [name for name, backend in BACKENDS.items() if attention in ("auto", name)]
+    names = [name for name in names if attention == name or BACKENDS[name].automatic(model)]
+    passed = {name: reason for name in names if (reason := BACKENDS[name].check(model)) is not None}
+    if attention in passed:
+        raise ValueError(f"attention={attention!r}: {passed[attention]}; use attention='auto'")
     check_supported(model)
+    finding, cause = "", None
     with model_lock(model):
-        return _settle(model, candidates, refusals)
+        for name, experts in itertools.product([name for name in names if name not in passed], EXPERTS):
+            try:
+                facts, own = _probe(model, experts)
+                error = _trial(model, facts, BACKENDS[name], own)
+                if error is None:
+                    others = "; ".join(["auto", *(f"not {other}: {why}" for other, why in passed.items())])
+                    reason = name if attention == name else f"{name} ({others})"
+                    return Found(facts, BACKENDS[name], name, reason)
+                problem = f"its logits differ by {error:.0%} from the model's own"
+            except Exception as exception:  # whatever a model raises is the reason to refuse it
+                if ran_out(exception):
+                    raise
+                cause = exception
+                kind = "" if isinstance(exception, ValueError) else f"{type(exception).__name__}: "
+                problem = kind + first_sentence(exception)
+            finding = finding or problem
+            passed.setdefault(name, problem)
+    raise ValueError(explain(model, finding)) from cause
 
 
 def make_cache(
@@ -148,15 +163,9 @@ def make_cache(
         beside = sum(each.nbytes for each in cache.tensors)
         paging = paging or Paging()
         cache.states = States(
-            [mixer.states for mixer in facts.mixers],
-            slots=max_batch_size,
-            length=max_length,
-            nodes=max_nodes,
-            device=facts.device,
-            every=paging.boundaries,
-            kept=paging.states if paging.shared else 0,
-            beside=beside,
-        )
+            [mixer.states for mixer in facts.mixers], slots=max_batch_size, length=max_length, nodes=max_nodes,
+            device=facts.device, every=paging.boundaries, kept=paging.states if paging.shared else 0, beside=beside,
+        )  # fmt: skip
         if cache.states.short is not None:
             logger.warning("accepted tokens go through recurrent layers again, because %s", cache.states.short)
     return cache
@@ -164,63 +173,10 @@ def make_cache(
 
 def own_cache_class(model: PreTrainedModel) -> type:
     """Return the class of caches that a model's own code defines; transformers' general one if it defines none."""
-    defined = vars(sys.modules[type(model).__module__]).values()
-    own = [
-        each
-        for each in defined
-        if isinstance(each, type) and issubclass(each, TransformersCache) and each.__module__ == type(model).__module__
-    ]
-    return own[0] if own else TransformersCache
-
-
-def _backends(model: PreTrainedModel, attention: str) -> tuple[dict[str, AttentionBackend], dict[str, str] | None]:
-    """Return the backends to try, in order, and with ``"auto"`` why others are not tried."""
-    if attention == "auto":
-        wanted = {name: backend for name, backend in BACKENDS.items() if backend.automatic(model)}
-        refusals = {name: backend.check(model) for name, backend in wanted.items()}
-        fit = {name: backend for name, backend in wanted.items() if refusals[name] is None}
-        return fit, {name: refusal for name, refusal in refusals.items() if refusal is not None}
-    if not isinstance(attention, str) or attention not in BACKENDS:
-        raise ValueError(f"attention={attention!r}: give one of auto, {', '.join(BACKENDS)}")
-    refusal = BACKENDS[attention].check(model)
-    if refusal is not None:
-        raise ValueError(f"attention={attention!r}: {refusal}; use attention='auto'")
-    return {attention: BACKENDS[attention]}, None
-
-
-def _settle(
-    model: PreTrainedModel, candidates: Mapping[str, AttentionBackend], refusals: Mapping[str, str] | None
-) -> Found:
-    """Return the first way that gives the model's own logits, over all backends and ways of running experts."""
-    finding = ""
-    cause: Exception | None = None
-    passed = dict(refusals or {})
-    for name, backend in candidates.items():
-        for experts in EXPERTS:
-            try:
-                facts, own = _probe(model, experts)
-                error = _trial(model, facts, backend, own)
-                if error is None:
-                    return Found(facts, backend, name, _reason(name, None if refusals is None else passed))
-                problem = f"its logits differ by {error:.0%} from the model's own"
-            except Exception as exception:  # whatever a model raises is the reason to refuse it
-                if ran_out(exception):
-                    raise
-                cause = exception
-                first_line = first_sentence(exception)
-                problem = (
-                    first_line if isinstance(exception, ValueError) else f"{type(exception).__name__}: {first_line}"
-                )
-            finding = finding or problem
-            passed.setdefault(name, problem)
-    raise ValueError(explain(model, finding)) from cause
-
-
-def _reason(name: str, passed: Mapping[str, str] | None) -> str:
-    """Return a backend's name, and in words how it was found: ``grouped (auto; not triton: ...)``."""
-    if passed is None:
-        return name
-    return f"{name} ({'; '.join(['auto', *(f'not {other}: {why}' for other, why in passed.items())])})"
+    module = type(model).__module__
+    classes = (each for each in vars(sys.modules[module]).values() if isinstance(each, type))
+    own = (each for each in classes if issubclass(each, TransformersCache) and each.__module__ == module)
+    return next(own, TransformersCache)
 
 
 @torch.inference_mode()
@@ -248,19 +204,10 @@ def _probe(model: PreTrainedModel, experts: str) -> tuple[Facts, Float[Tensor, "
             stateful = bool(probe.states.now or attributes.appeared(len(tokens)))
         mixers = _mixers(model, config, vocab_size, run) if stateful else ()
     facts = Facts(
-        model_type=model.config.model_type,
-        experts=experts,
-        reaches=reaches(config, asked),
-        layers=probe.shapes,
-        indexers=probe.indexers,
-        vocab_size=vocab_size,
-        dtype=model.dtype,
-        device=device,
-        keeps_logits="logits_to_keep" in arguments,
-        mixers=mixers,
-        arguments=arguments,
-        cache_class=cache_class,
-    )
+        model_type=model.config.model_type, experts=experts, reaches=reaches(config, asked), layers=probe.shapes,
+        indexers=probe.indexers, vocab_size=vocab_size, dtype=model.dtype, device=device, mixers=mixers,
+        keeps_logits="logits_to_keep" in arguments, arguments=arguments, cache_class=cache_class,
+    )  # fmt: skip
     return facts, output.logits
 
 
@@ -311,12 +258,8 @@ def _trial(
     nodes[:, TRIAL_PATH] = tokens.gather(1, path[:, 1:])
 
     def forward(given: Tensor, topology: Topology, after: np.ndarray) -> Tensor:
-        batch = ForwardBatch(
-            tokens=given,
-            slots=torch.from_numpy(slots).to(device),
-            lengths=torch.from_numpy(after).to(device),
-            topology=topology,
-        )
+        index, lengths = (torch.from_numpy(each).to(device) for each in (slots, after))
+        batch = ForwardBatch(tokens=given, slots=index, lengths=lengths, topology=topology)
         return executor.run(batch, cache).scores
 
     single = forward(tokens.gather(1, path[:, :1]), Topology.chain(1, device), lengths - 1)

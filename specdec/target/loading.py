@@ -24,7 +24,7 @@ from specdec.memory import ran_out, shortage
 from specdec.origin import first_sentence
 from specdec.placement import check_device_map, device_of_map, is_spread
 from specdec.quantization import check_fast, check_quantization, quantization_of, quantize
-from specdec.quantization.checkpoint import check_alone, check_packages, quantized_by, stored_scheme
+from specdec.quantization.checkpoint import check_alone, check_packages, quantized_by
 from specdec.target import parallel
 from specdec.target.adapters import config_of, merge
 
@@ -88,7 +88,6 @@ def load(
             config = AutoConfig.from_pretrained(config or path, **hub_options(options))
         if config.is_encoder_decoder:
             raise ValueError(f"{config.model_type} is an encoder-decoder model; give a decoder-only causal LM")
-        _check_own_scheme(config, device_map)
         method = quantized_by(config, options.get("quantization_config"))
         if method is not None:
             check_packages(method)
@@ -133,7 +132,10 @@ def load(
     model = model.eval()
     stored = quantization_of(model)
     if stored is not None and is_spread(model):  # device_map="auto" has found no room on one device
-        raise ValueError(f"cannot load the model {str(name_or_path)!r}: {_not_spread(stored)}")
+        raise ValueError(
+            f"cannot load the model {str(name_or_path)!r}: it is stored in this project's {stored}, whose layers have "
+            f"to be on one device: give device instead of device_map, or the checkpoint that it was made of"
+        )
     if stored is not None and inflate is not None:
         raise ValueError(f"inflate={inflate!r}: {name_or_path!r} is stored in {stored}; inflate what it was made of")
     if adapter is not None:
@@ -268,20 +270,6 @@ def _place(
         if value is not None:
             raise ValueError(f"{option}={value!r} needs the whole model on one device: leave device_map out")
     return resolve_device("auto") if isinstance(device_map, str) else device_of_map(device_map)
-
-
-def _check_own_scheme(config: PreTrainedConfig, device_map: str | Mapping[str, Any] | None) -> None:
-    """Refuse to spread a checkpoint in one of this project's schemes by a map that names more than one place."""
-    scheme = stored_scheme(config)
-    if scheme is not None and isinstance(device_map, Mapping) and len({str(each) for each in device_map.values()}) > 1:
-        raise ValueError(_not_spread(scheme))
-
-
-def _not_spread(scheme: str) -> str:
-    return (
-        f"it is stored in this project's {scheme}, whose layers keep copies of their weights and have to be on one "
-        f"device: give device instead of device_map, or the checkpoint that it was made of"
-    )
 
 
 def _too_large(name_or_path: str, error: BaseException, device: torch.device) -> str:

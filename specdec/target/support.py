@@ -44,22 +44,18 @@ def check_model(name: str, model: Any, loader: str) -> None:
     """Refuse anything but a loaded model of transformers; ``loader`` loads one by its name or path."""
     if isinstance(model, str | Path):
         raise ValueError(f"{name} is the text {str(model)!r}: give a loaded model, or use {loader}({str(model)!r})")
-    if isinstance(model, torch.nn.Module) and isinstance(getattr(model, "config", None), PreTrainedConfig):
-        return
-    wanted = "a loaded causal LM of transformers"
-    if not isinstance(model, type | torch.nn.Module) and isinstance(getattr(model, "model", None), PreTrainedModel):
-        wanted = "the model in it, which is its attribute .model"
-    instance(name, model, (), wanted)
+    if not isinstance(model, torch.nn.Module) or not isinstance(getattr(model, "config", None), PreTrainedConfig):
+        instance(name, model, (), "a loaded causal LM of transformers (that of a Target is its attribute .model)")
 
 
 def check_tokenizer(tokenizer: Any) -> None:
     """Refuse anything that is not a tokenizer as transformers loads them, or None."""
-    if tokenizer is None or (callable(tokenizer) and hasattr(tokenizer, "decode") and not isinstance(tokenizer, type)):
-        return
     wanted = "a tokenizer loaded with AutoTokenizer.from_pretrained"
     if isinstance(tokenizer, str | Path):
         raise ValueError(f"tokenizer is the text {str(tokenizer)!r}: give {wanted}({str(tokenizer)!r})")
-    instance("tokenizer", tokenizer, (), f"{wanted}, or None")
+    fits = callable(tokenizer) and hasattr(tokenizer, "decode") and not isinstance(tokenizer, type)
+    if tokenizer is not None and not fits:
+        instance("tokenizer", tokenizer, (), f"{wanted}, or None")
 
 
 def check_supported(model: PreTrainedModel) -> None:

@@ -113,19 +113,10 @@ class Target:
             ValueError: The model cannot be found, loaded, inflated or quantized.
         """
         loaded = load(
-            name_or_path,
-            dtype=dtype,
-            device=device,
-            quantization=quantization,
-            quantization_check=quantization_check,
-            inflate=inflate,
-            device_map=device_map,
-            max_memory=max_memory,
-            tensor_parallel=tensor_parallel,
-            adapter=adapter,
-            adapters=tuple((adapters or {}).values()),
-            **kwargs,
-        )
+            name_or_path, dtype=dtype, device=device, quantization=quantization, quantization_check=quantization_check,
+            inflate=inflate, device_map=device_map, max_memory=max_memory, tensor_parallel=tensor_parallel,
+            adapter=adapter, adapters=tuple((adapters or {}).values()), **kwargs,
+        )  # fmt: skip
         found = find_tokenizer(name_or_path, **kwargs) if tokenizer is None else load_tokenizer(tokenizer)
         scheme = quantization_of(loaded.model)
         inflated = "" if inflate is None else f" inflated to {inflation.describe(inflate)}"
