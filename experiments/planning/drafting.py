@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -165,16 +166,16 @@ Own = Mapping[str, Any]
 """What the files of a head say; empty where they are not here."""
 
 
-def _eagle(own: Own, target: ModelShape, layer: Layer | None) -> Head:
+def _eagle(own: Own, target: ModelShape, layer: Layer | None, *, masks: bool = False) -> Head:
     first = str((own.get("architectures") or [""])[0]).lower()
-    if first and "eagle3" not in first and "draft_vocab_size" not in own:
+    if first and "eagle3" not in first and "draft_vocab_size" not in own and not masks:
         return Head(title="EAGLE head", shape=heads.eagle(target, layer=layer))
-    return Head(title="EAGLE-3 head", shape=_eagle3(own, target, layer, 1))
-
-
-def _eagle3(own: Own, target: ModelShape, layer: Layer | None, usual: int) -> ModelShape:
-    count = (own.get("transformer_layer_config") or own).get("num_hidden_layers") if usual > 1 else 1
-    return heads.eagle3(target, layers=int(count or usual), layer=layer, draft_vocab=own.get("draft_vocab_size"))
+    layers = int((own.get("transformer_layer_config") or own).get("num_hidden_layers") or 4) if masks else 1
+    shape = heads.eagle3(target, layers=layers, layer=layer, draft_vocab=own.get("draft_vocab_size"))
+    if not masks:
+        return Head(title="EAGLE-3 head", shape=shape)
+    title = f"P-EAGLE head of {layers} layers"
+    return Head(title=title, shape=shape, longest=own.get("tokens"), at_once=True, catches_up=True)
 
 
 def _block(own: Own, target: ModelShape, layer: Layer | None) -> Head:
@@ -204,18 +205,12 @@ def _mtp(own: Own, target: ModelShape, layer: Layer | None) -> Head:
     return Head(title="MTP module, a layer like the target's last", shape=heads.mtp(target))
 
 
-def _peagle(own: Own, target: ModelShape, layer: Layer | None) -> Head:
-    shape, longest = _eagle3(own, target, layer, 4), own.get("tokens")
-    title = f"P-EAGLE head of {len(shape.layers)} layers"
-    return Head(title=title, shape=shape, longest=longest, at_once=True, catches_up=True)
-
-
 HEADS: Mapping[str, Callable[[Own, ModelShape, Layer | None], Head]] = {
     "BlockDrafter": _block,
     "EagleDrafter": _eagle,
     "MTPDrafter": _mtp,
     "MedusaDrafter": _medusa,
-    "PEagleDrafter": _peagle,
+    "PEagleDrafter": partial(_eagle, masks=True),
 }
 """Heads whose usual sizes are known, so that neither their files nor PyTorch are needed; others are read from files."""
 
