@@ -13,8 +13,7 @@ from transformers import PreTrainedModel
 from drafters.feature import FeatureDrafter
 from drafters.heads.base import FeatureHead
 from drafters.heads.files import Public
-from drafters.heads.mtp import MTPHead
-from drafters.heads.mtp_files import TOKENS, check_hidden, holds_module, load_mtp, model_like, save_mtp
+from drafters.heads.mtp import TOKENS, MTPHead, check_hidden, holds_module, load_mtp, model_like, save_mtp
 from drafters.heads.unrolled import TrainedFeatureHead
 from drafters.own_model import HeadOptions, Loaded
 from specdec.arguments import instance, whole

@@ -29,8 +29,7 @@ from drafters.heads.assemble import (
     sizes_of,
     take_draft_ids,
 )
-from drafters.heads.block import BlockHead, default_layers
-from drafters.heads.block_config import BlockConfig
+from drafters.heads.block import BlockConfig, BlockHead, default_layers
 from drafters.heads.block_parts import NAMES
 from drafters.heads.files import Checkpoint, ServedFor, check_layout, write
 from specdec.arguments import whole, wholes

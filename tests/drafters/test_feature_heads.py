@@ -15,8 +15,7 @@ from drafters.adaptive import AdaptiveDrafter
 from drafters.feature import FeatureDrafter
 from drafters.heads.eagle import Eagle3Head, EagleHead
 from drafters.heads.eagle_files import save_eagle
-from drafters.heads.mtp import MTPHead
-from drafters.heads.mtp_files import save_mtp
+from drafters.heads.mtp import MTPHead, save_mtp
 from specdec import SamplingParams, Target
 from specdec.drafting.policies import LengthPolicy
 from tests.components import TREE, eagle_head, mtp_head, wide

@@ -16,8 +16,7 @@ from drafters.heads.block_files import load_block, save_block
 from drafters.heads.eagle import Eagle3Head, EagleHead
 from drafters.heads.eagle_files import load_eagle, save_eagle
 from drafters.heads.files import ServedFor
-from drafters.heads.mtp import MTPHead
-from drafters.heads.mtp_files import load_mtp, save_mtp
+from drafters.heads.mtp import MTPHead, load_mtp, save_mtp
 from drafters.hydra import PREFIX, HydraDrafter, HydraHeads, TrainedHydra
 from drafters.medusa import MedusaDrafter, MedusaHeads
 from drafters.ngram import NGramDrafter

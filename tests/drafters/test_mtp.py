@@ -11,8 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DeepseekV3Config, PreTrainedModel
 
-from drafters.heads.mtp import MTPHead
-from drafters.heads.mtp_files import load_mtp, save_mtp
+from drafters.heads.mtp import MTPHead, load_mtp, save_mtp
 from drafters.mtp import MTPDrafter
 from specdec import Engine, SamplingParams, Sizes, Target
 from specdec.checks.reference import reference_decode

@@ -12,8 +12,7 @@ from transformers import PreTrainedModel
 
 from drafters import BlockDrafter, EagleDrafter, MedusaDrafter, MTPDrafter
 from drafters.heads.eagle_files import save_eagle
-from drafters.heads.mtp import MTPHead
-from drafters.heads.mtp_files import save_mtp
+from drafters.heads.mtp import MTPHead, save_mtp
 from drafters.heads.trained_on import TrainedOn, facts_of, trained_on
 from specdec import Sizes, Target, bundled
 from specdec.inflate import inflate

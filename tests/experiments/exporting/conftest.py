@@ -10,7 +10,7 @@ import pytest
 from drafters.heads.block import BlockHead
 from drafters.heads.eagle import Eagle3Head
 from drafters.heads.eagle_files import save_eagle
-from drafters.heads.mtp_files import save_mtp
+from drafters.heads.mtp import save_mtp
 from experiments.train import train
 from specdec.target.target import Target
 from tests.components import eagle_head, markov_head, medusa_heads, perturbed, wide

@@ -9,7 +9,7 @@ import pytest
 
 from drafters import BlockDrafter, EagleDrafter, MedusaDrafter, ModelDrafter, MTPDrafter, PARDDrafter, PEagleDrafter
 from drafters.heads.eagle_files import load_eagle
-from drafters.heads.mtp_files import embedding_first
+from drafters.heads.mtp import embedding_first
 from experiments.exporting.kinds import KINDS, Source, kind_of, read
 from experiments.exporting.writing import compare
 from specdec import Drafter, Engine, SamplingParams, Target

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from drafters.block import TrainedBlock
+from drafters.block import TrainedBlock, packed_blocks
 from drafters.eagle import TrainedEagle3
 from drafters.heads.base import FeatureHead
 from drafters.heads.block import BlockHead
-from drafters.heads.block_packed import packed_blocks
 from drafters.heads.block_parts import Above, Refinement
 from drafters.heads.mtp import MTPHead
 from drafters.heads.training import Anchors, Prediction, TextBatch, TrainedHead
