@@ -4,14 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import jaxtyping
-import pytest
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-import tests.shapes
 from tests import check_types
-from tests.shapes import MOST_COPIES, begin_checks, shapes_unchecked
+from tests.shapes import shapes_unchecked
 
 RIGHT, WRONG = (torch.zeros(2), torch.zeros(2)), (torch.zeros(2), torch.zeros(3))
 
@@ -53,27 +51,3 @@ def test_fields_and_what_stands_inside_of_other_types_are_checked_and_nothing_wi
 
     assert noticed(lambda a, b: Pair(a, (None, b))) and Pair(RIGHT[0], RIGHT).b == RIGHT
     assert checked(plain) is plain
-
-
-def test_a_test_that_has_made_enough_checks_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tests.shapes, "MOST_CHECKS", 20)
-    function = checked(added)
-    for _ in range(9):  # two checks each: of the arguments, and of the result with them
-        function(*RIGHT)
-    assert noticed(function)
-    for _ in range(2):
-        function(*RIGHT)
-    assert not noticed(function)
-    begin_checks()  # as the next test does
-    assert noticed(function)
-
-
-def test_the_first_copies_of_an_inner_function_are_checked() -> None:
-    def copy() -> Callable[..., Tensor]:
-        def inner(a: Float[Tensor, " node"], b: Float[Tensor, " node"]) -> Float[Tensor, " node"]:
-            return added(a, b)
-
-        return checked(inner)
-
-    copies = [copy() for _ in range(MOST_COPIES + 2)]
-    assert [noticed(each) for each in copies] == [True] * MOST_COPIES + [False] * 2

@@ -21,7 +21,7 @@ class Level:
         parents_at: The parents as a slice if they stand side by side, otherwise as indices.
         children_at: All their children, which always stand side by side.
         parent_of, row_of, rank_of: Each child's parent, as a node and as an index into ``parents``, and its sibling
-        rank.
+            rank.
         by_rank: For every rank, the children of that rank (as indices into the children) and their parents' rows.
         one_each: Whether every parent has one child.
         width: The largest number of children of a parent; 0 at the last level, which exists only with ``leaves``.

@@ -57,10 +57,10 @@ def check_declared(component: Drafter | Verifier) -> None:
             whole(f"{name}.{key}", getattr(component, key), least=0)
 
 
-def check_session(session: Any, drafter: Drafter, *, layers: int) -> None:
+def check_session(session: Any, drafter: Drafter, *, layers: int | None) -> None:
     """Refuse what is no session, and a session that wants hidden states which the target does not have."""
     instance(f"{type(drafter).__name__}.bind(…)", session, Session, "a Session with the state of one engine")
-    wrong = [layer for layer in session.hidden_layers if not -1 <= layer <= layers]
+    wrong = [layer for layer in session.hidden_layers if layers is not None and not -1 <= layer <= layers]
     if wrong:
         raise ValueError(
             f"{type(session).__name__}.hidden_layers names layer {wrong[0]} and the target has {layers} layers: give "

@@ -71,20 +71,3 @@ def test_a_law_is_that_of_all_courses(example: ModuleType) -> None:
     assert sum(law.values()) == pytest.approx(1)
     assert law[2, 0, 1, 1] == pytest.approx(0.5 * 0.4 * 0.25)
     assert {tokens[3] for tokens in law} == {1} and len(law) == 12
-
-
-@pytest.mark.parametrize(
-    ("name", "source", "said"),
-    [
-        ("eagle", "", "does not define evaluate_posterior"),
-        ("sequoia", "", "no such file; give the folder of a clone"),
-        ("spec_bench_eagle3", EXACT, "0 times, not once"),
-    ],
-)
-def test_what_cannot_be_audited(example: ModuleType, tmp_path: Path, name: str, source: str, said: str) -> None:
-    repository(tmp_path, source)
-    (tmp_path / "model/eagle3").mkdir(parents=True)
-    (tmp_path / "model/eagle3/utils.py").write_text(source)
-    subject = next(each for each in example.SUBJECTS if each.__name__ == name)
-    with pytest.raises(ValueError, match=said):
-        example.audit(subject, example.Clone(tmp_path, patched=True))
