@@ -37,21 +37,16 @@ _INDEPENDENT_ROPE = ("default", "linear", "llama3")  # scale each frequency by i
 def inflate(
     model: PreTrainedModel, shape: str | Mapping[str, int] | LlamaShape | LlamaConfig, *, seed: int = 0
 ) -> LlamaForCausalLM:
-    """Returns a widened Llama model with the same logits up to rounding.
+    """Returns a widened Llama model with the same logits up to rounding, in the same dtype and on the same device.
 
-    The first channels of its hidden states are those of the given model.
+    The first channels of its hidden states are those of the given model, which is not changed.
 
     Args:
-        model: A ``LlamaForCausalLM``, not quantized. It is not changed.
-        shape: ``"110m"``, ``"1b"``, ``"8b"``, or the numbers of a ``LlamaShape``. From a configuration, only these
-            numbers are read. None may be smaller than the model's.
+        shape: ``"110m"``, ``"1b"``, ``"8b"``, or the numbers of a ``LlamaShape``; none may be smaller than the model's.
         seed: The seed of the random weights.
 
-    Returns:
-        A model in the dtype and on the device of the given one.
-
     Raises:
-        ValueError: It is not a Llama model, or it does not fit into the shape; says what does not fit.
+        ValueError: It is quantized or no Llama model, or it does not fit into the shape; says what does not fit.
     """
     if not isinstance(model, LlamaForCausalLM):
         raise ValueError(f"inflate: only Llama models can be inflated, and this is a {model.config.model_type} model")
@@ -83,11 +78,7 @@ def signal_width(model: PreTrainedModel) -> int:
 
 
 def resolve_shape(shape: str | Mapping[str, int] | LlamaShape | LlamaConfig) -> LlamaShape:
-    """Returns a shape given by name, by its numbers, or by a configuration.
-
-    Raises:
-        ValueError: There is no shape of that name, or a number is missing.
-    """
+    """Returns a shape given by name, by its numbers, or by a configuration, of which only these numbers are read."""
     if isinstance(shape, LlamaConfig):
         return LlamaShape(**{field.name: getattr(shape, field.name) for field in fields(LlamaShape)})
     return shape_of(shape)
@@ -111,12 +102,6 @@ def place_heads(heads: int, kv_heads: int, new_heads: int, new_kv_heads: int) ->
         query head           0  1  2  3           goes to  0  1  2  3
         its key-value head   0  0  1  1           copied to  0  1 (from 0)  2  3 (from 1)
 
-    Args:
-        heads: Query heads.
-        kv_heads: Key-value heads.
-        new_heads: Query heads of the larger model.
-        new_kv_heads: Its key-value heads.
-
     Returns:
         The new index of every old query head, and which old key-value head each of the first new ones carries; None if
         there are too few new key-value heads.
@@ -135,34 +120,26 @@ def place_heads(heads: int, kv_heads: int, new_heads: int, new_kv_heads: int) ->
 
 def _check(config: LlamaConfig, goal: LlamaShape, label: str) -> None:
     """Refuse what cannot be done exactly."""
-    for name, value in asdict(goal).items():
-        if value < getattr(config, name) and name != "num_key_value_heads":
-            raise ValueError(
-                f"inflate to {label}: the model's {name} is {getattr(config, name)}, which does not fit into {value}"
-            )
-    if goal.num_attention_heads % goal.num_key_value_heads or goal.hidden_size % goal.num_attention_heads:
-        raise ValueError(
-            f"inflate to {label}: a Llama model needs num_key_value_heads that divide num_attention_heads, "
-            f"and these to divide hidden_size"
-        )
-    own = resolve_shape(config)
-    if goal.head_dim % own.head_dim:
-        raise ValueError(
-            f"inflate to {label}: heads of width {own.head_dim} keep their rotary frequencies only in heads "
-            f"of a multiple of that width, not of {goal.head_dim}"
-        )
-    kind = (config.rope_parameters or {}).get("rope_type", "default")
-    if goal.head_dim != own.head_dim and kind not in _INDEPENDENT_ROPE:
-        raise ValueError(
-            f"inflate to {label}: the {kind} RoPE depends on the head's width; "
-            f"give a shape with head_dim {own.head_dim}"
-        )
-    if _placed(own, goal) is None:
-        raise ValueError(
-            f"inflate to {label}: {config.num_attention_heads} heads in groups that share "
-            f"{config.num_key_value_heads} key-value heads do not fit into {goal.num_attention_heads} heads with "
-            f"{goal.num_key_value_heads}: give the shape more key-value heads"
-        )
+    own, kind = resolve_shape(config), (config.rope_parameters or {}).get("rope_type", "default")
+    heads, kv_heads = goal.num_attention_heads, goal.num_key_value_heads
+    sizes = {name: (size, getattr(goal, name)) for name, size in asdict(own).items() if name != "num_key_value_heads"}
+    if small := [name for name, (size, larger) in sizes.items() if larger < size]:
+        size, larger = sizes[small[0]]
+        wrong = f"the model's {small[0]} is {size}, which does not fit into {larger}"
+    elif heads % kv_heads or goal.hidden_size % heads:
+        wrong = "a Llama model needs num_key_value_heads that divide num_attention_heads, and these to divide "
+        wrong += "hidden_size"
+    elif goal.head_dim % own.head_dim:
+        wrong = f"heads of width {own.head_dim} keep their rotary frequencies only in heads of a multiple of that "
+        wrong += f"width, not of {goal.head_dim}"
+    elif goal.head_dim != own.head_dim and kind not in _INDEPENDENT_ROPE:
+        wrong = f"the {kind} RoPE depends on the head's width; give a shape with head_dim {own.head_dim}"
+    elif _placed(own, goal) is None:
+        wrong = f"{own.num_attention_heads} heads in groups that share {own.num_key_value_heads} key-value heads do "
+        wrong += f"not fit into {heads} heads with {kv_heads}: give the shape more key-value heads"
+    else:
+        return
+    raise ValueError(f"inflate to {label}: {wrong}")
 
 
 def _placed(own: LlamaShape, goal: LlamaShape) -> tuple[list[int], list[int]] | None:
@@ -173,16 +150,15 @@ def _placed(own: LlamaShape, goal: LlamaShape) -> tuple[list[int], list[int]] | 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a projection's weight goes inside the larger one.
+    """Where a projection's weight goes inside the larger one, multiplied by a factor.
 
     Attributes:
         size: (out, in) of the larger weight.
         rows: Rows of the larger weight that get the old rows, in the order of ``source``.
-        columns: Columns of the larger weight that get the old columns.
+        columns: Columns that get the old columns.
         source: The old rows, each as often as it is needed; None for all in their order.
         cleared: Rows whose old channels are set to zero before the old weights are written; None for ``rows`` alone.
         random: Whether the rest is random; it is zero otherwise.
-        factor: What the old weights are multiplied by.
     """
 
     size: tuple[int, int]
@@ -221,29 +197,18 @@ def _places(own: LlamaShape, goal: LlamaShape) -> dict[str, _Place]:
     first = torch.arange(own.head_dim)  # values have no frequencies: any channels will do
     channels, inner = torch.arange(own.hidden_size), torch.arange(own.intermediate_size)
     all_queries, all_keys = goal.num_attention_heads * width, goal.num_key_value_heads * width
+    hidden, sharper, cleared = goal.hidden_size, (width / own.head_dim) ** 0.5, _rows(used, torch.arange(width), width)
     old_keys = _rows(carried, first, own.head_dim)
-    into = _Place((goal.intermediate_size, goal.hidden_size), inner, channels)
+    values = _Place((all_keys, hidden), _rows(used, first, width), channels, source=old_keys)
+    into = _Place((goal.intermediate_size, hidden), inner, channels)
     return {
-        "self_attn.q_proj": _Place(
-            (all_queries, goal.hidden_size),
-            _rows(queries, rotary, width),
-            channels,
-            factor=(width / own.head_dim) ** 0.5,
-        ),
-        "self_attn.k_proj": _Place(
-            (all_keys, goal.hidden_size),
-            _rows(used, rotary, width),
-            channels,
-            source=old_keys,
-            cleared=_rows(used, torch.arange(width), width),
-        ),
-        "self_attn.v_proj": _Place((all_keys, goal.hidden_size), _rows(used, first, width), channels, source=old_keys),
-        "self_attn.o_proj": _Place(
-            (goal.hidden_size, all_queries), channels, _rows(queries, first, width), random=False
-        ),
+        "self_attn.q_proj": _Place((all_queries, hidden), _rows(queries, rotary, width), channels, factor=sharper),
+        "self_attn.k_proj": replace(values, rows=_rows(used, rotary, width), cleared=cleared),
+        "self_attn.v_proj": values,
+        "self_attn.o_proj": _Place((hidden, all_queries), channels, _rows(queries, first, width), random=False),
         "mlp.gate_proj": into,
         "mlp.up_proj": into,
-        "mlp.down_proj": _Place((goal.hidden_size, goal.intermediate_size), channels, inner, random=False),
+        "mlp.down_proj": _Place((hidden, goal.intermediate_size), channels, inner, random=False),
     }
 
 

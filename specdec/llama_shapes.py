@@ -35,20 +35,12 @@ model's, so with a small one there are fewer parameters than the name says (110m
 
 
 def shape_of(shape: str | Mapping[str, int] | LlamaShape) -> LlamaShape:
-    """Returns a shape given by name or by its numbers.
-
-    Raises:
-        ValueError: There is no shape of that name, or a number is missing.
-    """
+    """Returns a shape given by name or by its numbers. Raises ValueError: there is no such shape."""
     names = [field.name for field in fields(LlamaShape)]
     if isinstance(shape, LlamaShape):
         return shape
-    if isinstance(shape, str):
-        if shape not in SHAPES:
-            raise ValueError(f"inflate={shape!r}: give one of {', '.join(SHAPES)}, or the numbers {', '.join(names)}")
+    if isinstance(shape, str) and shape in SHAPES:
         return SHAPES[shape]
-    if not isinstance(shape, Mapping):
-        raise ValueError(f"inflate={shape!r}: give one of {', '.join(SHAPES)}, or the numbers {', '.join(names)}")
-    if set(shape) != set(names):
-        raise ValueError(f"inflate={dict(shape)}: give exactly the numbers {', '.join(names)}")
-    return LlamaShape(**{str(name): value for name, value in shape.items()})
+    if isinstance(shape, Mapping) and set(shape) == set(names):
+        return LlamaShape(**shape)
+    raise ValueError(f"inflate={shape!r}: give one of {', '.join(SHAPES)}, or exactly the numbers {', '.join(names)}")

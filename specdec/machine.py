@@ -52,12 +52,7 @@ class Cpu:
 
 @dataclass(frozen=True)
 class DtypeChoice:
-    """A dtype, and in words why it is that one.
-
-    Attributes:
-        dtype: What to load in.
-        reason: Begins with ``auto: float32`` or the like, for the heading of a table.
-    """
+    """A dtype, and why it is that one: ``auto: float32, …``, for the heading of a table."""
 
     dtype: torch.dtype
     reason: str
@@ -65,10 +60,7 @@ class DtypeChoice:
 
 @cache
 def cpu() -> Cpu:
-    """Returns the facts of this machine, read at the first call.
-
-    A fact that cannot be read gets the most cautious value: no instruction sets, no quota.
-    """
+    """Returns the facts of this machine, read at the first call; of those that cannot be read, the most cautious."""
     # Hardware threads that the process may run on; none if the system does not say (macOS).
     affinity = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
     return Cpu(
@@ -89,23 +81,21 @@ def native_bfloat16(facts: Cpu | None = None) -> bool:
     Otherwise bfloat16 is widened to float32 before every product and rounded after it. This costs more than the saved
     memory traffic brings: on an AVX2 processor a 110M Llama decodes 19.6 tokens/s in bfloat16 and 28.1 in float32.
     """
-    facts = facts or cpu()
-    allowed = not facts.onednn_limit or _ONEDNN_BFLOAT16.fullmatch(facts.onednn_limit) is not None
-    return facts.onednn and allowed and bool(facts.features & _BFLOAT16)
+    return _native(facts or cpu(), _BFLOAT16, _ONEDNN_BFLOAT16)
 
 
 def native_float16(facts: Cpu | None = None) -> bool:
     """Returns whether the CPU multiplies float16 itself, and torch has kernels that use this."""
-    facts = facts or cpu()
-    allowed = not facts.onednn_limit or _ONEDNN_FLOAT16.fullmatch(facts.onednn_limit) is not None
-    return facts.onednn and allowed and bool(facts.features & _FLOAT16)
+    return _native(facts or cpu(), _FLOAT16, _ONEDNN_FLOAT16)
+
+
+def _native(facts: Cpu, features: frozenset[str], sufficient: re.Pattern[str]) -> bool:
+    allowed = not facts.onednn_limit or sufficient.fullmatch(facts.onednn_limit) is not None
+    return facts.onednn and allowed and bool(facts.features & features)
 
 
 def is_native(dtype: torch.dtype, device: torch.device, facts: Cpu | None = None) -> bool:
-    """Returns whether a device has native arithmetic for a floating dtype.
-
-    Devices other than CPUs and CUDA devices are assumed to have it.
-    """
+    """Returns whether a device has native arithmetic for a floating dtype; others than CPUs and CUDA devices have."""
     if device.type == "cuda" and dtype is torch.bfloat16:
         with torch.cuda.device(device):
             return torch.cuda.is_bf16_supported(including_emulation=False)
@@ -117,12 +107,9 @@ def is_native(dtype: torch.dtype, device: torch.device, facts: Cpu | None = None
 
 
 def choose_dtype(checkpoint: torch.dtype, device: torch.device, *, native: bool | None = None) -> DtypeChoice:
-    """Returns the dtype that ``dtype="auto"`` means for a checkpoint on a device, and why.
+    """Returns the dtype that ``dtype="auto"`` means for a checkpoint of a dtype on a device, and why.
 
-    Args:
-        checkpoint: The dtype of its weights.
-        device: Where it will run.
-        native: Whether the device has native arithmetic for that dtype; None asks the device.
+    ``native`` says whether the device has native arithmetic for that dtype; None asks the device.
     """
     stored = dtype_name(checkpoint)
     if is_native(checkpoint, device) if native is None else native:
@@ -153,9 +140,7 @@ def usable_cores(facts: Cpu | None = None) -> int:
 def cgroup_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float | None:
     """Returns how many cores' worth of time the process's control groups allow; None without a limit.
 
-    Args:
-        root: Where control groups are mounted.
-        own: The file that lists the process's control groups, in lines ``id:controllers:path``.
+    They are mounted at ``root``, and listed in a file in lines ``id:controllers:path``.
     """
     limits = []
     for line in _text(own).splitlines():

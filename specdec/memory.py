@@ -30,21 +30,15 @@ def total_memory(device: torch.device) -> int:
 
 
 def ran_out(error: BaseException) -> bool:
-    """Returns whether an error says that a device, or the host, has no memory left.
-
-    torch has a class for it, which its allocator for the CPU does not use.
-    """
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and _CPU in str(error)
+    """Returns whether an error says that a device, or the host, has no memory left."""
+    of_torch = isinstance(error, RuntimeError) and _CPU in str(error)  # its allocator for the CPU has no class for it
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or of_torch
 
 
 def shortage(error: BaseException, device: torch.device) -> str:
-    """Returns in words how much memory an error asked for, and how much there was.
+    """Returns in words how much memory an error (``ran_out``) asked for, and how much there was.
 
-    Args:
-        error: One for which ``ran_out`` is true.
-        device: Where the work runs, if the error does not tell.
+    ``device`` is where the work runs, if the error does not tell.
     """
     message = str(error)
     gpu = re.search(r"GPU (\d+) has", message)
@@ -57,27 +51,15 @@ def shortage(error: BaseException, device: torch.device) -> str:
 
 
 class NoRoomError(ValueError):
-    """A cache that does not fit into a device's free memory, with what would fit.
+    """A cache of ``rows`` slots of ``length`` positions that does not fit into a device's free bytes; says what would.
 
-    Args:
-        slots: The cache.
-        rows: Its slots.
-        length: Committed positions of a slot.
-        place: The device.
-        free: Its free bytes.
-        whose: What the cache is, in words.
+    ``whose`` says what the cache is.
     """
 
     def __init__(
-        self,
-        slots: SlotMemory,
-        *,
-        rows: int,
-        length: int,
-        place: torch.device,
-        free: float,
+        self, slots: SlotMemory, *, rows: int, length: int, place: torch.device, free: float,
         whose: str = "the KV cache",
-    ):
+    ):  # fmt: skip
         self.slots, self.rows, self.length, self.place, self.free = slots, rows, length, place, free
         verb = "need" if " and " in whose else "needs"
         each = f"{length + slots.drafted} positions x {slots.per_position:.0f}"
@@ -94,14 +76,9 @@ class NoRoomError(ValueError):
         """
         if place != self.place:
             return self
-        return NoRoomError(
-            self.slots.beside(other),
-            rows=self.rows,
-            length=self.length,
-            place=place,
-            free=self.free + other.bytes(rows=self.rows, length=self.length),
-            whose="the KV caches of target and drafter",
-        )
+        sizes = {"rows": self.rows, "length": self.length}
+        free, whose = self.free + other.bytes(**sizes), "the KV caches of target and drafter"
+        return NoRoomError(self.slots.beside(other), **sizes, place=place, free=free, whose=whose)
 
 
 @contextmanager

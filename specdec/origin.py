@@ -15,13 +15,7 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 @dataclass(frozen=True)
 class Place:
-    """A line of code.
-
-    Attributes:
-        file: Its file.
-        line: Its number, from 1.
-        function: The function that it is in; empty where there is none.
-    """
+    """A line of code, from 1; ``function`` is empty where it is in none."""
 
     file: str
     line: int
@@ -29,8 +23,7 @@ class Place:
 
     def __str__(self) -> str:
         """The file is relative to the working directory if it lies below it."""
-        path = Path(self.file)
-        here = Path.cwd()
+        path, here = Path(self.file), Path.cwd()
         shown = path.relative_to(here) if path.is_relative_to(here) else path
         return f"{shown}:{self.line}" + (f" in {self.function}" if self.function else "")
 
@@ -38,8 +31,8 @@ class Place:
 def own_place(error: BaseException) -> Place | None:
     """Returns the deepest line of the user's own code on the way to an error; None if the way meets none.
 
-    The user's own code is neither this framework's, nor an installed package's, nor Python's. Where one error caused
-    another, the first one that met the user's code counts.
+    That is neither this framework's code, nor an installed package's, nor Python's. Of errors that caused each other
+    the first one that met the user's code counts.
     """
     for each in _causes(error):
         if isinstance(each, SyntaxError) and each.filename and _is_own(each.filename, ""):
@@ -52,11 +45,8 @@ def own_place(error: BaseException) -> Place | None:
 
 def place(error: BaseException) -> Place | None:
     """Returns the line to look at first: the user's own (``own_place``), or the deepest of the framework."""
-    own = own_place(error)
-    if own is not None:
-        return own
     within = [place for place, _ in _frames(error.__traceback__) if _is_below(Path(place.file), _FRAMEWORK)]
-    return within[-1] if within else None
+    return own_place(error) or (within[-1] if within else None)
 
 
 def described(error: BaseException) -> str:
@@ -66,12 +56,12 @@ def described(error: BaseException) -> str:
 
 def first_sentence(error: BaseException) -> str:
     """Returns the first line of an error's message, with the following one where it ends with a colon."""
-    found = ""
+    first = ""
     for line in str(error).splitlines():
-        found = f"{found} {line.strip()}".strip()
-        if found and not found.endswith(":"):
+        first = f"{first} {line.strip()}".strip()
+        if first and not first.endswith(":"):
             break
-    return found
+    return first
 
 
 def at(where: Place | None) -> str:
@@ -100,10 +90,8 @@ def _frames(trace: TracebackType | None) -> Iterator[tuple[Place, str]]:
 def _is_own(file: str, module: str) -> bool:
     if file.startswith("<"):  # no file: what the user types, or code that some package makes
         return module == "__main__"
-    path = Path(file)
-    if any(part in _INSTALLED for part in path.parts):
-        return False
-    return not _is_below(path, _FRAMEWORK + _PYTHON)
+    installed = any(part in _INSTALLED for part in Path(file).parts)
+    return not installed and not _is_below(Path(file), _FRAMEWORK + _PYTHON)
 
 
 def _is_below(path: Path, folders: tuple[Path, ...]) -> bool:

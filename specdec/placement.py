@@ -8,7 +8,6 @@ from torch import nn
 
 AUTOMATIC = ("auto", "balanced", "balanced_low_0", "sequential")
 """Maps that accelerate makes, from the memory that every device has left."""
-
 _OFFLOADED = ("cpu", "disk")
 
 
@@ -29,13 +28,9 @@ def is_divided(model: Any) -> bool:
 
 
 def main_device(model: Any) -> torch.device:
-    """Returns the device on which a model takes its tokens and returns its logits.
-
-    The parameters of a model that is spread do not tell: those that are offloaded stand on the ``meta`` device until
-    their layer runs.
-    """
+    """Returns the device on which a model takes its tokens and returns its logits."""
     if not is_spread(model):
-        return model.device
+        return model.device  # of a spread one, offloaded parameters stand on the meta device until their layer runs
     device_map = getattr(model, "hf_device_map", None)
     place = getattr(model._hf_hook, "execution_device", None)
     return device_of_map(device_map or ({} if place is None else {"": place}))
@@ -43,10 +38,7 @@ def main_device(model: Any) -> torch.device:
 
 def device_of_map(device_map: Mapping[str, Any]) -> torch.device:
     """Returns a map's main device: the first that is no place for offloaded weights, or else the CPU."""
-    for place in device_map.values():
-        if not _is_offloaded(place):
-            return _device(place)
-    return torch.device("cpu")
+    return next((_device(place) for place in device_map.values() if not _is_offloaded(place)), torch.device("cpu"))
 
 
 def _is_offloaded(place: Any) -> bool:
@@ -68,10 +60,8 @@ def check_device_map(device_map: Any) -> None:
         for name, place in device_map.items():
             if str(place) != "disk":
                 _check_place(f"device_map[{name!r}]", place)
-        return
-    if isinstance(device_map, str) and device_map in AUTOMATIC:
-        return
-    raise ValueError(f"device_map={device_map!r}: {remedy}; a single device is given as device=")
+    elif device_map not in AUTOMATIC:
+        raise ValueError(f"device_map={device_map!r}: {remedy}; a single device is given as device=")
 
 
 def _check_place(name: str, place: Any) -> None:

@@ -19,10 +19,9 @@ class Room(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class SlotMemory:
-    """A cache in slots, all of one length: what an engine allocates before its first request.
+    """A cache in slots, all of one length, in bytes: what an engine allocates before its first request.
 
     Attributes:
-        per_position: Bytes of one position of one row.
         drafted: Positions of a row beyond its length, for the nodes of a draft.
         per_row: Bytes of a row however long it is.
         per_node: Bytes of a node of a draft besides those of its position.
@@ -63,13 +62,7 @@ class SlotMemory:
 def remedy(room: Room, memory: float, *, rows: int, length: int, least: int = 1, within: str = "") -> str:
     """Return in words what to give instead of sizes that do not fit: fewer rows, shorter ones, or neither helps.
 
-    Args:
-        room: What has to fit.
-        memory: Bytes that there are.
-        rows: Rows that do not fit.
-        length: Their length.
-        least: The least length that makes sense.
-        within: What stands before the names of the two settings.
+    ``least`` is the least length that makes sense, ``within`` stands before the names of the two settings.
     """
     size, longest = f"{within}max_batch_size", f"{within}max_length"
     fewer, shorter = room.most_rows(memory, length=length), room.longest(memory, rows=rows)

@@ -31,10 +31,10 @@ def resolve(name_or_path: str) -> str:
     Raises:
         ValueError: ``bundled/…`` names a model that does not ship, or whose files are missing.
     """
-    if not str(name_or_path).startswith(PREFIX):
-        text = str(name_or_path)
+    text = str(name_or_path)
+    if not text.startswith(PREFIX):
         return str(Path(text).expanduser()) if text.startswith("~") else text
-    name = str(name_or_path)[len(PREFIX) :]
+    name = text.removeprefix(PREFIX)
     if name not in NAMES:
         raise ValueError(f"no bundled model {name!r}: the bundled models are {', '.join(PREFIX + n for n in NAMES)}")
     path = FOLDER / name
@@ -52,8 +52,5 @@ def files(folder: Path = FOLDER) -> list[Path]:
 
 def checksums(folder: Path = FOLDER) -> str:
     """What ``SHA256SUMS`` says if every file is as it should be."""
-    lines = [
-        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(folder).as_posix()}"
-        for path in files(folder)
-    ]
-    return "\n".join(lines) + "\n"
+    sums = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in files(folder)}
+    return "".join(f"{own}  {path.relative_to(folder).as_posix()}\n" for path, own in sums.items())

@@ -2,27 +2,24 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 from jaxtyping import Shaped
 
 from specdec.drafting.costs import KIND, Conditions, RoundCosts, TreeCosts
-from specdec.physics.costs import Errors, PartCost, Sizes, StepCost, StepSize, TokenRange
+from specdec.physics.costs import Errors, PartCost, Sizes, StepCost, StepSize
 
 
 @dataclass(frozen=True, kw_only=True)
 class Box:
-    """The sizes between which costs were measured; outside of them nothing is known.
+    """The smallest and the largest sizes that costs were measured for; outside of them nothing is known.
 
-    Attributes:
-        batch: Fewest and most rows.
-        context: Shortest and longest prefix.
-        drafted: Fewest and most drafted nodes per row.
-        chunk: Smallest and largest piece of a prompt per row.
+    They are rows, positions in a row's cache, drafted nodes per row, and tokens of a piece of a prompt.
     """
 
     batch: tuple[int, int]
@@ -31,11 +28,7 @@ class Box:
     chunk: tuple[int, int] = (1, 1)
 
     def check(self, **sizes: float) -> None:
-        """Refuse a size outside of the box.
-
-        Raises:
-            ValueError: Names the size and the box.
-        """
+        """Refuse a size outside of the box."""
         for name, size in sizes.items():
             least, most = getattr(self, name)
             if not least <= size <= most:
@@ -47,11 +40,9 @@ class Box:
 
 @dataclass(frozen=True, kw_only=True)
 class CalibratedRounds:
-    """Rounds by constants that were fitted to measured ones: what ``specdec.physics.rounds.RoundCost`` asks for.
+    """Rounds by constants that were fitted to measured ones, as a ``RoundCost`` and as ``RaggedCosts``.
 
     Attributes:
-        conditions: What was measured.
-        box: Where the costs hold.
         target: The target's forward over the nodes of a round.
         prefill: The target's forward over a piece of a prompt; None if it was not measured.
         drafting: The drafter's part; None without one, or where drafts take no time.
@@ -65,7 +56,6 @@ class CalibratedRounds:
         errors: Of every part, at the points that it was fitted to (``fit``) and at others (``held_out``).
         peaks: What the device does at best, by name: measured, and printed where the device is in the table.
         work: What a step must at least do, by name.
-        versions: Of the software, and the clock where it is known.
         measured: Every measured forward: batch, context, drafted, seconds, predicted seconds, whether it was held out.
         note: What should be known about the measurement; empty for nothing.
     """
@@ -92,11 +82,7 @@ class CalibratedRounds:
     # ---------------------------------------------------------------- as RoundCost
 
     def verify(self, *, batch: int, drafted: int, context: float) -> float:
-        """Return the seconds of the target's forward.
-
-        Raises:
-            ValueError: The size is outside of the box.
-        """
+        """Return the seconds of the target's forward. Raises ValueError: the size is outside of the box."""
         self.box.check(batch=batch, context=context, drafted=drafted)
         return self.target.seconds(StepSize.of(rows=batch, queries=drafted + 1, context=context))
 
@@ -174,23 +160,18 @@ class CalibratedRounds:
         Raises:
             ValueError: No drafter was calibrated.
         """
-        if not self.deepest:
-            raise ValueError("these calibrated costs have no drafter's: calibrate with the drafter")
-        least, most = self.box.batch
+        self._check_drafter()
+        (least, most), drafted, at = self.box.batch, self.box.drafted[1], {"context": sum(self.box.context) / 2}
         rows = sorted({least, most, *(2**power for power in range(12) if least <= 2**power <= most)})
-        at = {"context": sum(self.box.context) / 2}
-        largest = min(self._nodes_at(self.deepest), self.box.drafted[1])
-        nodes = tuple(sorted({*range(min(4, largest) + 1), *range(0, largest, 4), largest})) if by_nodes else None
-        if nodes is not None:
+        largest, nodes = min(self._nodes_at(self.deepest), drafted), None
+        if by_nodes:
+            nodes = tuple(sorted({*range(min(4, largest) + 1), *range(0, largest, 4), largest}))
             whole = {row: self.draft(batch=row, drafted=largest, **at) + self.outside for row in rows}
             table = [[self.verify(batch=row, drafted=node, **at) + whole[row] for node in nodes] for row in rows]
         else:
             sizes = [(self._nodes_at(depth), depth) for depth in range(self.deepest + 1)]
-            sizes = [(size, depth) for size, depth in sizes if size <= self.box.drafted[1]]
-            table = [
-                [self.round_seconds(batch=row, drafted=size, depth=depth, **at) for size, depth in sizes]
-                for row in rows
-            ]
+            sizes = [(size, depth) for size, depth in sizes if size <= drafted]
+            table = [[self.round_seconds(batch=row, drafted=n, depth=d, **at) for n, d in sizes] for row in rows]
         return RoundCosts(
             rows=tuple(rows),
             table=tuple(map(tuple, table)),
@@ -207,12 +188,10 @@ class CalibratedRounds:
         Raises:
             ValueError: No drafter was calibrated, or the batch size is outside of what was.
         """
-        at = {"batch": rows, "context": sum(self.box.context) / 2}
-        most = self.box.drafted[1]
+        self._check_drafter()
+        at, most = {"batch": rows, "context": sum(self.box.context) / 2}, self.box.drafted[1]
         sizes = sorted({*range(1, min(most, 8) + 1), *range(8, most, 8), most})
         trees = tuple((size, depth) for size in sizes for depth in range(1, min(self.deepest, size) + 1))
-        if not trees:
-            raise ValueError("these calibrated costs have no drafter's: calibrate with the drafter")
         return TreeCosts(
             trees=trees,
             seconds=tuple(self.round_seconds(drafted=size, depth=depth, **at) for size, depth in trees),
@@ -225,6 +204,10 @@ class CalibratedRounds:
             threads=self.conditions.threads,
         )
 
+    def _check_drafter(self) -> None:
+        if not self.deepest:
+            raise ValueError("these calibrated costs have no drafter's: calibrate with the drafter")
+
     # ---------------------------------------------------------------- as a file
 
     def save(self, path: str | Path) -> None:
@@ -235,17 +218,13 @@ class CalibratedRounds:
 
     @classmethod
     def load(cls, path: str | Path) -> "CalibratedRounds":
-        """Return what ``save`` has written.
-
-        Raises:
-            ValueError: The file cannot be read, or is something else.
-        """
+        """Return what ``save`` has written. Raises ValueError: the file cannot be read, or is something else."""
         try:
             found = json.loads(Path(path).read_text(encoding="utf-8"))
             if not isinstance(found, dict) or found.pop("kind", None) != KIND:
                 raise ValueError("it is of another kind")
             found.pop("tables", None)
-            return cls(**_made(found))
+            return _read(cls, found)
         except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(
                 f"{path} holds no calibrated costs ({' '.join(str(error).split())}): give a file that "
@@ -262,34 +241,20 @@ def is_calibrated(path: str | Path) -> bool:
     return isinstance(found, dict) and found.get("kind") == KIND
 
 
-def _made(found: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments that a file's sections describe."""
-    known = {each.name for each in fields(CalibratedRounds)}
-    unknown = set(found) - known
-    if unknown:
-        raise ValueError(f"it has {sorted(unknown)[0]!r}, which this version does not know")
-    pairs: dict[str, Any] = found["box"]
-    return {
-        **found,
-        "conditions": Conditions(**found["conditions"]),
-        "box": Box(**{name: cast(tuple[int, int], tuple(pair)) for name, pair in pairs.items()}),
-        "target": _step(found["target"]),
-        "prefill": None if found.get("prefill") is None else _step(found["prefill"]),
-        "drafting": None if found.get("drafting") is None else _part(found["drafting"]),
-        "judging": _part(found["judging"]),
-        "depths": tuple((int(nodes), int(depth)) for nodes, depth in found["depths"]),
-        "errors": {
-            part: {name: Errors(**values) for name, values in kinds.items()} for part, kinds in found["errors"].items()
-        },
-        "measured": tuple(tuple(row) for row in found["measured"]),
-    }
-
-
-def _step(found: Mapping[str, Any]) -> StepCost:
-    ranges = tuple(TokenRange(**each) for each in found["ranges"])
-    return StepCost(ranges=ranges, per_position=found["per_position"], per_pair=found["per_pair"])
-
-
-def _part(found: Mapping[str, Any]) -> PartCost:
-    levels = tuple(TokenRange(**each) for each in found["levels"])
-    return PartCost(fixed=found["fixed"], levels=levels, per_position=found["per_position"])
+def _read(kind: Any, value: Any) -> Any:
+    """Return a value of a file in the type that its field has."""
+    kinds = get_args(kind)
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        for name in value:
+            if name not in hints:
+                raise ValueError(f"it has {name!r}, which this version does not know")
+        arguments = {name: _read(hints[name], each) for name, each in value.items()}
+        return kind(**arguments)  # pyright: ignore[reportCallIssue]
+    if NoneType in kinds:
+        return None if value is None else _read(kinds[0], value)
+    if get_origin(kind) is tuple:
+        return tuple(_read(kinds[0], each) for each in value)
+    if get_origin(kind) is Mapping:
+        return {name: _read(kinds[1], each) for name, each in value.items()}
+    return value

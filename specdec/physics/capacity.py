@@ -58,13 +58,8 @@ def activation_bytes(shape: ModelShape, precision: Precision, *, tokens: int, lo
     """Return the largest part of what a forward holds besides weights and cache, as an estimate.
 
     In a layer these are the residual stream, its normed copy, and the widest products: queries, keys and values, or
-    the inner vectors of the MLP and their gate. At the end these are the logits. The memory of a layer is free again
-    when the next one runs.
-
-    Args:
-        precision: Bytes of its numbers.
-        tokens: Tokens of the largest forward, over all rows.
-        logits: Tokens whose logits are computed in one forward.
+    the inner vectors of the MLP and their gate, whose memory is free again when the next layer runs. At the end these
+    are the logits. ``tokens`` and ``logits`` count those of the largest forward, over all rows.
     """
     # An MLP's inner vectors and their gates are two of its three matrices' widths.
     inner = [layer.mlp.active / shape.hidden * 2 / 3 for layer, _ in shape.groups]
@@ -80,8 +75,6 @@ class Drafting:
     """A model that drafts for another one.
 
     Attributes:
-        shape: The model.
-        precision: Bytes of its numbers.
         shown: Positions for nodes that a row of its cache has beyond its length.
         weights: Bytes of weights that nobody else has; None for all of its shape's.
     """
@@ -106,12 +99,9 @@ class Drafting:
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """A model, or a model and its drafter, as it is to be served.
+    """A target, and all models that draft for it, as they are to be served.
 
     Attributes:
-        shape: The target.
-        precision: Bytes of its numbers.
-        drafting: All models that draft.
         drafted: Drafted nodes per row: positions that a row of the cache has beyond its length.
         states: States that are kept for shared beginnings; with any, every row has one more, at its last page boundary.
         again: Whether accepted tokens go through recurrent layers again, so that nodes have the states of one layer.
@@ -182,26 +172,18 @@ class Served:
         positions = mean_length + self.drafted + 1 + (page - 1) / 2
         per_row = positions * self.per_position + self.slots.per_row
 
-        def fits(rows: int) -> bool:
+        def needed(rows: int) -> float:
             fixed = self.memory(rows=rows, length=0)
-            held = fixed.total - fixed.scratch - fixed.kv
-            return held + rows * per_row <= memory
+            return fixed.total - fixed.scratch - fixed.kv + rows * per_row
 
-        return largest(fits)
+        return largest(lambda rows: needed(rows) <= memory)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes by what they are for.
+    """Bytes by what they are for: weights, keys and values (states, too) of target and drafter, and the rest.
 
-    Attributes:
-        weights: The target's weights.
-        drafter: The drafting model's weights.
-        kv: The target's keys and values, and states of constant size.
-        drafter_kv: The drafting model's keys and values.
-        scratch: Positions for the nodes of drafts, in both.
-        activations: What a forward holds besides: the largest layer, or the logits.
-        overhead: Everything else.
+    ``scratch`` is for the nodes of drafts in both caches, ``activations`` for what a forward holds besides.
     """
 
     weights: float

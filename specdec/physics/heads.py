@@ -8,11 +8,8 @@ from dataclasses import replace
 
 from specdec.physics.shape import Layer, Mlp, ModelShape
 
-DRAFT_VOCAB = 32_000
-"""Tokens that EAGLE-3's public heads draft, where nobody says; never more than the target has."""
-
-EAGLE3_LAYERS = 3
-"""How many of the target's hidden states an EAGLE-3 head reads."""
+DRAFT_VOCAB, EAGLE3_LAYERS = 32_000, 3
+"""Tokens that EAGLE-3's public heads draft, and how many of the target's hidden states they read."""
 
 
 def eagle3(
@@ -30,14 +27,8 @@ def eagle3(
     if attention is not None:  # queries, keys and values of an input that is twice as wide as the residual stream
         output = attention.heads * attention.prefill_value_dim * target.hidden
         first = replace(layer, attention=replace(attention, weights=2 * attention.weights - output))
-    shape = _shape(
-        "eagle3",
-        target,
-        (first, *(layer,) * (layers - 1)),
-        other=EAGLE3_LAYERS * target.hidden**2,
-        output=target.hidden * vocab,
-    )
-    return replace(shape, vocab=vocab)
+    stack, states = (first, *(layer,) * (layers - 1)), EAGLE3_LAYERS * target.hidden**2
+    return replace(_shape("eagle3", target, stack, other=states, output=target.hidden * vocab), vocab=vocab)
 
 
 def eagle(target: ModelShape, *, layer: Layer | None = None) -> ModelShape:
@@ -101,15 +92,6 @@ def _shape(
     kind: str, target: ModelShape, layers: tuple[Layer, ...], *, other: int, output: int | None = None
 ) -> ModelShape:
     """Return the shape of a head; ``output`` None borrows the target's output layer."""
-    return ModelShape(
-        kind=kind,
-        hidden=target.hidden,
-        vocab=target.vocab,
-        layers=layers,
-        table_weights=0,
-        output_weights=target.output_weights if output is None else output,
-        tied=output is None,
-        borrowed=output is None,
-        other_weights=other,
-        max_length=target.max_length,
-    )
+    borrowed, weights = output is None, target.output_weights if output is None else output
+    sizes = {"table_weights": 0, "output_weights": weights, "other_weights": other}
+    return replace(target, kind=kind, layers=layers, tied=borrowed, borrowed=borrowed, **sizes)

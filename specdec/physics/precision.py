@@ -15,14 +15,13 @@ class Precision:
     """Bytes per number.
 
     Attributes:
-        weights: Bytes of a weight in a layer's matrix, factors and zero points of its group included.
-        experts: Bytes of a weight in an expert's matrix; None for as many as in the others.
-        output: Bytes of a weight in the output layer.
-        tables: Bytes of a weight in the tables of embeddings, which quantizers leave alone.
-        kv: Bytes of a number in the cache.
-        kv_vector: Bytes of the factor that a quantized cache keeps with every vector.
-        activations: Bytes of a number between layers.
-        logits: Bytes of a logit.
+        weights: In a layer's matrix, factors and zero points of its group included.
+        experts: In an expert's matrix; None for as many as in the others.
+        output: In the output layer.
+        tables: In the tables of embeddings, which quantizers leave alone.
+        kv: In the cache.
+        kv_vector: Of the factor that a quantized cache keeps with every vector.
+        activations: Between layers.
     """
 
     weights: float = 2.0
@@ -54,20 +53,16 @@ class Precision:
         output: str | None = None,
         kv: str | None = None,
     ) -> "Precision":
-        """Return the bytes of formats by name.
+        """Return the bytes of formats by name. Raises ValueError: there is no such format.
 
         Args:
-            dtype: What the model computes in.
-            weights: Format of the layers' matrices; None for ``dtype``.
+            dtype: What the model computes in, and the format of everything else that is None.
+            weights: Format of the layers' matrices.
             group: How many weights of a quantized matrix share a factor of 16 bits; None for a row, whose factor is
                 too small a part of it to count.
             zero_points: Whether every group has a zero point of 16 bits, too.
             output: Format of the output layer; None for that of ``weights``.
-            kv: Format of the cache; ``int8`` and ``fp8`` keep a factor of 32 bits with every vector. None for
-                ``dtype``.
-
-        Raises:
-            ValueError: There is no such format.
+            kv: Format of the cache; ``int8`` and ``fp8`` keep a factor of 32 bits with every vector.
         """
         factors = 0.0 if group is None else (4 if zero_points else 2) / group
         return cls(
@@ -81,11 +76,7 @@ class Precision:
 
 
 def bytes_of(name: str) -> float:
-    """Return the bytes of a number in a format.
-
-    Raises:
-        ValueError: There is no such format.
-    """
+    """Return the bytes of a number in a format. Raises ValueError: there is no such format."""
     if name not in BYTES:
         raise ValueError(f"there is no number format {name!r}: give one of {', '.join(BYTES)}")
     return BYTES[name]
@@ -93,12 +84,9 @@ def bytes_of(name: str) -> float:
 
 @dataclass(frozen=True)
 class Stored:
-    """How a checkpoint stores its weights, where something has quantized it.
+    """The method that has quantized a checkpoint, and the bytes of a weight in a layer's and in an expert's matrix.
 
-    Attributes:
-        name: The name of the method.
-        weights: Bytes of a weight in a layer's matrix, factors included; None for those of the model's own type.
-        experts: Likewise, in an expert's matrix.
+    Factors are included; None stands for the model's own type.
     """
 
     name: str
@@ -107,10 +95,7 @@ class Stored:
 
 
 def stored(config: Mapping[str, Any]) -> Stored | None:
-    """Return how a checkpoint is quantized, by its configuration's ``quantization_config``; None if it is not.
-
-    Args:
-        config: The content of its ``config.json``.
+    """Return how a checkpoint is quantized, by its ``config.json``; None if it is not.
 
     Raises:
         ValueError: It is quantized in a way whose bytes are not known here.

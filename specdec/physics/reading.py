@@ -24,23 +24,14 @@ _POSITION_TABLES = {
 }
 """Model types with a learned vector per position, and how many rows their table has beyond the positions."""
 
-DEFAULTS: dict[str, dict[str, int]] = {
-    "gemma3_text": {
-        "vocab_size": 262_208,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "max_position_embeddings": 131_072,
-    }
-}
+_GEMMA3 = {"vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}
+DEFAULTS: dict[str, dict[str, int]] = {"gemma3_text": {**_GEMMA3, "max_position_embeddings": 131_072}}
 """Sizes that published files leave out, which a test compares. To ask transformers for them takes seconds."""
 
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 
 _TEXT = ("text_config", "llm_config", "language_config", "thinker_config", "decoder")
 """Where a model for several kinds of input keeps the configuration of its decoder."""
-
-
 _WITHIN = "tied within another model"
 """Marks a decoder within a model for several kinds of input, whose own default counts."""
 
@@ -50,10 +41,7 @@ class MissingSizeError(ValueError):
 
 
 def read_shape(config: object) -> ModelShape:
-    """Return the shape that a transformers configuration describes.
-
-    Args:
-        config: The configuration, or its content as a mapping.
+    """Return the shape that a transformers configuration, or its content as a mapping, describes.
 
     Raises:
         ValueError: It does not describe a decoder, or leaves out a size.
@@ -88,18 +76,14 @@ class _Reader:
         self.head_dim = int(head_dim or self.hidden // self.heads)
         inner = self.find("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "inner_dim", "dff")
         self.inner: Any = inner or 4 * self.hidden
-        self.gated = kind not in _UNGATED
+        self._matrices = 2 if kind in _UNGATED else 3
 
     def find(self, *names: str) -> Any:
         """Return the first of some keys that is there and not null; None without one."""
         return next((self.given[name] for name in names if self.given.get(name) is not None), None)
 
     def size(self, *names: str) -> int:
-        """Return the first of some keys that is there.
-
-        Raises:
-            MissingSizeError: None is.
-        """
+        """Return the first of some keys that is there. Raises MissingSizeError: none is."""
         found = self.find(*names)
         if type(found) is not int or found < 1:
             told = "has no" if found is None else f"has {names[0]}={found!r} for a"
@@ -107,7 +91,7 @@ class _Reader:
         return found
 
     def shape(self) -> ModelShape:
-        """Return the shape."""
+        """Return the whole."""
         tied = self.given.get("tie_word_embeddings")
         if tied is None and self.kind in TIED and self.given.get(_WITHIN, True):
             tied = True
@@ -134,7 +118,7 @@ class _Reader:
         )
 
     def layer(self, index: int) -> Layer:
-        """Return the shape of one layer."""
+        """Return a layer."""
         kind = self._layer_kind(index)
         recurrence = _recurrence(self.given, self.kind, kind, self.hidden)
         attends = recurrence is None or kind in ("hybrid", "parallel")
@@ -147,7 +131,7 @@ class _Reader:
         )
 
     def attention(self, window: int | None) -> Attention:
-        """Return the shape of a layer's attention."""
+        """Return a layer's attention."""
         latent, rotary = self.find("kv_lora_rank"), self.find("qk_rope_head_dim")
         if latent and rotary:
             return self._latent_attention(int(latent), int(rotary), window)
@@ -165,19 +149,12 @@ class _Reader:
         if not heads or not dim or self.kind not in _CHOOSING:
             return None
         weights = self.size("q_lora_rank") * heads * dim + self.hidden * (dim + heads)
-        return Attention(
-            weights=weights,
-            heads=heads,
-            key_dim=dim,
-            value_dim=0,
-            kept=dim,
-            vectors=1,
-            prefill_key_dim=dim,
-            prefill_value_dim=0,
-        )
+        values = {"value_dim": 0, "prefill_value_dim": 0}
+        keys = {"key_dim": dim, "prefill_key_dim": dim, "kept": dim, "vectors": 1}
+        return Attention(weights=weights, heads=heads, **keys, **values)
 
     def mlp(self, index: int) -> Mlp:
-        """Return the shape of a layer's feed-forward part."""
+        """Return a layer's feed-forward part."""
         if self.kind == "lfm2" and self.find("block_auto_adjust_ff_dim"):
             return Mlp(weights=3 * self.hidden * self._adjusted())
         experts = self.find("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
@@ -190,17 +167,8 @@ class _Reader:
         if type(chosen) is not int or not 1 <= chosen <= experts:
             raise MissingSizeError(f"{_title(self.given)} has {experts} experts and num_experts_per_tok={chosen!r}")
         inner = int(self.find("moe_intermediate_size", "expert_ffn_hidden_size") or self.inner)
-        router = self.hidden * experts
-        return Mlp(
-            weights=router + self._shared_experts(inner),
-            experts=experts,
-            chosen=chosen,
-            expert_weights=self._matrices * self.hidden * inner,
-        )
-
-    @property
-    def _matrices(self) -> int:
-        return 3 if self.gated else 2
+        shared, each = self._shared_experts(inner), self._matrices * self.hidden * inner
+        return Mlp(weights=self.hidden * experts + shared, experts=experts, chosen=chosen, expert_weights=each)
 
     def _adjusted(self) -> int:
         """Return the width of LFM2's MLP, which its configuration gives in another unit."""
@@ -238,17 +206,9 @@ class _Reader:
         weights = self.hidden * queries if rank is None else rank * (self.hidden + queries)
         weights += self.hidden * (latent + rotary) + latent * self.heads * (plain + values)
         weights += self.heads * values * self.hidden
-        return Attention(
-            weights=weights,
-            heads=self.heads,
-            key_dim=latent + rotary,
-            value_dim=latent,
-            kept=latent + rotary,
-            vectors=2,
-            window=window,
-            prefill_key_dim=plain + rotary,
-            prefill_value_dim=values,
-        )
+        decoding = {"key_dim": latent + rotary, "value_dim": latent, "kept": latent + rotary, "vectors": 2}
+        prefill = {"prefill_key_dim": plain + rotary, "prefill_value_dim": values}
+        return Attention(weights=weights, heads=self.heads, window=window, **decoding, **prefill)
 
     def _kv_heads(self) -> int:
         if self.find("multi_query") and not self.find("new_decoder_architecture"):
@@ -331,12 +291,7 @@ def _title(given: Mapping[str, Any]) -> str:
 
 
 def _recurrence(given: Mapping[str, Any], kind: str, layer: str, hidden: int) -> Recurrence | None:
-    """Return the recurrence of a layer; None if it has none.
-
-    Args:
-        kind: Its ``model_type``.
-        layer: The layer's entry in ``layer_types``.
-        hidden: Width of the residual stream.
+    """Return the recurrence of a layer, by its ``model_type`` and its entry in ``layer_types``; None if it has none.
 
     Raises:
         ValueError: The layer is of a kind whose sizes are not known here.
@@ -361,9 +316,8 @@ def _delta_net(given: Mapping[str, Any], kind: str, hidden: int) -> Recurrence:
     projections = hidden * (mixed + values + 2 * heads) + values * hidden
     matrix = heads * given["linear_key_head_dim"] * given["linear_value_head_dim"]
     # Decay, the product with the key, the rank-one update, and the product with the query: 7 operations per number.
-    return Recurrence(
-        weights=projections + mixed * kernel, state=matrix + mixed * kernel, flops=7 * matrix, matrix=matrix
-    )
+    mixing = mixed * kernel
+    return Recurrence(weights=projections + mixing, state=matrix + mixing, flops=7 * matrix, matrix=matrix)
 
 
 def _mamba2(given: Mapping[str, Any], hidden: int) -> Recurrence:

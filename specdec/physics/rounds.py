@@ -37,12 +37,10 @@ class RoundCost(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class AffineRounds:
-    """Rounds by fitted constants, as ``RoundCost`` asks for them.
+    """Rounds by fitted constants, as a ``RoundCost`` and as ``RaggedCosts``.
 
     Attributes:
-        target: Of the target's forward.
         drafter: Of drafting, whose tokens are those that it drafts; None if drafting takes no time.
-        outside: Seconds of everything else in a round.
         deepest: The deepest drafts that the constants hold for; None for any.
     """
 
@@ -102,7 +100,7 @@ of 128 rows with 4 tokens each.
 
 @dataclass(frozen=True, kw_only=True)
 class TimedRounds:
-    """Rounds whose verification was timed, and whose drafting takes a share of a plain step, as ``RoundCost`` asks.
+    """Rounds whose verification was timed, and whose drafting takes a share of a plain step, as a ``RoundCost``.
 
     Attributes:
         nodes: Tokens per row that were timed, root included, ascending from 1. Between them, times lie on lines.
@@ -131,7 +129,6 @@ class DraftModel:
 
     Attributes:
         shape: The drafting model, or the head with the output layer that it uses.
-        precision: Bytes of its numbers.
         at_once: Whether one forward drafts all tokens, as a block drafter's; else one forward drafts one token.
         catches_up: Whether the same forward reads what became final, in as many places again (PARD, P-EAGLE).
     """
@@ -155,12 +152,9 @@ class DraftModel:
 
 @dataclass(frozen=True, kw_only=True)
 class RoofRounds:
-    """Rounds in the least time that a device allows: ``RoundCost`` from bytes and operations alone.
+    """Rounds in the least time that a device allows: a ``RoundCost`` from bytes and operations alone.
 
     Attributes:
-        shape: The target.
-        precision: Bytes of its numbers.
-        roof: The device.
         drafter: What drafts; None if drafting takes no time, as a look-up.
         overhead: Seconds per forward for everything that is not in the roof, such as launching its kernels.
     """

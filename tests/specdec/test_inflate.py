@@ -122,7 +122,7 @@ def test_named_shapes_are_llama_shapes() -> None:
     ("goal", "words"),
     [
         ("7b", "110m, 1b, 8b"),
-        ({"hidden_size": 64}, "give exactly the numbers hidden_size, "),
+        ({"hidden_size": 64}, "exactly the numbers hidden_size, "),
         (shape(hidden_size=24), "hidden_size is 32, .* 24"),
         (shape(num_hidden_layers=1), "num_hidden_layers is 2, .* 1"),
         (shape(head_dim=12), "multiple of that width, not of 12"),

@@ -161,7 +161,7 @@ def test_sizes_of_published_models_and_heads() -> None:
     # Borrowed output layers take no memory and are read.
     for head in (heads.eagle(LLAMA_8B), heads.mtp(LLAMA_8B), heads.block(LLAMA_8B)):
         assert head.output_weights == LLAMA_8B.output_weights
-        assert head.weights == head.layer_weights + head.other_weights
+        assert head.weights == head.dense_weights
     assert heads.medusa(LLAMA_8B, heads=3).weights == 3 * 4096 * (4096 + 128_256)
 
 
