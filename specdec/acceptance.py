@@ -20,10 +20,11 @@ parts. A rule makes a few tables of that size at most (k-seq ten), so its memory
 
 
 def parts_of(count: int, entries: int) -> list[slice]:
-    """Return the parts in which a rule takes nodes, so that no table has more than ``MOST_ENTRIES`` entries.
+    """Return the parts in which so many things are taken, so that no table has more than ``MOST_ENTRIES`` entries.
 
     Args:
-        entries: How many entries the rows of one node have, in all rows of the batch.
+        count: The number of things, such as rows.
+        entries: How many entries one of them has.
     """
     together = max(1, MOST_ENTRIES // max(entries, 1))
     return [slice(first, min(first + together, count)) for first in range(0, count, together)]
@@ -45,11 +46,9 @@ def accept(
     """
     if tree.width == 1:
         return _without_draft(verifier, tree, target_probs, uniforms)
-    batch = len(target_probs)
-    together = max(1, MOST_ENTRIES // target_probs[0].numel())
-    if batch <= together:
+    parts = parts_of(len(target_probs), target_probs[0].numel())
+    if len(parts) == 1:
         return _accept(verifier, tree, target_probs, uniforms)
-    parts = [slice(first, first + together) for first in range(0, batch, together)]
     verdicts = [_accept(verifier, tree.rows(part), target_probs[part], uniforms[part]) for part in parts]
     names = [field.name for field in fields(Verdict)]
     return Verdict(**{name: torch.cat([getattr(verdict, name) for verdict in verdicts]) for name in names})

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from specdec.engine.engine import Engine
-from specdec.engine.prompts import encode
+from specdec.engine.intake import encode
 from specdec.interfaces import Drafter, Round
 from specdec.requests import SamplingParams
 from specdec.target.target import Target

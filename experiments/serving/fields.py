@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from specdec.arguments import flag, shown, whole
-from specdec.engine.prompts import encode
+from specdec.engine.intake import encode
 from specdec.requests import Grammar, SamplingParams
 
 MOST_LOGPROBS = 20

@@ -10,10 +10,9 @@ from specdec.arguments import flag, instance, whole
 from specdec.cache.pages import PageCounts, Paging
 from specdec.engine.clock import StageTimer
 from specdec.engine.inspection import Inspector
-from specdec.engine.intake import Intake
+from specdec.engine.intake import Intake, Prompt
 from specdec.engine.output import Outputs, completion
 from specdec.engine.parts import check_parts, check_session
-from specdec.engine.prompts import Prompt
 from specdec.engine.recording import RecordingCounts, as_on_gpu, recorded_as, recorder_for
 from specdec.engine.round import Mode, Rounds
 from specdec.engine.running import RunningRequests
@@ -181,7 +180,7 @@ class Engine:
         """Decode prompts to the end.
 
         Args:
-            prompts: Text, token ids or chat messages each, or a single such prompt (``specdec.engine.prompts``). Chat
+            prompts: Text, token ids or chat messages each, or a single such prompt (``specdec.engine.intake``). Chat
                 messages go through the tokenizer's chat template.
             sampling: One for all prompts, or one per prompt.
             speculate: False decodes plainly, on the same cache and by the same loop.

@@ -167,11 +167,11 @@ class RunningRequests:
         """Keep the states at a request's last page boundary, so that later requests can begin there."""
         if self.pages.states is None or not self.pages.shared or request.stale:
             return
-        length, drafted = self._boundary(request), request.drafted
+        length = self._boundary(request)
         tokens = self._slots.tokens_of(request.slot)[:length]
-        number = self.pages.states.keep(tokens, drafted=drafted) if length else None
+        number = self.pages.states.keep(tokens, drafted=request.drafted) if length else None
         if number is not None:
-            for states in self._states(drafted):
+            for states in self._states(request.drafted):
                 states.keep(request.slot, number)
 
     def _hold(self, request: Request) -> None:
@@ -281,8 +281,7 @@ class RunningRequests:
         self.pages.counts.preempted += 1
         request.computed = max(request.computed, self._slots.length_of(request.slot))
         request.preemptions, request.preempted_at = request.preemptions + 1, time.perf_counter()
-        drafted = request.drafted
-        again, states = self._lookback(drafted), self._states(drafted)
+        again, states = self._lookback(request.drafted), self._states(request.drafted)
         if self._swap.limit and again is not None:
             held = self._boundary(request) if states else self._held(request)
             fits = not states or 0 < held <= min(self._held(request), self._slots.length_of(request.slot) - again)
@@ -297,7 +296,7 @@ class RunningRequests:
                 self.pages.counts.swapped_out += held
                 self._swap_time(request, begin)
         try:
-            self._free(request)
+            self.leave(request)
         finally:
             request.restart()
 
@@ -307,14 +306,11 @@ class RunningRequests:
         self.pages.counts.swap_seconds += seconds
 
     def leave(self, request: Request, *, sound: bool = True) -> None:
-        """End a request, and free its slot.
+        """Free the slot of a request that ends, or that gives way.
 
         Args:
             sound: Whether what it has in the caches may be used by others; otherwise it is cleared.
         """
-        self._free(request, sound=sound)
-
-    def _free(self, request: Request, *, sound: bool = True) -> None:
         slot, own = request.slot, self.pages.own(request.slot)
         self.by_slot[slot] = None
         insort(self._free_slots, slot)
@@ -326,17 +322,16 @@ class RunningRequests:
             self.pages.forget(slot)
             if self.pages.states is not None:
                 self.pages.states.forget(self._slots.tokens_of(slot))
-        drafted = request.drafted
         # Entries may be NaN, which no mask hides. The host may be a round late, and another one may have been played.
         length = max(self._slots.length_of(slot), request.reach)
-        for cache in self._caches[1:] if drafted else ():
+        for cache in self._caches[1:] if request.drafted else ():
             stop = min(length + 3 * (1 + cache.positions - cache.max_length), cache.positions)
             cache.clear(slot, start=max(own, self.pages.kept(slot)), stop=stop)
         for cache in self._caches:
             cache.vacate(slot)
         self.pages.leave(slot)
         self._slots.release(slot)
-        if drafted and self._session is not None:
+        if request.drafted and self._session is not None:
             request.drafted = False
             self._session.release(slot)
 
