@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from specdec.execution.frozen import epoch
 from specdec.execution.native_modules import modules_in_c
-from specdec.execution.products import PanelWeight, StoredWeight, panels
+from specdec.execution.products import PanelWeight, panels
 from specdec.machine import dtype_name
 from specdec.memory import free_memory
 from specdec.native import chosen, is_plain, loses, native_library
@@ -25,7 +25,6 @@ from specdec.scoped import scoped
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
-_ROWS = 8  # rows for which oneDNN chooses the layout; other numbers lose little
 _SHARE = 0.5  # the share of the free memory that copies may take
 _CPU = torch.device("cpu")
 
@@ -47,19 +46,6 @@ def plain_weights() -> AbstractContextManager[bool]:
 def packing_allowed() -> bool:
     """Return whether layers may use packed weights now."""
     return not _only_plain.get()
-
-
-class PackedWeight(StoredWeight):
-    """A weight, for which ``can_pack`` is true, in oneDNN's layout, which only its products can read."""
-
-    def __init__(self, weight: Tensor):
-        self.dtype = weight.dtype
-        self.bytes = weight.numel() * weight.element_size()
-        with torch.inference_mode():
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS)
-
-    def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise.default(inputs, self._packed, bias, "none", [], "")
 
 
 def pack(weight: Tensor) -> PanelWeight:
@@ -94,7 +80,7 @@ class PackedLinears:
 
     def __init__(self, model: nn.Module):
         self._model = ref(model)
-        self._joint: dict[tuple[int, ...], StoredWeight] = {}
+        self._joint: dict[tuple[int, ...], PanelWeight] = {}
         self._pack(model)
 
     def __len__(self) -> int:
@@ -125,15 +111,14 @@ class PackedLinears:
         self._layers = [_layer(module) for module in linears if fit]
         self._others = list(modules_in_c(model))
 
-    def joint(self, packed: Sequence[StoredWeight]) -> StoredWeight | None:
+    def joint(self, packed: Sequence[PanelWeight]) -> PanelWeight | None:
         """Return one packed weight for several layers, with their outputs side by side: the same sums in fewer calls.
 
         None for weights that do not belong to these layers or do not fit together.
         """
-        key, own = tuple(id(part) for part in packed), {id(layer.packed) for layer in self._layers}
+        key, own = tuple(map(id, packed)), {id(layer.packed) for layer in self._layers}
         if key not in self._joint:
-            parts = [part for part in packed if isinstance(part, PanelWeight) and id(part) in own]
-            joint = _joint.get(key) or (PanelWeight.joined(parts) if len(parts) == len(key) else None)
+            joint = _joint.get(key) or (PanelWeight.joined(packed) if own.issuperset(key) else None)
             if joint is None:
                 return None
             joint.parts = tuple(packed)
@@ -158,7 +143,7 @@ class PackedLinears:
 # Only executors keep the copies alive: they must not outlive the engines.
 _packed: WeakKeyDictionary[nn.Module, ref[PackedLinears]] = WeakKeyDictionary()
 _copies: WeakValueDictionary[tuple[object, ...], PanelWeight] = WeakValueDictionary()
-_joint: WeakValueDictionary[tuple[int, ...], StoredWeight] = WeakValueDictionary()
+_joint: WeakValueDictionary[tuple[int, ...], PanelWeight] = WeakValueDictionary()
 
 
 def packed_linears(model: nn.Module) -> PackedLinears:

@@ -14,11 +14,11 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from specdec.counting import is_view
-from specdec.execution.products import StoredWeight
+from specdec.execution.products import PanelWeight
 from specdec.execution.program import Step, memory_of, needed
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-Joint = Callable[[Sequence[StoredWeight]], StoredWeight | None]
+Joint = Callable[[Sequence[PanelWeight]], PanelWeight | None]
 Rewriting = Callable[[list[Step]], list[Step]]
 
 _aten = torch.ops.aten
@@ -245,10 +245,10 @@ def _all_equal(new: Sequence[Tensor], old: Sequence[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(new, old, strict=True))
 
 
-def _stored(step: Step) -> StoredWeight | None:
+def _stored(step: Step) -> PanelWeight | None:
     """Return the stored weight whose product a step is; None if it is something else."""
     owner = getattr(step.function, "__self__", None)
-    return owner if isinstance(owner, StoredWeight) else None
+    return owner if isinstance(owner, PanelWeight) else None
 
 
 def with_others(value: Any, same: dict[int, Tensor]) -> Any:

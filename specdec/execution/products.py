@@ -12,7 +12,6 @@ traffic for the same function. Sums are in float32. Inputs and outputs of quanti
 (``quantization/base.py`` says why).
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,34 +34,8 @@ _VECTORS = 4  # of a panel
 _ROWS = 1024  # whose digits are looked at together; the first of them refuse most weights that never had 16 bits
 
 
-class StoredWeight(ABC):
-    """A linear layer's weight ``[out, in]`` that a product reads in a layout of its own: panels, or oneDNN's blocks.
-
-    It never changes, so copies of a module share it. ``dtype`` is that of inputs and outputs, ``bytes`` the memory that
-    the numbers take, ``parts`` the weights whose outputs stand side by side in this one.
-    """
-
-    dtype: torch.dtype
-    bytes: int
-    parts: "tuple[StoredWeight, ...]" = ()
-
-    def __call__(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the product, as ``torch.nn.functional.linear`` does, for inputs of the weight's dtype, at least one.
-
-        It is one operation of a program that is noted.
-        """
-        return opaque(self.multiply, inputs, bias)
-
-    @abstractmethod
-    def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        """See ``__call__``, which programs leave out."""
-
-    def __deepcopy__(self, memo: object) -> "StoredWeight":
-        return self
-
-
-class PanelWeight(StoredWeight):
-    """A weight ``[out, in]`` in panels.
+class PanelWeight:
+    """A linear layer's weight ``[out, in]`` in panels. It never changes, so copies of a module share it.
 
     Args:
         panels: The numbers, panel by panel along the first axis.
@@ -71,7 +44,13 @@ class PanelWeight(StoredWeight):
         width: Inputs of the panels, of which the last may be zeros.
         dtype: The dtype of inputs and outputs, float32 or bfloat16.
         scales: Of quantized weights, in float32: one per channel, or for int4 ``[panel, group, channel]``.
+
+    Attributes:
+        bytes: The memory that the numbers take.
+        parts: The weights whose outputs stand side by side in this one.
     """
+
+    parts: "tuple[PanelWeight, ...]" = ()
 
     def __init__(
         self, panels: Tensor, format: int, out: int, width: int, dtype: torch.dtype, scales: Tensor | None = None
@@ -84,7 +63,18 @@ class PanelWeight(StoredWeight):
         self.kind = _HALF if dtype is torch.bfloat16 else _EXACT if scales is None else _ROUNDED
         self.bytes = sum(each.numel() * each.element_size() for each in (panels, scales) if each is not None)
 
+    def __deepcopy__(self, memo: object) -> "PanelWeight":
+        return self
+
+    def __call__(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the product, as ``torch.nn.functional.linear`` does, for inputs of the weight's dtype, at least one.
+
+        It is one operation of a program that is noted.
+        """
+        return opaque(self.multiply, inputs, bias)
+
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
+        """See ``__call__``, which programs leave out."""
         inputs = inputs.contiguous()
         width = inputs.shape[-1]
         outputs = inputs.new_empty((*inputs.shape[:-1], self.out))
