@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from specdec import Batch, DraftSampling, Topology
-from specdec.counting import Work, counted
 from specdec.drafting.builders import ExpansionTree
 from specdec.drafting.builders.base import Grown
 from specdec.drafting.drawing import Drawing
 from specdec.drafting.scorer import Scorer
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.host import without_looking
+from tests.counted import Work, counted
 from tests.forwards import slots_of
 
 ROOTS = (3, 7, 3)

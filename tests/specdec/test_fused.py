@@ -14,13 +14,14 @@ import specdec.execution.forwards
 import specdec.target.runner
 from drafters.ngram import NGramDrafter
 from specdec import Engine, ModelRunner, Paging, SamplingParams, Target
-from specdec.counting import _FREE, is_view
+from specdec.counting import is_view
 from specdec.execution.forwards import FusedExecutor, _restored, _Rewriter, triton_kernels
 from specdec.execution.patterns import Kernels, Layers
 from specdec.execution.program import Step
 from specdec.execution.recorder import _while_recording
 from specdec.host import without_looking
 from specdec.quantization import quantize
+from tests.counted import FREE
 from tests.models import tiny_model
 from tests.specdec.test_forward import rounds, runner_of
 from tests.verifiers.cases import complete
@@ -89,7 +90,7 @@ def is_launch(step: Step) -> bool:
     if not isinstance(step.function, OpOverload):
         return True
     name = step.function._schema.name.removeprefix("aten::")
-    return not is_view(step.function) and name not in _FREE | {"reshape"}
+    return not is_view(step.function) and name not in FREE | {"reshape"}
 
 
 @pytest.mark.parametrize(("architecture", "most"), [("llama", 12), ("qwen2", 12), ("qwen3", 12), ("gemma3", 14)])

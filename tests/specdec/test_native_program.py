@@ -11,13 +11,13 @@ from torch import Tensor, nn
 import specdec.execution.forwards
 import specdec.execution.native_program as native_program
 from specdec import DraftTree, ForwardBatch, ModelRunner, Topology, TreeShape, Wants
-from specdec.counting import counted
 from specdec.execution.native_modules import FUNCTIONS, modules_in_c
 from specdec.execution.native_program import Looked, Operation, with_tables
 from specdec.execution.patterns import Layers, join_gates
 from specdec.execution.program import Step, noted
 from specdec.native import native_library
 from tests.components import mtp_head
+from tests.counted import counted
 from tests.forwards import prefill, verify
 from tests.models import tiny_model
 

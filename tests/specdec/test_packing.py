@@ -15,13 +15,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from drafters.itself import SelfDrafter
 from specdec import DraftTree, Engine, ModelRunner, SamplingParams, Target, TreeShape
-from specdec.counting import counted
 from specdec.execution import frozen
 from specdec.execution.packing import PackedLinears, packed_linears
 from specdec.execution.patterns import Graph, Joint, fuse, normalized_by, rotation_of, without_repetition
 from specdec.execution.program import Program, noted, write_program
 from specdec.execution.recorder import TapeRecorder
 from specdec.native import native_library
+from tests.counted import counted
 from tests.forwards import verify
 from tests.models import COMMON, tiny_model
 from verifiers.rejection import RejectionVerifier

@@ -12,7 +12,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import specdec.native.library as native
 from specdec import Engine, SamplingParams, Target
-from specdec.counting import counted
 from specdec.execution import products as module
 from specdec.execution.packing import PackedLinears, packed_linears
 from specdec.execution.products import PanelWeight, panels
@@ -20,6 +19,7 @@ from specdec.machine import cpu
 from specdec.native import native_library
 from specdec.quantization import METHODS, quantize
 from specdec.quantization.base import QuantizedLinear
+from tests.counted import counted
 from tests.models import COMMON
 
 needs_compiler = pytest.mark.skipif(native_library() is None, reason="no C compiler, or no AVX2")

@@ -18,7 +18,6 @@ import specdec.engine.recording as recording_module
 import specdec.execution.forwards as replay_module
 from drafters.model import ModelDrafter
 from specdec import Drafter, Engine, ModelRunner, Outcome, SamplingParams, Target
-from specdec.counting import counted
 from specdec.drafting.scored import ScoredSession
 from specdec.engine.read_back import Fetch
 from specdec.engine.round import Rounds
@@ -34,6 +33,7 @@ from specdec.execution.recorder import (
 )
 from specdec.host import without_looking
 from tests.components import DRAFTERS, STRONGEST, VERIFIERS, perturbed
+from tests.counted import counted
 from tests.models import tiny_model
 from tests.sessions import Wrapped, Wrapping
 from tests.test_lossless import SAMPLING, VOCAB, prompts

@@ -13,12 +13,12 @@ from drafters.model import ModelDrafter
 from specdec import Drafter, Engine, ModelRunner, SamplingParams, Target
 from specdec.attention import BACKENDS, AttentionBackend, NativeAttention, call
 from specdec.checks.reference import reference_decode
-from specdec.counting import counted
 from specdec.kernels.attention import DTYPES, Tiles, choose_tiles
 from specdec.native import native_library
 from specdec.target.facts import find
 from tests.attention import CASES, TOLERANCE, Case, Problem, error, launch, paged, path_to, problem, quantized
 from tests.components import DISTANCE, DRAFTERS, TREE, fitting, perturbed
+from tests.counted import counted
 from tests.models import tiny_model
 from tests.verifiers.cases import complete
 

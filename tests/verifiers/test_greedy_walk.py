@@ -13,12 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec import DraftTree, Laws, TreeShape, Verdict, Verifier
 from specdec.acceptance import accept, certain
-from specdec.counting import counted
 from specdec.engine.round import Decision, Mode, as_it_is, judge
 from specdec.forward import LOGITS
 from specdec.host import without_looking
 from specdec.sampling import one_hot
 from specdec.target.agreement import ALONE
+from tests.counted import counted
 from tests.forwards import slots_of
 from tests.verifiers.cases import RULES, SLOW, TOP, drafts
 from tests.verifiers.test_exact_rules import kind_of
