@@ -261,13 +261,16 @@ class Recordings:
         tensors: list[Tensor] = []
         key = key, taken_apart(tuple(inputs), tensors)
 
+        kind: list[Hashable] = []
+
         def flat(*given: Tensor) -> list[Tensor]:
             result: list[Tensor] = []
-            self._results[name, key] = taken_apart(stage(*put_together(key[1], iter(given))), result)
+            kind[:] = [taken_apart(stage(*put_together(key[1], iter(given))), result)]
+            self._results[name, key] = kind[0]
             return result
 
         outputs = self.take(name, key, flat, tensors, repeatable=repeatable)[1]
-        return put_together(self._results[name, key], iter(outputs))
+        return put_together(kind[0] if kind else self._results[name, key], iter(outputs))
 
     def take(
         self, name: str, key: Hashable, stage: Stage, inputs: Sequence[Tensor], *, repeatable: bool = True

@@ -452,6 +452,9 @@ def test_a_stage_that_makes_the_host_wait_is_refused_before_it_is_captured(cuda:
     for _ in range(3):
         run(recordings, "verify", plus_one)
     assert len(recordings) == 1
+    hopeless = graphs(after=3)
+    assert [run(hopeless, "commit", waits, key) for key in range(6) for _ in range(3)] == [2] * 18
+    assert "nothing can be recorded on this device" in caplog.text
 
 
 def test_where_nothing_can_be_captured_it_is_said_and_no_more_is_tried(cuda: Cuda, monkeypatch, caplog) -> None:
