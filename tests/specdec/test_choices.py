@@ -21,7 +21,7 @@ from specdec.machine import Cpu
 from specdec.native import choices, native_library
 from specdec.native.choices import chosen, least_seconds, loses, recommended_threads
 from specdec.target.facts import find
-from tests.counted import counted
+from tests.launches import counted
 from tests.models import tiny_model
 from tests.specdec.invariant_forwards import chain, model_in, one_by_one, runner_for, same, tokens
 

@@ -13,8 +13,8 @@ from specdec.drafting.drawing import Drawing
 from specdec.drafting.scorer import Scorer
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.host import without_looking
-from tests.counted import Work, counted
 from tests.forwards import slots_of
+from tests.launches import Work, counted
 
 ROOTS = (3, 7, 3)
 Path = tuple[int, ...]

@@ -21,7 +21,7 @@ from specdec.execution.program import Step
 from specdec.execution.recorder import _while_recording
 from specdec.host import without_looking
 from specdec.quantization import quantize
-from tests.counted import FREE
+from tests.launches import FREE
 from tests.models import tiny_model
 from tests.specdec.test_forward import rounds, runner_of
 from tests.verifiers.cases import complete

@@ -17,8 +17,8 @@ from specdec.execution.patterns import Layers, join_gates
 from specdec.execution.program import Step, noted
 from specdec.native import native_library
 from tests.components import mtp_head
-from tests.counted import counted
 from tests.forwards import prefill, verify
+from tests.launches import counted
 from tests.models import tiny_model
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="no C compiler, or no AVX2")

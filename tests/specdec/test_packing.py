@@ -21,8 +21,8 @@ from specdec.execution.patterns import Graph, Joint, fuse, normalized_by, rotati
 from specdec.execution.program import Program, noted, write_program
 from specdec.execution.recorder import TapeRecorder
 from specdec.native import native_library
-from tests.counted import counted
 from tests.forwards import verify
+from tests.launches import counted
 from tests.models import COMMON, tiny_model
 from verifiers.rejection import RejectionVerifier
 

@@ -19,7 +19,7 @@ from specdec.machine import cpu
 from specdec.native import native_library
 from specdec.quantization import METHODS, quantize
 from specdec.quantization.base import QuantizedLinear
-from tests.counted import counted
+from tests.launches import counted
 from tests.models import COMMON
 
 needs_compiler = pytest.mark.skipif(native_library() is None, reason="no C compiler, or no AVX2")

@@ -33,7 +33,7 @@ from specdec.execution.recorder import (
 )
 from specdec.host import without_looking
 from tests.components import DRAFTERS, STRONGEST, VERIFIERS, perturbed
-from tests.counted import counted
+from tests.launches import counted
 from tests.models import tiny_model
 from tests.sessions import Wrapped, Wrapping
 from tests.test_lossless import SAMPLING, VOCAB, prompts

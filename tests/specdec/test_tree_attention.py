@@ -18,7 +18,7 @@ from specdec.native import native_library
 from specdec.target.facts import find
 from tests.attention import CASES, TOLERANCE, Case, Problem, error, launch, paged, path_to, problem, quantized
 from tests.components import DISTANCE, DRAFTERS, TREE, fitting, perturbed
-from tests.counted import counted
+from tests.launches import counted
 from tests.models import tiny_model
 from tests.verifiers.cases import complete
 

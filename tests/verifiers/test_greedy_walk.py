@@ -18,8 +18,8 @@ from specdec.forward import LOGITS
 from specdec.host import without_looking
 from specdec.sampling import one_hot
 from specdec.target.agreement import ALONE
-from tests.counted import counted
 from tests.forwards import slots_of
+from tests.launches import counted
 from tests.verifiers.cases import RULES, SLOW, TOP, drafts
 from tests.verifiers.test_exact_rules import kind_of
 from verifiers import CascadeVerifier, FLyVerifier, RejectionVerifier, SharedNoiseVerifier, TargetWalkVerifier

@@ -15,7 +15,7 @@ from specdec.host import without_looking
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
-from tests.counted import Work, counted
+from tests.launches import Work, counted
 from tests.verifiers.cases import IID, SWOR, TOP
 
 FOLDER = Path(__file__).parents[2] / "conf" / "verifier"
