@@ -1,6 +1,7 @@
 """Finds a model's recurrent layers: its own forward runs once, and whoever stores a state is one."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -13,8 +14,7 @@ from specdec.recurrent.mixer import Forward, Given, Mixer, Path, forwards_replac
 ROWS, TOKENS = 3, 13
 """The size of the trial: numbers that are no size of a model, so that tensors with a row per row are known by them."""
 
-_CUT = 5
-"""Tokens of the first of two pieces."""
+_CUT = 5  # tokens of the first of two pieces
 
 _APART = {torch.float32: 1e-3, torch.float64: 1e-6}
 _APART_IN_HALF = 5e-2
@@ -53,14 +53,9 @@ class Attributes:
 
 
 def find_mixers(model: nn.Module, run: Callable[[], object], view: StateView) -> tuple[Mixer, ...]:
-    """Return the recurrent layers of a model.
+    """Return the recurrent layers of a model; ValueError if one cannot be run token by token.
 
-    Args:
-        run: Runs the model's forward over ``ROWS`` rows of ``TOKENS`` tokens.
-        view: What the cache of that forward answers to layers that ask for states, and where it notes them.
-
-    Raises:
-        ValueError: A layer cannot be run token by token.
+    ``run`` runs its forward over ``ROWS`` rows of ``TOKENS`` tokens, in which ``view`` answers for the cache's states.
     """
     trace = _Trace(view)
     with Attributes(model) as attributes:
@@ -84,13 +79,11 @@ class _Trace:
 
     def run(self, modules: Sequence[nn.Module], forward: Callable[[], object]) -> None:
         """Run a forward and note it."""
-        hooks = [module.register_forward_pre_hook(self._enter, with_kwargs=True) for module in modules]
-        hooks += [module.register_forward_hook(self._leave) for module in modules]
-        try:
+        with ExitStack() as stack:
+            for module in modules:
+                stack.callback(module.register_forward_pre_hook(self._enter, with_kwargs=True).remove)
+                stack.callback(module.register_forward_hook(self._leave).remove)
             forward()
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def _look(self) -> None:
         for key in self._view.now.keys() - self.owners.keys():
@@ -108,25 +101,17 @@ class _Trace:
 
 
 class _Trial:
-    """Calls of one recurrent layer alone, on the arguments that it had in the model's forward (``trace``).
-
-    ``kept`` are the states that it stored.
-    """
+    """Calls of one recurrent layer, which stored the states ``kept``, on the arguments that it had in a forward."""
 
     def __init__(self, model: nn.Module, name: str, kept: Mapping[StateKey, Tensor], trace: _Trace):
         self._model, self._module = model, model.get_submodule(name)
         self._given = trace.given[self._module]
         main = next(model.parameters()).device
-        result = trace.result[self._module]
-        self._mixer = Mixer(
-            name,
-            {
-                key: StateShape(tuple(state.shape[1:]), state.dtype, None if state.device == main else state.device)
-                for key, state in kept.items()
-            },
-            tuple(path for path, each in tensors_in(self._given) if each.shape[:2] in ((ROWS, TOKENS), (1, TOKENS))),
-            tuple(path for path, each in tensors_in(result) if each.shape[:2] == (ROWS, TOKENS)),
-        )
+        places = {key: None if state.device == main else state.device for key, state in kept.items()}
+        states = {key: StateShape(tuple(each.shape[1:]), each.dtype, places[key]) for key, each in kept.items()}
+        takes = [path for path, each in tensors_in(self._given) if each.shape[:2] in ((ROWS, TOKENS), (1, TOKENS))]
+        gives = [path for path, each in tensors_in(trace.result[self._module]) if each.shape[:2] == (ROWS, TOKENS)]
+        self._mixer = Mixer(name, states, tuple(takes), tuple(gives))
 
     def mixer(self) -> Mixer:
         """Return the layer as a value."""
@@ -171,11 +156,8 @@ class _Trial:
         first, result = self._noted(inputs)
         second, _ = self._noted(others)
         once = [name for name, outputs in first.items() if len(outputs) == 1 and len(second[name]) == 1]
-        projections = []
-        for name in once:
-            (output, early), (other, _) = first[name][0], second[name][0]
-            if early and output.shape[:2] == (ROWS, TOKENS) and _equal(output[:, -1], other[:, -1]):
-                projections.append(name)
+        early = [name for name in once if first[name][0][1] and first[name][0][0].shape[:2] == (ROWS, TOKENS)]
+        projections = [name for name in early if _equal(first[name][0][0][:, -1], second[name][0][0][:, -1])]
         last = None
         for path in self._mixer.gives:
             ends = [name for name in once if first[name][0][0] is part_at(result, path) and name not in projections]
@@ -199,8 +181,7 @@ class _Trial:
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    if one.shape != other.shape:
-        return False
-    largest = float(other.abs().max()) if other.numel() else 0.0
-    apart = float((one - other).abs().max()) if other.numel() else 0.0
-    return apart <= _APART.get(other.dtype, _APART_IN_HALF) * max(largest, 1e-30)
+    if one.shape != other.shape or not other.numel():
+        return one.shape == other.shape
+    bound = _APART.get(other.dtype, _APART_IN_HALF) * max(float(other.abs().max()), 1e-30)
+    return float((one - other).abs().max()) <= bound

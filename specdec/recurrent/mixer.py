@@ -11,18 +11,15 @@ from transformers import Cache as TransformersCache
 from specdec.cache.states import StateKey, StateShape, StateView
 
 Forward = Callable[..., Any]
-Given = tuple[tuple[Any, ...], dict[str, Any]]
-"""Positional and named arguments of a call."""
-Path = tuple[int | str, ...]
-"""Where something stands in nested tuples, lists and dicts."""
+Given = tuple[tuple[Any, ...], dict[str, Any]]  # positional and named arguments of a call
+Path = tuple[int | str, ...]  # where something stands in nested tuples, lists and dicts
 
 
 @dataclass(frozen=True, eq=False)
 class Mixer:
-    """A module that mixes a row's tokens by states which it keeps in the cache, or in attributes.
+    """A module, by its name, that mixes a row's tokens by states which it keeps in the cache, or in attributes.
 
     Attributes:
-        name: The module's name in its model.
         states: What it keeps for one row.
         takes: Where its arguments (``Given``) have a tensor that begins with ``[batch, node]``.
         gives: Where its result has one.
@@ -47,16 +44,12 @@ class Mixer:
     def call(
         self, model: nn.Module, forward: Forward, given: Given, view: StateView
     ) -> tuple[Any, dict[StateKey, Tensor]]:
-        """Return the result of the layer's own ``forward`` for some tokens, and its states behind them.
-
-        ``view`` has the states before the tokens.
-        """
+        """Return the result of the layer's own ``forward`` for some tokens, before which ``view``, and its states."""
         attributes = self.attributes(model)
         for key, (module, name) in attributes.items():
             setattr(module, name, view.state(key))
-        args, kwargs = given
-        args = tuple(view if isinstance(each, TransformersCache) else each for each in args)
-        kwargs = {name: view if isinstance(each, TransformersCache) else each for name, each in kwargs.items()}
+        args = (view if isinstance(each, TransformersCache) else each for each in given[0])
+        kwargs = {name: view if isinstance(each, TransformersCache) else each for name, each in given[1].items()}
         result = forward(*args, **kwargs)
         for key, (module, name) in attributes.items():
             view.now[key] = getattr(module, name)

@@ -29,7 +29,6 @@ class Call(NamedTuple):
     Attributes:
         rows: Rows of the forward, one for each row of the call.
         columns: The nodes of each; one row of them where all are alike.
-        slots: The slot of every row of the call.
         before: The place of the state that each starts from (``specdec.cache.states``); None if nothing came before.
         after: The place of the state that each leaves.
         depth: How deep the nodes are, the root's being 0; 0 for pieces.
@@ -46,21 +45,15 @@ class Call(NamedTuple):
 def calls_of(batch: ForwardBatch, *, one_by_one: bool) -> list[Call]:
     """Return the calls for a forward of trees, or of pieces of prompts.
 
-    Calls never mix rows that have a state with rows that have none. A tree takes one call per level: its nodes of one
-    depth, over all rows; levels that are not in the forward, of a tree that grows, have been run before. Pieces of
-    prompts take one call for all rows with equally many tokens, so that padding never reaches a layer; a layer that
-    takes tokens ``one_by_one`` behind a state takes as many calls.
+    Calls never mix rows with and without a state. A tree takes one call per level. Pieces of prompts take one for all
+    rows with equally many tokens, so that no padding reaches a layer, or one per token (``one_by_one``).
     """
     fresh = (batch.lengths == 0).cpu().numpy()
-    found = _of_levels(batch, fresh) if batch.counts is None else _of_pieces(batch, fresh, one_by_one=one_by_one)
-    return list(found)
+    return [*(_of_levels(batch, fresh) if batch.counts is None else _of_pieces(batch, fresh, one_by_one=one_by_one))]
 
 
 def calls_again(batch: ForwardBatch, pending: Pending, *, one_by_one: bool) -> list[Call]:
-    """Return the calls over the accepted paths that are not in the final states of a forward's slots.
-
-    Their rows are slots (``Pending.inputs``). There is one call for all rows with equally many nodes.
-    """
+    """Return the calls over accepted paths that are not in the final states, whose rows are slots (``Pending``)."""
     counts = pending.counts[batch.slots].cpu().numpy()
     if not counts.any():
         return []
@@ -153,24 +146,15 @@ class Recurrence:
             calls[kind] = calls_of(batch, one_by_one=kind), again
         self._aimed = _Aim(batch, states, calls, batch, in_block=False)
 
-    def aim_block(
-        self, batch: ForwardBatch, states: States | None, chosen: Int[np.ndarray, " node"], *, rows: int
-    ) -> None:
-        """Prepare for a forward of some nodes of a batch, numbered row by row, each as a row of a block.
-
-        A token goes through the layers alone, and so in one way, however it comes.
-        """
+    def aim_block(self, batch: ForwardBatch, states: States | None, chosen: np.ndarray, *, rows: int) -> None:
+        """Prepare for a forward of some nodes of a batch, numbered row by row, each as a row of a block: alone."""
         if not self.mixers:
             return
         assert states is not None, "the cache was made for another model"
         if chosen[0] == 0:
             states.check(batch.slots, batch.lengths)
-        block = ForwardBatch(
-            tokens=batch.slots.new_zeros(rows, 1),
-            slots=batch.slots.new_zeros(rows),
-            lengths=batch.slots.new_zeros(rows),
-            topology=Topology.chain(1, batch.slots.device),
-        )
+        zeros, root = batch.slots.new_zeros(rows), Topology.chain(1, batch.slots.device)
+        block = ForwardBatch(tokens=zeros[:, None], slots=zeros, lengths=zeros, topology=root)
         calls = calls_one_by_one(batch, chosen)
         last = chosen[-1] == batch.batch * batch.nodes - 1
         self._aimed = _Aim(block, states, {kind: (calls, []) for kind in (True, False)}, batch if last else block, True)
@@ -179,7 +163,7 @@ class Recurrence:
     def running(self) -> Iterator[None]:
         """During the ``with`` block, run the layers so in the forward that ``aim`` prepared for.
 
-        The states of a piece of a prompt become final at its end, so that a forward that fails leaves them alone.
+        The states of a prompt's piece become final at its end: a forward that fails leaves them alone.
         """
         if not self.mixers:
             yield
@@ -231,11 +215,8 @@ class _Steps:
             result = None
             for call in calls:
                 cut = {path: _cut(each, call) for path, each in inputs.items()}
-                known = {
-                    linear: partial(lambda output, inputs: output, _cut(each, call))
-                    for linear, each in projected.items()
-                }
-                with forwards_replaced(known):
+                known = {linear: _cut(each, call) for linear, each in projected.items()}
+                with forwards_replaced({linear: partial(_known, each) for linear, each in known.items()}):
                     result = self._step(replaced(given, cut), call)
                 for path in mixer.gives:
                     part = part_at(result, path)
@@ -294,8 +275,6 @@ class _Aim(NamedTuple):
     """The forward that comes next.
 
     Attributes:
-        batch: What goes through the layers.
-        states: The states.
         calls: The calls, and those before them, over accepted paths; by whether a layer takes tokens one by one.
         final: What becomes final with it, if it has pieces of prompts.
         in_block: Whether rows are single tokens, which a block of one size holds however many calls there are.
@@ -315,3 +294,7 @@ class _EnoughError(Exception):
 def _cut(tensor: Tensor, call: Call) -> Tensor:
     """Return the tokens of a call, ``[pair, node, ...]``."""
     return tensor[call.rows.to(tensor.device), call.columns.to(tensor.device)]
+
+
+def _known(output: Tensor, inputs: Tensor) -> Tensor:
+    return output
