@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from specdec import DraftTree, ForwardBatch, ModelRunner
 from specdec.cache import states as states_module
-from specdec.cache.states import Pending, States, StateView
+from specdec.cache.states import Pending, States
 from specdec.memory import NoRoomError
 from specdec.quantization import quantize
 from specdec.recurrent import recurrence
@@ -350,14 +350,3 @@ def test_states_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch, cap
     monkeypatch.setattr("specdec.cache.states.free_memory", lambda device: 10 * states.bytes_per_state)
     with pytest.raises(NoRoomError, match=r"states of .*, of one layer for every node,.* max_batch_size=1 with"):
         ModelRunner(model, **sizes, max_nodes=14)
-
-
-def test_a_view_keeps_the_last_columns_of_a_convolution() -> None:
-    """Two tokens, then three, of a convolution over four: short ones are padded on the left."""
-    view = StateView(None)
-    full = view.update_conv_state(torch.ones(1, 1, 2), 0, conv_kernel_size=4)
-    assert full.tolist() == [[[0, 0, 1, 1]]]
-    view = StateView(view.now)
-    full = view.update_conv_state(2 * torch.ones(1, 1, 3), 0, conv_kernel_size=4)
-    assert full.tolist() == [[[0, 0, 1, 1, 2, 2, 2]]]
-    assert [each.tolist() for each in view.now.values()] == [[[[1, 2, 2, 2]]]]
