@@ -43,10 +43,9 @@ def documented() -> dict[str, dict[str, str]]:
         heading = re.fullmatch(r"### `(\w+)`.*", line)
         if re.match("##+ ", line):
             frame = heading[1] if heading else ""
-        row = re.fullmatch(r"\| `([^`]+)` \| `([^`]+)` \|([^|]*)\|([^|]+)\|", line)
-        if frame and row:
-            found.setdefault(frame, {})[row[1]] = row[2]
-            assert row[4].strip(), f"{row[1]} has no meaning"
+        item = re.fullmatch(r"- ((?:`[^`]+`(?:, )?)+): `([^`]+)`(?:, [^;]+)?; .+", line)
+        if frame and item:
+            found.setdefault(frame, {}).update(dict.fromkeys(re.findall(r"`([^`]+)`", item[1]), item[2]))
     return found
 
 
