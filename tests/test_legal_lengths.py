@@ -18,13 +18,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from hydra.utils import get_class
 from torch import Tensor
 
 from drafters import EagleDrafter, ModelDrafter
 from drafters.adaptive import AdaptiveDrafter
-from experiments.config.sections import CONF
+from experiments.config.sections import TABLES
 from experiments.session.policies import paced
 from specdec import Drafter, DraftSampling, DraftTree, Engine, SamplingParams, Target, TreeShape, Verifier
 from specdec.drafting.costs import RoundCosts
@@ -65,12 +64,12 @@ FORESEEN = ("oracle", "margin_replay")
 
 
 def policy_of(name: str, **other: Any) -> Any:
-    given = yaml.safe_load((CONF / "policy" / f"{name}.yaml").read_text(encoding="utf-8"))
+    given = dict(TABLES["policy"][name])
     return get_class(given.pop("_target_"))(**given | CROSSED.get(name, {}) | other)
 
 
 def test_every_policy_is_tried() -> None:
-    files = {path.stem for path in (CONF / "policy").glob("*.yaml")}
+    files = set(TABLES["policy"])
     assert files == {*CROSSED, *FORESEEN, "none"}
     for name in FORESEEN:
         with pytest.raises(ValueError, match="decides by what is known after the round"):

@@ -1,6 +1,6 @@
 """Well-known targets with their drafters: ``pair=llama31_8b_eagle3``."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,18 @@ from experiments.config import job
 _GROUPS = ("target", "drafter")
 
 
-def check_choices() -> None:
-    """Refuse another target or drafter beside a pair, whose names would be given to it."""
+def check_choices(known: Mapping[str, Any]) -> None:
+    """Refuse another target or drafter beside a pair, whose names would be given to it.
+
+    Args:
+        known: The pairs of the package by name; the user's own have files, which come first.
+    """
     pair = job.choice("pair")
-    file = None if pair is None else _file_of(pair)
-    if file is None:
+    if pair is None:
         return
-    for group, wanted in overrides_of(file).items():
+    file = _file_of(pair)
+    given: Any = known.get(pair, {}) if file is None else OmegaConf.to_container(OmegaConf.load(file))
+    for group, wanted in overrides_of(given).items():
         if job.choice(group) != wanted:
             raise ValueError(
                 f"pair={pair} brings its own {group}, and {group}={job.choice(group)} is chosen beside it: leave "
@@ -26,10 +31,10 @@ def check_choices() -> None:
             )
 
 
-def overrides_of(file: Path) -> dict[str, str]:
-    """Returns which options of target and drafter a pair's file chooses, by group."""
+def overrides_of(pair: Mapping[str, Any]) -> dict[str, str]:
+    """Returns which options of target and drafter a pair chooses, by group."""
     found: dict[str, str] = {}
-    for entry in OmegaConf.to_container(OmegaConf.load(file)).get("defaults", ()):  # pyright: ignore
+    for entry in pair.get("defaults", ()):
         for key, option in entry.items() if isinstance(entry, dict) else ():
             group = str(key).removeprefix("override ").strip("/")
             if group in _GROUPS:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from hydra.core.config_store import ConfigStore
 from hydra.utils import instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
@@ -34,6 +35,15 @@ def _find_conf() -> Path:
 
 CONF = _find_conf()
 """Absolute path of the configuration folder, for ``@hydra.main(config_path=str(CONF), …)``."""
+TABLES = {
+    path.stem: cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(path)))
+    for path in sorted((CONF / "tables").glob("*.yaml"))
+}
+"""The groups whose options stand in one file, ``conf/tables/GROUP.yaml``, each under its name."""
+for _group, _options in TABLES.items():
+    for _name, _option in _options.items():
+        whole = "_global_" if _group in ("pair", "recipe") else None
+        ConfigStore.instance().store(group=_group, name=_name, node=_option, package=whole)
 
 
 def check_settings(config: DictConfig, settings: type[Made]) -> Made:
@@ -47,7 +57,7 @@ def check_settings(config: DictConfig, settings: type[Made]) -> Made:
         ValueError: A setting is unknown, missing or wrong, settings contradict each other, or a section's module or
             value is missing.
     """
-    check_choices()
+    check_choices(TABLES.get("pair", {}))
     kinds = {field.name: field.type for field in fields(cast(Any, settings))}
     for name in map(str, config):
         if OmegaConf.is_missing(config, name):

@@ -12,7 +12,7 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from experiments.config.sections import CONF
+from experiments.config.sections import CONF, TABLES
 
 _FOLDER = ("--config-dir", "-cd")
 _NAMES = ("--config-name", "-cn")
@@ -125,7 +125,7 @@ def _without_null(argument: str) -> str:
     if found is None or "null" not in found[2].split(","):
         return argument
     group, values = found[1], found[2].split(",")
-    options = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    options = sorted([*TABLES.get(group, ()), *(path.stem for path in (CONF / group).glob("*.yaml"))])
     if not options or group == "experiment":
         return argument  # a single value, or a group that may be empty
     if "none" not in options:

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from drafters.heads.eagle_files import save_eagle
 from drafters.lora import write_adapter
 from experiments.config.launch import Command
-from experiments.config.sections import CONF
+from experiments.config.sections import CONF, TABLES
 from experiments.config.words import with_home, without_nulls
 from experiments.datasets.prompt import Prompt
 from experiments.datasets.stdlib import Stdlib
@@ -134,7 +134,10 @@ def composed(name: str, *overrides: str) -> DictConfig:
     """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     is_option = [
-        "@" in word or (CONF / each.key_or_group).is_dir() or each.key_or_group.startswith("hydra")
+        "@" in word
+        or (CONF / each.key_or_group).is_dir()
+        or each.key_or_group in TABLES
+        or each.key_or_group.startswith("hydra")
         for word, each in zip(overrides, parsed, strict=True)
     ]
     if any(each.is_sweep_override() for each in parsed):

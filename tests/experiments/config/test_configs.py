@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from drafters.heads.training import TrainedHead
 from experiments.config.kinds import EngineSettings, check_arguments, parameters_of
 from experiments.config.pairs import check_reachable, overrides_of
-from experiments.config.sections import CONF, bootstrap_of, build, component_of, plain, typed
+from experiments.config.sections import CONF, TABLES, bootstrap_of, build, component_of, plain, typed
 from experiments.contenders.base import OtherEngine
 from experiments.exporting.kinds import kind_of
 from experiments.reporting.table import Column, Table
@@ -34,7 +34,9 @@ from specdec.engine.scheduler import Priority
 from tests.experiments.runs import Configure, command_of
 
 YAML = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml"))
-OPTIONS = [(path.parent.as_posix(), path.stem) for path in YAML if len(path.parts) == 2 and path.parts[0] != "pair"]
+FILES_OF_OPTIONS = [path for path in YAML if len(path.parts) == 2 and path.parts[0] != "tables"]
+OPTIONS = [(path.parent.as_posix(), path.stem) for path in FILES_OF_OPTIONS]
+OPTIONS += [(group, name) for group, options in TABLES.items() if group != "pair" for name in options]
 """Pairs need files that are on the hub: tests/experiments/config/test_pairs.py makes them with stand-ins."""
 APPLICATIONS = [path.stem for path in YAML if len(path.parts) == 1]
 PROMPTS = ("dataset.file={tmp}/prompts.jsonl",)
@@ -90,7 +92,7 @@ def composed(group: str, name: str, configure: Configure) -> tuple[DictConfig, s
     if group in ("tree", "head") or (group, name) == ("engine", "openai"):
         return configure(application, f"{group}={name}"), section
     config = configure(application)
-    part = OmegaConf.load(CONF / group / f"{name}.yaml")
+    part = OmegaConf.create(TABLES[group][name]) if group in TABLES else OmegaConf.load(CONF / group / f"{name}.yaml")
     if "defaults" in part:
         ConfigStore.instance().store("only", {})
         with initialize_config_dir(str(CONF), version_base="1.3"):
@@ -191,15 +193,23 @@ def test_every_setting_is_checked(configure: Configure) -> None:
 def test_every_setting_has_a_comment() -> None:
     """Beside the setting or above it; what refers to another setting is explained there."""
     for path in YAML:
-        if path.parent.name in (*WHOLE, "pair"):
+        if path.parent.name in WHOLE or path.stem in (*WHOLE, "pair"):
             continue
+        indent = "  " if path.parent.name == "tables" else ""
         for before, line in itertools.pairwise((CONF / path).read_text().splitlines()):
-            if re.match(r"[a-z]\w*: *\S", line) and "${" not in line:
-                assert "#" in line or before.startswith("#"), f"conf/{path}: {line}"
+            if re.match(rf"{indent}[a-z]\w*: *\S", line) and "${" not in line:
+                assert "#" in line or before.strip().startswith("#"), f"conf/{path}: {line}"
 
 
 PAGE = CONF.parent / "docs" / "training.md"
-PAIRS = sorted(path.stem for path in (CONF / "pair").glob("*.yaml"))
+PAIRS = sorted(TABLES["pair"])
+
+
+def about_pair(name: str) -> str:
+    """What the comment below a pair's name says of it."""
+    text = (CONF / "tables" / "pair.yaml").read_text(encoding="utf-8")
+    (about,) = re.findall(rf"^{name}:\n  # (.*)\.$", text, re.MULTILINE)
+    return about
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -209,9 +219,8 @@ def test_a_pair_resolves_to_constructor_arguments(name: str, configure: Configur
     assert component_of(config, "target")[0].__self__ is Target
     names = [config.target.name, *([] if name.endswith("_mtp") else [config.drafter.name])]
     assert all(re.fullmatch(r"[\w.-]+/[\w.-]+", each) for each in names)
-    assert overrides_of(CONF / "pair" / f"{name}.yaml").keys() == {"target", "drafter"}
-    first, second, *_ = (CONF / "pair" / f"{name}.yaml").read_text().splitlines()
-    assert first == "# @package _global_" and second.startswith("# ") and second.endswith(".")
+    assert overrides_of(TABLES["pair"][name]).keys() == {"target", "drafter"}
+    assert about_pair(name)
 
 
 def test_a_module_in_the_targets_own_files_is_found(configure: Configure, tmp_path: Path) -> None:
@@ -235,13 +244,12 @@ def test_a_pair_that_is_not_here_says_how_it_is_downloaded(configure: Configure,
 
 def test_the_documentation_lists_every_pair() -> None:
     table = Table([Column(title, "left") for title in ("`pair=`", "target", "drafter", "what it is")])
-    for path in sorted((CONF / "pair").glob("*.yaml")):
-        given: Any = OmegaConf.to_container(OmegaConf.load(path))
-        kind = overrides_of(path)["drafter"]
+    for name, given in sorted(TABLES["pair"].items()):
+        kind = overrides_of(given)["drafter"]
         head = (given.get("drafter") or {}).get("name")
-        note = path.read_text(encoding="utf-8").splitlines()[1].removeprefix("# ").removesuffix(".")
+        note = about_pair(name)
         shown = f"`{kind}`: {head}" if head else f"`{kind}`, in the target's files"
-        table.add(f"`{path.stem}`", given["target"]["name"], shown, note)
+        table.add(f"`{name}`", given["target"]["name"], shown, note)
     assert table.markdown() in PAGE.read_text()
 
 

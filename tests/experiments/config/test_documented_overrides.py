@@ -13,14 +13,14 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from experiments.config.sections import CONF
+from experiments.config.sections import CONF, TABLES
 from tests.experiments.runs import command_of
 
 ROOT = Path(__file__).parents[3]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OWN = "## Your own project"
 """The section about options of a project of one's own, the last one of its page, which has a test of its own."""
-GROUPS = {path.name for path in CONF.iterdir() if path.is_dir()}
+GROUPS = {path.name for path in CONF.iterdir() if path.is_dir()} | {*TABLES}
 SETTINGS = {field.name for command in ("run", "train") for field in fields(command_of(command).settings)}
 PLACEHOLDERS = re.compile(r"…|\bNAME\b|\bFOLDER\b|\bRUN\b|=x$|=$|[a-z]\||<Tab>|package\.module")
 """What a reader has to fill in."""
@@ -54,7 +54,8 @@ def sections(name: str) -> list[Any]:
     """What a section of that name may hold: its files, and what commands and studies say of it."""
     files = [*(CONF / name).rglob("*.yaml"), *CONF.glob("*.yaml"), *(CONF / "experiment").glob("*.yaml")]
     loaded = [(path, content_of(path)) for path in files]
-    return [content if path.parent.name == name else content.get(name) for path, content in loaded]
+    found = [content if path.parent.name == name else content.get(name) for path, content in loaded]
+    return [*found, *TABLES.get(name, {}).values()]
 
 
 def exists(override: str) -> bool:
@@ -63,7 +64,7 @@ def exists(override: str) -> bool:
     if not keys:
         value = parsed.value()
         chosen = [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, str)]
-        options = {path.stem for path in (CONF / first).rglob("*.yaml")}
+        options = {path.stem for path in (CONF / first).rglob("*.yaml")} | {*TABLES.get(first, ())}
         return set(chosen) <= options if first in GROUPS and chosen else first in GROUPS | SETTINGS
     if parsed.is_add() or first in ("methods", "rules", "policies", "setups", "contenders"):
         return True  # a name of the reader's
