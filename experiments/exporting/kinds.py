@@ -28,7 +28,6 @@ class Source:
     Attributes:
         name: A folder, a name on the hub, or ``bundled/…``.
         hidden_layers: The target's hidden states that it reads, numbered as in ``Drafter.hidden_layers``.
-        embeddings: See ``load_eagle``.
         adapter: A LoRA of a small model, which is merged into its weights.
         dtype: What to cast the weights to; None keeps the files' own.
     """

@@ -63,7 +63,6 @@ def inspect(
 
     Args:
         make: Loads the drafter anew, with some settings changed. It drafts chains.
-        given: See ``alternatives``.
 
     Raises:
         ValueError: The drafter is no trained model, or does not fit the target, or drafts trees.

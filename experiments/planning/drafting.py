@@ -44,19 +44,14 @@ class Planned:
     longest: int | None = None
     shown: int | None = None
 
-    @property
-    def running(self) -> "tuple[Planned, ...]":
-        """Itself and its helpers, as far as they run a model."""
-        return tuple(each for each in (self, *self.helpers) if each.model is not None)
-
-    def memory_of(self, shown: Sequence[int]) -> tuple[Drafting, ...]:
-        """Return all models with their caches' positions for nodes, where their files do not say these."""
+    def memory_of(self, shown: int) -> tuple[Drafting, ...]:
+        """Return it and its helpers, as far as they run a model; ``shown`` counts where their files do not say it."""
         found = []
-        for each, places in zip(self.running, shown, strict=True):
-            assert each.model is not None, "it runs"
-            shape = each.model.shape if each.keeps else replace(each.model.shape, layers=())
-            own = places if each.shown is None else each.shown
-            found.append(Drafting(shape=shape, precision=each.model.precision, shown=own, weights=each.weights))
+        for part in (self, *self.helpers):
+            if part.model is not None:
+                shape = part.model.shape if part.keeps else replace(part.model.shape, layers=())
+                places = shown if part.shown is None else part.shown
+                found.append(Drafting(shape=shape, precision=part.model.precision, shown=places, weights=part.weights))
         return tuple(found)
 
 

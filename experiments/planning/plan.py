@@ -114,7 +114,7 @@ class Plan:
         return Served(
             shape=asked.shape,
             precision=asked.precision,
-            drafting=() if drafter is None else drafter.memory_of([self.longest] * len(drafter.running)),
+            drafting=() if drafter is None else drafter.memory_of(self.longest),
             drafted=0 if asked.drafter is None else self.longest,
             prefill_chunk=asked.prefill_chunk,
         )
