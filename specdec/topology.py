@@ -14,8 +14,9 @@ from specdec.shape import TreeShape
 
 
 class Tables(NamedTuple):
-    """Tables of a topology under its own names, as far as they were made already."""
+    """Tables of a topology under its own names, as far as they were made already; they hold for these parents alone."""
 
+    parents: Int[Tensor, "rows node"]
     depth: Int[Tensor, "rows node"]
     ancestors: Bool[Tensor, "rows node node"]
     deeper: Bool[Tensor, "rows node"] | None = None
@@ -127,11 +128,13 @@ class Topology:
     @cached_property
     def _tables(self) -> Tables | None:
         """The tables that were given, or that a kernel makes together; None if torch makes them one by one."""
-        if self.given is not None or not usable(self.parents):
+        if self.given is not None and self.given.parents is self.parents:
             return self.given
+        if not usable(self.parents):
+            return None
         from specdec.kernels.trees import connected
 
-        return Tables(**connected(self.parents, self.max_depth))
+        return Tables(self.parents, **connected(self.parents, self.max_depth))
 
     @cached_property
     def _depths(self) -> tuple[Int[Tensor, "rows node"], Bool[Tensor, "rows node"] | None]:
@@ -193,8 +196,8 @@ class Topology:
     def rows(self, part: slice) -> "Topology":
         """Returns the topology of some of the rows."""
         deeper = None if self.deeper is None else self.deeper[part]
-        given = Tables(self.depth[part], self.ancestors[part], deeper)
-        return replace(self, parents=self.parents[part], given=given)
+        parents = self.parents[part]
+        return replace(self, parents=parents, given=Tables(parents, self.depth[part], self.ancestors[part], deeper))
 
     @cached_property
     def ancestor_words(self) -> Int[Tensor, "rows node word"]:
@@ -209,8 +212,9 @@ class Topology:
         """Returns the topology of the first ``count`` nodes; a parent stands before its children, so it is complete."""
         if count == self.width:
             return self
-        given = Tables(self.depth[:, :count], self.ancestors[:, :count, :count])
-        return replace(self, parents=self.parents[:, :count], given=given)
+        parents = self.parents[:, :count]
+        given = Tables(parents, self.depth[:, :count], self.ancestors[:, :count, :count])
+        return replace(self, parents=parents, given=given)
 
 
 def check_bound(holds: Bool[Tensor, "..."], message: str) -> None:
@@ -248,7 +252,7 @@ def _of_shape(shape: TreeShape, device: torch.device) -> Topology:
     with torch.inference_mode(False):  # it serves forwards inside and outside of inference mode
         parents = torch.tensor([shape.parents], device=device)
         topology = Topology(parents, shape.max_depth, shape.max_children, in_line=shape.is_chain, static=True)
-        return replace(topology, given=Tables(topology.depth, topology.ancestors))
+        return replace(topology, given=Tables(parents, topology.depth, topology.ancestors))
 
 
 _MOST_KEPT = 256
@@ -259,8 +263,8 @@ def _new_chain(width: int, device: torch.device) -> Topology:
     with torch.inference_mode(False):
         index = torch.arange(width, device=device)[None]
         # The chain of a prompt's chunk is long, and so would be loops over its depth.
-        tables = Tables(index, index[:, :, None] >= index[:, None, :])
-        return Topology(index - 1, width - 1, min(width - 1, 1), in_line=True, static=True, given=tables)
+        tables = Tables(index - 1, index, index[:, :, None] >= index[:, None, :])
+        return Topology(tables.parents, width - 1, min(width - 1, 1), in_line=True, static=True, given=tables)
 
 
 _short_chain = lru_cache(maxsize=1024)(_new_chain)
@@ -273,7 +277,7 @@ def _block(width: int, device: torch.device, causal: bool, in_windows: bool, fro
         every, nowhere = torch.ones_like(chain.ancestors), torch.zeros_like(chain.depth)
 
         def block(causal: bool, depth: torch.Tensor, windowed: Topology | None) -> Topology:
-            tables = Tables(depth, chain.ancestors if causal else every)
+            tables = Tables(chain.parents, depth, chain.ancestors if causal else every)
             return replace(chain, in_line=False, both_ways=not causal, windowed=windowed, given=tables)
 
         other = in_windows is not causal or from_root

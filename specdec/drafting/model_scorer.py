@@ -198,7 +198,7 @@ def _below_last(topology: Topology) -> Topology:
     """Return a topology with a node above its root."""
     with torch.inference_mode(False):
         parents = torch.nn.functional.pad(topology.parents + 1, (1, 0), value=-1)
-        return replace(topology, parents=parents, max_depth=topology.max_depth + 1, given=None)
+        return replace(topology, parents=parents, max_depth=topology.max_depth + 1)
 
 
 _kept_below_last = lru_cache(maxsize=1024)(_below_last)

@@ -148,6 +148,12 @@ def test_static_shapes_need_no_computation_and_agree_with_it(shape: TreeShape) -
     assert static.topology.in_line == shape.is_chain and not computed.topology.in_line, "nobody has looked"
 
 
+def test_tables_are_of_their_parents_alone() -> None:
+    chain = Topology.chain(3, CPU)
+    other = replace(chain, parents=torch.tensor([[-1, 0, 0]]), max_depth=1)
+    assert other.depth.tolist() == [[0, 1, 1]] and not other.ancestors[0, 2, 1] and chain.depth.tolist() == [[0, 1, 2]]
+
+
 def test_ancestors_are_packed_into_words() -> None:
     """The highest bit of a word is the sign of its number."""
     words = Topology.chain(130, CPU).ancestor_words[0]
