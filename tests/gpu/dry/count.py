@@ -52,10 +52,11 @@ def kernels(shape: str = "llama-8b", *, batch: int = 1, temperature: float = 0.0
     return Kernels(layer, few | {"verify": few["verify"] - layer})
 
 
-def llama(shape: str, layers: int) -> PreTrainedModel:
+def llama(shape: str, layers: int, **sizes: int) -> PreTrainedModel:
     """Return a model without numbers in bfloat16 (``fake_cuda.move``)."""
+    config = llama_config(shape, num_hidden_layers=layers, **sizes)
     with torch.device("meta"):
-        return LlamaForCausalLM._from_config(llama_config(shape, num_hidden_layers=layers), dtype=torch.bfloat16).eval()
+        return LlamaForCausalLM._from_config(config, dtype=torch.bfloat16).eval()
 
 
 def _step(shape: str, layers: int, batch: int, temperature: float) -> dict[str, Counter[str]]:

@@ -47,6 +47,7 @@ SPILLED = 64
 USUAL = ("Llama-3.1-8B, decoding", "Llama-3.1-8B, 16 nodes", "Llama-3.1-8B, prefill", "Gemma-2-9B")
 """Cases of attention that are compiled for every capability and by every Triton."""
 ROWS = (1, 24, 60, 300)
+LLAMA_1B = {"hidden_size": 2048, "intermediate_size": 8192, "head_dim": 64}
 PER_BYTE = {"int4": 0.30, "int8": 0.22, "fp8": 0.20}
 """Instructions of a warp for every byte of weights that an H100 can afford: at one per clock and scheduler, it needs
 0.28 for the 3.35 TB/s of its memory, and 0.55 to take 0.6 of the time of bfloat16 with half a byte per weight."""
@@ -215,7 +216,7 @@ def _attention(compiler: Compiler, *, rare: bool) -> None:
 
 
 def _chain(target: PreTrainedModel) -> Drafter:
-    return ModelDrafter(llama("llama-1b", 2), 4, sampling="iid")
+    return ModelDrafter(llama("llama-8b", 2, **LLAMA_1B), 4, sampling="iid")
 
 
 def _eagle(target: PreTrainedModel) -> Drafter:
