@@ -50,13 +50,13 @@ def test_a_sweep_over_thinking_is_paired_and_marked_and_compare_refuses_to_mix(
     runs = [load_run(found) for found in find_folders([str(folder)])]
     on, off = (run.manifest["template"] for run in runs)
     assert on["enable_thinking"] and not off["enable_thinking"] and on["hash"] == off["hash"]
-    lengths = [[record.prompt_tokens for record in run.frame.itertuples()] for run in runs if run.frame is not None]
+    lengths = [[record.prompt_tokens for record in run.outputs.itertuples()] for run in runs if run.outputs is not None]
     assert {after - before for before, after in zip(*lengths, strict=True)} == {len("<think>\n\n</think>\n\n")}
     with pytest.raises(ValueError, match="differ in their chat template: enable_thinking=True"):
         report_comparison(runs, tmp_path / "out")
     rows = report_comparison(runs, tmp_path / "out", allow_mixed=True)
     setting, found = paired_differences(rows)
-    assert setting == "chat_template" and [each.found.prompts for each in found] == [3]
+    assert setting == "chat_template" and [each.lead.prompts for each in found] == [3]
     assert (folder / "differences.csv").is_file()
 
 

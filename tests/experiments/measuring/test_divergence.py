@@ -5,6 +5,7 @@ The bundled models run, because the verdict rests on what a dtype does to traine
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +16,7 @@ from experiments.datasets.stdlib import Stdlib
 from experiments.measuring import divergence
 from experiments.measuring.jobs import Job, prepare
 from experiments.measuring.measure import Contender, measure
-from experiments.results.frame import Figures
-from experiments.results.lossless import Verdict, judge
+from experiments.results.lossless import Divergence, Verdict, judge, worst
 from experiments.results.records import PLAIN, Record
 from specdec import Drafter, DraftTree, Engine, Laws, SamplingParams, Target, Verifier
 from specdec.checks.ties import Tie
@@ -45,15 +45,16 @@ def jobs(count: int, tokens: int) -> list[Job]:
     return prepare(prompts, SamplingParams(max_new_tokens=tokens, ignore_eos=True), tokenizer, max_length=4096)[0]
 
 
-def verdict(engine: Engine, count: int = 2, tokens: int = 16) -> Figures:
-    """Of the method's records, next to plain decoding on the same engine."""
+def verdict(engine: Engine, count: int = 2, tokens: int = 16) -> tuple[dict[str, Any], Divergence | None]:
+    """The verdict on the method's records, next to plain decoding on the same engine, and the worst divergence."""
     written: list[Record] = []
     with engine:
         contenders = [Contender(PLAIN, engine, speculate=False), Contender("method", engine)]
         list(measure(contenders, jobs(count, tokens), write=written.append))
-    found = judge([record for record in written if record.method == "method"])
-    assert found is not None and found.compared == count
-    return found
+    outputs = [record for record in written if record.method == "method"]
+    found = judge(outputs)
+    assert found is not None and len(outputs) == count and all(each.equals_plain is not None for each in outputs)
+    return found, worst(outputs)
 
 
 def engine_of(setting: Setting, drafter: Drafter, rule: Verifier | None = None, *, invariant: bool = False) -> Engine:
@@ -72,17 +73,17 @@ def engine_of(setting: Setting, drafter: Drafter, rule: Verifier | None = None, 
     ids=str,
 )
 def test_an_honest_method_is_never_called_broken(name: str, setting: Setting) -> None:
-    found = verdict(engine_of(setting, DRAFTERS[name](setting[0])))
-    assert found.verdict is not Verdict.NOT_LOSSLESS, found
-    assert setting[0] == "bfloat16" or found.verdict is Verdict.EQUAL, found
+    found, _ = verdict(engine_of(setting, DRAFTERS[name](setting[0])))
+    assert found["lossless"] != Verdict.NOT_LOSSLESS, found
+    assert setting[0] == "bfloat16" or found["lossless"] == Verdict.EQUAL, found
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(("name", "quantization"), [("model", None), ("medusa", "int8")])
 def test_on_an_invariant_engine_every_output_is_equal(name: str, quantization: str | None) -> None:
     """In bfloat16, where as many outputs of an ordinary engine diverge now and then."""
-    found = verdict(engine_of(("bfloat16", quantization), DRAFTERS[name]("bfloat16"), invariant=True), 8, 40)
-    assert found.verdict is Verdict.EQUAL, found
+    found, _ = verdict(engine_of(("bfloat16", quantization), DRAFTERS[name]("bfloat16"), invariant=True), 8, 40)
+    assert found["lossless"] == Verdict.EQUAL, found
 
 
 @pytest.mark.parametrize("invariant", [False, True])
@@ -144,14 +145,14 @@ def corrupted_commit(setting: Setting) -> Engine:
     ],
 )
 def test_a_broken_method_is_not_lossless(broken: Callable[[Setting], Engine], setting: Setting) -> None:
-    found = verdict(broken(setting), tokens=24)
-    assert found.verdict is Verdict.NOT_LOSSLESS and found.worst is not None, found
-    assert found.worst.margin == found.largest_margin and found.worst.tie_bound == found.tie_bound
-    ours, plains = found.worst.tokens
+    found, largest = verdict(broken(setting), tokens=24)
+    assert found["lossless"] == Verdict.NOT_LOSSLESS and largest is not None, found
+    assert largest.margin == found["largest_margin"] and largest.tie_bound == found["tie_bound"]
+    ours, plains = largest.tokens
     assert ours != plains
     tokenizer = target("float32", None).tokenizer
     assert tokenizer is not None
-    assert found.worst.texts == (tokenizer.decode([ours]), tokenizer.decode([plains]))
+    assert largest.texts == (tokenizer.decode([ours]), tokenizer.decode([plains]))
 
 
 def test_an_examination_that_fails_ends_no_run(
@@ -161,6 +162,6 @@ def test_an_examination_that_fails_ends_no_run(
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(divergence, "examine", broken)
-    found = verdict(wrong_root(("float32", None)), 2, 8)
-    assert found.verdict is Verdict.NOT_LOSSLESS and found.largest_margin is None
+    found, _ = verdict(wrong_root(("float32", None)), 2, 8)
+    assert found["lossless"] == Verdict.NOT_LOSSLESS and found["largest_margin"] is None
     assert "could not be examined" in caplog.text and "RuntimeError: out of memory" in caplog.text
