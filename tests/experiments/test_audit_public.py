@@ -5,7 +5,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch
 
 EXACT = """
 def evaluate_posterior(logits, candidates, processors):
@@ -59,15 +58,3 @@ def test_an_exact_function_passes_and_mistaken_ones_do_not(
     # Both ways agree: the outputs that were drawn, and the law.
     assert abs(found.sampled - found.tv) < 2 * found.noise
     assert (found.pvalue > example.LEVEL) == exact
-
-
-def test_a_law_is_that_of_all_courses(example: ModuleType) -> None:
-    def drawn() -> list[int]:
-        first, second = torch.multinomial(torch.tensor([0.2, 0.3, 0.5]), 2).tolist()
-        accepted = torch.rand(2) < torch.tensor([0.25, 2.0])
-        return [first, second, *accepted.long().tolist()]
-
-    law = example.Courses().law(drawn)
-    assert sum(law.values()) == pytest.approx(1)
-    assert law[2, 0, 1, 1] == pytest.approx(0.5 * 0.4 * 0.25)
-    assert {tokens[3] for tokens in law} == {1} and len(law) == 12

@@ -75,18 +75,6 @@ def test_a_sweep_says_a_line_per_job_and_ends_with_the_comparison(
     assert "mean acceptance length" in (tmp_path / "own" / "1" / honest / "tables.txt").read_text()
 
 
-def test_out_is_the_folder_of_the_whole_sweep(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    words = [*kept(tiny, "sampling"), "sampling.max_new_tokens=4", "drafter=ngram", "drafter.branches=1,2"]
-    assert launched("-m", *words, f"out={tmp_path / 'one'}", monkeypatch=monkeypatch) == 0
-    lines = capfd.readouterr().out.splitlines()
-    assert lines[0] == f"2 jobs into {tmp_path / 'one'}" and not any("NO RESULT" in line for line in lines)
-    rows = json.loads((tmp_path / "one" / "comparison.json").read_text())["rows"]
-    assert [row["name"] for row in rows] == ["ngram, drafter.branches=1", "ngram, drafter.branches=2"]
-    assert (tmp_path / "one" / "1" / "summary.json").exists()
-
-
 # The grids of two ablations, cut to a few jobs, and the rows and columns of their tables.
 ABLATIONS = {
     "shape": (["drafter.shape=2,[2,1]"], "drafter.shape", "drafter.sampling"),

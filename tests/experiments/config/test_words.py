@@ -14,25 +14,9 @@ from omegaconf import OmegaConf
 from experiments.config.groups import option_names, sections
 from experiments.config.kinds import Count, OneOrMore, Wanted, check_arguments
 from experiments.config.sections import CONF, build, check_settings
-from experiments.config.words import completable, multirun_as_chosen, with_folders, with_home, without_nulls
+from experiments.config.words import multirun_as_chosen, with_folders, with_home, without_nulls
 from tests.experiments.runs import Configure
 from tests.models import tiny_model
-
-
-@pytest.mark.parametrize(
-    ("line", "overrides", "flags"),
-    [
-        ("specdec-run drafter=ngram ", "specdec-run drafter=ngram ", []),
-        ("specdec-run drafter=a -m sam", "specdec-run -m drafter=a sam", []),
-        ("specdec-run --config-dir {conf} verifier=m", "specdec-run verifier=m", ["--config-dir", "{conf}"]),
-        ("specdec-run --config-dir nowhere verifier=m", "specdec-run verifier=m", []),
-        ("specdec-run a=1 --config-dir co", "specdec-run a=1 -", []),
-        ("specdec-replay outputs/run base", "specdec-replay base", []),
-    ],
-)
-def test_what_hydra_can_complete_of_a_line(line: str, overrides: str, flags: list[str], tmp_path: Path) -> None:
-    found = completable(line.format(conf=tmp_path))
-    assert found == (overrides, [word.format(conf=tmp_path) for word in flags])
 
 
 def test_folders_become_a_setting_and_the_rest_stays() -> None:

@@ -1,7 +1,6 @@
 """A server with OpenAI's endpoint, played by a small one on this machine that decodes with the same target."""
 
 import json
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -182,28 +181,3 @@ def test_every_failure_is_one_sentence(target: Target, server: Server) -> None:
         bound(target, server, model="b").generate(PROMPTS[:1], [SamplingParams()])
     with pytest.raises(ValueError, match="no OpenAI-compatible server answers at"):
         OpenAIServer(base_url="http://127.0.0.1:9/v1").bind(target, max_batch_size=1, max_length=64)
-
-
-def test_the_example_starts_llama_cpps_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(Path(__file__).parents[3] / "examples")
-    example, started = __import__("llama_server"), []
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SPECDEC_LLAMACPP_PYTHON", raising=False)
-    with pytest.raises(ValueError, match="'greedy': give plain, probabilistic or nothing"):
-        example.main("greedy")
-    with pytest.raises(ValueError, match="SPECDEC_LLAMACPP_PYTHON= is no program: give an environment's Python"):
-        example.main()
-    monkeypatch.setenv("SPECDEC_LLAMACPP_PYTHON", "there/bin/python")
-    with pytest.raises(ValueError, match="SPECDEC_LLAMACPP_PYTHON=there/bin/python is no program"):
-        example.main()
-    monkeypatch.setenv("SPECDEC_LLAMACPP_PYTHON", sys.executable)
-    monkeypatch.setattr("os.execv", lambda *command: started.append(command))
-    example.main("plain")
-    example.main("probabilistic")
-    for (python, (_, worker, given)), parts in zip(started, (["model"], ["model", "draft"]), strict=True):
-        assert python == sys.executable and Path(worker).exists()
-        asked = json.loads(given)
-        assert asked.pop("probabilistic") == (parts != ["model"]) and list(asked) == parts
-        assert {json.loads(Path(folder, "config.json").read_text())["dtype"] for folder in asked.values()} == {
-            "float32"
-        }

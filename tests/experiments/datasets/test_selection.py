@@ -102,11 +102,6 @@ def joined(prompts: tuple[Prompt, ...], *, tokens: int = 4, longest: int = 4, **
     return Joined(prompts=Given(prompts), tokens=tokens, longest=longest, **{"count": None, **more})
 
 
-def test_an_id_that_two_prompts_have_is_named() -> None:
-    with pytest.raises(ValueError, match=r"2 prompts of the dataset have the id '0': ids must be unique"):
-        choose(Given((*given("a", "b"), *given("c"))))
-
-
 def test_prompts_of_a_category_are_joined_in_their_order_each_once() -> None:
     # 6 characters per token: 24 are wanted. Ten characters and the blank line are 12.
     prompts = (*given(*("abcdefghi" + str(i) for i in range(5)), category="x"), *given("y" * 30, category="y"))

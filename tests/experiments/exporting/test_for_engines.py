@@ -1,7 +1,6 @@
 """Exported folders as vLLM, speculators and SGLang read them, what these would leave out; and what is refused."""
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -121,11 +120,7 @@ def test_a_block_drafter_for_sglang(kind: str, written: Callable[[str], Path], e
 @pytest.mark.parametrize(
     ("form", "make", "message"),
     [
-        (
-            "sglang",
-            lambda t: eagle3_of(t, owns_embeddings=True),
-            "embeddings but the target's",
-        ),
+        ("sglang", lambda t: eagle3_of(t, owns_embeddings=True), "embeddings but the target's"),
         ("sglang", lambda t: eagle3_of(t, layers=2), "heads do not have more than one layer, and this one has 2"),
         ("sglang", lambda t: eagle3_of(t, norm_before_residual=True), "SGLang's EAGLE-3 heads do not have a residual"),
         ("sglang", lambda t: eagle3_of(t, hidden_layers=(0, 2, 3)), "this head reads the embeddings"),
@@ -215,16 +210,3 @@ def test_a_folder_that_holds_no_drafter(exported: Export, tmp_path: Path) -> Non
     ):
         with pytest.raises(ValueError, match=said):
             exported(tmp_path / name, "native")
-
-
-def test_what_is_said(written: Callable[[str], Path], exported: Export, capsys: pytest.CaptureFixture[str]) -> None:
-    out = exported(written("dflash"), "speculators")
-    shown = capsys.readouterr().out
-    words = " ".join(shown.split())
-    assert "DFlash head: " in words
-    assert "reads the inputs of layers 1, 3; block: 4 places, 3 tokens: every place predicts its own token" in words
-    assert "read back and compared: equal" in shown
-    assert f"vLLM: vllm serve {out}\n" in shown
-    assert re.search(r"vLLM: vllm serve \S+ --speculative-config '{\"method\": \"dflash\", ", shown)
-    exported(written("dspark"), "sglang", "overwrite=true")
-    assert "--speculative-algorithm DSPARK --speculative-draft-model-path" in capsys.readouterr().out

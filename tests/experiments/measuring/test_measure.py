@@ -13,7 +13,6 @@ from drafters.ngram import NGramDrafter
 from experiments.datasets.prompt import Prompt
 from experiments.measuring.jobs import Job, prepare, render, stream_of
 from experiments.measuring.measure import Contender, measure
-from experiments.measuring.watch import Watch
 from experiments.results.records import PLAIN, Record, RecordWriter, read_records
 from experiments.results.rows import rows_of
 from experiments.results.statistics import Bootstrap
@@ -168,13 +167,6 @@ def test_jobs_for_samples_and_what_does_not_fit() -> None:
     assert stream_of("argparse.py:12", 0, 0) == 886276966058186968
     streams = {stream_of(name, turn, sample) for name in ("a", "a1", "b") for turn in (0, 1, 11) for sample in (0, 1)}
     assert len(streams) == 18 and all(0 <= stream < 2**62 for stream in streams)
-
-
-def test_moments_are_those_without_looking() -> None:
-    """Looks from 1 to 2 and from 4 to 4.5: what comes after them would have come as much earlier."""
-    watch = Watch(looks=[(2.0, 1.0), (4.5, 1.5)])
-    assert [watch.without_looking(moment) for moment in (0.5, 2.0, 3.0, 5.0)] == [0.5, 1.0, 2.0, 3.5]
-    assert Watch().without_looking(3.0) == 3.0
 
 
 TEMPLATE = (

@@ -91,10 +91,7 @@ def test_it_is_said_in_tables_in_red_at_the_end_by_an_error_and_in_json() -> Non
 
 def test_ties_are_one_line_and_a_bug_has_lines_of_its_own() -> None:
     ties = [parted(each, 0.1 * (each == "1"), 0.3, method="even") for each in "0123456"]
-    found = (
-        made(EQUAL, TIE, *ties),
-        made(EQUAL, TIE, *ties, record("0", "odd"), parted("2", 4.0, 0.3, method="odd")),
-    )
+    found = (made(EQUAL, TIE, *ties), made(EQUAL, TIE, *ties, record("0", "odd"), parted("2", 4.0, 0.3, method="odd")))
     shown = []
     for each in found:
         console = Console(record=True, width=300, file=io.StringIO())

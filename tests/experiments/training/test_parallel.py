@@ -8,13 +8,10 @@ import torch
 from torch import Tensor
 
 from drafters.heads.parallel import Masked, dropped
-from drafters.heads.training import Anchors, TextBatch, TrainedHead
+from drafters.heads.training import Anchors, TextBatch
 from drafters.pard import TrainedPARD
 from drafters.peagle import TrainedPEagle
-from experiments.training.comparison import Comparison
-from experiments.training.losses import ForwardKL
 from experiments.training.states import FrozenTarget
-from experiments.training.weights import Power
 from specdec.target.target import Target
 from tests.experiments.conftest import VOCAB_SIZE
 from tests.experiments.training.test_heads import LM, alone, logits, packed
@@ -93,25 +90,6 @@ def test_drafts_are_dropped_from_depth_to_depth(generator: torch.Generator) -> N
         seen += rows[0, :, 1]
     # Each of the twelve that have two tokens behind them is kept with probability 1/2; four standard deviations.
     assert seen[12] == 0 and (seen[:12] - 400).abs().max() < 4 * (800 * 0.25) ** 0.5
-
-
-@pytest.mark.parametrize("name", HEADS)
-def test_the_loss_falls(name: str, target: Target, generator: torch.Generator) -> None:
-    torch.manual_seed(1)
-    head: TrainedHead = HEADS[name]()
-    head.begin(target, None)
-    frozen, batch = FrozenTarget(target, head.hidden_layers), packed(((14,), (14,)))
-    states, comparison = frozen(batch), Comparison(head, ForwardKL(), Power(1.0), chunk=64)
-    anchors = head.eval().anchors(batch, generator)
-    optimizer = torch.optim.AdamW(head.parameters(), lr=3e-3)
-    losses = []
-    for _ in range(20):
-        loss, _ = comparison(batch, states, anchors, anchors.counted.sum(0).float(), 0.0)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < 0.7 * losses[0]
 
 
 def test_what_cannot_be_trained_is_refused(target: Target) -> None:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from drafters.eagle import TrainedEagle3
 from drafters.heads.training import TargetStates
-from experiments.train import train
 from experiments.training.comparison import Comparison
 from experiments.training.data.document import Document
 from experiments.training.data.packing import Rows
@@ -20,7 +19,6 @@ from experiments.training.stored import STATES, StoredTarget
 from experiments.training.weights import Power
 from specdec.target.target import Target
 from tests.experiments.conftest import VOCAB_SIZE
-from tests.experiments.runs import Configure
 
 NUMBERS = [2, 0]
 
@@ -99,14 +97,3 @@ def test_the_size_is_said_and_a_full_disk_and_other_states_are_refused(
     for other, text in ((FrozenTarget(target, [2]), rows), (frozen, shorter)):
         with pytest.raises(ValueError, match=r"holds the states of another training \(other (layers|length, text)\)"):
             StoredTarget(other, text, tmp_path)
-
-
-def test_a_training_over_stored_states_ends_as_one_without(training: Configure, tmp_path: Path) -> None:
-    """Several epochs, in parts of batches; the rows were computed in other batches, which rounds differently."""
-    weights = []
-    for name, more in (("a", []), ("b", [f"states={tmp_path / 'states'}", "fit.micro_batch=1"])):
-        given = [f"out={tmp_path / name}", "served.prompts=0", "fit.muon_lr=null", "fit.steps=8"]
-        train(training(*given, *more))
-        weights.append(torch.load(tmp_path / name / "checkpoints/step-00000008.pt", weights_only=True)["head"])
-    for name, value in weights[0].items():
-        torch.testing.assert_close(weights[1][name], value, rtol=1e-3, atol=1e-5)
