@@ -2,10 +2,7 @@
 
 import functools
 import json
-import os
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,7 +25,7 @@ from specdec.random import Purpose, uniforms
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from specdec.tree import DraftTree
-from tests.experiments.auditable import Endpoint
+from tests.experiments.contenders.test_openai import Handler, Server
 from tests.experiments.runs import Configure
 from verifiers import RejectionVerifier
 
@@ -177,6 +174,61 @@ def test_nonsense_is_one_sentence(
     with pytest.raises(ValueError, match=said):
         audited(f"function={HERE}.nonsense")
     assert not (tmp_path / "out" / "audit.json").exists()
+
+
+class Endpoint(Server):
+    """Samples as it is asked to, unless something is wrong with it: an error by the number of the request.
+
+    Attributes:
+        limits: Requests that are answered with 429.
+        drops: Requests that get no answer.
+        ignores: Fields that it does not look at.
+    """
+
+    def __init__(self, target: Target):
+        super().__init__(target)
+        self.RequestHandlerClass = Answers
+        self.limits: set[int] = set()
+        self.drops: set[int] = set()
+        self.ignores: set[str] = set()
+        self.retry_after = "0"
+
+
+class Answers(Handler):
+    """The endpoint's answers."""
+
+    server: Endpoint  # type: ignore[assignment]
+
+    def do_POST(self) -> None:  # noqa: N802 - named by http.server
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        given = {name: value for name, value in body.items() if name not in self.server.ignores}
+        with self.server.lock:
+            self.server.seen.append(body)
+            number = len(self.server.seen)
+            if number in self.server.drops:
+                self.connection.close()
+                return
+            if number in self.server.limits:
+                self.send_response(429)
+                self.send_header("Retry-After", self.server.retry_after)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            if body.get("n", 1) > 1:
+                self.answer(400, {"error": "n must be 1"})
+                return
+            sampling = SamplingParams(
+                temperature=given.get("temperature", 0.0),
+                top_p=given.get("top_p", 1.0),
+                seed=given.get("seed", 0),
+                max_new_tokens=body["max_tokens"],
+                ignore_eos=True,
+            )
+            done = self.server.engine.generate([body["prompt"]], sampling)[0]
+        choice: dict[str, Any] = {"text": done.text, "finish_reason": done.finish_reason}
+        if body.get("return_token_ids"):
+            choice["token_ids"] = list(done.token_ids)
+        self.answer(200, {"choices": [choice]})
 
 
 @pytest.fixture
@@ -350,17 +402,6 @@ def test_gemma_4_assistants_in_transformers(
     with pytest.raises(ValueError, match=r"is not lossless: .* it looks most like one_hot"):
         audit(configure("audit", *words))
     assert json.loads((tmp_path / "out" / "audit.json").read_text())["tokens"] <= 2_000
-
-
-@pytest.mark.full
-@pytest.mark.skipif("SPECDEC_VLLM_PYTHON" not in os.environ, reason="needs vLLM in an environment of its own")
-@pytest.mark.parametrize(("words", "verdict"), [("block", "not lossless"), ("block --patched", "no sign of a mistake")])
-def test_block_verification_in_vllm(tmp_path: Path, words: str, verdict: str) -> None:
-    """A round uses noise of the round before it: examples/audit_vllm_kernels.py says where."""
-    file = Path(__file__).parents[2] / "examples" / "audit_vllm_kernels.py"
-    given = [sys.executable, str(file), *words.split(), "max_samples=512", f"out={tmp_path}"]
-    done = subprocess.run(given, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert json.loads((tmp_path / "audit.json").read_text())["verdict"] == verdict, done.stderr
 
 
 @pytest.mark.parametrize(

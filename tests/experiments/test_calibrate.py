@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from experiments.measuring.calibrating import _note
-from experiments.measuring.forwards import Forward, _timed
 from experiments.plan import plan
 from experiments.results.records import read_records
 from experiments.run import run
@@ -47,21 +45,3 @@ def test_a_calibration_is_written_shown_and_taken_by_a_run(
     replace(found, conditions=replace(found.conditions, device="another processor")).save(file)
     with pytest.raises(ValueError, match=r"under other conditions \(device is another processor there"):
         run(configure("run", *models, *options, f"out={tmp_path}/refused"))
-
-
-POINT = Forward(batch=1, queries=1, context=16)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [
-        ([1.0] * 8, None),
-        ([1.0, 1.02] * 4, None),
-        ([1.0] * 4 + [1.2] * 4, "20% more time in the later half"),
-        ([1.2] * 4 + [0.9] * 4, "25% less time in the later half"),
-        ([1.0] * 3, "timed 3 times only"),
-    ],
-)
-def test_a_machine_that_changes_meanwhile_is_noted(seconds: list[float], said: str | None) -> None:
-    note = _note([_timed(POINT, seconds) for _ in range(3)])
-    assert said in note if said is not None else note == ""

@@ -124,9 +124,7 @@ def test_what_does_not_fit_the_trace(traced_run: Path, chosen: Configure, tmp_pa
     for overrides, words in [
         (["method=medusa"], r"^method='medusa': "),
         (["max_depth=3"], r"^max_depth=3: "),
-        (["+drafter.shpe=3", "measure=true"], r"drafter\.shpe: did you mean drafter\.shape\?"),
         (["+engine.max_batch=3", "measure=true"], r"engine\.max_batch: did you mean engine\.max_batch_size"),
-        (["old=chain"], r"^the tree shape is 'chain'"),
         (["old=[0]"], r"^branching factors \(0,\)"),
     ]:
         with pytest.raises(ValueError, match=words):

@@ -59,17 +59,6 @@ def test_a_plan_says_what_a_reader_wants_to_know(
     assert {"drafted", "speedup", "break_even_batch"} <= written["map"].keys()
 
 
-def test_speculation_is_slower_than_its_target_never(planned: Any) -> None:
-    """Where no draft pays, the best draft is none, and its speed that of plain decoding."""
-    made = planned("drafter=eagle", "acceptance=0.0")
-    assert all(each.best.drafted == 0 and each.best.speedup == 1 for each in made.speculations)
-    for each in made.speculations:
-        plain = made.cost.verify(batch=each.batch, drafted=0, context=4096)
-        assert each.tokens_per_second == pytest.approx(each.batch / plain)
-    sure = planned("drafter=eagle", "acceptance=1.0", "longest=4")
-    assert all(each.best.drafted == 4 and each.tokens == 5 for each in sure.speculations)
-
-
 def test_formats_change_bytes(planned: Any) -> None:
     half, int4 = planned(), planned("target.quantization=int4", "engine.kv_cache=int8")
     memory, smaller = half.rooms[0], int4.rooms[0]
@@ -193,12 +182,3 @@ def test_a_processor_is_planned_by_its_own_file(planned: Any, costs: str, tmp_pa
 def test_costs_of_something_else_are_refused(words: list[str], said: str, planned: Any, costs: str) -> None:
     with pytest.raises(ValueError, match=rf"^costs=.* were measured under other conditions .*{said}"):
         planned(costs, *words)
-
-
-@pytest.mark.full
-def test_pictures_of_measured_costs(configure: Configure, llama: Path, costs: str, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    plan(configure("plan", f"target.name={llama}", "drafter=eagle", costs, f"out={out}", "batch=[1,16]"))
-    assert "hollow: as measured" in (out / "roofline.svg").read_text()
-    text = (out / "where_it_pays.svg").read_text()
-    assert "outside what was measured" in text and "times as measured" in text

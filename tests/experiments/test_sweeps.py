@@ -110,19 +110,6 @@ def test_an_ablation_is_one_command(
 
 
 @pytest.mark.full
-def test_the_sweep_over_batch_sizes_is_one_command(
-    saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = [*kept(tiny), "experiment=batch_sweep", f"drafter.name={saved / 'drafter'}", "target.inflate=null"]
-    given += ["engine.max_length=128", "engine.max_batch_size=1,2", "dataset.count=4", "warmup_prompts=0"]
-    assert launched(*given, f"hydra.sweep.dir={tmp_path / 'sweep'}", monkeypatch=monkeypatch) == 0
-    curves = json.loads((tmp_path / "sweep" / "batch_sweep.json").read_text())["curves"]
-    assert [curve["method"] for curve in curves] == ["plain", "model"]
-    assert [[point["batch"] for point in curve["points"]] for curve in curves] == [[1, 2], [1, 2]]
-    assert "Latency and throughput by batch size" in capsys.readouterr().out
-
-
-@pytest.mark.full
 def test_the_sweep_over_contexts_is_one_command(
     saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

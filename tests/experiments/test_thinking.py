@@ -60,16 +60,6 @@ def test_a_sweep_over_thinking_is_paired_and_marked_and_compare_refuses_to_mix(
     assert (folder / "differences.csv").is_file()
 
 
-def test_an_argument_that_the_template_would_ignore_is_refused(
-    thinker: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"turns": ["Why?"]}\n')
-    words = [text for text in tiny if not text.startswith(("target", "dataset", "drafter"))]
-    words += [f"target.name={thinker}", "dataset=jsonl", f"dataset.file={tmp_path / 'rows.jsonl'}", "drafter=ngram"]
-    assert launched(*words, "chat_template={enable_thinkng: false}", monkeypatch=monkeypatch) == 1
-    assert "chat_template: the target's template does not read 'enable_thinkng'" in capsys.readouterr().err
-
-
 def test_only_conversations_have_a_template() -> None:
     tokenizer, options = byte_tokenizer(), {"enable_thinking": False}
     said, text = Prompt(id="a", turns=("Hi",), chat=True), Prompt(id="b", turns=("def f(",))

@@ -19,7 +19,6 @@ from experiments.run import run
 from specdec.drafting.costs import Conditions
 from tests.experiments.conftest import called
 from tests.experiments.runs import Configure, command_of, invoke
-from tests.experiments.showcase import write_run
 from tests.public_models import CONFIGS
 
 MINE = """
@@ -76,8 +75,6 @@ FILES = {
     "own_import.py": "import a_package_that_is_not_installed\n",
     "a_file": "notes\n",
     "bad.jsonl": '{"turns": ["a"]}\n{"turns": 3}\n',
-    "rows.jsonl": '{"prompt": "a", "answer": "b"}\n',
-    "turns.jsonl": '{"turns": ["a"]}\n',
     "conf/dataset/data.yaml": "_target_: own_parts.Data\n",
     "llama/config.json": json.dumps(CONFIGS["llama-3.1-8b"] | {"torch_dtype": "bfloat16"}),
     "head70/config.json": json.dumps(CONFIGS["llama-3.1-70b"] | {"num_hidden_layers": 1}),
@@ -100,8 +97,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for name, text in FILES.items():
         (found / name).parent.mkdir(parents=True, exist_ok=True)
         (found / name).write_text(text)
-    (found / "folder.html").mkdir()
-    write_run(found / "run")
     yield found
     for name in ("own_parts", "own_syntax", "own_import"):
         sys.modules.pop(name, None)

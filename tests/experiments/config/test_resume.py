@@ -13,35 +13,12 @@ from tests.experiments.runs import Configure, Stop, launched
 from tests.models import tiny_model
 
 TIMES = (
-    *(
-        "best.",
-        "seconds",
-        "tokens_per_second",
-        "speedup",
-        "stage_",
-        "phase_",
-        "noise_",
-        "own_cores",
-        "other_cores",
-        "cores",
-    ),
-    *(
-        "started",
-        "resumed",
-        "folder",
-        "out",
-        "load",
-        "noisy",
-        "user_",
-        "total_",
-        "device_hours_",
-        "joules_",
-        "requests_per_",
-    ),
-    *("concurrency", "waiting", "ttft.", "engine_ttft.", "queue.", "tpot.", "chunk_gap.", "token_gap.", "e2e."),
-    *("mbu", "mfu", "of_least.", "suspicion.", "useful_mfu"),
-    *("arrived", "admitted", "prefilled", "finished", "emitted_at", "ingestion", "round_seconds"),
-)
+    "best.", "seconds", "tokens_per_second", "speedup", "stage_", "phase_", "noise_", "own_cores", "other_cores",
+    "cores", "started", "resumed", "folder", "out", "load", "noisy", "user_", "total_", "device_hours_", "joules_",
+    "requests_per_", "concurrency", "waiting", "ttft.", "engine_ttft.", "queue.", "tpot.", "chunk_gap.", "token_gap.",
+    "e2e.", "mbu", "mfu", "of_least.", "suspicion.", "useful_mfu", "arrived", "admitted", "prefilled", "finished",
+    "emitted_at", "ingestion", "round_seconds",
+)  # fmt: skip
 """How the names begin of what no two runs have alike."""
 
 

@@ -14,18 +14,9 @@ from omegaconf import OmegaConf
 from experiments.config.groups import option_names, sections
 from experiments.config.kinds import Count, OneOrMore, Wanted, check_arguments
 from experiments.config.sections import CONF, build, check_settings
-from experiments.config.words import multirun_as_chosen, with_folders, with_home, without_nulls
+from experiments.config.words import multirun_as_chosen, with_folders, with_home
 from tests.experiments.runs import Configure
 from tests.models import tiny_model
-
-
-def test_folders_become_a_setting_and_the_rest_stays() -> None:
-    words = ["a", "out=x.html", "--config-dir", "mine", "b"]
-    assert with_folders(words, "runs") == ["runs=['a','b']", "out=x.html", "--config-dir", "mine"]
-    assert with_folders(["a", "prompt=3"], "run", several=False) == ["run='a'", "prompt=3"]
-    assert with_folders(["out=x"], "runs") == ["out=x"]
-    with pytest.raises(ValueError, match="give one folder, not 2: a b"):
-        with_folders(["a", "b"], "run", several=False)
 
 
 def test_hydra_reads_the_very_name_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,11 +25,6 @@ def test_hydra_reads_the_very_name_of_a_folder(tmp_path: Path, monkeypatch: pyte
     for name in ("a b,c", "it's", "[x]", "a:b", "ü{}", "outputs/*/0", "drafter=model"):
         (word,) = with_folders([name], "run", several=False)
         assert OverridesParser.create().parse_override(word).value() == name
-
-
-def test_null_stands_for_none_only_where_a_group_is_chosen() -> None:
-    given = ["-m", "drafter=null,ngram", "experiment=null", "seed=null", "drafter.shape=null", "+a=null", "x"]
-    assert without_nulls(given) == ["-m", "drafter=none,ngram", *given[2:]]
 
 
 def test_an_experiment_that_sweeps_takes_several_values() -> None:

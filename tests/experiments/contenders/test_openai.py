@@ -14,7 +14,6 @@ from experiments.contenders.openai import KEY, OpenAIServer
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
-from tests.experiments.answering import AnsweringHandler
 from tests.experiments.conftest import byte_tokenizer
 
 PROMPTS = [[5, 6, 7, 5, 6, 7], [9, 8], [3, 4, 3]]
@@ -50,10 +49,19 @@ class Server(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}/v1"
 
 
-class Handler(AnsweringHandler, BaseHTTPRequestHandler):
-    """Two endpoints."""
+class Handler(BaseHTTPRequestHandler):
+    """Two endpoints, which answer in JSON and keep silent."""
 
     server: Server
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+    def answer(self, status: int, body: dict[str, Any]) -> None:
+        text = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
 
     def do_GET(self) -> None:
         own = {"meta": {"n_ctx": 40}} if self.server.owner == "llamacpp" else {}

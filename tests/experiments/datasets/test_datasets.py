@@ -158,33 +158,17 @@ FORMS: dict[str, list[tuple[dict[str, Any], tuple[str, tuple[str, ...], str, boo
     ],
     "speed_bench": [
         (
-            {
-                "question_id": "c1",
-                "category": "coding",
-                "sub_category": "python",
-                "turns": ["A", "B"],
-                "src_id": "7",
-                "source": "https://huggingface.co/datasets/cais/hle",
-                "difficulty": "",
-                "multiturn": True,
-            },
+            {"question_id": "c1", "category": "coding", "sub_category": "python", "turns": ["A", "B"], "src_id": "7",
+             "source": "https://huggingface.co/datasets/cais/hle", "difficulty": "", "multiturn": True},
             ("c1", ("A", "B"), "coding", True),
         ),
         (
-            {
-                "question_id": "t1",
-                "category": "low_entropy",
-                "sub_category": "coding",
-                "turns": ["C"],
-                "src_id": "8",
-                "source": "https://github.com/someone/something",
-                "difficulty": "",
-                "multiturn": False,
-            },
+            {"question_id": "t1", "category": "low_entropy", "sub_category": "coding", "turns": ["C"], "src_id": "8",
+             "source": "https://github.com/someone/something", "difficulty": "", "multiturn": False},
             ("t1", ("C",), "low_entropy", True),
         ),
     ],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FORMS)

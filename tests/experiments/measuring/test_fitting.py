@@ -49,10 +49,3 @@ def test_a_conversation_loses_the_middle_of_its_longest_turn() -> None:
     assert 80 < needed_tokens(prompt, SAMPLING, byte_tokenizer()) <= 90, "not more than it must"
     prompts, sentence = fitted(SHORT, CHAT, policy="cut", room=45)
     assert prompts == [SHORT] and sentence is not None and "1 left out" in sentence, "nothing would be left of it"
-
-
-def test_nothing_fits() -> None:
-    with pytest.raises(ValueError, match="no prompt fits: 1 of 1 prompts do not fit"):
-        fitted(LONG, policy="skip")
-    with pytest.raises(ValueError, match="there are no prompts"):
-        fitted(policy="skip")

@@ -133,13 +133,6 @@ def test_a_gpu_is_found_by_its_name_and_memory() -> None:
         assert (None if found is None else found.name) == row
 
 
-def test_the_peaks_of_a_processor_are_numbers() -> None:
-    peaks = measure_peaks(torch.device("cpu"), torch.float32, seconds=0.0, largest=1 << 20)
-    assert min(peaks.copy, peaks.read, peaks.flops) > 0
-    assert peaks.roof.bandwidth == max(peaks.copy, peaks.read)
-    assert peaks.better(peaks) == peaks
-
-
 def test_a_processor_that_widens_16_bits_is_measured_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a product of 16-bit numbers is emulated, forwards are widened, and would reach several times its rate."""
     best = "experiments.measuring.peaks.shortest"

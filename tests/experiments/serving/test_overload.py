@@ -3,23 +3,18 @@
 import asyncio
 import json
 import os
-import resource
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
-from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
 from experiments.serving.calls import MOST_PENDING, Call
@@ -240,53 +235,3 @@ def test_the_command_ends_well_after_a_signal(saved: Path, tmp_path: Path, sent:
             assert "stopping when all requests have ended" in run.stderr.read()
         finally:
             run.kill()
-
-
-async def burst(host: str, port: int, count: int) -> Counter[str]:
-    """Sends requests at once; a fifth of them streams, and every seventh client leaves. Returns the answers' kinds."""
-    seen = Counter[str]()
-
-    async def one(number: int) -> None:
-        reader, writer = await asyncio.open_connection(host, port)
-        body = json.dumps({"prompt": [5, 6], "max_tokens": 4, "stream": number % 5 == 0}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
-        writer.write(head.encode() + body)
-        if number % 7 == 0:
-            seen["left"] += 1
-        else:
-            answer = (await reader.read()).decode()
-            status, whole = answer.split()[1], "[DONE]" in answer or '"finish_reason"' in answer
-            seen[status if status != "200" or whole else "cut"] += 1
-        writer.close()
-
-    await asyncio.gather(*(one(number) for number in range(count)))
-    return seen
-
-
-def burst_elsewhere(host: str, port: int, count: int) -> Counter[str]:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    return asyncio.run(burst(host, port, count))
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("queue", [500, 10_000])
-def test_ten_thousand_requests_at_once_all_have_an_answer(queue: int) -> None:
-    """Nothing is lost, and the memory stays."""
-    count = 10_000
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if 0 <= hard < count + 1000:
-        pytest.skip(f"a process may open {hard} files here: raise the hard limit")
-    process, made = psutil.Process(), engine(max_batch_size=16)
-    with serving(made, queue=queue) as server, ProcessPoolExecutor(1, get_context("spawn")) as clients:
-        host, port = server.url.removeprefix("http://").split(":")
-        clients.submit(burst_elsewhere, host, int(port), 1).result()  # it is there
-        before, begin = process.memory_info().rss >> 20, time.perf_counter()
-        seen = clients.submit(burst_elsewhere, host, int(port), count).result()
-        seconds = time.perf_counter() - begin
-        wait_for(lambda: server.front.open == made.unfinished == 0)
-        after = process.memory_info().rss >> 20
-        print(f"{dict(seen)} in {seconds:.1f} s; RSS {before} MiB before, {after} MiB after")
-        assert set(seen) <= {"200", "429", "left"} and seen.total() == count
-        assert seen["200"] >= queue // 2 and (queue < count or not seen["429"])
-        assert after - before < 600
-        assert httpx.post(f"{server.url}/v1/completions", json=LONG).status_code == 200

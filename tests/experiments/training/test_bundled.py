@@ -23,27 +23,6 @@ def room(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return __import__("bundle")
 
 
-def test_what_does_not_work_is_not_installed(room: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (out := tmp_path / "bundled").mkdir()
-    with pytest.raises(ValueError, match=r"eagle3: there is no best/training\.json"):
-        room.install("eagle3", tmp_path, out)
-    (best := tmp_path / "training" / "best").mkdir(parents=True)
-    (best / "model.safetensors").write_bytes(bytes(2_000_000))
-    monkeypatch.setattr(bundled, "MOST_BYTES", 1_000_000)
-    for change, sentence in (
-        ({"target": "somebody/model"}, "was trained for somebody/model, give a head for bundled/target"),
-        ({"head": "TrainedPoem"}, "holds a TrainedPoem, give one of TrainedLM, TrainedEagle3, "),
-        ({}, r"all bundled models would have 2\.0 MB, more than 1: leave eagle3 out"),
-    ):
-        (best / "training.json").write_text(json.dumps({"head": "TrainedEagle3", "target": "bundled/target"} | change))
-        with pytest.raises(ValueError, match=sentence):
-            room.install("eagle3", best.parent, out)
-    (best / "training.json").write_text(json.dumps({"head": "TrainedEagle3", "target": "bundled/target"}))
-    with pytest.raises(ValueError, match=r"was trained for bundled/target, give a head for bundled/hybrid"):
-        room.install("hybrid_eagle3", best.parent, out)
-    assert not list(out.iterdir()), "before anything is copied"
-
-
 @pytest.mark.full
 def test_a_training_makes_the_target_and_a_head(room: ModuleType, tmp_path: Path) -> None:
     """A tokenizer, a language model on text alone, and heads for it."""
