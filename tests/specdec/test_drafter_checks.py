@@ -316,12 +316,3 @@ def test_laws_of_a_rule_are_named(target: Target, stop: Callable, after: Callabl
     outputs(target, SomeRows(), RejectionVerifier())
     with pytest.raises(ValueError, match=words):
         outputs(target, SomeRows(), Wrong())
-
-
-def test_it_is_off_by_default_and_costs_nothing_then(target: Target) -> None:
-    """Unchecked, the engine holds the drafter's and the rule's own methods: nothing stands in between."""
-    rule = RejectionVerifier()
-    engine = Engine(target, SomeRows(), rule, max_length=64)
-    assert engine._speculative.verifier is rule
-    checked = Engine(target, SomeRows(), rule, max_length=64, check=True)
-    assert checked._speculative.verifier is not rule

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from specdec import Batch, DraftSampling, Topology
-from specdec.drafting.builders import ExpansionTree
-from specdec.drafting.builders.base import Grown
+from specdec.drafting.builders import ExpansionTree, Grown, SampledTree, TreeBuilder
 from specdec.drafting.drawing import Drawing
 from specdec.drafting.scorer import Scorer
 from specdec.drafting.vocabulary import VocabularyMap
@@ -23,9 +22,10 @@ Path = tuple[int, ...]
 class Table(Scorer):
     """Scores every token by the token before it and by its depth, or by its depth alone."""
 
-    def __init__(self, vocab: int, depth: int, *, per_depth: bool):
-        self.per_depth = per_depth
-        self.logits = 3 * torch.randn(depth, vocab, vocab, generator=torch.Generator().manual_seed(vocab))
+    def __init__(self, vocab: int, depth: int, *, per_depth: bool, missing: float = 0.0):
+        self.per_depth, generator = per_depth, torch.Generator().manual_seed(vocab)
+        self.logits = 3 * torch.randn(depth, vocab, vocab, generator=generator)
+        self.logits[..., 1:][torch.rand(depth, vocab, vocab - 1, generator=generator) < missing] = -torch.inf
 
     def root_logits(self, batch: Batch) -> Tensor:
         return self.logits[0, torch.tensor(ROOTS)][:, None]
@@ -42,7 +42,7 @@ class Table(Scorer):
         return sorted(((float(log_p), token) for token, log_p in enumerate(row.log_softmax(-1))), reverse=True)
 
 
-def by_hand(scorer: Table, tree: ExpansionTree, root: int, depth: int) -> dict[Path, int]:
+def by_hand(scorer: Table, tree: TreeBuilder, root: int, depth: int) -> dict[Path, int]:
     """The paths of a tree, and the number under which the scorer was shown each: -1 for those that it was not."""
     front: list[Path] = [()]
     worth: dict[Path, float] = {(): 0.0}
@@ -57,12 +57,14 @@ def by_hand(scorer: Table, tree: ExpansionTree, root: int, depth: int) -> dict[P
         front = [path for _, path in sorted(offered, reverse=True)[: tree.width]]
         if level + 1 < depth:
             shown.update({path: len(shown) + i for i, path in enumerate(front)})
-    best = sorted(worth, key=lambda path: -worth[path])[: tree.max_nodes + 1]
+    possible = [path for path in worth if worth[path] > -torch.inf]
+    best = sorted(possible, key=lambda path: -worth[path])[: tree.max_nodes + 1]
     return {path: shown.get(path, -1) for path in best}
 
 
-def grown(tree: ExpansionTree, scorer: Scorer, max_depth: list[int], vocab: int) -> Grown:
+def grown(tree: TreeBuilder, scorer: Scorer, max_depth: list[int], vocab: int) -> Grown:
     batch = slots_of([[0, root] for root in ROOTS], vocab_size=vocab, max_depth=max_depth)
+    tree.bind(batch.device)
     drawing = Drawing.of(batch, VocabularyMap(vocab, vocab), DraftSampling.DETERMINISTIC, None)
     return tree.grow(scorer, drawing, min(tree.max_depth, max(max_depth)))
 
@@ -100,6 +102,22 @@ def test_the_tree_is_that_of_the_best_paths(tree: ExpansionTree, max_depth: list
         # A row with room for less is shown more with the others, below its last level.
         numbers = {path: number for path, number in paths.items() if len(path) < depth or depth == deepest}
         assert numbers == {path: expected[path] for path in numbers}
+
+
+def test_nodes_too_deep_for_a_row_take_no_other_nodes_place_in_sampled_trees() -> None:
+    tree, scorer = SampledTree(12, 4, 4), Table(24, 8, per_depth=False)
+    found = grown(tree, scorer, [2, 1, 4], 24)
+    for row, (root, depth) in enumerate(zip(ROOTS, (2, 1, 4), strict=True)):
+        assert set(paths_of(found, row)) == set(by_hand(scorer, tree, root, depth))
+
+
+@pytest.mark.parametrize("per_depth", [False, True])
+def test_impossible_tokens_are_not_drafted(per_depth: bool) -> None:
+    scorer, tree = Table(24, 3, per_depth=per_depth, missing=0.95), ExpansionTree(40, 3, 24)
+    found = grown(tree, scorer, [3, 3, 3], 24)
+    for row, root in enumerate(ROOTS):
+        assert set(paths_of(found, row)) == set(by_hand(scorer, tree, root, 3))
+    assert not found.tree.valid.all(), "fewer paths are possible than were asked for"
 
 
 def test_the_kernels_grow_the_same_trees(monkeypatch: pytest.MonkeyPatch) -> None:

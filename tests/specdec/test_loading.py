@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from drafters import ModelDrafter, NGramDrafter
+from drafters import NGramDrafter
 from specdec import Engine, SamplingParams, Target, bundled, machine
 from specdec.machine import Cpu
 from specdec.quantization import checkpoint, quantize
@@ -150,11 +150,6 @@ def test_tensors_that_may_be_missing_or_superfluous(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     loaded = load_model(str(tmp_path), device="cpu")
     assert torch.equal(loaded.get_input_embeddings().weight, tensors["model.embed_tokens.weight"])
-
-
-def test_a_head_in_place_of_a_model() -> None:
-    with pytest.raises(ValueError, match=r"missing: .*embed_tokens.*of another model: .*fc\.weight.*its own drafter"):
-        ModelDrafter.from_pretrained("bundled/eagle3")
 
 
 @pytest.mark.parametrize(

@@ -141,18 +141,6 @@ def test_a_weight_that_is_trained_leaves_16_bits() -> None:
         torch.testing.assert_close(layer(inputs), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_a_model_from_16_bits_decodes_as_on_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specdec.execution.forwards.CAPTURE_AFTER", 3)
-    model = llama_from_16_bits()
-    outputs = []
-    for optimize in (True, False):
-        engine = Engine(Target(model), max_batch_size=2, max_length=64, optimize=optimize)
-        prompts = [[1, 2, 3], [4, 5]]
-        outputs.append([c.token_ids for c in engine.generate(prompts, SamplingParams(max_new_tokens=16))])
-    assert all(layer.packed.bytes == 2 * layer.weight.numel() for layer in packed_linears(model)._layers)
-    assert outputs[0] == outputs[1]
-
-
 @pytest.mark.parametrize("invariant", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_the_bytes_that_are_read_are_those_of_the_copies(invariant: bool) -> None:
     """A float32 model whose copies take 16 bits, its embedding's table too, which the output layer multiplies by."""

@@ -9,7 +9,7 @@ import torch
 import specdec.engine.recording as recording_module
 import specdec.forward as forward_module
 from specdec import Engine, Paging, SamplingParams, Target
-from specdec.engine.slot_table import SlotTable, row_sizes, spare_slots
+from specdec.engine.slot_table import SlotTable
 from tests.components import DRAFTERS, fitting
 from tests.models import tiny_model
 from tests.specdec.test_recorded_rounds import Comparing
@@ -32,13 +32,6 @@ def rows_of(engine: Engine) -> set[int]:
     recordings = engine._rounds.recorder.recordings
     assert recordings is not None
     return {shape[0] for key in recordings.keys for shape, _ in key[2:3]}
-
-
-def test_numbers_of_rows() -> None:
-    assert row_sizes(1) == (1,) and row_sizes(4) == (1, 2, 3, 4) and row_sizes(6) == (1, 2, 4, 6)
-    assert row_sizes(128) == (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
-    assert [spare_slots(row_sizes(most)) for most in (1, 4, 5, 32)] == [0, 0, 1, 1]
-    assert spare_slots(()) == 0
 
 
 def decoded(engine: Engine) -> list[tuple[int, ...]]:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -301,16 +300,6 @@ def test_a_rule_from_elsewhere_is_recorded_only_if_it_says_so(target) -> None:
         assert (len(engine._rounds.recorder.recordings) > 0) == (most > 0)
 
 
-def test_without_memory_for_recordings_rounds_go_on_without_them(caplog) -> None:
-    recorder = Mock(spec=Recorder)
-    recorder.record.side_effect = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-    recordings = Recordings(recorder, after=1, most=2)
-    for _ in range(3):
-        assert recordings.run("stage", "key", lambda x: (x + 1,), [torch.ones(1)])[0].item() == 2
-    assert len(caplog.records) == 1
-    assert "Tried to allocate 2.00 GiB" in caplog.text
-
-
 def test_what_moves_is_not_begun_again_where_memory_ran_out() -> None:
     """The commit of a path may have moved keys already, so its requests end, and the next ones are not recorded."""
 
@@ -455,19 +444,6 @@ def test_a_stage_that_makes_the_host_wait_is_refused_before_it_is_captured(cuda:
     hopeless = graphs(after=3)
     assert [run(hopeless, "commit", waits, key) for key in range(6) for _ in range(3)] == [2] * 18
     assert "nothing can be recorded on this device" in caplog.text
-
-
-def test_where_nothing_can_be_captured_it_is_said_and_no_more_is_tried(cuda: Cuda, monkeypatch, caplog) -> None:
-    def none(*given: object, **options: object) -> None:
-        raise RuntimeError("CUDA error: operation not supported")
-
-    monkeypatch.setattr(torch.cuda, "graph", none)
-    recordings = graphs()
-    for key in range(9):
-        assert run(recordings, "verify", plus_one, key) == 2
-    assert sum(recordings.refused.values()) == 4 + 1
-    first, last = (record.getMessage() for record in caplog.records)
-    assert "operation not supported" in first and "nothing can be recorded on this device" in last
 
 
 def test_code_of_a_users_is_refused_by_design(cuda: Cuda, caplog: pytest.LogCaptureFixture) -> None:

@@ -97,11 +97,6 @@ def test_a_character_is_not_split_over_tokens(prompt: bytes, output: bytes, size
     assert pushes(Detokenizer(byte_level(), byte_ids(prompt)), byte_ids(output), [size]) == pieces
 
 
-def test_a_prompt_whose_last_tokens_begin_inside_a_character() -> None:
-    prompt = pieces_of("▁a", "日本語日本語")
-    assert pushes(Detokenizer(sentencepiece_style(), prompt), pieces_of("日", "a"), [1]) == ["", "", "日", "a", ""]
-
-
 def test_spaces_that_a_tokenizer_strips_from_a_text_s_beginning() -> None:
     tokenizer = sentencepiece_style()
     detokenizer = Detokenizer(tokenizer, pieces_of("<s>", "hello"))
@@ -115,13 +110,6 @@ def test_spaces_after_more_special_tokens_than_the_window_is_long() -> None:
     detokenizer = Detokenizer(sentencepiece_style(), pieces_of("hello"))
     ids = pieces_of("▁world", *["<s>"] * 60, "▁the")
     assert "".join(pushes(detokenizer, ids, [1])) == " world the"
-
-
-def test_special_tokens_have_no_text() -> None:
-    tokenizer = byte_level()
-    turn, end = tokenizer.convert_tokens_to_ids(["<turn>", "<end>"])
-    detokenizer = Detokenizer(tokenizer, [turn])
-    assert detokenizer.push([*byte_ids(b"hi"), turn, *byte_ids(b" you"), end]) == "hi you"
 
 
 @given(data=st.data())

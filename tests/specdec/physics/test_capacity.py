@@ -66,13 +66,6 @@ def test_weights_are_those_of_the_model(model_type: str) -> None:
     assert read_shape(inside).weights == shape.weights, "within a model for images"
 
 
-def test_a_shared_table_counts_once() -> None:
-    for tied in (True, False):
-        config = tiny_config("llama", tie_word_embeddings=tied)
-        assert read_shape(config).weights == matrices(config)
-        assert read_shape(config).tied == tied
-
-
 def test_windows() -> None:
     """The window of every layer: of all, by a period of the model type, or by a list of the kinds of layers."""
     window, kinds = {"sliding_window": 32}, ["full_attention", "sliding_attention"]

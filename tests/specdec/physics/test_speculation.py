@@ -69,12 +69,6 @@ def test_best_length_under_load_and_by_context(rate: float, context: int, batche
         assert set(best_depths(survival, FITTED, float(batch * context)).tolist()) == {best.drafted}
 
 
-def test_fixed_lengths_under_load() -> None:
-    fixed = [speedup_of(FITTED, 0.5, batch=batch, drafted=3, context=1024) for batch in BATCHES]
-    assert [f"{each:.2f}" for each in fixed] == ["1.43", "1.39", "1.27", "1.18", "1.09", "1.01", "0.96"]
-    assert f"{speedup_of(FITTED, 0.7, batch=512, drafted=3, context=256):.2f}" == "0.99"
-
-
 def test_published_costs_are_one_formula() -> None:
     """Rows may have drafts of different lengths, and pieces of prompts cost what other tokens do."""
     (seconds,) = FITTED.ragged(32, 32 * 900.0, drafted=np.array([128]), deepest=np.array([8]))
