@@ -1,12 +1,14 @@
 """What only a GPU can show: run with ``make test ARGS="-m gpu"`` on a machine that has one."""
 
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from drafters.ngram import NGramDrafter
-from specdec import Engine, SamplingParams, Target
+from specdec import Drafter, Engine, SamplingParams, Target
 from specdec.checks.reference import reference_decode
 from specdec.engine import recording as recording_module
 from specdec.target.loading import load
@@ -23,15 +25,6 @@ PROMPTS = [[1, 2, 3, 1, 2], [7], [9, 8] * 10]
 @pytest.fixture
 def model():
     return tiny_model().cuda()
-
-
-@pytest.mark.parametrize("drafter", DRAFTERS)
-def test_greedy_equals_the_reference(model, drafter: str) -> None:
-    made = DRAFTERS[drafter](model)
-    engine = Engine(Target(model), made, fitting(made), max_batch_size=2, max_length=64)
-    sampling = SamplingParams(max_new_tokens=20)
-    outputs = [list(output.token_ids) for output in engine.generate(PROMPTS, sampling)]
-    assert outputs == [reference_decode(model, prompt, sampling) for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize("drafter", [None, *DRAFTERS])
@@ -79,32 +72,32 @@ def test_rounds_replayed_from_graphs_give_the_same_tokens(model, drafter: str, v
     assert outputs[0] == outputs[1]
 
 
-def test_layers_on_the_gpu_and_in_the_memory_of_the_host(tmp_path) -> None:
-    """Offloaded layers run on the GPU, too; their weights travel there in every forward."""
-    tiny_model().save_pretrained(tmp_path)
-    device_map = {"model.embed_tokens": 0, "model.rotary_emb": 0, "model.norm": 0, "lm_head": 0}
-    device_map |= {f"model.layers.{layer}": 0 if layer % 2 else "cpu" for layer in range(4)}
-    spread = load(str(tmp_path), device_map=device_map).model
-    target = Target(spread)
-    assert target.device == torch.device("cuda", 0)
-    engine = Engine(target, NGramDrafter(4), RejectionVerifier(), max_batch_size=2, max_length=64)
-    sampling = SamplingParams(max_new_tokens=20)
+def spread(folder: Path, ends: int, layers: list[int | str]) -> PreTrainedModel:
+    """A model whose layers are where they are told to be, and whose norm and output layer on the GPU ``ends``."""
+    tiny_model().save_pretrained(folder)
+    device_map = {"model.embed_tokens": 0, "model.rotary_emb": 0, "model.norm": ends, "lm_head": ends}
+    return load(
+        str(folder), device_map=device_map | {f"model.layers.{n}": place for n, place in enumerate(layers)}
+    ).model
+
+
+def check_spread(model: PreTrainedModel, made: Drafter) -> Engine:
+    """Assert that it decodes what a model on one GPU decodes."""
+    engine = Engine(Target(model), made, fitting(made), max_batch_size=2, max_length=64)
+    sampling, whole = SamplingParams(max_new_tokens=20), tiny_model().cuda()
     outputs = [list(output.token_ids) for output in engine.generate(PROMPTS, sampling)]
-    whole = tiny_model().cuda()
     assert outputs == [reference_decode(whole, prompt, sampling) for prompt in PROMPTS]
+    return engine
+
+
+def test_layers_on_the_gpu_and_in_the_memory_of_the_host(tmp_path: Path) -> None:
+    """Offloaded layers run on the GPU, too; their weights travel there in every forward."""
+    engine = check_spread(spread(tmp_path, 0, ["cpu", 0, "cpu", 0]), NGramDrafter(4))
+    assert engine.target.device == torch.device("cuda", 0)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("drafter", ["medusa", "model_tree_iid"])
-def test_layers_on_two_gpus(drafter: str, tmp_path) -> None:
-    tiny_model().save_pretrained(tmp_path)
-    device_map = {"model.embed_tokens": 0, "model.rotary_emb": 0, "model.norm": 1, "lm_head": 1}
-    device_map |= {f"model.layers.{layer}": layer // 2 for layer in range(4)}
-    spread = load(str(tmp_path), device_map=device_map).model
-    whole = tiny_model().cuda()
-    made = DRAFTERS[drafter](whole)
-    engine = Engine(Target(spread), made, fitting(made), max_batch_size=2, max_length=64)
+def test_layers_on_two_gpus(drafter: str, tmp_path: Path) -> None:
+    engine = check_spread(spread(tmp_path, 1, [0, 0, 1, 1]), DRAFTERS[drafter](tiny_model().cuda()))
     assert {tensor.device.index for tensor in engine.runner.cache.tensors} == {0, 1}
-    sampling = SamplingParams(max_new_tokens=20)
-    outputs = [list(output.token_ids) for output in engine.generate(PROMPTS, sampling)]
-    assert outputs == [reference_decode(whole, prompt, sampling) for prompt in PROMPTS]

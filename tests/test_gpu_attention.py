@@ -110,11 +110,12 @@ def test_auto_picks_the_kernel(architecture: str) -> None:
     assert find(tiny_model(architecture).cuda()).reason == "triton (auto)"
 
 
+@pytest.mark.parametrize(("architecture", "attention"), [("llama", "auto"), ("gemma2", "triton")])
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_it_decodes_as_the_model_itself(drafter: str) -> None:
-    model = tiny_model("gemma2").cuda()
+def test_it_decodes_as_the_model_itself(drafter: str, architecture: str, attention: str) -> None:
+    model = tiny_model(architecture).cuda()
     made = DRAFTERS[drafter](model)
-    engine = Engine(Target(model), made, fitting(made), max_batch_size=2, max_length=64, attention="triton")
+    engine = Engine(Target(model), made, fitting(made), max_batch_size=2, max_length=64, attention=attention)
     sampling = SamplingParams(max_new_tokens=20)
     outputs = [list(output.token_ids) for output in engine.generate(PROMPTS, sampling)]
     assert outputs == [reference_decode(model, prompt, sampling) for prompt in PROMPTS]

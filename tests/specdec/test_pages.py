@@ -81,8 +81,6 @@ def outputs(engine: Engine, **options: Any) -> list[tuple[int, ...]]:
     [
         ("tree", "shared rows", "off"),
         ("feature heads", "few shared pages", "rounds"),
-        complete("plain", "pages of one position", "rounds", strong=False),
-        complete("chain", "shared pages", "off", strong=False),
         complete("look-up", "pages", "rounds", strong=False),
         complete("feature heads", "pages of one position", "off", strong=False),
     ],

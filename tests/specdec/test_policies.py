@@ -61,17 +61,6 @@ def play(policy: LengthPolicy, rate: float, rounds: int, seed: int = 0) -> list[
     return chosen
 
 
-@pytest.mark.parametrize(("rate", "draft"), [(0.05, 0.1), (0.8, 0.02), (0.97, 0.1)])
-def test_learning_of_other_depths_costs_little(rate: float, draft: float) -> None:
-    """With all rounds counted, those that explore too, it is within 2 % of the best fixed depth."""
-    table = costs(draft)
-    chosen = play(bound(CostAwareLength(table)), rate, 800)[100:]
-    expected = np.cumsum(rate ** np.arange(DEPTH + 1))
-    found = expected[chosen].sum() / table.seconds(2, DEPTH)[chosen].sum()
-    assert found > 0.98 * (expected / table.seconds(2, DEPTH)).max()
-    assert DEPTH in chosen or rate < 0.9, "the deepest drafts are tried at times"
-
-
 def test_what_was_learned_of_one_request_is_where_the_next_begins() -> None:
     policy = bound(CostAwareLength(costs(0.3), memory=1000, explore=0))
     first = policy.depths(SLOTS, LENGTHS)[0]

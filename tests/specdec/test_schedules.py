@@ -503,10 +503,8 @@ def test_a_waiting_request_takes_a_place_only_where_its_prompt_begins() -> None:
 @pytest.mark.parametrize(
     ("policy", "given"),
     [
-        (TokenBudget, {"budget": 0}),
         (TokenBudget, {"budget": 16, "least": 16}),
         (Priority, {"ageing": 0.0}),
-        (Deadline, {"patience": -1.0}),
         (ShortestRemaining, {"prompt_token": float("inf")}),
         (Fair, {"output_weight": 0.0}),
         (Tiers, {"batch_rows": -1}),

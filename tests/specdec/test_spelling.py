@@ -23,16 +23,6 @@ def spaced_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
 
 
-def test_byte_level_tokens_are_their_bytes() -> None:
-    tokenizer = byte_tokenizer()
-    text = "a → \u00adé\n"
-    ids = tokenizer(text)["input_ids"]
-    texts = token_bytes([0, *ids], tokenizer)
-    assert b"".join(texts[token] for token in ids) == text.encode()
-    assert texts[0] == END_OF_TEXT.encode()
-    assert {len(text) for token, text in texts.items() if token} == {1}
-
-
 def test_a_token_keeps_the_space_that_a_text_would_drop() -> None:
     tokenizer = spaced_tokenizer()
     assert token_bytes(range(7), tokenizer) == {

@@ -171,8 +171,6 @@ class _Launches(TorchDispatchMode):
 
 
 _EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh", "detach", "alias")
-
-
 _SMALL = 4096
 
 
@@ -319,14 +317,8 @@ def _patch_project(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
     monkeypatch.setattr(specdec.engine.round, "Fetch", type("Fetch", (_Fetched,), {"device": device}))
 
 
-class _Question:
+class _Question(_Fetched):
     """Stands for the ``Fetch`` of a question that grammars answer."""
-
-    device: Device
-
-    def __init__(self, tensor: Tensor):
-        assert tensor.device.type == "cuda"
-        self._shape = tuple(tensor.shape)
 
     def wait(self) -> np.ndarray:
         """Returns as many numbers."""
@@ -337,6 +329,8 @@ class _Question:
 def _patch_grammars(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
     """Let grammars allow everything, whatever they are asked."""
 
+    question_class = type("Question", (_Question,), {"device": device})
+
     def matcher(self: Intake, sampling: SamplingParams, *, speculate: bool) -> Any:
         grammar = sampling.grammar
         return grammar and SimpleNamespace(masks_drafts=grammar.mask_drafts, follow=lambda tokens: None)
@@ -345,13 +339,13 @@ def _patch_grammars(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
         return np.full((*question.shape[:2], -(-self._vocab_size // 32)), -1, dtype=np.int32)
 
     def now(self: Matchers, question: Tensor, drafts: bool) -> Tensor:
-        numbers = type("Question", (_Question,), {"device": device})(question).wait()
+        numbers = question_class(question).wait()
         return torch.from_numpy(self.answer(numbers, drafts=drafts)).to(question.device, non_blocking=True)
 
     monkeypatch.setattr(Intake, "matcher", matcher)
     monkeypatch.setattr(Matchers, "answer", answer)
     monkeypatch.setattr(Matchers, "_now", now)
-    monkeypatch.setattr(specdec.engine.read_back, "Fetch", type("Question", (_Question,), {"device": device}))
+    monkeypatch.setattr(specdec.engine.read_back, "Fetch", question_class)
 
 
 def _active() -> bool:

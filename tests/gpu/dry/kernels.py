@@ -23,11 +23,12 @@ from unittest.mock import patch
 import torch
 import triton
 import triton.backends.nvidia
-from transformers import PreTrainedModel
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 from drafters.eagle import EagleDrafter
 from drafters.heads.eagle import Eagle3Head
 from drafters.model import ModelDrafter
+from experiments.bench.gpu import llama_config
 from specdec.drafting.builders import ExpansionTree
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter
@@ -37,7 +38,6 @@ from specdec.quantization import METHODS
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from tests.attention import launch, paged, problem, quantized
-from tests.gpu.dry.count import llama
 from tests.gpu.dry.fake_cuda import CUDA, ROOT, fake_cuda, move
 from tests.kernel_compiler import MODELS, SHARED, compile_for
 from verifiers.rejection import RejectionVerifier
@@ -213,6 +213,13 @@ def _attention(compiler: Compiler, *, rare: bool) -> None:
                 stored, table = paged(quantized(given, dtype)[0], seen.table, 32)
                 with compiler.case(f"{name}, {str(dtype)[6:]} pages"):
                     launch(given, stored=stored, seen=replace(seen, table=table), pieces=4)
+
+
+def llama(shape: str, layers: int, **sizes: int) -> PreTrainedModel:
+    """Return a model without numbers in bfloat16 (``fake_cuda.move``)."""
+    config = llama_config(shape, num_hidden_layers=layers, **sizes)
+    with torch.device("meta"):
+        return LlamaForCausalLM._from_config(config, dtype=torch.bfloat16).eval()
 
 
 def _chain(target: PreTrainedModel) -> Drafter:

@@ -115,7 +115,6 @@ def test_mixtures_choose_layers() -> None:
         ({"model_type": "resnet", "depths": [3, 4]}, "'resnet'"),
         ({}, "the configuration has no layers"),
         (BASE | {"hidden_size": "wide"}, "hidden_size='wide'"),
-        (BASE | {"num_hidden_layers": "many"}, "num_hidden_layers='many'"),
         (BASE | {"layer_types": 7}, "a value that is no size"),
         (BASE | {"model_type": "gpt2", "max_position_embeddings": None}, "no max_position_embeddings"),
         (BASE | {"num_experts": 8, "num_experts_per_tok": 9}, "num_experts_per_tok=9"),
