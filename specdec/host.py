@@ -1,11 +1,24 @@
-"""Knows what the host may look at without waiting for a device."""
+"""Context variables with a value during a ``with`` block; one says what the host may look at without waiting."""
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from typing import TypeVar
 
 from torch import Tensor
 
-from specdec.scoped import scoped
+_Value = TypeVar("_Value")
+
+
+@contextmanager
+def scoped(variable: ContextVar[_Value], value: _Value) -> Iterator[_Value]:
+    """Set a variable for this thread during the ``with`` block, which gets the value."""
+    token = variable.set(value)
+    try:
+        yield value
+    finally:
+        variable.reset(token)
+
 
 _looks_are_free: ContextVar[bool] = ContextVar("looks_are_free", default=True)
 

@@ -15,7 +15,7 @@ PACKAGES = ("specdec", "drafters", "verifiers", "experiments")
 # A room (a package of specdec, or a module at its top) imports from the layers below its own, and from itself.
 # `specdec/__init__.py` shows the public names and is imported by none of them.
 LAYERS = (
-    ("scoped", "kernels", "opaque"),
+    ("kernels", "opaque"),
     ("arguments", "origin", "host", "llama_shapes", "slot_memory", "machine", "counting"),
     ("native",),
     ("types", "random", "filters", "bundled", "memory", "placement", "shape", "exports"),

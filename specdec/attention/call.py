@@ -22,7 +22,7 @@ from specdec.attention.masks import dense_masks
 from specdec.cache.storage import Cache
 from specdec.cache.transformers_cache import OwnLayout
 from specdec.forward import ForwardBatch
-from specdec.scoped import scoped
+from specdec.host import scoped
 
 NAME = "specdec"
 """The name of this project's attention function in transformers."""

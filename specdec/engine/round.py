@@ -23,7 +23,7 @@ from specdec.interfaces import Drafter, Round, Session, Verifier
 from specdec.random import Purpose, uniforms
 from specdec.requests import Request, SamplingParams
 from specdec.sampling import adjust, distribution, one_hot, path_tokens, warmed
-from specdec.target.agreement import Agreement
+from specdec.target.parallel import Agreement
 from specdec.target.runner import ModelRunner
 from specdec.tree import DraftTree, along_path
 from specdec.tree_parts import settled_size, with_tensors

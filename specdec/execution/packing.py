@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from specdec.execution.frozen import epoch
 from specdec.execution.native_modules import modules_in_c
 from specdec.execution.products import PanelWeight, panels
+from specdec.host import scoped
 from specdec.machine import dtype_name
 from specdec.memory import free_memory
 from specdec.native import chosen, is_plain, loses, native_library
-from specdec.scoped import scoped
 
 _DTYPES = (torch.float32, torch.bfloat16)
 

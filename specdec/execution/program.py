@@ -18,8 +18,8 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec.counting import ShowsValues, depends_on_values
+from specdec.host import scoped
 from specdec.opaque import noting
-from specdec.scoped import scoped
 
 Program = Callable[..., tuple[Tensor, ...]]
 

@@ -21,10 +21,9 @@ from torch import Tensor
 
 from specdec.execution.patterns import without_repetition
 from specdec.execution.program import needed, noted, write_program
-from specdec.host import without_looking
+from specdec.host import scoped, without_looking
 from specdec.memory import ran_out
 from specdec.origin import first_sentence
-from specdec.scoped import scoped
 from specdec.tree_parts import put_together, taken_apart
 
 logger = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ import torch.distributed
 from drafters import MedusaDrafter, ModelDrafter, NGramDrafter
 from specdec import Drafter, Engine, SamplingParams, Target
 from specdec.engine import round as round_module
-from specdec.target.agreement import Agreement
 from specdec.target.loading import load
+from specdec.target.parallel import Agreement
 from tests.components import medusa_heads
 from tests.models import tiny_model
 from verifiers.rejection import RejectionVerifier

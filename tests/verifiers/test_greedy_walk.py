@@ -17,7 +17,7 @@ from specdec.engine.round import Decision, Mode, as_it_is, judge
 from specdec.forward import LOGITS
 from specdec.host import without_looking
 from specdec.sampling import one_hot
-from specdec.target.agreement import ALONE
+from specdec.target.parallel import ALONE
 from tests.forwards import slots_of
 from tests.launches import counted
 from tests.verifiers.cases import RULES, SLOW, TOP, drafts
