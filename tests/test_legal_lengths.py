@@ -59,7 +59,7 @@ CROSSED: dict[str, dict[str, Any]] = {
     "cost_aware_nodes": {"costs": BY_NODES, "explore": 3},
     "margin": {"costs": BY_NODES, "explore": 3},
 }
-FORESEEN = ("oracle", "margin_replay")
+FORESEEN = ("oracle",)
 """Policies that an engine refuses."""
 
 
@@ -225,8 +225,8 @@ def test_the_same_history_gives_the_same_depths_and_soon(name: str) -> None:
         for number in range(60):
             slots = np.sort(rng.choice(64, 64 if number % 2 else int(rng.integers(1, 64)), replace=False))
             played.admit(int(slots[0]))
-            reach, margins = rng.integers(0, 4, len(slots)), rng.exponential(2, (len(slots), 3))
-            played.foresee(slots, margins if played.foresees == "margins" else reach)
+            reach = rng.integers(0, 4, len(slots))
+            played.foresee(slots, reach)
             begin = time.perf_counter()
             depths = played.depths(slots, 100 * slots)
             played.note(slots, depths, np.minimum(depths, reach))

@@ -1,44 +1,66 @@
-"""Methods under load: the same requests at the same moments for each, and what is shown of them."""
+"""Methods under load, on the engine or in virtual time: the same requests at the same moments for each."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig
 
-from experiments.commands.load_plan import Load, asked_for, plan_loads, reported
-from experiments.commands.load_virtual import beside, check_beside, play_virtual
 from experiments.config import job
 from experiments.config.pairs import check_files
 from experiments.config.sections import bootstrap_of, build, plain, plain_whole, typed
 from experiments.datasets.prompt import choose, fingerprint
-from experiments.load.agreement import agreement
-from experiments.load.clock import REAL, RECORD, VIRTUAL, Clock
+from experiments.load.arrivals import Arrivals, Times, arriving
 from experiments.load.driver import Driver, Overload
-from experiments.load.run import LoadRun, load_runs
-from experiments.load.texts import Asked, Texts, ask
-from experiments.load.workloads import Lengths, Planned
+from experiments.load.figures import ALL
+from experiments.load.recorded import Trace
+from experiments.load.run import LoadRun, load_runs, pooled
+from experiments.load.texts import Asked, Numbers, Texts, ask
+from experiments.load.virtual import Virtual, VirtualEngine
+from experiments.load.workloads import Lengths, Planned, Workload
 from experiments.measuring.conditions import recordings_of
 from experiments.measuring.measure import Contender
-from experiments.reporting.load import LoadReport
+from experiments.reporting.load import LoadReport, report_load
 from experiments.reporting.progress import Progress
 from experiments.results.limits import Terms
 from experiments.results.manifest import check_facts, device_name, note_resumed, write_manifest
 from experiments.results.origin import MANIFEST
-from experiments.results.records import PLAIN
 from experiments.session.engines import assemble, settle
-from experiments.session.methods import check_components
+from experiments.session.methods import Method, check_components, methods_of
+from experiments.session.policies import check_replayed
 from experiments.session.resume import begun
 from experiments.session.tracked import tracked_run
-from experiments.tracking.base import NullTracker
-from specdec.engine.engine import Engine
-from specdec.target.target import Target
+from experiments.tracking.base import NullTracker, Tracker
+from specdec.cache.pages import Paging
+from specdec.engine.engine import DEFAULT_MAX_LENGTH, Engine
 
-REFERENCE_TOKENS = 24
-"""Tokens of the request that is timed before and after a run."""
 _PARTS = ("target", "verifier", "sampling", "dataset", "tracker", "arrival", "workload", "overload", "clock")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """The arrivals at one rate: requests per second or, in a closed loop, users."""
+
+    rate: float
+    times: Times
+    loop: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """What is played: every method at every rate, and what a table has to say of it."""
+
+    title: str
+    facts: Mapping[str, Any]
+    notes: Sequence[str]
+    methods: Sequence[str]
+    loads: Sequence[Load]
+    play: Callable[[str, Load], LoadRun]
 
 
 def load(config: DictConfig) -> list[LoadRun]:
@@ -54,204 +76,238 @@ def load(config: DictConfig) -> list[LoadRun]:
     methods = {str(name): f"methods.{name}" for name in config.methods}
     methods = methods or dict.fromkeys([str(name) for name in config.policies] or [config.method], "drafter")
     check_components(config, methods, _PARTS)
-    clock: Clock = build(config, "clock")
-    if clock.mode == VIRTUAL:
-        return play_virtual(config, clock, methods)
-    bootstrap, terms = bootstrap_of(config), Terms.of(plain_whole(config))
+    clock: Virtual | None = build(config, "clock")
+    bootstrap, terms = bootstrap_of(config), Terms.of(given)
+    overload: Overload = build(config, "overload")
+    with ExitStack() as open_until:
+        study = _real(config, methods) if clock is None else _virtual(config, clock, methods, open_until)
+        tracker = build(config, "tracker") or NullTracker()
+        folder.mkdir(parents=True, exist_ok=True)
+        facts = {**study.facts, "title": study.title, "overrides": job.overrides(), "loop": study.loads[0].loop}
+        kept: dict[tuple[str, float], LoadRun] = {}
+        if before is None:
+            before = write_manifest(folder, given, **facts)
+        else:
+            check_facts(before, folder, **facts)
+            note_resumed(folder, before)
+            kept = {(run.method, run.rate): run for run in load_runs(folder) if run.facts["complete"]}
+        tracker.start(tracked_run(folder, before))
+        notes = [
+            *study.notes,
+            *([f"{len(kept)} of the runs are from an earlier attempt at this study"] if kept else []),
+        ]
+        about = {"title": study.title, "notes": notes, "spare": overload.spare}
+        report = LoadReport(folder=folder, terms=terms, bootstrap=bootstrap, **about)
+        runs: list[LoadRun] = []
+        cases = [(load, method) for load in study.loads for method in study.methods]
+        with _reported(runs, report, tracker), Progress(len(cases), "runs") as progress:
+            for number, (load, method) in enumerate(cases, start=1):
+                if (method, load.rate) in kept:
+                    runs.append(kept[method, load.rate])
+                else:
+                    runs.append(study.play(method, load))
+                    runs[-1].save(folder / f"{method}_{load.rate:g}")
+                    if not runs[-1].facts["complete"]:
+                        raise KeyboardInterrupt
+                progress.update(number)
+    return runs
+
+
+@contextmanager
+def _reported(runs: Sequence[LoadRun], report: LoadReport, tracker: Tracker) -> Iterator[None]:
+    """Report at the end of the ``with`` block, however it ends, the runs that are there by then."""
+    exit_code = 1
+    try:
+        yield
+        exit_code = 0
+    except KeyboardInterrupt:
+        exit_code = 130
+        raise
+    finally:
+        if runs:
+            frame, written = report_load(runs, report)
+            figures = {}
+            for row in frame[frame.group == ALL].to_dict("records"):
+                named = {
+                    name: value for name, value in row.items() if isinstance(value, int | float) and value == value
+                }
+                figures |= {f"{row['method']}/{row['rate']:g}/{name}": value for name, value in named.items()}
+            tracker.summary(figures)
+            tracker.files("results", [path for path in written if path.parent == report.folder])
+        tracker.finish(exit_code)
+
+
+def _plan(config: DictConfig, seed: int) -> tuple[list[Load], list[Planned]]:
+    """Return the arrivals at every rate, and the requests, of which lower counts take the first."""
+    arrival: Arrivals = build(config, "arrival")
+    workload: Workload = build(config, "workload")
+    recorded = arrival.recorded if isinstance(arrival, Trace) else None
+    requests = config.requests
+    if recorded is not None:
+        requests = min(requests or len(recorded.times), len(recorded.times))
+    rates = [arrival.rate] if config.rates is None else list(map(float, config.rates))
+    if len(set(rates)) < len(rates):
+        raise ValueError(f"rates={plain(config, 'rates')}: give each rate once")
+    loads = []
+    for rate in rates:
+        process = arrival if config.rates is None else arrival.at_rate(rate)
+        times = arriving(process, np.random.default_rng(seed), requests=requests, seconds=config.seconds)
+        loads.append(Load(rate=rate, times=times, loop=process.loop))
+    most = max(len(load.times) for load in loads)
+    return loads, workload.plan(np.random.default_rng([seed, 1]), most, recorded)
+
+
+def _about(config: DictConfig, planned: Sequence[Planned], slots: set[int], *groups: str) -> str:
+    """Return what was chosen of some groups, and the sizes of the requests, for tables and pictures."""
+    words = [f"{name} {job.choice(name) or type(build(config, name)).__name__}" for name in groups]
+    prompt, output = (np.mean([getattr(one, name) for one in planned]) for name in ("prompt_tokens", "output_tokens"))
+    return (
+        f"{', '.join(words)}; {len(planned)} requests of {prompt:.0f} tokens in and {output:.0f} out on average; "
+        f"{' and '.join(map(str, sorted(slots)))} slots"
+    )
+
+
+# ---------------------------------------------------------------- on the engine
+
+
+def _real(config: DictConfig, methods: Mapping[str, str]) -> Study:
+    loads, planned = _plan(config, config.seed)
     lengths = typed(Lengths, plain(config, "lengths"), "lengths")
     overload: Overload = build(config, "overload")
-    loads, planned = plan_loads(config, config.seed)
     chosen, _ = choose(build(config, "dataset"))
     check_files(config)
     target, contenders = assemble(config, methods, samples=[prompt.turns[0] for prompt in chosen[:8]])
-    room = min(each.engine.max_length for each in contenders)
+    room = min(contender.engine.max_length for contender in contenders)
     fitted, counts = lengths.fit(planned, room)
     tokenizer: Any = target.tokenizer
     texts = Texts(chosen, tokenizer, np.random.default_rng(config.seed), template=plain(config, "chat_template"))
     asked = ask(fitted, texts, build(config, "sampling"))
     warmup = ask(_others(fitted, config.warmup_prompts), texts, build(config, "sampling"))
-    _check_limits(terms, contenders, warmup)
-    drafting: dict[str, Any] = {each.method: each.engine for each in contenders if each.speculate}
-    if clock.mode != REAL:
-        check_beside(config, clock, methods, drafting, sampled=any(not each.sampling.greedy for each in asked))
-    tracker = build(config, "tracker") or NullTracker()
-    folder.mkdir(parents=True, exist_ok=True)
-    title = _title(config, target, contenders, fitted)
-    facts = {
-        "title": title,
-        "overrides": job.overrides(),
-        "exactness": {each.method: each.exactness for each in contenders},
-        "device": device_name(target.device),
-        "dtype": str(target.dtype).removeprefix("torch."),
-        "target": {"name": target.name},
-        "prompts": len(chosen),
-        "prompts_hash": fingerprint(chosen),
-        "lengths": counts,
-        "passes_through_the_texts": round(texts.passes, 3),
-        "loop": loads[0].loop,
-    }
-    kept: dict[tuple[str, float], LoadRun] = {}
-    if before is None:
-        before = write_manifest(folder, given, **facts)
-    else:
-        check_facts(before, folder, **facts)
-        note_resumed(folder, before)
-        kept = {(run.method, run.rate): run for run in load_runs(folder) if run.facts["complete"]}
-    tracker.start(tracked_run(folder, before))
-    report = LoadReport(
-        folder=folder,
-        terms=terms,
-        bootstrap=bootstrap,
-        title=title,
-        notes=[*_conditions(config), *_notes(counts, len(fitted), room, texts.passes, len(kept))],
-        spare=overload.spare,
+    by_name = {contender.method: contender for contender in contenders}
+    few = f"of {len(fitted)} requests were too long for the engine's {room} positions, and were"
+    notes = [f"{count} {few} {what}" for what, count in counts.items() if count]
+    shown = {name: value for name, value in plain(config, "arrival").items() if name not in ("_target_", "rate")}
+    notes += [f"arrivals: {', '.join(f'{name} {value}' for name, value in shown.items())}"] if shown else []
+    if texts.passes > 1:
+        notes.append(f"the texts were used {texts.passes:.1f} times: give a larger dataset.count")
+    slots = {contender.engine.max_batch_size for contender in contenders}
+    about = _about(config, fitted, slots, "arrival", "workload", "overload")
+    return Study(
+        title=f"{target.name} on {device_name(target.device)}; {about}",
+        facts={
+            "exactness": {contender.method: contender.exactness for contender in contenders},
+            "device": device_name(target.device),
+            "dtype": str(target.dtype).removeprefix("torch."),
+            "target": {"name": target.name},
+            "prompts": len(chosen),
+            "prompts_hash": fingerprint(chosen),
+            "lengths": counts,
+        },
+        notes=notes,
+        methods=list(by_name),
+        loads=loads,
+        play=lambda method, load: _play(load, asked, warmup, by_name[method], overload),
     )
-    runs: list[LoadRun] = []
-    virtual: list[LoadRun] = []
-    with reported(runs, report, tracker, virtual):
-        for run in _played(loads if clock.mode != RECORD else (), asked, warmup, contenders, overload, kept):
-            if (run.method, run.rate) not in kept:
-                run = _compared(run, runs, asked, contenders)
-                run.save(folder / f"{run.method}_{run.rate:g}")
-            runs.append(run)
-        if clock.mode != REAL:
-            virtual += beside(config, clock, methods, drafting, loads, asked, runs)
-    return runs
 
 
 def _others(planned: Sequence[Planned], count: int) -> list[Planned]:
     """Return requests to warm up with, as long as the first ones, of texts that nothing else has."""
-    number = 1 + max(part for each in planned for part, _ in each.pieces)
-    fitting = [each for each in planned if each.fits][:count]
+    number = 1 + max(part for one in planned for part, _ in one.pieces)
+    fitting = [one for one in planned if one.fits][:count]
     return [
-        Planned(klass="warm-up", pieces=((number + place, each.prompt_tokens),), output_tokens=each.output_tokens)
-        for place, each in enumerate(fitting)
+        Planned(klass="warm-up", pieces=((number + place, one.prompt_tokens),), output_tokens=one.output_tokens)
+        for place, one in enumerate(fitting)
     ]
-
-
-def _played(
-    loads: Sequence[Load],
-    asked: Sequence[Asked],
-    warmup: Sequence[Asked],
-    contenders: Sequence[Contender],
-    overload: Overload,
-    kept: Mapping[tuple[str, float], LoadRun],
-) -> Iterator[LoadRun]:
-    """Yield the runs, rate by rate; the last one of an interrupted command has what was seen until then.
-
-    Those that are kept from an earlier attempt come as they are.
-    """
-    with Progress(len(loads) * len(contenders), "runs") as progress:
-        for number, (each, contender) in enumerate((each, one) for each in loads for one in contenders):
-            if (contender.method, each.rate) in kept:
-                yield kept[contender.method, each.rate]
-                progress.update(number + 1)
-                continue
-            run, interrupted = _play(each, asked, warmup, contender, overload)
-            yield run
-            if interrupted is not None:
-                raise interrupted
-            progress.update(number + 1)
 
 
 def _play(
     load: Load, asked: Sequence[Asked], warmup: Sequence[Asked], contender: Contender, overload: Overload
-) -> tuple[LoadRun, KeyboardInterrupt | None]:
-    """Return a run, and what has interrupted it."""
-    engine: Any = contender.engine
-    _warm_up(engine, warmup, speculate=contender.speculate)
-    speeds = [_reference(engine, warmup)]
-    driver = Driver(
-        engine,
-        asked[: len(load.times)],
-        load.times,
-        loop=load.loop,
-        users=int(min(load.rate, len(asked))),
-        overload=overload,
-        speculate=contender.speculate,
-    )
-    interrupted = None
+) -> LoadRun:
+    """Return a run; one that was interrupted is not complete."""
+    engine, speculate = contender.engine, contender.speculate
+    assert isinstance(engine, Engine), "no contenders are asked for"
+    if warmup:
+        prompts = [list(one.prompt_ids) for one in warmup]
+        engine.generate(prompts, [one.sampling for one in warmup], speculate=speculate)
+        engine.forget()
+    asked = asked[: len(load.times)]
+    given = {"loop": load.loop, "users": int(min(load.rate, len(asked))), "overload": overload}
+    driver = Driver(engine, asked, load.times, speculate=speculate, **given)
     try:
         driver.run()
-    except KeyboardInterrupt as error:
-        interrupted = error
-    facts: dict[str, Any] = {"virtual": False, "slots": engine.max_batch_size, "pages": engine.paging.pages}
-    facts |= {"recordings": recordings_of(engine)}
-    if interrupted is None and speeds[0] is not None:
-        speeds.append(_reference(engine, warmup))
-        middle = len(warmup[0].prompt_ids) + REFERENCE_TOKENS // 2
-        facts |= {"reference_seconds": speeds, "reference_positions": middle}
-    return driver.result(method=contender.method, rate=load.rate, **facts), interrupted
+    except KeyboardInterrupt:
+        pass
+    facts = {"slots": engine.max_batch_size, "pages": engine.paging.pages, "recordings": recordings_of(engine)}
+    return driver.result(method=contender.method, rate=load.rate, virtual=False, **facts)
 
 
-def _compared(
-    run: LoadRun, before: Sequence[LoadRun], asked: Sequence[Asked], contenders: Sequence[Contender]
-) -> LoadRun:
-    """Return a run with how many of its outputs are those of plain decoding at the same rate, where that is here."""
-    plain = next((each for each in before if each.method == PLAIN and each.rate == run.rate), None)
-    engine = contenders[0].engine
-    if plain is None or not isinstance(engine, Engine):
-        return run
-    return replace(run, facts={**run.facts, "outputs": agreement(run, plain, asked, engine.target)})
+# ---------------------------------------------------------------- in virtual time
 
 
-def _warm_up(engine: Engine, warmup: Sequence[Asked], *, speculate: bool) -> float | None:
-    """Decode some requests together and forget them; returns the seconds of the shortest turn, if there were any."""
-    prompts, sampling = [list(each.prompt_ids) for each in warmup], [each.sampling for each in warmup]
-    moments: dict[int, list[float]] = {}
-    for step in engine.stream(prompts, sampling, speculate=speculate) if prompts else ():
-        moments.setdefault(step.request, []).append(step.visible)
-    engine.forget()
-    return min((float(gap) for own in moments.values() for gap in np.diff(own)), default=None)
+def _virtual(config: DictConfig, clock: Virtual, methods: Mapping[str, str], open_until: ExitStack) -> Study:
+    engines = {method.name: _engine(method, clock) for method in methods_of(config, methods)}
+    lengths = typed(Lengths, plain(config, "lengths"), "lengths")
+    numbers = Numbers(tokens=any(engine.paging.shared for engine in engines.values()))
+    given = {"overload": build(config, "overload")}
+    seeds: list[tuple[dict[float, Load], list[Asked]]] = []
+    for seed in range(clock.seeds):
+        loads, planned = _plan(config, config.seed + seed)
+        fitted, _ = lengths.fit(planned, min(engine.max_length for engine in engines.values()))
+        seeds.append(({load.rate: load for load in loads}, ask(fitted, numbers, build(config, "sampling"))))
+    pool = open_until.enter_context(ProcessPoolExecutor(clock.workers)) if clock.workers > 1 else None
+
+    def begin(method: str, rate: float) -> list[Callable[[], LoadRun]]:
+        plays = []
+        for seed, (loads, asked) in enumerate(seeds):
+            load = loads[rate]
+            users = int(min(rate, len(asked)))
+            options = {**given, "loop": load.loop, "users": users, "seed": seed, "method": method, "rate": rate}
+            play = partial(engines[method].play, asked[: len(load.times)], load.times, **options)
+            plays.append(play if pool is None else pool.submit(play).result)
+        return plays
+
+    begun_all = {(method, rate): begin(method, rate) for rate in seeds[0][0] for method in engines}
+    planned = [one.planned for one in seeds[0][1]]
+    device = getattr(engines[next(iter(engines))].costs, "conditions", None)
+    device = str(clock.costs) if device is None else f"{device.model} on {device.device}"
+    about = _about(config, planned, {engine.slots for engine in engines.values()}, "arrival", "workload", "overload")
+    times = f", {clock.seeds} times" if clock.seeds > 1 else ""
+    return Study(
+        title=f"VIRTUAL TIME{times}, {device}; {about}",
+        facts={
+            "exactness": {name: None if engine.accepted is None else "replayed" for name, engine in engines.items()},
+            "device": f"VIRTUAL TIME, {device}",
+            "virtual": True,
+        },
+        notes=[
+            "virtual time: turns take what costs say, and rounds accept what traces say; scheduler, policy and pages "
+            f"are an engine's; pieces of prompts {'share' if clock.mixed else 'do not share'} a forward with rounds"
+        ],
+        methods=list(engines),
+        loads=list(seeds[0][0].values()),
+        play=lambda method, load: pooled([play() for play in begun_all[method, load.rate]]),
+    )
 
 
-def _reference(engine: Engine, warmup: Sequence[Asked]) -> float | None:
-    """Return the seconds of a turn with one row, plainly: how fast the machine is at the moment. None where unknown."""
-    if not warmup:
-        return None
-    own = replace(warmup[0].sampling, max_new_tokens=REFERENCE_TOKENS)
-    prompt = list(warmup[0].prompt_ids)[: engine.max_length - REFERENCE_TOKENS]
-    moments = [step.visible for step in engine.stream([prompt], own, speculate=False)]
-    engine.forget()
-    return float(np.median(np.diff(moments))) if len(moments) > 1 else None
-
-
-def _check_limits(terms: Terms, contenders: Sequence[Contender], warmup: Sequence[Asked]) -> None:
-    """Refuse limits that no request can keep with any method."""
-    least: dict[str, list[float]] = {"ttft": [], "tpot": [], "e2e": []}
-    for each in contenders if terms.limits is not None else ():
-        engine: Any = each.engine
-        turn = _warm_up(engine, warmup, speculate=each.speculate)
-        depth = engine.drafter.max_nodes if each.speculate and engine.drafter is not None else 0
-        for name, own in least.items():
-            own += [] if turn is None else [turn / (1 + depth) if name == "tpot" else turn]
-    for name, own in least.items():
-        limit = getattr(terms.limits, name, None)
-        if limit is not None and own and limit < min(own):
-            raise ValueError(
-                f"sla.{name}={limit:g}: the fastest method takes at least {min(own):.2g} s here with nothing else to "
-                f"do, so no request can keep that: give more"
-            )
-
-
-def _title(config: DictConfig, target: Target, contenders: Sequence[Contender], planned: Sequence[Planned]) -> str:
-    """Return model, device and conditions, for tables and pictures."""
-    about = asked_for(config, planned, "arrival", "workload", "overload", "clock")
-    rows = sorted({each.engine.max_batch_size for each in contenders})
-    return f"{target.name} on {device_name(target.device)}; {about}; {' and '.join(map(str, rows))} slots"
-
-
-def _conditions(config: DictConfig) -> list[str]:
-    """Return what the title does not say: how the rate varies."""
-    shown = {name: value for name, value in plain(config, "arrival").items() if name not in ("_target_", "rate")}
-    return [f"arrivals: {', '.join(f'{name} {value}' for name, value in shown.items())}"] if shown else []
-
-
-def _notes(counts: Mapping[str, int], planned: int, room: int, passes: float, kept: int) -> list[str]:
-    few = f"of {planned} requests were too long for the engine's {room} positions, and were"
-    said = [f"{count} {few} {what}" for what, count in counts.items() if count]
-    if kept:
-        said.append(f"{kept} of the runs are from an earlier attempt at this study")
-    if passes > 1:
-        said.append(f"the texts were used {passes:.1f} times: give a larger dataset.count")
-    return said
+def _engine(method: Method, clock: Virtual) -> VirtualEngine:
+    """Return a method's engine in virtual time."""
+    config, costs = method.config, clock.costs_of(method.name)
+    section = method.policy if method.drafter is not None else None
+    if section is not None:
+        check_replayed(config, section)
+    options = plain(config, "engine")
+    policy: Any = None if section is None else build(config, section)
+    if policy is not None and getattr(policy, "costs", costs) is None:
+        policy.costs = costs  # it decides by costs, and was not given any
+    paging: Paging = build(config, "engine.cache") if options.get("cache") else Paging()
+    return VirtualEngine(
+        costs=costs,
+        slots=options["max_batch_size"],
+        max_length=options["max_length"] or DEFAULT_MAX_LENGTH,
+        prefill_chunk=options["prefill_chunk"],
+        paging=paging,
+        scheduler=build(config, "engine.scheduler") if options.get("scheduler") else None,
+        accepted=None if method.drafter is None else clock.accepted_of(method.name),
+        policy=policy,
+        mixed=clock.mixed,
+    )

@@ -3,55 +3,21 @@
 import heapq
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 
 from experiments.load.arrivals import Times
-from experiments.load.run import (
-    CLOSED,
-    DONE,
-    DROPPED,
-    FAILED,
-    REQUESTS,
-    TURNS,
-    UNFINISHED,
-    LoadRun,
-    Totals,
-    typed,
-)
+from experiments.load.run import CLOSED, DONE, DROPPED, FAILED, REQUESTS, TURNS, UNFINISHED, LoadRun, typed
 from experiments.load.texts import Asked
+from specdec.cache.pages import PageCounts
 from specdec.engine.engine import Engine
 from specdec.engine.scheduler import View, Work
-from specdec.requests import SamplingParams
 from specdec.types import Step
 
 LONGEST_SLEEP = 0.05
 """Seconds that nothing is looked at for."""
-
-
-class Serving(Protocol):
-    """What the driver asks of an engine."""
-
-    @property
-    def unfinished(self) -> int:
-        """The number of requests that wait or run."""
-        ...
-
-    def submit(
-        self, prompt: Any, sampling: SamplingParams, *, speculate: bool = True, arrived: float | None = None
-    ) -> int:
-        """Take a request, and return its id."""
-        ...
-
-    def step(self) -> list[Step]:
-        """Run a turn, and return what has happened in it."""
-        ...
-
-    def abort(self, request_id: int) -> None:
-        """Drop a request."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +82,7 @@ class Entrance:
     def impatient(self, now: float) -> list[int]:
         """Return who has waited too long for a first token."""
         patience = self._overload.patience
-        return [] if patience is None else [each for each, at in self.silent.items() if now - at > patience]
+        return [] if patience is None else [number for number, at in self.silent.items() if now - at > patience]
 
     def ended(self, number: int, at: float) -> None:
         """Take note of an end, after which a user of a closed loop thinks and comes again."""
@@ -126,17 +92,17 @@ class Entrance:
 
 
 @dataclass
-class _Seen:
+class _Course:
     """The course of one request, by the names of the columns; seconds are on the driver's clock."""
 
     arrived: float
     submitted: float = np.nan
     admitted: float = np.nan
     prefilled: float = np.nan
+    first_token: float = np.nan
     finished: float = np.nan
     outcome: str = UNFINISHED
     reason: str = ""
-    emissions: list[tuple[float, int]] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     rounds: int = 0
     drafted: int = 0
@@ -156,12 +122,13 @@ class Driver:
     by is kept apart (``LoadRun.late``).
 
     Args:
+        engine: An ``Engine``, or what takes requests by ``submit``, ``step`` and ``abort`` as it does.
         times: See ``Entrance``, like loop and users.
     """
 
     def __init__(
         self,
-        engine: Serving,
+        engine: Any,
         asked: Sequence[Asked],
         times: Times,
         *,
@@ -175,11 +142,11 @@ class Driver:
         self._engine, self._asked, self._speculate = engine, asked, speculate
         self._clock, self._sleep = clock, sleep
         self._entrance = Entrance(asked, times, loop, users, overload)
-        self._seen: dict[int, _Seen] = {}
+        self._courses: dict[int, _Course] = {}
         self._live: dict[int, int] = {}  # the number of a request by the engine's id
         self._turns: list[dict[str, Any]] = []
-        self._own_delays: list[float] = []
-        self._notes: list[tuple[View, Work]] = []  # one where the scheduler was asked in this turn
+        self._delays: list[float] = []
+        self._planned: list[tuple[View, Work]] = []  # what the scheduler has seen and planned in this turn
         self._begun = self._last_end = 0.0
 
     def run(self) -> None:
@@ -187,7 +154,7 @@ class Driver:
         self._before = self._counts()
         self._begun, self._last_end = self._clock(), 0.0
         if isinstance(self._engine, Engine):
-            self._engine.on_turn = lambda view, work: self._notes.append((view, work))
+            self._engine.on_turn = lambda view, work: self._planned.append((view, work))
         try:
             while self._entrance.due or self._live:
                 self._submit_due()
@@ -195,7 +162,7 @@ class Driver:
                 if self._engine.unfinished:
                     self._turn()
                 elif self._entrance.due:
-                    self._sleep(self._until_due())
+                    self._sleep(max(0.0, min(self._entrance.due[0][0] - self._now(), LONGEST_SLEEP)))
         finally:
             if isinstance(self._engine, Engine):
                 self._engine.on_turn = None
@@ -206,22 +173,18 @@ class Driver:
     def _now(self) -> float:
         return self._clock() - self._begun
 
-    def _until_due(self) -> float:
-        due = self._entrance.due[0][0] - self._now() if self._entrance.due else LONGEST_SLEEP
-        return max(0.0, min(due, LONGEST_SLEEP))
-
     def _submit_due(self) -> None:
         for number, arrived, outcome, reason in self._entrance.arrivals(self._now):
-            seen, asked = _Seen(arrived), self._asked[number]
-            self._seen[number] = seen
+            course, asked = _Course(arrived), self._asked[number]
+            self._courses[number] = course
             if outcome:
                 self._end(number, outcome, self._now(), reason)
                 continue
             identity = self._engine.submit(
                 asked.prompt_ids, asked.sampling, speculate=self._speculate, arrived=self._begun + arrived
             )
-            seen.submitted = self._now()
-            self._own_delays.append(seen.submitted - max(arrived, self._last_end))
+            course.submitted = self._now()
+            self._delays.append(course.submitted - max(arrived, self._last_end))
             self._live[identity] = number
 
     def _lose_patience(self) -> None:
@@ -233,97 +196,84 @@ class Driver:
 
     def _turn(self) -> None:
         inside, begin = self._engine.unfinished, self._now()
-        self._notes.clear()
+        self._planned.clear()
         steps = self._engine.step()
         self._last_end = self._now()
         for step in steps:
             self._take(step)
         # Where nothing else is known, those that no slot is left for wait.
-        waiting, turn = max(0, inside - getattr(self._engine, "max_batch_size", inside)), dict.fromkeys(TURNS, 0)
-        free_pages = self._turns[-1]["free_pages"] if self._turns else -1
-        for view, work in self._notes:
-            entered = sum(request.slot >= 0 for request in view.waiting)
-            waiting = len(view.waiting) - entered + len(work.preempt)
+        waiting = max(0, inside - getattr(self._engine, "max_batch_size", inside))
+        free_pages, prefilled, preempted = self._turns[-1]["free_pages"] if self._turns else -1, 0, 0
+        for view, work in self._planned:
+            preempted, prefilled = len(work.preempt), _prefilled(view, work)
+            waiting = sum(request.slot < 0 for request in view.waiting) + preempted
             free_pages = -1 if view.free_pages is None else view.free_pages
-            turn |= {"prefill_tokens": _prefilled(view, work), "preempted": len(work.preempt)}
-        turn |= {
-            "begin": begin,
-            "seconds": self._last_end - begin,
-            "rows": len(steps),
-            "nodes": sum(step.proposed_nodes for step in steps),
-            "depth": max((step.proposed_depth for step in steps), default=0),
-            "committed": sum(len(step.token_ids) for step in steps),
-            "running": inside - waiting,
-            "waiting": waiting,
-            "free_pages": free_pages,
-        }
-        self._turns.append(turn)
+        self._turns.append(
+            {
+                "begin": begin,
+                "seconds": self._last_end - begin,
+                "prefill_tokens": prefilled,
+                "rows": len(steps),
+                "nodes": sum(step.proposed_nodes for step in steps),
+                "depth": max((step.proposed_depth for step in steps), default=0),
+                "committed": sum(len(step.token_ids) for step in steps),
+                "running": inside - waiting,
+                "waiting": waiting,
+                "free_pages": free_pages,
+                "preempted": preempted,
+            }
+        )
 
     def _take(self, step: Step) -> None:
         number = self._live.get(step.request)
         if number is None:
             return
-        seen, visible = self._seen[number], step.visible - self._begun
-        seen.rounds += 1
-        seen.drafted += step.proposed_depth
-        seen.nodes += step.proposed_nodes
-        seen.accepted += step.accepted
+        course, visible = self._courses[number], step.visible - self._begun
+        course.rounds += 1
+        course.drafted += step.proposed_depth
+        course.nodes += step.proposed_nodes
+        course.accepted += step.accepted
         if step.token_ids:
             self._entrance.silent.pop(number, None)
-            seen.emissions.append((visible, len(step.token_ids)))
-            seen.tokens += step.token_ids
-        if np.isnan(seen.admitted):
-            seen.admitted = visible - step.elapsed
+            course.first_token = course.first_token if course.tokens else visible
+            course.tokens += step.token_ids
+        if np.isnan(course.admitted):
+            course.admitted = visible - step.elapsed
         if step.timestamps is not None:
-            seen.prefilled = step.timestamps.prefilled - self._begun
-            seen.reused_tokens, seen.recomputed_tokens = step.timestamps.reused, step.timestamps.recomputed
-            seen.preemptions, seen.preempted_seconds = step.timestamps.preemptions, step.timestamps.preempted
+            course.prefilled = step.timestamps.prefilled - self._begun
+            course.reused_tokens, course.recomputed_tokens = step.timestamps.reused, step.timestamps.recomputed
+            course.preemptions, course.preempted_seconds = step.timestamps.preemptions, step.timestamps.preempted
         if step.finish_reason is not None:
             del self._live[step.request]
             self._end(number, FAILED if step.finish_reason == "error" else DONE, visible, step.error or "")
 
-    def _end(self, number: int, outcome: str, at: float, reason: str = "") -> None:
-        seen = self._seen[number]
-        seen.outcome, seen.finished, seen.reason = outcome, at, "" if outcome == DONE else reason
+    def _end(self, number: int, outcome: str, at: float, reason: str) -> None:
+        course = self._courses[number]
+        course.outcome, course.finished, course.reason = outcome, at, "" if outcome == DONE else reason
         self._entrance.ended(number, at)
 
-    def _counts(self) -> Totals:
-        counts = getattr(self._engine, "page_counts", None)
-        if counts is None:
-            return Totals()
-        return Totals(**{name: getattr(counts, name, 0) for name in vars(Totals())})
+    def _counts(self) -> dict[str, Any]:
+        return asdict(getattr(self._engine, "page_counts", PageCounts()))
 
     def result(self, *, method: str, rate: float, **facts: Any) -> LoadRun:
         """Return what was seen; requests that had not arrived yet when the run was broken off are left out."""
         rows = []
-        for number, seen in sorted(self._seen.items()):
-            planned, emissions = self._asked[number].planned, seen.emissions
-            rows.append(
-                {
-                    **vars(seen),
-                    "request": number,
-                    **{name: getattr(planned, name) for name in ("klass", "user", "priority", "prompt_tokens")},
-                    "first_token": emissions[0][0] if emissions else np.nan,
-                    "output_tokens": sum(count for _, count in emissions),
-                }
-            )
-        after = vars(self._counts())
-        totals = {name: after[name] - before for name, before in vars(self._before).items()}
-        ends = [seen.finished for seen in self._seen.values() if seen.outcome == DONE]
-        whole = len(self._seen) == len(self._asked) and not self._live
-        delays = self._own_delays
-        requests = typed(rows, REQUESTS)
-        requests["emissions"] = [self._seen[number].emissions for number in requests.request]
-        requests["tokens"] = [self._seen[number].tokens for number in requests.request]
+        for number, course in sorted(self._courses.items()):
+            planned = self._asked[number].planned
+            about = {name: getattr(planned, name) for name in ("klass", "user", "priority", "prompt_tokens")}
+            rows.append({**vars(course), "request": number, **about, "output_tokens": len(course.tokens)})
+        after = self._counts()
+        ends = [course.finished for course in self._courses.values() if course.outcome == DONE]
+        whole = len(self._courses) == len(self._asked) and not self._live
         return LoadRun(
             method=method,
             rate=rate,
             loop=self._entrance.loop,
             seconds=max(ends, default=self._ended) if whole else self._ended,
-            requests=requests,
+            requests=typed(rows, REQUESTS).assign(tokens=[row["tokens"] for row in rows]),
             turns=typed(self._turns, TURNS),
-            totals=replace(self._before, **totals),
-            late=float(np.quantile(delays, 0.99, method="inverted_cdf")) if delays else 0.0,
+            totals=PageCounts(**{name: after[name] - self._before[name] for name in after}),
+            late=float(np.quantile(self._delays, 0.99, method="inverted_cdf")) if self._delays else 0.0,
             facts={"complete": whole, "planned": len(self._asked), **facts},
         )
 

@@ -1,13 +1,15 @@
-"""What happened to requests that arrived over time, on a real engine or a virtual one."""
+"""What happened to requests that arrived over time, on a real engine or in virtual time."""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas
+
+from specdec.cache.pages import PageCounts
 
 LOAD = "load.json"
 Frame = Any
@@ -18,17 +20,23 @@ DONE, DROPPED, FAILED, UNFINISHED = "done", "dropped", "failed", "unfinished"
 OPEN, CLOSED = "open", "closed"
 """Whether requests come whatever the engine does, or a user's next one only after the answer."""
 MOMENTS = ("arrived", "submitted", "admitted", "prefilled", "first_token", "finished")
-TOKENS = ("prompt_tokens", "reused_tokens", "output_tokens", "recomputed_tokens")
-COUNTS = ("rounds", "drafted", "nodes", "accepted", "preemptions")
-WORDS = ("klass", "user", "outcome", "reason")
-
+COUNTS = (
+    "prompt_tokens",
+    "reused_tokens",
+    "output_tokens",
+    "recomputed_tokens",
+    "rounds",
+    "drafted",
+    "nodes",
+    "accepted",
+)
 
 REQUESTS = {
     "request": "int64",
-    **dict.fromkeys(WORDS, "object"),
+    **dict.fromkeys(("klass", "user", "outcome", "reason"), "object"),
     "priority": "int64",
     **dict.fromkeys(MOMENTS, "float64"),
-    **dict.fromkeys((*TOKENS, *COUNTS), "int64"),
+    **dict.fromkeys((*COUNTS, "preemptions"), "int64"),
     "preempted_seconds": "float64",
 }
 """The columns of ``LoadRun.requests`` and their types."""
@@ -41,27 +49,6 @@ TURNS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Totals:
-    """What one run did in all, in tokens unless it says otherwise.
-
-    Attributes:
-        queried: Tokens of admitted requests that could have been found in the cache.
-        reused: Those that were.
-        recomputed: Tokens that were prefilled again after preemptions.
-        preempted: Requests that lost their slot, counted as often as they did.
-        swapped_out: Tokens whose keys and values went to the host's memory.
-        swap_seconds: Seconds of the ways there and back.
-    """
-
-    queried: int = 0
-    reused: int = 0
-    recomputed: int = 0
-    preempted: int = 0
-    swapped_out: int = 0
-    swap_seconds: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
 class LoadRun:
     """One method under one load.
 
@@ -70,13 +57,13 @@ class LoadRun:
         loop: ``OPEN`` or ``CLOSED``.
         seconds: From the first planned arrival to the last token.
         requests: A row per request that arrived (``REQUESTS``), times in seconds since the run began, NaN for what
-            never happened.
+            never happened; of a real engine also its ``tokens``.
         turns: A row per turn of the engine (``TURNS``); ``running`` requests have a slot during it, and
             ``waiting`` ones none; ``free_pages`` is -1 where every slot has its own row.
         totals: What the caches and preemption did.
         late: The 99th percentile of the delays that the generator of load has caused itself, in seconds: how much later
             than planned a request was submitted, while no turn was running.
-        facts: What else should be known: machine, model, schedule, what is virtual.
+        facts: What else should be known: slots, pages, how many were planned, what is virtual.
     """
 
     method: str
@@ -85,7 +72,7 @@ class LoadRun:
     seconds: float
     requests: Frame
     turns: Frame
-    totals: Totals = Totals()
+    totals: PageCounts = field(default_factory=PageCounts)
     late: float = 0.0
     facts: Mapping[str, Any] = field(default_factory=dict)
 
@@ -104,13 +91,14 @@ class LoadRun:
         """Return what ``save`` has written."""
         rest = json.loads((folder / LOAD).read_text(encoding="utf-8"))
         tables = {name: pandas.read_parquet(folder / f"{name}.parquet") for name in ("requests", "turns")}
-        return cls(**{**rest, **tables, "totals": Totals(**rest["totals"])})
+        return cls(**{**rest, **tables, "totals": PageCounts(**rest["totals"])})
 
 
 def load_runs(folder: Path) -> list[LoadRun]:
     """Return the runs that a study has written into its folder, by rate and method; none where it is no such folder."""
-    found = [LoadRun.load(path.parent) for path in folder.glob(f"*/{LOAD}")]
-    return sorted(found, key=lambda run: (run.rate, run.method))
+    return sorted(
+        (LoadRun.load(path.parent) for path in folder.glob(f"*/{LOAD}")), key=lambda run: (run.rate, run.method)
+    )
 
 
 def typed(rows: Any, kinds: Mapping[str, str]) -> Frame:
@@ -126,23 +114,18 @@ def pooled(runs: Sequence[LoadRun]) -> LoadRun:
     """Return the runs of one method at one rate with several seeds as one, each behind the one before."""
     if len(runs) == 1:
         return runs[0]
-    requests, turns, since = [], [], 0.0
+    requests, turns, since, count = [], [], 0.0, 0
     for run in runs:
-        moved = run.requests.copy()
-        for name in MOMENTS:
-            moved[name] += since
-        later = run.turns.copy()
-        later["begin"] += since
-        moved["request"] += 0 if not requests else int(requests[-1].request.max()) + 1
-        requests.append(moved)
-        turns.append(later)
-        since += run.seconds
-    totals = Totals(**{name: sum(getattr(run.totals, name) for run in runs) for name in vars(Totals())})
+        moved = {name: run.requests[name] + since for name in MOMENTS}
+        requests.append(run.requests.assign(**moved, request=run.requests.request + count))
+        turns.append(run.turns.assign(begin=run.turns.begin + since))
+        since, count = since + run.seconds, int(requests[-1].request.max()) + 1
+    totals = {one.name: sum(getattr(run.totals, one.name) for run in runs) for one in fields(PageCounts)}
     return replace(
         runs[0],
         seconds=since,
         requests=pandas.concat(requests, ignore_index=True),
         turns=pandas.concat(turns, ignore_index=True),
-        totals=totals,
+        totals=PageCounts(**totals),
         facts={**runs[0].facts, "seeds": len(runs)},
     )

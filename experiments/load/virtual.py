@@ -1,34 +1,204 @@
 """An engine in virtual time: scheduler, policy and pages of a real one, and calibrated seconds for its work.
 
 What a turn does is decided by the same code that decides it for an engine. How many tokens a round accepts comes from
-dense traces (``experiments.load.dense``), and how long it takes from costs. So a load that takes an hour takes seconds
-here, and the result is a ``LoadRun`` like any other.
+the trace of a run (``experiments.run trace=true``), and how long it takes from costs.
 """
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
-from experiments.load.acceptance import Acceptance
 from experiments.load.arrivals import Times
-from experiments.load.dense import Dense
 from experiments.load.driver import Entrance, Overload
-from experiments.load.run import DONE, DROPPED, REQUESTS, TURNS, UNFINISHED, LoadRun, Totals, typed
+from experiments.load.run import DONE, DROPPED, REQUESTS, TURNS, UNFINISHED, LoadRun, typed
 from experiments.load.texts import Asked
-from specdec.cache.pages import Paging, pages_for
+from experiments.tracing.trace import read_trace
+from specdec.arguments import flag, whole
+from specdec.cache.pages import PageCounts, Paging, pages_for
 from specdec.drafting.policies.lengths import LengthPolicy
 from specdec.engine.scheduler import FirstCome, Scheduler, View, Work
 from specdec.physics.calibrated import CalibratedRounds
 from specdec.physics.costs import StepSize
-from specdec.physics.rounds import AffineRounds
+from specdec.physics.rounds import LLAMA_8B_H100, AffineRounds
 from specdec.requests import Request
-from specdec.shape import TreeShape
 
 Costs = AffineRounds | CalibratedRounds
 """Seconds of an engine's work."""
+PUBLISHED: Mapping[str, Costs] = {"llama_8b_h100": LLAMA_8B_H100}
+"""Costs by name that nobody has to measure."""
+Rows = Int[np.ndarray, " batch"]
+
+
+class Virtual:
+    """The settings of virtual time.
+
+    Args:
+        costs: A file of ``experiments.calibrate``, or a name of ``PUBLISHED``; or one for each method, by name.
+        traces: The folder of a run with ``trace=true``; or one for each method, by name.
+        seeds: How many times it is played, with other arrivals, lengths and acceptances. All make one result.
+        mixed: Whether pieces of prompts share a forward with the round, as in vLLM.
+        workers: Processes that play side by side.
+
+    Raises:
+        ValueError: Costs or traces are missing, or a number is no count.
+    """
+
+    def __init__(self, costs: Any = None, traces: Any = None, *, seeds: int = 1, mixed: bool = False, workers: int = 1):
+        if not costs:
+            raise ValueError(
+                f"clock=virtual needs to know how long rounds take: give clock.costs=FILE of experiments.calibrate, "
+                f"or {' or '.join(PUBLISHED)}"
+            )
+        if not traces:
+            raise ValueError(
+                "clock=virtual needs to know what is accepted: give clock.traces=FOLDER of experiments.run trace=true"
+            )
+        self.costs, self.traces, self.mixed = costs, traces, flag("clock.mixed", mixed)
+        self.seeds, self.workers = whole("clock.seeds", seeds, least=1), whole("clock.workers", workers, least=1)
+
+    def costs_of(self, method: str) -> Costs:
+        """Return the costs of a method's rounds. Raises ValueError: there are none, or their file cannot be read."""
+        given = _own(self.costs, method, "costs")
+        return PUBLISHED[given] if given in PUBLISHED else CalibratedRounds.load(given)
+
+    def accepted_of(self, method: str) -> "Accepted":
+        """Return what a method's rounds accept. Raises ValueError: there is no trace of it."""
+        return Accepted.read(Path(_own(self.traces, method, "traces")), method)
+
+
+def _own(given: Any, method: str, name: str) -> str:
+    if not isinstance(given, Mapping):
+        return str(given)
+    if method not in given:
+        raise ValueError(f"clock.{name} has {', '.join(map(str, given))}, and not {method}: give it, too")
+    return str(given[method])
+
+
+# ---------------------------------------------------------------- what is accepted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accepted:
+    """What a drafter's rounds accept at every position of some outputs, all one behind the other.
+
+    Rounds of shorter drafts begin where none began in the trace. There a draft is what was left of the recorded one: it
+    is accepted as far, and ends where that one was rejected. Behind a draft that was accepted whole, the next token is
+    right as often as the deepest ones were, and then it goes on as the next round did.
+
+    Attributes:
+        lengths: The tokens of every output.
+        able: How many tokens of the deepest draft from there would be accepted.
+        proposed: How deep that draft is.
+        nodes: How many nodes it has down to every depth: as many as it is deep, in a chain.
+    """
+
+    lengths: Int[np.ndarray, " output"]
+    able: Int[np.ndarray, " position"]
+    proposed: Int[np.ndarray, " position"]
+    nodes: Int[np.ndarray, "position depth"]
+
+    @property
+    def depth(self) -> int:
+        """The deepest drafts."""
+        return self.nodes.shape[1]
+
+    @classmethod
+    def of(cls, outputs: Sequence[Sequence[tuple[int, Sequence[int]]]], seed: int = 0) -> "Accepted":
+        """Return it by rounds in their order: how many tokens were accepted, and the drafted nodes of every depth."""
+        rounds = [(accepted, len(levels)) for output in outputs for accepted, levels in output if levels]
+        if not rounds:
+            raise ValueError("the trace has no round with a draft: trace a method that drafts")
+        deepest = max(depth for _, depth in rounds)
+        whole_drafts = sum(accepted == depth for accepted, depth in rounds)
+        right = whole_drafts / max(sum(accepted >= depth - 1 for accepted, depth in rounds), 1)
+        rng = np.random.default_rng(seed)
+        parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        lengths = []
+        for output in outputs:
+            made, following = [], 0
+            for accepted, levels in reversed(output):
+                able = np.arange(accepted, -1, -1)
+                if levels and accepted == len(levels) and rng.random() < right:
+                    able[1:] += 1 + following
+                following = accepted
+                nodes = np.zeros(deepest, dtype=np.int64)
+                nodes[: len(levels)] = np.cumsum(levels)
+                made.append((able, np.full(len(able), len(levels)), np.tile(nodes, (len(able), 1))))
+            parts += reversed(made)
+            lengths.append(sum(len(able) for able, _, _ in made))
+        able, proposed, nodes = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        return cls(lengths=np.array(lengths), able=np.minimum(able, proposed), proposed=proposed, nodes=nodes)
+
+    @classmethod
+    def read(cls, folder: Path, method: str) -> "Accepted":
+        """Return that of a method in a run's trace, or of its only one.
+
+        Raises:
+            ValueError: There is no trace, none of this method among several, or it is of several temperatures.
+        """
+        found: dict[tuple[str, float], dict[tuple[Any, ...], dict[int, tuple[int, list[int]]]]] = {}
+        for shard in read_trace(folder, tables=False):
+            for row, key in enumerate(shard.keys):
+                levels = np.bincount(shard.depths(row), minlength=1)[1:].tolist()
+                rounds = found.setdefault((key.method, key.temperature), {})
+                rounds.setdefault((key.prompt, key.turn, key.sample), {})[key.round] = key.accepted, levels
+        methods = {name for name, _ in found}
+        wanted = [place for place in found if place[0] == method or methods == {place[0]}]
+        if len(wanted) != 1:
+            given = ", ".join(f"{name} at T={temperature:g}" for name, temperature in found)
+            raise ValueError(f"the trace in {folder} has {given}, and not {method} at one temperature: give another")
+        outputs = found[wanted[0]].values()
+        return cls.of(
+            [[rounds[number] for number in range(len(rounds))] for rounds in outputs if len(rounds) > max(rounds)]
+        )
+
+
+class _Drafts:
+    """The drafts of requests: request i is accepted as output i is, from the front again where outputs are fewer."""
+
+    def __init__(
+        self, accepted: Accepted, outputs: Int[np.ndarray, " request"], policy: LengthPolicy | None, seed: int
+    ):
+        self._accepted, self.policy = accepted, copy.copy(policy)
+        self.most_nodes = int(accepted.nodes.max(initial=0))
+        order = (
+            np.random.default_rng(seed).permutation(len(accepted.lengths)) if seed else np.arange(len(accepted.lengths))
+        )
+        place = order[np.arange(len(outputs)) % len(order)]
+        # Where an output is longer than its trace, it goes on from the front, and leaves out the end, where drafts
+        # were cut because the output was about to end.
+        lengths = accepted.lengths[place]
+        self._around = np.where(outputs > lengths, np.maximum(lengths - accepted.depth, 1), np.maximum(lengths, 1))
+        self._begin = (accepted.lengths.cumsum() - accepted.lengths)[place]
+
+    def round(self, rows: Rows, slots: Rows, lengths: Rows, output: Rows, most: Rows) -> tuple[Rows, Rows, Rows]:
+        """Return how deep the drafts of a round are, how many nodes they have, and how many tokens are accepted.
+
+        Args:
+            rows: The numbers of the requests.
+            lengths: The tokens in their caches.
+            output: The tokens of their outputs so far.
+            most: How deep the drafts may be.
+        """
+        place = self._begin[rows] + output % self._around[rows]
+        able = self._accepted.able[place]
+        if self.policy is not None:
+            if self.policy.foresees is not None:
+                self.policy.foresee(slots, np.minimum(able, most))
+            most = np.minimum(self.policy.depths(slots, lengths), most)
+        proposed = np.minimum(most, self._accepted.proposed[place])
+        accepted = np.minimum(able, proposed)
+        if self.policy is not None:
+            self.policy.note(slots, proposed, accepted)
+        return proposed, np.where(proposed > 0, self._accepted.nodes[place, proposed - 1], 0), accepted
+
+
+# ---------------------------------------------------------------- the engine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,14 +208,12 @@ class VirtualEngine:
     Attributes:
         prefill_chunk: Tokens of a prompt per turn, at most.
         scheduler: Plans its turns; None for first come, first served.
-        traces: What is accepted; None for plain decoding.
-        shape: The tree that is drafted; None for chains.
-        policy: How deep drafts are; None for as deep as the traces go.
-        slower: The seconds of all work are multiplied by this.
+        accepted: What is accepted; None for plain decoding.
+        policy: How deep drafts are; None for as deep as the trace's.
         mixed: Whether pieces of prompts share a forward with the round, as in vLLM; then the weights are read once.
 
     Raises:
-        ValueError: The costs or traces do not reach as deep as drafts do, or something cannot be had in virtual time.
+        ValueError: The costs do not reach as deep as drafts do, or something cannot be had in virtual time.
     """
 
     costs: Costs
@@ -54,10 +222,8 @@ class VirtualEngine:
     prefill_chunk: int = 512
     paging: Paging = field(default_factory=Paging)
     scheduler: Scheduler | None = None
-    traces: Dense | None = None
-    shape: TreeShape | None = None
+    accepted: Accepted | None = None
     policy: LengthPolicy | None = None
-    slower: float = 1.0
     mixed: bool = False
 
     def __post_init__(self) -> None:
@@ -66,21 +232,12 @@ class VirtualEngine:
                 f"engine.cache.swap={self.paging.swap}: the seconds of swapping are not calibrated, so virtual time "
                 f"knows preemption by recomputation alone: give 0"
             )
-        if self.traces is None:
-            return
         self.costs.check_depth(self.depth)
-        if self.policy is not None and self.policy.foresees == "margins" and not self.traces.has_margins:
-            raise ValueError(
-                f"{type(self.policy).__name__} decides by the drafter's margins, and the traces of "
-                f"{self.traces.facts.get('drafter', 'this drafter')} have none: record a drafter that scores tokens"
-            )
 
     @property
     def depth(self) -> int:
         """The deepest drafts."""
-        if self.traces is None:
-            return 0
-        return self.traces.depth if self.shape is None else min(self.shape.max_depth, self.traces.depth)
+        return 0 if self.accepted is None else self.accepted.depth
 
     def play(
         self,
@@ -94,13 +251,12 @@ class VirtualEngine:
         method: str = "",
         rate: float = 0.0,
     ) -> LoadRun:
-        """Return what happens to requests that arrive at these times; see ``Driver``.
+        """Return what happens to requests that arrive at these times.
 
         Args:
-            asked: The requests. Their tokens matter where beginnings are shared alone. Request i has the acceptance of
-                trace i, or of one of the traces again where there are fewer.
+            asked: The requests. Their tokens matter where beginnings are shared alone.
             times: See ``Entrance``, like loop and users.
-            seed: Draws what is accepted, where that is not certain.
+            seed: Which output's acceptance a request has; 0: that of its own number.
         """
         entrance = Entrance(asked, times, loop, users, overload or Overload())
         return _Play(self, asked, entrance, seed).run(method, rate)
@@ -123,10 +279,7 @@ class _Play:
         self.prompt, self.output = self.found["prompt_tokens"], self.found["output_tokens"]
         self.left = np.array([each.planned.output_tokens for each in asked], dtype=np.int64)
         self.slot = np.full(count, -1)
-        self.drafts = None
-        if engine.traces is not None:
-            rng = np.random.default_rng(seed)
-            self.drafts = Acceptance(engine.traces, self.left, engine.shape, engine.policy, rng)
+        self.drafts = None if engine.accepted is None else _Drafts(engine.accepted, self.left, engine.policy, seed)
         self.policy = None if self.drafts is None else self.drafts.policy
         if self.policy is not None:
             self.policy.bind(max_batch_size=slots, max_depth=engine.depth)
@@ -188,7 +341,7 @@ class _Play:
             seconds += self.engine.costs.outside
         elif seconds and self.engine.mixed:  # the weights are read once
             seconds -= self.engine.costs.prefill_seconds(StepSize(tokens=0, positions=0, pairs=0))
-        self.now = begin + (seconds + round_seconds) * self.engine.slower
+        self.now = begin + seconds + round_seconds
         self._settle(rows)
         free = -1 if self.pages.free is None else self.pages.free
         self.turns.append(
@@ -334,7 +487,7 @@ class _Play:
 
     # ---------------------------------------------------------------- a round
 
-    def _round(self, rows: Int[np.ndarray, " batch"], depth: int) -> tuple[float, int, int, int]:
+    def _round(self, rows: Rows, depth: int) -> tuple[float, int, int, int]:
         """Play a round; returns its seconds, the drafted nodes, the deepest draft, and the committed tokens."""
         if not len(rows):
             return 0.0, 0, 0, 0
@@ -357,7 +510,7 @@ class _Play:
         self.left[rows] = left - emitted
         return seconds, drafted, deepest, int(emitted.sum())
 
-    def _settle(self, rows: Int[np.ndarray, " batch"]) -> None:
+    def _settle(self, rows: Rows) -> None:
         """Note at the end of a turn what has become visible in it."""
         if self.fresh:
             seen = [number for number in self.fresh if self.output[number]]
@@ -372,7 +525,7 @@ class _Play:
     def _result(self, method: str, rate: float) -> LoadRun:
         came = np.flatnonzero(~np.isnan(self.found["arrived"]))
         table = {name: values[came] for name, values in self.found.items()}
-        totals = Totals(
+        totals = PageCounts(
             queried=self.queried,
             reused=int(self.found["reused_tokens"].sum()),
             recomputed=int(self.found["recomputed_tokens"].sum()),
@@ -393,7 +546,6 @@ class _Play:
                 "slots": self.engine.slots,
                 "pages": self.paging.pages,
                 "policy": None if self.policy is None else type(self.policy).__name__,
-                "slower": self.engine.slower,
                 "virtual": True,
             },
         )

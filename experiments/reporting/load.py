@@ -1,22 +1,19 @@
-"""What requests felt under load: tables over rates and methods, by class, and everything that belongs to a report."""
+"""What requests felt under load: tables over rates and methods, pictures, timelines; all from the frame of figures."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from experiments.load.figures import by_class, figures_of, knee
-from experiments.load.run import LoadRun
+from experiments.load.figures import ALL, figures_of, knee, warnings_of
+from experiments.load.run import Frame, LoadRun
 from experiments.load.studies import Study, check_alike, merged, remarks, terms_of, title_of
-from experiments.reporting import terminal
-from experiments.reporting.columns import NOTHING, milliseconds, number, percent, three_digits
+from experiments.reporting import style, terminal
+from experiments.reporting.columns import NOTHING, number, percent, three_digits
 from experiments.reporting.formats import document, write_texts
-from experiments.reporting.load_pays import pays, pays_plot, pays_table
-from experiments.reporting.load_plots import PLOTS, X, classes_plot
-from experiments.reporting.table import Cell, Column, Table, left
+from experiments.reporting.table import Cell, Column, Emphasis, Table, left
 from experiments.results.comparison import commit_of
-from experiments.results.frame import Figures
 from experiments.results.limits import Terms
 from experiments.results.statistics import Bootstrap
 
@@ -35,6 +32,9 @@ _PHASES = {
     "prefill": ("admitted", "first_token"),
     "decode": ("first_token", "finished"),
 }
+
+Row = Mapping[str, Any]
+Columns = Sequence[tuple[Column | str, Callable[[Row], Cell | str]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,35 +56,24 @@ class LoadReport:
     timelines: bool = True
 
 
-def report_load(runs: Sequence[LoadRun], report: LoadReport) -> tuple[list[Figures], list[Path]]:
+def report_load(runs: Sequence[LoadRun], report: LoadReport) -> tuple[Frame, list[Path]]:
     """Print tables, and write them with pictures, figures and timelines; returns the figures, and the files."""
-    figures = [figures_of(run, report.terms, report.bootstrap, slots=run.facts.get("slots")) for run in runs]
-    tables = [load_table(figures, report), waste_table(figures)]
-    classes = [(run, by_class(run, report.terms, report.bootstrap)) for run in runs]
-    several = any(len(own) > 1 for _, own in classes)
-    if several:
-        tables.append(class_table(classes))
-    compared = pays(runs, report.bootstrap)
-    if compared:
-        tables.append(pays_table(compared, LOOPS[runs[0].loop], RATES[runs[0].loop]))
-    tables += report.more
-    said = sentences(figures, report)
+    frame = figures_of(runs, report.terms, report.bootstrap)
+    rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    tables = [*load_tables(rows, report), *report.more]
+    said = sentences(runs, frame, report)
     console = terminal.console()
     terminal.show(console, *tables)
     terminal.say(console, *said)
     parts = [part for table in tables for part in (f"## {table.title}", table, table.notes)]
-    texts = {"load.md": document(*parts, said), "load.json": {"title": report.title, "runs": figures, "pays": compared}}
-    written = write_texts(report.folder, texts)
-    about = f"{report.title}; {LOOPS[runs[0].loop]}"
-    drawn = [plot(runs, figures, report.folder / name, about, report.terms) for name, plot in PLOTS.items()]
-    drawn.append(pays_plot(compared, report.folder / "pays.png", about, X[runs[0].loop]))
-    written += filter(None, drawn)
-    if several:
-        written.append(classes_plot(classes, report.folder / "classes.png", about))
+    written = write_texts(
+        report.folder, {"load.md": document(*parts, said), "load.json": {"title": report.title, "runs": rows}}
+    )
+    written += draw(frame, report)
     for run in runs if report.timelines else ():
         written.append(write_timeline(run, report.folder / f"{run.method}_{run.rate:g}" / "timeline.json"))
     terminal.list_written(console, written)
-    return figures, written
+    return frame, written
 
 
 def report_studies(
@@ -99,151 +88,211 @@ def report_studies(
     notes = [*check_alike(studies, allow_mixed=allow_mixed), *remarks(studies), *missing]
     terms, bootstrap = terms_of(studies)
     runs = merged(studies)
-    title, more = title_of(studies), [origins(studies)]
-    report_load(
-        runs,
-        LoadReport(folder=out, terms=terms, bootstrap=bootstrap, title=title, notes=notes, more=more, timelines=False),
-    )
+    columns = [
+        (left("folder", fold=True), lambda study: terminal.short(study.folder)),
+        (left("machine"), lambda study: study.machine),
+        (left("device", fold=True), lambda study: study.fact("device")),
+        (left("dtype"), lambda study: study.fact("dtype")),
+        (left("commit", fold=True), lambda study: commit_of(study.manifest)),
+        ("runs", lambda study: str(len(study.runs))),
+    ]
+    more = [Table.of(studies, columns, title="Where runs were made")]
+    about = {"title": title_of(studies), "notes": notes, "more": more, "timelines": False}
+    report_load(runs, LoadReport(folder=out, terms=terms, bootstrap=bootstrap, **about))
     return runs
 
 
-def load_table(figures: Sequence[Figures], report: LoadReport) -> Table:
-    """A row per rate and method: what was asked, what users felt, and what came out."""
+# ---------------------------------------------------------------- tables
+
+
+def load_tables(rows: Sequence[Row], report: LoadReport) -> list[Table]:
+    """What users felt, what stands beside goodput, whether speculation pays, and classes where there are several."""
+    loop = rows[0]["loop"]
     limits = report.terms.limits
+    first: Columns = [
+        (RATES[loop].replace(" ", "\n"), lambda row: f"{row['rate']:.3g}"),
+        (left("method", fold=True, min_width=10), lambda row: row["method"]),
+    ]
+    felt: Columns = [
+        ("arrived\ndone", lambda row: f"{row['arrived']}; {row['done']}"),
+        ("TTFT, ms\np50; p99", lambda row: _spread(row, "ttft")),
+        ("TPOT, ms\np50; p99", lambda row: _spread(row, "tpot")),
+    ]
+    kept = ("goodput\n/s; share", lambda row: f"{number(row.get('goodput'))}; {percent(row.get('attained'))}")
+    rates: Columns = [
+        ("to end, ms\np50; p99", lambda row: _milliseconds(row, "e2e")),
+        ("tokens/s\nout", lambda row: number(row["output_tokens_per_second"], 1)),
+        kept,
+        ("running\nwaiting", lambda row: f"{row['running']:.1f}; {row['waiting']:.1f}"),
+    ]
+    beside: Columns = [
+        ("dropped\nfailed\nunfinished", lambda row: f"{row['dropped']}; {row['failed']}; {row['unfinished']}"),
+        ("their\ntokens", lambda row: f"{row['dropped_tokens']:.0f}"),
+        ("preempted\ntokens\nagain", lambda row: f"{row['preemptions']:.0f}; {row['recomputed_tokens']:.0f}"),
+        ("swapped\nout;\nms", lambda row: f"{row['swapped_tokens']:.0f}; {1000 * row['swap_seconds']:.0f}"),
+        ("rejected\nnodes", lambda row: f"{row['rejected_nodes']:.0f}"),
+        ("tokens\nper\nround", lambda row: number(row["mean_acceptance_length"])),
+        ("found\nin cache;\ntokens", lambda row: f"{percent(row['hit_rate'])}; {row['saved_tokens']:.0f}"),
+        ("slots\nunused", lambda row: percent(row["unused"])),
+        ("in engine\nexpected", lambda row: f"{row['in_engine']:.2f}; {row['expected']:.2f}"),
+        ("gener-\nator\nlate, ms", lambda row: f"{1000 * row['late']:.1f}"),
+    ]
+    pays: Columns = [
+        ("further\ntokens", lambda row: _times(row, "times_tokens")),
+        ("arrival\nto end", lambda row: _times(row, "times_whole")),
+        ("tokens/s\nout", lambda row: f"{row['times_throughput']:.2f}x"),
+        ("regret", lambda row: NOTHING if row.get("regret") is None else f"{row['regret']:.1%}"),
+    ]
     notes = [
-        LOOPS[figures[0].loop],
-        *([f"limits: {limits}"] if limits is not None else ["no limits were given (sla.ttft, sla.tpot, sla.e2e)"]),
+        LOOPS[loop],
+        f"limits: {limits}" if limits is not None else "no limits were given (sla.ttft, sla.tpot, sla.e2e)",
         "TTFT: time to first token, the queue included; TPOT: time per further token",
         "goodput: requests within all limits per second, and their share; dropped, failed and unfinished ones are not",
         f"intervals: {report.bootstrap.confidence:.0%}, over requests",
-        *report.notes,
     ]
-    columns: list[tuple[Column | str, Callable[[Figures], Cell | str]]] = [
-        (RATES[figures[0].loop].replace(" ", "\n"), lambda found: f"{found.rate:.3g}"),
-        (left("method", fold=True, min_width=10), lambda found: found.method),
-        ("arrived\ndone", lambda found: f"{found.arrived}; {found.done}"),
-        ("TTFT, ms\np50; p99", lambda found: _with_interval(found.ttft)),
-        ("TPOT, ms\np50; p99", lambda found: _with_interval(found.tpot)),
-        ("to end, ms\np50; p99", lambda found: milliseconds(found.e2e)),
-        ("tokens/s\nout", lambda found: number(found.output_tokens_per_second, 1)),
-        ("goodput\n/s; share", lambda found: _goodput(found.goodput)),
-        ("running\nwaiting", lambda found: f"{found.running:.1f}; {found.waiting:.1f}"),
-    ]
-    return Table.of(
-        figures, columns, title=f"Under load: {report.title}", notes=notes, section=lambda found: found.rate
-    )
-
-
-def waste_table(figures: Sequence[Figures]) -> Table:
-    """A row per rate and method: what was dropped or done twice, and what was left over."""
-    columns: list[tuple[Column | str, Callable[[Figures], Cell | str]]] = [
-        (RATES[figures[0].loop].replace(" ", "\n"), lambda found: f"{found.rate:.3g}"),
-        (left("method", fold=True, min_width=10), lambda found: found.method),
-        ("dropped\nfailed\nunfinished", lambda found: f"{found.dropped}; {found.failed}; {found.unfinished}"),
-        ("their\ntokens", lambda found: str(found.wasted.dropped_tokens)),
-        ("preempted\ntokens\nagain", lambda found: f"{found.preemptions}; {found.wasted.recomputed_tokens}"),
-        ("swapped\nout;\nms", lambda found: f"{found.wasted.swapped_tokens}; {1000 * found.wasted.swap_seconds:.0f}"),
-        ("rejected\nnodes", lambda found: str(found.wasted.rejected_nodes)),
-        ("tokens\nper\nround", lambda found: number(found.mean_acceptance_length)),
-        ("found\nin cache;\ntokens", lambda found: f"{percent(found.hit_rate)}; {found.saved_tokens}"),
-        ("slots\nunused", lambda found: percent(found.unused)),
-        ("in engine\nexpected", lambda found: f"{found.in_engine:.2f}; {found.expected:.2f}"),
-        ("gener-\nator\nlate, ms", lambda found: f"{1000 * found.late:.1f}"),
-    ]
-    notes = [
-        LOOPS[figures[0].loop],
+    wasted = [
+        LOOPS[loop],
         "in no goodput: tokens of requests that did not end well, and those prefilled again after preemptions",
         "swapped out: tokens whose keys and values went to the host's memory, and both ways' milliseconds",
         "found in cache: the share of prompt tokens, and how many, that needed no prefill",
         "in engine: counted between turns, and expected by Little's law (arrivals per second · mean stay)",
         "late: 99th percentile of the generator's own delays; waiting for the running turn is the engine's",
     ]
-    return Table.of(figures, columns, title="Beside goodput", notes=notes, section=lambda found: found.rate)
-
-
-def class_table(classes: Sequence[tuple[LoadRun, Mapping[str, Figures]]]) -> Table:
-    """A row per rate, method and class."""
-    rows = [(run, name, found) for run, own in classes for name, found in own.items()]
-    columns = [
-        (RATES[rows[0][0].loop].replace(" ", "\n"), lambda each: f"{each[0].rate:.3g}"),
-        (left("method", fold=True, min_width=10), lambda each: each[0].method),
-        (left("class", fold=True, min_width=8), lambda each: each[1]),
-        ("arrived\ndone", lambda each: f"{each[2].arrived}; {each[2].done}"),
-        ("queue, ms\np50; p99", lambda each: milliseconds(each[2].queue)),
-        ("TTFT, ms\np50; p99", lambda each: milliseconds(each[2].ttft)),
-        ("TPOT, ms\np50; p99", lambda each: milliseconds(each[2].tpot)),
-        ("within\nlimits", lambda each: percent(each[2].goodput.attainment) if each[2].goodput else NOTHING),
+    times = [
+        LOOPS[loop],
+        "further tokens: time behind the first token, plain decoding's over the method's, total over total of the "
+        "requests that both have served; in parentheses the interval over requests, bold where it is above 1",
+        "regret: the share of the oracle's speed of further tokens that is missed",
     ]
-    notes = [LOOPS[rows[0][0].loop], "long requests delay short ones that come behind them"]
-    return Table.of(rows, columns, title="By class", notes=notes, section=lambda each: (each[0].rate, each[0].method))
-
-
-def origins(studies: Sequence[Study]) -> Table:
-    """A row per study: where and with what it was made."""
-    columns = [
-        (left("folder", fold=True), lambda each: terminal.short(each.folder)),
-        (left("machine"), lambda each: each.machine),
-        (left("device", fold=True), lambda each: each.fact("device")),
-        (left("dtype"), lambda each: each.fact("dtype")),
-        (left("commit", fold=True), lambda each: commit_of(each.manifest)),
-        ("runs", lambda each: str(len(each.runs))),
+    whole = [row for row in rows if row["group"] == ALL]
+    compared = [row for row in whole if row.get("times_throughput") is not None]
+    classes = [row for row in rows if row["group"] != ALL]
+    group = (left("class", fold=True, min_width=8), lambda row: row["group"])
+    queue = ("queue, ms\np50; p99", lambda row: _milliseconds(row, "queue"))
+    shown: list[tuple[str, Sequence[Row], Columns, list[str]]] = [
+        (f"Under load: {report.title}", whole, [*felt, *rates], [*notes, *report.notes]),
+        ("Beside goodput", whole, beside, wasted),
+        ("By class", classes, [group, *felt, queue, kept], [LOOPS[loop], "long requests delay those behind them"]),
+        ("Does it pay: as fast as plain decoding under the same load, times", compared, pays, times),
     ]
-    return Table.of(studies, columns, title="Where runs were made")
+    return [
+        Table.of(own, [*first, *columns], title=title, notes=said, section=lambda row: row["rate"])
+        for title, own, columns, said in shown
+        if own
+    ]
 
 
-def sentences(figures: Sequence[Figures], report: LoadReport) -> list[str]:
+def _milliseconds(row: Row, name: str) -> str:
+    ends: list[Any] = [row.get(f"{name}.p{level}") for level in (50, 99)]
+    return "; ".join(three_digits(None if end is None else 1000 * end) for end in ends)
+
+
+def _spread(row: Row, name: str) -> Cell:
+    bounds: list[Any] = [(row.get(f"{name}.p{level}_low"), row.get(f"{name}.p{level}_high")) for level in (50, 99)]
+    more = [f"({three_digits(1000 * low)} to {three_digits(1000 * high)})" for low, high in bounds if low is not None]
+    return Cell(_milliseconds(row, name), more)
+
+
+def _times(row: Row, name: str) -> Cell:
+    value, low, high = row[name], row[f"{name}_low"], row[f"{name}_high"]
+    if value is None or low is None:
+        return Cell(NOTHING if value is None else f"{value:.2f}x")
+    emphasis = Emphasis.BEST if low > 1 else Emphasis.NONE
+    return Cell(f"{value:.2f}x", [f"({low:.2f} to {high:.2f})"], emphasis=emphasis)
+
+
+def sentences(runs: Sequence[LoadRun], frame: Frame, report: LoadReport) -> list[str]:
     """What a reader must not miss, and the highest rates that keep the limits."""
-    unit = RATES[figures[0].loop]
-    said = [f"{each.method} at {each.rate:.3g} {unit}: {warning}" for each in figures for warning in each.warnings]
-    said += _outputs(figures)
-    methods = list(dict.fromkeys(each.method for each in figures))
-    if report.terms.limits is not None and len({each.rate for each in figures}) > 1:
+    whole = frame[frame.group == ALL]
+    unit = RATES[runs[0].loop]
+    said = []
+    for run, (_, row) in zip(runs, whole.iterrows(), strict=True):
+        said += [f"{run.method} at {run.rate:.3g} {unit}: {warning}" for warning in warnings_of(run, row)]
+        if report.spare is not None:
+            kept = "at least" if row.unused >= report.spare else "LESS than"
+            unused = NOTHING if row.unused is None else percent(row.unused)
+            said.append(
+                f"{run.method} at {run.rate:.3g}: {unused} of slots and time were unused, which is {kept} the "
+                f"{report.spare:.0%} to spare"
+            )
+    if report.terms.limits is not None and whole.rate.nunique() > 1:
         for share in ATTAINED:
-            found = {method: knee([each for each in figures if each.method == method], share) for method in methods}
+            found = {method: knee(part, share) for method, part in whole.groupby("method", sort=False)}
             words = [f"{method} {'none' if rate is None else f'{rate:.3g}'}" for method, rate in found.items()]
             said.append(f"highest rate up to which {share:.0%} of requests keep all limits, {unit}: {', '.join(words)}")
-    for each in figures if report.spare is not None else ():
-        kept = each.unused is not None and each.unused >= report.spare
-        said.append(
-            f"{each.method} at {each.rate:.3g}: {percent(each.unused)} of slots and time were unused, which is "
-            f"{'at least' if kept else 'LESS than'} the {report.spare:.0%} to spare"
-        )
     return said
 
 
-def _outputs(figures: Sequence[Figures]) -> list[str]:
-    """Say how many greedy outputs are those of plain decoding, and why others are not."""
-    compared = [found for found in figures if found.outputs is not None]
-    said = []
-    for rate in dict.fromkeys(found.rate for found in compared):
-        own = [each for each in compared if each.rate == rate]
-        counts = ", ".join(f"{each.method} {each.outputs.equal} of {each.outputs.compared}" for each in own)
-        said.append(f"greedy outputs that are plain decoding's at {rate:.3g}: {counts}")
-    return said + [_apart(found) for found in compared if found.outputs.equal < found.outputs.compared]
+# ---------------------------------------------------------------- pictures
 
 
-def _apart(found: Figures) -> str:
-    outputs = found.outputs
-    margin = NOTHING if outputs.largest_margin is None else f"{outputs.largest_margin:.2g}"
-    parts = [
-        f"{outputs.near_ties} at near ties",
-        *([f"{outputs.unexplained} WITHOUT such a reason"] if outputs.unexplained else []),
-        *([f"{outputs.not_examined} were not looked at"] if outputs.not_examined else []),
-    ]
-    return (
-        f"{found.method} at {found.rate:.3g}: {outputs.compared - outputs.equal} of {outputs.compared} greedy outputs "
-        f"are not plain decoding's: {', '.join(parts)}; the two tokens were {margin} nats apart at most"
-    )
+class Panel(NamedTuple):
+    """A line per method of ``y`` over ``x``, ``y`` times ``scale``, with a line at a limit if there is one."""
+
+    x: str
+    y: str
+    label: str
+    scale: float = 1.0
+    limit: str = ""
 
 
-def _with_interval(spread: Figures | None) -> Cell:
-    intervals = [] if spread is None else [spread[f"p{level}_interval"] for level in (50, 99)]
-    more = [f"({three_digits(1000 * low)} to {three_digits(1000 * high)})" for low, high in filter(None, intervals)]
-    return Cell(milliseconds(spread), more)
+PICTURES: dict[str, tuple[str, list[Panel]]] = {
+    "load.png": (
+        "Over the rate of arrivals, with intervals over requests",
+        [
+            Panel("rate", "ttft.p50", "median TTFT (ms)", 1000, "ttft"),
+            Panel("rate", "ttft.p99", "TTFT, p99 (ms)", 1000, "ttft"),
+            Panel("rate", "tpot.p99", "TPOT, p99 (ms)", 1000, "tpot"),
+            Panel("rate", "goodput", "within all limits (per second)"),
+            Panel("rate", "times_tokens", "further tokens (times plain)"),
+            Panel("rate", "times_whole", "arrival to end (times plain)"),
+        ],
+    ),
+    "knee.png": (
+        "Median latency over throughput",
+        [
+            Panel("output_tokens_per_second", "ttft.p50", "median TTFT (ms)", 1000, "ttft"),
+            Panel("output_tokens_per_second", "e2e.p50", "median from arrival to end (ms)", 1000, "e2e"),
+        ],
+    ),
+}
 
 
-def _goodput(found: Figures | None) -> str:
-    return NOTHING if found is None else f"{number(found.per_second)}; {percent(found.attainment)}"
+def draw(frame: Frame, report: LoadReport) -> list[Path]:
+    """Draw the pictures; none with a single rate."""
+    whole = frame[frame.group == ALL]
+    if whole.rate.nunique() < 2:
+        return []
+    return [_draw(whole, report, name, title, panels) for name, (title, panels) in PICTURES.items()]
+
+
+@style.styled()
+def _draw(frame: Frame, report: LoadReport, name: str, title: str, panels: Sequence[Panel]) -> Path:
+    panels = [panel for panel in panels if panel.y in frame and frame[panel.y].notna().any()]
+    lines = -(-len(panels) // 3)
+    figure = style.new_figure(style.PAGE, 0.8 + 2.2 * lines)
+    drawn = figure.subplots(lines, -(-len(panels) // lines), squeeze=False).ravel()
+    loop = frame.loop.iloc[0]
+    for axes, panel in zip(drawn, panels, strict=False):
+        for index, (method, part) in enumerate(frame.groupby("method", sort=False)):
+            known = part[part[panel.y].notna()].sort_values("rate")
+            low, high = (known.get(f"{panel.y}_{end}") for end in ("low", "high"))
+            bounds = [None] * len(known) if low is None or high is None else list(zip(low, high, strict=True))
+            style.curve(
+                axes, list(zip(known[panel.x], known[panel.y], bounds, strict=True)), index, method, scale=panel.scale
+            )
+        limit = getattr(report.terms.limits, panel.limit, None) if panel.limit else None
+        at = panel.scale * limit if limit is not None else 1.0 if panel.y.startswith("times_") else None
+        if at is not None:
+            axes.axhline(at, color=style.FAINT if limit is None else style.WRONG, linewidth=1.0, linestyle="--")
+        if panel.scale != 1.0:
+            style.plain_log(axes.yaxis)
+        x = "output tokens per second" if panel.x != "rate" else RATES[loop]
+        axes.set(xlabel=x, ylabel=panel.label)
+    for axes in drawn[len(panels) :]:
+        axes.set_visible(False)
+    style.legend_of(figure, drawn[0])
+    return style.finish(figure, report.folder / name, title, f"{report.title}; {LOOPS[loop]}")
 
 
 # ---------------------------------------------------------------- the timeline
@@ -253,8 +302,9 @@ def write_timeline(run: LoadRun, path: Path) -> Path:
     """Write turns, counters, and the phases of every request in Chrome's trace format, for its viewer or Perfetto."""
     path.parent.mkdir(parents=True, exist_ok=True)
     about = {"method": run.method, "rate": str(run.rate), "loop": f"{run.loop} loop"}
-    document = {"displayTimeUnit": "ms", "otherData": about, "traceEvents": list(_events(run))}
-    path.write_text(json.dumps(document), encoding="utf-8")
+    path.write_text(
+        json.dumps({"displayTimeUnit": "ms", "otherData": about, "traceEvents": list(_events(run))}), encoding="utf-8"
+    )
     return path
 
 
@@ -262,14 +312,13 @@ def _events(run: LoadRun) -> Iterator[dict[str, Any]]:
     for process, name in ((_ENGINE, f"{run.method}, {run.loop} loop"), (_REQUESTS, "requests")):
         yield {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": name}}
     for turn in run.turns.to_dict("records"):
-        begin = 1e6 * turn.pop("begin")
-        seconds = turn.pop("seconds")
+        begin, seconds = 1e6 * turn.pop("begin"), turn.pop("seconds")
         parts = {"prefill": turn["prefill_tokens"], "round": turn["rows"]}
         name = " and ".join(part for part, count in parts.items() if count) or "nothing"
         yield {"ph": "X", "name": name, "pid": _ENGINE, "tid": 0, "ts": begin, "dur": 1e6 * seconds, "args": turn}
         counted = {"running": turn["running"], "waiting": turn["waiting"]}
         yield {"ph": "C", "name": "requests", "pid": _ENGINE, "ts": begin, "args": counted}
-    for row in run.requests.drop(columns=["emissions", "tokens"], errors="ignore").to_dict("records"):
+    for row in run.requests.to_dict("records"):
         for name, (since, until) in _PHASES.items():
             if row[until] == row[until] and row[since] == row[since]:
                 place = {"pid": _REQUESTS, "tid": row["request"], "ts": 1e6 * row[since]}

@@ -137,16 +137,11 @@ def _named(name: str, method: str) -> str:
     return f"{method}_{name}" if method else name
 
 
-def unpaced(drafter: Drafter) -> Drafter:
-    """Returns a drafter without the policy that chooses its lengths."""
-    return drafter.drafter if isinstance(drafter, AdaptiveDrafter) else drafter
-
-
 def check_replayed(config: DictConfig, section: str) -> None:
     """Refuse a policy that cannot be played in virtual time."""
     component, _ = component_of(config, section)
     if component is not None and not issubclass(component, LengthPolicy):
         raise ValueError(
             f"{section}: {component.__name__} chooses among drafted nodes, which traces do not have: give "
-            f"policy=margin_replay, or another policy of lengths"
+            f"a policy of lengths, such as policy=cost_aware"
         )

@@ -115,10 +115,10 @@ def _figures(folder: Path, *, failed_since: float) -> str:
 def _under_load(runs: Sequence[Mapping[str, Any]]) -> str:
     """The goodput of every method and rate, or where there are no limits its median time to first token."""
     said = []
-    for run in runs:
-        good, ttft = run["goodput"], run["ttft"]
-        figure = "no figures" if ttft is None else f"TTFT {1000 * ttft['p50']:.3g} ms"
-        figure = figure if good is None else f"goodput {good['per_second']:.3g}/s"
+    for run in (run for run in runs if run["group"] == "all"):
+        good, ttft = run.get("goodput"), run.get("ttft.p50")
+        figure = "no figures" if ttft is None else f"TTFT {1000 * ttft:.3g} ms"
+        figure = figure if good is None else f"goodput {good:.3g}/s"
         said.append(f"{run['method']} at {run['rate']:.3g}: {figure}")
     return "; ".join(said)
 

@@ -1,6 +1,6 @@
 """How much to draft: length policies decide before a round, node policies while a tree is drafted."""
 
-from specdec.drafting.policies.goodput import CostAwareLength, MarginLength, OracleLength
+from specdec.drafting.policies.goodput import CostAwareLength, OracleLength
 from specdec.drafting.policies.lengths import (
     AdditiveLength,
     FixedLength,
@@ -20,7 +20,6 @@ __all__ = [
     "FirstNodes",
     "FixedLength",
     "LengthPolicy",
-    "MarginLength",
     "NodePolicy",
     "OracleLength",
     "RandomLength",

@@ -1,13 +1,13 @@
 """The length that pays most: joint over the rows of a round, by what rounds cost and by how likely tokens are.
 
-``OracleLength`` and ``MarginLength`` know more of a round than an engine can tell them before it: a replay in virtual
-time tells them by ``foresee``, and an engine refuses them.
+``OracleLength`` knows more of a round than an engine can tell it before it: a replay in virtual time does by ``foresee``,
+and an engine refuses it.
 """
 
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from specdec.arguments import number, whole
 from specdec.drafting.costs import RaggedCosts, RoundCosts
@@ -179,143 +179,6 @@ class OracleLength(LengthPolicy):
             return accepted
         survival = (np.arange(self._max_depth) < accepted[:, None]).astype(float)
         return np.minimum(best_depths(survival, self.costs, float(lengths.sum())), accepted)
-
-
-class MarginLength(LengthPolicy):
-    """Drafts on where the drafter's margin says that the next token pays, as ``CostAwareNodes`` by margin in an engine.
-
-    A second is worth the tokens per second of the round that ``best_depths`` finds for average acceptance. A row takes
-    its next token if the survival, by margins down to that token's, is worth the seconds that the token adds, and the
-    batch goes a level deeper if its tokens are worth the seconds of the level.
-
-    Args:
-        costs: What rounds cost.
-        memory: See ``MarginEstimator``.
-        explore: Every so many rounds drafts are as deep as they can be, to learn. 0 for never, after the first rounds.
-    """
-
-    foresees = "margins"
-
-    def __init__(self, costs: RaggedCosts | str | Path | None = None, *, memory: float = 2000.0, explore: int = 32):
-        self.costs, self.memory = read_costs(costs), memory
-        self.explore = whole("explore", explore, least=0)
-
-    def bind(self, *, max_batch_size: int, max_depth: int) -> None:
-        self._known = check_costs(self.costs, max_depth)
-        super().bind(max_batch_size=max_batch_size, max_depth=max_depth)
-        self.estimator = MarginEstimator(max_depth, memory=self.memory)
-        self._margins = np.zeros((max_batch_size, max_depth))
-        self._played = 0
-
-    def foresee(self, slots: Slots, values: Float[np.ndarray, "batch depth"]) -> None:
-        self._margins[slots] = values[:, : self._max_depth]
-
-    def depths(self, slots: Slots, lengths: Slots) -> Slots:
-        self._played += 1
-        rows, most, costs = len(slots), self._max_depth, self._known
-        if self._played <= 4 or (self.explore and self._played % self.explore == 0):
-            return np.full(rows, most)
-        positions, deepest = float(lengths.sum()), np.arange(most + 1)
-        average = np.tile(self.estimator.average.cumprod(), (rows, 1))
-        planned = best_depths(average, costs, positions)
-        # Seconds by depth where next to nothing is drafted, and those of the planned round and of whole drafts.
-        levels = costs.ragged(rows, positions, drafted=np.minimum(deepest, 1), deepest=deepest)
-        drafted = np.array([planned.sum(), rows * most])
-        deep = np.array([planned.max(), most])
-        round_, whole_ = costs.ragged(rows, positions, drafted=drafted, deepest=deep)
-        worth = (rows + average[np.arange(most) < planned[:, None]].sum()) / round_  # tokens per second
-        token = max(whole_ - levels[most], 0.0) / (rows * most) * worth
-        survival = self.estimator.probabilities(self._margins[slots]).cumprod(1)
-        taken = np.logical_and.accumulate(survival >= token, axis=1)
-        steps = np.diff(levels) * worth
-        if planned.any():  # the first level is the way to the others, which share what it takes to draft at all
-            steps[0] = min(steps[0], steps[: planned.max()].mean())
-        surplus = ((survival - token) * taken).sum(0)
-        pays = np.logical_and.accumulate(surplus >= steps)
-        return (taken & pays).sum(1)
-
-    def note(self, slots: Slots, proposed: Slots, accepted: Slots) -> None:
-        self.estimator.note(self._margins[slots], proposed, accepted)
-
-
-BINS = 32
-"""Bins of the margin between the two largest log-probabilities, a quarter of a nat each; the last has the rest."""
-_WIDTH = 0.25
-_EVERY = 8  # rounds from one fit to the next
-_PRIOR = np.array([-1.0, 1.0])  # intercept and slope before anything was seen: one half at a margin of one nat
-_STRENGTH = 2.0
-_LEVELS = 100
-
-Margins = Float[np.ndarray, "batch depth"]
-
-
-class MarginEstimator:
-    """Estimates the probability that a token is accepted where those before it were, as σ(a + b · margin).
-
-    vLLM estimates acceptance so from the logits of any drafter (pull request 52228, 2026), without training.
-
-    Every position has its own curve, fitted every few rounds to counts by bins of the margin, older rounds less and
-    less. Before a count, the estimate of its token is judged: ``auc``.
-
-    Args:
-        depth: Positions of a draft.
-        memory: The number of rounds after which a round counts for 1/e.
-    """
-
-    def __init__(self, depth: int, *, memory: float = 2000.0):
-        self.depth = depth
-        if not number("memory", memory, "give a number of rounds, such as 2000") > 0:
-            raise ValueError(f"memory={memory} is a number of rounds: give a positive one")
-        self._keep = float(np.exp(-1 / memory))
-        self._counts = np.zeros((2, depth, BINS))  # of rejected and of accepted tokens
-        self._judged = np.zeros((2, _LEVELS))  # the same by estimate, all positions together
-        self.curves = np.tile(_PRIOR, (depth, 1))
-        self._played = 0
-
-    @property
-    def average(self) -> Float[np.ndarray, " depth"]:
-        """The share of accepted tokens among those whose predecessors were accepted, by position."""
-        rejected, accepted = self._counts.sum(-1)
-        return (accepted + 1) / (accepted + rejected + 2)
-
-    def probabilities(self, margins: Margins) -> Margins:
-        """Return the probability of every token, given that those before it are accepted."""
-        intercept, slope = self.curves[: margins.shape[1]].T
-        return 1 / (1 + np.exp(-(intercept + slope * np.minimum(margins, BINS * _WIDTH))))
-
-    def note(self, margins: Margins, proposed: Int[np.ndarray, " batch"], accepted: Int[np.ndarray, " batch"]) -> None:
-        """Count a round: ``accepted`` of ``proposed`` tokens per row, whose margins these are."""
-        position = np.arange(margins.shape[1])
-        tried = (position < proposed[:, None]) & (position <= accepted[:, None])
-        right = (position < accepted[:, None])[tried].astype(np.int64)
-        estimate = (self.probabilities(margins)[tried] * _LEVELS).astype(np.int64).clip(max=_LEVELS - 1)
-        self._judged += np.bincount(right * _LEVELS + estimate, minlength=2 * _LEVELS).reshape(2, _LEVELS)
-        place = (margins[tried] / _WIDTH).clip(max=BINS - 1).astype(np.int64)
-        cell = (right * self.depth + np.broadcast_to(position, tried.shape)[tried]) * BINS + place
-        self._counts *= self._keep
-        self._counts += np.bincount(cell, minlength=self._counts.size).reshape(self._counts.shape)
-        self._played += 1
-        if self._played % _EVERY == 0:
-            self._fit()
-
-    def _fit(self) -> None:
-        """Take two Newton steps of all curves, from where they are."""
-        x = np.stack([np.ones(BINS), (np.arange(BINS) + 0.5) * _WIDTH])
-        rejected, accepted = self._counts
-        seen = rejected + accepted
-        for _ in range(2):
-            p = 1 / (1 + np.exp(-self.curves @ x))
-            slope = (accepted - seen * p) @ x.T - _STRENGTH * (self.curves - _PRIOR)
-            bend = np.einsum("db,ib,jb->dij", seen * p * (1 - p), x, x) + _STRENGTH * np.eye(2)
-            step = np.linalg.solve(bend, slope[:, :, None])[:, :, 0]
-            self.curves = self.curves + step.clip(-1.0, 1.0)
-
-    def auc(self) -> float | None:
-        """Return how often an accepted token had a larger estimate than a rejected one, ties half; None if unknown."""
-        rejected, accepted = self._judged
-        pairs = rejected.sum() * accepted.sum()
-        below = rejected.cumsum() - rejected / 2
-        return float((accepted * below).sum() / pairs) if pairs else None
 
 
 def read_costs(costs: RaggedCosts | str | Path | None) -> RaggedCosts | None:

@@ -23,8 +23,7 @@ class LengthPolicy(ABC):
 
     Attributes:
         foresees: What the policy is told of a round before it is played, which only a replay in virtual time knows;
-            None for nothing. ``"accepted"``: how many tokens would be accepted of the deepest drafts. ``"margins"``:
-            the difference of the drafter's two largest log-probabilities before every token of such drafts.
+            None for nothing. ``"accepted"``: how many tokens would be accepted of the deepest drafts.
     """
 
     foresees: ClassVar[str | None] = None

@@ -60,7 +60,6 @@ GIVEN = {
     **{("drafter", name): ("drafter.model.name={models}/drafter",) for name in ("choice", "merged")},
     ("drafter", "rest"): ("drafter.corpus={models}/text.corpus",),
     ("drafter", "staged"): ("drafter.helper.name={models}/drafter",),
-    ("clock", "both"): ("clock.costs=llama_8b_h100",),
     ("clock", "virtual"): ("clock.costs=llama_8b_h100", "clock.traces=traces.safetensors"),
     ("contender", "hf_assisted"): ("contenders.hf_assisted.assistant={models}/drafter",),
 }

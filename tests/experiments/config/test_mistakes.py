@@ -242,7 +242,6 @@ MISTAKES: dict[str, dict[str, str]] = {
         "arrival=trace arrival.path=trace.csv": "line 3 is '2023-11-16 18:15:47,ten,5': give a time and two counts",
         "arrival=trace 'arrival.window=[1e5,2e5]'": "nothing arrives then in azure_conversation",
         "workload=trace": "workload=trace takes its lengths from the arrivals",
-        "sla.tpot=1e-9": "sla.tpot=1e-09: the fastest method takes at least",
         "arrival=closed seconds=5": "in a closed loop answers decide when requests come",
         "policy=oracle": "OracleLength",
         "policy=fixed drafter=none": "a policy is given, and plain decoding alone drafts nothing",

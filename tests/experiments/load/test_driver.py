@@ -5,7 +5,7 @@ import pytest
 
 from experiments.load.arrivals import Arrivals, Constant, Poisson
 from experiments.load.driver import Driver, Overload
-from experiments.load.figures import LATE, figures_of, latencies
+from experiments.load.figures import LATE, figures_of, latencies, warnings_of
 from experiments.load.run import CLOSED, DONE, DROPPED, FAILED, OPEN, UNFINISHED, LoadRun
 from experiments.results.limits import Terms
 from experiments.results.statistics import Bootstrap
@@ -90,9 +90,9 @@ def test_what_is_dropped(overload: Overload, outcomes: list[str]) -> None:
 @pytest.mark.parametrize(("late", "warned"), [(0.0, False), (0.004, False), (0.02, True)])
 def test_a_generator_that_is_late_says_so(late: float, warned: bool) -> None:
     run = driven(np.arange(1, 40) * 0.5, lambda number: [(0.01, 1)], late=late)
-    found = figures_of(run, Terms(), Bootstrap(resamples=100))
+    found = warnings_of(run, figures_of([run], Terms(), Bootstrap(resamples=100)).iloc[0])
     assert run.late == pytest.approx(late, abs=1e-9) and (late > LATE) == warned
-    assert any(text.startswith("LATE") for text in found.warnings) == warned
+    assert any(text.startswith("LATE") for text in found) == warned
 
 
 class Broken(OneServer):

@@ -4,16 +4,17 @@ import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 
 from experiments.load.arrivals import Poisson
 from experiments.load.driver import Overload
-from experiments.load.figures import by_class, figures_of, in_flight, knee, latencies, little
+from experiments.load.figures import figures_of, knee, latencies, little, warnings_of
 from experiments.load.run import CLOSED, DROPPED, FAILED, OPEN, UNFINISHED, LoadRun
-from experiments.reporting.load import LoadReport, report_load, waste_table
-from experiments.results.frame import Figures
+from experiments.reporting.load import LoadReport, load_tables, report_load
 from experiments.results.limits import Limits, Terms
 from experiments.results.statistics import Bootstrap
 from tests.experiments.load.one_server import driven, requests
@@ -22,8 +23,8 @@ BOOTSTRAP = Bootstrap(resamples=100)
 LIMITS = Terms(limits=Limits(ttft=3.5, tpot=1.0))
 
 
-def figures(run: LoadRun, terms: Terms = LIMITS) -> Figures:
-    return figures_of(run, terms, BOOTSTRAP, slots=1)
+def figures(run: LoadRun, terms: Terms = LIMITS) -> Any:
+    return figures_of([run], terms, BOOTSTRAP).iloc[0]
 
 
 def test_latencies_are_those_of_the_definitions() -> None:
@@ -54,14 +55,14 @@ def ten(late: int, overload: Overload | None = None) -> LoadRun:
 
 def test_goodput_counts_what_keeps_every_limit() -> None:
     found = figures(ten(late=3))
-    assert found.goodput.attainment == 0.7
-    assert found.goodput.per_second == pytest.approx(0.7 * found.requests_per_second)
+    assert found.attained == 0.7
+    assert found.goodput == pytest.approx(0.7 * found.requests_per_second)
     assert found.requests_per_second == pytest.approx(10 / 46)
-    assert figures(ten(late=3), Terms(limits=Limits(ttft=4.5))).goodput.attainment == 1.0
-    assert figures(ten(late=0), Terms(limits=Limits(e2e=0.9))).goodput.attainment == 0.0
-    assert figures(ten(late=0), Terms()).goodput is None
-    assert (found.ttft.p50, found.ttft.p99) == pytest.approx((1.0, 4.0))
-    assert found.ttft.p90_interval == pytest.approx((1.0, 4.0)), "over requests"
+    assert figures(ten(late=3), Terms(limits=Limits(ttft=4.5))).attained == 1.0
+    assert figures(ten(late=0), Terms(limits=Limits(e2e=0.9))).attained == 0.0
+    assert "goodput" not in figures(ten(late=0), Terms())
+    assert (found["ttft.p50"], found["ttft.p99"]) == pytest.approx((1.0, 4.0))
+    assert (found["ttft.p90_low"], found["ttft.p90_high"]) == pytest.approx((1.0, 4.0)), "over requests"
 
 
 def test_dropped_failed_and_unfinished_requests_are_missed_and_in_no_latency() -> None:
@@ -70,8 +71,8 @@ def test_dropped_failed_and_unfinished_requests_are_missed_and_in_no_latency() -
         run.requests.loc[number, "outcome"] = outcome
     found = figures(run)
     assert (found.done, found.dropped, found.failed, found.unfinished, found.arrived) == (7, 1, 1, 1, 10)
-    assert found.goodput.attainment == 0.7 and found.ttft.count == 7
-    assert found.output_tokens_per_second == pytest.approx(7 / run.seconds) and found.wasted.dropped_tokens == 3
+    assert found.attained == 0.7 and found["ttft.p99"] == pytest.approx(1.0)
+    assert found.output_tokens_per_second == pytest.approx(7 / run.seconds) and found.dropped_tokens == 3
 
 
 def test_littles_law_holds_unless_timestamps_are_wrong() -> None:
@@ -79,34 +80,31 @@ def test_littles_law_holds_unless_timestamps_are_wrong() -> None:
     seconds = rng.exponential(1.0, 400)
     run = driven(Poisson(rate=0.7).times(rng, 400), lambda number: [(float(seconds[number]), 1)])
     balance = little(run)
-    assert balance.counted == pytest.approx(balance.expected, rel=1e-6) and balance.running < 1.0 < balance.counted
-    assert balance.running == pytest.approx(seconds.sum() / run.seconds, rel=1e-6)
-    assert not figures(run).warnings and figures(run).unused == pytest.approx(1 - balance.running)
-    over_time = in_flight(run)
-    assert (over_time.running + over_time.waiting).mean() == pytest.approx(latencies(run).e2e.sum() / run.seconds)
+    assert balance["in_engine"] == pytest.approx(balance["expected"], rel=1e-6)
+    assert balance["running"] < 1.0 < balance["in_engine"]
+    assert balance["running"] == pytest.approx(seconds.sum() / run.seconds, rel=1e-6)
+    found = figures(run)
+    assert not warnings_of(run, found) and found.unused == pytest.approx(1 - balance["running"])
     stays = run.requests.finished - run.requests.submitted
     wrong = replace(run, requests=run.requests.assign(finished=run.requests.submitted + 0.9 * stays))
-    assert [text.partition(":")[0] for text in figures(wrong).warnings] == ["BROKEN TIMESTAMPS"]
+    assert [text.partition(":")[0] for text in warnings_of(wrong, figures(wrong))] == ["BROKEN TIMESTAMPS"]
 
 
 def test_classes_are_told_apart() -> None:
     asked = requests(10, lambda number: "even" if number % 2 == 0 else "odd")
     run = driven(5.0 * np.arange(10), lambda number: [(1.0 if number % 2 == 0 else 4.0, 1)], asked=asked)
-    found = by_class(run, LIMITS, BOOTSTRAP)
-    assert {name: (each.arrived, each.goodput.attainment) for name, each in found.items()} == {
-        "even": (5, 1.0),
-        "odd": (5, 0.0),
-    }
-    assert found["odd"].ttft.p50 == pytest.approx(4.0)
+    found = figures_of([run], LIMITS, BOOTSTRAP).set_index("group")
+    assert found[["arrived", "attained"]].to_numpy().tolist() == [[10, 0.5], [5, 1.0], [5, 0.0]]
+    assert found.index.tolist() == ["all", "even", "odd"] and found.loc["odd", "ttft.p50"] == pytest.approx(4.0)
 
 
 def test_the_knee_is_the_highest_rate_below_which_limits_are_kept() -> None:
-    def at(rate: float, share: float | None) -> Figures:
-        return Figures(rate=rate, goodput=None if share is None else Figures(attainment=share))
+    def at(*shares: tuple[float, float | None]) -> pandas.DataFrame:
+        return pandas.DataFrame(shares, columns=["rate", "attained"])
 
-    assert knee([at(4, 0.95), at(1, 1.0), at(2, 0.92)]) == 4
-    assert knee([at(1, 1.0), at(2, 0.5), at(4, 1.0)]) == 1, "what comes behind a miss does not count"
-    assert knee([at(1, 0.95)], 0.99) is None and knee([at(1, None)]) is None
+    assert knee(at((4, 0.95), (1, 1.0), (2, 0.92))) == 4
+    assert knee(at((1, 1.0), (2, 0.5), (4, 1.0))) == 1, "what comes behind a miss does not count"
+    assert knee(at((1, 0.95)), 0.99) is None and knee(at((1, None))) is None
 
 
 def loads(loop: str, *rates: float) -> list[LoadRun]:
@@ -126,14 +124,16 @@ def test_a_report_has_its_pictures_tables_and_timeline(tmp_path: Path) -> None:
     report = LoadReport(folder=tmp_path, terms=terms, bootstrap=BOOTSTRAP, title="T", notes=["A note."], spare=0.5)
     found, written = report_load(loads(OPEN, 1.0, 4.0), report)
     names = {path.name for path in written}
-    assert {"knee.png", "latency.png", "goodput.png", "concurrency.png", "classes.png"} < names
+    assert {"knee.png", "load.png"} < names
     assert all(path.is_file() and path.stat().st_size > 500 for path in written)
     text = (tmp_path / "load.md").read_text()
-    assert text.count("open loop: ") == text.count("## ") >= 3, "under every table"
+    assert text.count("open loop: ") == text.count("## ") == 4, "under every table"
     assert all(part in text for part in ("TTFT ≤ 500 ms, TPOT ≤ 100 ms", "A note.", "of slots and time were unused"))
     assert "highest rate up to which 90% of requests keep all limits" in text
     kept = json.loads((tmp_path / "load.json").read_text())["runs"]
-    assert kept[0]["ttft"]["p50"] == pytest.approx(found[0].ttft.p50)
+    assert kept[0]["ttft.p50"] == pytest.approx(found["ttft.p50"][0])
+    halves = [row["times_tokens"] for row in kept if row.get("times_tokens") is not None]
+    assert halves == pytest.approx([0.5, 0.5]), "the other method is half as fast"
     events = json.loads((tmp_path / "plain_4" / "timeline.json").read_text())["traceEvents"]
     assert all({"name", "ph", "pid"} <= event.keys() for event in events)
     whole = [event for event in events if event["ph"] == "X"]
@@ -145,20 +145,21 @@ def test_one_closed_loop_without_limits_and_a_run_is_read_as_it_was_written(tmp_
     runs = loads(CLOSED, 3.0)
     _, written = report_load(runs, LoadReport(folder=tmp_path, terms=Terms(), bootstrap=BOOTSTRAP, title="T"))
     names = {path.name for path in written}
-    assert "latency.png" in names and not names & {"knee.png", "goodput.png"}
+    assert not names & {"knee.png", "load.png"}, "one rate is no line"
     text = (tmp_path / "load.md").read_text()
     assert "no limits were given" in text and "closed loop: " in text and "open loop" not in text
     runs[0].save(tmp_path / "run")
     again = LoadRun.load(tmp_path / "run")
-    assert figures(again) == figures(runs[0]) and again.turns.equals(runs[0].turns)
+    assert figures(again).equals(figures(runs[0])) and again.turns.equals(runs[0].turns)
 
 
 def test_preemption_and_swap_stand_beside_goodput() -> None:
     run = ten(late=0)
     totals = replace(run.totals, swapped_out=120, swap_seconds=0.25, preempted=3, recomputed=40)
     frame = run.requests.assign(preemptions=[3, *[0] * 9], recomputed_tokens=[40, *[0] * 9], preempted_seconds=0.5)
-    found = figures(replace(run, totals=totals, requests=frame))
-    wasted = found.wasted
-    assert (wasted.swapped_tokens, wasted.swap_seconds, wasted.preempted_seconds) == (120, 0.25, 5.0)
-    cells = [cell.text for cell in waste_table([found]).rows[0]]
+    run = replace(run, totals=totals, requests=frame)
+    found = figures(run)
+    assert (found.swapped_tokens, found.swap_seconds, found.preempted_seconds) == (120, 0.25, 5.0)
+    report = LoadReport(folder=Path(), terms=LIMITS, bootstrap=BOOTSTRAP, title="T")
+    cells = [cell.text for cell in load_tables([found.to_dict()], report)[1].rows[0]]
     assert "3; 40" in cells and "120; 250" in cells

@@ -1,45 +1,40 @@
 """Virtual time: queues of the textbook, pages, preemption, and figures like those of a real run."""
 
-from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from experiments.commands.load import load
+from experiments.commands.run import run
 from experiments.load.arrivals import Poisson
-from experiments.load.dense import Dense
 from experiments.load.driver import Overload
-from experiments.load.figures import figures_of
+from experiments.load.figures import figures_of, warnings_of
 from experiments.load.run import CLOSED, DONE, DROPPED, OPEN, pooled
 from experiments.load.texts import Asked, Numbers, ask
-from experiments.load.virtual import VirtualEngine
+from experiments.load.virtual import Accepted, VirtualEngine
 from experiments.load.workloads import Chats, Planned
 from experiments.results.limits import Limits, Terms
 from experiments.results.statistics import Bootstrap
+from experiments.tracing.trace import read_trace
 from specdec import Paging, SamplingParams
 from specdec.drafting.policies import CostAwareLength, OracleLength, RandomLength
 from specdec.engine.scheduler import FirstCome, Priority, TokenBudget
 from specdec.physics.costs import StepCost
 from specdec.physics.rounds import AffineRounds
+from tests.experiments.runs import Configure
 
 COSTS = AffineRounds(target=StepCost.affine(fixed=5e-3, per_token=2e-5, per_position=4e-8), outside=1e-3)
-DEPTH = 8
 
 
-def made_up(outputs: int, length: int) -> Dense:
-    """Return traces in which each token is accepted with probability 0.7."""
-    rng, positions = np.random.default_rng(0), outputs * length
-    kept = (rng.random((positions, DEPTH)) < 0.7).astype(np.float32)
-    return Dense(
-        lengths=np.full(outputs, length),
-        probability=kept,
-        proposed=np.full(positions, DEPTH),
-        nodes=np.tile(np.arange(1, DEPTH + 1), (positions, 1)),
-        rank=np.where(kept > 0, 0, 1),
-        margin=rng.exponential(2.0, kept.shape).astype(np.float32),
-    )
+def made_up(outputs: int, rounds: int, depth: int = 4) -> Accepted:
+    """Chains whose tokens are each accepted with a probability of 0.7."""
+    kept = np.random.default_rng(0).random((outputs, rounds, depth)) < 0.7
+    accepted = np.logical_and.accumulate(kept, -1).sum(-1)
+    return Accepted.of([[(count, [1] * depth) for count in output] for output in accepted.tolist()])
 
 
-TRACES = made_up(outputs=8, length=60)
+TRACES = made_up(outputs=8, rounds=20)
 
 
 def requests(prompts: list[int], outputs: list[int]) -> list[Asked]:
@@ -98,7 +93,7 @@ def test_pages_are_conserved_and_everybody_ends(reserve: float, scheduler) -> No
     asked = requests(rng.integers(2, 90, 60).tolist(), rng.integers(1, 90, 60).tolist())
     paging = Paging(page_size=8, pages=26, reserve=reserve)
     engine = VirtualEngine(
-        costs=COSTS, slots=6, max_length=200, paging=paging, scheduler=scheduler, traces=TRACES, policy=RandomLength()
+        costs=COSTS, slots=6, max_length=200, paging=paging, scheduler=scheduler, accepted=TRACES, policy=RandomLength()
     )
     run = engine.play(asked, Poisson(rate=30).times(rng, 60), loop=OPEN)
     table = run.requests
@@ -109,7 +104,7 @@ def test_pages_are_conserved_and_everybody_ends(reserve: float, scheduler) -> No
     assert (table.recomputed_tokens.sum() > 0) == (reserve < 1)
     assert run.totals.preempted == table.preemptions.sum()
     assert (table.accepted + table.rounds >= table.output_tokens).all()
-    assert not figures_of(run, Terms(), Bootstrap(resamples=100), slots=6).warnings  # Little's law holds
+    assert not warnings_of(run, figures_of([run], Terms(), Bootstrap(resamples=100)).iloc[0])  # Little's law holds
 
 
 def test_shared_beginnings_are_found_and_save_prefill() -> None:
@@ -146,7 +141,7 @@ def test_no_policy_beats_the_oracle_by_much_and_it_beats_them() -> None:
     times = Poisson(rate=12.0).times(np.random.default_rng(4), 64)
 
     def seconds(policy) -> float:
-        engine = VirtualEngine(costs=COSTS, slots=16, max_length=512, traces=TRACES, policy=policy)
+        engine = VirtualEngine(costs=COSTS, slots=16, max_length=512, accepted=TRACES, policy=policy)
         return float(engine.play(asked, times, loop=OPEN).turns.seconds.sum())
 
     best = seconds(OracleLength(COSTS))
@@ -165,19 +160,62 @@ def test_seeds_are_pooled_into_one_run() -> None:
     assert one.seconds == pytest.approx(sum(run.seconds for run in runs))
     apart = np.concatenate([run.requests.first_token - run.requests.arrived for run in runs])
     np.testing.assert_allclose(one.requests.first_token - one.requests.arrived, apart)
-    terms = Terms(limits=Limits(ttft=0.05))
-    found = figures_of(one, terms, Bootstrap(resamples=100))
-    assert not found.warnings and found.goodput.attainment == pytest.approx((apart <= 0.05).mean())
+    found = figures_of([one], Terms(limits=Limits(ttft=0.05)), Bootstrap(resamples=100)).iloc[0]
+    assert not warnings_of(one, found) and found.attained == pytest.approx((apart <= 0.05).mean())
 
 
 def test_equal_seeds_are_equal_and_others_are_not() -> None:
-    uncertain = replace(TRACES, probability=np.full_like(TRACES.probability, 0.6))
-    engine = VirtualEngine(costs=COSTS, slots=4, max_length=256, traces=uncertain)
+    engine = VirtualEngine(costs=COSTS, slots=4, max_length=256, accepted=TRACES)
     asked = requests([20] * 20, [60] * 20)
     plays = [engine.play(asked, np.zeros(20), loop=OPEN, seed=seed).requests for seed in (0, 0, 1)]
     assert plays[0].equals(plays[1]) and not plays[0].rounds.equals(plays[2].rounds)
 
 
-def test_swapping_is_not_played() -> None:
+def test_a_shorter_draft_is_what_was_left_of_the_recorded_one() -> None:
+    """Behind a draft that was accepted whole, the next token is right as often as the deepest ones were."""
+    found = Accepted.of([[(2, [1, 1, 1]), (0, [2, 1, 1]), (3, [1, 1, 1]), (1, [1, 1])]])
+    assert found.lengths.tolist() == [3 + 1 + 4 + 2]
+    assert found.able[:5].tolist() == [2, 1, 0, 0, 3] and found.able[8:].tolist() == [1, 0]
+    assert found.able[5:8].tolist() in ([2, 1, 0], [3, 3, 2]), "it ends, or goes on as the next round"
+    assert found.proposed.tolist() == [3] * 8 + [2] * 2 and found.nodes[3].tolist() == [2, 3, 4]
+    ends = {tuple(Accepted.of([[(2, [1, 1]), (1, [1, 1])]] * 40, seed).able[1:3].tolist()) for seed in range(9)}
+    assert ends == {(1, 0), (2, 2)}, "the mutant that never goes on has one"
+
+
+def test_a_trace_is_played_as_the_engine_has_played_it(configure: Configure, tiny: list[str], tmp_path: Path) -> None:
+    """Greedy rounds of the trace's depth are the engine's own."""
+    draft = [f"drafter.name={Path(tiny[0].partition('=')[2]).parent / 'drafter'}", "drafter=model", "method=m"]
+    words = [*tiny, *draft, "target.dtype=float32", "title=false", "engine.max_length=128", "drafter.shape=6"]
+    run_words = [
+        "dataset.count=6",
+        "dataset.too_long=cut",
+        "sampling.max_new_tokens=16",
+        "sampling.ignore_eos=true",
+        "warmup_prompts=0",
+        "trace=true",
+    ]
+    run(configure("run", *words, *run_words, f"out={tmp_path / 'trace'}"))
+    found = Accepted.read(tmp_path / "trace", "m")
+    assert len(found.lengths) == 6 and found.depth == 6 and (found.lengths >= 16).all()
+    clock = ["clock=virtual", "clock.costs=llama_8b_h100", f"clock.traces={tmp_path / 'trace'}", "clock.seeds=2"]
+    more = ["workload.classes.chat={input: 12, output: 16, spread: 0}", "requests=6", "rates=[5,50]"]
+    policies = ["+policy@policies.best=oracle", "+policy@policies.fixed=fixed", "policies.fixed.depth=null"]
+    runs = load(configure("load", *words, *clock, *more, *policies, f"out={tmp_path / 'virtual'}"))
+    assert [(run.method, run.rate) for run in runs] == [(m, r) for r in (5.0, 50.0) for m in ("plain", "best", "fixed")]
+    assert all((run.requests.outcome == DONE).all() and run.facts["seeds"] == 2 for run in runs)
+    rounds = {key.prompt: 0 for shard in read_trace(tmp_path / "trace", tables=False) for key in shard.keys}
+    for shard in read_trace(tmp_path / "trace", tables=False):
+        for key in shard.keys:
+            rounds[key.prompt] += 1
+    assert runs[2].requests.rounds[:6].tolist() == list(rounds.values())
+    text = (tmp_path / "virtual" / "load.md").read_text()
+    assert "VIRTUAL TIME, 2 times, llama_8b_h100" in text and "Does it pay" in text and "regret" in text
+
+
+def test_what_virtual_time_has_not(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"engine.cache.swap=100: the seconds of swapping are not calibrated"):
         VirtualEngine(costs=COSTS, slots=1, max_length=64, paging=Paging(swap=100))
+    with pytest.raises(ValueError, match=r"has no trace: make one with experiments.run trace=true"):
+        Accepted.read(tmp_path, "m")
+    with pytest.raises(ValueError, match="has no round with a draft"):
+        Accepted.of([[(0, [])]])
