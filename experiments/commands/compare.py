@@ -26,7 +26,7 @@ def compare(config: DictConfig) -> list[Entry] | list[LoadRun]:
     """
     given = map(Path, listed(config, "runs"))
     folders = find_folders(
-        [str(import_results(path, Path(config.out, path.stem)) if path.is_file() else path) for path in given]
+        [str(import_results(path, Path(config.out, path.stem)) if path.suffix == ".json" else path) for path in given]
     )
     of_load = [folder for folder in folders if is_study(folder)]
     if of_load:
