@@ -1,6 +1,6 @@
 """The length that pays most: joint over the rows of a round, by what rounds cost and by how likely tokens are.
 
-``OracleLength`` knows more of a round than an engine can tell it before it: a replay in virtual time does by ``foresee``,
+``OracleLength`` knows more of a round than an engine can tell it before: a replay in virtual time does by ``foresee``,
 and an engine refuses it.
 """
 
