@@ -38,7 +38,7 @@ class Virtual:
     """The settings of virtual time.
 
     Args:
-        costs: A file of ``experiments.calibrate``, or a name of ``PUBLISHED``; or one for each method, by name.
+        costs: A file of ``plan costs=fit``, or a name of ``PUBLISHED``; or one for each method, by name.
         traces: The folder of a run with ``trace=true``; or one for each method, by name.
         seeds: How many times it is played, with other arrivals, lengths and acceptances. All make one result.
         mixed: Whether pieces of prompts share a forward with the round, as in vLLM.
@@ -51,7 +51,7 @@ class Virtual:
     def __init__(self, costs: Any = None, traces: Any = None, *, seeds: int = 1, mixed: bool = False, workers: int = 1):
         if not costs:
             raise ValueError(
-                f"clock=virtual needs to know how long rounds take: give clock.costs=FILE of experiments.calibrate, "
+                f"clock=virtual needs to know how long rounds take: give clock.costs=FILE of plan costs=fit, "
                 f"or {' or '.join(PUBLISHED)}"
             )
         if not traces:
