@@ -44,24 +44,17 @@ def test_an_exact_rule_and_a_lossy_one(configure: Configure, capsys: pytest.Capt
     assert "LenientVerifier is not exact" in text and "It says of itself: lossy." in text
 
 
-def test_a_rule_that_is_exact_with_respect_to_a_mixture(
-    configure: Configure, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rules_that_are_exact_in_their_own_way(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
+    """With respect to a mixture, and with noise that is shared."""
     done = check(configure("check", "verifier=cascade", "verifier.alpha=0.3", *SMALL))
-    assert all(case.tv < 1e-12 for case in done)
-    assert max(case.target_tv for case in done) > 0.1
+    assert all(case.tv < 1e-12 for case in done) and max(case.target_tv for case in done) > 0.1
     text = shown(capsys)
     assert "CascadeVerifier is exact with respect to the distribution that it states, which is up to" in text
     assert "It says of itself: exact with respect to another distribution." in text
-
-
-def test_a_rule_with_shared_noise(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
     done = check(configure("check", "verifier=shared_noise", "streams=500", *SMALL))
-    assert all(case.differing == 0 for case in done)
-    assert {case.law for case in done} == set(DraftSampling)
+    assert all(case.differing == 0 for case in done) and {case.law for case in done} == set(DraftSampling)
     text = shown(capsys)
-    assert "SharedNoiseVerifier is exact by its own check" in text
-    assert "It says of itself: exact, noise shared." in text
+    assert "SharedNoiseVerifier is exact by its own check" in text and "It says of itself: exact, noise shared." in text
 
 
 class AlwaysTheFirst(SharedNoiseVerifier):

@@ -158,32 +158,17 @@ def test_other_folders_are_refused(study: Path, tmp_path: Path) -> None:
         _compared(empty, tmp_path / "out")
 
 
-LAUNCHERS = {
-    "basic": [],
-    "joblib": ["hydra/launcher=processes"],
-    "submitit": ["hydra/launcher=submitit_local"],
-    "ray": ["hydra/launcher=ray", "+hydra.launcher.ray.init.num_cpus=1"],
-}
-
-
-@pytest.mark.parametrize(
-    "extra", [each if each == "basic" else pytest.param(each, marks=pytest.mark.full) for each in LAUNCHERS]
-)
 def test_a_sweep_of_studies_ends_with_one_table(
-    extra: str, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
     """Two jobs of which one fails: the other has a folder that can be resumed, and the table names both."""
-    if extra != "basic":
-        pytest.importorskip(f"hydra_plugins.hydra_{extra}_launcher", reason=f"the extra {extra} is not installed")
-    given = [*words(saved), "rates=[200]", "overload.waiting=2,0", *LAUNCHERS[extra]]
-    given += ["-m", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    given = [*words(saved), "rates=[200]", "overload.waiting=2,0", "-m", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
     assert launched(*given, monkeypatch=monkeypatch, main=main) == 1
     shown = capfd.readouterr()
     assert "error: 1 of 2 jobs failed: error.txt of 1 in" in shown.err
     assert (tmp_path / "sweep" / "1" / "error.txt").read_text().startswith("overload.waiting=0: ")
     text = " ".join(shown.out.split())
-    if extra == "basic":
-        assert "job 1 of 2, overload.waiting=2: plain at 200: TTFT " in text
+    assert "job 1 of 2, overload.waiting=2: plain at 200: TTFT " in text
     assert "NO RESULT of job 1 (overload.waiting=0" in text
     runs: list[LoadRun] = load_runs(tmp_path / "sweep" / "0")
     assert sorted(run.method for run in runs) == ["ngram", "plain"]

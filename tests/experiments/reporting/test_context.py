@@ -59,9 +59,3 @@ def test_what_is_written_and_said(runs: list[Run], tmp_path: Path, capsys: pytes
     line = "| fast | 0 | 4,096 | 1.33 [1.33, 1.33] | -1.33 [-1.33, -1.33] | 0.33 0.00 | 5.66; 10.0 | 410; 4104 |"
     assert line in (tmp_path / "context.md").read_text()
     assert {path.name for path in tmp_path.iterdir()} == {f"context.{end}" for end in ("md", "json", "png", "svg")}
-
-
-def test_one_length_and_prompts_of_any_length_are_refused(runs: list[Run], tmp_path: Path) -> None:
-    for few in (runs[:1], [loaded(tmp_path / "run")], []):
-        with pytest.raises(ValueError, match=r"two values of dataset\.tokens or more: give dataset\.tokens=128,512"):
-            report(few, tmp_path)

@@ -2,11 +2,7 @@
 
 import csv
 import io
-import shutil
-import subprocess
-from pathlib import Path
 
-import pytest
 from rich.console import Console
 
 from experiments.reporting import terminal
@@ -56,22 +52,6 @@ def test_a_full_table_that_is_too_wide_is_a_narrow_one() -> None:
         shown.append(console.export_text())
     assert "│ 2.00 [1.00, 3.00] │" in shown[0] and "│" not in shown[1]
     assert "[1.00, 3.00]" in shown[1], "nothing is cut"
-
-
-def has_latex() -> bool:
-    if shutil.which("pdflatex") is None or shutil.which("kpsewhich") is None:
-        return False
-    return bool(subprocess.run(["kpsewhich", "booktabs.sty"], capture_output=True, text=True).stdout.strip())
-
-
-@pytest.mark.skipif(not has_latex(), reason="needs pdflatex and booktabs.sty")
-def test_latex_takes_the_table(tmp_path: Path) -> None:
-    text = r"\documentclass{article}\usepackage[T1]{fontenc}\usepackage{booktabs}\begin{document}"
-    (tmp_path / "a.tex").write_text(f"{text}\n{example().latex('tab:x')}\n\\end{{document}}\n")
-    words = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "a.tex"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True)
-    assert done.returncode == 0, done.stdout.decode(errors="replace")
-    assert (tmp_path / "a.pdf").stat().st_size > 1000
 
 
 def test_latex_escapes_what_it_would_read() -> None:
