@@ -11,8 +11,8 @@ import torch
 from experiments.measuring.round_costs import now
 from specdec.execution.packing import can_pack, pack
 from specdec.memory import free_memory
-from specdec.physics.bounds import Roof
 from specdec.physics.devices import read_devices, row_of
+from specdec.physics.work import Roof
 
 
 @dataclass(frozen=True)

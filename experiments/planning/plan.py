@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 from experiments.planning.drafting import Planned
 from experiments.planning.measured import longest_chain, prefill_seconds
 from experiments.results.origin import Figures
-from specdec.physics.bounds import Roof
 from specdec.physics.calibrated import CalibratedRounds
 from specdec.physics.capacity import Served, kv_bytes_per_position
 from specdec.physics.devices import Device
@@ -27,7 +26,7 @@ from specdec.physics.speculation import (
     price_per_million,
     target_efficiency,
 )
-from specdec.physics.work import StepWork, prefill_work, step_work
+from specdec.physics.work import Roof, StepWork, prefill_work, step_work
 
 Made = TypeVar("Made")
 BATCHES = tuple(2**power for power in range(11))

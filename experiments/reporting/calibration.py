@@ -7,9 +7,9 @@ from typing import Any
 
 from experiments.reporting import style
 from experiments.reporting.table import NOTHING, Cell, Column, Emphasis, Table, left
-from specdec.physics.bounds import Roof
 from specdec.physics.calibrated import CalibratedRounds
 from specdec.physics.costs import LeastWork, Meaning, PartCost, StepCost, StepSize, TokenRange, meanings
+from specdec.physics.work import Roof
 
 DELTA, GAMMA, ALPHA, BETA = "\u03b4", "\u03b3", "\u03b1", "\u03b2"
 """The constants' letters."""

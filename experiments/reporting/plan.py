@@ -8,9 +8,9 @@ from experiments.planning.measured import OUTSIDE, longest_chain
 from experiments.planning.plan import Plan
 from experiments.reporting.table import NOTHING, Cell, Emphasis, Table, left
 from experiments.results.origin import Figures
-from specdec.physics.bounds import CACHES
-from specdec.physics.capacity import kv_bytes_per_position, windowed_kv_bytes
+from specdec.physics.capacity import kv_bytes_per_position
 from specdec.physics.reading import COUNTED
+from specdec.physics.work import CACHES
 
 Line = tuple[str, Callable[[Any], Cell | str]]
 _GIGA = 1e9
@@ -34,14 +34,10 @@ def memory_table(plan: Plan) -> Table:
     parts |= {"activations": "activations", "total": "total"}
     paged = f"{plan.most_paged_rows:,} rows in pages of {asked.page} if they are half as long on average"
     kv = kv_bytes_per_position(asked.shape, asked.precision)
-    whole, least = kv * asked.context, windowed_kv_bytes(asked.shape, asked.precision, asked.context)
     notes = [
         f"a position takes {kv / 1024:,.4g} KiB of KV cache",
         f"{plan.most_rows:,} such slots fit, or {paged}" if plan.most_paged_rows else "not even one row fits",
     ]
-    if least < whole:
-        share = f"{least / whole:.0%}"
-        notes.append(f"slots keep whole rows in all layers: one that drops what has left a window takes {share} of it")
     return Table.of(
         plan.rooms,
         [

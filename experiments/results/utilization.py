@@ -8,7 +8,7 @@ import pandas
 from experiments.results.frame import Frame, Outputs, frame_of, rounds_of
 
 TOLERANCE, CACHES = 0.05, 4
-"""As in ``specdec.physics.bounds``, which a test compares: results are read where specdec is not installed."""
+"""As in ``specdec.physics.work``, which a test compares: results are read where specdec is not installed."""
 
 STAGES = ("prefill", "draft", "verify")
 """The stages that run a model."""

@@ -40,20 +40,6 @@ def _states(shape: ModelShape, precision: Precision) -> list[tuple[float, int]]:
     return [(4.0 * part.matrix + (part.state - part.matrix) * precision.activations, count) for part, count in parts]
 
 
-def windowed_kv_bytes(shape: ModelShape, precision: Precision, positions: float) -> float:
-    """Return the bytes of one row in a cache that drops what has left a layer's window.
-
-    The caches of this project keep whole rows in all layers.
-    """
-    total = 0.0
-    for layer, count in shape.groups:
-        for part in layer.attending:
-            # Whoever chooses positions may choose any of them.
-            kept = positions if layer.indexer is not None else part.seen(positions)
-            total += count * precision.kept(part) * kept
-    return total
-
-
 def activation_bytes(shape: ModelShape, precision: Precision, *, tokens: int, logits: int) -> float:
     """Return the largest part of what a forward holds besides weights and cache, as an estimate.
 

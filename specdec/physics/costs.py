@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from specdec.physics.bounds import CACHES, TOLERANCE, Roof, Work
+from specdec.physics.work import CACHES, TOLERANCE, Roof, Work
 
 Sizes = Shaped[np.ndarray, "*size"]
 """A number for each of several rounds."""

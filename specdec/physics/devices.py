@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from specdec.physics.bounds import Roof
+from specdec.physics.work import Roof
 
 TABLE = Path(__file__).with_name("devices.yaml")
 """The table that ships, which describes its keys."""

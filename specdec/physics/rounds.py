@@ -7,11 +7,10 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Shaped
 
-from specdec.physics.bounds import Roof
 from specdec.physics.costs import Sizes, StepCost, StepSize
 from specdec.physics.precision import Precision
 from specdec.physics.shape import ModelShape
-from specdec.physics.work import StepWork, step_work
+from specdec.physics.work import Roof, StepWork, step_work
 
 
 @runtime_checkable

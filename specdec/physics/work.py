@@ -1,4 +1,4 @@
-"""The bytes and the operations of a decoder's forwards, by what they are for.
+"""The bytes and the operations of a decoder's forwards, by what they are for, and the least time that they take.
 
 A forward is a batch of rows with the same sizes. ``drafted`` counts the drafted nodes of a row, without the root: 0 is
 plain decoding, so that a step has ``batch * (drafted + 1)`` tokens.
@@ -7,9 +7,50 @@ plain decoding, so that a step has ``batch * (drafted + 1)`` tokens.
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
-from specdec.physics.bounds import Roof, Work
 from specdec.physics.precision import Precision
 from specdec.physics.shape import Attention, ModelShape
+
+TOLERANCE = 0.05
+"""How much faster than the bound a time may be before it is suspect: the roof itself is measured, with noise."""
+CACHES = 4
+"""Work of fewer bytes than this many times the caches may find much of its data there."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Bytes that must be moved between memory and processor, and operations (a multiplication is one)."""
+
+    bytes: float
+    flops: float
+
+    @property
+    def intensity(self) -> float:
+        """Operations per byte."""
+        return self.flops / self.bytes if self.bytes else 0.0
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(self.bytes + other.bytes, self.flops + other.flops)
+
+
+@dataclass(frozen=True)
+class Roof:
+    """The bytes per second that a device moves at best, and the operations per second of its matrix products."""
+
+    bandwidth: float
+    flops: float
+
+    @property
+    def ridge(self) -> float:
+        """Operations per byte above which products, not memory, are the limit."""
+        return self.flops / self.bandwidth
+
+    def attainable(self, intensity: float) -> float:
+        """Return the operations per second that work with ``intensity`` operations per byte can reach."""
+        return min(self.flops, intensity * self.bandwidth)
+
+    def least_seconds(self, work: Work) -> float:
+        """Return the time that nobody can beat: memory and products at their best, one behind the other's back."""
+        return max(work.bytes / self.bandwidth, work.flops / self.flops)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import pytest
 from experiments.reporting.run_tables import above_roof, not_recorded, utilization_table
 from experiments.results.records import Record
 from experiments.results.utilization import CACHES, TOLERANCE, suspicion, utilization_of
-from specdec.physics import bounds
+from specdec.physics import work
 from tests.experiments.made_runs import run_of
 from tests.experiments.results.outputs import output
 
@@ -50,7 +50,7 @@ def test_what_is_above_the_roof_is_said_unless_caches_explain_it(cache: int, not
 
 def test_suspicions_are_those_of_the_roofline() -> None:
     """The roof was measured, with noise; and 100 bytes may be in a cache of more than 25."""
-    assert (TOLERANCE, CACHES) == (bounds.TOLERANCE, bounds.CACHES)
+    assert (TOLERANCE, CACHES) == (work.TOLERANCE, work.CACHES)
     for of_least, cache in itertools.product((0.5, 0.94, 0.96, 2.0), (0, 20, 30)):
         wanted = "served by caches" if cache == 30 else f"FASTER THAN PHYSICS ({of_least:.2f} of the least time)"
         assert suspicion(of_least, 100.0, cache) == ("" if of_least > 0.95 else wanted)

@@ -20,7 +20,6 @@ from specdec.physics.capacity import (
     kv_bytes_per_position,
     state_bytes_per_row,
     weight_bytes,
-    windowed_kv_bytes,
 )
 from specdec.physics.precision import Precision, stored
 from specdec.physics.reading import COUNTED, DEFAULTS, TIED, MissingSizeError, read_shape
@@ -244,15 +243,10 @@ def test_what_memory_adds_up_to_and_a_drafter_takes() -> None:
         assert rows == 0 or alone.longest(room, rows=1) == rows
 
 
-def test_windows_and_output_layers_in_another_format() -> None:
-    shape, precision = read_shape(tiny_config("gemma3_text")), Precision.of("float32")
-    whole = kv_bytes_per_position(shape, precision)
-    assert windowed_kv_bytes(shape, precision, 6) == 6 * whole, "as long as the window"
-    assert windowed_kv_bytes(shape, precision, 20) == (6 + 20) / 2 * whole, "half of the layers have one"
+def test_output_layers_in_another_format() -> None:
     tied = read_shape(tiny_config("llama", tie_word_embeddings=True))
     shared, apart = (weight_bytes(tied, Precision.of("float32", output=each)) for each in (None, "int8"))
     assert apart == shared + tied.output_weights, "an output layer in another format is a second table"
-    assert windowed_kv_bytes(LLAMA_8B, precision, 20) == 20 * kv_bytes_per_position(LLAMA_8B, precision)
 
 
 def test_recurrent_layers_keep_the_same_for_any_length() -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from specdec.physics.bounds import Roof
 from specdec.physics.devices import find_device, read_devices
+from specdec.physics.work import Roof
 
 ROW = "tiny:\n  memory: 1e9\n  bandwidth: 2.0e9\n  flops: {float32: 4e9}\n  source: here\n"
 

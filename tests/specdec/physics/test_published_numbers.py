@@ -7,13 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from specdec.physics.bounds import Roof
 from specdec.physics.capacity import Served, kv_bytes_per_position
 from specdec.physics.precision import Precision, bytes_of
 from specdec.physics.rounds import RoofRounds
 from specdec.physics.shape import Attention, Layer, ModelShape, experts_hit, nominal
 from specdec.physics.speculation import all_reduce_seconds, latency, price_per_million, target_efficiency
-from specdec.physics.work import StepWork, prefill_work, step_work
+from specdec.physics.work import Roof, StepWork, prefill_work, step_work
 from tests.public_models import DEEPSEEK_V3, LLAMA_8B, ROUND_8B, ROUND_70B, SHAPES
 
 H100 = Roof(bandwidth=3.35e12, flops=989.4e12)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from specdec.drafting.policies.goodput import best_depths
-from specdec.physics.bounds import Roof
 from specdec.physics.costs import StepSize
 from specdec.physics.precision import Precision
 from specdec.physics.rounds import LLAMA_8B_H100 as FITTED
@@ -21,6 +20,7 @@ from specdec.physics.speculation import (
     speedup_of,
     target_efficiency,
 )
+from specdec.physics.work import Roof
 from tests.public_models import DEEPSEEK_V3, LLAMA_8B, ROUND_8B, ROUND_70B
 
 H100 = Roof(bandwidth=3.35e12, flops=989.4e12)

@@ -12,7 +12,6 @@ from omegaconf import OmegaConf
 from experiments.session.policies import built_policy
 from specdec.drafting.costs import Conditions, RoundCosts, check_conditions
 from specdec.drafting.policies import CostAwareLength
-from specdec.physics.bounds import Roof
 from specdec.physics.calibrated import Box, CalibratedRounds, is_calibrated
 from specdec.physics.costs import (
     Errors,
@@ -27,6 +26,7 @@ from specdec.physics.costs import (
     meanings,
 )
 from specdec.physics.rounds import round_seconds
+from specdec.physics.work import Roof
 
 PLANTED = StepCost(
     ranges=(
