@@ -106,11 +106,6 @@ def test_an_error_of_the_drafter_is_shown_and_ends_what_ran(
     assert [o.token_ids for o in engine.generate(PROMPTS, SAMPLING)] == wanted
 
 
-def words() -> PreTrainedTokenizerFast:
-    backend = Tokenizer(WordLevel({f"w{token}": token for token in range(VOCAB)}, unk_token="w0"))
-    return PreTrainedTokenizerFast(tokenizer_object=backend)
-
-
 def test_a_tokenizer_that_raises_ends_its_request_alone(
     wanted: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,7 +119,8 @@ def test_a_tokenizer_that_raises_ends_its_request_alone(
             raise UnicodeError("no such piece")
         return decode(self, token_ids)
 
-    target = Target(tiny_model(vocab_size=VOCAB, layers=2), words())
+    words = Tokenizer(WordLevel({f"w{token}": token for token in range(VOCAB)}, unk_token="w0"))
+    target = Target(tiny_model(vocab_size=VOCAB, layers=2), PreTrainedTokenizerFast(tokenizer_object=words))
     engine = Engine(target, NGramDrafter(), RejectionVerifier(), max_batch_size=3, max_length=64)
     with monkeypatch.context() as broken:
         broken.setattr(Detokenizer, "_decode", raises)

@@ -32,15 +32,11 @@ SHAPE = TreeShape.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)])
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 
 
-def rows_of(lengths: list[int]) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randint(0, 64, (length,), generator=generator) for length in lengths]
-
-
 def filled(model, slots: list[int], *, max_batch_size: int = 6, **kwargs: object) -> tuple[ModelRunner, list[Tensor]]:
     """A runner with ragged rows in some slots."""
     runner = ModelRunner(model, max_batch_size=max_batch_size, max_length=40, max_nodes=8, **kwargs)  # type: ignore[arg-type]
-    rows = rows_of(LENGTHS[: len(slots)])
+    generator = torch.Generator().manual_seed(1)
+    rows = [torch.randint(0, 64, (length,), generator=generator) for length in LENGTHS[: len(slots)]]
     tokens = torch.zeros(len(slots), max(LENGTHS), dtype=torch.long)
     for row, prompt in enumerate(rows):
         tokens[row, : len(prompt)] = prompt
@@ -289,11 +285,6 @@ def sizes(engine: Engine) -> set[tuple[int, int]]:
     return {tuple(shape) for _, _, (shape, _), *_ in keys}
 
 
-def decoded(engine: Engine) -> list[tuple[int, ...]]:
-    sampling = SamplingParams(temperature=0.0, max_new_tokens=24)
-    return [done.token_ids for done in engine.generate(LOOPS, sampling)]
-
-
 @pytest.mark.parametrize("warm", [True, False], ids=["warm", "cold"])
 def test_rounds_of_a_warm_engine_capture_nothing_more(warm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(specdec.execution.forwards, "CAPTURE_AFTER", 2)
@@ -303,7 +294,7 @@ def test_rounds_of_a_warm_engine_capture_nothing_more(warm: bool, monkeypatch: p
         assert engine.drafter is not None
         wanted = {(2, 1), *((2, 1 + size) for size in common_sizes(engine.drafter.max_nodes))}
         before = sizes(engine)
-        decoded(engine)
+        engine.generate(LOOPS, SamplingParams(max_new_tokens=24))
         new = {size for size in sizes(engine) - before if size[0] == engine.max_batch_size}
     assert bool(new) is not warm, "a cold engine captures what a warm one has"
     assert before == (wanted if warm else set())

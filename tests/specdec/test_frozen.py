@@ -57,10 +57,6 @@ def replace(model) -> None:
     projection.weight = nn.Parameter(torch.randn_like(projection.weight))
 
 
-def hook(model) -> None:
-    model.model.layers[0].register_forward_hook(lambda module, inputs, output: output * -1)
-
-
 OTHER = "another module or tensor is in it"
 CHANGES: dict[str, tuple[str | None, Callable]] = {
     "an optimizer's writes": ("its weights were written to", write),
@@ -69,7 +65,10 @@ CHANGES: dict[str, tuple[str | None, Callable]] = {
     "adapter": (OTHER, adapt),
     "quantized in place": (OTHER, lambda model: quantize(model, "int8")),
     "fewer layers": (OTHER, lambda model: setattr(model.model, "layers", model.model.layers[:1])),
-    "a hook": ("a hook was added", hook),
+    "a hook": (
+        "a hook was added",
+        lambda model: model.model.layers[0].register_forward_hook(lambda module, inputs, output: output * -1),
+    ),
     "settings": (None, lambda model: setattr(model.model.layers[0].self_attn, "scaling", 3.0)),  # not seen
 }
 

@@ -111,11 +111,6 @@ def test_copies_of_old_weights_are_not_shared_with_a_new_engine(change: str) -> 
         torch.testing.assert_close(layer(inputs), expected, atol=1e-5, rtol=1e-5)
 
 
-def of_16_bits(out: int, width: int, dtype: torch.dtype = torch.bfloat16, scale: float = 0.02) -> Tensor:
-    generator = torch.Generator().manual_seed(out + width)
-    return (torch.randn(out, width, generator=generator) * scale).to(dtype).float()
-
-
 def llama_from_16_bits(layers: int = 2) -> LlamaForCausalLM:
     """A random model in float32 whose weights are bfloat16 numbers, just wide enough for its products to be packed."""
     torch.manual_seed(0)
@@ -129,7 +124,7 @@ def llama_from_16_bits(layers: int = 2) -> LlamaForCausalLM:
 @torch.no_grad()
 def test_a_weight_that_is_trained_leaves_16_bits() -> None:
     layer = nn.Linear(640, 704)
-    layer.weight.copy_(of_16_bits(704, 640))
+    layer.weight.copy_(layer.weight.bfloat16())
     packed, inputs = PackedLinears(layer), torch.randn(3, 640)
     assert sum(packed.bytes_by_weight().values()) == 2 * 640 * 704
     layer.weight.mul_(1.01)

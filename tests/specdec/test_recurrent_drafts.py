@@ -6,6 +6,7 @@ are of other tokens than the request's.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ from torch import Tensor
 
 from drafters.model import ModelDrafter
 from specdec import Drafter, Engine, Paging, SamplingParams, Target, Topology
-from specdec.cache.states import States
 from specdec.checks.drafter import assert_conforms
 from specdec.drafting import model_scorer
 from specdec.drafting.builders import ExpansionTree
@@ -29,7 +29,7 @@ from tests.models import tiny_model
 from tests.specdec.test_kept_states import WRONG_STATES, mistake_states
 from tests.specdec.test_pages import Fitting
 from tests.specdec.test_recurrent import run_again
-from tests.specdec.test_recurrent_engine import small
+from tests.specdec.test_recurrent_engine import only_prompts, small
 from tests.test_distribution import LEVEL, SAMPLINGS, p_value
 from tests.verifiers.cases import complete
 from verifiers import RejectionVerifier
@@ -92,17 +92,9 @@ def test_it_follows_what_others_drafted_and_slots_that_are_lost() -> None:
 
 
 def uncommitted(patch: pytest.MonkeyPatch, scorer: RecurrentScorer) -> None:
-    """A round's states are dropped; prompts' are kept."""
-    states, commit = scorer.runner.cache.states, States.commit
+    states = scorer.runner.cache.states
     assert states is not None
-
-    def nothing(slots: Tensor, path: Tensor, counts: Tensor) -> None:
-        if path.shape[1]:
-            states.lengths[slots] += counts
-        else:
-            commit(states, slots, path, counts)
-
-    patch.setattr(states, "commit", nothing)
+    patch.setattr(states, "commit", partial(only_prompts, states))
 
 
 def rootless(patch: pytest.MonkeyPatch, scorer: RecurrentScorer) -> None:

@@ -132,17 +132,19 @@ def test_outputs_follow_the_target() -> None:
     assert law(500) > LEVEL
 
 
+keep = States.commit
+
+
+def only_prompts(self: States, slots: Tensor, path: Tensor, counts: Tensor) -> None:
+    """Mutant of ``States.commit``: a round's states are dropped; prompts' are kept."""
+    if path.shape[1]:
+        self.lengths[slots] += counts
+    else:
+        keep(self, slots, path, counts)
+
+
 def test_states_that_are_not_committed_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = States.commit
-
-    def nothing(self: States, slots: Tensor, path: Tensor, counts: Tensor) -> None:
-        """Mutant: a round's states are dropped; prompts' are kept."""
-        if path.shape[1]:
-            self.lengths[slots] += counts
-        else:
-            commit(self, slots, path, counts)
-
-    monkeypatch.setattr(States, "commit", nothing)
+    monkeypatch.setattr(States, "commit", only_prompts)
     assert law(None) < LEVEL
 
 

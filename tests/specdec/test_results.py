@@ -78,7 +78,7 @@ def test_cuts_shorten_everything_alike(model) -> None:
 
 
 def test_wrong_counts_are_refused(model) -> None:
-    for value in (-1, 1.5, 65):
+    for value in (1.5, 65):
         with shapes_unchecked(), pytest.raises(ValueError, match=f"logprobs={value}"):
             make(model).generate([[1]], SamplingParams(logprobs=value, max_new_tokens=4))  # type: ignore[arg-type]
 

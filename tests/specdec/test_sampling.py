@@ -274,10 +274,6 @@ def both_ways(logits: Tensor, top_k: Tensor, top_p: Tensor) -> tuple[Tensor, Ten
     return told, keep_top(logits, top_k, top_p)
 
 
-def by_search(logits: Tensor, top_p: Tensor) -> Tensor:
-    return logits.masked_fill(~nucleus(logits, top_p), -torch.inf)
-
-
 @settings(max_examples=25)
 @given(rows())
 def test_the_same_tokens_stay(case: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -289,7 +285,7 @@ def test_the_same_tokens_stay(case: tuple[Tensor, Tensor, Tensor]) -> None:
         assert torch.equal(kept[clear], expected[clear])
     expected, margin = by_sorting(logits, torch.zeros_like(top_k), top_p)
     clear = margin > 1e-6
-    assert torch.equal(by_search(logits, top_p)[clear], expected[clear])
+    assert torch.equal(logits.masked_fill(~nucleus(logits, top_p), -torch.inf)[clear], expected[clear])
 
 
 def test_a_row_with_nan_keeps_it() -> None:

@@ -159,12 +159,6 @@ def test_sizes_of_published_models_and_heads() -> None:
 ROWS, LENGTH, NODES = 3, 40, 5
 
 
-def allocated(runner: ModelRunner) -> int:
-    """The bytes of a runner's cache."""
-    cache = runner.cache
-    return sum(tensor.numel() * tensor.element_size() for tensor in cache.tensors)
-
-
 @pytest.mark.parametrize(
     ("model_type", "kv_cache"),
     [
@@ -186,7 +180,7 @@ def test_an_engine_allocates_what_is_planned(model_type: str, kv_cache: str | No
     precision = Precision.of("float32", kv=kv_cache)
     served = Served(shape=read_shape(config), precision=precision, drafted=NODES)
     memory = served.memory(rows=ROWS, length=LENGTH)
-    assert memory.kv + memory.scratch == allocated(runner)
+    assert memory.kv + memory.scratch == sum(tensor.nbytes for tensor in runner.cache.tensors)
     assert kv_bytes_per_position(served.shape, precision) == runner.bytes_per_token
     matrices = [p for name, p in model.named_parameters() if p.ndim >= 2 and not name.endswith("bias")]
     assert memory.weights == sum(p.numel() * p.element_size() for p in matrices)
