@@ -75,13 +75,6 @@ def test_a_sweep_says_a_line_per_job_and_ends_with_the_comparison(
     assert "mean acceptance length" in (tmp_path / "own" / "1" / honest / "tables.txt").read_text()
 
 
-# The grids of two ablations, cut to a few jobs, and the rows and columns of their tables.
-ABLATIONS = {
-    "shape": (["drafter.shape=2,[2,1]"], "drafter.shape", "drafter.sampling"),
-    "category": (["dataset.per_category=2", "dataset.only=[asyncio,email]"], "category", "drafter"),
-}
-
-
 @pytest.mark.parametrize("path", sorted((CONF / "experiment").glob("ablate_*.yaml")), ids=lambda path: path.stem)
 def test_the_grid_of_an_ablation_has_settings_that_there_are(path: Path) -> None:
     """The first of each setting's values composes."""
@@ -93,20 +86,17 @@ def test_the_grid_of_an_ablation_has_settings_that_there_are(path: Path) -> None
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ABLATIONS)
-def test_an_ablation_is_one_command(
-    name: str, saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+def test_an_ablation_by_category_is_one_command(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
-    own, row, column = ABLATIONS[name]
+    """The rows and columns of the other ablations' tables are those of ``reporting/test_two_way.py``."""
     given = [text for text in tiny if text.startswith(("target", "bootstrap", "threads"))]
-    given += [f"experiment=ablate_{name}", *own, "dataset.count=1", "sampling.max_new_tokens=4", "warmup_prompts=0"]
-    given += ["dataset.prompt_tokens=16"]
-    given += ["drafter=ngram,none"] if column == "drafter" else [f"drafter.name={saved / 'drafter'}"]
+    given += ["experiment=ablate_category", "dataset.per_category=2", "dataset.only=[asyncio,email]", "dataset.count=1"]
+    given += ["sampling.max_new_tokens=4", "warmup_prompts=0", "dataset.prompt_tokens=16", "drafter=ngram,none"]
     assert launched(*given, f"hydra.sweep.dir={tmp_path / 'sweep'}", monkeypatch=monkeypatch) == 0
     assert "NO RESULT" not in capfd.readouterr().out
-    file = "categories" if name == "category" else "two_way"
-    heading = (tmp_path / "sweep" / f"{file}.csv").read_text().splitlines()[0].split(",")
-    assert heading[: heading.index("mean_acceptance_length")][-2:] == [row, column]
+    heading = (tmp_path / "sweep" / "categories.csv").read_text().splitlines()[0].split(",")
+    assert heading[: heading.index("mean_acceptance_length")][-2:] == ["category", "drafter"]
 
 
 @pytest.mark.full

@@ -18,7 +18,6 @@ from experiments.results.rows import rows_of
 from experiments.results.statistics import Bootstrap
 from experiments.results.summary import summarize
 from specdec import Completion, Engine, Exactness, Paging, SamplingParams, Step, Target
-from specdec.checks.reference import reference_decode
 from tests.experiments.conftest import byte_tokenizer
 from tests.models import tiny_model
 from verifiers.rejection import RejectionVerifier
@@ -234,21 +233,6 @@ def test_a_failed_turn_ends_that_conversation_only() -> None:
     assert len(records) == 6, "planned turns are all accounted for"
     # Turns that failed in one count for neither in speed.
     assert rows_of(summarize(records, planned=3, bootstrap=Bootstrap(resamples=100)))[1]["timed_prompts"] == 1
-
-
-def test_real_conversations_follow_the_reference() -> None:
-    target = Target(tiny_model(vocab_size=257), byte_tokenizer())
-    engine = Engine(target, NGramDrafter(max_draft_tokens=3), RejectionVerifier(), max_batch_size=2, max_length=96)
-    records: list[Record] = []
-    jobs, _ = prepare([TWO, ONE], GREEDY, target.tokenizer, max_length=96)
-    list(measure([Contender(PLAIN, engine, speculate=False), Contender("ngram", engine)], jobs, write=records.append))
-    assert all(r.equals_plain for r in records if r.method == "ngram")
-    first, second = (r for r in records if r.method == "ngram" and r.prompt == "a")
-    ids = render(TWO, target.tokenizer, [first.text])
-    assert second.prompt_tokens == len(ids)
-    with torch.inference_mode():
-        expected = reference_decode(target.model, ids, GREEDY, stop_ids=target.eos_token_ids)
-    assert second.token_ids == tuple(expected)
 
 
 def test_a_method_finds_in_the_cache_what_it_has_computed_itself() -> None:

@@ -107,13 +107,19 @@ def test_a_lossy_rule_logs_its_divergence(
     assert "total variation" in capsys.readouterr().out
 
 
-def test_a_damaged_or_missing_trace_is_one_sentence(tmp_path: Path) -> None:
+def test_a_trace_that_is_missing_damaged_or_of_another_version_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has no trace: make one with experiments\.run trace=true"):
         next(read_trace(tmp_path))
     (tmp_path / FOLDER).mkdir()
     (tmp_path / FOLDER / "00000.parquet").write_bytes(b"no parquet")
     with pytest.raises(ValueError, match=r"00000\.parquet is damaged"):
         next(read_trace(tmp_path))
+    folder = write_run(tmp_path / "run")
+    for named in (None, {b"specdec.trace.version": b"3"}):
+        for path in shards(folder / FOLDER):
+            pq.write_table(pq.read_table(path).replace_schema_metadata(named), path)
+        with pytest.raises(ValueError, match=r"was made by another version of this program: run it again"):
+            list(read_trace(folder))
 
 
 def test_a_round_is_read_as_it_was(tmp_path: Path) -> None:
@@ -144,12 +150,3 @@ def test_sources_follow_from_the_trace_and_are_open_without_one(tmp_path: Path) 
         for output in outputs:
             assert [token.source for token in output.tokens] == sources
             assert tuple(token.token for token in output.tokens) == OUTPUT
-
-
-def test_a_trace_of_another_version_is_refused(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run")
-    for named in (None, {b"specdec.trace.version": b"3"}):
-        for path in shards(folder / FOLDER):
-            pq.write_table(pq.read_table(path).replace_schema_metadata(named), path)
-        with pytest.raises(ValueError, match=r"was made by another version of this program: run it again"):
-            list(read_trace(folder))
