@@ -34,8 +34,8 @@ from specdec.drafting.vocabulary import check_same_vocabulary
 from specdec.interfaces import Description, Drafter
 from specdec.placement import main_device
 from specdec.quantization.base import output_width
+from specdec.target.facts import check_model, check_tokenizer
 from specdec.target.loading import load, load_model, load_tokenizer
-from specdec.target.support import check_model, check_tokenizer
 from specdec.target.target import Target
 
 

@@ -24,8 +24,8 @@ from specdec.drafting.vocabulary import VocabularyMap
 from specdec.filters import first_largest
 from specdec.interfaces import Description, Drafter, Session, Sizes
 from specdec.requests import SamplingParams
+from specdec.target.facts import check_tokenizer, position_limit
 from specdec.target.spelling import Spelling
-from specdec.target.support import check_tokenizer, position_limit
 from specdec.target.target import Target
 from specdec.topology import Topology
 from specdec.tree import DraftTree

@@ -21,7 +21,7 @@ from specdec import DraftTree, ModelRunner
 from specdec.attention import BACKENDS
 from specdec.cache.transformers_cache import CACHE
 from specdec.native import native_library
-from specdec.target.support import Reach
+from specdec.target.facts import Reach
 from tests import architectures
 from tests.architectures import LENGTHS, MAX_LENGTH, MODEL_TYPES, SHAPE, TOLERANCE, VERSION, VOCAB, disagreement, tiny
 from tests.forwards import verify

@@ -32,8 +32,7 @@ from specdec.forward import ForwardBatch
 from specdec.memory import ran_out
 from specdec.origin import first_sentence
 from specdec.placement import is_divided
-from specdec.target.facts import make_cache, trial_tokens
-from specdec.target.support import differs
+from specdec.target.facts import differs, make_cache, trial_tokens
 from specdec.topology import Topology
 from specdec.tree import TreeShape
 
