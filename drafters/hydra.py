@@ -17,7 +17,7 @@ from drafters.heads.bound import move, widened
 from drafters.heads.files import Checkpoint, Where, write
 from drafters.heads.last_state import Heads, LastStateDrafter, LastStateScorer, TrainedHeads
 from drafters.heads.prefix import PrefixAttention
-from drafters.heads.training import Anchors, Borrowed, Prediction, TargetStates, TextBatch, additive
+from drafters.heads.training import Anchors, Prediction, TargetStates, TextBatch, additive
 from specdec.batch import Batch
 from specdec.forward import ForwardBatch, Wants
 from specdec.interfaces import Sizes
@@ -59,6 +59,8 @@ class HydraHeads(Heads):
         dropout: Hydra++'s dropout before every linear layer of a head, while it is trained.
     """
 
+    sizes = (*Heads.sizes, "dropout")
+
     def __init__(self, *, prefix: PrefixAttention | None = None, dropout: float = 0.0, **sizes: Any):
         super().__init__(**sizes)
         width = self.hidden_size
@@ -96,11 +98,8 @@ class HydraHeads(Heads):
         return twin
 
     def widened(self, hidden_size: int) -> "HydraHeads":
-        same = {
-            name: getattr(self, name) for name in ("num_heads", "vocab_size", "num_layers", "base_model", "dropout")
-        }
         prefix = None if self.prefix is None else self.prefix.widened(hidden_size)
-        larger = HydraHeads(hidden_size=hidden_size, prefix=prefix, **same)
+        larger = self.like(hidden_size=hidden_size, prefix=prefix)
         factor = hidden_size / self.hidden_size
         widened(self.without_prefix(), larger.without_prefix(), factor, self.parts)
         return larger.requires_grad_(False).eval()
@@ -296,7 +295,6 @@ class TrainedHydra(TrainedHeads):
             raise ValueError(f"head.name={self.name!r}: give head.prefix_attention={not self.prefix_attention}")
         if self.head.prefix is not None:
             self.head.prefix = self.head.prefix.stated_for(target)
-        self._embed = (Borrowed(target.model.get_input_embeddings()),)  # in a tuple, so that it is not registered
 
     def forward(self, batch: TextBatch, states: TargetStates, anchors: Anchors) -> Prediction:
         """The outputs of the heads' residual blocks."""

@@ -72,6 +72,7 @@ class MedusaHeads(Heads):
     """
 
     least_layers = least_columns = 0
+    sizes = (*Heads.sizes, "shared", "bias")
 
     def __init__(
         self, *, shared: bool = True, bias: bool = True, draft_ids: Int[Tensor, " column"] | None = None, **sizes: Any
@@ -116,9 +117,8 @@ class MedusaHeads(Heads):
 
     def _like(self, **sizes: Any) -> "MedusaHeads":
         """Heads without weights that are like these but for some sizes."""
-        same = {name: getattr(self, name) for name in ("num_heads", "num_layers", "base_model", "shared", "bias")}
         with torch.device("meta"):
-            twin = MedusaHeads(**same, **sizes)
+            twin = self.like(**sizes)
         twin.draft_ids = self.draft_ids
         return twin
 

@@ -11,7 +11,7 @@ from drafters.heads.assemble import fill, needed
 from drafters.heads.bound import widened
 from drafters.heads.files import Checkpoint, Where, write
 from drafters.heads.last_state import Heads, LastStateDrafter, LastStateScorer, TrainedHeads
-from drafters.heads.training import Anchors, Borrowed, Prediction, TargetStates, TextBatch
+from drafters.heads.training import Anchors, Prediction, TargetStates, TextBatch
 from drafters.medusa import ResidualBlock
 from specdec.arguments import flag, whole
 from specdec.batch import Batch
@@ -35,6 +35,7 @@ class RecurrentHead(Heads):
     """
 
     least_layers = 0
+    sizes = ("vocab_size", "num_layers", "base_model", "rnn")
 
     def __init__(self, *, rnn: bool = True, exit_size: int | None = None, **sizes: Any):
         super().__init__(num_heads=1, **sizes)
@@ -90,13 +91,9 @@ class RecurrentHead(Heads):
 
     def widened(self, hidden_size: int) -> "RecurrentHead":
         factor = hidden_size / self.hidden_size
-        larger = RecurrentHead(
-            rnn=self.rnn,
-            exit_size=None if self.input_proj is None else round(self.exit_size * factor),
+        larger = self.like(
             hidden_size=hidden_size,
-            vocab_size=self.vocab_size,
-            num_layers=self.num_layers,
-            base_model=self.base_model,
+            exit_size=None if self.input_proj is None else round(self.exit_size * factor),
         )
         return widened(self, larger, factor, self.parts)
 
@@ -211,10 +208,6 @@ class TrainedRecurrent(TrainedHeads):
 
     def settings(self, target: Target) -> dict[str, Any]:
         return self.options
-
-    def begin(self, target: Target, counts: Int[Tensor, " vocab"] | None) -> None:
-        super().begin(target, counts)
-        self._embed = (Borrowed(target.model.get_input_embeddings()),)  # in a tuple, so that it is not registered
 
     def forward(self, batch: TextBatch, states: TargetStates, anchors: Anchors) -> Prediction:
         """What the output layer reads at every depth."""

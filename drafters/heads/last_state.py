@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from drafters.heads.bound import beside, widened
 from drafters.heads.files import Where
 from drafters.heads.trained_on import TrainedOn, trained_on
-from drafters.heads.training import TrainedHead, frozen_copy, output_of
+from drafters.heads.training import Borrowed, TrainedHead, frozen_copy, output_of
 from specdec.arguments import flag, instance, whole
 from specdec.batch import Batch
 from specdec.drafting.builders import AnyTree, StaticTree, tree_of
@@ -57,6 +57,7 @@ class Heads(nn.Module):
 
     least_layers: ClassVar[int] = 1
     least_columns: ClassVar[int] = 1
+    sizes: ClassVar[tuple[str, ...]] = ("num_heads", "vocab_size", "num_layers", "base_model")
     draft_ids: Int[Tensor, " column"] | None
 
     def __init__(self, *, num_heads: int, hidden_size: int, vocab_size: int, num_layers: int = 1, base_model: str = ""):
@@ -94,15 +95,17 @@ class Heads(nn.Module):
         """The same heads with the target's output layer, if they borrow it."""
         return self
 
+    def like(self, **changed: Any) -> Any:
+        """New heads of the same sizes, but for some."""
+        return type(self)(**{name: getattr(self, name) for name in self.sizes} | changed)
+
     def parts(self, name: str) -> tuple[int, ...]:
         """See ``bound.widened``."""
         return 1, 0
 
     def widened(self, hidden_size: int) -> "Heads":
         """The same heads for wider hidden states, of which only the first channels carry signal."""
-        same = {name: getattr(self, name) for name in ("num_heads", "vocab_size", "num_layers", "base_model")}
-        larger = type(self)(hidden_size=hidden_size, **same)
-        return widened(self, larger, hidden_size / self.hidden_size, self.parts)
+        return widened(self, self.like(hidden_size=hidden_size), hidden_size / self.hidden_size, self.parts)
 
     @classmethod
     def from_pretrained(
@@ -316,6 +319,7 @@ class TrainedHeads(TrainedHead):
 
     def begin(self, target: Target, counts: Int[Tensor, " vocab"] | None) -> None:
         """Make or load the heads, in float32. Raises ValueError: loaded heads are of another number or width."""
+        self._embed = (Borrowed(target.model.get_input_embeddings()),)  # in a tuple, so that it is not registered
         output, kind = output_of(target.model), self.made.kind
         vocab_size, hidden_size = output.weight.shape
         if self.name is None:
