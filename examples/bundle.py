@@ -1,4 +1,4 @@
-"""Makes the bundled models, one training after the other, each by its recipe (bundled_NAME in conf/tables/recipe.yaml).
+"""Makes the bundled models, one training after the other, each by its recipe (conf/options/recipe.yaml).
 
     python examples/bundle.py                        all of them, into outputs/bundle/bundled
     python examples/bundle.py medusa eagle3 --out FOLDER

@@ -249,7 +249,7 @@ def test_every_group_of_the_configuration_is_named() -> None:
     named = set(
         re.findall(r"`([\w/]+)`", "".join(re.findall(r"^\| (`.*?) \|", rest.partition("\n## ")[0], re.MULTILINE)))
     )
-    there = {path.parent.relative_to(CONF).as_posix() for path in CONF.rglob("*.yaml")} - {".", "tables"} | {*TABLES}
+    there = {path.parent.relative_to(CONF).as_posix() for path in CONF.rglob("*.yaml")} - {".", "options"} | {*TABLES}
     assert named == there, f"docs/experiments.md and conf/ differ in {sorted(named ^ there)}"
 
 

@@ -37,9 +37,9 @@ CONF = _find_conf()
 """Absolute path of the configuration folder, for ``@hydra.main(config_path=str(CONF), …)``."""
 TABLES = {
     path.stem: cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(path)))
-    for path in sorted((CONF / "tables").glob("*.yaml"))
+    for path in sorted((CONF / "options").glob("*.yaml"))
 }
-"""The groups whose options stand in one file, ``conf/tables/GROUP.yaml``, each under its name."""
+"""The groups whose options stand in one file, ``conf/options/GROUP.yaml``, each under its name."""
 for _group, _options in TABLES.items():
     for _name, _option in _options.items():
         whole = "_global_" if _group in ("pair", "recipe") else None

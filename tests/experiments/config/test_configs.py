@@ -34,7 +34,7 @@ from specdec.engine.scheduler import Priority
 from tests.experiments.runs import Configure, command_of
 
 YAML = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml"))
-FILES_OF_OPTIONS = [path for path in YAML if len(path.parts) == 2 and path.parts[0] != "tables"]
+FILES_OF_OPTIONS = [path for path in YAML if len(path.parts) == 2 and path.parts[0] != "options"]
 OPTIONS = [(path.parent.as_posix(), path.stem) for path in FILES_OF_OPTIONS]
 OPTIONS += [(group, name) for group, options in TABLES.items() if group != "pair" for name in options]
 """Pairs need files that are on the hub: tests/experiments/config/test_pairs.py makes them with stand-ins."""
@@ -194,7 +194,7 @@ def test_every_setting_has_a_comment() -> None:
     for path in YAML:
         if path.parent.name in WHOLE or path.stem in (*WHOLE, "pair"):
             continue
-        indent = "  " if path.parent.name == "tables" else ""
+        indent = "  " if path.parent.name == "options" else ""
         for before, line in itertools.pairwise((CONF / path).read_text().splitlines()):
             if re.match(rf"{indent}[a-z]\w*: *\S", line) and "${" not in line:
                 assert "#" in line or before.strip().startswith("#"), f"conf/{path}: {line}"
@@ -206,7 +206,7 @@ PAIRS = sorted(TABLES["pair"])
 
 def about_pair(name: str) -> str:
     """What the comment below a pair's name says of it."""
-    text = (CONF / "tables" / "pair.yaml").read_text(encoding="utf-8")
+    text = (CONF / "options" / "pair.yaml").read_text(encoding="utf-8")
     (about,) = re.findall(rf"^{name}:\n  # (.*)\.$", text, re.MULTILINE)
     return about
 
