@@ -14,10 +14,10 @@ from experiments.datasets.prompt import choose
 from experiments.measuring.rounds import measure_tree_costs, shapes_to_measure
 from experiments.planning.drafting import drafter_class
 from experiments.reporting import terminal
-from experiments.reporting.best_tree import Optimized, report_found, report_measured
+from experiments.reporting.best_tree import MeasuredTree, Optimized, report_found, report_measured
 from experiments.reporting.run_plots import RUN_PLOTS
 from experiments.reporting.run_tables import comparison_table
-from experiments.results.frame import Figures, frame_of, rounds_of
+from experiments.results.frame import frame_of, rounds_of
 from experiments.results.manifest import device_name
 from experiments.results.records import Record
 from experiments.results.rows import interval
@@ -133,7 +133,7 @@ def check_costs(costs: TreeCosts, path: str, changed: DictConfig) -> None:
         )
 
 
-def _measured(changed: DictConfig, optimized: Optimized, out: Path, bootstrap: Bootstrap) -> dict[str, Figures]:
+def _measured(changed: DictConfig, optimized: Optimized, out: Path, bootstrap: Bootstrap) -> dict[str, MeasuredTree]:
     """What the old and the new tree bring on the traced run's prompts, by name."""
     methods = {NEW: _with_shape(changed.drafter, optimized.best.shape)}
     if not optimized.same:
@@ -150,13 +150,13 @@ def _measured(changed: DictConfig, optimized: Optimized, out: Path, bootstrap: B
     return {name: _of_method(name, made, records, bootstrap) for name in methods}
 
 
-def _of_method(name: str, made: Run, records: Sequence[Record], bootstrap: Bootstrap) -> Figures:
+def _of_method(name: str, made: Run, records: Sequence[Record], bootstrap: Bootstrap) -> MeasuredTree:
     """Figures of a method; tokens per round over those rounds alone whose drafts the output's end did not cut."""
     row = next(row for row in made.rows if row["method"] == name)
     rounds = rounds_of(frame_of(record for record in records if record.method == name))
     whole = rounds[rounds.proposed_depth == rounds.proposed_depth.max()]
     emitted = 1 + whole.expected_accepted
-    return Figures(
+    return MeasuredTree(
         tokens=float(emitted.mean()),
         tokens_interval=bootstrap.over_prompts(ratio_of_sums, whole.prompt, [emitted, [1.0] * len(emitted)]),
         prompts=whole.prompt.nunique(),

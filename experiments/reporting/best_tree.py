@@ -2,18 +2,18 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from experiments.reporting import style, terminal
-from experiments.reporting.columns import NOTHING, between, number, signed_percent, times
+from experiments.reporting.columns import NOTHING, Col, between, number, signed_percent, times
 from experiments.reporting.formats import write_texts
 from experiments.reporting.table import Cell, Column, Emphasis, Table, left
-from experiments.results.frame import Figures
-from experiments.results.statistics import Bootstrap
+from experiments.results.rows import Row, ends
+from experiments.results.statistics import Bootstrap, Interval
 from experiments.tracing.rates import Recorded
 from specdec.drafting.best_shapes import AcceptanceRates, PlannedShape
 from specdec.drafting.costs import TreeCosts
@@ -24,7 +24,20 @@ TREES = "tree"
 _SIZES = frozenset(2**power for power in range(13))
 _MOST_LABELS = 40
 """A tree with more nodes than this has no numbers beside its nodes."""
-_STAR: dict[str, Any] = {"marker": "*", "markersize": 13, "color": "black", "markeredgecolor": "white", "linestyle": ""}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredTree:
+    """What a tree that was run has brought: expected tokens per round given the drafts, and its speedup.
+
+    Rounds that the output's end did not cut count, on so many prompts.
+    """
+
+    tokens: float
+    tokens_interval: Interval | None
+    speedup: float | None
+    speedup_interval: Interval | None
+    prompts: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +45,7 @@ class Optimized:
     """The best tree at a temperature, and the trees it was chosen among: the best of every size.
 
     Without ``costs`` it was chosen by its tokens alone. ``old`` is the tree it is compared with, as ``drafter.shape``
-    takes it. ``measured``: figures of the trees that were run, by ``"old"`` and ``"new"``: expected ``tokens`` per
-    round given the drafts, in rounds that the output's end did not cut, ``speedup``, intervals, and ``prompts``.
+    takes it; ``measured`` has the trees that were run, by ``"old"`` and ``"new"``.
     """
 
     temperature: float
@@ -43,7 +55,7 @@ class Optimized:
     costs: TreeCosts | None
     best: PlannedShape
     old: Any
-    measured: Mapping[str, Figures] = field(default_factory=dict)
+    measured: Mapping[str, MeasuredTree] = field(default_factory=dict)
 
     @property
     def old_tree(self) -> TreeShape | None:
@@ -112,18 +124,18 @@ def written_shape(shape: TreeShape) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def _rates(optimized: Optimized, bootstrap: Bootstrap) -> dict[tuple[int, int], Figures]:
+def _rates(optimized: Optimized, bootstrap: Bootstrap) -> dict[tuple[int, int], Row]:
     """The rates by depth and rank, with their intervals and on how many nodes they were measured."""
     recorded, rates = optimized.recorded, optimized.rates
     offered = recorded.offered.sum(0)
     return {
-        (depth, rank): Figures(
-            depth=depth,
-            rank=rank,
-            rate=float(rate),
-            interval=recorded.rate_interval(depth, rank, bootstrap),
-            nodes=float(offered[depth - 1, rank]),
-        )
+        (depth, rank): {
+            "depth": depth,
+            "rank": rank,
+            "rate": float(rate),
+            **ends("rate", recorded.rate_interval(depth, rank, bootstrap)),
+            "nodes": float(offered[depth - 1, rank]),
+        }
         for depth in range(1, rates.max_depth + 1)
         for rank, rate in enumerate(rates.at(depth))
     }
@@ -131,18 +143,15 @@ def _rates(optimized: Optimized, bootstrap: Bootstrap) -> dict[tuple[int, int], 
 
 def rates_table(optimized: Optimized, bootstrap: Bootstrap) -> Table:
     """A row per depth, a column per rank: the rate, its interval, and how many nodes it was measured on."""
-    found = _rates(optimized, bootstrap)
+    found, rate = _rates(optimized, bootstrap), Col("", "rate", ".3f")
     note = (
         "the share of accepted nodes of the depth above whose child of this rank was accepted, drawn a little to the "
         f"rank's average; its interval at {bootstrap.confidence:.0%} over {len(optimized.recorded.prompts)} prompts; "
         f"behind / the number of such nodes"
     )
 
-    def cell(each: Figures | None) -> Cell | str:
-        if each is None:
-            return NOTHING
-        bounds = "" if each.interval is None else f"{each.interval[0]:.2f}-{each.interval[1]:.2f} "
-        return Cell(f"{each.rate:.3f}", (f"{bounds}/ {each.nodes:.0f}",))
+    def cell(row: Row | None) -> Cell | str:
+        return NOTHING if row is None else Cell(rate.cell(row).line, (f"/ {row['nodes']:.0f}",))
 
     ranks = range(optimized.rates.table.shape[1])
     title = f"Acceptance rates at T={optimized.temperature:g}, by depth and sibling rank"
@@ -223,8 +232,8 @@ def _gain(new: float | None, old: float | None) -> str:
 
 
 def remarks(optimized: Optimized) -> list[str]:
-    """Sentences that a reader of the tables needs."""
-    best, rates = optimized.best, optimized.rates
+    """Sentences that a reader of the tables needs: where a bound of the trace or of the search decided the tree."""
+    best, rates, shape = optimized.best, optimized.rates, optimized.best.shape
     said = []
     if not optimized.recorded.top_down:
         said.append(
@@ -233,25 +242,18 @@ def remarks(optimized: Optimized) -> list[str]:
         )
     if best.depth == rates.max_depth:
         said.append(f"The tree is as deep as the recorded one ({best.depth}): a deeper trace may show a better one.")
-    used: dict[int, int] = {}
-    for rank, depth in zip(best.shape.ranks, best.shape.depths, strict=True):
-        used[depth] = max(used.get(depth, 0), rank + 1)
-    full = [str(depth) for depth in range(1, best.depth + 1) if used[depth] == len(rates.at(depth))]
+    widest = {
+        depth: max(r for r, d in zip(shape.ranks, shape.depths, strict=True) if d == depth) for depth in shape.depths
+    }
+    full = [str(depth) for depth in range(1, best.depth + 1) if widest[depth] + 1 == len(rates.at(depth))]
     if full:
-        said.append(
-            f"It has as many children as the recorded one at depth {', '.join(full)}: a wider trace may show a "
-            f"better one."
-        )
+        said.append(f"It has as many children as the recorded one at depth {', '.join(full)}: a wider trace may help.")
     most = max(each.nodes for each in optimized.planned)
     if best.nodes == most:
-        said.append(
-            f"It has as many nodes as were allowed or recorded ({most}): a larger max_nodes may show a better one."
-        )
+        said.append(f"It has as many nodes as were allowed or recorded ({most}): a larger max_nodes may help.")
     if optimized.costs is not None and optimized.costs.largest_error > 0.1:
-        said.append(
-            f"The costs of single trees are up to {optimized.costs.largest_error:.0%} away from the fitted ones: "
-            f"measure them on an idle machine."
-        )
+        error = f"up to {optimized.costs.largest_error:.0%} away from the fitted ones"
+        said.append(f"The costs of single trees are {error}: measure them on an idle machine.")
     return said
 
 
@@ -272,7 +274,6 @@ def report_found(console: Console, optimized: Optimized, out: Path, bootstrap: B
     )
     written = write_texts(out / TREES, {f"{name}.yaml": tree})
     written += [tree_plot(optimized, out / f"{name}_tree.png", about)]
-    written += [sizes_plot(optimized, out / f"{name}_sizes.png", about)]
     terminal.list_written(console, [*written, *_write_figures(optimized, out, bootstrap, about)])
 
 
@@ -315,7 +316,7 @@ def _write_figures(optimized: Optimized, out: Path, bootstrap: Bootstrap, about:
         "old": optimized.old,
         "predicted": {name: {"tokens_per_round": t, "speedup": s} for name, (t, s) in predicted.items()},
         "measured": {
-            name: {key.replace("tokens", "tokens_per_round"): value for key, value in each.items()}
+            name: {key.replace("tokens", "tokens_per_round"): value for key, value in asdict(each).items()}
             for name, each in optimized.measured.items()
         },
         "advice": optimized.advice()[0],
@@ -366,30 +367,3 @@ def _places(shape: TreeShape) -> list[float]:
 
     place(0)
     return x
-
-
-@style.styled()
-def sizes_plot(optimized: Optimized, path: Path, subtitle: str) -> Path:
-    """Tokens per round and tokens per second by the number of nodes, a line per depth; the chosen tree is marked."""
-    costs, best = optimized.costs, optimized.best
-    panels_of = {"tokens per round": lambda each: each.tokens}
-    if costs is not None:
-        panels_of["tokens per second"] = lambda each: costs.rows * each.tokens / costs.of(each.nodes, each.depth)
-    figure = style.new_figure(style.COLUMN if costs is None else style.PAGE, 2.9)
-    panels = figure.subplots(1, len(panels_of), squeeze=False)[0]
-    for axes, (text, value) in zip(panels, panels_of.items(), strict=True):
-        for index, depth in enumerate(sorted({each.depth for each in optimized.planned})):
-            same = [each for each in optimized.planned if each.depth == depth]
-            nodes = [each.nodes for each in same]
-            marks = [place for place, size in enumerate(nodes) if size in _SIZES or place == len(nodes) - 1]
-            looks = {"label": f"depth {depth}", "markevery": marks, **style.looks(index)}
-            axes.plot(nodes, [value(each) for each in same], **looks)
-        axes.plot([best.nodes], [value(best)], label="chosen", zorder=5, **_STAR)
-        axes.set(xlabel="drafted nodes", ylabel=f"predicted {text}")
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter("{x:g}")
-    if costs is not None:
-        speed = costs.rows / costs.plain
-        panels[1].axhline(speed, color="black", linewidth=0.9, linestyle="--", label="plain decoding")
-    style.legend_of(figure, panels[-1])
-    return style.finish(figure, path, f"The best tree of every size at T = {optimized.temperature:g}", subtitle)

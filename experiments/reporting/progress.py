@@ -3,12 +3,10 @@
 import re
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median, median_low
 from typing import Self, TextIO
 
 import rich.progress
@@ -19,7 +17,6 @@ from experiments.reporting import terminal
 
 Clock = Callable[[], float]
 _UNITS = {"s": 1, "m": 60, "h": 3600}
-_STEPS, _MEASUREMENTS = 50, 5
 
 
 def duration(seconds: float) -> str:
@@ -106,11 +103,12 @@ class Progress:
         if self._bar is not None:
             self._bar.update(self._task, completed=done)
         elif done > self._passed and self._line_is_due(done):
-            elapsed = self._clock() - self._began
-            left = elapsed / (done - self._passed) * (self._total - done)
-            self._line(
-                f"{done} of {self._total} {self._unit}, {duration(elapsed)} elapsed, about {duration(left)} left"
-            )
+            elapsed = duration(self._clock() - self._began)
+            self._line(f"{done} of {self._total} {self._unit}, {elapsed} elapsed, about {self._left(done)} left")
+
+    def _left(self, done: int) -> str:
+        """The time that is left if all goes on as fast as since the beginning of this attempt."""
+        return duration((self._clock() - self._began) / (done - self._passed) * (self._total - done))
 
     def _line_is_due(self, done: int) -> bool:
         """Whether to write a line now; if so, the next one is due later."""
@@ -131,44 +129,6 @@ class Progress:
             print(text, file=self._file, flush=True)
 
 
-class TimeLeft:
-    """Estimates the time that is left from the median of the newest steps: a pause is one slow step among them.
-
-    An earlier attempt, and its speed, is no part of it.
-    """
-
-    def __init__(self, total: int, measured_every: int, clock: Clock = time.monotonic):
-        self._total, self._measured_every, self._clock = total, measured_every, clock
-        self._steps: deque[float] = deque(maxlen=_STEPS)
-        self._measurements: deque[float] = deque(maxlen=_MEASUREMENTS)
-        self.begin()
-
-    def begin(self) -> None:
-        """The first step begins."""
-        self._last = self._clock()
-
-    def step(self) -> None:
-        """A step has ended."""
-        self._steps.append(self._passed())
-
-    def measured(self) -> None:
-        """A measurement has ended, which began after a step."""
-        self._measurements.append(self._passed())
-
-    def seconds(self, done: int) -> float:
-        """The estimate at the end of so many steps, of which at least one was seen."""
-        # One follows every so many steps, this one perhaps, and one the last step.
-        measurements = -(-self._total // self._measured_every) - (done - 1) // self._measured_every
-        # They are few, and each does the same: of two, the quicker one was not paused.
-        each = median_low(self._measurements) if self._measurements else 0.0
-        return (self._total - done) * median(self._steps) + measurements * each
-
-    def _passed(self) -> float:
-        """The seconds since the last call."""
-        before, self._last = self._last, self._clock()
-        return self._last - before
-
-
 class TrainingProgress(Progress):
     """Shows how far a training is, in a ``with`` block, and a line for every measurement.
 
@@ -183,14 +143,13 @@ class TrainingProgress(Progress):
         title: str,
         every: Every | None,
         shown: bool,
-        measured_every: int,
         clock: Clock = time.monotonic,
     ):
         columns = [TextColumn(f"{{task.fields[{name}]}}") for name in ("left", "loss")]
         super().__init__(total, "steps", every=every, clock=clock, shown=shown, columns=columns)
         self.last: dict[str, float] = {}
         self.best: tuple[int, Mapping[str, float]] | None = None
-        self._title, self._left = title, TimeLeft(total, measured_every, clock)
+        self._title = title
 
     def __enter__(self) -> Self:
         if self._shown:
@@ -199,8 +158,8 @@ class TrainingProgress(Progress):
 
     def begin(self, passed: int) -> None:
         """The training begins, after steps that an earlier attempt has done."""
-        self._said, self._said_at = passed, self._clock()
-        self._left.begin()
+        self._passed = self._said = passed
+        self._said_at = self._began = self._clock()
         if self._bar is not None:
             self._bar.update(self._task, completed=passed)
         if passed:
@@ -209,8 +168,7 @@ class TrainingProgress(Progress):
     def step(self, done: int, figures: Mapping[str, float]) -> None:
         """So many steps are done."""
         self.last |= figures
-        self._left.step()
-        left = f"about {duration(self._left.seconds(done))} left"
+        left = f"about {self._left(done)} left"
         loss, rate = self.last.get("loss"), self.last.get("training/acceptance/1")
         words = [] if loss is None else [f"loss {loss:.3f}"]
         words += [] if loss is None or rate is None else [f"acceptance {rate:.2f}"]
@@ -222,7 +180,6 @@ class TrainingProgress(Progress):
     def evaluated(self, done: int, figures: Mapping[str, float], best: bool) -> None:
         """The head was measured."""
         self.last |= figures
-        self._left.measured()
         if best:
             self.best = (done, dict(figures))
         parts = []

@@ -1,7 +1,7 @@
 """The report of a replay: its tables, its remarks, its pictures, and the files that it leaves."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,8 @@ CONTEXTS = (
     "One-round expectations on identical contexts: those that the rule which ran has led to. Another rule would have "
     "met other contexts."
 )
-REACH = "reach"
-"""The folder of the pictures of acceptance by position, one for every kind of drafts."""
 _SAME = 0.005
-"""Rules whose lines are nowhere further apart than this are drawn as one line with all their names."""
+"""A smaller gain would not be seen in the figures."""
 
 
 def report_replay(
@@ -34,7 +32,7 @@ def report_replay(
     confidence: float,
     manifests: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Print a replay's tables, and write ``replay.md``, ``.csv``, ``.json``, ``.png`` and a folder of pictures."""
+    """Print a replay's tables, and write ``replay.md``, ``.csv``, ``.json`` and ``.png``."""
     first = manifests[0]
     title = f"{first['target']['name']} ({first['dtype']}) on {first['device']}, {first['prompts']} prompts"
     notes = [CONTEXTS, *remarks(done)]
@@ -42,13 +40,6 @@ def report_replay(
     ordered = [ordering_table(found, confidence)] if found else []
     commits = ", ".join(sorted({commit_of(manifest) for manifest in manifests}))
     about = f"{title}; intervals at {confidence:.0%} over prompts."
-
-    def pictures() -> Iterator[Path]:
-        yield gain_plot(done, out / "replay.png", title, baseline=baseline)
-        (out / REACH).mkdir(exist_ok=True)
-        for each in done:
-            name = re.sub(r"[^\w.]+", "_", f"{each.drafts} T{each.temperature:g}").strip("_")
-            yield reach_plot(each, out / REACH / f"{name}.png", title)
 
     publish(
         out,
@@ -58,7 +49,7 @@ def report_replay(
         figures={"title": title, "notes": notes, "drafts": done, "orderings": found},
         said=notes,
         more={"replay.csv": named.csv()},
-        drawn=pictures,
+        drawn=lambda: [gain_plot(done, out / "replay.png", title, baseline=baseline)],
     )
 
 
@@ -187,48 +178,10 @@ def gain_plot(done: Sequence[Figures], path: Path, subtitle: str, *, baseline: s
     return style.finish(figure, path, "Expected accepted tokens per round, by rule and drafts", about)
 
 
-@style.styled()
-def reach_plot(each: Figures, path: Path, subtitle: str) -> Path:
-    """Probability of accepting so far, by position, for the exact rules on one kind of drafts.
-
-    Rules that accept alike share a line. The bound of any lossless rule stands at the first position, the only one for
-    which it is known. It is an average over draws, so it has an interval: on the drafts that happened to be drawn a
-    rule may lie above its mean. Rules that are not exact may lie above it anyway, and are left out.
-    """
-    groups = _alike([row for row in each.rules if promises_exact(row.exactness) and row.reach])
-    figure = style.new_figure(style.COLUMN, 2.4 + 0.14 * (len(groups) + 1))
-    axes = figure.subplots()
-    for index, together in enumerate(groups):
-        reach, label = together[0].reach, style.wrapped(" = ".join(row.rule for row in together), 60)
-        axes.plot(range(1, len(reach) + 1), reach, label=label, **style.looks(index))
-    if each.bound_at_1 is not None:
-        low, high = each.bound_at_1_interval or (each.bound_at_1, each.bound_at_1)
-        axes.fill_between([0.8, 1.2], low, high, color="black", alpha=0.15, linewidth=0)
-        label = "bound of any lossless rule, position 1, with its interval"
-        axes.hlines(each.bound_at_1, 0.8, 1.2, color="black", linewidth=1.6, label=label)
-    style.positions(axes)
-    axes.set_ylabel("rounds that accepted so far")
-    style.legend_of(figure, axes, ncols=1)
-    return style.finish(figure, path, f"{each.drafts}, T = {each.temperature:g}", subtitle)
-
-
 def _sure(row: Figures) -> bool:
     """Whether a rule's gain is beyond chance, and large enough to be seen in the figures."""
     interval = row.gain_interval
     return interval is not None and not interval[0] <= 0 <= interval[1] and abs(row.gain or 0.0) >= _SAME
-
-
-def _alike(rows: Sequence[Figures]) -> list[list[Figures]]:
-    """Rules whose lines could not be told apart, together."""
-    groups: list[list[Figures]] = []
-    for row in rows:
-        for group in groups:
-            if len(group[0].reach) == len(row.reach) and np.allclose(group[0].reach, row.reach, atol=_SAME, rtol=0):
-                group.append(row)
-                break
-        else:
-            groups.append([row])
-    return groups
 
 
 def _short(kinds: Sequence[str]) -> list[str]:
