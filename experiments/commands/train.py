@@ -110,7 +110,6 @@ def train(config: DictConfig) -> Path:
         title=_title(facts, rows, held_out, fit),
         every=Every.of(config.progress_every),
         shown=main,
-        measured_every=config.evaluate_every,
     )
     exit_code = 1
     try:
