@@ -15,8 +15,8 @@ from experiments.contenders.openai import ServerError
 from experiments.measuring.divergence import find_divergence
 from experiments.measuring.jobs import Job
 from experiments.results.frame import Figures
-from experiments.results.kept import keep_row, kept_rows
 from experiments.results.lossless import EXACT, explained
+from experiments.results.origin import keep_row, kept_rows
 from specdec.checks.betting import Question, Wealth, p_value
 from specdec.checks.telling import Telling
 from specdec.checks.two_samples import TwoSamples, homogeneous

@@ -41,17 +41,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     raise ValueError(f"{path} is damaged: its config is not an object")
 
 
-def flatten(config: Mapping[str, Any], prefix: str = "", *, lists: bool = False, joint: str = ".") -> dict[str, Any]:
+def flatten(config: Mapping[str, Any], prefix: str = "", *, joint: str = ".") -> dict[str, Any]:
     """Return the values by dotted name: ``{"a": {"b": 1}}`` becomes ``{"a.b": 1}``.
 
-    With ``lists``, those of lists have numbers for names, from 1. ``joint`` stands in the place of the dot.
+    ``joint`` stands in the place of the dot.
     """
     flat: dict[str, Any] = {}
     for key, value in config.items():
-        if lists and isinstance(value, list | tuple):
-            value = {str(place): each for place, each in enumerate(value, start=1)}
         if isinstance(value, Mapping) and value:
-            flat |= flatten(value, f"{prefix}{key}{joint}", lists=lists, joint=joint)
+            flat |= flatten(value, f"{prefix}{key}{joint}", joint=joint)
         else:
             flat[f"{prefix}{key}"] = value
     return flat
@@ -87,3 +85,23 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}
     return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+# ---------------------------------------------------------------- a file of JSON lines that grows with every step
+
+
+def kept_rows(file: Path) -> list[Figures]:
+    """The rows that an earlier attempt has left; a last one that was cut off is taken out of the file, too."""
+    if not file.exists():
+        return []
+    written = file.read_bytes()
+    whole = written[: written.rfind(b"\n") + 1]
+    if len(whole) < len(written):
+        file.write_bytes(whole)
+    return [json.loads(line, object_hook=Figures) for line in whole.splitlines()]
+
+
+def keep_row(file: Path, row: dict[str, Any]) -> None:
+    """Append a row, so that Ctrl-C or a crash loses no step."""
+    with file.open("a", encoding="utf-8", newline="\n") as stream:
+        stream.write(json.dumps(row) + "\n")

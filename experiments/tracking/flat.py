@@ -70,17 +70,15 @@ def accepted_histogram(records: Sequence[Record]) -> dict[str, dict[int, float]]
 
 def prompt_table(records: Sequence[Record]) -> tuple[list[str], list[list[Any]]]:
     """Columns and rows of a table with one row per record."""
-    columns = ["prompt", "turn", "category", "sample", "method", "exactness", "temperature"]
-    columns += ["prompt_tokens", "tokens", "batch_seconds", "rounds", "mean_acceptance_length"]
-    columns += ["finish_reason", "equals_plain", "divergence", "margin", "error", "text"]
+    columns = ["prompt", "turn", "category", "sample", "method", "exactness", "temperature", "prompt_tokens"]
+    derived = {
+        "tokens": lambda record: len(record.token_ids),
+        "batch_seconds": lambda record: record.seconds,
+        "rounds": lambda record: len(record.accepted),
+    }
+    columns += [*derived, "mean_acceptance_length", "finish_reason", "equals_plain", "divergence", "margin"]
+    columns += ["error", "text"]
     rows = [
-        [
-            *(record.prompt, record.turn, record.category, record.sample),
-            *(record.method, record.exactness, record.temperature),
-            *(record.prompt_tokens, len(record.token_ids), record.seconds),
-            *(len(record.accepted), record.mean_acceptance_length, record.finish_reason),
-            *(record.equals_plain, record.divergence, record.margin, record.error, record.text),
-        ]
-        for record in records
+        [derived[name](record) if name in derived else getattr(record, name) for name in columns] for record in records
     ]
     return columns, rows

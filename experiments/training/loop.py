@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from drafters.heads.training import Anchors, TargetStates, TextBatch
-from experiments.results.kept import keep_row, kept_rows
+from experiments.results.origin import keep_row, kept_rows
 from experiments.training.checkpoints import newest_checkpoint, save_checkpoint, write_folder
 from experiments.training.comparison import Comparison, Places, counted
 from experiments.training.data.packing import Rows

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from experiments.results.kept import keep_row, kept_rows
+from experiments.results.origin import keep_row, kept_rows
 from experiments.training.data.document import Document
 from specdec.arguments import number, whole
 from specdec.engine.engine import Engine
