@@ -10,7 +10,6 @@ from experiments.config.sections import bootstrap_of, build, plain
 from experiments.reporting.run_plots import (
     RUN_PLOTS,
     category_plot,
-    in_flight_plot,
     methods_plot,
     nodes_plot,
     requests_plot,
@@ -99,5 +98,5 @@ def _with_requests(report: Report) -> Report:
     return replace(
         report,
         tables=lambda made, title: [*report.tables(made, title), requests_table(made)],
-        plots={**report.plots, "requests.png": requests_plot, "in_flight.png": in_flight_plot},
+        plots={**report.plots, "requests.png": requests_plot},
     )

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from experiments.reporting import style
 from experiments.reporting.columns import CLOSED, FAMILY, label_of, labels_of, rules_of
 from experiments.reporting.run_tables import REQUESTS, shown_categories, stage_milliseconds, stages_of
 from experiments.reporting.verdicts import warning
 from experiments.results.records import PLAIN
-from experiments.results.requests import LEVELS, concurrency
+from experiments.results.requests import LEVELS
 from experiments.results.rows import Row, family, interval, positions
 from experiments.results.runs import Run
 
@@ -32,10 +32,6 @@ FIGURES = {
     "speedup": "tokens/s over plain decoding's",
 }
 """What is drawn of methods, with the label of its axis."""
-FEW = 10
-"""Rounds from which on a share of rounds is drawn in full: a share of fewer is faint, and says of how many."""
-WAITING_SHOWN = 0.1
-"""Requests in the queue, as a share of those in slots, from which on a picture shows them: moments are left out."""
 
 
 @style.styled()
@@ -43,8 +39,7 @@ def acceptance_plot(run: Run, path: Path, subtitle: str) -> Path | None:
     """Acceptance by draft position, a panel per temperature; None if nothing was drafted.
 
     Bars are shares of all rounds that drafted this far, diamonds of those that accepted everything before. Both have
-    the method's colour, and a diamond stands above the middle of its own bar, on a stem of that colour. A share of few
-    rounds is faint, and their number stands beside it.
+    the method's colour, and a diamond stands above the middle of its own bar, on a stem of that colour.
     """
     from matplotlib.lines import Line2D
 
@@ -52,48 +47,29 @@ def acceptance_plot(run: Run, path: Path, subtitle: str) -> Path | None:
     if not drafting:
         return None
     names = list(dict.fromkeys(row["label"] for row in drafting))
-    deepest = max(len(family(row, "rounds_at")) for row in drafting)
-    across = 2 if deepest * len(names) <= 40 else 1
+    deepest = max(len(positions(row)) for row in drafting)
     temperatures = sorted({row["temperature"] for row in drafting})
+    across = 2 if deepest * len(names) <= 40 else 1
     figure, panels = style.by_temperature(temperatures, per_panel=2.1, more=0.9, across=across)
     if deepest * len(names) > 10:
         figure.set_figwidth(style.PAGE)
+    width, diamond = 0.84 / len(names), {"marker": "D", "markersize": 4, "markerfacecolor": "white"}
     for row in drafting:
-        _accepted(panels[row["temperature"]], row, names.index(row["label"]), len(names))
+        index, panel = names.index(row["label"]), panels[row["temperature"]]
+        places = [place + 0.58 + width * (index + 0.5) for place in range(len(positions(row)))]
+        panel.bar(places, positions(row), width * 0.9, color=style.color(index))
+        for x, share, high in zip(places, positions(row), positions(row, "conditional_acceptance_at"), strict=True):
+            if high is not None:
+                panel.vlines(x, share, high, color=style.color(index), linewidth=0.8)
+                panel.plot([x], [high], color=style.color(index), **diamond)
     for panel in panels.values():
         style.positions(panel)
         panel.set(xticks=range(1, deepest + 1), ylim=(0, 1.1))
     panels[temperatures[0]].set_ylabel("rounds that accepted it")
     handles = [Line2D([], [], color=style.color(index), linewidth=6) for index in range(len(names))]
-    handles.append(Line2D([], [], **_diamond("black"), linestyle="none"))
-    labels = [*names, "of rounds that accepted all tokens before it"]
-    if any(panel.texts for panel in panels.values()):
-        handles.append(Line2D([], [], linestyle="none"))
-        labels.append(f"faint, with their number: of fewer than {FEW} rounds")
-    style.legend(figure, handles, labels)
+    handles.append(Line2D([], [], color="black", linestyle="none", **diamond))
+    style.legend(figure, handles, [*names, "of rounds that accepted all tokens before it"])
     return finish(figure, path, "Acceptance by position, of all rounds that drafted this far", subtitle, run)
-
-
-def _diamond(color: str) -> dict[str, Any]:
-    line = {"markeredgecolor": color, "markeredgewidth": 1.1, "color": color}
-    return {"marker": "D", "markersize": 4, "markerfacecolor": "white", **line}
-
-
-def _accepted(axes: "Axes", row: Row, index: int, series: int) -> None:
-    """Draw a method's bars and diamonds."""
-    width, color, rounds = 0.84 / series, style.color(index), positions(row, "rounds_at")
-    shares, conditional = positions(row), positions(row, "conditional_acceptance_at")
-    # Rounds that accepted everything before a position, of which its diamond is a share.
-    before = [*rounds[:1], *(round(n * share) for n, share in zip(rounds, shares, strict=True))]
-    for place, (low, high) in enumerate(zip(shares, conditional, strict=True)):
-        x, count = place + 1 - 0.42 + width * (index + 0.5), min(before[place], rounds[place])
-        axes.bar(x, low, width * 0.9, color=color, alpha=1.0 if rounds[place] >= FEW else 0.4)
-        if high is not None:
-            faint = 0.4 if count < FEW else 1.0
-            axes.vlines(x, low, high, color=color, linewidth=0.8, alpha=faint)
-            axes.plot([x], [high], **_diamond(color), alpha=faint)
-            if count < FEW:
-                style.note(axes, f"{count}", (x, high), (0, 7), ha="center", color=color)
 
 
 @style.styled()
@@ -258,32 +234,6 @@ def _percentiles(axes: "Axes", rows: Sequence[Row], field: str) -> None:
             axes.hlines(place + 0.22, low, high, color=style.FAINT, linewidth=1.0, label="interval of p50")
     axes.set_xlim(0, 1.06 * axes.get_xlim()[1])
     axes.xaxis.set_major_locator(MaxNLocator(5))
-
-
-@style.styled()
-def in_flight_plot(run: Run, path: Path, subtitle: str) -> Path | None:
-    """Draw how many requests were in slots and in the queue over a run's time; returns None if that is not known."""
-    rows = [row for row in run.rows if row["concurrency"] is not None]
-    outputs = [own[own.seconds.notna()] for row in rows if (own := run.of(row)) is not None]
-    if not outputs:
-        return None
-    figure = style.new_figure(style.PAGE, 2.4)
-    axes = figure.subplots()
-    for index, (own, name) in enumerate(zip(outputs, labels_of(rows), strict=True)):
-        found, color = concurrency(own), style.color(index)
-        assert found is not None, "the row knows its concurrency"
-        parts = len(found.running_over_time)
-        edges = [found.seconds * part / parts for part in range(parts + 1)]
-        axes.stairs(found.running_over_time, edges, color=color, label=style.wrapped(name, 26))
-        if max(found.waiting_over_time) > WAITING_SHOWN * max(found.running_over_time):
-            waiting = style.wrapped(f"{name}: waiting", 26)
-            axes.stairs(found.waiting_over_time, edges, label=waiting, color=color, linestyle="dotted")
-    axes.set(xlabel="seconds of the method's own calls, one after another", ylabel="requests in flight")
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
-    axes.xaxis.grid(False)
-    style.legend(figure, *axes.get_legend_handles_labels(), ncols=4)
-    return finish(figure, path, f"Requests in flight over time; {CLOSED}", subtitle, run)
 
 
 def finish(figure: "Figure", path: Path, text: str, subtitle: str, run: Run) -> Path:

@@ -4,7 +4,7 @@ The latencies of single requests are columns of the frame (``frame.py``).
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas
@@ -22,8 +22,6 @@ GAPS = ("chunk_gap", "token_gap")
 """Those of which a request has several values."""
 LEVELS = (50, 90, 95, 99)
 """The percentiles of a distribution."""
-PARTS = 60
-"""Equal parts of a run's time for which the requests in flight are kept."""
 LITTLE_TOLERANCE = 0.01
 """The largest share by which the two sides of Little's law may differ: the clocks are read at different moments."""
 LEAST_SECONDS = 10.0
@@ -137,38 +135,30 @@ def goodput(requests: Frame, limits: Limits | None, *, arrived: int, seconds: fl
     )
 
 
-def concurrency(frame: Frame) -> Figures | None:
+class InFlight(NamedTuple):
+    """Requests in slots (``running``) and in the queue (``waiting``), as averages over time.
+
+    Little's law has ``expected`` of both together: requests per second times the mean time that one is there. It holds
+    where all that arrived have left, unless timestamps are wrong.
+    """
+
+    running: float
+    waiting: float
+    expected: float
+
+
+def concurrency(frame: Frame) -> InFlight | None:
     """Return the requests in flight over all calls, one call after another; None if nothing is known.
 
     A request's moments are seconds since its call began. What lies outside of its call is not counted.
-
-    Returns:
-        ``running`` in slots and ``waiting`` in the queue, as averages over time and over equal parts of it
-        (``…_over_time``), and what Little's law has ``expected`` of both together: requests per second times the mean
-        time that one is there. It holds where all that arrived have left, unless timestamps are wrong.
     """
     ended = frame[frame.told & frame.e2e.notna()]
-    calls = ended.groupby(["batch", "turn"], sort=False).seconds.first()
-    total = float(calls.sum())
+    total = float(ended.groupby(["batch", "turn"], sort=False).seconds.first().sum())
     if not total:
         return None
-    begin = pandas.MultiIndex.from_frame(ended[["batch", "turn"]]).map(calls.cumsum() - calls).to_numpy(dtype=float)
-    edges = np.linspace(0.0, total, PARTS + 1)
-
-    def in_parts(since: str, until: str) -> np.ndarray:
-        starts, ends = (begin + ended[name].clip(0.0, ended.seconds).to_numpy() for name in (since, until))
-        shared = np.minimum(ends[:, None], edges[1:]) - np.maximum(starts[:, None], edges[:-1])
-        return shared.clip(min=0.0).sum(0) / np.diff(edges)
-
-    running, waiting = in_parts("admitted", "finished"), in_parts("arrived", "admitted")
-    return Figures(
-        running=float(running.mean()),
-        waiting=float(waiting.mean()),
-        expected=float(ended.e2e.sum() / total),
-        seconds=total,
-        running_over_time=tuple(running.round(4).tolist()),
-        waiting_over_time=tuple(waiting.round(4).tolist()),
-    )
+    arrived, admitted, finished = (ended[name].clip(0.0, ended.seconds) for name in ("arrived", "admitted", "finished"))
+    running, waiting = ((finished - admitted).clip(lower=0.0).sum(), (admitted - arrived).clip(lower=0.0).sum())
+    return InFlight(float(running / total), float(waiting / total), float(ended.e2e.sum() / total))
 
 
 def spread(values: Frame, bootstrap: Bootstrap) -> Figures | None:

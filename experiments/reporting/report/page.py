@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 from experiments.reporting.comparison import PLOTS, remarks
 from experiments.reporting.report.data import RunOutputs, as_script, choose_prompts, token_data
 from experiments.reporting.report.figures import ALL, facts_of, figures_table, findings, names_of
-from experiments.reporting.run_plots import RUN_PLOTS, category_plot, in_flight_plot, requests_plot
+from experiments.reporting.run_plots import RUN_PLOTS, category_plot, requests_plot
 from experiments.reporting.run_tables import DEVICE, REQUESTS, above_roof, requests_table, run_table, utilization_table
 from experiments.reporting.table import Table
 from experiments.results.comparison import differences, entries_of, title
@@ -26,7 +26,7 @@ from experiments.tracing.outputs import Output, outputs_of
 MOST_PICTURES = 12
 """Runs whose own pictures are in a report; of more runs it has the comparison's."""
 _CODE = ("tables.js", "tree.js", "tokens.js")
-_PLOTS = {**RUN_PLOTS, "requests.png": requests_plot, "in_flight.png": in_flight_plot, "categories.png": category_plot}
+_PLOTS = {**RUN_PLOTS, "requests.png": requests_plot, "categories.png": category_plot}
 _TYPES = {".svg": "image/svg+xml", ".png": "image/png"}
 _DOTS_PER_INCH = 96
 """Pixels of a page per inch of a picture at its own size."""
