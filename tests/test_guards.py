@@ -265,12 +265,12 @@ def test_questions_and_deep_classes_are_noticed() -> None:
 
 # ---------------------------------------------------------------- pages
 
-MOST_WORDS, MOST_PAGES, ALL_WORDS = 3_000, 17, 47_900
+MOST_WORDS, MOST_PAGES, ALL_WORDS = 3_000, 17, 40_000
 LONG = {
-    "docs/drafters.md": 5_450,
-    "docs/engine.md": 4_720,
-    "docs/measurements.md": 3_850,
-    "docs/why-decoding-is-slow.md": 3_950,
+    "docs/drafters.md": 3_900,
+    "docs/engine.md": 3_200,
+    "docs/measurements.md": 3_400,
+    "docs/why-decoding-is-slow.md": 3_750,
 }
 """Pages that are longer, and their own limits."""
 
@@ -306,7 +306,8 @@ def test_pages_keep_their_size() -> None:
 
 def test_there_are_few_pages() -> None:
     own = {name: text for name, text in pages().items() if not name.startswith("docs/api/")}
-    assert len(own) <= MOST_PAGES and sum(map(words_of, own.values())) <= ALL_WORDS
+    words = words_of((ROOT / "README.md").read_text()) + sum(map(words_of, own.values()))
+    assert len(own) <= MOST_PAGES and words <= ALL_WORDS
     asked = own["docs/index.md"]
     assert [name for name in own if f"({Path(name).name})" not in asked and name != "docs/index.md"] == []
 
