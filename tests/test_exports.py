@@ -27,7 +27,8 @@ def test_names_are_imported_when_they_are_used_and_bring_no_more_than_they_need(
     packages, contracts, rule, engine = loaded_after(
         f"import {', '.join(PACKAGES)}; dir(specdec); specdec.__version__",
         "from specdec import DraftTree, SamplingParams, TreeShape, Verifier",
-        "from verifiers import TypicalVerifierspecdec.Engine",
+        "from verifiers import TypicalVerifier",
+        "specdec.Engine",
     )
     assert packages >= set(PACKAGES) and not packages & {*HEAVY, *models}
     assert "torch" in contracts and not contracts & models
