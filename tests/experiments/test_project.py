@@ -47,7 +47,7 @@ def smaller(command: str, saved: Path) -> list[str]:
     """The settings that make a command of the page small."""
     if "replay" in command:
         return ["bootstrap.resamples=100"]
-    if "check_verifier" in command or "check-verifier" in command:
+    if "check" in command.split("--config-dir")[0]:
         return ["vocab=2", "tables=1", "temperatures=[1]"]
     more = [f"target.name={saved / 'target'}", "sampling.max_new_tokens=8", "warmup_prompts=1", "threads=1"]
     more += ["bootstrap.resamples=100", "engine.max_length=256", "dataset.count=2"]
