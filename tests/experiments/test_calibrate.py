@@ -21,7 +21,7 @@ def test_a_calibration_is_written_shown_and_taken_by_a_run(
 ) -> None:
     models = [f"target.name={saved}/target", "target.dtype=float32", f"drafter.name={saved}/drafter", "drafter.shape=2"]
     given = ["grid.drafted=[0,1,3]", *SMALL, *HELD_OUT, f"out={tmp_path}/made"]
-    found = plan(configure("plan", "costs=fit", *models, *given))
+    found = plan(configure("plan", "costs=fit", "drafter=model", *models, *given))
     file = tmp_path / "made" / "costs.json"
     assert CalibratedRounds.load(file) == found
     assert found.conditions.drafter == "ModelDrafter" and found.deepest == 2

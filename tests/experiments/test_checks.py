@@ -123,7 +123,7 @@ def test_a_drafter_that_keeps_its_contract(
 def test_a_drafter_is_tried_with_every_rule(
     configure: Configure, saved: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    models = [f"target.name={saved / 'target'}", f"drafter.name={saved / 'drafter'}"]
+    models = [f"target.name={saved / 'target'}", "drafter=model", f"drafter.name={saved / 'drafter'}"]
     check(configure("check", *models, *CHECKED))
     text = shown(capsys)
     assert "exact with RejectionVerifier passed greedy" in text and "with TransportVerifier" not in text
