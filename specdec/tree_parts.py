@@ -117,19 +117,21 @@ def taken_apart(value: Any, tensors: list[Tensor]) -> Hashable:
     return value
 
 
-def put_together(kind: Any, tensors: Iterator[Tensor]) -> Any:
-    """Returns the value of a kind whose tensors these are."""
+def builder(kind: Any) -> Callable[[Iterator[Tensor]], Any]:
+    """Returns a function from the tensors of a value to the value: made once for a recording, called every round."""
     if kind is Tensor:
-        return next(tensors)
+        return next
     if isinstance(kind, TreeKind):
-        return kind.tree(tensors)
+        return kind.tree
     if not isinstance(kind, Kind):
-        return kind
-    parts = [put_together(part, tensors) for part in kind.parts]
-    if kind.names is None:
-        return kind.type(parts)
-    named = dict(zip(kind.names, parts, strict=True))
-    return named if kind.type is dict else kind.type(**named)
+        return lambda tensors: kind
+    make, names, parts = kind.type, kind.names, [builder(part) for part in kind.parts]
+    if names is None:
+        return lambda tensors: make([part(tensors) for part in parts])
+    named = list(zip(names, parts, strict=True))
+    if make is dict:
+        return lambda tensors: {name: part(tensors) for name, part in named}
+    return lambda tensors: make(**{name: part(tensors) for name, part in named})
 
 
 _Value = TypeVar("_Value")
@@ -139,7 +141,7 @@ def with_tensors(value: _Value, change: Callable[[Tensor], Tensor]) -> _Value:
     """Returns a value with all of its tensors changed."""
     tensors: list[Tensor] = []
     kind = taken_apart(value, tensors)
-    return put_together(kind, map(change, tensors))
+    return builder(kind)(map(change, tensors))
 
 
 @cache

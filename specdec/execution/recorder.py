@@ -24,7 +24,7 @@ from specdec.execution.program import needed, noted, write_program
 from specdec.host import scoped, without_looking
 from specdec.memory import ran_out
 from specdec.origin import first_sentence
-from specdec.tree_parts import put_together, taken_apart
+from specdec.tree_parts import builder, taken_apart
 
 logger = logging.getLogger(__name__)
 
@@ -210,7 +210,7 @@ class Recordings:
         self._recorder = recorder
         self.after, self._most, self._what = after, most, what
         self._kept: OrderedDict[Hashable, Recording] = OrderedDict()
-        self._results: dict[Hashable, Hashable] = {}  # the kind of what a stage returns
+        self._builders: dict[Recording, Callable[..., Any]] = {}  # of what each returns, out of its outputs
         self._times: Counter[Hashable] = Counter()
         self._refused: set[Hashable] = set()
         self._full = False
@@ -228,7 +228,7 @@ class Recordings:
     def clear(self) -> None:
         """Drop all recordings, because something that they were made from has changed."""
         self._kept.clear()
-        self._results.clear()
+        self._builders.clear()
         self._times.clear()
         self._refused.clear()
         self._recorder.clear()
@@ -259,17 +259,21 @@ class Recordings:
         """
         tensors: list[Tensor] = []
         key = key, taken_apart(tuple(inputs), tensors)
-
-        kind: list[Hashable] = []
+        build: Callable[..., Any] | None = None
 
         def flat(*given: Tensor) -> list[Tensor]:
+            nonlocal build
             result: list[Tensor] = []
-            kind[:] = [taken_apart(stage(*put_together(key[1], iter(given))), result)]
-            self._results[name, key] = kind[0]
+            build = builder(taken_apart(stage(*builder(key[1])(iter(given))), result))
             return result
 
-        outputs = self.take(name, key, flat, tensors, repeatable=repeatable)[1]
-        return put_together(kind[0] if kind else self._results[name, key], iter(outputs))
+        recording, outputs = self.take(name, key, flat, tensors, repeatable=repeatable)
+        if build is None:  # it was replayed
+            assert recording is not None
+            build = self._builders[recording]
+        elif recording is not None:
+            self._builders[recording] = build
+        return build(iter(outputs))
 
     def take(
         self, name: str, key: Hashable, stage: Stage, inputs: Sequence[Tensor], *, repeatable: bool = True
@@ -308,7 +312,7 @@ class Recordings:
         self._kept[key] = recorded
         self.made += 1
         if len(self._kept) > self._most:
-            self._kept.popitem(last=False)
+            self._builders.pop(self._kept.popitem(last=False)[1], None)
         return recorded, outputs
 
     def _refuse(self, key: Hashable, refused: Refused) -> None:
