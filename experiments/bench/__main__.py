@@ -16,7 +16,8 @@ class BenchSettings(Settings):
 
     parts: Several[Literal["steps", "rounds", "gpu"]] | None
     against: Text | None
-    repeats: Two
+    repeats: Count
+    processes: Two
     device: Text | None
     dtypes: Several[Literal["auto", "float32", "bfloat16", "float16"]]
     quantizations: Annotated[list[Text | None], Wanted("a list of schemes, null for none", bool)]

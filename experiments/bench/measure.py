@@ -1,9 +1,7 @@
 """The parts of the benchmark as frames: forwards by nodes, rounds by stage, and both beside another checkout's."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, replace
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -66,36 +64,38 @@ def rounds(cases: Sequence[Case]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def against(revision: str, parts: Mapping[str, Sequence[Case]], *, repeats: int) -> pd.DataFrame:
+def against(revision: str, parts: Mapping[str, Sequence[Case]], *, repeats: int, processes: int) -> pd.DataFrame:
     """Play every case in this checkout and in another one, in turn; a ratio above 1 says that this one is faster.
 
-    Compared are a forward's seconds (``steps``) and seconds per emitted token (``rounds``), each in a process of its
-    own. The interval of the ratio is a 95 % one over pairs of plays; ``sure`` says whether it leaves out 1.
+    Compared are seconds of a forward (``steps``) and per emitted token (``rounds``). A process places its weights
+    and caches in memory once, which alone makes two processes of the same code differ by up to a tenth. So a case is
+    played ``repeats`` times in each of so many ``processes`` per checkout, and the 95 % interval of the ratio is over
+    pairs of processes; ``sure`` says whether it leaves out 1.
 
     Raises:
         ValueError: There is no such revision, or it cannot play a case.
     """
-    figure_of = {"steps": lambda found: found["verify"], "rounds": _per_token}
-    rows = []
-    with ExitStack() as stack:
-        folders = ROOT, stack.enter_context(folder_of(revision, ROOT))
-        checkouts = [stack.enter_context(Checkout(folder)) for folder in folders]
-        for part, case in ((part, case) for part, cases in parts.items() for case in cases):
-            sides = [partial(checkout.play, case) for checkout in checkouts]
-            pairs = np.zeros((repeats + 1, 2))
-            for turn, side in product(range(repeats + 1), (0, 1)):  # who comes after whom changes from turn to turn
-                index = (side + turn) % 2
-                pairs[turn, index] = figure_of[part](sides[index]())
-            pairs = pairs[1:]  # the first play captures and chooses kernels
-            logs = np.log(pairs[:, 1] / pairs[:, 0])
-            interval = stats.ttest_1samp(logs, 0.0).confidence_interval(0.95)
-            low, high = np.exp((interval.low, interval.high))
-            ours, theirs = 1000 * np.median(pairs, axis=0)
-            names = ("drafts", "nodes", "dtype", "quantization", "rows", "temperature")
-            row = {"part": part, **_about(case, *names), "ours_ms": ours, "theirs_ms": theirs}
-            rows.append({**row, "ratio": np.exp(logs.mean()), "low": low, "high": high, "sure": low > 1 or high < 1})
-            print(f"{part}, {case.drafts}: {rows[-1]['ratio']:.3f} [{low:.3f}, {high:.3f}]", flush=True)
-    return pd.DataFrame(rows)
+    figure_of = {"steps": lambda played: played["verify"], "rounds": _per_token}
+    cases = [(part, case) for part, of_part in parts.items() for case in of_part]
+    seconds = np.zeros((processes, len(cases), 2))
+    with folder_of(revision, ROOT) as other:
+        for process in range(processes):
+            with Checkout(ROOT) as ours, Checkout(other) as theirs:
+                for number, (part, case) in enumerate(cases):
+                    plays = np.zeros((repeats + 1, 2))
+                    for turn, side in product(range(repeats + 1), (0, 1)):  # who comes after whom changes
+                        index = (side + turn + process) % 2
+                        plays[turn, index] = figure_of[part]((ours, theirs)[index].play(case))
+                    seconds[process, number] = np.median(plays[1:], axis=0)  # the first play captures
+            ratios = seconds[process, :, 1] / seconds[process, :, 0]
+            print(f"processes {process + 1} of {processes}: {', '.join(map('{:.3f}'.format, ratios))}", flush=True)
+    logs = np.log(seconds[..., 1] / seconds[..., 0])
+    interval = stats.ttest_1samp(logs, 0.0, axis=0).confidence_interval(0.95)
+    names = ("drafts", "nodes", "dtype", "quantization", "rows", "temperature")
+    frame = pd.DataFrame([{"part": part, **_about(case, *names)} for part, case in cases])
+    frame[["ours_ms", "theirs_ms"]] = 1000 * np.median(seconds, axis=0)
+    frame["ratio"], frame["low"], frame["high"] = np.exp([logs.mean(axis=0), interval.low, interval.high])
+    return frame.assign(sure=(frame.low > 1) | (frame.high < 1))
 
 
 def _about(case: Case, *names: str) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def bench(config: DictConfig) -> dict[str, pd.DataFrame]:
     asked = {part: cases[part] for part in parts if part in cases}
     tables: dict[str, pd.DataFrame] = {}
     if config.against is not None:
-        tables["against"] = measure.against(config.against, asked, repeats=config.repeats)
+        tables["against"] = measure.against(config.against, asked, repeats=config.repeats, processes=config.processes)
     else:
         tables |= {part: getattr(measure, part)(asked[part]) for part in asked}
     if "gpu" in parts:
