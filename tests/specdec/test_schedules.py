@@ -27,7 +27,6 @@ from specdec.engine.scheduler import (
     View,
     Work,
 )
-from specdec.engine.scheduler.ranked import Ranked
 from specdec.engine.turns import Turns
 from specdec.requests import Request
 from tests.specdec.host_engine import VOCAB, HostEngine, alone
@@ -231,7 +230,7 @@ class Played:
             self.check(not decode or not any(count for _, count in work.prefill), "rounds before prompts")
         elif self.work.policy in ("first come", "budget"):
             self.check(ready <= set(decode), "prompts before rounds")
-        if isinstance(self.policy, Ranked):
+        if isinstance(self.policy, TokenBudget):
             rows = {each.id: view.tokens(each, work.depth) for each in work.decode}
             tokens = sum(rows.values()) + sum(min(count, each.to_prefill) for each, count in work.prefill)
             most = max(self.policy.budget, self.policy.least + (max(rows.values()) if len(rows) == 1 else 0))

@@ -1,10 +1,7 @@
 """Scheduling policies."""
 
-from specdec.engine.scheduler.base import Scheduler, View, Work
-from specdec.engine.scheduler.fair import Fair
-from specdec.engine.scheduler.first_come import FirstCome, PrefillFirst
-from specdec.engine.scheduler.ranked import Deadline, Priority, ShortestRemaining, TokenBudget
-from specdec.engine.scheduler.tiers import Tiers
+from specdec.engine.scheduler.base import FirstCome, PrefillFirst, Scheduler, View, Work
+from specdec.engine.scheduler.ranked import Deadline, Fair, Priority, ShortestRemaining, Tiers, TokenBudget
 
 __all__ = [
     "Deadline",

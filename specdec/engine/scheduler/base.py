@@ -1,8 +1,8 @@
-"""The interface of scheduling policies: who prefills how much, who decodes, how deep, and who gives way."""
+"""Scheduling policies: who prefills how much, who decodes, how deep, and who gives way. First come, first served."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, islice
 from math import ceil
 
@@ -129,3 +129,29 @@ def entering(view: View, waiting: Iterable[Request], stay: Sequence[Request]) ->
         return first
     free = view.free_pages - sum(map(view.pages_needed, stay))
     return first[: sum(total <= free for total in accumulate(map(view.pages_needed, first)))]
+
+
+class FirstCome(Scheduler):
+    """Gives free slots to the requests that have waited longest, prefills a chunk of each new prompt, decodes the rest.
+
+    A request whose last chunk is prefilled takes part in the round of the same turn. Nobody enters where somebody gives
+    way.
+    """
+
+    def plan(self, view: View) -> Work:
+        stay, leave = within_memory(view, view.running)
+        new = [] if leave else entering(view, view.waiting, stay)
+        prefilling = [request for request in stay if request.to_prefill]
+        chunks = [(request, min(view.prefill_chunk, request.to_prefill)) for request in (*prefilling, *new)]
+        return Work(preempt=leave, prefill=chunks, decode=[*stay, *new])
+
+
+class PrefillFirst(Scheduler):
+    """Prefills as long as there is a prompt to prefill and a slot for it, and decodes only then.
+
+    First tokens come soonest, and the running requests wait for it.
+    """
+
+    def plan(self, view: View) -> Work:
+        work = FirstCome().plan(view)
+        return replace(work, decode=()) if any(tokens for _, tokens in work.prefill) else work

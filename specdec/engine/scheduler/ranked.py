@@ -5,25 +5,23 @@ Rounds come first, and pieces of prompts fill the rest of the budget (chunked pr
 """
 
 import heapq
-from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from math import inf
-from typing import Any
+from typing import Any, ClassVar
 
 from specdec.arguments import flag, number, whole
 from specdec.engine.scheduler.base import Scheduler, View, Work, within_memory
 from specdec.requests import Request
 
-Rank = Callable[[Request], Any]
-"""What sorts requests: lower ones are served first. No two requests may have the same."""
-
 
 @dataclass(eq=False)
-class Ranked(Scheduler):
-    """A policy with a budget of tokens per turn, of which rounds take what they need.
+class TokenBudget(Scheduler):
+    """Lets all requests decode that can, and fills the rest of a turn's budget with pieces of the oldest prompts.
 
     Requests are admitted as long as the rounds of all of them leave ``least`` tokens of the budget. A single request
-    is served even where its draft alone exceeds that.
+    is served even where its draft alone exceeds that. Other policies override ``rank``.
 
     Attributes:
         budget: Tokens per turn.
@@ -38,6 +36,7 @@ class Ranked(Scheduler):
         ValueError: A number is no count, or ``least`` is the whole budget.
     """
 
+    positive: ClassVar[tuple[tuple[str, float], ...]] = ()  # attributes that are above 0, and their largest values
     budget: int = 512
     _: KW_ONLY
     least: int = 16
@@ -49,26 +48,24 @@ class Ranked(Scheduler):
         self.preempts, self.trims = flag("preempts", self.preempts), flag("trims", self.trims)
         if self.least >= self.budget:
             raise ValueError(f"least={self.least}: rounds need some of budget={self.budget}, give less than that")
-
-    def _above_zero(self, *names: str, most: float = inf) -> None:
-        for name in names:
+        for name, most in self.positive:
             setattr(self, name, number(name, getattr(self, name)))
             if not 0 < getattr(self, name) <= most:
                 raise ValueError(f"{name}={getattr(self, name)}: give a number above 0{', or .inf' * (most == inf)}")
 
     def rank(self, request: Request) -> Any:
-        """Return the place of a request (``Rank``); by default the order in which they came."""
+        """Return what sorts requests, lower ones first; no two have the same. By default they stand as they came."""
         return request.id
 
     def plan(self, view: View) -> Work:
-        """Return the plan that serves the lowest ranks first."""
-        return self.by_rank(view, self.rank)
+        return self.by_rank(view)
 
-    def by_rank(self, view: View, rank: Rank, waiting: Sequence[Request] | None = None) -> Work:
-        """Return the plan that serves requests in this order.
+    def by_rank(self, view: View, waiting: Sequence[Request] | None = None) -> Work:
+        """Return the plan that serves the lowest ranks first.
 
         ``waiting`` are the first requests that wait, in order; None to find them by their ranks.
         """
+        rank = self.rank
         stay, leave = within_memory(view, sorted(view.running, key=rank))
         new: list[Request] = []
         if not leave and view.waiting:
@@ -76,20 +73,20 @@ class Ranked(Scheduler):
             if self.preempts and (most or min(map(rank, view.waiting)) < rank(stay[-1])):  # seldom: it sorts
                 most += len(stay)
             waiting = heapq.nsmallest(most, view.waiting, key=rank) if waiting is None else waiting
-            new, leave = self._admitted(view, waiting, stay, rank)
+            new, leave = self._admitted(view, waiting, stay)
             stay = stay[: len(stay) - len(leave)]
         prompts = [request for request in stay if request.to_prefill] + new
         decode = [request for request in stay if not request.to_prefill]
         return self._within_budget(view, decode, sorted(prompts, key=rank), leave)
 
     def _admitted(
-        self, view: View, waiting: Sequence[Request], stay: Sequence[Request], rank: Rank
+        self, view: View, waiting: Sequence[Request], stay: Sequence[Request]
     ) -> tuple[list[Request], list[Request]]:
         """Return the waiting requests that enter, and the running ones, the last in rank, that give way for them.
 
         The first one that cannot enter ends it: nobody overtakes it, and nobody gives way for it.
         """
-        entered, left, others = list[Request](), list[Request](), list(stay)
+        entered, left, others, rank = list[Request](), list[Request](), list(stay), self.rank
         cost = (lambda request: 1) if self.trims else view.tokens
         slots, tokens = view.free_slots, self.budget - self.least - sum(map(cost, stay))
         pages = inf if view.free_pages is None else view.free_pages - sum(map(view.pages_needed, stay))
@@ -99,7 +96,7 @@ class Ranked(Scheduler):
             while slots < 1 or pages < needed or tokens < costs:
                 if not (self.preempts and others and rank(others[-1]) > rank(request)):
                     break
-                ahead = sum(min(each.to_prefill, view.prefill_chunk) for each in prompts if rank(each) < rank(request))
+                ahead = sum(min(p.to_prefill, view.prefill_chunk) for p in prompts if rank(p) < rank(request))
                 if ahead >= self.budget:
                     break  # its prompt would not begin in this turn
                 victims.append(others.pop())
@@ -137,16 +134,8 @@ class Ranked(Scheduler):
         return Work(preempt=leave, prefill=chunks, decode=decode, depth=depth)
 
 
-class TokenBudget(Ranked):
-    """Lets all requests decode that can, and fills the rest of a turn's budget with pieces of prompts (see ``Ranked``).
-
-    The prompt that came first is prefilled first. Running requests hence never wait for more than the budget's worth
-    of prompt.
-    """
-
-
 @dataclass(eq=False, kw_only=True)
-class ShortestRemaining(Ranked):
+class ShortestRemaining(TokenBudget):
     """Serves the request first that has least to do until its ``max_new_tokens``, less what waiting makes up for.
 
     That is the mean latency's best order where lengths are known, as in a trace that is replayed (``ignore_eos``).
@@ -158,13 +147,9 @@ class ShortestRemaining(Ranked):
             long as shorter ones keep coming.
     """
 
+    positive = (("ageing", inf), ("prompt_token", 1e9))
     prompt_token: float = 0.05
     ageing: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._above_zero("ageing")
-        self._above_zero("prompt_token", most=1e9)
 
     def rank(self, request: Request) -> tuple[float, int]:
         work = request.remaining + self.prompt_token * request.to_prefill
@@ -172,7 +157,7 @@ class ShortestRemaining(Ranked):
 
 
 @dataclass(eq=False, kw_only=True)
-class Deadline(Ranked):
+class Deadline(TokenBudget):
     """Serves the request first whose ``SamplingParams.deadline`` comes first.
 
     Attributes:
@@ -180,12 +165,9 @@ class Deadline(Ranked):
             after all others, which may be never.
     """
 
+    positive = (("patience", inf),)
     preempts: bool = True
     patience: float = 60.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._above_zero("patience")
 
     def rank(self, request: Request) -> tuple[float, int]:
         deadline = request.sampling.deadline
@@ -193,7 +175,7 @@ class Deadline(Ranked):
 
 
 @dataclass(eq=False, kw_only=True)
-class Priority(Ranked):
+class Priority(TokenBudget):
     """Serves lower ``SamplingParams.priority`` first; a request that has waited long overtakes others.
 
     A request's effective priority is ``priority - waited / ageing``. All requests age alike, so their order never
@@ -203,12 +185,120 @@ class Priority(Ranked):
         ageing: Seconds of waiting that are worth one level of priority; infinity for none.
     """
 
+    positive = (("ageing", inf),)
     preempts: bool = True
     ageing: float = 10.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._above_zero("ageing")
-
     def rank(self, request: Request) -> tuple[float, int]:
         return request.sampling.priority + request.arrived / self.ageing, request.id
+
+
+@dataclass(eq=False, kw_only=True)
+class Tiers(TokenBudget):
+    """Serves real-time requests (``priority`` of 0 or lower) as if the others were not there.
+
+    A batch request gets slots, pages and tokens that no real-time request wants, and gives them back when one comes.
+
+    Attributes:
+        batch_rows: The most batch requests in a round in which a real-time request takes part, because every row makes
+            the round longer; None for any number.
+        patience: Seconds of waiting after which a batch request is served like a real-time one; infinity for never.
+    """
+
+    positive = (("patience", inf),)
+    preempts: bool = field(default=True, init=False)
+    batch_rows: int | None = None
+    patience: float = inf
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.batch_rows = None if self.batch_rows is None else whole("batch_rows", self.batch_rows, least=0)
+
+    def plan(self, view: View) -> Work:
+        work = self.by_rank(view)
+        batch = [request for request in work.decode if request.sampling.priority > 0]
+        if self.batch_rows is None or len(batch) in (0, len(work.decode)):
+            return work
+        left_out = {request.id for request in sorted(batch, key=self.rank)[self.batch_rows :]}
+        return replace(work, decode=[request for request in work.decode if request.id not in left_out])
+
+    def rank(self, request: Request) -> tuple[float, int]:
+        """Real-time requests in their order; batch requests behind them, or as if they had come ``patience`` later."""
+        if request.sampling.priority <= 0:
+            return request.arrived, request.id
+        return request.arrived + self.patience if self.patience < inf else inf, request.id
+
+
+@dataclass(eq=False, kw_only=True)
+class Fair(TokenBudget):
+    """Gives free slots to the user (``SamplingParams.user``) who has been served least (Sheng et al. 2024, 2401.00588).
+
+    A user's counter adds up the weighted tokens of the prompts that were admitted and of the outputs that were decoded
+    for them. A user who comes back after having had no request waiting starts from the least counter of those who have
+    some: nobody saves up service. Of two users who always have requests waiting, none is served more than the other by
+    more than twice the largest prompt, or twice what a full batch decodes (the paper's bound).
+
+    Attributes:
+        prompt_weight: Weight of a prompt's token.
+        output_weight: Weight of an output's token.
+        served: The counter of every user.
+    """
+
+    positive = (("prompt_weight", 1e9), ("output_weight", 1e9))
+    preempts: bool = field(default=False, init=False)
+    prompt_weight: float = 1.0
+    output_weight: float = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.served: defaultdict[str, float] = defaultdict(float)
+        self._counted: list[tuple[Request, float]] = []  # the requests of the last turn, and what was counted of each
+        self._asking: set[str] = set()
+        self._order: dict[int, int] = {}
+
+    def bind(self) -> Scheduler:
+        return replace(self)
+
+    def plan(self, view: View) -> Work:
+        """Count what was served since the last turn, and return the plan by the users' counters."""
+        for request, before in self._counted:
+            self.served[request.sampling.user] += self._service(request) - before
+        asking = {request.sampling.user for request in view.waiting}
+        # Who asks again begins at the least counter of those who went on asking, or where the last ones stopped.
+        level = min((self.served[user] for user in asking & self._asking), default=None)
+        if level is None:
+            level = max((self.served[user] for user in self._asking), default=0.0)
+        for user in asking - self._asking:
+            self.served[user] = max(self.served[user], level)
+        self._asking = asking or self._asking
+        first = self._first(view)
+        self._order = {request.id: place for place, request in enumerate((*view.running, *first))}
+        work = self.by_rank(view, first)
+        self._counted = [(request, self._service(request)) for request in (*view.running, *first)]
+        return work
+
+    def rank(self, request: Request) -> int:
+        return self._order[request.id]
+
+    def _first(self, view: View) -> list[Request]:
+        """Return as many waiting requests as there are free slots: one by one, that of the user served least."""
+        queues: defaultdict[str, deque[Request]] = defaultdict(deque)
+        for request in view.waiting if view.free_slots else ():
+            queues[request.sampling.user].append(request)
+        users = [(self.served[user], requests[0].id, user) for user, requests in queues.items()]
+        heapq.heapify(users)
+        first = list[Request]()
+        while users and len(first) < view.free_slots:
+            served, _, user = heapq.heappop(users)
+            first.append(queues[user].popleft())
+            if queues[user]:
+                served += self.prompt_weight * len(first[-1].prompt_ids) * (not first[-1].preemptions)
+                heapq.heappush(users, (served, queues[user][0].id, user))
+        return first
+
+    def _service(self, request: Request) -> float:
+        """Return the weighted tokens of a request that count as served: of its prompt all, once it is admitted."""
+        if request.slot < 0 and not request.preemptions:
+            return 0.0
+        prompt, output = len(request.prompt_ids) - request.reused, len(request.output_ids)
+        return self.prompt_weight * prompt + self.output_weight * output
