@@ -19,8 +19,8 @@ def step_cases(
     """Return chains whose verification is a forward of so many nodes per row, root included; 1 is plain decoding."""
     found = []
     for dtype, quantization, number, count in product(dtypes, quantizations, rows, sorted({1, *nodes})):
-        drafts = "plain" if count == 1 else "chain"
-        found.append(replace(base, drafts=drafts, nodes=count - 1, dtype=dtype, quantization=quantization, rows=number))
+        case = replace(base, drafts="plain" if count == 1 else "chain", nodes=count - 1, rows=number)
+        found.append(replace(case, dtype=dtype, quantization=quantization))
     return found
 
 
@@ -34,8 +34,7 @@ def round_cases(base: Case, *, drafts: Sequence[str], temperatures: Sequence[flo
 
 def steps(cases: Sequence[Case]) -> pd.DataFrame:
     """Time the verify stage of every case: milliseconds, and those of one node as 1."""
-    rows: list[dict[str, Any]] = []
-    one = 1.0
+    rows, one = list[dict[str, Any]](), 1.0
     for case in cases:
         taken = 1000 * play(case)["verify"]
         one = taken if case.drafts == "plain" else one
