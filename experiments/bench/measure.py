@@ -66,10 +66,9 @@ def rounds(cases: Sequence[Case]) -> pd.DataFrame:
 def against(revision: str, parts: Mapping[str, Sequence[Case]], *, repeats: int, processes: int) -> pd.DataFrame:
     """Play every case in this checkout and in another one, in turn; a ratio above 1 says that this one is faster.
 
-    Compared are seconds of a forward (``steps``) and per emitted token (``rounds``). A process places its weights
-    and caches in memory once, which alone makes two processes of the same code differ by up to a tenth. So a case is
-    played ``repeats`` times in each of so many ``processes`` per checkout, and the 95 % interval of the ratio is over
-    pairs of processes; ``sure`` says whether it leaves out 1.
+    Compared are seconds of a forward (``steps``) and per emitted token (``rounds``). Two processes of the same code
+    differ by up to a tenth, by where their weights lie in memory. So a case is played ``repeats`` times in each of so
+    many ``processes`` per checkout, and the 95 % interval is over pairs of them; ``sure``: it leaves out 1.
 
     Raises:
         ValueError: There is no such revision, or it cannot play a case.
