@@ -4,32 +4,25 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Annotated, Any
 
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
 from transformers import PreTrainedTokenizerBase
 
-from specdec.arguments import flag, shown, whole
+from specdec.arguments import shown
 from specdec.engine.intake import encode
 from specdec.requests import Grammar, SamplingParams
 
-MOST_LOGPROBS = 20
-"""The most alternatives per token that a request may ask for, as with other servers."""
 OF_SAMPLING = {
     **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop")},
-    **{
-        name: name
-        for name in ("stop_token_ids", "n", "ignore_eos", "priority", "deadline", "user", "grammar", "adapter")
-    },
+    **{name: name for name in ("stop_token_ids", "n", "ignore_eos", "priority", "deadline", "user", "grammar")},
+    "adapter": "adapter",
     "stream_id": "stream",
     "max_tokens": "max_new_tokens",
     "max_completion_tokens": "max_new_tokens",
 }
 """Fields of a request, and the parameter of ``SamplingParams`` that each one sets."""
-READ = {
-    *("stream", "stream_options", "logprobs", "top_logprobs", "return_token_ids", "best_of", "response_format"),
-    *("prompt_logprobs", "return_tokens_as_token_ids"),
-}
-"""Fields that are read here."""
 HARMLESS = {
     *("model", "metadata", "store", "service_tier", "request_id", "safety_identifier", "prompt_cache_key"),
     "include_metrics",
@@ -49,9 +42,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (True, False),
     "modalities": (["text"],),
     "suffix": ("",),
+    "return_tokens_as_token_ids": (False,),
+    "prompt_logprobs": (),
 }
 """Known fields that would change the output and are not supported, and the values with which they change nothing."""
-OPTIONS = ("include_usage", "continuous_usage_stats")
 
 
 class RequestError(Exception):
@@ -69,35 +63,132 @@ class RequestError(Exception):
         return {"error": error | {"code": self.status}}
 
 
+def _neutral(name: str, value: Any) -> Any:
+    if value not in NEUTRAL[name]:
+        raise ValueError(f"{name}={shown(value)} is not supported, and would change the output: leave it out")
+    return value
+
+
+def _parameter(name: str, value: Any) -> Any:
+    value = 0 if name == "top_k" and value == -1 else value  # other servers' word for "off"
+    try:
+        SamplingParams(**{OF_SAMPLING[name]: value})
+    except ValueError as error:
+        raise ValueError(str(error).replace(f"{OF_SAMPLING[name]}=", f"{name}=", 1)) from error
+    return value
+
+
+def _grammar(wanted: Any) -> Grammar | None:
+    """Return the grammar of a ``response_format`` as OpenAI's clients send it; None for any text."""
+    match wanted:
+        case {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return Grammar(json_schema={"type": "object"})
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+            return Grammar(json_schema=schema)
+    raise ValueError(
+        f"response_format={shown(wanted)}: give {{type: text}}, {{type: json_object}} or "
+        f"{{type: json_schema, json_schema: {{schema: …}}}}"
+    )
+
+
+def _flat(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages whose contents are single texts; clients may send them in parts."""
+    flat = []
+    for message in messages:
+        parts = message.get("content")
+        if isinstance(parts, list):
+            if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts):
+                raise ValueError("messages have parts that are no texts: give {'type': 'text', 'text': 'Hello'}")
+            message = message | {"content": "".join(part["text"] for part in parts)}
+        flat.append(message)
+    return flat
+
+
+_STRICT = ConfigDict(extra="forbid", strict=True)
+_OTHERS: dict[str, Any] = {
+    **dict.fromkeys(HARMLESS, (Any, None)),
+    **{name: (Annotated[Any, AfterValidator(partial(_neutral, name))], None) for name in NEUTRAL},
+    **{name: (Annotated[Any, AfterValidator(partial(_parameter, name))], None) for name in OF_SAMPLING},
+}
+Alternatives = Annotated[int, Field(ge=0, le=20)]
+"""Likely tokens to list beside each one; at most as many as with other servers."""
+
+
+class StreamOptions(BaseModel):
+    """Which events of a stream say how many tokens there were: a last one more, or every one."""
+
+    model_config = _STRICT
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class Fields(create_model("Others", __config__=_STRICT, **_OTHERS)):
+    """The fields that completions and chats share."""
+
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    return_token_ids: bool = False
+    best_of: int | None = None
+    response_format: Annotated[Any, AfterValidator(_grammar)] = None
+
+
+class Completion(Fields):
+    """The fields of a completion."""
+
+    prompt: str | list[int] | list[str | list[int]]
+    logprobs: Alternatives | None = None
+
+    @property
+    def prompts(self) -> list[Any]:
+        """One or several prompts as a list."""
+        single = isinstance(self.prompt, str) or all(isinstance(part, int) for part in self.prompt)
+        return [self.prompt] if single else list(self.prompt)
+
+    @property
+    def alternatives(self) -> int | None:
+        """How many likely tokens are wanted; None for no log-probabilities."""
+        return self.logprobs
+
+
+class Chat(Fields):
+    """The fields of a chat."""
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1), AfterValidator(_flat)]
+    logprobs: bool = False
+    top_logprobs: Alternatives | None = None
+
+    @property
+    def prompts(self) -> list[Any]:
+        """The only prompt of a chat."""
+        return [self.messages]
+
+    @property
+    def alternatives(self) -> int | None:
+        """How many likely tokens are wanted; None for no log-probabilities."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+_WANTED = {
+    "prompt": "give a text, a list of token ids, or a list of either",
+    "messages": "give a list of messages",
+    "stream_options": "give {include_usage: true} or {continuous_usage_stats: true}",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Asked:
     """A request that was understood.
 
     Attributes:
-        chat: Whether it is answered as a message of a chat.
         sampling: The parameters of every choice, ``n`` for each prompt: one sample each, with a stream of its own.
-        stream: Whether the answer comes in events.
-        usage: Whether a last event says how many tokens there were.
-        usage_always: Whether every event does.
-        prompt_logprobs: The number of alternatives at every token of the prompts; None for no log-probabilities there.
-        spells_ids: Whether tokens with log-probabilities are spelled ``token_id:5``, which no two tokens share.
     """
 
+    fields: Fields
     chat: bool
     prompts: list[list[int]]
     sampling: list[SamplingParams]
-    stream: bool
-    usage: bool
-    usage_always: bool
-    logprobs: bool
-    prompt_logprobs: int | None
-    token_ids: bool
-    spells_ids: bool
-
-    @property
-    def samples(self) -> int:
-        """The number of choices for each prompt."""
-        return len(self.sampling) // len(self.prompts)
 
 
 def understand(
@@ -116,107 +207,51 @@ def understand(
     if not isinstance(body, dict):
         raise RequestError(f"the body is {shown(body)}: send a JSON object")
     given = {str(name): value for name, value in body.items() if value is not None}
-    content = "messages" if chat else "prompt"
-    for name, value in given.items():
-        if name in NEUTRAL and value not in NEUTRAL[name]:
-            unlike = f"{name}={shown(value)} is not supported, and would change the output: leave it out"
-            raise RequestError(unlike, param=name)
-        if not (name == content or name in NEUTRAL or name in HARMLESS or name in READ or name in OF_SAMPLING):
-            raise RequestError(f"there is no field {name!r} here: leave it out", param=name)
-    if content not in given:
-        raise RequestError(f"there is no {content!r} in the request: give one", param=content)
-    options = given.get("stream_options", {})
-    switches = options.items() if isinstance(options, dict) else [("", options)]
-    if not all(name in OPTIONS and isinstance(value, bool) for name, value in switches):
-        wanted = " or ".join(f"{{{name}: true}}" for name in OPTIONS)
-        raise RequestError(f"stream_options={shown(options)}: give {wanted}", param="stream_options")
-    logprobs = _logprobs(given, chat=chat)
-    sampling = _sampling(given, defaults, logprobs)
-    prompts = (_messages if chat else _prompts)(given[content])
+    try:
+        fields = (Chat if chat else Completion).model_validate(given)
+    except ValidationError as error:
+        raise _refusal(error, given) from error
+    if isinstance(fields, Chat) and fields.top_logprobs and not fields.logprobs:
+        raise RequestError("top_logprobs without logprobs: give logprobs=true, too", param="top_logprobs")
+    content, prompts = "messages" if chat else "prompt", fields.prompts
+    sampling = _sampling(fields, given, replace(defaults, logprobs=fields.alternatives, seed=None, stream=None))
     if (count := sampling.n * len(prompts)) > most:
         raise RequestError(f"{count} choices at once are too many for this server: ask for at most {most}", param="n")
     with _refusing(content):
         json.dumps(given[content], ensure_ascii=False).encode()  # tokenizers have no sentence for halves of characters
         encoded = [list(encode(tokenizer, prompt)) for prompt in prompts]
-    return Asked(
-        chat=chat,
-        prompts=encoded,
-        sampling=_choices(sampling, len(prompts)),
-        stream=_flag(given, "stream"),
-        usage=options.get("include_usage", False),
-        usage_always=options.get("continuous_usage_stats", False),
-        logprobs=logprobs is not None,
-        prompt_logprobs=_prompt_logprobs(given, chat=chat),
-        token_ids=_flag(given, "return_token_ids"),
-        spells_ids=_flag(given, "return_tokens_as_token_ids"),
-    )
+    return Asked(fields=fields, chat=chat, prompts=encoded, sampling=_choices(sampling, len(prompts)))
 
 
-def _logprobs(given: Mapping[str, Any], *, chat: bool) -> int | None:
-    """Return how many alternatives per token are wanted; None for no log-probabilities."""
-    most = given.get("top_logprobs") if chat else given.get("logprobs")
-    name = "top_logprobs" if chat else "logprobs"
-    if chat and not _flag(given, "logprobs"):
-        if most:
-            raise RequestError("top_logprobs without logprobs: give logprobs=true, too", param=name)
-        return None
-    if not chat and "top_logprobs" in given:
-        raise RequestError("top_logprobs belongs to a chat: give logprobs=COUNT", param="top_logprobs")
-    if most is None:
-        return 0 if chat else None
-    return _alternatives(name, most)
+def _refusal(error: ValidationError, given: Mapping[str, Any]) -> RequestError:
+    """Return the first of pydantic's errors in a sentence that names the field."""
+    first = error.errors()[0]
+    name = str(first["loc"][0])
+    if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
+        message = f"there is no field {name!r} here: leave it out"
+    elif first["type"] == "missing":
+        message = f"there is no {name!r} in the request: give one"
+    elif first["type"] == "value_error":
+        message = str(first.get("ctx", {})["error"])
+    else:
+        message = f"{name}={shown(given[name])}: {_WANTED.get(name, first['msg'])}"
+    return RequestError(message, param=name)
 
 
-def _prompt_logprobs(given: Mapping[str, Any], *, chat: bool) -> int | None:
-    """Return how many alternatives per token of the prompt are wanted; None for no log-probabilities."""
-    name = "prompt_logprobs"
-    if name in given and (chat or given.get("stream")):
-        raise RequestError(f"{name} belongs to a completion that is not streamed: leave it out", param=name)
-    return _alternatives(name, given[name]) if name in given else None
-
-
-def _alternatives(name: str, given: Any) -> int:
-    with _refusing(name):
-        count = whole(name, given, least=0)
-    if count > MOST_LOGPROBS:
-        raise RequestError(f"{name}={count}: give at most {MOST_LOGPROBS}", param=name)
-    return count
-
-
-def _sampling(given: Mapping[str, Any], defaults: SamplingParams, logprobs: int | None) -> SamplingParams:
-    named = {name: given[name] for name in OF_SAMPLING if name in given}
+def _sampling(fields: Fields, given: Mapping[str, Any], sampling: SamplingParams) -> SamplingParams:
+    named = {name: getattr(fields, name) for name in OF_SAMPLING if name in given}
     if named.get("max_tokens", (most := named.get("max_completion_tokens"))) != most and most is not None:
         raise RequestError("max_tokens and max_completion_tokens differ: give one of them", param="max_tokens")
-    if named.get("top_k") == -1:  # other servers' word for "off"
-        named["top_k"] = 0
-    sampling = replace(defaults, logprobs=logprobs, seed=None, stream=None)
-    for name, value in named.items():  # one by one, so that the answer names the field
-        with _refusing(name):
-            sampling = replace(sampling, **{OF_SAMPLING[name]: value})
-    with _refusing("response_format"):
-        if (grammar := _grammar(given.get("response_format", {"type": "text"}))) is not None:
-            if "grammar" in given:
-                raise ValueError("response_format and grammar both say what the output may be: leave one of them out")
-            sampling = replace(sampling, grammar=grammar)
-    with _refusing("best_of"):
-        if whole("best_of", given.get("best_of", sampling.n)) != sampling.n:
-            raise ValueError(f"best_of={given['best_of']} is not supported: leave it out, or give it the value of n")
+    sampling = replace(sampling, **{OF_SAMPLING[name]: value for name, value in named.items()})
+    if fields.response_format is not None:
+        if "grammar" in given:
+            unlike = "response_format and grammar both say what the output may be: leave one of them out"
+            raise RequestError(unlike, param="response_format")
+        sampling = replace(sampling, grammar=fields.response_format)
+    if fields.best_of not in (None, sampling.n):
+        unlike = f"best_of={fields.best_of} is not supported: leave it out, or give it the value of n"
+        raise RequestError(unlike, param="best_of")
     return sampling
-
-
-def _grammar(wanted: Any) -> Grammar | None:
-    """Return the grammar of a ``response_format`` as OpenAI's clients send it; None for any text."""
-    match wanted:
-        case {"type": "text"}:
-            return None
-        case {"type": "json_object"}:
-            return Grammar(json_schema={"type": "object"})
-        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
-            return Grammar(json_schema=schema)
-    raise ValueError(
-        f"response_format={shown(wanted)}: give {{type: text}}, {{type: json_object}} or "
-        f"{{type: json_schema, json_schema: {{schema: …}}}}"
-    )
 
 
 def _choices(sampling: SamplingParams, prompts: int) -> list[SamplingParams]:
@@ -230,44 +265,10 @@ def _choices(sampling: SamplingParams, prompts: int) -> list[SamplingParams]:
         ]
 
 
-def _messages(content: Any) -> list[Any]:
-    """Return the only prompt of a chat."""
-    if not isinstance(content, list) or not content or not all(isinstance(each, dict) for each in content):
-        raise RequestError(f"messages={shown(content)}: give a list of messages", param="messages")
-    with _refusing("messages"):
-        return [[_flat(each) for each in content]]
-
-
-def _prompts(content: Any) -> list[Any]:
-    """Return one or several prompts as a list."""
-    single = isinstance(content, str) or (isinstance(content, list) and all(type(each) is int for each in content))
-    several = [content] if single else content
-    if not isinstance(several, list) or not all(isinstance(each, str | list) for each in several):
-        wanted = "give a text, a list of token ids, or a list of either"
-        raise RequestError(f"prompt={shown(content)}: {wanted}", param="prompt")
-    return several
-
-
-def _flat(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message whose content is one text; clients may send it in parts."""
-    parts = message.get("content")
-    if not isinstance(parts, list):
-        return message
-    if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts):
-        raise ValueError("a message has parts that are no texts: give parts such as {'type': 'text', 'text': 'Hello'}")
-    return message | {"content": "".join(part["text"] for part in parts)}
-
-
-def _flag(given: Mapping[str, Any], name: str) -> bool:
-    with _refusing(name):
-        return flag(name, given.get(name, False))
-
-
 @contextmanager
 def _refusing(name: str) -> Iterator[None]:
     """Make a refusal of a ValueError about a field."""
     try:
         yield
     except ValueError as error:
-        message = str(error).replace(f"{OF_SAMPLING.get(name, name)}=", f"{name}=", 1)
-        raise RequestError(message, param=name) from error
+        raise RequestError(str(error).replace("stream=", f"{name}=", 1), param=name) from error

@@ -3,39 +3,28 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from experiments.serving.calls import Choice
-from specdec.types import Step
+from experiments.serving.answers import Choice
+from specdec.types import Step, Timestamps
 
 SECONDS = tuple(digit * 10.0**power for power in range(-3, 3) for digit in (1, 2, 5))
 TOKENS = tuple(2.0**power for power in range(15))
-_TIMES = {
-    "time_to_first_token_seconds": "From the arrival to the first token.",
-    "inter_token_latency_seconds": "Between two deliveries of tokens; a round delivers one or several.",
-    "request_time_per_output_token_seconds": "From the first token to the last, per token after the first.",
-    "e2e_request_latency_seconds": "From the arrival to the last token.",
-    "request_queue_time_seconds": "From the arrival to a slot of the engine.",
-    "request_prefill_time_seconds": "From the slot to the first token.",
-    "request_decode_time_seconds": "From the first token to the last.",
-}
-_COUNTS = {
-    "prefix_cache_queries": "Prompt tokens that could have been in the cache.",
-    "prefix_cache_hits": "Prompt tokens that were in the cache.",
-    "num_preemptions": "Requests that lost their slot.",
-    "prompt_tokens": "Prompt tokens of requests that have begun.",
-    "generation_tokens": "Output tokens.",
-    "spec_decode_num_drafts": "Rounds with a draft.",
-    "spec_decode_num_draft_tokens": "Depths of drafts, added up.",
-    "spec_decode_num_accepted_tokens": "Drafted tokens that were accepted.",
-    "engine_turns": "Turns of the engine.",
-    "engine_seconds": "Seconds in the engine's turns.",
-    "serving_seconds": "Seconds of the engine's thread between two turns.",
-    "event_loop_cpu_seconds": "CPU seconds of the thread that speaks HTTP.",
-}
+_TIMES = (
+    *("time_to_first_token_seconds", "inter_token_latency_seconds", "request_time_per_output_token_seconds"),
+    *("e2e_request_latency_seconds", "request_queue_time_seconds", "request_prefill_time_seconds"),
+    "request_decode_time_seconds",
+)
+_GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+_COUNTS = (
+    *("prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "prompt_tokens", "generation_tokens"),
+    *("spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"),
+    *("engine_turns", "engine_seconds", "serving_seconds", "event_loop_cpu_seconds"),
+)
 
 
 class Metrics(Collector):
@@ -52,43 +41,40 @@ class Metrics(Collector):
         self._counts: Counter[str] = Counter()
         self._accepted: Counter[int] = Counter()
         self._ended: Counter[str] = Counter()
-        self._times = {name: self._histogram(name, said, SECONDS) for name, said in _TIMES.items()}
-        self._tokens = self._histogram("iteration_tokens_total", "Output tokens of a turn.", TOKENS)
+        self._times = {name: self._histogram(name, SECONDS) for name in _TIMES}
+        self._tokens = self._histogram("iteration_tokens_total", TOKENS)
         self._registry.register(self)
 
-    def _histogram(self, name: str, said: str, buckets: Sequence[float]) -> Histogram:
-        made = Histogram(self._prefix + name, said, ["model_name"], registry=self._registry, buckets=buckets)
+    def _histogram(self, name: str, buckets: Sequence[float]) -> Histogram:
+        words = name.replace("_", " ")
+        made = Histogram(self._prefix + name, words, ["model_name"], registry=self._registry, buckets=buckets)
         return made.labels(**self._labels)
 
     def turn(self, steps: Sequence[tuple[Choice, Step]]) -> None:
-        """Note the rounds of a turn together."""
+        """Note the rounds of a turn, which their choices do not know of yet."""
         self._tokens.observe(sum(len(step.token_ids) for _, step in steps))
-
-    def step(self, choice: Choice, step: Step) -> None:
-        """Note a round of a choice, which does not know of it yet."""
         counts, times = self._counts, self._times
-        if not choice.rounds:
-            counts["prompt_tokens"] += len(choice.prompt)
-        if step.token_ids:
-            counts["generation_tokens"] += len(step.token_ids)
-            if choice.last:
-                times["inter_token_latency_seconds"].observe(step.visible - choice.last)
-            else:
-                times["time_to_first_token_seconds"].observe(step.visible - choice.call.arrived)
-        if step.proposed_depth and step.error is None:
-            counts["spec_decode_num_drafts"] += 1
-            counts["spec_decode_num_draft_tokens"] += step.proposed_depth
-            counts["spec_decode_num_accepted_tokens"] += step.accepted
-            self._accepted.update(range(step.accepted))
-        if step.finish_reason is not None:
-            self._ended[step.finish_reason] += 1
-            self._end(choice, step)
+        for choice, step in steps:
+            if not choice.rounds:
+                counts["prompt_tokens"] += len(choice.prompt)
+            if step.token_ids:
+                counts["generation_tokens"] += len(step.token_ids)
+                if choice.last:
+                    times["inter_token_latency_seconds"].observe(step.visible - choice.last)
+                else:
+                    times["time_to_first_token_seconds"].observe(step.visible - choice.call.arrived)
+            if step.proposed_depth and step.error is None:
+                counts["spec_decode_num_drafts"] += 1
+                counts["spec_decode_num_draft_tokens"] += step.proposed_depth
+                counts["spec_decode_num_accepted_tokens"] += step.accepted
+                self._accepted.update(range(step.accepted))
+            if step.finish_reason is not None:
+                self._ended[step.finish_reason] += 1
+                if step.timestamps is not None and step.finish_reason != "error":
+                    self._end(choice, step, step.timestamps)
 
-    def _end(self, choice: Choice, step: Step) -> None:
-        stamps, first, tokens = step.timestamps, choice.first or step.visible, choice.tokens + len(step.token_ids)
-        if stamps is None or step.finish_reason == "error":
-            return
-        times = self._times
+    def _end(self, choice: Choice, step: Step, stamps: Timestamps) -> None:
+        times, first, tokens = self._times, choice.first or step.visible, choice.tokens + len(step.token_ids)
         times["request_queue_time_seconds"].observe(stamps.admitted - stamps.arrived)
         times["request_prefill_time_seconds"].observe(first - stamps.admitted)
         times["request_decode_time_seconds"].observe(step.visible - first)
@@ -103,19 +89,16 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield what is no histogram; called by the registry."""
         state = {**self._counts, **self._state(), "event_loop_cpu_seconds": time.thread_time()}
-        for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
-            gauge = GaugeMetricFamily(self._prefix + name, name.replace("_", " "), labels=[*self._labels])
-            gauge.add_metric([*self._labels.values()], state[name])
-            yield gauge
-        for name, said in _COUNTS.items():
-            yield self._family(name, said, None, {"": state.get(name, 0)})
+        for name in _GAUGES:
+            yield self._family(GaugeMetricFamily, name, {"": state[name]})
+        for name in _COUNTS:
+            yield self._family(CounterMetricFamily, name, {"": state.get(name, 0)})
         positions = {str(position): count for position, count in sorted(self._accepted.items())}
-        said = "Drafts of which the token at this position was accepted."
-        yield self._family("spec_decode_num_accepted_tokens_per_pos", said, "position", positions)
-        yield self._family("request_success", "Requests that have ended.", "finished_reason", self._ended)
+        yield self._family(CounterMetricFamily, "spec_decode_num_accepted_tokens_per_pos", positions, "position")
+        yield self._family(CounterMetricFamily, "request_success", self._ended, "finished_reason")
 
-    def _family(self, name: str, said: str, label: str | None, values: Mapping[str, float]) -> CounterMetricFamily:
-        family = CounterMetricFamily(self._prefix + name, said, labels=[*self._labels, *([label] if label else [])])
+    def _family(self, kind: Any, name: str, values: Mapping[str, float], *label: str) -> Metric:
+        family = kind(self._prefix + name, name.replace("_", " "), labels=[*self._labels, *label])
         for key, value in values.items():
             family.add_metric([*self._labels.values(), *([key] if label else [])], value)
         return family

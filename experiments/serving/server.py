@@ -24,8 +24,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from experiments.serving.answers import Writer
-from experiments.serving.calls import Call, Choice
+from experiments.serving.answers import Call, Choice, Writer
 from experiments.serving.fields import Asked, RequestError, understand
 from experiments.serving.metrics import Metrics
 from experiments.serving.worker import Worker
@@ -39,62 +38,6 @@ RETRY_AFTER = 1
 """Seconds after which a client may try again when the queue is full."""
 
 
-class Front:
-    """All open calls, in the event loop's thread.
-
-    Args:
-        most: The number of choices that may be open; what comes on top is told to come again.
-
-    Attributes:
-        open: The number of places that calls have taken.
-        calls: Those that were handed to the engine.
-        draining: Whether new calls are refused, because the server is about to stop.
-        idle: Set while no place is taken.
-    """
-
-    def __init__(self, metrics: Metrics, *, most: int):
-        self.metrics, self.most = metrics, most
-        self.open = 0
-        self.calls: set[Call] = set()
-        self.draining = False
-        self.idle = asyncio.Event()
-        self.idle.set()
-
-    def enter(self, count: int, *, had: int = 0) -> int:
-        """Take so many places for a call, which may have some already; returns how many it has then.
-
-        Raises:
-            RequestError: There are too few, or the server is about to stop.
-        """
-        if self.draining and not had:
-            raise RequestError("the server is about to stop", status=503)
-        if self.open + count - had > self.most:
-            raise RequestError(f"{self.open} requests are waiting or running already: come again later", status=429)
-        self.open += count - had
-        self.idle.clear()
-        return count
-
-    def leave(self, count: int) -> None:
-        """Give so many places back."""
-        self.open -= count
-        if not self.open:
-            self.idle.set()
-
-    def take(self, steps: Sequence[tuple[Choice, Step]]) -> None:
-        """Give the rounds of a turn to their calls."""
-        self.metrics.turn(steps)
-        for choice, step in steps:
-            self.metrics.step(choice, step)
-            choice.take(step)
-            choice.call.take(choice, step)
-            choice.call.news.set()
-
-    def refuse_all(self, refusal: RequestError) -> None:
-        """End all calls with an error."""
-        for call in self.calls:
-            call.refuse(refusal)
-
-
 class Server:
     """An engine behind OpenAI's endpoints for completions and chats. One engine, one process; for research.
 
@@ -105,7 +48,13 @@ class Server:
         queue: Requests that may wait on top of those that the engine decodes together.
         drain: Seconds that running requests are given when the server is stopped.
         max_body: Bytes that the body of a request may have.
-        prefix: Stands before the names of all metrics.
+        prefix: Stands before the names of all metrics: ``specdec``, or ``vllm`` for what looks for that.
+
+    Attributes:
+        open: The number of places that calls have taken, like all others in the event loop's thread.
+        calls: Those that were handed to the engine.
+        draining: Whether new calls are refused, because the server is about to stop.
+        failure: Why the engine cannot go on.
 
     Raises:
         ValueError: The address cannot be listened at.
@@ -124,28 +73,38 @@ class Server:
         max_body: int = 4 << 20,
         prefix: str = "specdec",
     ):
-        self._engine, self._name, self._drain, self._prefix = engine, name, drain, prefix
-        self._defaults, self._queue, self.max_body = replace(defaults, n=1, stream=None), queue, max_body
-        self.tokenizer = copy.deepcopy(engine.target.tokenizer)  # the engine's thread decodes with the other one
+        self._engine, self._name, self._drain, self._max_body = engine, name, drain, max_body
+        self._defaults, self._most = replace(defaults, n=1, stream=None), queue + engine.max_batch_size
+        self._tokenizer = copy.deepcopy(engine.target.tokenizer)  # the engine's thread decodes with the other one
         max_depth = 0 if engine.drafter is None else engine.drafter.max_depth
-        self.writer = Writer(name, self.tokenizer, max_depth=max_depth)
+        self._writer = Writer(name, self._tokenizer, max_depth=max_depth)
         self._encoder = ThreadPoolExecutor(1, "tokenizer")
+        self.open, self.draining, self.failure = 0, False, None
+        self.calls: set[Call] = set()
+        self._idle = asyncio.Event()
+        self.worker = Worker(
+            engine,
+            kinds=[replace(self._defaults, temperature=each) for each in (0.0, self._defaults.temperature or 1.0)],
+            take=lambda steps: self._loop.call_soon_threadsafe(self._take, steps),
+            refuse=lambda call, refusal: self._loop.call_soon_threadsafe(call.refuse, refusal),
+            broken=lambda failure: self._loop.call_soon_threadsafe(self._broken, failure),
+        )
+        self._metrics = Metrics(prefix=prefix, model=name, state=self.worker.state)
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             self._socket = socket.create_server((host, port), family=family, backlog=BACKLOG)
         except OSError as error:
             raise ValueError(f"cannot listen at {host}, port {port} ({error.strerror}): give another port") from error
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self._socket.getsockname()[1]}"
-        self.failure: str | None = None
 
     def run(self) -> None:
         """Serve until a signal, or ``stop``. Raises RuntimeError: the engine cannot go on."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # every connection is a file
-        paths = {"/health": self._health, "/v1/models": self._models, "/metrics": self._metrics}
+        paths = {"/health": self._health, "/v1/models": self._models, "/metrics": self._metrics_page}
         routes = [Route(path, answer, methods=["GET"]) for path, answer in paths.items()]
         for path, chat in (("/v1/completions", False), ("/v1/chat/completions", True)):
-            routes.append(Route(path, Completions(self, chat=chat), methods=["POST"]))
+            routes.append(Route(path, _Completions(self, chat), methods=["POST"]))
         errors: dict[Any, Any] = {RequestError: _error, HTTPException: _error}
         app = Starlette(routes=routes, lifespan=self._life, exception_handlers=errors)
         config = uvicorn.Config(app, log_level="warning", access_log=False, backlog=BACKLOG, lifespan="on")
@@ -155,144 +114,157 @@ class Server:
         if self.failure is not None:
             raise RuntimeError(self.failure)
 
-    def stop(self) -> None:
-        """Refuse new calls, let those that run end, and then stop. May be called from any thread."""
-        self._loop.call_soon_threadsafe(self._begin_to_stop)
-
-    def _begin_to_stop(self) -> None:
-        self.front.draining = True
-        self._stopping = self._loop.create_task(self._stop_when_idle())
-
-    async def _stop_when_idle(self) -> None:
-        try:
-            await asyncio.wait_for(self.front.idle.wait(), self._drain)
-        except TimeoutError:
-            print(f"requests that did not end in drain={self._drain:g} seconds: {self.front.open}", file=sys.stderr)
-            self.front.refuse_all(RequestError("the server has stopped", status=503))
-        self._http.should_exit = True
-
-    def _broken(self, failure: str) -> None:
-        self.failure = failure
-        self.front.draining = True
-        self.front.refuse_all(RequestError(failure, status=500))
-        self._http.should_exit = True
-
     @asynccontextmanager
     async def _life(self, app: Starlette) -> AsyncIterator[None]:
         """The event loop's and the engine's parts, which know each other by functions that cross the threads."""
         self._loop = asyncio.get_running_loop()
-        call = self._loop.call_soon_threadsafe
-        self.worker = Worker(
-            self._engine,
-            kinds=[replace(self._defaults, temperature=each) for each in (0.0, self._defaults.temperature or 1.0)],
-            take=lambda steps: call(self.front.take, steps),
-            refuse=lambda asked, refusal: call(asked.refuse, refusal),
-            broken=lambda failure: call(self._broken, failure),
-        )
-        metrics = Metrics(prefix=self._prefix, model=self._name, state=self.worker.state)
-        self.front = Front(metrics, most=self._queue + self._engine.max_batch_size)
         self.worker.start()
         yield
         self.worker.stop()
         self._encoder.shutdown()
 
-    async def read(self, body: bytes, *, chat: bool) -> Asked:
-        """Return what a call wants. Long texts are made tokens of beside the event loop.
+    # ---------------------------------------------------------------- the end
 
-        Raises:
-            RequestError: It is not understood.
-        """
-        return await self._loop.run_in_executor(self._encoder, self._understand, body, chat)
+    def stop(self) -> None:
+        """Refuse new calls, let those that run end, and then stop. May be called from any thread."""
+        self._loop.call_soon_threadsafe(self._begin_to_stop)
 
-    def _understand(self, body: bytes, chat: bool) -> Asked:
+    def _begin_to_stop(self) -> None:
+        self.draining = True
+        self._stopping = self._loop.create_task(self._stop_when_idle())
+
+    async def _stop_when_idle(self) -> None:
         try:
-            parsed = json.loads(body)
-        except (ValueError, RecursionError) as error:
-            raise RequestError(f"the body is no JSON: {error}") from error
-        return understand(parsed, self.tokenizer, self._defaults, chat=chat, most=self.front.most)
+            if self.open:
+                self._idle.clear()
+                await asyncio.wait_for(self._idle.wait(), self._drain)
+        except TimeoutError:
+            print(f"requests that did not end in drain={self._drain:g} seconds: {self.open}", file=sys.stderr)
+            self._refuse_all(RequestError("the server has stopped", status=503))
+        self._http.should_exit = True
 
-    async def _health(self, request: Request) -> Response:
-        return JSONResponse(
-            {"status": "stopping" if self.front.draining else "ok"}, 503 if self.front.draining else 200
-        )
+    def _broken(self, failure: str) -> None:
+        self.failure, self.draining = failure, True
+        self._refuse_all(RequestError(failure, status=500))
+        self._http.should_exit = True
 
-    async def _models(self, request: Request) -> Response:
-        own = {"max_model_len": self._engine.max_length, "root": self._engine.target.name}
-        model = {"id": self._name, "object": "model", "created": 0, "owned_by": "specdec", **own}
-        return JSONResponse({"object": "list", "data": [model]})
+    def _refuse_all(self, refusal: RequestError) -> None:
+        for call in self.calls:
+            call.refuse(refusal)
 
-    async def _metrics(self, request: Request) -> Response:
-        return Response(self.front.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+    # ---------------------------------------------------------------- a call
 
-
-class Completions:
-    """The path of completions or of chats, as an ASGI application."""
-
-    def __init__(self, server: Server, *, chat: bool):
-        self._server, self._chat = server, chat
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        arrived, server = time.perf_counter(), self._server
-        request = Request(scope, receive)
-        places = 0
+    async def complete(self, request: Request, send: Send, *, chat: bool) -> None:
+        """Answer a completion or a chat."""
+        arrived, places = time.perf_counter(), 0
         try:
             try:
-                places = server.front.enter(1)
+                places = self._enter(1)
             finally:  # a client reads no answer before it has sent everything
-                body = await _body(request, server.max_body if places else 0)
-            asked = await server.read(body, chat=self._chat)
-            places = server.front.enter(len(asked.sampling), had=places)
+                body = await _body(request, self._max_body if places else 0)
+            asked = await self._loop.run_in_executor(self._encoder, self._understand, body, chat)
+            places = self._enter(len(asked.sampling), had=places)
             await self._answer(Call(asked, arrived), request, send)
         except ClientDisconnect:
             pass  # nobody is there to be answered
         finally:
-            server.front.leave(places)
+            self.open -= places
+            if not self.open:
+                self._idle.set()
+
+    def _enter(self, count: int, *, had: int = 0) -> int:
+        """Take so many places for a call, which may have some already; returns how many it has then."""
+        if self.draining and not had:
+            raise RequestError("the server is about to stop", status=503)
+        if self.open + count - had > self._most:
+            raise RequestError(f"{self.open} requests are waiting or running already: come again later", status=429)
+        self.open += count - had
+        return count
+
+    def _understand(self, body: bytes, chat: bool) -> Asked:
+        """Return what a call wants. Long texts are made tokens of beside the event loop."""
+        try:
+            parsed = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"the body is no JSON: {error}") from error
+        return understand(parsed, self._tokenizer, self._defaults, chat=chat, most=self._most)
 
     async def _answer(self, call: Call, request: Request, send: Send) -> None:
-        server, front = self._server, self._server.front
+        stream = call.asked.fields.stream
         watcher = asyncio.create_task(_watch(call, request.receive))
-        front.calls.add(call)
-        server.worker.submit(call)
+        self.calls.add(call)
+        self.worker.submit(call)
         try:
             await call.news.wait()
-            while not call.asked.stream and call.running and not call.gone:
+            while not stream and call.running and not call.gone:
                 call.news.clear()
                 await call.news.wait()
             if call.gone:
                 return
             if call.refusal is not None:
                 raise call.refusal
-            if call.asked.stream:
+            if stream:
                 await self._events(call, send)
             else:
-                await JSONResponse(server.writer.whole(call))(request.scope, request.receive, send)
+                await JSONResponse(self._writer.whole(call))(request.scope, request.receive, send)
         finally:
             watcher.cancel()
-            front.calls.discard(call)
+            self.calls.discard(call)
             if call.refusal is None or call.refusal.status != 400:  # else the engine has none of them
                 for choice in call.choices:
                     if choice.timestamps is None:
-                        server.worker.drop(choice)
-                        front.metrics.aborted()
+                        self.worker.drop(choice)
+                        self._metrics.aborted()
 
     async def _events(self, call: Call, send: Send) -> None:
         """Send rounds as they come; what has come while a client did not read is sent together."""
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        writer, more = self._server.writer, True
+        more = True
         while more and not call.gone:
             await call.news.wait()
             call.news.clear()
             pending, call.pending = call.pending, []
             more = call.running > 0 and call.refusal is None
-            events = [writer.event(*each) for each in pending if each[1].finish_reason != "error"]
+            events = [self._writer.event(choice, step) for choice, step in pending if step.finish_reason != "error"]
             if call.refusal is not None:
                 events.append(call.refusal.body)
-            elif not more and call.asked.usage:
-                events.append(writer.last_event(call))
-            body = b"".join(b"data: %b\n\n" % json.dumps(each, separators=(",", ":")).encode() for each in events)
+            elif not more and call.asked.fields.stream_options.include_usage:
+                events.append(self._writer.last_event(call))
+            body = b"".join(b"data: %b\n\n" % json.dumps(event, separators=(",", ":")).encode() for event in events)
             body += b"" if more else b"data: [DONE]\n\n"
             await send({"type": "http.response.body", "body": body, "more_body": more})
+
+    def _take(self, steps: Sequence[tuple[Choice, Step]]) -> None:
+        """Give the rounds of a turn to their calls."""
+        self._metrics.turn(steps)
+        for choice, step in steps:
+            choice.take(step)
+            choice.call.take(choice, step)
+            choice.call.news.set()
+
+    # ---------------------------------------------------------------- the other paths
+
+    async def _health(self, request: Request) -> Response:
+        return JSONResponse({"status": "stopping" if self.draining else "ok"}, 503 if self.draining else 200)
+
+    async def _models(self, request: Request) -> Response:
+        sizes = {"max_model_len": self._engine.max_length, "root": self._engine.target.name}
+        model = {"id": self._name, "object": "model", "created": 0, "owned_by": "specdec", **sizes}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def _metrics_page(self, request: Request) -> Response:
+        return Response(self._metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+class _Completions:
+    """The path of completions or of chats, as an ASGI application, which sends by itself."""
+
+    def __init__(self, server: Server, chat: bool):
+        self._server, self._chat = server, chat
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._server.complete(Request(scope, receive), send, chat=self._chat)
 
 
 class _Http(uvicorn.Server):
@@ -303,7 +275,7 @@ class _Http(uvicorn.Server):
         self._server = server
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._server.front.draining or sig not in (signal.SIGINT, signal.SIGTERM):
+        if self._server.draining or sig not in (signal.SIGINT, signal.SIGTERM):
             super().handle_exit(sig, frame)
         else:
             print("stopping when all requests have ended; a second signal stops at once", file=sys.stderr)
@@ -319,11 +291,7 @@ async def _watch(call: Call, receive: Receive) -> None:
 
 
 async def _body(request: Request, most: int) -> bytes:
-    """Return the body of a request; what is too long is read and thrown away.
-
-    Raises:
-        RequestError: It is longer than ``most`` bytes, which are more than 0.
-    """
+    """Return the body of a request; one of more than ``most`` bytes is read, and refused unless ``most`` is 0."""
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)

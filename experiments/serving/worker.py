@@ -6,9 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
-from experiments.serving.calls import Call, Choice
+from experiments.serving.answers import Call, Choice
 from experiments.serving.fields import RequestError
-from experiments.serving.prompts import told
 from specdec.engine.engine import Engine
 from specdec.engine.scheduler import View, Work
 from specdec.origin import described
@@ -108,21 +107,16 @@ class Worker(threading.Thread):
             if self._live.pop(message.id, None) is not None:
                 self._engine.abort(message.id)
             return True
-        submitted = []
+        ids: list[int] = []
         try:
             for choice in message.choices:
                 choice.id = self._engine.submit(choice.prompt, choice.sampling, arrived=message.arrived)
                 self._live[choice.id] = choice
-                submitted.append(choice)
-            if (wanted := message.asked.prompt_logprobs) is not None:
-                adapters, name = self._engine.target.adapters, message.asked.sampling[0].adapter
-                number = 0 if adapters is None else adapters.number(name)
-                message.told = [told(self._engine.runner, each, wanted, number) for each in message.asked.prompts]
-        except (ValueError, RuntimeError) as error:  # a RuntimeError: no memory for the logits of a long prompt
-            for other in submitted:
-                self._engine.abort(self._live.pop(other.id).id)
-            known = isinstance(error, ValueError)
-            self._refuse(message, RequestError(described(error), status=400 if known else 500))
+                ids.append(choice.id)
+        except ValueError as error:
+            for identity in ids:
+                self._engine.abort(self._live.pop(identity).id)
+            self._refuse(message, RequestError(described(error)))
         return True
 
     def state(self) -> dict[str, float]:

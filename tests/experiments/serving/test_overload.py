@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from experiments.serving.calls import MOST_PENDING, Call
+from experiments.serving.answers import MOST_PENDING, Call
 from experiments.serving.fields import understand
 from experiments.serving.server import Server
 from specdec import Engine, Step
@@ -55,14 +55,14 @@ def test_a_full_queue_says_when_to_come_again(pool: ThreadPoolExecutor) -> None:
     gate = Gate(made)
     with serving(made, queue=1) as server:
         held = [ask(pool, server), ask(pool, server)]
-        wait_for(lambda: server.front.open == 2)
+        wait_for(lambda: server.open == 2)
         refused = ask(pool, server).result()
         assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
         assert refused.json()["error"]["type"] == "rate_limit_error"
         assert ask(pool, server, n=3).result().status_code == 429  # before its body is understood
         gate.open.set()
         assert [each.result().status_code for each in held] == [200, 200]
-        wait_for(lambda: server.front.open == 0)
+        wait_for(lambda: server.open == 0)
         never = ask(pool, server, n=3).result()
         assert never.status_code == 400 and "at most 2" in never.json()["error"]["message"]
 
@@ -79,16 +79,16 @@ def test_what_a_client_has_left_is_dropped(stream: bool) -> None:
             connections.append(socket.create_connection((address[0], int(address[1]))))
             head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
             connections[-1].sendall(head.encode() + body)
-        wait_for(lambda: server.front.open == 6)
+        wait_for(lambda: server.open == 6)
         half = socket.create_connection((address[0], int(address[1])))
         half.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
-        wait_for(lambda: server.front.open == 7)
+        wait_for(lambda: server.open == 7)
         for each in (*connections, half):
             each.close()
-        wait_for(lambda: server.front.open == 0)
+        wait_for(lambda: server.open == 0)
         gate.open.set()
         wait_for(lambda: made.unfinished == 0)
-        assert server.worker.turns <= 2 and not server.front.calls
+        assert server.worker.turns <= 2 and not server.calls
         assert metric(server, "request_success_total") == 6  # all of them aborts
         assert httpx.post(f"{server.url}/v1/completions", json=LONG).status_code == 200
 
@@ -137,14 +137,14 @@ def test_a_failed_turn_ends_its_own_requests(
     monkeypatch.setattr(made.runner, "run", fails_once)
     with serving(made) as server:
         first, second = ask(pool, server), ask(pool, server, n=2)
-        wait_for(lambda: server.front.open == 3 and gate.reached.is_set())  # the warm-up is over, too
+        wait_for(lambda: server.open == 3 and gate.reached.is_set())  # the warm-up is over, too
         failing.append(True)
         gate.open.set()
         answers = [first.result(), second.result()]
         assert sorted(each.status_code for each in answers) == [200, 500]
         failed = next(each for each in answers if each.status_code == 500).json()["error"]
         assert failed["type"] == "server_error" and "a bad turn" in failed["message"]
-        wait_for(lambda: server.front.open == made.unfinished == 0)
+        wait_for(lambda: server.open == made.unfinished == 0)
         assert ask(pool, server).result().status_code == 200
     assert capsys.readouterr().err.count("a bad turn") == 1
 
@@ -182,9 +182,9 @@ def test_stopping_lets_running_requests_end(pool: ThreadPoolExecutor) -> None:
     gate = Gate(made)
     with serving(made) as server:
         held = [ask(pool, server), ask(pool, server, stream=True)]
-        wait_for(lambda: server.front.open == 2)
+        wait_for(lambda: server.open == 2)
         server.stop()
-        wait_for(lambda: server.front.draining)
+        wait_for(lambda: server.draining)
         refused = ask(pool, server).result()
         assert refused.status_code == 503 and "retry-after" in refused.headers
         assert httpx.get(f"{server.url}/health").status_code == 503
@@ -198,7 +198,7 @@ def test_stopping_does_not_wait_for_ever(pool: ThreadPoolExecutor, capsys: pytes
     gate = Gate(made)
     with serving(made, drain=0.05) as server:
         held = ask(pool, server)
-        wait_for(lambda: server.front.open == 1)
+        wait_for(lambda: server.open == 1)
         server.stop()
         assert held.result().status_code == 503
         gate.open.set()
