@@ -29,9 +29,10 @@ from specdec.cache.storage import Cache
 from specdec.execution.executor import Executor, autocast_of, inputs_of, output_of
 from specdec.execution.frozen import epoch
 from specdec.execution.native_program import Workspace, compile_runs
+from specdec.execution.norms import Forward, lent, norm_of
 from specdec.execution.packing import PackedLinears, packed_linears, plain_weights
-from specdec.execution.patterns import Kernels, Layers, Rewriting, fuse, rewrite
-from specdec.execution.program import Program, noted, write_program
+from specdec.execution.patterns import Joint, Kernels, Layers, join_products, rewrite, without_repetition
+from specdec.execution.program import Program, Step, noted, write_program
 from specdec.execution.recorder import Recorder, Recording, Recordings, Stage, recording_now
 from specdec.forward import ForwardBatch, ForwardOutput, Wants
 from specdec.memory import ran_out
@@ -240,24 +241,23 @@ class _ForwardRecorder(Recorder):
         with torch.inference_mode(), noted() as work:
             traced = stage(*traced_inputs)
         if work.refusal is None:
-            steps = fuse(work.steps, traced_inputs, traced, self._packed.joint, self._listed(traced_inputs, traced))
+            steps = self._fused(work.steps, traced_inputs, traced)
             program: Any = write_program(steps, traced_inputs, traced)
             program.aimed = any(step.function == self._current.write for step in steps)
             if all(torch.equal(a, b) for a, b in zip(program(*inputs), outputs, strict=True)):
                 return program, outputs
         return work.refusal or "it returns other numbers", stage(*inputs)  # the cache holds what others have left
 
-    def _listed(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Rewriting | None:
-        """Return what puts steps into lists; None if attention is not the C's."""
-        now = self._current
-        if not isinstance(now.view, NativeView):
-            return None
+    def _fused(self, steps: list[Step], inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Step]:
+        steps, now = fuse(steps, inputs, outputs, self._packed.joint), self._current
+        if any(step.writes for step in steps) or not isinstance(now.view, NativeView):
+            return steps  # a rewriting could move a read behind a write, or attention is not the C's
 
         def of_now() -> NativeView:
             assert isinstance(now.view, NativeView), "as its key says"
             return now.view
 
-        return lambda steps: compile_runs(steps, inputs, outputs, now.layers, self._workspace, of_now)
+        return compile_runs(steps, inputs, outputs, now.layers, self._workspace, of_now)
 
     def _others(self, given: Tensor, positions: Tensor, *features: Tensor) -> list[Tensor]:
         """Return inputs of the same shapes with other values."""
@@ -265,12 +265,23 @@ class _ForwardRecorder(Recorder):
         return [other, torch.where(positions > 0, positions - 1, positions + 1), *(each.flip(-1) for each in features)]
 
 
+def fuse(steps: list[Step], inputs: Sequence[Tensor], outputs: Sequence[Tensor], joint: Joint) -> list[Step]:
+    """Return steps of a CPU that make the very tensors of others, without repetition and with joint products."""
+    if any(step.writes for step in steps):
+        return join_products(steps, joint)
+    return join_products(without_repetition(steps, outputs, inputs), joint)
+
+
 class _Rewriter(Recorder):
     """Notes a model's forward by its shapes, and rewrites it."""
 
     def __init__(self, model: nn.Module, kernels: Kernels, layers: Layers):
         self._model, self._kernels, self._layers = model, kernels, layers
+        self._forwards: list[tuple[nn.Module, Forward]] | None = None
         self._told = False
+
+    def clear(self) -> None:
+        self._forwards = None
 
     def record(self, name: str, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording | str, Sequence[Tensor]]:
         expected = stage(*inputs)
@@ -292,15 +303,26 @@ class _Rewriter(Recorder):
 
     def program(self, stage: Stage, inputs: Sequence[Tensor]) -> Program:
         """Return a forward as a rewritten program."""
+        modules = list(self._model.modules())
+        if self._forwards is None:
+            self._forwards = list(self._single_steps(modules))
         # Where all tensors are without numbers already, in a dry run, they stay as they are.
         mode = None if isinstance(inputs[0], FakeTensor) else FakeTensorMode(allow_non_fake_inputs=True)
         given = list(inputs) if mode is None else [mode.from_tensor(each) for each in inputs]
-        modules = list(self._model.modules())
-        with _restored(modules), opaque_products(modules), mode or nullcontext(), noted(shapes=True) as work:
+        with _restored(modules), lent(self._forwards), mode or nullcontext(), noted(shapes=True) as work:
             outputs = stage(*given)
         if work.refusal is not None:
             raise ValueError(work.refusal)
         return write_program(rewrite(work.steps, outputs, self._kernels, self._layers), given, outputs)
+
+    def _single_steps(self, modules: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, Forward]]:
+        """Yield modules that are one step each, and how: norms, and products with quantized weights, if not torch's."""
+        for module in modules:
+            norm = norm_of(module, self._kernels.norm)
+            if norm is not None:
+                yield module, norm
+            elif hasattr(type(module), "rounds_to"):
+                yield module, partial(_product, module.forward, module.out_features)
 
 
 def distance(one: Tensor, other: Tensor) -> float:
@@ -324,19 +346,6 @@ def _restored(modules: Sequence[nn.Module]) -> Iterator[None]:
                 if name not in kept:
                     del table[name]
             table.update(kept)
-
-
-@contextmanager
-def opaque_products(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """During the ``with`` block, let layers with quantized weights be one operation each: it may be no torch's."""
-    own = [module for module in modules if hasattr(type(module), "rounds_to")]
-    for module in own:
-        vars(module)["forward"] = partial(_product, module.forward, module.out_features)
-    try:
-        yield
-    finally:
-        for module in own:
-            del vars(module)["forward"]
 
 
 def _product(forward: Callable[[Tensor], Tensor], width: Any, inputs: Tensor) -> Tensor:

@@ -18,14 +18,12 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from specdec.attention.native import NativeView
-from specdec.counting import count_operation, is_view
-from specdec.execution.native_modules import FUNCTIONS, Activation, Norm
-from specdec.execution.patterns import Layers, join_gates, join_turns, with_others
+from specdec.counting import count_operation
+from specdec.execution.norms import FUNCTIONS, activate, normalize
+from specdec.execution.patterns import Layers, join_gates, join_turns
 from specdec.execution.products import NO_MEMORY, PanelWeight
 from specdec.execution.program import Step, memory_of, needed
 from specdec.native import DTYPES, native_library
-
-_aten = torch.ops.aten
 
 _MULTIPLY, _NORMALIZE, _JOIN, _TURN, _ATTEND = range(5)
 _NAMES = ("panels", "norm", "joined", "turned", "attention")
@@ -35,18 +33,12 @@ _PLACE = 48  # the bit at which an address has the number of its place
 _ALIGNED = 64
 _ABSOLUTE, _INNER, _FIRST_GIVEN = range(3)  # places
 
-
 MOST_POSITIONS = 1 << 17
 """The longest table of angles of rotary embeddings; with more positions, they are computed in every forward."""
 
 
 class Looked(NamedTuple):
-    """Rows of a table, in the place of a tensor ``[batch, 1, node, dim]``.
-
-    Attributes:
-        table: ``[position, dim]``.
-        positions: ``[batch, node]``.
-    """
+    """Rows ``positions`` (``[batch, node]``) of a table (``[position, dim]``) in place of ``[batch, 1, node, dim]``."""
 
     table: Tensor
     positions: Tensor
@@ -71,13 +63,7 @@ class Workspace:
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """One operation of the C.
-
-    Attributes:
-        kind: Which.
-        words: Its numbers; a tensor stands for its address.
-        makes: What it writes.
-    """
+    """One operation of the C: its kind, its numbers (a tensor stands for its address), and the tensor it writes."""
 
     kind: int
     words: Sequence[Tensor | float | None]
@@ -85,7 +71,6 @@ class Operation:
 
     @property
     def reads(self) -> list[Tensor]:
-        """What it reads."""
         return [word for word in self.words if isinstance(word, Tensor) and word is not self.makes]
 
 
@@ -108,22 +93,22 @@ def compile_runs(
     steps = join_turns(_with_views(steps, outputs), outputs, layers)
     steps = with_tables(steps, inputs[1], outputs, layers, now().cache.max_length)
     steps = join_gates(steps, outputs, activation_of, gated)
-    units: list[NativeRun | Step] = []
+    units: list[Step | list[Operation]] = []
     views: dict[int, Step] = {}
     for step in steps:
-        if _is_view(step):
+        operation = None if step.views else _operation(step, layers, now())
+        if step.views:
             views.update((id(tensor), step) for tensor in step.makes)
-            continue
-        operation = _operation(step, layers, now())
-        if operation is None:
+        elif operation is None:
             units.append(step)
-        elif units and isinstance(units[-1], NativeRun):
-            units[-1].operations.append(operation)
+        elif units and isinstance(units[-1], list):
+            units[-1].append(operation)
         else:
-            units.append(NativeRun([operation]))
+            units.append([operation])
     moving = {memory_of(tensor) for step in steps for tensor in step.makes} | {memory_of(tensor) for tensor in inputs}
+    reads = [unit.reads if isinstance(unit, Step) else [t for each in unit for t in each.reads] for unit in units]
     read_by: dict[int, set[int]] = {}
-    for number, tensors in enumerate([*(unit.reads for unit in units), outputs]):
+    for number, tensors in enumerate([*reads, outputs]):
         for tensor in tensors:
             read_by.setdefault(memory_of(tensor), set()).add(number)
     written: list[Step] = []
@@ -145,31 +130,16 @@ def compile_runs(
         if isinstance(unit, Step):
             write(unit)
             continue
-        made = {memory_of(tensor): tensor for tensor in unit.makes}
+        made = {memory_of(each.makes): each.makes for each in unit if each.makes is not None}
         leaving = [tensor for memory, tensor in made.items() if read_by.get(memory, set()) - {number}]
-        given = {id(t): t for t in unit.reads if memory_of(t) not in made and memory_of(t) in moving}
+        given = {id(t): t for t in reads[number] if memory_of(t) not in made and memory_of(t) in moving}
         for tensor in given.values():
             show(tensor)
-        run = _packed(unit.operations, list(given.values()), leaving, workspace, now)
+        run = _packed(unit, list(given.values()), leaving, workspace, now)
         written.append(Step(run, tuple(given.values()), {}, leaving))
     for tensor in outputs:
         show(tensor)
     return written
-
-
-@dataclass
-class NativeRun:
-    """Operations that C runs in one call."""
-
-    operations: list[Operation]
-
-    @property
-    def reads(self) -> list[Tensor]:
-        return [tensor for operation in self.operations for tensor in operation.reads]
-
-    @property
-    def makes(self) -> list[Tensor]:
-        return [operation.makes for operation in self.operations if operation.makes is not None]
 
 
 def _packed(
@@ -256,33 +226,26 @@ def _with_views(steps: Sequence[Step], outputs: Sequence[Tensor]) -> list[Step]:
     same: dict[int, Tensor] = {}
     written = []
     for step in steps:
-        step = replace(step, arguments=with_others(step.arguments, same), named=with_others(step.named, same))
-        if _is_view(step) and returned.isdisjoint(id(tensor) for tensor in step.makes):
-            before, step = step, replace(step, outputs=step.function(*step.arguments, **step.named))
+        step = step.reading(same)
+        if step.may_view and returned.isdisjoint(id(tensor) for tensor in step.makes):
+            before, step = step, Step.ran(step.function, *step.arguments, **step.named)
             same.update((id(old), new) for old, new in zip(before.makes, step.makes, strict=True))
         written.append(step)
     return written
 
 
-def _is_view(step: Step) -> bool:
-    """Return whether a step only looks at its first argument's memory in another way."""
-    return isinstance(step.function, OpOverload) and (
-        is_view(step.function) or step.function is _aten._unsafe_view.default
-    )
-
-
 def _operation(step: Step, layers: Layers, view: NativeView) -> Operation | None:
     """Return a step as an operation of the C; None if the C does not know it."""
-    owner = getattr(step.function, "__self__", None)
-    if isinstance(owner, PanelWeight):
-        return _product(owner, step)
-    if isinstance(owner, Norm):
-        return _norm(owner, step)
-    if step.function is _aten.add.Tensor:
+    weight = getattr(step.function, "__self__", None)
+    if isinstance(weight, PanelWeight):
+        return _product(weight, step)
+    if step.function is normalize:
+        return _norm(step)
+    if step.function is torch.ops.aten.add.Tensor:
         return None if step.named else _joined(_ADDED, step.arguments[0], step.arguments[1], step.outputs)
     if step.function is gated:
         gate, up, activation = step.arguments
-        return _joined(FUNCTIONS[activation.function], gate, up, step.outputs)
+        return _joined(FUNCTIONS[activation], gate, up, step.outputs)
     if step.function == layers.turn:
         return _turn(step, view)
     if step.function == layers.write:
@@ -300,12 +263,11 @@ def _product(weight: PanelWeight, step: Step) -> Operation | None:
     return Operation(_MULTIPLY, (weight.panels, weight.scales, bias, inputs, step.outputs, *sizes), step.outputs)
 
 
-def _norm(norm: Norm, step: Step) -> Operation | None:
-    inputs, weight = step.arguments
+def _norm(step: Step) -> Operation | None:
+    inputs, weight, eps, rounds, offset = step.arguments
     width, steps = inputs.shape[-1], _rows_of(inputs)
     if steps is None:
         return None
-    eps, offset, rounds = norm.options
     numbers = inputs.numel() // width, width, *steps, float(eps), float(offset), int(rounds), DTYPES[inputs.dtype]
     return Operation(_NORMALIZE, (inputs, weight, step.outputs, *numbers), step.outputs)
 
@@ -403,15 +365,14 @@ def _strides(tensor: Tensor, *axes: int) -> Iterator[int]:
     return (0 if tensor.shape[axis] == 1 else tensor.stride(axis) for axis in axes)
 
 
-def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
     """Return a function of ``gate`` times ``up``."""
-    return activation.compute(gate) * up
+    return activate(gate, activation) * up
 
 
-def activation_of(step: Step) -> Activation | None:
+def activation_of(step: Step) -> str | None:
     """Return the activation that a step computes in C; None if it is something else."""
-    owner = getattr(step.function, "__self__", None)
-    return owner if isinstance(owner, Activation) else None
+    return step.arguments[1] if step.function is activate else None
 
 
 def with_tables(
@@ -449,40 +410,35 @@ def _looked(tensor: Tensor, makers: dict[int, Step], positions: Tensor, count: i
     steps = _steps_to(tensor, makers, positions)
     if steps is None:
         return None
-    rows = positions.shape[0]
+    rows, dim = positions.shape[0], tensor.shape[-1]
     every = torch.arange(-(-count // rows) * rows, device=positions.device, dtype=positions.dtype).view(rows, -1)
     same = {id(positions): every}
     try:
         for step in steps:
-            outputs = step.function(*with_others(step.arguments, same), **with_others(step.named, same))
-            same[id(step.outputs)] = outputs
+            again = step.reading(same)
+            same[id(step.outputs)] = again.function(*again.arguments, **again.named)
     except RuntimeError:  # an operation has the number of nodes in it
         return None
-    made, dim = same[id(tensor)], tensor.shape[-1]
-    if made.numel() != every.numel() * dim or made.shape[-1] != dim:
+    made = same[id(tensor)]
+    if made.numel() != every.numel() * dim or made.shape[-1] != dim or tensor.numel() != positions.numel() * dim:
         return None
     table = made.reshape(-1, dim)[:count].contiguous()
-    there = table[positions].view(tensor.shape) if tensor.numel() == positions.numel() * dim else None
-    return Looked(table, positions) if there is not None and torch.equal(there, tensor) else None
+    return Looked(table, positions) if torch.equal(table[positions].view(tensor.shape), tensor) else None
 
 
 def _steps_to(tensor: Tensor, makers: dict[int, Step], positions: Tensor) -> list[Step] | None:
     """Return the steps that make a tensor of positions, in order; None if it needs anything else that moves."""
-    found: dict[int, Step] = {}
+    steps: dict[int, Step] = {}
 
-    def visit(each: Tensor) -> bool:
-        if each is positions:
-            return True
-        step = makers.get(id(each))
-        if step is None:
-            return bool(found) or each is not tensor  # what was there before stays
-        if id(step) in found:
-            return True
+    def visit(part: Tensor) -> bool:
+        step = makers.get(id(part))
+        if part is positions or step is None or id(step) in steps:
+            return part is not tensor or step is not None  # what was there before stays
         if not isinstance(step.function, OpOverload) or not isinstance(step.outputs, Tensor):
             return False
         if not all(visit(read) for read in step.reads):
             return False
-        found[id(step)] = step
+        steps[id(step)] = step
         return True
 
-    return list(found.values()) if visit(tensor) and found else None
+    return list(steps.values()) if visit(tensor) and steps else None

@@ -5,8 +5,8 @@ be the faster one (``torch_rows``).
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.execution.frozen import epoch
-from specdec.execution.native_modules import modules_in_c
+from specdec.execution.norms import lent, modules_in_c
 from specdec.execution.products import PanelWeight, panels
 from specdec.host import scoped
 from specdec.machine import dtype_name
@@ -57,10 +57,7 @@ def pack(weight: Tensor) -> PanelWeight:
 
 @dataclass(frozen=True)
 class _Layer:
-    """One linear layer, its weight, the packed one, and the weight's state when it was packed (``_state``).
-
-    ``forward`` multiplies by the packed weight. As an attribute of the module it hides the method of its class.
-    """
+    """A linear layer, a function that multiplies by its packed weight, and the weight's state when it was packed."""
 
     module: nn.Linear
     forward: Callable[[Tensor], Tensor]
@@ -125,19 +122,9 @@ class PackedLinears:
             self._joint[key] = _joint[key] = joint
         return self._joint[key]
 
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
+    def in_use(self) -> AbstractContextManager[None]:
         """Use the copies in place of the layers' weights during the ``with`` block."""
-        # Leave a layer alone if its `forward` has been replaced since packing.
-        lent = [*((layer.module, layer.forward) for layer in self._layers), *self._others]
-        free = [(vars(module), forward) for module, forward in lent if "forward" not in vars(module)]
-        for names, forward in free:
-            names["forward"] = forward
-        try:
-            yield
-        finally:
-            for names, _ in free:
-                del names["forward"]
+        return lent([*((layer.module, layer.forward) for layer in self._layers), *self._others])
 
 
 # Only executors keep the copies alive: they must not outlive the engines.

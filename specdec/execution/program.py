@@ -8,7 +8,7 @@ against 0.46 ms; one thread of an AMD EPYC, bfloat16, torch 2.13).
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specdec.counting import ShowsValues, depends_on_values
+from specdec.counting import ShowsValues, depends_on_values, is_view
 from specdec.host import scoped
 from specdec.opaque import noting
 
@@ -35,6 +35,15 @@ class Step:
     arguments: tuple[Any, ...]
     named: dict[str, Any]
     outputs: Any
+
+    @classmethod
+    def ran(cls, function: Callable[..., Any], *arguments: Any, **named: Any) -> "Step":
+        """Return a step that was run on its arguments."""
+        return cls(function, arguments, named, function(*arguments, **named))
+
+    def reading(self, others: dict[int, Tensor]) -> "Step":
+        """Return the step with other tensors in the place of some arguments, by their ``id``."""
+        return replace(self, arguments=_with_others(self.arguments, others), named=_with_others(self.named, others))
 
     @cached_property
     def reads(self) -> list[Tensor]:
@@ -55,18 +64,34 @@ class Step:
         given = {argument.name: value for argument, value in zip(asked, self.arguments, strict=False)} | self.named
         return _tensors_in([given.get(argument.name) for argument in asked if argument.is_write], [])
 
+    @property
+    def may_view(self) -> bool:
+        """Whether it is a function that looks at its first argument's memory, if it can."""
+        viewing = self.function is torch.ops.aten._unsafe_view.default
+        return viewing or (isinstance(self.function, OpOverload) and is_view(self.function))
+
+    @property
+    def views(self) -> bool:
+        """Whether it has only looked at its first argument's memory: a reshape, for one, may have copied it."""
+        return self.may_view and all(memory_of(tensor) == memory_of(self.reads[0]) for tensor in self.makes)
+
 
 def _tensors_in(value: object, found: list[Tensor]) -> list[Tensor]:
     """Return the tensors in nested lists, tuples and mappings. Torch's own function takes a third of a capture."""
     if isinstance(value, Tensor):
         found.append(value)
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            _tensors_in(part, found)
-    elif isinstance(value, dict):
-        for part in value.values():
+    elif isinstance(value, (list, tuple, dict)):
+        for part in value.values() if isinstance(value, dict) else value:
             _tensors_in(part, found)
     return found
+
+
+def _with_others(value: Any, others: dict[int, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return others.get(id(value), value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_with_others(part, others) for part in value)
+    return {name: _with_others(part, others) for name, part in value.items()} if isinstance(value, dict) else value
 
 
 class Noted(TorchDispatchMode):
@@ -109,6 +134,7 @@ class Noted(TorchDispatchMode):
     def call(
         self, function: Callable[..., Any], arguments: tuple[Any, ...], like: Callable[[], Any] | None = None
     ) -> Any:
+        """Return what a function does, as one operation; see ``opaque``."""
         with self.apart():
             outputs = like() if self.shapes and like is not None else function(*arguments)
         self.add(function, arguments, outputs)
@@ -130,10 +156,9 @@ class Noted(TorchDispatchMode):
 @contextmanager
 def noted(*, shapes: bool = False) -> Iterator[Noted]:
     """Note the operations of the ``with`` block, which computes only ``shapes`` or also numbers."""
-    steps = Noted(shapes=shapes)
-    told = ShowsValues(lambda name: steps.refuse(f"{name} depends on values"))
-    with told, steps, scoped(noting, steps):
-        yield steps
+    work = Noted(shapes=shapes)
+    with ShowsValues(lambda name: work.refuse(f"{name} depends on values")), work, scoped(noting, work):
+        yield work
 
 
 def _without_dropout(func: OpOverload, args: Any, kwargs: Any) -> bool:
@@ -187,16 +212,12 @@ def write_program(steps: Sequence[Step], inputs: Sequence[Tensor], outputs: Sequ
     """
     names = {id(tensor): f"v{number}" for number, tensor in enumerate(inputs)}
     parameters = ", ".join(f"v{number}" for number in range(len(inputs)))
-    bound: dict[str, Any] = {}
-    constants: dict[int, str] = {}
+    constants: dict[int, tuple[str, Any]] = {}
     lines: list[str] = []
     last: dict[str, int] = {}  # the line that reads a name last
 
     def bind(value: object) -> str:
-        if id(value) not in constants:
-            constants[id(value)] = f"c{len(bound)}"
-            bound[constants[id(value)]] = value
-        return constants[id(value)]
+        return constants.setdefault(id(value), (f"c{len(constants)}", value))[0]
 
     def text(value: object) -> str:
         if isinstance(value, Tensor) and id(value) in names:
@@ -231,6 +252,7 @@ def write_program(steps: Sequence[Step], inputs: Sequence[Tensor], outputs: Sequ
     body = [f"{line}; del {', '.join(free[i])}" if i in free else line for i, line in enumerate(lines[:-1])]
     replay = "\n        ".join([*body, lines[-1]])
     # Constants are cells of an enclosing function: quicker to read than globals.
+    bound = dict(constants.values())
     source = f"def make({', '.join(bound)}):\n    def replay({parameters}):\n        {replay}\n    return replay\n"
     scope: dict[str, Any] = {}
     exec(compile(source, "<captured forward>", "exec"), scope)

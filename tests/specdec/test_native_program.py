@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import specdec.execution.forwards
 import specdec.execution.native_program as native_program
 from specdec import DraftTree, ForwardBatch, ModelRunner, Topology, TreeShape, Wants
-from specdec.execution.native_modules import FUNCTIONS, modules_in_c
 from specdec.execution.native_program import Looked, Operation, with_tables
+from specdec.execution.norms import FUNCTIONS, activate, modules_in_c
 from specdec.execution.patterns import Layers, join_gates
 from specdec.execution.program import Step, noted
 from specdec.native import native_library
@@ -149,11 +149,11 @@ def test_a_wrong_list_is_refused(mutant: Callable[..., Any], name: str, monkeypa
 
 
 def test_what_is_read_elsewhere_is_no_gate() -> None:
-    (activation,) = [each for _, each in modules_in_c(nn.Sequential(nn.SiLU()))]
     gate, up = torch.randn(2, 3, 8)
-    made = activation.compute(gate)
+    active = Step.ran(activate, gate, "silu")
+    made = active.outputs
     product = made * up
-    steps = [Step(activation.compute, (gate,), {}, made), Step(torch.ops.aten.mul.Tensor, (made, up), {}, product)]
+    steps = [active, Step(torch.ops.aten.mul.Tensor, (made, up), {}, product)]
     found = native_program.activation_of, native_program.gated
     assert len(join_gates(steps, [product], *found)) == 1
     assert len(join_gates(steps, [product, made], *found)) == 2

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from specdec.execution.native_modules import Norm, modules_in_c
+from specdec.execution.norms import Norm, modules_in_c
 from specdec.execution.packing import PackedLinears
 from specdec.native import native_library
 from tests.architectures import tiny
