@@ -281,17 +281,18 @@ def join_turns(
         if len(attends) != 1:
             continue
         query = attends[0].arguments[0]
-        turns = rotation_of(graph, query), rotation_of(graph, key)
-        if turns[0] is None or turns[1] is None or not _is_pair(turns[0], turns[1], value):
+        of_query, of_key = rotation_of(graph, query), rotation_of(graph, key)
+        if of_query is None or of_key is None or not _is_pair(of_query, of_key, value):
             continue
         if any(order[step] < order[write] for step in (graph.readers(query) | graph.readers(key)) - {write}):
             continue
-        heads = [_normalized(graph, each, norm) for each in turns]
-        if None in heads or heads[0].norm[1:] != heads[1].norm[1:]:  # type: ignore[union-attr]
-            heads = [_Heads(each.x) for each in turns]
-        arguments = layer, *(each.x for each in heads), value, *turns[0][2:], *(each.norm for each in heads)
+        heads = [_normalized(graph, each, norm) for each in (of_query, of_key)]
+        if len({each.norm and each.norm[1:] for each in heads}) > 1:
+            heads = [_Heads(of_query.x), _Heads(of_key.x)]
+        tables = of_query.cosines, of_query.sines
+        arguments = layer, *(each.x for each in heads), value, *tables, *(each.norm for each in heads)
         views = [step for each in heads for step in each.views]
-        gone = [write, *turns[0].steps, *turns[1].steps, *(step for each in heads for step in each.steps)]
+        gone = [write, *of_query.steps, *of_key.steps, *(step for each in heads for step in each.steps)]
         graph.replace(gone, [*views, Step(layers.turn, arguments, {}, [query, key])])
     return graph.steps
 
@@ -324,15 +325,17 @@ class _Heads(NamedTuple):
     views: Sequence[Step] = ()
 
 
-def _normalized(graph: Graph, rotation: Rotation, function: Callable[..., Tensor] | None) -> _Heads | None:
+def _normalized(graph: Graph, rotation: Rotation, function: Callable[..., Tensor] | None) -> _Heads:
     """Return the norm whose result is turned and nothing else; heads and nodes may change places in between."""
     moved = graph.match(rotation.x, _aten.transpose.int)
     norm = function and graph.match(rotation.x if moved is None else moved.arguments[0], function)
     steps = [step for step in (moved, norm) if step is not None]
     if norm is None or not graph.only_within([rotation.steps[0], *steps, *rotation.steps[1:]]):
-        return None
+        return _Heads(rotation.x)
     x, *options = norm.arguments
     if moved is None:
         return _Heads(x, tuple(options), steps)
+    if moved.arguments[1:] != (1, 2):
+        return _Heads(rotation.x)
     view = Step.ran(moved.function, x, 1, 2)
-    return _Heads(view.outputs, tuple(options), steps, [view]) if moved.arguments[1:] == (1, 2) else None
+    return _Heads(view.outputs, tuple(options), steps, [view])
