@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from specdec.drafting.builders.base import Grown, TreeBuilder
-from specdec.drafting.builders.beams import BeamSearchTree
-from specdec.drafting.builders.expansion import ExpansionTree
+from specdec.drafting.builders.expansion import BeamSearchTree, ExpansionTree
 from specdec.drafting.builders.sampled import SampledTree
 from specdec.drafting.builders.static import StaticTree
 from specdec.tree import TreeShape

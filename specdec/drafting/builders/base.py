@@ -1,4 +1,4 @@
-"""A tree builder, and the base of those that expand the best nodes of every level."""
+"""A tree builder: which nodes a draft tree gets, and how their tokens are drawn."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -7,11 +7,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from specdec.arguments import whole
 from specdec.drafting.calibration import Rated
 from specdec.drafting.drawing import Drawing
 from specdec.drafting.scorer import Scorer
-from specdec.shape import MOST_NODES
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
 
@@ -73,46 +71,3 @@ class TreeBuilder(ABC):
     @abstractmethod
     def grow(self, scorer: Scorer, drawing: Drawing, depth: int) -> Grown:
         """Return trees no deeper than ``depth``, at least 1, without a look at any value."""
-
-
-class BeamTree(TreeBuilder):
-    """Expands the best nodes of every level, and keeps the best of all nodes that these offer.
-
-    Attributes:
-        takes: The laws that sampled requests' nodes may have.
-
-    Args:
-        nodes: Drafted nodes of a tree.
-        depth: The deepest node.
-        width: How many nodes are expanded at every level, and how many children each of them offers.
-
-    Raises:
-        ValueError: A number is out of its range, or the levels do not offer ``nodes`` nodes.
-    """
-
-    reorders_nodes = True
-    takes: tuple[DraftSampling, ...] = (DraftSampling.DETERMINISTIC,)
-
-    def __init__(self, nodes: int, depth: int, width: int):
-        self.max_nodes = whole("nodes", nodes, least=1)
-        self.max_depth = whole("depth", depth, least=1)
-        self.width = whole("width", width, least=1)
-        offered = self.offered(self.max_depth)
-        if nodes > min(offered, MOST_NODES):
-            raise ValueError(
-                f"a tree of nodes={nodes}, and {self.max_depth} levels of width={self.width} offer {offered} (at most "
-                f"{MOST_NODES} are allowed): give fewer nodes, or a larger depth or width"
-            )
-        self.max_shown = self.width * (self.max_depth - 1)
-        self.is_chain = self.width == 1
-
-    def laws(self, sampling: DraftSampling) -> frozenset[DraftSampling]:
-        if sampling not in self.takes:
-            raise ValueError(
-                f"{type(self).__name__} cannot be drawn with sampling={sampling.name.lower()}: to choose "
-                f"among drawn nodes would bias the output; use sampling={self.takes[0].name.lower()}, or a static shape"
-            )
-        return frozenset([sampling])
-
-    def offered(self, depth: int) -> int:
-        return self.width + (depth - 1) * self.width**2

@@ -13,39 +13,18 @@ so whether there is a slot depends on slots of greater worth alone, never on its
 worth (``ExpansionTree``) would drop tokens because of what they are, and bias the output.
 """
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdec.arguments import number
-from specdec.drafting.builders.base import BeamTree, Grown
+from specdec.drafting.builders.base import Grown
+from specdec.drafting.builders.expansion import BeamTree, Front, Offers, Paths
 from specdec.drafting.drawing import Drawing
-from specdec.drafting.scorer import Scorer
 from specdec.random import draw_with_total
-from specdec.topology import Topology
-from specdec.tree import DraftTree
 from specdec.types import DraftSampling
 
 _TINY = 1e-30
-
-
-@dataclass(frozen=True, eq=False)
-class _Level:
-    """The candidates of one level: all children of its parents side by side, in the order in which they were drawn.
-
-    ``slot`` is what they are kept by, ``node`` their own worth, ``parent`` the numbers of their parents; ``q`` is None
-    if nothing is drawn, ``confidence`` if nobody asked for it.
-    """
-
-    q: Float[Tensor, "batch parent vocab"] | None
-    token: Int[Tensor, "batch candidate"]
-    slot: Float[Tensor, "batch candidate"]
-    node: Float[Tensor, "batch candidate"]
-    parent: Int[Tensor, "batch candidate"]
-    rank: Int[Tensor, "batch candidate"]
-    confidence: Float[Tensor, "batch candidate"] | None
 
 
 class SampledTree(BeamTree):
@@ -60,6 +39,7 @@ class SampledTree(BeamTree):
 
     ordered = True
     takes = DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.DETERMINISTIC
+    certain, impossible = 1.0, 0.0
 
     def __init__(self, nodes: int = 32, depth: int = 6, width: int = 8, *, power: float = 0.1):
         super().__init__(nodes, depth, width)
@@ -68,79 +48,47 @@ class SampledTree(BeamTree):
         if not 0 < self.power < float("inf"):
             raise ValueError(f"power={power}: give a number above 0, such as 0.1")
 
-    def grow(self, scorer: Scorer, drawing: Drawing, depth: int) -> Grown:
-        rows, logits_of = drawing.batch, scorer.levels(drawing.batch, depth)
-        zero = torch.zeros(len(rows), 1, dtype=torch.long, device=rows.device)
-        uniform = drawing.uniforms(self.offered(depth)) if drawing.fresh else None
-        worth = torch.ones(len(rows), 1, dtype=torch.float64, device=rows.device)  # of the nodes that are expanded
-        tokens, above, numbers = [rows.roots[:, None]], [zero - 1], [zero]  # of these, as the scorer was shown them
-        levels: list[_Level] = []
-        offered = 0  # candidates so far; candidate i is number i + 1, and the root is number 0
-        for depth_above in range(depth):
-            topology = Topology(torch.cat(above, dim=1), depth_above, self.width if depth_above else 0)
-            logits = logits_of(tokens[-1], topology, depth_above)
-            mine = None if uniform is None else uniform[:, offered:]
-            level = self._level(logits, drawing, tokens, topology, worth, numbers[-1], mine)
-            levels.append(level)
-            if depth_above + 1 < depth:
-                children = level.token.shape[1] // worth.shape[1]
-                worth, best = level.node.sort(dim=-1, descending=True, stable=True)
-                worth, best = worth[:, : self.width], best[:, : self.width]
-                first = topology.width - tokens[-1].shape[1]
-                tokens.append(level.token.gather(1, best))
-                above.append(first + best // children)
-                numbers.append(1 + offered + best)
-            offered += level.token.shape[1]
-        return self._best(levels, torch.cat(numbers, dim=1), drawing)
+    def by_path(self, drawing: Drawing) -> bool:
+        return drawing.by_path
 
-    def _level(
+    def expand(
         self,
-        logits: Float[Tensor, "batch some column"],
+        logits: Float[Tensor, "batch scored column"],
         drawing: Drawing,
-        shown: list[Tensor],
-        topology: Topology,
-        worth: Float[Tensor, "batch parent"],
-        numbers: Int[Tensor, "batch parent"],
+        front: Front,
+        paths: Paths,
         uniform: Float[Tensor, "batch draw"] | None,
-    ) -> _Level:
-        parents, ancestors = worth.shape[1], None
-        if drawing.by_path:
-            ancestors = topology.ancestors[:, -parents:].expand(len(worth), -1, -1)
-            logits = logits.expand(-1, parents, -1)
-        scores = drawing.scores(logits, torch.cat(shown, dim=1), ancestors)
+        at: tuple[int, int, int],
+        *,
+        last: bool,
+    ) -> tuple[Offers, Front | None]:
+        parents, (depth, first, offered) = front.tokens.shape[1], at
+        scores = drawing.scores(logits, *paths)
         children = min(self.width, scores.shape[-1])
-        q = None
-        found: list[Tensor] = []  # tokens, slots' worth, nodes' worth
+        q = confidence = None
+        drawn: list[Tensor] = []  # tokens, slots' worth, nodes' worth
         if not drawing.sampled or drawing.greedy is not None:
             chances = scores.softmax(-1).nan_to_num(nan=0.0)
-            own, token = (each.expand(-1, parents, -1) for each in chances.topk(children, dim=-1))
-            node = worth[:, :, None] * own.double()
-            found = [token, node, node]
+            chance, token = (each.expand(-1, parents, -1) for each in chances.topk(children, dim=-1))
+            node = front.worth[:, :, None] * chance.double()
+            drawn = [token, node, node]
         if drawing.sampled:
             assert uniform is not None
             q = drawing.distribution(scores).expand(-1, parents, -1)
-            token, own = _drawn(q, uniform[:, : parents * children].view(-1, parents, children))
-            drawn = [token, *self._worths(worth, own.nan_to_num(nan=0.0))]
+            token, chance = _drawn(q, uniform[:, : parents * children].view(-1, parents, children))
+            probable, drawn = drawn, [token, *self._worths(front.worth, chance.nan_to_num(nan=0.0))]
             if drawing.greedy is not None:
                 greedy = drawing.greedy[:, :, None]
-                drawn = [torch.where(greedy, best, each) for best, each in zip(found, drawn, strict=True)]
-            found = drawn
-        token, slot, node = found
-        # Where a row ends, other rows may go on: what is too deep for it must not take the place of what is not.
-        room = (drawing.batch.max_depth > topology.max_depth)[:, None]
-        confidence = None
+                drawn = [torch.where(greedy, best, other) for best, other in zip(probable, drawn, strict=True)]
+        token, slot, node = drawn
+        token, node = drawing.vocabulary.to_target(token).flatten(1), node.flatten(1)
         if drawing.rater is not None:
-            confidence = drawing.rater.confidence(shown[-1], scores, topology.max_depth).expand(-1, parents)
-            confidence = confidence.repeat_interleave(children, dim=1)
-        return _Level(
-            q,
-            drawing.vocabulary.to_target(token).flatten(1),
-            self.kept_by(slot, node).flatten(1).where(room, 0.0),
-            node.flatten(1),
-            numbers.repeat_interleave(children, dim=1),
-            torch.arange(children, device=worth.device).repeat(parents).expand(len(worth), -1),
-            confidence,
-        )
+            confidence = drawing.rater.confidence(front.tokens, scores, depth).expand(-1, parents)
+        offers = Offers(token, self.kept_by(slot, node.view_as(slot)).flatten(1), q, confidence)
+        if last:
+            return offers, None
+        worth, best = (each[:, : self.width] for each in node.sort(dim=-1, descending=True, stable=True))
+        return offers, Front(token.gather(1, best), worth, 1 + offered + best, first + best // children)
 
     def _worths(
         self, worth: Float[Tensor, "batch parent"], own: Float[Tensor, "batch parent child"]
@@ -158,37 +106,32 @@ class SampledTree(BeamTree):
         """Return by what nodes are kept, the most first: the worth of their slots. Any other would bias the output."""
         return slot
 
-    def _best(self, levels: list[_Level], shown: Int[Tensor, "batch shown"], drawing: Drawing) -> Grown:
-        def every(name: str) -> Tensor:
-            return torch.cat([getattr(level, name) for level in levels], dim=1)
+    def order(self, worth: Float[Tensor, "batch candidate"]) -> Int[Tensor, "batch drafted"]:
+        return worth.sort(dim=-1, descending=True, stable=True).indices[:, : self.max_nodes]
 
-        rows, slot = drawing.batch, every("slot")
-        count = min(self.max_nodes, slot.shape[1])
-        worth, order = slot.sort(dim=-1, descending=True, stable=True)
-        worth, kept = worth[:, :count], order[:, :count]
-        root = torch.zeros_like(kept[:, :1])
-        place = torch.cat([root, 1 + order], dim=1)
-        index = torch.arange(place.shape[1], device=place.device).expand_as(place)
-        position = torch.empty_like(place).scatter_(1, place, index)
-        above = position.gather(1, every("parent").gather(1, kept))
-        above = above.minimum(index[:, :count])  # slots that are worth nothing, which fill up, may have lost theirs
-        parents = torch.cat([root - 1, above], dim=1)
-        numbers = torch.full_like(place, -1).scatter_(1, shown, index[:, : shown.shape[1]])
-        nodes = numbers.gather(1, place[:, : count + 1])
-        tokens = torch.cat([rows.roots[:, None], every("token").gather(1, kept)], dim=1)
-        tree = DraftTree.build(
-            tokens,
-            parents,
-            valid=torch.cat([root == 0, worth > 0], dim=1),
-            sampling=drawing.law_of(tokens),
-            draft_probs=_laws(every("q"), nodes, drawing) if drawing.sampled else None,
-            max_depth=min(len(levels), count),
-            max_children=min(self.width, count, drawing.vocabulary.common),
-        )
+    def kept(self, levels: list[Offers], fronts: list[Front], drawing: Drawing) -> Grown:
+        tree, nodes, place, _ = self.best(levels, fronts, drawing)
         if drawing.rater is None:
             return Grown(tree, nodes)
-        sure, rank = (torch.nn.functional.pad(every(n).gather(1, kept), (1, 0)) for n in ("confidence", "rank"))
-        return Grown(tree, nodes, drawing.rater.nodes(sure, parents, tree.depth, rank))
+        children = levels[0].token.shape[1]
+        confidence = torch.cat([offers.confidence for offers in levels if offers.confidence is not None], dim=1)
+        rated = confidence.gather(1, place // children), place % children
+        sure, rank = (torch.nn.functional.pad(values, (1, 0)) for values in rated)
+        return Grown(tree, nodes, drawing.rater.nodes(sure, tree.parents, tree.depth, rank))
+
+    def draft_probs(self, levels: list[Offers], nodes: Int[Tensor, "batch node"], drawing: Drawing) -> Tensor | None:
+        """Return q for the children of every node; zero for nodes that were not expanded."""
+        if not drawing.sampled:
+            return None
+        q = torch.cat([offers.q for offers in levels if offers.q is not None], dim=1)
+        chosen = q.gather(1, nodes.clamp(min=0)[:, :, None].expand(-1, -1, q.shape[2]))
+        chosen.masked_fill_((nodes < 0)[:, :, None], 0.0)
+        vocabulary = drawing.vocabulary
+        if vocabulary.ids is None and vocabulary.common == vocabulary.target:
+            return chosen
+        room = drawing.room(nodes.shape[1])
+        vocabulary.put(room, slice(0, nodes.shape[1]), chosen)
+        return room
 
 
 def _drawn(
@@ -204,17 +147,3 @@ def _drawn(
         chances.append(chance.where(total[..., None] > 0, 0.0))
         left.scatter_(2, token, 0.0)
     return torch.cat(tokens, dim=2), torch.cat(chances, dim=2)
-
-
-def _laws(
-    q: Float[Tensor, "batch shown column"], nodes: Int[Tensor, "batch node"], drawing: Drawing
-) -> Float[Tensor, "batch node vocab"]:
-    """Return q for the children of every node; zero for nodes that were not expanded."""
-    chosen = q.gather(1, nodes.clamp(min=0)[:, :, None].expand(-1, -1, q.shape[2]))
-    chosen.masked_fill_((nodes < 0)[:, :, None], 0.0)
-    vocabulary = drawing.vocabulary
-    if vocabulary.ids is None and vocabulary.common == vocabulary.target:
-        return chosen
-    room = drawing.room(nodes.shape[1])
-    vocabulary.put(room, slice(0, nodes.shape[1]), chosen)
-    return room
