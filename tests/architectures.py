@@ -1,6 +1,6 @@
 """A tiny random model of any type that transformers knows, the comparison that it must pass, and the table of results.
 
-    python -m tests.architectures      try every type; write this version's column, and docs/models.md
+    python -m tests.architectures      try every type; write this version's column
 
 Most configurations become small by the same few fields, whatever their type (``SMALL``); ``OVERRIDES`` has what a type
 needs besides, and the settings that make it use what is special about it (windows, chunks, indexers) in a short row.
@@ -8,8 +8,6 @@ needs besides, and the settings that make it use what is special about it (windo
 
 import csv
 import inspect
-import re
-import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -296,7 +294,6 @@ def own_error(model: PreTrainedModel) -> float:
 
 TABLE = Path(__file__).with_suffix(".csv")
 """Every type that was tried: a cell per version of transformers, and the reason where it is refused."""
-PAGE = Path(__file__).parent.parent / "docs" / "models.md"
 VERSION = ".".join(transformers.__version__.split(".")[:2])
 
 
@@ -345,7 +342,7 @@ def read_table() -> tuple[list[str], dict[str, dict[str, str]]]:
 
 
 def write_column() -> None:
-    """Try every type and put the results into this version's column, and into the page."""
+    """Try every type and put the results into this version's column."""
     versions, rows = read_table()
     versions = sorted({*versions, VERSION}, key=lambda version: [int(part) for part in version.split(".")])
     for model_type in MODEL_TYPES:
@@ -363,24 +360,6 @@ def write_column() -> None:
         writer = csv.DictWriter(file, ["model type", *versions, "why not"], restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows({"model type": model_type} | row for model_type, row in sorted(rows.items()))
-    write_page()
-
-
-def summary() -> str:
-    """The types of the newest version by what became of them, as docs/models.md has them."""
-    versions, rows = read_table()
-    kinds: dict[str, list[str]] = {}
-    for model_type, row in rows.items():
-        kinds.setdefault(row[versions[-1]], []).append(f"`{model_type}`")
-    titles = {"yes": "Equal", "eager": "Equal, by the model's own attention", "no": "Refused", "?": "Not tried"}
-    return "\n\n".join(
-        textwrap.fill(f"**{title}:** {', '.join(kinds[cell])}.", 120, break_long_words=False, break_on_hyphens=False)
-        for cell, title in titles.items()
-    )
-
-
-def write_page() -> None:
-    PAGE.write_text(re.sub(r"\*\*Equal:\*\*.*", lambda _: summary() + "\n", PAGE.read_text(), flags=re.DOTALL))
 
 
 if __name__ == "__main__":

@@ -296,7 +296,6 @@ def test_the_table_has_every_type_of_this_version() -> None:
         pytest.skip(f"the table has no column for transformers {VERSION}")
     known = {name for name, row in _ROWS.items() if row.get(VERSION)}
     assert known == set(MODEL_TYPES), "write the column anew: python -m tests.architectures"
-    assert architectures.summary() in architectures.PAGE.read_text()
 
 
 @pytest.mark.full
